@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz fuzz-guided lint format clients-test vllm-test distributed-test browser-test gensim-test bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test fuzz fuzz-guided lint format clients-test torch-test vllm-test distributed-test browser-test gensim-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -33,6 +33,7 @@ help:
 	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
+	@echo "make torch-test     checkpoints that PyTorch writes, beside its own loader: an environment of its own"
 	@echo "make gensim-test    gensim's files and answers beside ours: an environment of its own"
 	@echo "make browser-test   the pages of weightmap report in a headless Chromium, which the system has"
 	@echo "make vllm-test  vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU"
@@ -126,7 +127,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-vllm .venv-gensim .venv-distributed build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-vllm .venv-gensim .venv-distributed build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -205,6 +206,18 @@ $(VLLM)/.installed: requirements/vllm.txt
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@$(VLLM)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps -r $<
 	@touch $@
+
+# PyTorch as the oracle of checkpoints. Another folder: make torch-test TORCH=/tmp/torch
+TORCH := .venv-torch
+$(TORCH)/.installed: requirements/torch.txt
+	@echo "Installing PyTorch in $(TORCH)"
+	@test -x $(TORCH)/bin/python || $(PYTHON) -m venv $(TORCH)
+	@$(TORCH)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
+torch-test: $(MODULE) $(TORCH)/.installed
+	@WEIGHTMAP_TORCH=1 PYTHONPATH=$(CURDIR)/src $(TORCH)/bin/python -m pytest -p no:cacheprovider \
+	    tests/integration/test_checkpoints.py
 
 vllm-test: $(MODULE) $(VENV)/.extra-test $(VLLM)/.installed
 	@WEIGHTMAP_VLLM=$(abspath $(VLLM))/bin/python $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py

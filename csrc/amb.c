@@ -21,13 +21,6 @@
  * Data of the two schemes by blocks may lack it. Then the section says the sizes of blocks and scales, and the data must take
  * exactly the bytes that follow from them. Data that could be either has a header.
  */
-#if !defined(_WIN32)
-#define _GNU_SOURCE
-#define _DARWIN_C_SOURCE
-#define _FILE_OFFSET_BITS 64
-#include <unistd.h>
-#endif
-#include <errno.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -60,30 +53,13 @@ static int fail(const walker *w, int32_t code, int32_t part, uint64_t at, uint64
     return 0;
 }
 
-static int64_t read_at(const wm_amb_section *s, uint8_t *buffer, uint64_t count, uint64_t at) {
-    if (s->read) {
-        const int64_t got = s->read(s->context, buffer, count, at);
-        if (got < 0) errno = EIO;
-        return got;
-    }
-#if defined(_WIN32)
-    return 0;
-#else
-    return pread(s->fd, buffer, count, (off_t)at);
-#endif
-}
-
 /* Fills the window from `at` on with at least `least` and at most `most` bytes. */
 static int refill(walker *w, uint64_t at, uint64_t least, uint64_t most) {
+    uint64_t error;
     w->start = at;
-    w->filled = 0;
-    while (w->filled < least) {
-        int64_t got = read_at(w->section, w->buffer + w->filled, most - w->filled, at + w->filled);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return fail(w, WM_FAULT_AMB_READ, 0, at + w->filled, got < 0 ? (uint64_t)errno : 0, at + least);
-        w->filled += (uint64_t)got;
-    }
-    return 1;
+    w->filled =
+        wm_read_at(&(wm_readable){w->section->fd, w->section->read, w->section->context}, w->buffer, least, most, at, &error);
+    return w->filled < least ? fail(w, WM_FAULT_AMB_READ, 0, at + w->filled, error, at + least) : 1;
 }
 
 /* The `count` bytes of the file from `at` on, valid until the next call; NULL when they cannot be read. The caller knows that

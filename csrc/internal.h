@@ -92,6 +92,15 @@ static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t 
     return -1;
 }
 
+/* Reads at least `least` and at most `most` bytes of a file from `at` on, where it has so many (read_at.c): by `read` if it is not
+ * NULL, else by pread. Returns how many they are; when these are fewer, *error is an errno, or 0 where the file ends. */
+typedef struct {
+    int fd;
+    wm_read read;
+    void *context;
+} wm_readable;
+uint64_t wm_read_at(const wm_readable *file, uint8_t *out, uint64_t least, uint64_t most, uint64_t at, uint64_t *error);
+
 /* ------------------------------------------------------------------------------------------ CPU features
  * One bit each, set only when the operating system saves the registers too.
  */

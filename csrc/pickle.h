@@ -18,7 +18,7 @@ enum {
     DICT,    /* the same; keys and values take turns */
     NAME,    /* at: its number in the list of names */
     DTYPE,   /* of torch; at: its code, n: its number in the list of names */
-    DEVICE,  /* a device of torch: n bytes at `at` */
+    DEVICE,  /* a device of torch: n % 256 bytes at `at`, and its number, if any, is n / 256 - 1 */
     STORAGE, /* a record at `at` */
     TENSOR,  /* the same */
     KIND,    /* a dtype of numpy: n bytes at `at` */

@@ -235,9 +235,12 @@ static int call(machine *m, uint64_t name, value args) {
     case SIZE:
         if (args.n != 1 || (first.kind != TUPLE && first.kind != LIST)) return bad_call(m);
         return push(m, first.kind, first.n, first.at);
-    case A_DEVICE:
-        if (!args.n || args.n > 2 || first.kind != TEXT) return bad_call(m);
-        return push(m, DEVICE, first.n, first.at);
+    case A_DEVICE: { /* a name, and perhaps a number */
+        const value number = args.n == 2 ? get(m, args.at + VALUE_WORDS) : (value){INTEGER, 0, 0};
+        if (!args.n || args.n > 2 || first.kind != TEXT || first.n > 255 || number.kind != INTEGER || number.at > 255)
+            return bad_call(m);
+        return push(m, DEVICE, first.n | (args.n == 2 ? (uint32_t)number.at + 1 : 0) << 8, first.at);
+    }
     case ENCODE:
         if (args.n != 2 || first.kind != TEXT) return bad_call(m);
         if (short_text(m, get(m, args.at + VALUE_WORDS), word)) return -1;

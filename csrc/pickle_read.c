@@ -1,11 +1,4 @@
 /* The bytes of a pickle program, read from a file as they are needed, or lying in memory. See pickle.c. */
-#if !defined(_WIN32)
-#define _GNU_SOURCE
-#define _DARWIN_C_SOURCE
-#define _FILE_OFFSET_BITS 64
-#include <errno.h>
-#include <unistd.h>
-#endif
 #include <stdlib.h>
 
 #include "pickle.h"
@@ -30,18 +23,12 @@ int wm_pickle_turn(reader *r, uint64_t at) {
     r->slot = slot, r->first = first, r->filled = n;
     if (*held == number + 1) return 0;
     *held = r->filled = 0;
-#if !defined(_WIN32)
-    const uint64_t begin = r->source->begin + first;
-    for (uint64_t done = 0; done < n;) {
-        const ssize_t got = pread(r->source->fd, slot + done, n - done, (off_t)(begin + done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) {
-            r->broken = 1;
-            return wm_fail(r->fault, WM_FAULT_PICKLE_READ, 0, first + done, got < 0 ? (uint64_t)errno : 0, first + n);
-        }
-        done += (uint64_t)got;
+    uint64_t error;
+    const uint64_t filled = wm_read_at(&(wm_readable){r->source->fd, NULL, NULL}, slot, n, n, r->source->begin + first, &error);
+    if (filled < n) {
+        r->broken = 1;
+        return wm_fail(r->fault, WM_FAULT_PICKLE_READ, 0, first + filled, error, first + n);
     }
-#endif
     *held = number + 1, r->filled = n;
     return 0;
 }

@@ -335,6 +335,25 @@ int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t le
  * entry i). A data descriptor of 12, 16, 20 or 24 bytes belongs to the entry before it. Returns 0, or -1 with *fault filled. */
 int wm_zip_order(const wm_zip_entries *entries, const uint64_t *order, uint64_t end, wm_fault *fault);
 
+/* Reads the headers of the members of an .npz archive that are stored, and of the form that numpy writes: see npy.c. Member i is
+ * called names[bounds[i], bounds[i+1]), without ".npy"; kind[i] is the number of its type in `kinds`, the text of a type such as <f4,
+ * the first byte lowest; fortran[i] says whether its first dimension is the fastest; its dimensions are dims[dim_bounds[i],
+ * dim_bounds[i+1]), and its data lies from begin[i] to end[i]. Of a member that was not read, kind[i] is WM_NPY_ODD, it has no
+ * dimensions, and begin[i] and end[i] are where it begins. How much the columns hold: the bytes of the entries' names, count + 1
+ * bounds and dim_bounds, dims_cap dims, count of the others. Returns 0, or -1 with *fault filled. */
+enum { WM_NPY_KINDS = 64, WM_NPY_ODD = 255, WM_NPY_NDIM = 32 };
+typedef struct {
+    uint64_t dims_cap;
+    uint8_t *names;
+    uint32_t *bounds;
+    uint8_t *kind, *fortran;
+    uint64_t *dims;
+    uint32_t *dim_bounds;
+    uint64_t *begin, *end;
+    uint64_t n_dims, names_len, n_kinds, kinds[64];
+} wm_npy;
+int wm_npy_scan(const wm_zip_source *source, const wm_zip_entries *entries, wm_npy *out, wm_fault *fault);
+
 /* ------------------------------------------------------------------------------------- pickles of PyTorch
  * The pickle program of a checkpoint: `len` bytes of the descriptor fd from `begin` on, read by pread as they are needed; or, with
  * fd -1, data[0, len).
@@ -384,7 +403,7 @@ enum {
     WM_PICKLE_BYTES = 7,
     WM_PICKLE_LATIN = 8, /* bytes as a text of the characters 0 to 255 */
     WM_PICKLE_DTYPE = 13,
-    WM_PICKLE_DEVICE = 14,
+    WM_PICKLE_DEVICE = 14, /* length: of its name, and 256 times one more than its number, 0 for none */
     WM_PICKLE_KIND = 17,   /* a dtype of numpy, as a text */
     WM_PICKLE_SCALAR = 18, /* of numpy: length and at have two halves each, of its dtype (the upper) and of its bytes */
     WM_PICKLE_SCALAR_LATIN = 19

@@ -12,13 +12,6 @@
  * The central directory is in private memory. The headers are read one at a time, by pread or a function in its place, or from
  * the memory of a buffer.
  */
-#if !defined(_WIN32)
-#define _GNU_SOURCE
-#define _DARWIN_C_SOURCE
-#define _FILE_OFFSET_BITS 64
-#include <unistd.h>
-#endif
-#include <errno.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -41,28 +34,13 @@ static int fail(const scan *s, int code, uint64_t at, uint64_t actual, uint64_t 
     return wm_fail(s->fault, code, s->row, at, actual, expected);
 }
 
-static int64_t read_at(const wm_zip_source *s, uint8_t *buffer, uint64_t count, uint64_t at) {
-    if (s->read) {
-        const int64_t got = s->read(s->context, buffer, count, at);
-        if (got < 0) errno = EIO;
-        return got;
-    }
-#if defined(_WIN32)
-    return 0;
-#else
-    return pread(s->fd, buffer, count, (off_t)at);
-#endif
-}
-
 /* The bytes [at, at + n) of the file, which the caller knows to be there; NULL, with the fault filled, when they cannot be read. */
 static const uint8_t *look(const scan *s, uint64_t at, uint64_t n) {
     if (!s->buffer) return s->source->data + at;
-    for (uint64_t filled = 0; filled < n;) {
-        const int64_t got = read_at(s->source, s->buffer + filled, n - filled, at + filled);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return fail(s, WM_FAULT_ZIP_READ, at + filled, got < 0 ? (uint64_t)errno : 0, at + n), NULL;
-        filled += (uint64_t)got;
-    }
+    uint64_t error;
+    const uint64_t filled =
+        wm_read_at(&(wm_readable){s->source->fd, s->source->read, s->source->context}, s->buffer, n, n, at, &error);
+    if (filled < n) return fail(s, WM_FAULT_ZIP_READ, at + filled, error, at + n), NULL;
     return s->buffer;
 }
 

@@ -774,6 +774,31 @@ def _wm_zip_scan(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_npy_scan(p: Place, size: int) -> Any:
+    count, found = size % 5, []
+    texts = [b"{'descr': '<f2', 'fortran_order': True, 'shape': (%d,), }" % size, b"{'shape': (1,)}", noise(size % 200)]
+    for text in texts:
+        raw = text.ljust(118, b" ")[:-1] + b"\n"
+        member = b"\x93NUMPY\1\0" + struct.pack("<H", len(raw)) + raw + bytes(2 * size)
+        data = p.give(member * count)
+        entries, out, fault = p.struct("wm_zip_entries"), p.struct("wm_npy"), p.struct("wm_fault")
+        places = np.arange(count, dtype=np.uint64) * np.uint64(len(member))
+        sizes = np.full(count, len(member), np.uint64)
+        entries.count, entries.names = count, p.give(b"x.npy" * count)
+        entries.bounds, entries.method = (
+            p.array(np.arange(0, 5 * count + 1, 5, np.uint32)),
+            p.give(bytes(2 * count), "uint16_t *", 2),
+        )
+        entries.data, entries.size, entries.stored = p.array(places), p.array(sizes), p.array(sizes)
+        out.dims_cap, out.names, out.dims = count, p.room(5 * count), p.room(count, "uint64_t")
+        out.kind, out.fortran = p.room(count), p.room(count)
+        out.bounds, out.dim_bounds = p.room(count + 1, "uint32_t"), p.room(count + 1, "uint32_t")
+        out.begin, out.end = p.room(count, "uint64_t"), p.room(count, "uint64_t")
+        source = ffi.new("wm_zip_source *", (-1, data, 0))
+        found.append((lib.wm_npy_scan(source, entries, out, fault), out.n_dims, out.n_kinds, fields(fault)))
+    return found
+
+
 def _wm_zip_order(p: Place, size: int) -> Any:
     entries, fault, order = p.struct("wm_zip_entries"), p.struct("wm_fault"), np.arange(size, dtype=np.uint64)[::-1]
     entries.count, entries.later = size, p.array(np.ones(size, np.uint8))

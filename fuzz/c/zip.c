@@ -26,6 +26,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
         if (!wm_zip_order(&out, NULL, end, &fault))
             for (uint64_t i = 1; i < count; i++) CHECK(out.data[i - 1] + out.stored[i - 1] <= out.offset[i]);
+        wm_npy npy = {.dims_cap = count * WM_NPY_NDIM};
+        npy.names = new_array(out.bounds[count], 1);
+        npy.bounds = new_array(count + 1, sizeof *npy.bounds), npy.dim_bounds = new_array(count + 1, sizeof *npy.dim_bounds);
+        npy.kind = new_array(count, 1), npy.fortran = new_array(count, 1);
+        npy.dims = new_array(npy.dims_cap, sizeof *npy.dims);
+        npy.begin = new_array(count, sizeof *npy.begin), npy.end = new_array(count, sizeof *npy.end);
+        CHECK(!wm_npy_scan(&source, &out, &npy, &fault));
+        for (uint64_t i = 0; i < count; i++) {
+            CHECK(npy.bounds[i] <= npy.bounds[i + 1] && npy.dim_bounds[i] <= npy.dim_bounds[i + 1]);
+            CHECK(npy.begin[i] <= npy.end[i] && npy.end[i] <= end);
+            CHECK(npy.kind[i] == WM_NPY_ODD || npy.kind[i] < npy.n_kinds);
+        }
+        free(npy.names), free(npy.bounds), free(npy.dim_bounds), free(npy.kind), free(npy.fortran);
+        free(npy.dims), free(npy.begin), free(npy.end);
     }
     free(out.names), free(out.bounds), free(out.method), free(out.crc), free(out.later);
     free(out.stored), free(out.size), free(out.offset), free(out.data);

@@ -86,6 +86,7 @@ BUILDER = Builder(
     examples=examples,
     damage=("tests.attacks.npz",),
     growing={"npz": many},
+    scans=("npy.c",),
     anatomy=anatomy,
     errors=(8, 9),
     sealed=zip_files.sealed,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FOLDER = ROOT / "build/checks/mutation"
 # The tables and scanners that formats share, and those of each format.
 C_FILES = (
-    *("table.c", "names.c", "index.c", "json.c", "json.h", "strings.c", "utf8.c", "utf8.h"),
+    *("table.c", "names.c", "index.c", "json.c", "json.h", "strings.c", "utf8.c", "utf8.h", "read_at.c"),
     *(name for builder in builders.known().values() for name in builder.scans),
 )
 MODULES = (

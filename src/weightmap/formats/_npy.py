@@ -18,20 +18,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from weightmap import kernels
 from weightmap.dtypes import DECLARED, DType, dtype_of
 from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError
-from weightmap.index.columns import ColumnTable
 from weightmap.index.rules import INT64_MAX, Rules
 from weightmap.io.placement import Deflated, Strided
 from weightmap.lazy import Named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from weightmap.io.source import Source
-
-__all__ = ["FIRST", "MAGIC", "Array", "read_header", "table_of"]
+__all__ = [
+    "FIRST",
+    "MAGIC",
+    "Array",
+    "ArrayRules",
+    "dtype_of_array",
+    "fortran_strides",
+    "placed",
+    "read_header",
+]
 
 MAGIC = b"\x93NUMPY"
 _LITERAL_MOST = 1 << 20
@@ -224,16 +229,21 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...], start: int, what: str, 
         )
     if math.prod(dim or 1 for dim in shape) * dtype.itemsize > INT64_MAX:
         raise LayoutError(f"the product of the shape of {what} exceeds 2**63 - 1 bytes", field="shape", offset=at)
-    strides = None
-    if fortran and sum(dim > 1 for dim in shape) > 1:
-        steps = [dtype.itemsize]
-        for dim in shape[:-1]:
-            steps.append(steps[-1] * dim)
-        strides = tuple(steps)
-    return Array(_dtype(dtype), shape, strides, math.prod(shape) * dtype.itemsize, start)
+    strides = fortran_strides(shape, dtype.itemsize) if fortran else None
+    return Array(dtype_of_array(dtype), shape, strides, math.prod(shape) * dtype.itemsize, start)
 
 
-def _dtype(dtype: np.dtype[Any]) -> DType:
+def fortran_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    """Return the strides of an array whose first dimension is the fastest; None where it is row-major too."""
+    if sum(dim > 1 for dim in shape) <= 1:
+        return None
+    steps = [itemsize]
+    for dim in shape[:-1]:
+        steps.append(steps[-1] * dim)
+    return tuple(steps)
+
+
+def dtype_of_array(dtype: np.dtype[Any]) -> DType:
     """Return the data type of arrays of a numpy dtype, of either byte order."""
     known = dtype_of(dtype)
     little = dtype.newbyteorder("<")
@@ -243,36 +253,16 @@ def _dtype(dtype: np.dtype[Any]) -> DType:
     return DType(name if known is None else known.name, dtype.itemsize * 8, dtype)
 
 
-class _Rules(Rules):
+class ArrayRules(Rules):
+    """The rules of tables of arrays, which lie anywhere in the file."""
+
     __slots__ = ()
     dtypes = (DType("any", DECLARED),)
     scattered = True
 
 
-def table_of(
-    names: Sequence[bytes],
-    arrays: Sequence[Array],
-    begins: Sequence[int],
-    sizes: Sequence[int],
-    source: Source,
-    deflated: Sequence[Deflated | None],
-) -> ColumnTable:
-    """Return the table of arrays whose data begins there in the file and takes so many bytes of it."""
-    dtypes = []
-    for array, how in zip(arrays, deflated, strict=True):
-        placed = how if how is not None else None if array.strides is None else Strided(array.strides)
-        dtypes.append(array.dtype if placed is None else array.dtype.placed(placed))
-    dims = [dim for array in arrays for dim in array.shape]
-    ndims = [len(array.shape) for array in arrays]
-    begin = np.array(begins, np.uint64)
-    columns = kernels.Columns(
-        b"".join(names),
-        np.cumsum([0, *map(len, names)], dtype=np.uint32),
-        np.zeros(len(arrays), np.uint8),
-        np.array(dims, np.uint64),
-        np.cumsum([0, *ndims], dtype=np.uint32),
-        begin,
-        begin + np.array(sizes, np.uint64),
-    )
-    rules = _Rules(0, source.size)
-    return ColumnTable(columns, rules, utf8=True, typed=lambda row, _dtype, _shape: dtypes[row])
+def placed(array: Array, deflated: Deflated | None = None) -> DType:
+    """Return the data type of an array with its placement."""
+    if deflated is not None:
+        return array.dtype.placed(deflated)
+    return array.dtype if array.strides is None else array.dtype.placed(Strided(array.strides))

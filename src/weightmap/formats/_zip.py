@@ -23,6 +23,7 @@ from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedE
 from weightmap.formats._base import trailing
 from weightmap.index.strings import StringTable
 from weightmap.io.placement import INFLATION, inflate
+from weightmap.io.source import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -184,10 +185,18 @@ class Archive:
 
     def check(self, i: int) -> None:
         """Check the bytes of a stored entry by their CRC-32."""
-        crc = 0
-        for piece in self._source.chunks(self.begin(i), self.size(i)):
-            crc = kernels.crc32(piece, crc)
+        crc, begin, end = 0, self.begin(i), self.begin(i) + self.size(i)
+        self._source.expect([(begin, end)])
+        for at in range(begin, end, CHUNK):
+            crc = kernels.crc32(self._source.pread(at, min(CHUNK, end - at)), crc)
         self._check_crc(i, crc)
+
+    def npy_headers(self) -> kernels.NpyHeaders:
+        """Read the headers of entries that are arrays as numpy writes them."""
+        found = kernels.npy_scan(*self._source.scanned, self.entries)
+        if isinstance(found, kernels.Fault):
+            _refuse(found, 0, self._source)
+        return found
 
     def beginning(self, i: int, count: int) -> bytes:
         """Return the first `count` bytes of an entry, or all that it has, unchecked."""

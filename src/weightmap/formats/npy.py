@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from weightmap import kernels
 from weightmap.formats._base import Content, Format, take, trailing
-from weightmap.formats._npy import FIRST, MAGIC, read_header, table_of
+from weightmap.formats._npy import FIRST, MAGIC, ArrayRules, placed, read_header
+from weightmap.index.columns import ColumnTable
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
@@ -29,7 +32,12 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     array = read_header(read(FIRST), read, "the array", 0)
     options.limits.check("max_tensors", 1, "number of tensors", offset=0)
     warnings: list[str] = []
-    table = table_of([b""], [array], [array.start], [array.nbytes], source, [None])
+    dtype, count = placed(array), len(array.shape)
+    bounds = np.array([0, 0], np.uint32), np.array([0, count], np.uint32)
+    begin, dims = np.array([array.start], np.uint64), np.array(array.shape, np.uint64)
+    end = begin + np.uint64(array.nbytes)
+    columns = kernels.Columns(b"", bounds[0], np.zeros(1, np.uint8), dims, bounds[1], begin, end)
+    table = ColumnTable(columns, ArrayRules(0, source.size), utf8=True, typed=lambda _row, _dtype, _shape: dtype)
     table.check()  # a look at one array
     trailing(source, array.start + array.nbytes, options, warnings)
     crc = kernels.crc32(take(source, head, 0, array.start))

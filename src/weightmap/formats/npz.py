@@ -11,13 +11,27 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from weightmap import kernels
 from weightmap.errors import LayoutError, quoted
 from weightmap.formats._base import Content, Format
-from weightmap.formats._npy import FIRST, MAGIC, Array, read_header, table_of
+from weightmap.formats._npy import (
+    FIRST,
+    MAGIC,
+    Array,
+    ArrayRules,
+    dtype_of_array,
+    fortran_strides,
+    placed,
+    read_header,
+)
 from weightmap.formats._zip import EMPTY, Archive, first_name
-from weightmap.io.placement import Deflated
+from weightmap.index.columns import ColumnTable
+from weightmap.io.placement import Deflated, Strided
 
 if TYPE_CHECKING:
+    from weightmap.dtypes import DType
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -31,12 +45,40 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     warnings: list[str] = []
     archive = Archive(source, head, options, warnings)
     options.limits.check("max_tensors", len(archive), "number of entries", offset=0)
-    names: list[bytes] = []
-    arrays: list[Array] = []
-    begins: list[int] = []
-    sizes: list[int] = []
-    deflated: list[Deflated | None] = []
-    for i, name in enumerate(archive.names.raws()):
+    members = _Members(archive, source, options, warnings)
+    table = members.table()
+    content = Content("npz", table, dict, archive.verifier, warnings)
+    content.sums = archive.sums
+    del archive, members  # of which the table has what it needs
+    if options.checked:
+        table.check()
+    return content
+
+
+class _Members:
+    """The arrays of an archive.
+
+    C reads headers of the form that numpy writes (csrc/npy.c). Here are read those of all others: of deflated members,
+    of other types, and those that numpy would not write.
+    """
+
+    def __init__(self, archive: Archive, source: Source, options: Options, warnings: list[str]) -> None:
+        self._source = source
+        self._headers = headers = archive.npy_headers()
+        self._kinds: list[DType | None] = [None] * (kernels.NPY_ODD + 1)
+        for number, kind in enumerate(headers.kinds):
+            try:
+                self._kinds[number] = dtype_of_array(np.dtype(kind))
+            except TypeError:  # such as an integer of three bytes: its error comes with the first array of it
+                headers.kind[headers.kind == number] = kernels.NPY_ODD
+        self._dtypes: dict[int, DType] = {}
+        self._odd: dict[int, Array] = {}
+        self._left_out: list[int] = []
+        for i in np.flatnonzero(headers.kind == kernels.NPY_ODD).tolist():
+            self._read(i, archive, options, warnings)
+
+    def _read(self, i: int, archive: Archive, options: Options, warnings: list[str]) -> None:
+        """Read the header of a member."""
         begin, size = archive.begin(i), archive.size(i)
         stored, what = archive.is_stored(i), f"entry {quoted(archive.label(i))}"
         start = archive.beginning(i, FIRST)
@@ -44,24 +86,51 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
             shown = repr(start[: len(MAGIC)])
             error = LayoutError(f"{what} is no array", field="magic", offset=begin, actual=shown, expected=repr(MAGIC))
             options.tolerate(error, warnings)
-            continue
+            self._left_out.append(i)
+            return
         array = read_header(start, functools.partial(archive.beginning, i), what, begin)
         if array.start + array.nbytes != size:
             expected = f"{array.start + array.nbytes}, by its header"
             raise LayoutError(f"size of {what}", field="size", offset=begin, actual=size, expected=expected)
-        names.append(name.removesuffix(_SUFFIX))
-        arrays.append(array)
-        begins.append(begin + array.start if stored else begin)
         kept = int(archive.entries.stored[i])
-        sizes.append(array.nbytes if stored else kept)
-        crc = int(archive.entries.crc[i])
-        deflated.append(None if stored else Deflated(what, kept, size, crc, array.start, array.strides, options.limits))
-    table = table_of(names, arrays, begins, sizes, source, deflated)
-    if options.checked:
-        table.check()
-    content = Content("npz", table, dict, archive.verifier, warnings)
-    content.sums = archive.sums
-    return content
+        deflated = None
+        if not stored:
+            crc = archive.crc(i)
+            deflated = Deflated(what, kept, size, crc, array.start, array.strides, options.limits)
+        self._odd[i], self._dtypes[i] = array, placed(array, deflated)
+        self._headers.begin[i] = begin + array.start if stored else begin
+        self._headers.end[i] = begin + size if stored else begin + kept
+
+    def table(self) -> ColumnTable:
+        """Return the table of the arrays."""
+        headers, count = self._headers, len(self._headers.kind)
+        dims, bounds = headers.dims, headers.dim_bounds
+        if self._odd:
+            ndims = np.diff(bounds)
+            ndims[list(self._odd)] = [len(array.shape) for array in self._odd.values()]
+            plain = np.repeat(headers.kind != kernels.NPY_ODD, ndims)
+            dims = np.empty(len(plain), np.uint64)
+            dims[plain] = headers.dims
+            dims[~plain] = [dim for array in self._odd.values() for dim in array.shape]
+            bounds = np.concatenate(([0], np.cumsum(ndims))).astype(np.uint32)
+        columns = kernels.Columns(
+            headers.names, headers.bounds, np.zeros(count, np.uint8), dims, bounds, headers.begin, headers.end
+        )
+        kinds, fortran, known, dtypes = headers.kind, headers.fortran, self._kinds, self._dtypes
+        if self._left_out:
+            order = np.delete(np.arange(count), self._left_out)
+            columns, kinds, fortran = columns.take(order), kinds[order], fortran[order]
+            dtypes = {new: dtypes[old] for new, old in enumerate(order.tolist()) if old in dtypes}
+
+        def typed(row: int, _dtype: DType, shape: tuple[int, ...]) -> DType:
+            dtype = known[kinds[row]]
+            if dtype is None:
+                return dtypes[row]
+            strides = fortran_strides(shape, dtype.bits // 8) if fortran[row] else None
+            found: DType = dtype if strides is None else dtype.placed(Strided(strides))
+            return found
+
+        return ColumnTable(columns, ArrayRules(0, self._source.size), utf8=True, typed=typed)
 
 
 def _sniff(head: bytes, _size: int) -> bool:

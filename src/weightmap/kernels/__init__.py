@@ -12,13 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightmap.kernels._archives import (
+    NPY_ODD,
     PICKLE_STRIDED,
     PICKLE_VALUES,
     ZIP_ENTRY_LEAST,
+    NpyHeaders,
     Pickle,
     PickleStorages,
     PickleValues,
     ZipEntries,
+    npy_scan,
     transient,
     zip_scan,
 )

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from weightmap.kernels._native import Fault
 
 __all__ = [
+    "NPY_ODD",
     "PICKLE_STRIDED",
     "PICKLE_VALUES",
     "ZIP_ENTRY_LEAST",
+    "NpyHeaders",
     "Pickle",
     "PickleStorages",
     "PickleValues",
     "ZipEntries",
+    "npy_scan",
     "transient",
     "zip_scan",
 ]
@@ -87,7 +90,7 @@ class ZipEntries:
     def __len__(self) -> int:
         return len(self.method)
 
-    def _native(self) -> tuple[Any, list[Any]]:
+    def native(self) -> tuple[Any, list[Any]]:
         """Return a wm_zip_entries, and what it points to."""
         columns: Any = ffi.new("wm_zip_entries *")
         columns.count = len(self)
@@ -104,13 +107,11 @@ class ZipEntries:
         offset = self.offset
         rising = bool((offset[1:] >= offset[:-1]).all())
         order = NULL if rising else from_buffer("uint64_t[]", np.argsort(offset, kind="stable").astype(np.uint64))
-        (columns, _keep), fault = self._native(), ffi.new("wm_fault *")
+        (columns, _keep), fault = self.native(), ffi.new("wm_fault *")
         return fault_of(fault) if lib.wm_zip_order(columns, order, end, fault) else None
 
 
-def zip_scan(
-    fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], count: int
-) -> ZipEntries | Fault:
+def zip_scan(fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], count: int) -> ZipEntries | Fault:
     """Turn a central directory into columns, checked against the headers of the entries; or say what is wrong.
 
     Parameters
@@ -125,7 +126,7 @@ def zip_scan(
         Number of its entries.
     """
     entries = ZipEntries(count, len(central))
-    columns, _keep = entries._native()  # noqa: SLF001 - the same module
+    columns, _keep = entries.native()
     function, context = getattr(data, "hook", _NO_HOOK)
     octets = NULL if data is None or function else as_input(data)
     source, fault = ffi.new("wm_zip_source *", (fd, octets, end, function, context)), ffi.new("wm_fault *")
@@ -135,6 +136,67 @@ def zip_scan(
     if failed:
         return fault_of(fault)
     return entries
+
+
+NPY_ODD: int = lib.WM_NPY_ODD
+
+
+class NpyHeaders:
+    """The headers of the members of an .npz archive, as columns: see wm_npy_scan in scans.h.
+
+    Attributes
+    ----------
+    names : ndarray of uint8
+    bounds : ndarray of uint32, shape (n + 1,)
+    kind : ndarray of uint8, shape (n,)
+        `NPY_ODD` for a member that was not read.
+    fortran : ndarray of uint8, shape (n,)
+    dims : ndarray of uint64
+    dim_bounds : ndarray of uint32, shape (n + 1,)
+    begin, end : ndarray of uint64, shape (n,)
+    kinds : list of str
+        The types that `kind` numbers, such as "<f4".
+    """
+
+    __slots__ = ("begin", "bounds", "dim_bounds", "dims", "end", "fortran", "kind", "kinds", "names")
+
+    def __init__(self, count: int, names: int) -> None:
+        self.names = transient(names, np.uint8)
+        self.bounds, self.dim_bounds = (transient(count + 1, np.uint32) for _ in range(2))
+        self.kind, self.fortran = (transient(count, np.uint8) for _ in range(2))
+        # Room for the most dimensions; its pages are touched as far as there are some.
+        self.dims = transient(count * lib.WM_NPY_NDIM, np.uint64)
+        self.begin, self.end = (transient(count, np.uint64) for _ in range(2))
+        self.kinds: list[str] = []
+
+
+def npy_scan(fd: int, data: Any, entries: ZipEntries) -> NpyHeaders | Fault:
+    """Read the headers of members that are stored, and of the form that numpy writes; or say what is wrong.
+
+    Parameters
+    ----------
+    fd, data
+        As for `zip_scan`.
+    entries : ZipEntries
+    """
+    found = NpyHeaders(len(entries), int(entries.bounds[-1]))
+    (archive, _keep), columns = entries.native(), ffi.new("wm_npy *", (len(found.dims),))
+    keep = []
+    for name in ("names", "bounds", "kind", "fortran", "dims", "dim_bounds", "begin", "end"):
+        keep.append(_output(getattr(found, name)))
+        setattr(columns, name, keep[-1])
+    function, context = getattr(data, "hook", _NO_HOOK)
+    octets = NULL if data is None or function else as_input(data)
+    source, fault = ffi.new("wm_zip_source *", (fd, octets, 0, function, context)), ffi.new("wm_fault *")
+    failed = lib.wm_npy_scan(source, archive, columns, fault)
+    if function:
+        data.check()
+    if failed:
+        return fault_of(fault)
+    found.names, found.dims = found.names[: columns.names_len], found.dims[: columns.n_dims]
+    texts = (int(columns.kinds[i]).to_bytes(8, "little") for i in range(columns.n_kinds))
+    found.kinds = [text.rstrip(b"\0").decode("ascii") for text in texts]
+    return found
 
 
 PICKLE_STRIDED: int = lib.WM_PICKLE_STRIDED

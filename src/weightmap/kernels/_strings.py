@@ -27,7 +27,7 @@ class Columns:
 
     Parameters
     ----------
-    names : bytes
+    names : bytes or ndarray of uint8
     bounds, dim_bounds : ndarray of uint32, shape (n + 1,)
     dtype : ndarray of uint8, shape (n,)
     dims : ndarray of uint64
@@ -46,7 +46,14 @@ class Columns:
     __slots__ = ("_memory", "_row", "count", "n_dims", "names_len", "native")
 
     def __init__(
-        self, names: bytes, bounds: Any, dtype: Any, dims: Any, dim_bounds: Any, begin: Any, end: Any = None
+        self,
+        names: bytes | NDArray[np.uint8],
+        bounds: Any,
+        dtype: Any,
+        dims: Any,
+        dim_bounds: Any,
+        begin: Any,
+        end: Any = None,
     ) -> None:
         self.count: int = len(dtype)
         self.n_dims: int = len(dims)

@@ -108,6 +108,12 @@ CALLS = {
     "the longest key": (storage(1, 255) + b"0N.", None),
     "a longer key": (storage(1, 256) + b"0N.", "PICKLE_CALL"),
     "a device": (DEVICE + b"tR.", None),
+    "a device and the largest number": (DEVICE + b"K\xfftR.", None),
+    "a device and a larger number": (DEVICE + b"M\0\1tR.", "PICKLE_CALL"),
+    "a device and a negative number": (DEVICE + b"J\xff\xff\xff\xfftR.", "PICKLE_CALL"),
+    "a device and a text": (DEVICE + files.text("1") + b"tR.", "PICKLE_CALL"),
+    "a device of 255 letters": (files.named("torch", "device") + files.text("c" * 255) + b"\x85R.", None),
+    "a device of 256 letters": (files.named("torch", "device") + files.text("c" * 256) + b"\x85R.", "PICKLE_CALL"),
     "a device and its number": (DEVICE + b"K\1tR.", None),
     "a device and two numbers": (DEVICE + b"K\1K\1tR.", "PICKLE_CALL"),
     "a scalar of 255 bytes": (SCALAR + files.code(bytes(255)) + b"tR.", None),
@@ -129,6 +135,13 @@ def test_arguments_of_calls(name: str) -> None:
     """Each argument is taken up to its last value."""
     code, found = CALLS[name]
     assert kind(code) == found
+
+
+@pytest.mark.parametrize(("number", "shown"), [(b"", "cuda"), (b"K\0", "cuda:0"), (b"K\xff", "cuda:255")])
+def test_devices_keep_their_numbers(number: bytes, shown: str) -> None:
+    """A device is the text that torch has for it."""
+    with wm.open(files.zipped(files.dump({"a": files.Plain(DEVICE + number + b"tR")}), {})) as f:
+        assert f.metadata == {"a": shown}
 
 
 @pytest.mark.parametrize(

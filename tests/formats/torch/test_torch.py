@@ -180,7 +180,7 @@ def test_values() -> None:
     }
     with wm.open(files.zipped(files.dump(value), {})) as f:
         assert f.metadata == {
-            "f8": 0.25, "i4": -9, "device": "cuda", "size.0": 2, "size.1": 3, "dtype": "torch.bfloat16", "5": "five",
+            "f8": 0.25, "i4": -9, "device": "cuda:1", "size.0": 2, "size.1": 3, "dtype": "torch.bfloat16", "5": "five",
             "-1": "minus", "raw": b"\0\xff",
         }  # fmt: skip
 

@@ -11,6 +11,7 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DECLARED, DTYPES, DType
 from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, quoted
+from weightmap.io.source import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,7 +72,11 @@ class Program:
     def attempt(self, options: Options) -> Pickle:
         """Run the program; it may have a fault then."""
         fd, octets = self.source.scanned
-        data = None if octets is None else octets[self.offset : self.offset + self.size]
+        data: Any = None
+        if isinstance(octets, kernels.Reader):
+            data = self.read(0, self.size)
+        elif octets is not None:
+            data = octets[self.offset : self.offset + self.size]
         most, most_names = options.limits.max_tensors, options.limits.max_header_bytes
         return kernels.Pickle(data, most, most_names, fd=fd, begin=self.offset, size=self.size)
 
@@ -85,8 +90,8 @@ class Program:
     def crc32(self, size: int) -> int:
         """Return the CRC-32 of its first `size` bytes."""
         crc = 0
-        for piece in self.source.chunks(self.offset, size):
-            crc = kernels.crc32(piece, crc)
+        for at in range(0, size, CHUNK):
+            crc = kernels.crc32(self.read(at, min(CHUNK, size - at)), crc)
         return crc
 
 
@@ -237,6 +242,9 @@ def _value(kind: str, length: int, at: int, window: _Window, program: Program, n
     if kind == "LONG" and length > _LONG_MOST:
         what, expected = f"{program.name}: bytes of the integer {quoted(name)}", f"at most {_LONG_MOST}"
         raise LimitError(what, field="pickle", offset=program.offset + at, actual=length, expected=expected)
+    if kind == "DEVICE":
+        number = f":{(length >> 8) - 1}" if length >> 8 else ""
+        return _text(window.read(at, length & 0xFF), f"the value {quoted(name)}", program) + number
     raw = window.read(at, length)
     if kind == "LONG":
         return int.from_bytes(raw, "little", signed=True)

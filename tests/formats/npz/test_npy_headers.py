@@ -1,0 +1,232 @@
+"""Headers of members that C reads: what they say is what Python makes of them, and of others C reads none."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.zip_files import Entry, archive
+
+import weightmap as wm
+from weightmap import kernels
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHAPE = "(2, 3)"
+
+
+def header(descr: str = "'<f4'", fortran: str = "False", shape: str = SHAPE, end: str = ", }") -> str:
+    """A header as numpy writes it."""
+    return f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}{end}"
+
+
+def member(text: str | bytes, nbytes: int, *, pad: int = 118, version: bytes = b"\1\0", last: bytes = b"\n") -> bytes:
+    """A member with this header and so many bytes of data."""
+    raw = text if isinstance(text, bytes) else text.encode("latin-1")
+    raw = raw.ljust(pad - len(last)) + last
+    return b"\x93NUMPY" + version + struct.pack("<H", len(raw)) + raw + bytes(range(256)) * (nbytes // 256 + 1)
+
+
+def cut(text: str | bytes, nbytes: int, **options: Any) -> bytes:
+    """A member with exactly so many bytes of data."""
+    data = member(text, nbytes, **options)
+    return data[: 10 + struct.unpack_from("<H", data, 8)[0] + nbytes]
+
+
+# Headers that numpy writes: C reads them.
+PLAIN = {
+    "row-major": (header(), 24),
+    "Fortran order": (header(fortran="True"), 24),
+    "one dimension": (header(shape="(6,)"), 24),
+    "no dimension": (header(shape="()"), 4),
+    "empty": (header(shape="(0, 3)"), 0),
+    "many dimensions": (header(shape=f"({', '.join('1' * 32)})"), 4),
+    "big-endian": (header("'>i8'", shape="(3,)"), 24),
+    "truth values": (header("'|b1'", shape="(3,)"), 3),
+    "complex": (header("'<c16'", shape="(1,)"), 16),
+    "the largest number": (header("'|u1'", shape=f"(0, {10**17})"), 0),
+}
+# Others that are right: Python reads them.
+ODD = {
+    "double quotes": (header('"<f4"'), 24),
+    "other spaces": (header(shape="( 2,3 )"), 24),
+    "a comma more": (header(shape="(2, 3,)"), 24),
+    "no comma at the end": (header(end="}"), 24),
+    "another order of keys": ("{'shape': (2, 3), 'descr': '<f4', 'fortran_order': False}", 24),
+    "a structure": (header("[('a', '<f4')]"), 24),
+    "texts": (header("'<U2'"), 48),
+    "dates": (header("'<M8[s]'"), 48),
+    "a sign before the size": (header("'f4'"), 24),
+    "native order": (header("'=f4'"), 24),
+}
+
+
+def told(data: bytes, monkeypatch: pytest.MonkeyPatch, *, by_python: bool) -> Any:
+    """What opening tells of an archive, or the error."""
+    with monkeypatch.context() as patch:
+        if by_python:
+            patch.setattr(kernels, "npy_scan", nothing_read)
+        try:
+            with wm.open(data) as f:
+                return [(f.info(name), f[name].strides, f[name].tobytes(), str(f[name].dtype)) for name in f]
+        except wm.TensorFileError as error:
+            return type(error), str(error)
+
+
+def nothing_read(fd: int, data: Any, entries: kernels.ZipEntries) -> kernels.NpyHeaders:
+    """The headers of which none was read."""
+    found = SCAN(fd, data, entries)
+    assert isinstance(found, kernels.NpyHeaders)
+    found.kind[:] = kernels.NPY_ODD
+    found.fortran[:] = 0
+    found.dims, found.dim_bounds = found.dims[:0], np.zeros_like(found.dim_bounds)
+    return found
+
+
+SCAN = kernels.npy_scan
+
+
+def read_by_c(data: bytes) -> list[bool]:
+    """Whether C reads each member of an archive."""
+    central = data.index(b"PK\1\2")
+    count = struct.unpack_from("<H", data, len(data) - 12)[0]
+    octets = np.frombuffer(data, np.uint8)
+    entries = kernels.zip_scan(-1, octets, central, data[central : len(data) - 22], count)
+    assert isinstance(entries, kernels.ZipEntries)
+    found = SCAN(-1, octets, entries)
+    assert isinstance(found, kernels.NpyHeaders)
+    return [kind != kernels.NPY_ODD for kind in found.kind.tolist()]
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *ODD])
+def test_headers_mean_the_same_to_both(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """C reads exactly the form that numpy writes, and finds what Python finds."""
+    text, nbytes = (PLAIN | ODD)[name]
+    data = archive([Entry(b"a.npy", cut(text, nbytes, pad=max(118, len(text) + 1)))])
+    assert read_by_c(data) == [name in PLAIN and len(text) <= 117]
+    found = told(data, monkeypatch, by_python=False)
+    assert found == told(data, monkeypatch, by_python=True)
+    assert isinstance(found, list)
+
+
+WRONG = {
+    "a byte less of data": cut(header(), 23),
+    "a byte more of data": cut(header(), 25),
+    "another version": cut(header(), 24, version=b"\1\1"),
+    "an unknown version": cut(header(), 24, version=b"\4\0"),
+    "no newline": cut(header(), 24, last=b" "),
+    "text behind": cut(header() + "x", 24),
+    "a header longer than the member": cut(header(), 24)[:60],
+    "ten bytes": cut(header(), 24)[:10],
+    "nine bytes": cut(header(), 24)[:9],
+    "no bytes": b"",
+    "objects": cut(header("'|O'"), 48),
+    "integers of three bytes": cut(header("'<i3'"), 18),
+    "no bytes an element": cut(header("'<i0'"), 0),
+    "a zero before the size": cut(header("'<f04'"), 24),
+    "seventeen bytes an element": cut(header("'<f17'"), 17 * 6),
+    "no size": cut(header("'<f'"), 24),
+    "a number in brackets": cut(header(shape="(6)"), 24),
+    "a comma alone": cut(header(shape="(,)"), 4),
+    "two commas": cut(header(shape="(6,,)"), 24),
+    "a space alone": cut(header(shape="(6, )"), 24),
+    "a zero before a dimension": cut(header(shape="(02, 3)"), 24),
+    "a negative dimension": cut(header(shape="(-2, -3)"), 24),
+    "a product past 63 bits": cut(header(shape="(4611686018427387904, 4)"), 0),
+    "a product past 63 bits, of an empty array": cut(header(shape="(0, 999999999999999999, 999999999999999999)"), 0),
+    "nineteen digits": cut(header("'|u1'", shape="(0, 1000000000000000000)"), 0),
+    "33 dimensions": cut(header(shape=f"({', '.join('1' * 33)})"), 4, pad=192),
+    "65 dimensions": cut(header(shape=f"({','.join('1' * 65)})"), 4, pad=256),
+    "no closing bracket": cut(header(shape="(2, 3", end=""), 24),
+    "another truth value": cut(header(fortran="Tru"), 24),
+    "None": cut(header(fortran="None"), 24),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found_by_python(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What C does not read has the error that it always had, also where a plain member stands before it."""
+    data = archive([Entry(b"a.npy", cut(*PLAIN["row-major"])), Entry(b"b.npy", WRONG[name])])
+    assert read_by_c(data) == [True, name == "integers of three bytes"]
+    assert told(data, monkeypatch, by_python=False) == told(data, monkeypatch, by_python=True)
+
+
+@given(st.lists(st.sampled_from([*PLAIN.values(), *ODD.values()]), max_size=12), st.data())
+def test_plain_and_other_members_in_any_order(members: list[tuple[str, int]], draw: st.DataObject) -> None:
+    """Members that C reads, that Python reads, that are deflated and that are no arrays stand in any order."""
+    methods = draw.draw(st.lists(st.sampled_from([0, 0, 8]), min_size=len(members), max_size=len(members)))
+    wholes = [cut(text, nbytes, pad=max(118, len(text) + 1)) for text, nbytes in members]
+    entries = [
+        Entry(b"%d.npy" % i, data, method=how) for i, (data, how) in enumerate(zip(wholes, methods, strict=True))
+    ]
+    strangers = draw.draw(st.sets(st.integers(0, len(entries)), max_size=2))
+    for i in sorted(strangers, reverse=True):
+        entries.insert(i, Entry(b"readme%d" % i, b"text"))
+    data = archive(entries)
+    with pytest.MonkeyPatch.context() as patch:
+        if strangers:
+            with pytest.raises(wm.LayoutError, match="is no array"):
+                wm.open(data, format="npz")
+        else:
+            assert told(data, patch, by_python=False) == told(data, patch, by_python=True)
+    with wm.open(data, format="npz", strict=False) as f:
+        assert list(f) == [str(i) for i in range(len(members))]
+        for name, whole in zip(f, wholes, strict=True):
+            array = f[name]
+            begin = 10 + struct.unpack_from("<H", whole, 8)[0]
+            order = "F" if b"'fortran_order': True" in whole else "C"
+            assert array.tobytes(order) == whole[begin:]
+
+
+def test_more_types_than_c_numbers() -> None:
+    """Of the 65th type on, Python reads the headers."""
+    sizes = [(sign, kind, size) for kind in "biufc" for size in range(1, 17) for sign in "<>"][:66]
+    entries = [
+        Entry(b"%d.npy" % i, cut(header(f"'{sign}{kind}{size}'", shape="(1,)"), size))
+        for i, (sign, kind, size) in enumerate(sizes)
+    ]
+    assert read_by_c(archive(entries)) == [True] * 64 + [False] * 2
+    assert read_by_c(archive([*entries[:63], entries[0], *entries[63:]])) == [True] * 65 + [False] * 2
+
+
+def test_calls_do_not_grow_with_members(tmp_path: Path) -> None:
+    """Opening a thousand members runs about as many functions of Python as opening ten."""
+    counts = []
+    for count in (10, 1000):
+        path = tmp_path / f"{count}.npz"
+        path.write_bytes(
+            archive([Entry(b"%04d.npy" % i, cut(header(shape=f"({i % 7}, 3)"), 12 * (i % 7))) for i in range(count)])
+        )
+        wm.open(path).close()
+        calls: list[str] = []
+        sys.setprofile(
+            lambda frame, event, _arg, calls=calls: calls.append(frame.f_code.co_name) if event == "call" else None
+        )
+        try:
+            f = wm.open(path)
+        finally:
+            sys.setprofile(None)
+        counts.append(len(calls))
+        f.close()
+    assert counts[1] < counts[0] + 50
+
+
+def test_a_file_that_ends_where_a_header_is_read(tmp_path: Path) -> None:
+    """A file that became shorter after its directory was read is a fault that names the member."""
+    data = archive([Entry(b"a.npy", cut(*PLAIN["row-major"])), Entry(b"b.npy", cut(*PLAIN["row-major"]))])
+    path = tmp_path / "a.npz"
+    path.write_bytes(data)
+    central = data.index(b"PK\1\2")
+    with path.open("r+b") as file:
+        entries = kernels.zip_scan(file.fileno(), None, central, data[central : len(data) - 22], 2)
+        assert isinstance(entries, kernels.ZipEntries)
+        file.truncate(int(entries.data[1]) + 100)
+        found = kernels.npy_scan(file.fileno(), None, entries)
+    assert isinstance(found, kernels.Fault)
+    assert (found.kind, found.row, found.at) == ("ZIP_READ", 1, int(entries.data[1]) + 100)

@@ -1,0 +1,269 @@
+"""Checkpoints that PyTorch writes, opened beside PyTorch's own loader.
+
+`make torch-test` runs this in an environment of its own, with a pinned PyTorch.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import fractions
+import io
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+if not os.environ.get("WEIGHTMAP_TORCH"):
+    pytest.skip("opt-in: make torch-test", allow_module_level=True)
+torch: Any = pytest.importorskip("torch")
+
+# torch.load(weights_only=True) knows the first protocol alone.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "zip": {},
+    "legacy": {"_use_new_zipfile_serialization": False},
+    "zip, protocol 5": {"pickle_protocol": 5},
+    "legacy, protocol 4": {"_use_new_zipfile_serialization": False, "pickle_protocol": 4},
+}
+SAFE = ("zip", "legacy")
+# Types of torch, with the type of numpy that holds the same bits where numpy lacks it.
+DTYPES = {
+    **{name: name for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")},
+    **{name: name for name in ("complex64", "complex128", "uint16", "uint32", "uint64")},
+    "bfloat16": "uint16",
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), "uint8"),
+}
+SHAPES = ((), (0,), (1,), (7,), (3, 5), (2, 0, 3), (2, 3, 4), (1, 1, 2, 1, 3))
+
+
+def saved(value: Any, layout: str) -> bytes:
+    """What torch.save writes."""
+    out = io.BytesIO()
+    torch.save(value, out, **LAYOUTS[layout])
+    return out.getvalue()
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the members of nested containers by the names that weightmap gives them."""
+    if isinstance(value, dict | list | tuple) and not isinstance(value, torch.Tensor):
+        members = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, member in members:
+            yield from leaves(member, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def bits(tensor: Any) -> bytes:
+    """The bytes of a tensor in row-major order."""
+    return bytes(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
+def check(value: Any, layout: str, verify: str = "full") -> int:
+    """Open what torch writes of a value, and compare all of it; return the number of tensors."""
+    data = saved(value, layout)
+    loaded = dict(leaves(torch.load(io.BytesIO(data), weights_only=layout in SAFE)))
+    tensors = {name: leaf for name, leaf in loaded.items() if isinstance(leaf, torch.Tensor)}
+    with wm.open(data, verify=verify) as f:
+        assert f.layout == layout.partition(",")[0]
+        assert list(f) == list(tensors)
+        for name, tensor in tensors.items():
+            array, kind = f[name], str(tensor.dtype).removeprefix("torch.")
+            assert f.info(name).dtype == kind, name
+            assert array.shape == tuple(tensor.shape), name
+            assert np.ascontiguousarray(array).tobytes() == bits(tensor), name
+            if kind == "float32":
+                assert f.read(name).tobytes() == bits(tensor), name
+        for name, other in tensors.items():  # tied tensors lie in the same bytes, and no others do
+            first = next(iter(tensors))
+            tied = other.untyped_storage().data_ptr() == tensors[first].untyped_storage().data_ptr()
+            if other.numel() and tensors[first].numel() and not tied:
+                assert not np.shares_memory(f[name], f[first])
+        values = {name: leaf for name, leaf in loaded.items() if name not in tensors}
+        shown = {name: str(v) if isinstance(v, torch.dtype | torch.device) else v for name, v in values.items()}
+        assert f.metadata == shown
+    return len(tensors)
+
+
+def filled(dtype: str, shape: tuple[int, ...]) -> Any:
+    """A tensor of any bits."""
+    generator = torch.Generator().manual_seed(len(dtype) + sum(shape))
+    kind = getattr(torch, dtype)
+    size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+    raw = torch.randint(0, 2 if dtype == "bool" else 256, (size,), dtype=torch.uint8, generator=generator)
+    return raw.view(kind).reshape(shape) if size else torch.empty(shape, dtype=kind)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_type_and_shape(layout: str) -> None:
+    """Tensors of every type and of many shapes, as they are and as parameters, are the same bits."""
+    # Of those that have no storage of their own, torch does not load what it writes in the old layout.
+    names = [
+        name for name in DTYPES if "zip" in layout or not name.startswith(("uint16", "uint32", "uint64", "float8"))
+    ]
+    value = {f"{dtype}.{shape}": filled(dtype, shape) for dtype in names for shape in SHAPES}
+    assert check(value, layout) == len(names) * len(SHAPES)
+    floats = {name: torch.nn.Parameter(filled(name, (3, 5))) for name in ("float32", "float64", "bfloat16")}
+    assert check(floats, layout) == len(floats)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda t: t.T,
+    "expanded": lambda t: t[:1].expand(6, 8),
+    "stepped": lambda t: t[::2, 1::3],
+    "a column": lambda t: t[:, 3],
+    "a row": lambda t: t[2],
+    "an element": lambda t: t[1, 1],
+    "diagonal": lambda t: t.diagonal(),
+    "permuted": lambda t: t.reshape(2, 3, 8).permute(2, 0, 1),
+    "channels last": lambda t: t.reshape(1, 2, 4, 6).to(memory_format=torch.channels_last),
+    "the end": lambda t: t[-1, -1:],
+    "nothing of it": lambda t: t[3:3],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "complex128"])
+def test_views_of_one_storage(layout: str, dtype: str) -> None:
+    """Views have their strides and offsets, whichever of them are saved together."""
+    whole = filled(dtype, (6, 8))
+    for name, view in VIEWS.items():
+        assert check({name: view(whole), "whole": whole}, layout) == 2
+    assert check({name: view(whole) for name, view in VIEWS.items()}, layout) == len(VIEWS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tied_tensors_share_memory(layout: str) -> None:
+    """Weights that are tied in torch are one piece of memory here."""
+    weight = torch.randn(4, 3)
+    with wm.open(saved({"in": weight, "out": weight.T, "part": weight[1:]}, layout)) as f:
+        assert np.shares_memory(f["in"], f["out"])
+        assert np.shares_memory(f["in"], f["part"])
+        np.testing.assert_array_equal(f["in"].T, f["out"])
+
+
+def model() -> Any:
+    """A small model with buffers, tied weights and a module that repeats."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    whole = torch.nn.ModuleDict(
+        {"embed": torch.nn.Embedding(40, 16), "encoder": encoder, "norm": torch.nn.BatchNorm1d(16)}
+    )
+    whole["head"] = torch.nn.Linear(16, 40, bias=False)
+    whole["head"].weight = whole["embed"].weight
+    return whole
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_checkpoints_of_training(layout: str) -> None:
+    """The states of a model, its optimizers and a schedule, with what else training saves."""
+    whole = model()
+    for make in (torch.optim.Adam, torch.optim.SGD, torch.optim.AdamW):
+        options = {"momentum": 0.9} if make is torch.optim.SGD else {}
+        optimizer = make(whole.parameters(), lr=1e-3, **options)
+        sum(parameter.square().sum() for parameter in whole.parameters()).backward()
+        optimizer.step()
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        value = {"model": whole.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+        value |= {"epoch": 3, "rng": torch.get_rng_state(), "loss": 0.25, "args": {"lr": 1e-3, "name": "ü", "x": None}}
+        assert check(value, layout) > 40
+    assert check(whole.state_dict(), layout) > 40
+    assert check(torch.randn(3), layout) == 1
+    assert check([torch.randn(3), (torch.randn(2), {"a": torch.zeros(1)})], layout) == 3
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**80), 2**80),
+    st.floats(allow_nan=False),
+    st.text(max_size=8),
+    st.sampled_from([name for name in DTYPES if not name.startswith(("uint", "float8"))]).map(
+        lambda name: filled(name, (2, 3)).T
+    ),
+    st.sampled_from([torch.float16, torch.device("cpu"), torch.device("cuda", 1)]),
+)
+KEYS = st.text("abcxyz_", min_size=1, max_size=6)
+OBJECTS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.dictionaries(KEYS, inner, max_size=4),
+        st.dictionaries(KEYS, inner, max_size=4).map(collections.OrderedDict),
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=3).map(tuple),
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(KEYS, OBJECTS, max_size=5), st.sampled_from(list(LAYOUTS)))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_object(value: dict[str, Any], layout: str) -> None:
+    """Whatever torch's own safe loader gives back, weightmap gives by name."""
+    check(value, layout)
+
+
+class Runs:
+    """What runs a function where a pickle is trusted."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._made = function, args
+
+    def __reduce__(self) -> Any:
+        return self._made
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "a function of the system": lambda: Runs(os.system, "true"),
+    "eval": lambda: Runs(eval, "1"),
+    "exec": lambda: Runs(exec, "pass"),
+    "getattr": lambda: Runs(getattr, 1, "real"),
+    "a module": model,
+    "a part of a module": lambda: torch.nn.Linear(2, 3),
+    "a date": lambda: dt.datetime(2026, 11, 22, tzinfo=dt.UTC),
+    "a fraction": lambda: fractions.Fraction(1, 3),
+    "an array of numpy": lambda: np.arange(3),
+    "a class": lambda: dt.date,
+}
+
+
+@pytest.mark.parametrize("layout", SAFE)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_weights_only_refuses(layout: str, name: str) -> None:
+    """What torch.load refuses by a name is refused here by the same name."""
+    data = saved({"weight": torch.zeros(2), "thing": REFUSED[name]()}, layout)
+    with pytest.raises(Exception, match=r"(?i)weights.only") as theirs:
+        torch.load(io.BytesIO(data), weights_only=True)
+    with pytest.raises(wm.UnsupportedError) as ours:
+        wm.open(data)
+    shown = re.search(r"GLOBAL (\S+)", str(theirs.value))
+    assert shown is not None, theirs.value
+    assert shown[1].strip("`.") in str(ours.value)
+
+
+STRICTER: dict[str, tuple[Callable[[], Any], str]] = {
+    "a set": (lambda: {1, 2}, "set"),
+    "a sparse tensor": (lambda: torch.eye(3).to_sparse(), "_rebuild_sparse_tensor"),
+    "a tensor without data": (lambda: torch.empty(3, device="meta"), "_rebuild_meta_tensor_no_storage"),
+    "a counter": (lambda: collections.Counter("ab"), "Counter"),
+}
+
+
+@pytest.mark.parametrize("layout", SAFE)
+@pytest.mark.parametrize("name", STRICTER)
+def test_what_weights_only_loads_and_weightmap_refuses(layout: str, name: str) -> None:
+    """Objects that are no plain tensors are refused by name, though torch knows them."""
+    make, wanted = STRICTER[name]
+    data = saved({"weight": torch.zeros(2), "thing": make()}, layout)
+    torch.load(io.BytesIO(data), weights_only=True)
+    with pytest.raises(wm.UnsupportedError, match=wanted):
+        wm.open(data)
