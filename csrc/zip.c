@@ -135,14 +135,15 @@ int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t le
 int wm_zip_order(const wm_zip_entries *entries, const uint64_t *order, uint64_t end, wm_fault *fault) {
     uint64_t last = 0, gap = 0, gap_at = 0;
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    for (uint64_t i = 0, later = 0; i <= entries->count; i++) {
-        const uint64_t row = i < entries->count && order ? order[i] : i;
-        const uint64_t begin = i < entries->count ? entries->offset[row] : end;
+    for (uint64_t i = 0, later = 0;; i++) {
+        const int is_directory = i == entries->count;
+        const uint64_t row = is_directory || !order ? i : order[i], begin = is_directory ? end : entries->offset[row];
         if (begin < last) return wm_fail(fault, WM_FAULT_ZIP_OVERLAP, row, begin, begin, last);
         const uint64_t left = begin - last;
         const int descriptor = later && left >= 12 && left <= 24 && left % 4 == 0;
         if (left && !descriptor && !gap) gap = left, gap_at = last;
-        if (i < entries->count) last = entries->data[row] + entries->stored[row], later = entries->later[row];
+        if (is_directory) break;
+        last = entries->data[row] + entries->stored[row], later = entries->later[row];
     }
     return gap ? wm_fail(fault, WM_FAULT_ZIP_GAP, 0, gap_at, gap, 0) : 0;
 }

@@ -777,9 +777,13 @@ def _wm_zip_scan(p: Place, size: int) -> Any:
 def _wm_npy_scan(p: Place, size: int) -> Any:
     count, found = size % 5, []
     texts = [b"{'descr': '<f2', 'fortran_order': True, 'shape': (%d,), }" % size, b"{'shape': (1,)}", noise(size % 200)]
-    for text in texts:
-        raw = text.ljust(118, b" ")[:-1] + b"\n"
-        member = b"\x93NUMPY\1\0" + struct.pack("<H", len(raw)) + raw + bytes(2 * size)
+    raws = [text.ljust(118, b" ")[:-1] + b"\n" for text in texts]
+    members = [b"\x93NUMPY\1\0" + struct.pack("<H", len(raw)) + raw + bytes(2 * size) for raw in raws]
+    # Headers that end anywhere, by their length and by their bytes: nothing behind them is read.
+    ends = (len(texts[0]) + size % 3, size % (len(texts[0]) + 1), size % 12)
+    members += [b"\x93NUMPY\1\0" + struct.pack("<H", end) + texts[0].ljust(118)[:end] for end in ends]
+    members += [members[0][: size % 129], members[0][: 10 + ends[1]], members[0][:127]]
+    for member in (members[0], members[1 + size % 2], members[3 + size % 6]):
         data = p.give(member * count)
         entries, out, fault = p.struct("wm_zip_entries"), p.struct("wm_npy"), p.struct("wm_fault")
         places = np.arange(count, dtype=np.uint64) * np.uint64(len(member))

@@ -385,6 +385,14 @@ def test_scales_of_float32_that_float16_has():
     assert regroup(exact).dequantize().tobytes() == exact.dequantize().tobytes()
 
 
+@pytest.mark.parametrize(("scheme", "count"), [("mxfp4", 1), ("nvfp4", 4), ("iq1_m", 4), ("q4_0", 1)])
+def test_the_shape_of_scales(scheme, count):
+    """A block has one scale, or several where they are parts of one."""
+    blocks, (_, size, nbytes) = 3, TYPES[scheme]
+    q = GgmlTensor(scheme, (blocks, size), bytes(blocks * nbytes))
+    assert q.scales.shape == ((blocks,) if count == 1 else (blocks, count))
+
+
 def test_what_does_not_become_integers_and_scales():
     """Types with minimums, tables or scales of scales have no counterpart."""
     for scheme in set(GGML_SCHEMES) - {"q4_0", "q5_0", "q8_0"}:

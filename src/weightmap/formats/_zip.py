@@ -118,8 +118,7 @@ class Archive:
         if fault is None:
             return
         if fault.kind == "ZIP_OVERLAP":
-            row = fault.row
-            what = "the central directory" if row == len(self) else f"entry {quoted(self.label(row))}"
+            what = f"entry {quoted(self.label(fault.row))}"  # none reaches into the directory: the scan refuses that
             expected = f"at least {fault.expected}, where the entry before it ends"
             raise LayoutError(f"{what} begins within an entry", offset=fault.at, actual=fault.actual, expected=expected)
         what, at = "bytes of the archive belong to no entry: they begin", fault.at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,8 @@ WRONG = {
     "a space alone": cut(header(shape="(6, )"), 24),
     "a zero before a dimension": cut(header(shape="(02, 3)"), 24),
     "a negative dimension": cut(header(shape="(-2, -3)"), 24),
+    "a slash behind a digit": cut(header(shape="(3/,)"), 4 * 29),
+    "a colon behind a digit": cut(header(shape="(3:,)"), 4 * 40),
     "a product past 63 bits": cut(header(shape="(4611686018427387904, 4)"), 0),
     "a product past 63 bits, of an empty array": cut(header(shape="(0, 999999999999999999, 999999999999999999)"), 0),
     "nineteen digits": cut(header("'|u1'", shape="(0, 1000000000000000000)"), 0),
@@ -217,7 +220,8 @@ def test_calls_do_not_grow_with_members(tmp_path: Path) -> None:
     assert counts[1] < counts[0] + 50
 
 
-def test_a_file_that_ends_where_a_header_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("there", [0, 100, 127])
+def test_a_file_that_ends_where_a_header_is_read(tmp_path: Path, there: int) -> None:
     """A file that became shorter after its directory was read is a fault that names the member."""
     data = archive([Entry(b"a.npy", cut(*PLAIN["row-major"])), Entry(b"b.npy", cut(*PLAIN["row-major"]))])
     path = tmp_path / "a.npz"
@@ -226,7 +230,127 @@ def test_a_file_that_ends_where_a_header_is_read(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         entries = kernels.zip_scan(file.fileno(), None, central, data[central : len(data) - 22], 2)
         assert isinstance(entries, kernels.ZipEntries)
-        file.truncate(int(entries.data[1]) + 100)
+        file.truncate(int(entries.data[1]) + there)
         found = kernels.npy_scan(file.fileno(), None, entries)
     assert isinstance(found, kernels.Fault)
-    assert (found.kind, found.row, found.at) == ("ZIP_READ", 1, int(entries.data[1]) + 100)
+    assert (found.kind, found.row, found.at) == ("ZIP_READ", 1, int(entries.data[1]) + there)
+
+
+@pytest.mark.parametrize(("last", "read"), [(649657, True), (649658, False)])
+def test_the_largest_product(last: int, read: bool) -> None:
+    """C reads shapes whose other dimensions than 0 have a product of up to 2**63 - 1."""
+    data = archive([Entry(b"a.npy", cut(header("'|u1'", shape=f"(0, 14197294936951, {last})"), 0))])
+    assert 14197294936951 * 649657 == 2**63 - 1
+    assert read_by_c(data) == [read]
+
+
+def test_names_with_and_without_the_suffix() -> None:
+    """The suffix alone is an empty name; a name that ends before it, or is shorter, stays."""
+    whole = cut(*PLAIN["row-major"])
+    names = [b"b.npy", b"a.", b"npy", b"c.npz", b"y", b".npy"]
+    with wm.open(archive([Entry(name, whole) for name in names])) as f:
+        assert list(f) == ["b", "a.", "npy", "c.npz", "y", ""]
+
+
+def test_a_file_whose_descriptor_is_0(tmp_path: Path) -> None:
+    """Descriptor 0 is a file like any other."""
+    path = tmp_path / "a.npz"
+    path.write_bytes(archive([Entry(b"a.npy", cut(*PLAIN["row-major"]))]))
+    data = path.read_bytes()
+    entries = kernels.zip_scan(
+        -1, np.frombuffer(data, np.uint8), data.index(b"PK\1\2"), data[data.index(b"PK\1\2") : -22], 1
+    )
+    assert isinstance(entries, kernels.ZipEntries)
+    before = os.dup(0)
+    try:
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+            found = kernels.npy_scan(0, None, entries)
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+    assert isinstance(found, kernels.NpyHeaders)
+    assert found.kinds == ["<f4"]
+
+
+def nested(levels: int, shape: str = "") -> str:
+    """The type of a structure within structures."""
+    kind = "'<f4'"
+    for level in range(levels):
+        kind = f"[('a', {kind}{shape if not level else ''})]"
+    return kind
+
+
+@pytest.mark.parametrize(("kind", "opens"), [(nested(7, ", (2,)"), True), (nested(8), False)])
+def test_the_depth_of_structures(kind: str, opens: bool) -> None:
+    """Brackets may lie 16 deep within each other."""
+    data = archive([Entry(b"a.npy", cut(header(kind, shape="(1,)"), 8 if opens else 4, pad=246))])
+    if not opens:
+        with pytest.raises(wm.FormatError):
+            wm.open(data)
+        return
+    with wm.open(data) as f:
+        assert f["a"].nbytes == 8
+
+
+@pytest.mark.parametrize("size", [(1 << 20), (1 << 20) + 1])
+def test_the_longest_header(size: int) -> None:
+    """A header has up to 1 MiB, and its length is read where all four bytes of it are there."""
+    raw = header().encode().ljust(size - 1) + b"\n"
+    data = b"\x93NUMPY\2\0" + struct.pack("<I", size) + raw + bytes(24)
+    whole = archive([Entry(b"a.npy", data)])
+    if size > 1 << 20:
+        with pytest.raises(wm.LimitError):
+            wm.open(whole)
+        with pytest.raises(wm.LimitError):
+            wm.open(data[:12], format="npy")
+        with pytest.raises(wm.TruncatedError):
+            wm.open(data[:11], format="npy")
+        return
+    with wm.open(whole) as f:
+        assert f["a"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 9, 10, 11, 12, 127, 128])
+def test_files_that_end_in_the_header(count: int) -> None:
+    """A file that ends before its header does is a TruncatedError that says where."""
+    data = cut(*PLAIN["row-major"])
+    if count == 128:
+        assert wm.open(cut(header(shape="(0,)"), 0))[""].shape == (0,)
+        return
+    with pytest.raises(wm.TruncatedError) as caught:
+        wm.open(data[:count], format="npy")
+    assert caught.value.offset == count
+
+
+@pytest.mark.parametrize(("descr", "name"), [("'<f4'", "float32"), ("'>f4'", "float32"), ("'|u1'", "uint8")])
+def test_types_of_both_byte_orders(descr: str, name: str) -> None:
+    """A type has one name, and the order of the file in the array."""
+    with wm.open(archive([Entry(b"a.npy", cut(header(descr), 24 if "4" in descr else 6))])) as f:
+        assert f.info("a").dtype == name
+        assert f["a"].dtype == np.dtype(descr.strip("'"))
+        assert f["a"].dtype.str == np.dtype(descr.strip("'")).str
+
+
+@pytest.mark.parametrize("ndim", [64, 65])
+def test_the_most_dimensions(ndim: int) -> None:
+    """Arrays of as many dimensions as numpy has open."""
+    data = archive([Entry(b"a.npy", cut(header(shape=f"({'1, ' * ndim})"), 4, pad=310))])
+    if ndim > 64:
+        with pytest.raises(wm.LimitError):
+            wm.open(data)
+        return
+    with wm.open(data) as f:
+        assert f["a"].shape == (1,) * ndim
+
+
+@pytest.mark.parametrize("last", [649657, 649658])
+def test_products_that_python_checks(last: int) -> None:
+    """A product of 2**63 - 1 bytes is one; one more dimension's worth is none."""
+    data = archive([Entry(b"a.npy", cut(header("'|V1'", shape=f"(0, 14197294936951, {last})"), 0))])
+    if last == 649658:
+        with pytest.raises(wm.LayoutError, match=r"2\*\*63"):
+            wm.open(data)
+        return
+    with wm.open(data) as f:
+        assert list(f) == ["a"]

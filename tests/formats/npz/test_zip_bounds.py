@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from tests.zip_files import NARROW, Entry, archive
 
+import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
+from weightmap.formats._zip import first_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,6 +123,103 @@ def test_a_record_of_the_directory_needs_46_bytes() -> None:
     entries = [Entry(b"a", DATA), Entry(b"", b"")]
     assert scan(entries) is None
     assert scan(entries, cut=1) == ("ZIP_DIRECTORY", 47, 0, 0)
+
+
+def test_a_name_that_ends_with_the_directory() -> None:
+    """A name may end where the directory does, and not one byte behind it."""
+    assert scan([Entry(b"a", DATA)], cut=1) == ("ZIP_DIRECTORY", 0, 1, 0)
+
+
+@pytest.mark.parametrize("there", [0, 30])
+def test_a_file_that_ends_in_a_header(tmp_path: Path, there: int) -> None:
+    """A file that became shorter than its directory says is a fault that says where it ends."""
+    data = archive([Entry(b"a", DATA)])
+    path = tmp_path / "a.zip"
+    path.write_bytes(data[:there])
+    with path.open("rb") as file:
+        found = kernels.zip_scan(file.fileno(), None, *parts(data))
+    assert isinstance(found, kernels.Fault)
+    assert (found.kind, found.at, found.actual, found.expected) == ("ZIP_READ", there, 0, LOCAL)
+
+
+def order_of(
+    places: list[tuple[int, int, int]], end: int, order: list[int] | None = None
+) -> tuple[str, int, int, int] | None:
+    """What is wrong with entries, of each its begin, its end and whether a descriptor may follow."""
+    entries = kernels.ZipEntries(len(places), 1)
+    for i, (begin, stop, later) in enumerate(places):
+        entries.offset[i], entries.data[i], entries.stored[i], entries.later[i] = begin, begin, stop - begin, later
+    columns, _keep = entries.native()
+    fault = ffi.new("wm_fault *")
+    given = ffi.NULL if order is None else ffi.new("uint64_t[]", order)
+    if not lib.wm_zip_order(columns, given, end, fault):
+        assert entries.check_order(end) is None
+        return None
+    found = entries.check_order(end)
+    assert found is not None
+    assert found.code == fault.code
+    return found.kind, found.row, found.at, found.actual
+
+
+ORDERS: dict[str, tuple[Any, Any]] = {
+    "nothing": (([], 0), None),
+    "nothing, and a byte": (([], 1), ("ZIP_GAP", 0, 0, 1)),
+    "two": (([(0, 40, 0), (40, 80, 0)], 80), None),
+    "in another order": (([(40, 80, 0), (0, 40, 0)], 80, [1, 0]), None),
+    "a byte too many": (([(0, 41, 0), (40, 80, 0)], 80), ("ZIP_OVERLAP", 1, 40, 40)),
+    "a byte into the directory": (([(0, 40, 0)], 39), ("ZIP_OVERLAP", 1, 39, 39)),
+    "a byte between": (([(0, 40, 0), (41, 80, 0)], 80), ("ZIP_GAP", 0, 40, 1)),
+    "two gaps": (([(0, 40, 0), (41, 80, 0)], 82), ("ZIP_GAP", 0, 40, 1)),
+    "a gap, and an overlap": (([(1, 40, 0), (39, 80, 0)], 80), ("ZIP_OVERLAP", 1, 39, 39)),
+    "something before the first": (([(12, 40, 1)], 40), ("ZIP_GAP", 0, 0, 12)),
+    "twelve bytes, and no flag": (([(0, 40, 0), (52, 80, 1)], 80), ("ZIP_GAP", 0, 40, 12)),
+    "the flag of the next": (([(0, 40, 0), (40, 80, 1)], 92), None),
+    **{
+        f"{size} bytes": (
+            ([(0, 40, 1), (40 + size, 80, 0)], 80),
+            None if size in (0, 12, 16, 20, 24) else ("ZIP_GAP", 0, 40, size),
+        )
+        for size in (0, 4, 8, 11, 12, 13, 16, 20, 24, 25, 28)
+    },
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_entries_one_behind_the_other(name: str) -> None:
+    """Entries follow one another; behind one with the flag there may be a descriptor of four sizes."""
+    given, found = ORDERS[name]
+    assert order_of(*given) == found
+
+
+def test_the_first_name() -> None:
+    """A header of 30 bytes has no name yet; one byte less is no header."""
+    head = archive([Entry(b"ab", DATA)])
+    assert first_name(head) == b"ab"
+    assert first_name(head[:30]) == b""
+    assert first_name(head[:29]) is None
+
+
+def test_the_smallest_archives() -> None:
+    """An archive is an end record of 22 bytes at least, with or without a comment."""
+    for data in (archive([]), archive([], comment=b"hello")):
+        with wm.open(data) as f:
+            assert len(f) == 0
+    with pytest.raises(wm.TruncatedError) as caught:
+        wm.open(archive([])[:21], format="npz")
+    assert caught.value.actual == 21
+    with pytest.raises(wm.LayoutError, match="does not end where"):
+        wm.open(b"PK\5\6" + bytes(15) + archive([]), format="npz")
+
+
+def test_a_deflated_size_at_its_bound() -> None:
+    """A deflated byte stands for 1,032 bytes at most."""
+    packed = bytes(9)
+    for size, kind in ((1032 * 9, wm.FormatError), (1032 * 9 + 1, wm.LayoutError)):
+        said = {"size": size}
+        entry = Entry(b"a.npy", b"", method=8, packed=packed, central=said, local=said)
+        with pytest.raises(kind) as caught:
+            wm.open(archive([entry]), format="npz")
+        assert (type(caught.value) is wm.LayoutError) == (kind is wm.LayoutError)
 
 
 def test_a_directory_of_4_gib() -> None:

@@ -73,10 +73,10 @@ class Program:
         """Run the program; it may have a fault then."""
         fd, octets = self.source.scanned
         data: Any = None
-        if isinstance(octets, kernels.Reader):
-            data = self.read(0, self.size)
-        elif octets is not None:
+        if isinstance(octets, np.ndarray):
             data = octets[self.offset : self.offset + self.size]
+        elif octets is not None:  # a function that asks a store
+            data = self.read(0, self.size)
         most, most_names = options.limits.max_tensors, options.limits.max_header_bytes
         return kernels.Pickle(data, most, most_names, fd=fd, begin=self.offset, size=self.size)
 
