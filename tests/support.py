@@ -22,7 +22,7 @@ C_SOURCES = sorted(p for p in (Path(__file__).parent.parent / "csrc").rglob("*.c
 
 
 def run_child(
-    code: str, *args: object, env: dict[str, str] | None = None, check: bool = True
+    code: str, *args: object, env: dict[str, str] | None = None, check: bool = True, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run `code` in a fresh interpreter that can import the same weightmap; its arguments are in `sys.argv[1:]`."""
     path = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
@@ -31,7 +31,7 @@ def run_child(
         env={**os.environ, "PYTHONPATH": path, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
     )
     assert not check or result.returncode == 0, result.stderr
