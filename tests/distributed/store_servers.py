@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hmac
 import os
 import shutil
 import socket
@@ -12,15 +14,25 @@ import sys
 import threading
 import time
 import urllib.request
+from email.utils import formatdate
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["NGINX", "Nginx", "Proxy", "nginx", "proxy", "s3"]
+__all__ = ["AZURE_KEYS", "AZURITE", "NGINX", "Nginx", "Proxy", "azure", "nginx", "proxy", "s3"]
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+# Microsoft's emulator of Azure's blobs, with its published account.
+AZURITE = shutil.which("azurite-blob")
+AZURE_KEYS = {
+    "AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1",
+    "AZURE_STORAGE_ACCOUNT_KEY": (
+        "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    ),
+    "AZURE_ALLOW_HTTP": "true",
+}
 _CONFIGURATION = """
 daemon off; {user} worker_processes 2; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 256; }}
@@ -108,6 +120,36 @@ def s3() -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
+
+
+@contextlib.contextmanager
+def azure() -> Iterator[str]:
+    """Run Azurite with one container, called "models"; yield its endpoint."""
+    port = _free_port()
+    assert AZURITE is not None
+    flags = ("--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry")
+    command = [AZURITE, "--blobHost", "127.0.0.1", "--blobPort", str(port), *flags]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait(port, process)
+        endpoint = f"http://127.0.0.1:{port}/{AZURE_KEYS['AZURE_STORAGE_ACCOUNT_NAME']}"
+        urllib.request.urlopen(_new_container(endpoint)).close()
+        yield endpoint
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _new_container(endpoint: str) -> urllib.request.Request:
+    """Return the signed request that makes the container: obstore has none."""
+    account, kind = AZURE_KEYS["AZURE_STORAGE_ACCOUNT_NAME"], "application/octet-stream"
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    lines = ["PUT", *[""] * 4, kind, *[""] * 6, *(f"{name}:{value}" for name, value in headers.items())]
+    text = "\n".join([*lines, f"/{account}/{account}/models", "restype:container"])
+    key = base64.b64decode(AZURE_KEYS["AZURE_STORAGE_ACCOUNT_KEY"])
+    signature = base64.b64encode(hmac.digest(key, text.encode(), "sha256")).decode()
+    headers |= {"Authorization": f"SharedKey {account}:{signature}", "Content-Type": kind}
+    return urllib.request.Request(f"{endpoint}/models?restype=container", data=b"", headers=headers, method="PUT")
 
 
 class Proxy:

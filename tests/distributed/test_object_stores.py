@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.distributed.store_servers import NGINX, Nginx, Proxy, nginx, proxy, s3
+from tests.distributed.store_servers import AZURE_KEYS, AZURITE, NGINX, Nginx, Proxy, azure, nginx, proxy, s3
 from tests.support import run_child
 
 import weightmap as wm
@@ -25,7 +25,7 @@ from weightmap.formats import FORMATS
 
 obstore = pytest.importorskip("obstore", reason="needs obstore: requirements/distributed.txt")
 pytest.importorskip("moto", reason="needs moto[server]: requirements/distributed.txt")
-from obstore.store import HTTPStore, S3Store  # noqa: E402 - where it is installed
+from obstore.store import AzureStore, HTTPStore, S3Store  # noqa: E402 - where it is installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -398,3 +398,26 @@ def test_torch_loads_from_stores(source: str) -> None:
     dcp.load(state, storage_reader=reader, no_dist=True)
     assert all(np.array_equal(state[name].numpy(), array) for name, array in FLOATS.items())
     assert reader.report.wanted_nbytes == TOTAL
+
+
+@pytest.mark.skipif(AZURITE is None, reason="azurite-blob is not installed (npm install -g azurite)")
+def test_azure_serves_files_folders_and_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``az://`` addresses lead to Azure's emulator; an object that changes is noticed, one that is missing named."""
+    write_shards(tmp_path / "model")
+    with azure() as address:
+        for name, value in {**AZURE_KEYS, "AZURE_STORAGE_ENDPOINT": address}.items():
+            monkeypatch.setenv(name, value)
+        store = AzureStore("models", client_options={"allow_http": True})
+        for path in (tmp_path / "model").iterdir():
+            store.put(f"model/{path.name}", path.read_bytes())
+        with wm.open("az://models/model") as file:
+            assert right(file)
+            rows = dict(wm.plan(file, {"layer.3.w": np.s_[10:12]}).run("read"))["layer.3.w"]
+            assert np.array_equal(rows, FLOATS["layer.3.w"][10:12])
+        first, second = (f"model/model-0000{number}-of-00004.safetensors" for number in (1, 2))
+        with wm.open(f"az://models/{first}") as file:
+            store.put(first, (tmp_path / second).read_bytes())
+            with pytest.raises(FileChangedError, match="az://models/model/model-00001"):
+                file["layer.0.w"]
+        with pytest.raises(FileNotFoundError, match="az://models/absent"):
+            wm.open("az://models/absent.safetensors")
