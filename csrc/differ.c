@@ -1,81 +1,76 @@
-/* Compares the elements of two tensors of one type: how many differ in their bytes, and by how much at most.
+/* Compares the elements of two tensors of one type: how many differ in their bytes, by how much at most, and the sum of the
+ * squared differences.
  *
  *     for (i = 0; i < n; i++)
- *         if (the bytes of a[i] and b[i] differ) count++, largest = max(largest, |a[i] - b[i]|), in float64;
+ *         if (the bytes of a[i] and b[i] differ)
+ *             count++, d = a[i] - b[i] in float64, largest = max(largest, |d|), squares += d * d;
  *
- * A difference that is NaN makes the largest one NaN. Equal pieces, most of those of similar files, take one memcmp.
+ * A difference that is NaN makes the largest one and the squares NaN. Equal pieces, most of those of similar files, take one
+ * memcmp. differ_block.h compares the others.
  */
-#include "floats.h"
+#define TARGET
+#define NAME differ_portable
+#define WIDTH 2
+#include "differ_block.h"
 
-enum { PIECE = 1024, ABREAST = 4 }; /* elements; comparisons at a time */
-
-/* The largest magnitude of n differences, as the bits of a float64, which grow with it: NaN is beyond infinity. The numbers of
- * the differences [n, n + ABREAST) are 0. */
-static uint64_t largest_of(const double *difference, uint64_t n) {
-    const uint64_t magnitude = 0x7FFFFFFFFFFFFFFFu;
-    uint64_t most[ABREAST] = {0}, bits[ABREAST];
-    for (uint64_t i = 0; i < n; i += ABREAST) {
-        memcpy(bits, difference + i, sizeof bits);
-        for (int k = 0; k < ABREAST; k++) most[k] = (bits[k] & magnitude) > most[k] ? bits[k] & magnitude : most[k];
-    }
-    for (int k = 1; k < ABREAST; k++) most[0] = most[k] > most[0] ? most[k] : most[0];
-    return most[0];
+static uint64_t count_halves(const uint8_t *a, const uint8_t *b, uint64_t n) {
+    uint16_t x[PIECE], y[PIECE], count = 0;
+    memcpy(x, a, 2 * n), memcpy(y, b, 2 * n);
+    for (uint64_t i = 0; i < n; i++) count = (uint16_t)(count + (x[i] != y[i]));
+    return count;
 }
 
-/* Fills the differences of n values, and returns how many have different bits. Two loops that compilers make vector code of. */
-#define COMPARE(name, float_type, bits_type)                                                                                 \
-    static uint64_t name(const float_type *a, const float_type *b, const bits_type *of_a, const bits_type *of_b, uint64_t n, \
-                         double *difference) {                                                                               \
-        bits_type count = 0;                                                                                                 \
-        for (uint64_t i = 0; i < n; i++) difference[i] = (double)a[i] - (double)b[i];                                        \
-        for (uint64_t i = 0; i < n; i++) count += of_a[i] != of_b[i];                                                        \
-        return count;                                                                                                        \
-    }
-COMPARE(compare_halves, float, uint16_t)
-COMPARE(compare_floats, float, uint32_t)
-COMPARE(compare_doubles, double, uint64_t)
+static double sum_of(const double parts[WM_APART]) {
+    double sum = 0;
+    for (int k = 0; k < WM_APART; k++) sum += parts[k];
+    return sum;
+}
 
-int64_t wm_differing(const uint8_t *a, const uint8_t *b, uint64_t n, int kind, double *largest) {
+/* Makes values 0 where the bytes of both elements are equal: infinities and NaN do not differ then. */
+static void level(const uint8_t *a, const uint8_t *b, uint64_t n, uint64_t size, uint64_t width, uint8_t *x, uint8_t *y) {
+    for (uint64_t i = 0; i < n; i++)
+        if (memcmp(a + i * size, b + i * size, size) == 0) memset(x + i * width, 0, width), memset(y + i * width, 0, width);
+}
+
+int64_t wm_differing(const uint8_t *a, const uint8_t *b, uint64_t n, int kind, double *largest, double *squares) {
     union {
         float floats[PIECE];
-        double doubles[PIECE];
-        uint32_t bits[PIECE];
-        uint64_t wide[PIECE];
+        uint8_t bytes[8 * PIECE];
     } x, y;
-    uint16_t halves[2][PIECE];
-    double difference[PIECE + ABREAST];
     const wm_variants *v = wm_variants_in_use();
-    const uint64_t infinite = 0x7FF0000000000000u, size = kind == WM_FLOAT64 ? 8 : kind == WM_FLOAT32 ? 4 : 2;
-    uint64_t count = 0, most = 0;
+    const uint64_t size = kind == WM_FLOAT64 ? 8 : kind == WM_FLOAT32 ? 4 : 2, width = size == 8 ? 8 : 4;
+    const int halves = size == 2, native = !halves && !WM_BIG_ENDIAN;
+    wm_apart all = {0};
     if (kind < WM_FLOAT32 || kind > WM_BFLOAT16) return -1;
     for (uint64_t at = 0; at < n; at += PIECE) {
         const uint64_t m = n - at < PIECE ? n - at : PIECE;
         const uint8_t *one = a + at * size, *other = b + at * size;
         if (memcmp(one, other, m * size) == 0) continue;
-        for (uint64_t i = 0; i < m; i++) {
-            if (size == 2) halves[0][i] = load_le16(one + 2 * i), halves[1][i] = load_le16(other + 2 * i);
-            if (size == 4) x.bits[i] = load_le32(one + 4 * i), y.bits[i] = load_le32(other + 4 * i);
-            if (size == 8) x.wide[i] = load_le64(one + 8 * i), y.wide[i] = load_le64(other + 8 * i);
-        }
-        if (size == 2) {
+        if (halves) {
             wm_half_fn *const widen = kind == WM_FLOAT16 ? v->f16_to_f32 : v->bf16_to_f32;
             widen(one, x.floats, m, 0), widen(other, y.floats, m, 0);
-            count += compare_halves(x.floats, y.floats, halves[0], halves[1], m, difference);
-        } else if (size == 4) {
-            count += compare_floats(x.floats, y.floats, x.bits, y.bits, m, difference);
-        } else {
-            count += compare_doubles(x.doubles, y.doubles, x.wide, y.wide, m, difference);
         }
-        memset(difference + m, 0, ABREAST * sizeof *difference);
-        uint64_t found = largest_of(difference, m);
-        if (found > infinite) { /* two equal NaN do not differ */
-            for (uint64_t i = 0; i < m; i++)
-                if (memcmp(one + i * size, other + i * size, size) == 0) difference[i] = 0;
-            found = largest_of(difference, m);
+        for (uint64_t i = 0; !halves && !native && i < m * size; i++) {
+            x.bytes[i] = one[i - i % size + size - 1 - i % size];
+            y.bytes[i] = other[i - i % size + size - 1 - i % size];
         }
-        most = found > most ? found : most;
+        wm_apart found = all;
+        v->differ(native ? one : x.bytes, native ? other : y.bytes, m, size == 8, &found);
+        double sum = sum_of(found.squares);
+        if (sum != sum && !all.nan) {
+            if (native) memcpy(x.bytes, one, m * size), memcpy(y.bytes, other, m * size);
+            level(one, other, m, size, width, x.bytes, y.bytes);
+            found = all;
+            v->differ(x.bytes, y.bytes, m, size == 8, &found);
+            sum = sum_of(found.squares);
+            found.nan = sum != sum;
+        }
+        found.count = all.count + (halves ? count_halves(one, other, m) : found.count - all.count);
+        all = found;
     }
-    if (most > infinite) most = 0x7FF8000000000000u;
-    memcpy(largest, &most, sizeof most);
-    return (int64_t)count;
+    double most = 0;
+    for (int k = 0; k < WM_APART; k++) most = all.most[k] > most ? all.most[k] : most;
+    *squares = sum_of(all.squares);
+    *largest = all.nan ? *squares : most;
+    return (int64_t)all.count;
 }

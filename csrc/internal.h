@@ -168,6 +168,16 @@ typedef struct {
 } wm_quantizing;
 typedef void wm_quantize_fn(const wm_quantizing *w, const float *x, uint64_t blocks, uint64_t n, uint8_t *out, double *errors);
 
+/* What differs between two arrays of n floats or, if `wide`, doubles, added to `found`: elements whose bits differ, and of all
+ * differences the largest magnitude and the sum of squares, each in parts. A NaN makes the squares NaN and is no magnitude. */
+enum { WM_APART = 16 };
+typedef struct {
+    uint64_t count;
+    double most[WM_APART], squares[WM_APART];
+    int nan; /* the caller's: whether elements that differ made the squares NaN */
+} wm_apart;
+typedef void wm_differ_fn(const void *a, const void *b, uint64_t n, int wide, wm_apart *found);
+
 /* sums[v] = vectors[v][0] * row 0 + vectors[v][1] * row 1 + ... of a dims x dims matrix, for v < count. */
 typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsigned count, uint64_t dims, float *sums);
 
@@ -184,6 +194,7 @@ typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsig
     KERNEL(wm_stream_fn, stream)               \
     KERNEL(wm_narrow_fn, narrow)               \
     KERNEL(wm_quantize_fn, quantize)           \
+    KERNEL(wm_differ_fn, differ)               \
     KERNEL(wm_combine_rows_fn, combine_rows)
 #define WM_FIELDS(type, kernel) \
     type *kernel;               \
@@ -253,6 +264,7 @@ wm_ggml_quantize_fn ggml_quantize_x86_avx2, ggml_quantize_x86_avx512;
 wm_stream_fn stream_x86_avx2, stream_x86_avx512;
 wm_narrow_fn narrow_x86_avx2;
 wm_quantize_fn quantize_x86_avx2, quantize_x86_avx512;
+wm_differ_fn differ_x86_avx2, differ_x86_avx512;
 wm_combine_rows_fn combine_rows_x86_avx2;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;

@@ -97,9 +97,10 @@ int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_typ
                      uint64_t first, void *out, uint64_t count, int half, int threads);
 
 /* How many of n elements of a kind differ in their bytes; *largest becomes the largest absolute difference of these, in
- * float64; NaN if one of them is. Or -1 for another kind. Both arrays may lie at any alignment. */
+ * float64, and *squares the sum of the squares; NaN if one of them is. Or -1 for another kind. Both arrays may lie at any
+ * alignment. */
 enum { WM_FLOAT32 = 0, WM_FLOAT64 = 1, WM_FLOAT16 = 2, WM_BFLOAT16 = 3 };
-int64_t wm_differing(const uint8_t *a, const uint8_t *b, uint64_t n, int kind, double *largest);
+int64_t wm_differing(const uint8_t *a, const uint8_t *b, uint64_t n, int kind, double *largest, double *squares);
 
 /* The index of the first element that is NaN or infinite, or -1. */
 int64_t wm_first_not_finite(const float *x, uint64_t n);

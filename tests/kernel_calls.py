@@ -648,7 +648,7 @@ def _wm_differing(p: Place, size: int) -> Any:
         data = noise(size - size % width)
         for other in (data, data[::-1]):
             largest = p.room(1, "double")
-            count = lib.wm_differing(p.give(data), p.give(other), len(data) // width, kind, largest)
+            count = lib.wm_differing(p.give(data), p.give(other), len(data) // width, kind, largest, largest + 1)
             found.append((count, np.float64(largest[0]).tobytes()))
     return found
 

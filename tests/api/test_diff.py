@@ -237,7 +237,8 @@ def test_types_that_store_the_same_values_differ_unless_asked_by_value(tmp_path:
             assert wm.diff(*files, by_value=True).equal
     [change] = wm.diff(path("wide"), path("codes"), by_value=True).changed
     apart = np.abs(values - quantised.dequantize())
-    assert change == ("t", "values", "float32 [2, 32]", "int4_block [2, 32]", int((apart > 0).sum()), apart.max())
+    assert change[:-1] == ("t", "values", "float32 [2, 32]", "int4_block [2, 32]", int((apart > 0).sum()), apart.max())
+    assert change.rms == pytest.approx(np.sqrt(np.square(apart.astype(np.float64)).mean()))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_shapes_and_complex_numbers_by_value(tmp_path: Path) -> None:
     path = saved(tmp_path, a=np.zeros((2, 3), np.float32), b=np.zeros((3, 2), np.float32), **numbers)
     assert [change.what for change in wm.diff(path("a"), path("b"), by_value=True).changed] == ["shape"]
     [change] = wm.diff(path("c"), path("d"), by_value=True).changed
-    assert change.max_abs == 5
+    assert (change.max_abs, change.rms) == (5, 5)
     assert wm.diff(path("c"), path("d"), atol=5).equal
 
 
@@ -315,3 +316,19 @@ def test_reports_are_printable(put: Callable[..., Path]) -> None:
     report = wm.diff(put(spec(nasty), "a"), put(spec(TENSORS), "b"))
     assert repr(report).isprintable()
     assert not report.equal
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
+def test_the_root_of_the_mean_square_is_over_all_elements(tmp_path: Path, dtype: str) -> None:
+    """Elements that are equal count as differences of 0; one that is not finite makes it NaN."""
+    a = np.zeros((10, 10), dtype)
+    b = a.copy()
+    b[3, :4] = [3, -4, 3, 4]
+    path = saved(tmp_path, a=a, b=b, c=np.zeros((10, 10), np.float32))
+    [change] = wm.diff(path("a"), path("b")).changed
+    assert (change.n_different, change.max_abs, change.rms) == (4, 4, np.sqrt(0.5))
+    assert [other.rms for other in wm.diff(path("b"), path("c"), by_value=True).changed] == [np.sqrt(0.5)]
+    if dtype != "int32":
+        b[0, 0] = np.nan
+        path = saved(tmp_path, a=a, nan=b)
+        assert np.isnan(wm.diff(path("a"), path("nan")).changed[0].rms)

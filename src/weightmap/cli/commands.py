@@ -93,7 +93,7 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
     if report.changed:
         show.emit("")
         show.emit_table(
-            ("tensor", "what", "A", "B", "elements", "largest"),
+            ("tensor", "what", "A", "B", "elements", "largest", "RMS"),
             [
                 (
                     change.name,
@@ -102,10 +102,11 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
                     change.b,
                     "" if change.n_different is None else f"{change.n_different:,}",
                     "" if change.max_abs is None else f"{change.max_abs:.3g}",
+                    "" if change.rms is None else f"{change.rms:.3g}",
                 )
                 for change in report.changed
             ],
-            right=("elements", "largest"),
+            right=("elements", "largest", "RMS"),
         )
     if report.metadata:
         show.emit("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ from weightmap.quant.ref import in_pieces
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from weightmap.index.table import Row
     from weightmap.quant.ref import TensorRef
 
@@ -34,7 +37,7 @@ __all__ = ["DiffReport", "TensorDiff", "diff"]
 # Elements of quantised tensors that are decoded at once.
 _PIECE = 1 << 18
 # Bytes of each tensor that are compared at once: both pieces stay in the second-level cache.
-_BUFFER = 1 << 17
+_BUFFER = 1 << 18
 _EXACT = Tolerance()
 
 
@@ -52,6 +55,8 @@ class TensorDiff(NamedTuple):
         floating-point and quantised tensors of one shape, however each file stores them; None for others.
     max_abs : float or None
         Largest absolute difference of two elements; NaN when one of them is not finite.
+    rms : float or None
+        Root of the mean square of the differences, over all elements, those without a difference too.
     """
 
     name: str
@@ -60,6 +65,31 @@ class TensorDiff(NamedTuple):
     b: str
     n_different: int | None
     max_abs: float | None
+    rms: float | None = None
+
+
+class _Apart:
+    """How far two tensors are apart: elements that differ, their largest difference, the sum of the squares."""
+
+    __slots__ = ("count", "largest", "squares")
+
+    def __init__(self) -> None:
+        self.count, self.largest, self.squares = 0, 0.0, 0.0
+
+    def add(self, count: int, largest: float, squares: float) -> None:
+        """Add what was found in a part."""
+        self.count += count
+        self.largest = float(np.maximum(self.largest, largest))
+        self.squares += squares
+
+    def add_distances(self, distance: NDArray[np.floating[Any]]) -> None:
+        """Add the elements that differ in a part, by their distances."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.add(distance.size, float(distance.max(initial=0)), float(np.square(distance, dtype=np.float64).sum()))
+
+    def over(self, shape: tuple[int, ...]) -> tuple[int, float, float]:
+        """Return count, largest and root mean square difference of a tensor of this shape."""
+        return self.count, self.largest, math.sqrt(self.squares / max(math.prod(shape), 1))
 
 
 class DiffReport(NamedTuple):
@@ -272,9 +302,9 @@ def _compare(
         return _compare_bits(name, a, b, buffers)
     if _types(a.row) == _types(b.row) and _compare_bits(name, a, b, buffers) is None:
         return None  # the quick answer, for most tensors of similar files
-    different, largest = _compare_values(a, b, tolerance)
+    different, largest, rms = _compare_values(a, b, tolerance)
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a.row, b.row))
-    return TensorDiff(name, "values", text_a, text_b, different, largest) if different else None
+    return TensorDiff(name, "values", text_a, text_b, different, largest, rms) if different else None
 
 
 def _types(row: Row) -> tuple[str, bool]:
@@ -286,35 +316,31 @@ def _compare_bits(name: str, a: TensorRef, b: TensorRef, buffers: tuple[bytearra
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
     if _types(row_a) != _types(row_b):
         known = row_a.shape == row_b.shape and _has_values(row_a) and _has_values(row_b)
-        return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if known else (None, None)))
+        return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if known else (None, None, None)))
     if row_a.shape != row_b.shape:
         return TensorDiff(name, "shape", text_a, text_b, None, None)
     if row_a.dtype.quantized:
         return _compare_decoded(name, a, b, (text_a, text_b))
-    different, largest = 0, 0.0
+    found = _Apart()
     size = 0 if row_a.dtype.packed else row_a.dtype.bits // 8
     for left, right in zip(a.chunks(buffers[0]), b.chunks(buffers[1]), strict=True):
         if row_a.dtype.name in COMPARED:
-            count, distance = differing(left, right, row_a.dtype.name)
-            different += count
-            largest = float(np.maximum(largest, distance))
+            found.add(*differing(left, right, row_a.dtype.name))
             continue
         raw = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
         if np.array_equal(*raw):
             continue
         if not size:  # elements of less than a byte: count bytes
-            different += int((raw[0] != raw[1]).sum())
-            largest = float("nan")
+            found.add(int((raw[0] != raw[1]).sum()), float("nan"), float("nan"))
             continue
         apart = (raw[0] != raw[1]).reshape(-1, size).any(1)
-        different += int(apart.sum())
-        largest = float(np.maximum(largest, _distance(raw, apart, row_a)))
-    return TensorDiff(name, "values", text_a, text_b, different, largest) if different else None
+        found.add_distances(_distances(raw, apart, row_a))
+    return TensorDiff(name, "values", text_a, text_b, *found.over(row_a.shape)) if found.count else None
 
 
 def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, str]) -> TensorDiff | None:
     """Compare the values that two quantised tensors decode to, bit by bit; their codes may differ."""
-    different, largest = 0, 0.0
+    found = _Apart()
     for left, right in zip(in_pieces(a), in_pieces(b), strict=False):
         if (left.block_size, left.scale_type) != (right.block_size, right.scale_type):
             one, other = (
@@ -326,37 +352,39 @@ def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, st
         for at in range(0, left.size, _PIECE):
             values = [part.flat(at, min(at + _PIECE, part.size)) for part in (left, right)]
             apart = values[0].view(np.uint32) != values[1].view(np.uint32)
-            different += int(apart.sum())
             with np.errstate(invalid="ignore"):
                 distance = np.abs(values[0].astype(np.float64) - values[1])
-            largest = float(np.maximum(largest, distance[apart].max(initial=0)))
-    return TensorDiff(name, "values", *texts, different, largest) if different else None
+            found.add_distances(distance[apart])
+    if not found.count:
+        return None
+    return TensorDiff(name, "values", texts[0], texts[1], *found.over(a.row.shape))
 
 
 def _has_values(row: Row) -> bool:
     return row.dtype.quantized or row.dtype.name in FLOATING
 
 
-def _compare_values(a: TensorRef, b: TensorRef, tolerance: Tolerance = _EXACT) -> tuple[int, float]:
-    """Compare values of two tensors of one shape, of any types; return how many differ, and the largest difference."""
-    different, largest = 0, 0.0
+def _compare_values(a: TensorRef, b: TensorRef, tolerance: Tolerance = _EXACT) -> tuple[int, float, float]:
+    """Compare values of two tensors of one shape, of any types; return how many differ, largest and RMS difference."""
+    found = _Apart()
     for one, other in pairs(a, b):
         distance = distances(one, other)
         differ = apart(one, other, distance, tolerance)
-        different += int(differ.sum())
-        largest = float(np.maximum(largest, distance[differ].max(initial=0)))
-    return different, largest
+        found.add_distances(distance[differ])
+    return found.over(a.row.shape)
 
 
-def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:
+def _distances(raw: tuple[Any, Any], apart: Any, row: Row) -> NDArray[np.floating[Any]]:
+    """Return how far the elements that differ are apart; NaN for those of a type without numbers."""
     try:
         dtype = numpy_dtype(DTYPES[row.dtype.name])
     except (KeyError, UnsupportedError):
-        return float("nan")
+        return np.full(int(apart.sum()), np.nan)
     wide = np.complex128 if row.dtype.name == "complex64" else np.float64
     left, right = (part.view(dtype)[apart].astype(wide) for part in raw)
     with np.errstate(invalid="ignore"):
-        return float(np.abs(left - right).max())
+        distance: NDArray[np.floating[Any]] = np.abs(left - right)
+    return distance
 
 
 def _vocabularies(
