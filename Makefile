@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz fuzz-guided lint format clients-test torch-test vllm-test distributed-test browser-test gensim-test bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test fuzz fuzz-guided lint format clients-test torch-test vllm-test distributed-test device-test device-bench browser-test gensim-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -38,6 +38,8 @@ help:
 	@echo "make browser-test   the pages of weightmap report in a headless Chromium, which the system has"
 	@echo "make vllm-test  vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU"
 	@echo "make distributed-test  torch.distributed, jax and MPI ranks on one model, in an environment of 1.5 GB"
+	@echo "make device-test   loading to a GPU: all tests on one, and its kernels by an interpreter, in an environment of 6 GB"
+	@echo "make device-bench  the same timed beside other loaders; it needs a GPU"
 	@echo "make fuzz    10,000,000 mutants of every format, numbered: MUTANTS=100000 FIRST=0 FORMATS='amb embd'"
 	@echo "make fuzz-guided  every reader under atheris, for SECONDS=60 each"
 	@echo "make clean   remove everything that these made, .venv included"
@@ -127,7 +129,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-vllm .venv-gensim .venv-distributed build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-vllm .venv-gensim .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -235,6 +237,25 @@ $(DISTRIBUTED)/.installed: requirements/distributed.txt
 distributed-test: $(MODULE) $(DISTRIBUTED)/.installed
 	@WEIGHTMAP_DISTRIBUTED=1 PYTHONPATH=$(CURDIR)/src $(DISTRIBUTED)/bin/python -m pytest -p no:cacheprovider -rs \
 	    $(DISTRIBUTED_TESTS)
+
+# Loading to GPUs. Without one, Triton's interpreter runs the kernels that decode, and the other tests are skipped visibly.
+# Another folder, such as one with PyTorch for processors: make device-test DEVICE=/tmp/device
+DEVICE := .venv-device
+DEVICE_TESTS := tests/integration/test_device_gpu.py tests/integration/test_triton.py tests/integration/test_torch.py \
+    tests/integration/test_load_into.py tests/plans/test_device.py
+$(DEVICE)/.installed: requirements/device.txt
+	@echo "Installing PyTorch, Triton and the other loaders in $(DEVICE)"
+	@test -x $(DEVICE)/bin/python || $(PYTHON) -m venv $(DEVICE)
+	@$(DEVICE)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
+device-test: $(MODULE) $(DEVICE)/.installed
+	@TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= PYTHONPATH=$(CURDIR)/src $(DEVICE)/bin/python -m pytest -p no:cacheprovider \
+	    -rs tests/integration/test_triton.py
+	@PYTHONPATH=$(CURDIR)/src $(DEVICE)/bin/python -m pytest -p no:cacheprovider -rs $(DEVICE_TESTS)
+
+device-bench: $(MODULE) $(DEVICE)/.installed
+	@PYTHONPATH=$(CURDIR)/src $(DEVICE)/bin/python benchmarks/bench_device.py
 
 # gensim as an oracle for its files and for analogies, in an environment of its own.
 GENSIM := .venv-gensim

@@ -133,6 +133,10 @@ class FakeDevice(Backend):
         """Note it."""
         self._call("begin")
 
+    def end(self) -> None:
+        """Note it."""
+        self._call("end")
+
     def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
         """Copy later what is there now."""
         self._call("copy", len(memory))

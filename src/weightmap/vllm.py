@@ -22,7 +22,7 @@ from weightmap.formats import FORMATS
 from weightmap.model.opening import open as open_model
 from weightmap.model.single import INDEX_SUFFIX
 from weightmap.plans.planning import plan
-from weightmap.torch import read_tensor, torch_device, writable_mode
+from weightmap.torch import load_plan, read_tensor, writable_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +36,8 @@ _USUAL_INDEX = "model.safetensors.index.json"
 # A setting of the stock loader that concerns no file: whether every parameter has to come from the checkpoint.
 _STOCK = ("enable_weights_track",)
 _CHOICES = {"mode": ("mmap", "cow", "copy", "sealed"), "verify": ("header", "full", "none")}
+# Bytes of tensors that are on a GPU beside the model's own.
+_GROUP = 512 << 20
 # What llama.cpp calls the tensors of layers.
 _LLAMA_CPP = re.compile(r"blk\.\d+\.")
 
@@ -46,6 +48,7 @@ class Settings(NamedTuple):
     mode: Mode | None = None
     verify: Verify = "header"
     threads: int | None = None
+    upload: bool = True
 
     @classmethod
     def of(cls, config: Any) -> tuple[Settings, dict[str, Any]]:
@@ -55,7 +58,9 @@ class Settings(NamedTuple):
         ----------
         config : dict
             ``mode`` and ``verify`` as for `weightmap.open`, by default what suits the device, and "header";
-            ``threads``, how many bring a file into memory before its tensors are used, 8 by default and 0 for none.
+            ``threads``, how many bring a file into memory before its tensors are used, 8 by default and 0 for none;
+            ``upload``, whether tensors for a model on a GPU go there by `weightmap.device` before the model takes its
+            parts of them, which is the default.
 
         Raises
         ------
@@ -75,6 +80,8 @@ class Settings(NamedTuple):
         threads = config.get("threads", 0)
         if type(threads) is not int or threads < 0:
             raise ValueError(f"threads is {threads!r}, expected a number, 0 for none")
+        if not isinstance(config.get("upload", True), bool):
+            raise ValueError(f"upload is {config['upload']!r}, expected True or False")  # noqa: TRY004 - as for others
         own = cls(**{key: config[key] for key in cls._fields if key in config})
         return own, {key: config[key] for key in _STOCK if key in config}
 
@@ -137,6 +144,7 @@ def tensors(
     shared: bool,
     skip: Callable[[str], bool] = lambda _: False,
     local: tuple[int, int] = (0, 1),
+    device: Any = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield names and tensors of files in the order of their bytes.
 
@@ -152,9 +160,11 @@ def tensors(
     local : (int, int)
         Number of this process among those on this machine that load the same model, and how many these are: each
         brings a part of every file into memory.
+    device : torch.device, optional
+        Where tensors go, some at a time, if the settings allow it; by default they stay on the CPU.
     """
     mode = settings.mode or (writable_mode() if shared else "mmap")
-    cpu = torch_device("cpu")
+    away = device is not None and settings.upload
     done: set[str] = set()  # the first file of a split model opens all
     for path in paths:
         if path in done:
@@ -166,10 +176,14 @@ def tensors(
                 expected = "those of Hugging Face, such as model.layers.0.input_layernorm.weight"
                 raise UnsupportedError("names of tensors", path=path, actual="those of llama.cpp", expected=expected)
             reads = plan(file, names, local_rank=local[0], local_world=local[1])
-            if settings.threads != 0 and mode in {"mmap", "cow"}:
+            # A single process reads by many threads anyway on the way to a device.
+            if settings.threads != 0 and mode in {"mmap", "cow"} and (local[1] > 1 or not away):
                 reads.warm(settings.threads)
+            if away:
+                yield from load_plan(reads, device, group=_GROUP)
+                continue
             for name, array in reads.run():
-                yield name, read_tensor(file, name, cpu, array)
+                yield name, read_tensor(file, name, array)
 
 
 def _stock_config(load_config: Any) -> tuple[Settings, Any]:
@@ -182,6 +196,12 @@ def _stock_config(load_config: Any) -> tuple[Settings, Any]:
 
 def _on_cpu(model: Any) -> bool:
     return all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+def _gpu_of(model: Any) -> Any:
+    """Return the CUDA device that all parameters of a model are on; None if there is none."""
+    devices = [parameter.device for parameter in model.parameters()]
+    return devices[0] if devices and devices[0].type == "cuda" and devices.count(devices[0]) == len(devices) else None
 
 
 def _wanted(paths: list[str], unused: Callable[[str], bool]) -> list[str]:
@@ -220,7 +240,7 @@ def loader_class() -> Any:
             self._settings, stock = _stock_config(load_config)
             stock.load_format = "safetensors"  # what the stock loader downloads
             super().__init__(stock)
-            self._shared = False
+            self._shared, self._gpu = False, None
 
         def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
             # vLLM looks for this tensor in safetensors only, and would drop it. If both are equal, it ties them again.
@@ -232,7 +252,7 @@ def loader_class() -> Any:
 
         def load_weights(self, model: Any, model_config: Any) -> None:
             # Quantised parameters may keep the tensors they get.
-            self._shared = _on_cpu(model) and model_config.quantization is None
+            self._shared, self._gpu = _on_cpu(model) and model_config.quantization is None, _gpu_of(model)
             super().load_weights(model, model_config)
 
         def _files_of(self, model_config: Any) -> list[str]:
@@ -281,6 +301,7 @@ def loader_class() -> Any:
                 shared=self._shared,
                 skip=lambda name: ep_weight_filter.should_skip_weight(name, self.local_expert_ids),
                 local=_local_ranks(),
+                device=self._gpu,
             )
             return ((source.prefix + name, tensor) for name, tensor in every)
 

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ torch = pytest.importorskip("torch")
 from tests.integration.test_torch import _Copies, permissions  # noqa: E402
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
-from weightmap.torch import StateError, _modules, _tensors, load_file, load_into  # noqa: E402
+from weightmap.device import Loader, Staging, _loading  # noqa: E402
+from weightmap.device._cargo import Made  # noqa: E402
+from weightmap.torch import StateError, TorchBackend, _modules, load_file, load_into  # noqa: E402
+from weightmap.torch._device import pour  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -220,49 +224,79 @@ class _Away(torch.Tensor):
         return torch.device("cuda")
 
 
-def test_other_devices_are_filled_by_staging_from_a_read_only_map(net, tmp_path, monkeypatch):
-    """Nothing but buffers of a few bytes here is ever the source of a copy to them, and the map in use is read-only."""
-    module, path = net
-    monkeypatch.setattr(_tensors, "STAGE", 64)
-    sources, maps = [], set()
-    copy_in_pieces = _tensors.copy_in_pieces
+class _Sent(TorchBackend):
+    """A backend that says that it is on another device, and knows what was copied to it."""
 
-    def watched(parts, dtype, target, *, raw):
-        maps.update(permissions(path))
-        with _Copies() as copies:
-            copy_in_pieces(parts, dtype, target.as_subclass(torch.Tensor), raw=raw)
-        sources.append((max(copies.copied, default=0), sum(copies.copied)))
+    copied: ClassVar[list[int]] = []
 
-    monkeypatch.setattr(_modules, "copy_in_pieces", watched)
-    other = Net()
-    for owner in other.modules():
+    def __init__(self, _):
+        super().__init__("cpu")
+
+    def copy(self, memory, buffer, at):
+        """Copy to the memory that the tensor really has."""
+        self.copied.append(len(memory))
+        super().copy(memory, buffer.as_subclass(torch.Tensor), at)
+
+
+@pytest.fixture
+def away(monkeypatch):
+    """Backends of other devices copy to the CPU, through slots of a few bytes; gives what was copied at once."""
+    monkeypatch.setattr(_loading, "_UNPINNED", Staging(2, 1024))
+    monkeypatch.setattr(_modules, "TorchBackend", _Sent)
+    _Sent.copied = []
+    return _Sent.copied
+
+
+def moved(module):
+    """The module with all its tensors on another device, as they say."""
+    for owner in module.modules():
         for names in (owner._parameters, owner._buffers):
             for name, tensor in names.items():
                 if tensor is not None:
                     away = tensor.detach().as_subclass(_Away)
                     names[name] = torch.nn.Parameter(away, tensor.requires_grad) if names is owner._parameters else away
+    return module
+
+
+def test_other_devices_are_filled_by_staging(net, tmp_path, away):
+    """Only slots are ever the source of a copy to them, and no mapping is writable while they are used."""
+    module, path = net
+    other = moved(Net())
     other.head.weight = other.embed.weight
     load_into(other, path)
-    assert "r--s" in maps
-    assert len(sources) == len(wm.open(path))  # the tied weight is copied once
-    assert max(most for most, _ in sources) <= 64
-    assert sum(total for _, total in sources) == sum(array.nbytes for array in wm.load(path).values())
+    assert len(away) == len(wm.open(path))  # the tied weight is copied once
+    assert max(away) <= 1024
+    assert sum(away) == sum(array.nbytes for array in wm.load(path).values())
     for name, tensor in other.state_dict().items():
         assert torch.equal(tensor.as_subclass(torch.Tensor), module.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_buffer_pours_into_tensors_of_any_strides_and_type(monkeypatch, dtype):
+def test_values_are_converted_on_their_device(tmp_path, away):
+    """float32 to float16, integers to floats, quantised ones, and tensors of any strides."""
+    values = {"weight": np.arange(24, dtype=np.float32).reshape(4, 6) / 7, "bias": np.arange(4, dtype=np.float32)}
+    path = tmp_path / "m.safetensors"
+    wm.save(path, values)
+    layer = torch.nn.Linear(6, 4).half()
+    layer.weight = torch.nn.Parameter(torch.zeros(6, 4, dtype=torch.float16).T)
+    load_into(moved(layer), path)
+    assert away
+    for name, value in values.items():
+        assert torch.equal(getattr(layer, name).as_subclass(torch.Tensor), torch.from_numpy(value).half())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+def test_elements_are_poured_into_tensors_of_any_strides_and_type(monkeypatch, dtype):
     """A transposed tensor of another type gets the values in their places."""
-    monkeypatch.setattr(_tensors, "STAGE", 16)
+    monkeypatch.setattr(_loading, "_UNPINNED", Staging(2, 256))
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     for target in (
         torch.zeros(3, 4, dtype=dtype),
         torch.zeros(4, 3, dtype=dtype).T,
         torch.zeros(6, 4, dtype=dtype)[::2],
     ):
-        _tensors.copy_in_pieces(_tensors.pieces_of(values), values.dtype, target, raw=dtype == torch.float32)
-        assert target.tolist() == values.tolist()
+        with Loader(TorchBackend("cpu")) as loader:
+            pour(loader, Made("values", values), target)
+            assert target.tolist() == values.tolist()
 
 
 def test_load_file_gives_every_tensor(net):

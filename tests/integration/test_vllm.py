@@ -11,8 +11,10 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from tests.device_support import FakeDevice
 
 import weightmap as wm
+from weightmap.device import load
 from weightmap.errors import (
     LayoutError,
     NotRegularFileError,
@@ -123,8 +125,7 @@ def registered(monkeypatch):
         HookRegistry=types.SimpleNamespace(register=lambda *hook: calls.append(hook)),
         HookType=types.SimpleNamespace(AROUND="around"),
     )
-    monkeypatch.setattr(ours, "torch_device", str)
-    monkeypatch.setattr(ours, "read_tensor", lambda file, name, device, array: array)
+    monkeypatch.setattr(ours, "read_tensor", lambda file, name, array: array)
     cached = (ours.register, ours.loader_class, ours.register_sglang, ours.sglang_loader_class)
     for function in cached:
         function.cache_clear()
@@ -228,6 +229,7 @@ def test_experts_of_other_ranks_are_not_read(registered, tmp_path):
         ({"verify": True}, "verify is True, expected one of header, full, none"),
         ({"threads": -1}, "threads is -1, expected a number, 0 for none"),
         ({"threads": True}, "threads is True"),
+        ({"upload": 1}, "upload is 1, expected True or False"),
     ],
 )
 def test_wrong_settings_are_one_error(registered, extra, message):
@@ -257,12 +259,45 @@ def test_tensors_share_pages_only_with_plain_parameters_of_the_cpu(
     """Any other gets read-only arrays, of which each tensor is a copy; a mode in the settings decides."""
     monkeypatch.delenv("WEIGHTMAP_MODE", raising=False)
     wm.save(tmp_path / "model.weights", arrays("w"))
-    made = loader(**({"mode": mode} if mode else {}))
+    made = loader(upload=False, **({"mode": mode} if mode else {}))
     parameter = types.SimpleNamespace(device=types.SimpleNamespace(type=device))
     model = types.SimpleNamespace(parameters=lambda: [parameter])
     made.load_weights(model, types.SimpleNamespace(quantization=quantization))
     ((_, array),) = made._get_weights_iterator(Source(str(tmp_path)))
     assert array.flags.writeable == writable
+
+
+@pytest.mark.parametrize(
+    ("devices", "upload", "there"),
+    [
+        (["cuda", "cuda"], None, True),
+        (["cuda", "cuda"], False, False),
+        (["cuda", "cpu"], None, False),
+        (["cpu"], None, False),
+        ([], None, False),
+    ],
+)
+def test_tensors_of_a_model_on_a_gpu_go_there_some_at_a_time(registered, tmp_path, monkeypatch, devices, upload, there):
+    """The engine of weightmap.device brings them, unless the settings say no; expert filters and order stay."""
+    wm.save(tmp_path / "model.weights", arrays("a", "b", "c"))
+    device = FakeDevice()
+    asked = []
+
+    def load_plan(plan, where, *, group):
+        asked.append(where.type)
+        return load(plan, device, group=group)
+
+    monkeypatch.setattr(ours, "load_plan", load_plan)
+    monkeypatch.setattr(ours, "_GROUP", 1)
+    made = loader(**({} if upload is None else {"upload": upload}))
+    parameters = [types.SimpleNamespace(device=types.SimpleNamespace(type=name)) for name in devices]
+    made.load_weights(types.SimpleNamespace(parameters=lambda: parameters), types.SimpleNamespace(quantization=None))
+    found = dict(made._get_weights_iterator(Source(str(tmp_path), prefix="p.")))
+    assert list(found) == ["p.a", "p.b", "p.c"]
+    assert asked == (["cuda"] if there else [])
+    assert device.count("allocate") == (3 if there else 0)
+    for name, array in arrays("a", "b", "c").items():
+        np.testing.assert_array_equal(found[f"p.{name}"], array)
 
 
 @pytest.mark.parametrize(("tied", "head"), [(True, True), (True, False), (False, True)])

@@ -64,13 +64,28 @@ class Reader:
     def whole(self, name: str) -> Any:
         """Return a tensor."""
         file = self.file
+        if self._away:
+            return self.several([name])[name]
         value = read_whole(file, name) if self.pread else file[name] if self.device is None else None
         if self.device is not None:
             from weightmap.torch import read_tensor
 
-            return read_tensor(file, name, self.device, value)
+            return read_tensor(file, name, value)
         array = value if isinstance(value, np.ndarray) else file.read(name, np.float32)
         return array if self._convert is None else self._convert(array)
+
+    @property
+    def _away(self) -> bool:
+        """Whether tensors go to a device other than the CPU."""
+        return self.device is not None and self.device.type != "cpu"
+
+    def several(self, names: list[str]) -> dict[str, Any]:
+        """Return tensors, in the order of these names; those of another device are loaded together."""
+        if not self._away:
+            return {name: self.whole(name) for name in names}
+        from weightmap.torch import load_tensors
+
+        return load_tensors(self.file, names, self.device)
 
     def part(self, name: str, index: Any) -> Any:
         """Return part of a tensor: an array of no dimension for one element."""
@@ -78,6 +93,11 @@ class Reader:
             index = (*index, Ellipsis)  # keeps a single element an array, a view, instead of a scalar
         file = self.file
         try:
+            if self._away and _is_plain(index):
+                np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # raises what numpy raises
+                from weightmap.torch import load_tensors
+
+                return load_tensors(file, {name: index}, self.device)[name]
             if self.pread:
                 return self.deliver(read_part(file, name, index))
             value = file[name]
@@ -89,11 +109,17 @@ class Reader:
 
     def deliver(self, array: NDArray[Any]) -> Any:
         """Return an array as it is, or as a tensor on the device."""
-        if self.device is None or self.device.type == "cpu":
+        if not self._away:
             return array if self._convert is None else self._convert(array)
         from weightmap.torch import to_device
 
         return to_device(array, self.device)
+
+
+def _is_plain(index: Any) -> bool:
+    """Whether an index consists of integers, slices and an ellipsis, which plans take."""
+    plain = (int, np.integer, slice, type(Ellipsis))
+    return all(isinstance(part, plain) and not isinstance(part, bool) for part in index)
 
 
 class safe_open:  # noqa: N801 - the name that safetensors gave it
@@ -184,7 +210,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     def get_tensors(self) -> dict[str, Any]:
         """Return every tensor, in the order of `offset_keys`."""
         reader = self._open()
-        return {name: reader.whole(name) for name in self.offset_keys()}
+        return reader.several(self.offset_keys())
 
     def get_slice(self, name: str) -> SafeSlice:
         """Return an object that gives the shape and the type of a tensor, and parts of it by indexing.

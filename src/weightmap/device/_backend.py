@@ -26,7 +26,7 @@ class Change(NamedTuple):
     dtype : str
         The type of the result.
     elements : int
-        The bytes of a scheme are a whole tensor of one dimension, as `QuantizedTensor` and `GgmlTensor` take
+        How many. The bytes of a scheme are a whole tensor of one dimension, as `QuantizedTensor` and `GgmlTensor` take
         them.
     block_size, scale_type
         As of `QuantizedTensor`; 0 and "" for other types.
@@ -86,6 +86,10 @@ class Backend(ABC):
     @abstractmethod
     def begin(self) -> None:
         """Let later copies wait for what the caller has asked the device for until now."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Let what the caller asks the device for from now on wait for the copies until now."""
 
     @abstractmethod
     def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:

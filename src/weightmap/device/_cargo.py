@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.device._backend import Backend
+    from weightmap.io.source import Source
     from weightmap.plans.indices import Axis
     from weightmap.quant.ref import TensorRef
 
-__all__ = ["Cargo", "Piece"]
+__all__ = ["Cargo", "Made", "Piece"]
 
 # Bytes decoded or converted on the host at once.
 _PART = 1 << 20
@@ -103,6 +104,11 @@ class Cargo:
         self.nbytes: int = self.count * DTYPES[self.dtype].bits // 8
         self._key, self._whole = key, whole
         self._decoded_there = stored.quantized and backend.decodes(stored.name)
+
+    @property
+    def source(self) -> Source | None:
+        """Whose bytes they are."""
+        return self.ref.source
 
     def delivered(self, backend: Backend, tensor: Any) -> Any:
         """Return what the index gives, of a tensor with the elements of the file in their order there."""
@@ -289,6 +295,61 @@ class Cargo:
             return
         whole = np.frombuffer(b"".join(map(bytes, ref.chunks())), np.uint8).view(stored)
         yield whole.reshape(self._whole)[_ascending(axes)]
+
+
+class Made:
+    """An array, or a quantised tensor that is decoded here, to be sent to a device.
+
+    Parameters
+    ----------
+    name : str
+        What errors call it.
+    array : ndarray or QuantizedTensor
+    dtype : str, optional
+        The type on the device.
+
+    Attributes
+    ----------
+    name, dtype, shape, nbytes
+        As of `Cargo`; `nbytes` is that of the elements here.
+    """
+
+    source = None
+
+    def __init__(self, name: str, array: Any, dtype: str | None = None) -> None:
+        self.name: str = name
+        self._array = array
+        self._packed = not isinstance(array, np.ndarray)
+        self._kind: np.dtype[Any] = np.dtype(np.float32) if self._packed else array.dtype.newbyteorder("=")
+        self.dtype: str = dtype or self._kind.name
+        self.shape: tuple[int, ...] = array.shape
+        self.nbytes: int = array.size * self._kind.itemsize
+
+    def pieces(self, most: int) -> Iterator[Piece]:
+        """Yield the elements in row-major order, in new memory."""
+        done, at, together = 0, 0, most // self._kind.itemsize
+        for part in self._array.in_runs(together) if self._packed else _runs(self._array, together):
+            data = np.ascontiguousarray(part, self._kind).reshape(-1).view(np.uint8)
+            if self.dtype == self._kind.name:
+                yield Piece(len(data), _NONE, _NONE, done, None, data)
+                done += len(data)
+                continue
+            change = Change(self._kind.name, quantized=False, dtype=self.dtype, elements=part.size)
+            yield Piece(len(data), _NONE, _NONE, at, change, data)
+            at += part.size * DTYPES[self.dtype].bits // 8
+
+
+def _runs(array: Any, most: int) -> Iterator[NDArray[Any]]:
+    """Yield the elements of an array in row-major order, at most `most` at a time."""
+    if array.size <= most:
+        yield array
+    elif array.size // len(array) > most:
+        for row in array:
+            yield from _runs(row, most)
+    else:
+        step = most // (array.size // len(array))
+        for start in range(0, len(array), step):
+            yield array[start : start + step]
 
 
 def _ascending(axes: list[Axis]) -> tuple[slice, ...]:

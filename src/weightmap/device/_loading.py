@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.device._backend import Backend
-    from weightmap.device._cargo import Piece
+    from weightmap.device._cargo import Made, Piece
     from weightmap.device._slots import Slot
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
@@ -138,9 +138,9 @@ class Loader:
         if there < (end - begin) // 10 * 9:
             self._cold = begin, end
 
-    def send(self, cargo: Cargo, buffer: Any, at: int, source: Source | None = None) -> None:
+    def send(self, cargo: Cargo | Made, buffer: Any, at: int, source: Source | None = None) -> None:
         """Send a tensor to device memory, from byte `at` on; `finish` waits for it."""
-        given = cargo.ref.source if source is None else source
+        given = cargo.source if source is None else source
         for piece in cargo.pieces(self._staging.slot_bytes // 4):
             if piece.change is not None:
                 self._free(piece.nbytes)
@@ -153,6 +153,11 @@ class Loader:
                 self._move(room, buffer, at + piece.at + done)
                 self._take(cargo.name, given, piece, done, room)
                 done += room
+
+    def flush(self) -> None:
+        """Send what is still in the slot; what the caller asks the device for from now on comes after it."""
+        self._ship()
+        self.backend.end()
 
     def finish(self) -> None:
         """Send what is still in the slot, and wait until the device has everything."""
@@ -204,7 +209,7 @@ class Loader:
                 return
         self._moves.append((begin, end, buffer, at))
 
-    def _take(self, name: str, source: Source, piece: Piece, begin: int, nbytes: int) -> None:
+    def _take(self, name: str, source: Source | None, piece: Piece, begin: int, nbytes: int) -> None:
         """Put the bytes of a piece from `begin` on into the slot, or note that they are to be read."""
         slot, used = self._current(), self._used
         if not self._names or self._names[-1] != name:

@@ -7,23 +7,27 @@ ends the process. These functions never make such a tensor: they copy or raise a
     with weightmap.open("model.safetensors", mode="cow") as f:
         weight = weightmap.torch.to_torch(f["weight"])
 
-`load_file` returns all tensors of a file in this way, and `load_into` fills a module. For devices other than the CPU,
-files are mapped read-only and copied through a small buffer.
+`load_file` returns all tensors of a file in this way, and `load_into` fills a module. To devices other than the CPU
+files are copied by `weightmap.device`, which touches no mapping of them.
 
 NumPy has no bfloat16 and float8 of its own; arrays with the types of ml_dtypes become tensors of these types.
 """
 
 from weightmap.model.foreign import from_torch
-from weightmap.torch._files import load_file, read_tensor, writable_mode
+from weightmap.torch._device import TorchBackend, load_plan, to_device
+from weightmap.torch._files import load_file, load_tensors, read_tensor, writable_mode
 from weightmap.torch._modules import StateError, load_into, load_state
-from weightmap.torch._tensors import to_device, to_torch, torch_device
+from weightmap.torch._tensors import to_torch, torch_device
 
 __all__ = [
     "StateError",
+    "TorchBackend",
     "from_torch",
     "load_file",
     "load_into",
+    "load_plan",
     "load_state",
+    "load_tensors",
     "read_tensor",
     "to_device",
     "to_torch",

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.model.foreign import PAIRS
+from weightmap.dtypes import FLOATING
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import locate
-from weightmap.quant.ref import in_pieces
-from weightmap.torch._tensors import imported_torch, pieces_of, staged, to_device, to_torch, torch_device
+from weightmap.plans.planning import plan as make_plan
+from weightmap.torch._device import load_plan
+from weightmap.torch._tensors import in_pairs, to_torch, torch_device
 
 if TYPE_CHECKING:
     from weightmap.model.file import TensorFile
     from weightmap.typing import Mode
 
-__all__ = ["load_file", "read_tensor", "shared", "writable_mode"]
+__all__ = ["load_file", "load_tensors", "read_tensor", "shared", "writable_mode"]
 
 _OCTET = np.dtype(np.uint8)
 
@@ -27,7 +28,9 @@ def writable_mode() -> Mode:
     return "copy" if os.environ.get("WEIGHTMAP_MODE") in {"copy", "sealed"} else "cow"
 
 
-def load_file(path: Any, device: str | int = "cpu", *, plan: Any = None) -> dict[str, Any]:
+def load_file(
+    path: Any, device: str | int = "cpu", *, plan: Any = None, verify: bool = False, dtype: Any = None
+) -> dict[str, Any]:
     """Return the tensors of a file.
 
     Parameters
@@ -35,20 +38,27 @@ def load_file(path: Any, device: str | int = "cpu", *, plan: Any = None) -> dict
     path : str or os.PathLike
         Anything that `weightmap.open` takes.
     device : str, int or torch.device
-        On the CPU, tensors share the pages of the file, may be written to, and leave it as it was. For any other
-        device the file is mapped read-only and copied through a buffer of a few MiB.
+        On the CPU, tensors share the pages of the file, may be written to, and leave it as it was. To any other device
+        they are copied by `weightmap.device`: those of a file share one piece of memory there, and quantised ones are
+        decoded there, if Triton is installed.
     plan : ReadPlan, optional
-        What to read, and how: a plan of `weightmap.plan` for this file. Its tensors come in its order, copied.
+        What to read, and how: a plan of `weightmap.plan` for this file, such as the slices of one rank. Its tensors
+        come in its order; on the CPU they are copies.
+    verify : bool
+        Check the checksums of the file, where it has any, before a tensor is handed out.
+    dtype : torch.dtype, optional
+        The type of floating-point and quantised tensors. By default that of the file, and float32 for quantised ones.
+        Other devices convert them themselves.
 
     Returns
     -------
     dict of str to torch.Tensor
-        In the order of the file. Quantised tensors are decoded to float32.
+        In the order of the file.
 
     Raises
     ------
     FormatError, OSError
-        As `weightmap.open`.
+        As `weightmap.open`. On devices also for a file that is truncated or written to meanwhile.
     UnsupportedError
         torch has no such device, or lacks the type of a tensor.
     MissingDependencyError
@@ -56,32 +66,61 @@ def load_file(path: Any, device: str | int = "cpu", *, plan: Any = None) -> dict
     """
     where = torch_device(device)
     if plan is not None:
-        return {name: _on_device(array, where) for name, array in plan.run()}
-    if where.type == "cpu":
-        with open_model(path, mode=writable_mode()) as file:
-            return shared(file)
-    with open_model(path) as file:
-        return {name: read_tensor(file, name, where) for name in file}
+        if where.type != "cpu":
+            return dict(load_plan(plan, where, dtype=dtype, verify=verify))
+        return {name: _cast(to_torch(array), dtype) for name, array in plan.run(verify=verify)}
+    with open_model(path, mode=writable_mode() if where.type == "cpu" else None) as file:
+        if where.type != "cpu":
+            return load_tensors(file, list(file), where, verify=verify, dtype=dtype)
+        if verify:
+            checked = dict(make_plan(file).run("map", verify=True))
+            tensors = {name: read_tensor(file, name, checked[name]) for name in file}
+        else:
+            tensors = shared(file)
+    return tensors if dtype is None else {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
+
+
+def _cast(tensor: Any, dtype: Any) -> Any:
+    floating = str(tensor.dtype).removeprefix("torch.") in FLOATING
+    return tensor.to(dtype) if dtype is not None and floating else tensor
 
 
 def shared(file: TensorFile) -> dict[str, Any]:
     """Return all tensors of a file opened in `writable_mode`, on the CPU: those that `read_tensor` returns, at once."""
-    cpu, tensors = torch_device("cpu"), {}
+    tensors = {}
     for name, array in file.items():
         # Only an array of numbers says by itself what the tensor is: bytes may be pairs of float4.
         alone = type(array) is np.ndarray and array.dtype != _OCTET
-        tensors[name] = to_torch(array) if alone else read_tensor(file, name, cpu)
+        tensors[name] = to_torch(array) if alone else read_tensor(file, name)
     return tensors
 
 
-def read_tensor(file: TensorFile, name: str, device: Any, array: np.ndarray[Any, Any] | None = None) -> Any:
-    """Return a tensor of an open file on a device.
+def load_tensors(
+    file: TensorFile, wants: Any, device: Any, *, verify: bool = False, dtype: Any = None
+) -> dict[str, Any]:
+    """Return tensors of an open file on a device other than the CPU.
+
+    Parameters
+    ----------
+    file : TensorFile
+    wants
+        Names, or what else `weightmap.plan` takes. Tensors come in the order of names.
+    device : torch.device
+    verify, dtype
+        As for `load_file`.
+    """
+    with make_plan(file, wants) as plan:
+        found = dict(load_plan(plan, device, verify=verify, dtype=dtype))
+    return {name: found[name] for name in wants}
+
+
+def read_tensor(file: TensorFile, name: str, array: np.ndarray[Any, Any] | None = None) -> Any:
+    """Return a tensor of an open file on the CPU.
 
     Parameters
     ----------
     file : TensorFile
     name : str
-    device : torch.device
     array : np.ndarray, optional
         Its values, where they have been read.
 
@@ -90,19 +129,7 @@ def read_tensor(file: TensorFile, name: str, device: Any, array: np.ndarray[Any,
     torch.Tensor
         float4 is the type of torch that has two elements in a byte, if torch has that and rows are whole bytes.
     """
-    place = locate(file, name)
-    row = place.row
+    row = locate(file, name).row
     if row.dtype.quantized and array is None:
-        if device.type == "cpu":
-            return to_torch(file.read(name, np.float32))
-        runs = (run for tensor in in_pieces(place) for run in pieces_of(tensor))
-        return staged(runs, row.shape, np.dtype(np.float32), device)
-    tensor = _on_device(file[name] if array is None else array, device)
-    pairs = getattr(imported_torch(), PAIRS, None)
-    if row.dtype.name != "float4_e2m1fn" or pairs is None or not row.shape or row.shape[-1] % 2:
-        return tensor
-    return tensor.view(pairs).reshape(*row.shape[:-1], row.shape[-1] // 2)
-
-
-def _on_device(array: Any, device: Any) -> Any:
-    return to_torch(array) if device.type == "cpu" else to_device(array, device)
+        return to_torch(file.read(name, np.float32))
+    return in_pairs(to_torch(file[name] if array is None else array), row)

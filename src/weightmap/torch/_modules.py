@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from weightmap.device import Loader
+from weightmap.device._cargo import Cargo, Made
 from weightmap.errors import TensorFileError, quoted
 from weightmap.model.foreign import from_torch
 from weightmap.model.opening import open as open_model
-from weightmap.torch._files import read_tensor, shared, writable_mode
-from weightmap.torch._tensors import copy_in_pieces, decoded_dtype, imported_torch, pieces_of
+from weightmap.model.parts import check_unchanged, locate
+from weightmap.torch._device import TorchBackend, pour
+from weightmap.torch._files import load_tensors, shared, writable_mode
+from weightmap.torch._tensors import imported_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -33,7 +38,7 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     Parameters
     ----------
     module : torch.nn.Module
-        On any device. Tensors outside the CPU are filled through a buffer of a few MiB.
+        On any device. Tensors outside the CPU are filled by `weightmap.device`, which converts values there.
     path : str or os.PathLike
         Anything that `weightmap.open` takes. The file needs one tensor for parameters that are tied.
     strict : bool
@@ -68,7 +73,7 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     if all(tensor.device.type in {"cpu", "meta"} for tensor in own.values()):
         _finish(module, state, own, None, assign=assign)
     else:
-        with open_model(path) as file:  # read-only
+        with open_model(path) as file:  # and no mapping of it is touched
             _finish(module, state, own, file, assign=assign)
     return result
 
@@ -153,18 +158,26 @@ def _finish(
     torch = imported_torch()
     names = {id(tensor): name for name, tensor in reversed(list(state.items()))}
     if assign:
+        away: dict[Any, list[str]] = {}
+        for name, tensor in state.items():
+            old = own.get(name)
+            if file is not None and old is not None and old.device.type not in {"cpu", "meta"}:
+                away.setdefault(old.device, []).append(names[id(tensor)])
+        loaded = {
+            device: load_tensors(file, set(wanted), device) for device, wanted in away.items() if file is not None
+        }
         made: dict[int, Any] = {}
         for name, tensor in state.items():
             old = own.get(name)
             if old is not None and id(tensor) not in made:
-                away = old.device.type not in {"cpu", "meta"}
-                new = read_tensor(file, names[id(tensor)], old.device) if away and file is not None else tensor
+                new = loaded[old.device][names[id(tensor)]] if old.device in loaded else tensor
                 parameter = isinstance(old, torch.nn.Parameter)
                 made[id(tensor)] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
         placed = {name: made.get(id(tensor), tensor) for name, tensor in state.items()}
         module.load_state_dict(placed, strict=False, assign=True)
         return
     done: list[tuple[Any, Any]] = []
+    loaders: dict[Any, Loader] = {}
 
     def fill(copy: Any, target: Any, source: Any) -> None:
         if any(target is other and source is given for other, given in done):  # a tied parameter
@@ -173,12 +186,19 @@ def _finish(
         if target.device.type == "cpu" or source.device.type != "cpu":
             copy(target, source)
             return
-        name = names.get(id(source))  # None if a hook made the tensor
-        array = from_torch(source) if name is None or file is None else file[name]
-        copy_in_pieces(pieces_of(array), decoded_dtype(array), target, raw=source.dtype == target.dtype)
+        loader = loaders.get(target.device)
+        if loader is None:
+            loader = loaders[target.device] = open_loaders.enter_context(Loader(TorchBackend(target.device)))
+        name, dtype = names.get(id(source)), str(target.dtype).removeprefix("torch.")
+        if name is None or file is None:  # a hook made the tensor
+            pour(loader, Made("a tensor", from_torch(source), dtype), target)
+        else:
+            pour(loader, Cargo(loader.backend, name, locate(file, name), None, dtype), target)
 
-    with _copying()(fill):
+    with contextlib.ExitStack() as open_loaders, _copying()(fill):
         module.load_state_dict(state, strict=False)
+    if file is not None:
+        check_unchanged(file)
 
 
 @functools.cache

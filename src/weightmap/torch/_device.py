@@ -1,0 +1,271 @@
+"""PyTorch's devices as `weightmap.device` sees them: CUDA with pinned slots and a stream; others by plain copies."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weightmap.device import Backend, Loader, Staging, load
+from weightmap.device._cargo import Made
+from weightmap.errors import UnsupportedError
+from weightmap.model.foreign import PAIRS
+from weightmap.model.parts import locate
+from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightmap.device import Change
+    from weightmap.device._cargo import Cargo
+    from weightmap.plans.planning import ReadPlan
+    from weightmap.quant.blocks import QuantizedTensor
+
+__all__ = ["TorchBackend", "load_plan", "pour", "to_device"]
+
+
+class TorchBackend(Backend):
+    """A device of PyTorch.
+
+    Copies to a CUDA device run on a stream of its own, from memory that CUDA has registered. Tensors of any other
+    device are filled at once, through small buffers: a driver never sees pages of a file.
+
+    Parameters
+    ----------
+    device : str, int or torch.device
+
+    Raises
+    ------
+    UnsupportedError
+        torch knows no such device.
+    MissingDependencyError
+        torch is not installed.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._torch = torch = imported_torch()
+        where = torch_device(device)
+        self.pinned: bool = where.type == "cuda"
+        self._stream: Any = None
+        if self.pinned:
+            where = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
+            self.node = _node_of(where.index)
+            self._stream = torch.cuda.Stream(where)
+        self.device: Any = where
+        self.key: Hashable = str(where)
+
+    # ---------------------------------------------------------------------------------------------------------- memory
+    def allocate(self, nbytes: int) -> Any:
+        """Return bytes on the device. Copies to them wait until whoever had this memory before is done with it."""
+        buffer = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self.device)
+        self.begin()
+        return buffer
+
+    def free(self, buffer: Any) -> None:
+        """Free the memory, though the error at hand may refer to it."""
+        buffer.untyped_storage().resize_(0)
+
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        """Register memory with CUDA."""
+        with self._torch.cuda.device(self.device):
+            self._check(self._torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
+
+    def unpin(self, memory: NDArray[np.uint8]) -> None:
+        """Undo that."""
+        with self._torch.cuda.device(self.device):
+            self._check(self._torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data))
+
+    def _check(self, error: Any) -> None:
+        if int(error):
+            raise self._torch.cuda.CudaError(int(error))
+
+    # ---------------------------------------------------------------------------------------------------------- copies
+    def begin(self) -> None:
+        """Let copies wait for what the current stream was asked for."""
+        if self._stream is not None:
+            self._stream.wait_stream(self._torch.cuda.current_stream(self.device))
+
+    def end(self) -> None:
+        """Let the current stream wait for copies."""
+        if self._stream is not None:
+            self._torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def _ours(self) -> Any:
+        return contextlib.nullcontext() if self._stream is None else self._torch.cuda.stream(self._stream)
+
+    def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
+        """Copy bytes; from pinned memory this returns at once."""
+        with self._ours():
+            buffer[at : at + len(memory)].copy_(self._torch.from_numpy(memory), non_blocking=self.pinned)
+
+    def event(self) -> Any:
+        """Return an event of the stream; other devices are done already."""
+        if self._stream is None:
+            return _Done()
+        event = self._torch.cuda.Event()
+        event.record(self._stream)
+        return _Reached(event)
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    # ----------------------------------------------------------------------------------------------------------- types
+    def decodes(self, scheme: str) -> bool:
+        """Whether there is a kernel for the scheme, Triton, and a device that it runs on."""
+        kernels = _kernels()
+        if kernels is None or scheme not in kernels.SCHEMES:
+            return False
+        return self.pinned or (self.device.type == "cpu" and kernels.interpreted())
+
+    def change(self, source: Any, begin: int, end: int, change: Change, buffer: Any, at: int) -> None:
+        """Convert as torch does, or decode by Triton's kernels."""
+        dtype = getattr(self._torch, change.dtype)
+        target = buffer[at : at + change.elements * dtype.itemsize].view(dtype)
+        with self._ours():
+            if not change.quantized:
+                target.copy_(source[begin:end].view(getattr(self._torch, change.stored)))
+                return
+            kernels: Any = _kernels()
+            with self._torch.cuda.device(self.device) if self.pinned else contextlib.nullcontext():
+                kernels.decode(source[begin:end], change, target)
+
+    def check(self, dtype: str) -> None:
+        """Raise `UnsupportedError` unless torch has the type."""
+        if not isinstance(getattr(self._torch, dtype, None), self._torch.dtype):
+            raise UnsupportedError("data type", expected="one that torch has", actual=dtype)
+
+    def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
+        """Return a view of the buffer."""
+        kind = getattr(self._torch, dtype)
+        size = kind.itemsize
+        for length in shape:
+            size *= length
+        return buffer[at : at + size].view(kind).view(shape)
+
+    def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
+        """Return a copy in the other order, of types too that torch does not flip."""
+        widths = {1: "int8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+        same = getattr(self._torch, widths[tensor.dtype.itemsize])
+        return tensor.view(same).flip(axes).view(tensor.dtype)
+
+
+class _Done:
+    """An event of a device that is done when a call returns."""
+
+    def wait(self) -> None:
+        """Return."""
+
+
+class _Reached:
+    """An event of CUDA."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        """Wait for it."""
+        self._event.synchronize()
+
+
+@functools.cache
+def _kernels() -> Any:
+    """Return the module of Triton's kernels; None where Triton is missing or does not load."""
+    try:
+        from weightmap.torch import _triton
+    except (ImportError, RuntimeError, AttributeError):
+        return None
+    return _triton
+
+
+def _node_of(index: int) -> int | None:
+    """Return the NUMA node of a GPU, by its place on the PCI bus; None where the system does not say."""
+    found = imported_torch().cuda.get_device_properties(index)
+    try:
+        place = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+        node = int(Path("/sys/bus/pci/devices", place, "numa_node").read_text(encoding="ascii"))
+    except (AttributeError, OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def load_plan(
+    plan: ReadPlan,
+    device: Any,
+    *,
+    dtype: Any = None,
+    verify: bool = False,
+    group: int | None = None,
+    staging: Staging | None = None,
+) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a plan on a device of torch; see `weightmap.device.load`."""
+    wanted = None if dtype is None else str(dtype).removeprefix("torch.")
+    found = load(plan, TorchBackend(device), dtype=wanted, verify=verify, group=group, staging=staging)
+    for name, tensor in found:
+        yield name, in_pairs(tensor, locate(plan.file, name).row)
+
+
+def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any:
+    """Return a new tensor on a device with the values of `array`.
+
+    They go over through a small buffer: a driver that gets mapped pages may fault them in, pin or migrate them.
+
+    Parameters
+    ----------
+    array : np.ndarray or QuantizedTensor
+        As for `to_torch`, with any strides. A quantised tensor is decoded to float32, piece by piece.
+    device : str, int or torch.device
+        Anything that `torch.device` takes.
+
+    Returns
+    -------
+    torch.Tensor
+        Same shape, contiguous.
+
+    Raises
+    ------
+    UnsupportedError
+        torch has no such dtype, or knows no such device.
+    MissingDependencyError
+        torch is not installed.
+    """
+    backend, made = TorchBackend(device), Made("an array", array)
+    backend.check(made.dtype)
+    with Loader(backend) as loader:
+        buffer = backend.allocate(made.nbytes)
+        try:
+            loader.send(made, buffer, 0)
+            loader.finish()
+        except BaseException:
+            loader.give_up(buffer)
+            raise
+    return backend.tensor(buffer, 0, made.dtype, made.shape)
+
+
+def pour(loader: Loader, cargo: Cargo | Made, target: Any) -> None:
+    """Send elements to a tensor of any strides, in the order of the current stream.
+
+    Parameters
+    ----------
+    loader : Loader
+        Of a `TorchBackend` of the device of the tensor.
+    cargo : Cargo or Made
+        As many elements; torch converts them if their type is another one.
+    target : torch.Tensor
+    """
+    torch = imported_torch()
+    loader.backend.begin()
+    flat = target.detach()
+    raw = flat.view(torch.uint8) if str(flat.dtype) == f"torch.{PAIRS}" else flat
+    kind = getattr(torch, cargo.dtype)
+    ready = raw.dtype == kind and raw.is_contiguous()
+    plain = raw if ready else torch.empty(raw.shape, dtype=kind, device=flat.device)
+    loader.send(cargo, plain.reshape(-1).view(torch.uint8), 0)
+    loader.flush()
+    if not ready:
+        raw.copy_(plain)

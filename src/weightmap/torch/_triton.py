@@ -1,0 +1,221 @@
+"""Quantised blocks decoded on a GPU, by kernels of Triton: bit for bit what the CPU decodes.
+
+Each program decodes `_BLOCK` elements; an element finds its block, the block's scale and its own code by bytes, since
+blocks begin at any address. The values of neighbours come out of the same lines of the cache.
+
+Three things keep the bits those of csrc/intblock.c and csrc/ggml_blocks.h:
+
+* A product and the sum that follows it are rounded each. Compilers for GPUs fuse them into one instruction that rounds
+  once; launches with ``enable_fp_fusion=False`` forbid that.
+* A NaN of a decoded code is 0x7FC00000; GPUs make 0x7FFFFFFF. A half that is stored as such keeps its sign and its
+  fraction.
+* bfloat16 is made of the bits of float32, to the nearest and ties to even.
+"""
+# These functions are compiled by Triton: arguments have no types of Python, and constants are upper case.
+# ruff: noqa: ANN001, ANN202, N803, FBT003
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from weightmap.device import Change
+
+__all__ = ["SCHEMES", "decode", "interpreted"]
+
+_BLOCK = tl.constexpr(1024)
+_BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
+_GGML = {"q4_0": (32, 18), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}
+SCHEMES = frozenset({*_BITS, *_GGML, "adaptive"})
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels on the CPU, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@triton.jit
+def _byte(data, at, mask):
+    return tl.load(data + at, mask=mask, other=0).to(tl.int32)
+
+
+@triton.jit
+def _half_bits(data, at, mask):
+    return _byte(data, at, mask) | (_byte(data, at + 1, mask) << 8)
+
+
+@triton.jit
+def _widened(half):
+    """Make float32 of the 16 bits of a half; a NaN keeps its sign and fraction, and becomes quiet."""
+    value = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    kept = ((half & 0x8000) << 16) | 0x7FC00000 | ((half & 0x3FF) << 13)
+    is_nan = (half & 0x7FFF) > 0x7C00
+    return tl.where(is_nan, kept, value.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _scale(data, at, mask, WIDE: tl.constexpr):
+    if WIDE:
+        low = _half_bits(data, at, mask)
+        return (low | (_half_bits(data, at + 2, mask) << 16)).to(tl.float32, bitcast=True)
+    return _widened(_half_bits(data, at, mask))
+
+
+@triton.jit
+def _number(value):
+    """Give every NaN the same bits."""
+    bits = value.to(tl.int32, bitcast=True)
+    return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _put(out, at, value, mask, KIND: tl.constexpr):
+    """Store float32 values as such, as float16, or as the bits of bfloat16."""
+    if KIND == 0:
+        tl.store(out + at, value, mask=mask)
+    elif KIND == 1:
+        tl.store(out + at, value.to(tl.float16), mask=mask)
+    else:
+        bits = value.to(tl.int32, bitcast=True)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+        tl.store(out + at, (tl.where(is_nan, bits | 0x400000, rounded) >> 16).to(tl.int16), mask=mask)
+
+
+@triton.jit
+def _code(data, codes, k, mask, BITS: tl.constexpr):
+    """Return code k of those that begin at a byte, as a float."""
+    if BITS == 8:
+        q = _byte(data, codes + k, mask)
+    else:
+        bit = k * BITS
+        at, shift = codes + (bit >> 3), bit & 7
+        q = _byte(data, at, mask) >> shift
+        if BITS == 5:  # a code may lie in two bytes; the second one is read only then
+            two = mask & (shift > 3)
+            q = q | (_byte(data, at + 1, two) << (8 - shift))
+        q = q & ((1 << BITS) - 1)
+    return ((q ^ (1 << (BITS - 1))) - (1 << (BITS - 1))).to(tl.float32)
+
+
+@triton.jit
+def _blocks(data, out, n, block_size, stride, BITS: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr):
+    """Decode blocks of a scale and of codes, `stride` bytes each."""
+    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    mask = i < n
+    begin = i // block_size * stride
+    value = _scale(data, begin, mask, WIDE) * _code(data, begin + (4 if WIDE else 2), i % block_size, mask, BITS)
+    _put(out, i, _number(value), mask, KIND)
+
+
+@triton.jit
+def _adaptive(data, out, n, block_size, kinds, scales, codes, WIDE: tl.constexpr, KIND: tl.constexpr):
+    """Decode blocks of different kinds, whose scales and codes lie where two tables say."""
+    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    mask = i < n
+    block, k = i // block_size, i % block_size
+    kind = tl.load(kinds + block, mask=mask, other=0)
+    at = tl.load(codes + block, mask=mask, other=0)
+    scale = _scale(data, tl.load(scales + block, mask=mask, other=0), mask & (kind < 2), WIDE)
+    q = tl.where(kind == 0, _code(data, at, k, mask & (kind == 0), 4), _code(data, at, k, mask & (kind == 1), 5))
+    half = _widened(_half_bits(data, at + 2 * k, mask & (kind == 2)))
+    _put(out, i, tl.where(kind == 2, half, _number(scale * q)), mask, KIND)
+
+
+@triton.jit
+def _q4_0(data, out, n, KIND: tl.constexpr):
+    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    mask = i < n
+    begin, k = i // 32 * 18, i % 32
+    q = (_byte(data, begin + 2 + k % 16, mask) >> (k // 16 * 4)) & 15
+    _put(out, i, _number(_scale(data, begin, mask, False) * (q - 8).to(tl.float32)), mask, KIND)
+
+
+@triton.jit
+def _q8_0(data, out, n, KIND: tl.constexpr):
+    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    mask = i < n
+    begin = i // 32 * 34
+    value = _scale(data, begin, mask, False) * _code(data, begin + 2, i % 32, mask, 8)
+    _put(out, i, _number(value), mask, KIND)
+
+
+@triton.jit
+def _q4_k(data, out, n, KIND: tl.constexpr):
+    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    mask = i < n
+    begin, k = i // 256 * 144, i % 256
+    # Scale and minimum of 32 elements have six bits: of the first four in a byte each, of the others in two.
+    t = k // 32
+    first, late = begin + 4, t > 3
+    a = _byte(data, first + t, mask)
+    b = _byte(data, first + t + 4, mask)
+    c = _byte(data, first + t - 4, mask & late)
+    scale = tl.where(late, (b & 15) | ((c >> 6) << 4), a & 63).to(tl.float32)
+    least = tl.where(late, (b >> 4) | ((a >> 6) << 4), b & 63).to(tl.float32)
+    q = (_byte(data, begin + 16 + k // 64 * 32 + k % 32, mask) >> (k // 32 % 2 * 4)) & 15
+    s = _scale(data, begin, mask, False) * scale
+    x = -_scale(data, begin + 2, mask, False) * least
+    _put(out, i, _number(s * q.to(tl.float32) + x), mask, KIND)
+
+
+@triton.jit
+def _q6_k(data, out, n, KIND: tl.constexpr):
+    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    mask = i < n
+    begin, e = i // 256 * 210, i % 256
+    half, k, j = e // 128, e % 128 // 32, e % 32
+    low = (_byte(data, begin + half * 64 + k % 2 * 32 + j, mask) >> (k // 2 * 4)) & 15
+    high = (_byte(data, begin + 128 + half * 32 + j, mask) >> (2 * k)) & 3
+    q = (low | (high << 4)) - 32
+    s = _scale(data, begin + 208, mask, False) * _code(data, begin + 192, e // 16, mask, 8)
+    _put(out, i, _number(s * q.to(tl.float32)), mask, KIND)
+
+
+def _offsets(data: Any, change: Change) -> tuple[Any, Any, Any]:
+    """Return kind, place of the scale and place of the codes of each block of an adaptive tensor."""
+    size, width = change.block_size, 4 if change.scale_type == "fp32" else 2
+    blocks = -(-change.elements // size)
+    mask = data[: -(-blocks // 4)].to(torch.int32)
+    shifts = torch.arange(0, 8, 2, dtype=torch.int32, device=data.device)
+    kinds = ((mask[:, None] >> shifts) & 3).reshape(-1)[:blocks]
+    scaled = (kinds < 2).to(torch.int32) * width
+    coded = (4 + (kinds == 1).to(torch.int32) + 12 * (kinds == 2).to(torch.int32)) * size // 8
+    scales = torch.cumsum(scaled, 0, dtype=torch.int32) - scaled + len(mask)
+    codes = torch.cumsum(coded, 0, dtype=torch.int32) - coded + (scales[-1] + scaled[-1])
+    return kinds, scales, codes
+
+
+def decode(data: Any, change: Change, out: Any) -> None:
+    """Decode the bytes of a quantised tensor.
+
+    Parameters
+    ----------
+    data : torch.Tensor
+        Its bytes, as uint8.
+    change : Change
+    out : torch.Tensor
+        One-dimensional, of float32, float16 or bfloat16.
+    """
+    kinds = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+    kind, n = kinds[out.dtype], change.elements
+    target = out.view(torch.int16) if kind == 2 else out
+    grid = (triton.cdiv(n, _BLOCK.value),)
+    how = {"KIND": kind, "num_warps": 4, "enable_fp_fusion": False}
+    if change.stored in _GGML:
+        kernel = {"q4_0": _q4_0, "q8_0": _q8_0, "q4_k": _q4_k, "q6_k": _q6_k}[change.stored]
+        kernel[grid](data, target, n, **how)
+        return
+    wide = change.scale_type == "fp32"
+    if change.stored == "adaptive":
+        _adaptive[grid](data, target, n, change.block_size, *_offsets(data, change), WIDE=wide, **how)
+        return
+    bits, size = _BITS[change.stored], change.block_size or n
+    stride = (4 if wide else 2) + (size * bits + 7) // 8
+    _blocks[grid](data, target, n, size, stride, BITS=bits, WIDE=wide, **how)
