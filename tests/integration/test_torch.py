@@ -99,9 +99,9 @@ def test_load_file_looks_up_by_name_only_what_an_array_does_not_say(tmp_path, mo
     wm.convert(wm_source(tmp_path), blocks, quantize="q8_0")
     looked, read = [], _files.read_tensor
 
-    def reading(file, name, device):
+    def reading(file, name):
         looked.append(name)
-        return read(file, name, device)
+        return read(file, name)
 
     monkeypatch.setattr(_files, "read_tensor", reading)
     for path, expected in ((safetensors, ["bytes"]), (blocks, ["w"])):
@@ -111,7 +111,7 @@ def test_load_file_looks_up_by_name_only_what_an_array_does_not_say(tmp_path, mo
         with wm.open(path, mode="cow") as file:
             assert list(found) == list(file)
             for name, tensor in found.items():
-                one = read(file, name, torch.device("cpu"))
+                one = read(file, name)
                 assert (tensor.dtype, tensor.shape, bits(tensor)) == (one.dtype, one.shape, bits(one))
                 assert tensor.is_contiguous()
 
