@@ -130,7 +130,7 @@ wheel: $(VENV)/.extra-test
 
 clean:
 	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-vllm .venv-gensim .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
-	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json
+	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json benchmark-device.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
 # ------------------------------------------------------------------------------------------------- the environment
@@ -255,7 +255,9 @@ device-test: $(MODULE) $(DEVICE)/.installed
 	@PYTHONPATH=$(CURDIR)/src $(DEVICE)/bin/python -m pytest -p no:cacheprovider -rs $(DEVICE_TESTS)
 
 device-bench: $(MODULE) $(DEVICE)/.installed
-	@PYTHONPATH=$(CURDIR)/src $(DEVICE)/bin/python benchmarks/bench_device.py
+	@PYTHONPATH=$(CURDIR)/src $(DEVICE)/bin/python -m pytest -p no:cacheprovider --quiet --benchmark-only \
+	    --benchmark-json=benchmark-device.json --benchmark-group-by=group --benchmark-columns=min,median,iqr,rounds -rs \
+	    benchmarks/bench_device.py
 
 # gensim as an oracle for its files and for analogies, in an environment of its own.
 GENSIM := .venv-gensim

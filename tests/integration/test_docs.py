@@ -23,7 +23,8 @@ GENERATED = {"api.md", "file-formats.md"}
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
-    if path.stem not in {"__main__", "torch"} and path.parent.name != "dcp"  # the first runs, the others need PyTorch
+    # The first runs, the others need PyTorch.
+    if path.stem not in {"__main__", "_triton", "torch"} and path.parent.name != "dcp"
 )
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED)])
 
