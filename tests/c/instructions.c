@@ -37,6 +37,12 @@ static int stream_int4(const job *j) {
     return 0;
 }
 
+/* Quantises floats to blocks of 32. */
+static int quantize(const job *j, int bits) {
+    const uint64_t size = j->count / 32 * (2 + 4 * (uint64_t)bits);
+    return wm_blocks_encode((const float *)j->data, j->count, bits, WM_SCALE_FP16, 32, j->out, size, NULL, 0, 1) != -1;
+}
+
 /* Returns 0 when the kernel was content with its input. */
 __attribute__((noinline)) int measured(const job *j) {
     static const wm_rules rules = {1, 4, 64, 63, {32}};
@@ -48,6 +54,8 @@ __attribute__((noinline)) int measured(const job *j) {
     if (!strcmp(j->kernel, "int4")) return wm_blocks_decode(j->data, j->len, 4, 1, 32, j->count, 0, j->out, j->count, 0, 1);
     if (!strcmp(j->kernel, "int5")) return wm_blocks_decode(j->data, j->len, 5, 1, 32, j->count, 0, j->out, j->count, 0, 1);
     if (!strcmp(j->kernel, "int4_streamed")) return stream_int4(j);
+    if (!strcmp(j->kernel, "quantize_int4")) return quantize(j, 4);
+    if (!strcmp(j->kernel, "quantize_int5")) return quantize(j, 5);
     if (!strcmp(j->kernel, "records_check"))
         return wm_records_check(j->data, j->len, j->count, &rules, j->size, j->size, 0, &fault) < 0;
     if (!strcmp(j->kernel, "records_find")) /* a name that is not there: every record is looked at */

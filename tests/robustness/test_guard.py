@@ -36,6 +36,8 @@ COUNTS = (10, 1_000, 10_000)
 BOUNDS = {kind: bounds for builder in builders.known().values() for kind, bounds in builder.bounds.items()}
 # Calls for each tensor when all are viewed: the two iterators, which are entered again for each.
 VIEWING = 2.1
+# Calls for each tensor that is converted.
+CONVERTING = {None: 64, "int4_block": 166}
 every_kind = pytest.mark.parametrize("kind", BOUNDS)
 every_count = pytest.mark.parametrize("count", COUNTS)
 cpython = pytest.mark.skipif(
@@ -162,6 +164,19 @@ def test_calls_of_viewing_all(model: Callable[[str, int], Path], kind: str) -> N
     assert counted <= VIEWING * len(arrays)
 
 
+@cpython
+@pytest.mark.parametrize("scheme", CONVERTING)
+def test_calls_of_converting(tmp_path: Path, scheme: str | None) -> None:
+    """Converting, quantising too, takes a bounded number of calls for each tensor."""
+    counted = []
+    for count in (10, 10, 210):  # the first makes what is made once
+        source, target = tmp_path / "source.safetensors", tmp_path / f"{len(counted)}.amb"
+        wm.save(source, {f"{i}.weight": np.full((2, 32), i, np.float32) for i in range(count)})
+        counted.append(calls(functools.partial(wm.convert, source, target, threads=1, quantize=scheme))[0])
+    each = (counted[2] - counted[1]) / 200
+    assert each <= CONVERTING[scheme]
+
+
 # --------------------------------------------------------------------------------------------- instructions
 
 VALGRIND, COMPILER = shutil.which("valgrind"), shutil.which("gcc")
@@ -175,6 +190,8 @@ INSTRUCTIONS = {
     "int4": ("element", {"avx2": 1.6}),
     "int5": ("element", {"avx2": 1.6}),
     "int4_streamed": ("element", {"avx2": 2.5}),
+    "quantize_int4": ("element", {"portable": 411.0, "avx2": 64.0}),
+    "quantize_int5": ("element", {"portable": 551.0, "avx2": 83.0}),
     "records_check": ("record", {"portable": 435.0, "avx2": 273.0}),
     "records_find": ("record", {"avx2": 9.6}),
 }
@@ -215,6 +232,9 @@ def input_of(kernel: str) -> tuple[bytes, int, int, int]:
     if kernel.startswith("int"):
         block = b"\0\x3c" + bytes(range(4 * int(kernel[3])))
         return block * (ELEMENTS // 32), ELEMENTS, 0, ELEMENTS
+    if kernel.startswith("quantize"):
+        elements = np.random.default_rng(1).standard_normal(ELEMENTS).astype(np.float32)
+        return elements.tobytes(), ELEMENTS, 0, ELEMENTS
     return np.linspace(-3, 3, ELEMENTS).astype(np.float16).tobytes(), ELEMENTS, 0, ELEMENTS
 
 
