@@ -59,4 +59,6 @@ def main(folder: str, gib: int = 40) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit(__doc__)
     main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -53,7 +53,24 @@ class Limits(tuple[int, int, "int | None", int]):
         max_copy_bytes: int | None = None,
         max_shards: int = 32_768,
     ) -> Self:
-        return tuple.__new__(cls, (max_header_bytes, max_tensors, max_copy_bytes, max_shards))
+        bounds = (max_header_bytes, max_tensors, max_copy_bytes, max_shards)
+        for name, bound in zip(
+            ("max_header_bytes", "max_tensors", "max_copy_bytes", "max_shards"), bounds, strict=True
+        ):
+            if bound is None and name == "max_copy_bytes":
+                continue
+            if not isinstance(bound, int):
+                raise TypeError(f"{name} is {bound!r}, expected a number")
+            if bound < 0:
+                raise ValueError(f"{name} is {bound}, expected at least 0")
+        return tuple.__new__(cls, bounds)
+
+    @classmethod
+    def given(cls, limits: Limits) -> Limits:
+        """Return limits that a caller gave. Raises TypeError for anything else."""
+        if not isinstance(limits, cls):
+            raise TypeError(f"limits must be weightmap.Limits, not {type(limits).__name__}")
+        return limits
 
     max_header_bytes: int = property(itemgetter(0))  # type: ignore[assignment]
     max_tensors: int = property(itemgetter(1))  # type: ignore[assignment]

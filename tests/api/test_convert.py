@@ -359,3 +359,54 @@ def test_the_mode_of_the_environment_is_not_for_conversions(tmp_path, monkeypatc
     assert not copied
     wm.load(source)
     assert copied
+
+
+def test_damage_is_found_when_asked_for(tmp_path: Path) -> None:
+    """With verify=True a wrong checksum is an error and nothing is written; without it, the target gets a new one."""
+    source = tmp_path / "a.weights"
+    wm.save(source, {"w": np.arange(64, dtype=np.float32)})
+    data = bytearray(source.read_bytes())
+    with wm.open(source) as f:
+        data[f.info("w").offset] ^= 1
+    source.write_bytes(data)
+    with pytest.raises(wm.ChecksumError):
+        wm.convert(source, tmp_path / "b.weights", verify=True)
+    with pytest.raises(wm.ChecksumError):
+        wm.quantize(source, "int8", tmp_path / "b.amb", verify=True)
+    assert listing(tmp_path) == ["a.weights"]
+    wm.convert(source, tmp_path / "b.weights")
+    with wm.open(tmp_path / "b.weights") as f:
+        f.verify()
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "said"),
+    [
+        ("t.gguf", "int8", "GGUF has no scheme int8: it holds .*q4_0"),
+        ("t.amb", "q4_k", "has no scheme q4_k: it holds adaptive, int4"),
+        ("t.safetensors", "int8", "safetensors has no scheme int8: it holds no quantised tensors$"),
+    ],
+)
+def test_a_scheme_that_the_target_lacks(put: Callable[..., Path], tmp_path: Path, name: str, scheme: str, said: str):
+    """The error says what the target holds instead; it comes before the source is read."""
+    with pytest.raises(wm.EncodeError, match=said):
+        wm.convert(tmp_path / "missing", tmp_path / name, quantize=scheme)
+
+
+def test_other_types_are_the_callers_arrays_in_save(tmp_path: Path) -> None:
+    """`save` has no option for the data type: the remedy says what to give."""
+    with pytest.raises(wm.EncodeError, match=r"; give arrays of float32$"):
+        wm.save(tmp_path / "m.weights", {"w": np.ones(3)})
+
+
+@pytest.mark.parametrize("limits", [5, {"max_tensors": 1}])
+def test_limits_are_limits(put: Callable[..., Path], tmp_path: Path, limits: Any) -> None:
+    """Anything else is a TypeError that names the argument; so is a bound that is no number. None is below 0."""
+    source = put(st.build(MODEL), "a.safetensors")
+    for call in (lambda: wm.open(source, limits=limits), lambda: wm.convert(source, tmp_path / "b.bt", limits=limits)):
+        with pytest.raises(TypeError, match=r"limits must be weightmap\.Limits, not"):
+            call()
+    with pytest.raises(TypeError, match="max_tensors is 'a', expected a number"):
+        wm.Limits(max_tensors="a")
+    with pytest.raises(ValueError, match="max_shards is -1, expected at least 0"):
+        wm.Limits(max_shards=-1)

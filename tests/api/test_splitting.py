@@ -78,6 +78,18 @@ def test_nothing_is_written_where_it_cannot_be(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_file_in_whose_place_shards_would_lie_stays(tmp_path: Path) -> None:
+    """Beside an older model of that name nobody would know which of the two to open: an error, and nothing changes."""
+    wm.save(tmp_path / "m.safetensors", {"old": TENSORS[next(iter(TENSORS))]})
+    wm.save(tmp_path / "a.weights", TENSORS)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(wm.TargetError, match="this file exists, and the new model takes several"):
+        wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size=600)
+    with pytest.raises(wm.TargetError, match="this file exists"):
+        wm.convert(tmp_path / "a.weights", tmp_path / "m.safetensors", max_shard_size=600)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_progress_covers_all_files(tmp_path: Path) -> None:
     """It never goes back, and ends at the total."""
     told: list[tuple[int, int]] = []

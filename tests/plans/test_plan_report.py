@@ -112,6 +112,7 @@ def test_advice_comes_where_it_is_due(
     """Each trouble brings one piece of advice, with numbers; without it there is none but that about alignment."""
     (alignment,) = explained(path, monkeypatch).advice
     assert "jax copies 4 misaligned tensors (16.0 MiB), numpy and torch do not" in alignment
+    assert alignment.endswith("to bintensors, embd, gguf or safetensors, is the cure")
     report = explained(path, monkeypatch, **machine)
     (advice,) = [line for line in report.advice if line != alignment]
     assert re.search(words, advice)

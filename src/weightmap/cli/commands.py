@@ -33,7 +33,18 @@ if TYPE_CHECKING:
 def convert(args: argparse.Namespace) -> int:
     """Write a file in another format and say what stayed behind."""
     quantising.check(args.quantize, args)
-    names = ("format", "layout", "include", "exclude", "lossy", "normalize", "subwords", "align", "max_shard_size")
+    names = (
+        "format",
+        "layout",
+        "include",
+        "exclude",
+        "lossy",
+        "normalize",
+        "subwords",
+        "align",
+        "max_shard_size",
+        "verify",
+    )
     given = {name: getattr(args, name) for name in names}
     report, took = quantising.converted(args, "convert", **given, **quantising.options(args.quantize, args))
     if args.json:
@@ -48,7 +59,8 @@ def convert(args: argparse.Namespace) -> int:
     if report.quantized:
         show.emit(quantising.summary(report))
     show.emit(
-        f"{show.clean(args.dst)}: {show.kind(report.format, report.layout)}, {counted(report.tensors, 'tensor')}, "
+        f"{show.clean(report.dst)}: {show.kind(report.format, report.layout)}, "
+        f"{counted(report.tensors, 'tensor')}{quantising.in_files(report)}, "
         f"{sizes(report.nbytes)}, {show.seconds(took)}"
     )
     return OK

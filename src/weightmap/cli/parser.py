@@ -160,6 +160,7 @@ def _add_writers(command: _Command) -> None:
     sub.add_argument(
         "--exclude", metavar="GLOB", action="append", help="leave out tensors with such a name (repeatable)"
     )
+    _add_verify(sub)
     _add_quantisation(sub)
     _add_words(sub)
     executing.add_options(sub)
@@ -173,6 +174,12 @@ def _add_writers(command: _Command) -> None:
         "(by their names) and tensors that are quantised already stay as they are.",
     )
     _add_quantize(sub)
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verify", action="store_true", help="verify SRC first; without this, checksums of tensors are not looked at"
+    )
 
 
 def _add_memory(command: _Command) -> None:
@@ -251,6 +258,7 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude", metavar="GLOB", action="append", help="leave such tensors as they are (repeatable)"
     )
+    _add_verify(parser)
     executing.add_options(parser)
     _add_json(parser)
 

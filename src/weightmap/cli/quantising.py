@@ -126,6 +126,7 @@ def quantize(args: argparse.Namespace) -> int:
         before = file.nbytes
     chosen = options(args.scheme, args)
     chosen |= {"format": args.format, "quantize_include": args.include, "quantize_exclude": args.exclude}
+    chosen["verify"] = args.verify
     report, took = converted(args, "quantize", **chosen)
     if args.json:
         about = {"scheme": args.scheme, "nbytes_before": before, "total": total(report.quantized)}
@@ -133,8 +134,8 @@ def quantize(args: argparse.Namespace) -> int:
         return OK
     _report(report)
     show.emit(
-        f"{show.clean(args.dst)}: {sizes(before)} -> {sizes(report.nbytes)}, "
-        f"{counted(report.tensors, 'tensor')}, {show.seconds(took)}"
+        f"{show.clean(report.dst)}: {sizes(before)} -> {sizes(report.nbytes)}, "
+        f"{counted(report.tensors, 'tensor')}{in_files(report)}, {show.seconds(took)}"
     )
     return OK
 
@@ -161,6 +162,11 @@ def _report(report: wm.ConvertReport) -> None:
         show.emit("")
     emit_left_behind(report)
     show.emit(summary(report))
+
+
+def in_files(report: wm.ConvertReport) -> str:
+    """Say in how many files a model is that has several."""
+    return f" in {counted(report.shards, 'file')}" if report.shards else ""
 
 
 def emit_left_behind(report: wm.ConvertReport) -> None:
@@ -196,7 +202,10 @@ def total(infos: Sequence[QuantizedInfo]) -> dict[str, int | float]:
 def summary(report: wm.ConvertReport) -> str:
     """Return one line on the quantised tensors of a conversion."""
     if not report.quantized:
-        return "no tensor was quantised: none that was selected is dense, floating-point and of two dimensions"
+        return (
+            "no tensor was quantised: without --include, those are that hold floating-point numbers, have two or more "
+            "dimensions, and are no embeddings by their names; with it, those that hold floating-point numbers"
+        )
     whole = total(report.quantized)
     schemes = " and ".join(dict.fromkeys(info.scheme for info in report.quantized))
     return (

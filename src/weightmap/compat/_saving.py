@@ -276,4 +276,5 @@ def _planned(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] 
 
 
 def _plan(path: str, payloads: list[Payload], metadata: Mapping[str, str] | None) -> Plan:
-    return plan_request(path, _FORMAT, Request(payloads, _FORMAT.layouts[0], metadata, None, None, None, None))
+    request = Request(payloads, _FORMAT.layouts[0], metadata, None, None, None, None)
+    return plan_request(path, _FORMAT, request, "give tensors of TYPE")

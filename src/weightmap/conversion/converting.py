@@ -12,8 +12,8 @@ from weightmap.conversion.task import NO_WORDS, Arguments, floating, plain_globs
 from weightmap.conversion.tensors import prepare, regrouper_for, unaligned, unaligned_note
 from weightmap.conversion.training import Options
 from weightmap.conversion.words import convert_words, from_file
-from weightmap.errors import TensorFileError
-from weightmap.formats import by_name
+from weightmap.errors import EncodeError, TensorFileError
+from weightmap.formats import Format, by_name
 from weightmap.importers import IMPORTERS, NAMES
 from weightmap.importers._huggingface import ModelDirectory, read_directory
 from weightmap.importers._words import Words
@@ -72,6 +72,7 @@ def convert(
     rank: int = 0,
     world: int = 1,
     max_shard_size: int | str | None = None,
+    verify: bool = False,
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
 
@@ -149,6 +150,10 @@ def convert(
         Write shards with up to so many bytes of tensors each, such as ``"5GB"`` or ``"4GiB"``, and split those of the
         source that are larger; a larger tensor gets a shard for itself. `dst` may be a file, too: where the model does
         not fit into it, shards and ``DST.index.json`` lie in its place, as for `save`.
+    verify : bool
+        Verify the source first, as `TensorFile.verify` does; that reads it once more. Without this, checksums of
+        tensors are not looked at, and the target gets new ones: damage then looks sound. Words of other programs have
+        no checksums.
 
     Returns
     -------
@@ -168,7 +173,7 @@ def convert(
         As from `open` and `save`.
     """
     path, target, boundary = path_of(src), os.fsdecode(os.fspath(dst)), aligned_to(align)
-    limits = Limits() if limits is None else limits
+    limits = Limits() if limits is None else Limits.given(limits)
     model: Any = src if path is None else path
     directory = None
     if path is not None and is_directory(path):
@@ -206,6 +211,8 @@ def convert(
         max_shard_size=most,
     )
     task = arguments.task("", target, found, progress, words)  # refuses wrong arguments before it reads the source
+    if isinstance(found, Format) and arguments.quantize is not None:
+        _check_scheme(found, layout, arguments.quantize, target)
     # In mode "mmap" this touches no page: tensors are read by pread.
     opened = open_or_import(model, limits, lossy=lossy)
     task = task._replace(source=path or (opened.path if isinstance(opened, Words) else name_of(opened)))
@@ -218,6 +225,8 @@ def convert(
     if isinstance(opened, Words):
         return convert_words(opened, task)
     with opened as file:
+        if verify:
+            file.verify()
         if of_words:
             vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
             return convert_words(from_file(file, vocab, task), task)
@@ -226,6 +235,14 @@ def convert(
         if shards is not None:
             return convert_model(file, None if directory is None else model, shards, found, arguments, how)
         return _convert_file(file, directory, task)
+
+
+def _check_scheme(found: Format, layout: str | None, scheme: str, target: str) -> None:
+    """Refuse a scheme that the target has not, before anything is read."""
+    known = found.schemes.get(choose_layout(found, layout, None), frozenset())
+    if scheme not in known:
+        holds = f"it holds {', '.join(sorted(known))}" if known else "it holds no quantised tensors"
+        raise EncodeError(f"{found.title} has no scheme {scheme}: {holds}", path=target, format=found.name)
 
 
 def _fits(file: TensorFile, task: Task, most: int) -> bool:
@@ -242,7 +259,7 @@ def _convert_file(file: TensorFile, directory: ModelDirectory | None, task: Task
     made = prepare(file, zip(file, located(file), strict=True), directory, task)
     warnings = made.warnings
     if not made.names:
-        warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
+        warnings.append("no tensor was taken: the file holds none, or no name passes the filters")
     try:
         size = write_plan(target, made.plan, progress=task.progress)
     except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written

@@ -15,7 +15,9 @@ from weightmap.errors import MissingDependencyError
 try:
     import torch.distributed.checkpoint  # noqa: F401 - the modules below need it
 except ImportError:
-    raise MissingDependencyError("PyTorch is needed for weightmap.dcp: pip install weightmap[torch]") from None
+    raise MissingDependencyError(
+        "weightmap.dcp needs PyTorch, the extra [torch]: pip install torch, or '.[torch]' in a checkout"
+    ) from None
 
 from weightmap.dcp._reader import LoadReport, WeightmapStorageReader
 

@@ -118,8 +118,9 @@ def _out_of_range(kind: str, label: str, rules: Rules, at: int | None, actual: i
     if kind == "TABLE_RANGE":
         what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
-    what, expected = f"the file ends within {label}: end of its data", f"at most {bound}, as the file ends there"
-    end = rules.base + rules.room
+    # In bytes of the file, whatever the format counts from.
+    actual, end = rules.base + actual * rules.unit, rules.base + rules.room
+    what, expected = f"the file ends within {label}: end of its data", f"at most {end}, the size of the file"
     return TruncatedError(what, field="data_offset", offset=end, actual=actual, expected=expected)
 
 

@@ -89,7 +89,9 @@ def _store_of(scheme: str, host: str, base: str, deadline: float, *, redirects: 
     try:
         from obstore import store as stores  # noqa: PLC0415 - an extra, and 50 ms
     except ImportError:
-        msg = f"{scheme}:// addresses need obstore: pip install weightmap[remote]"
+        msg = (
+            f"{scheme}:// addresses need obstore, the extra [remote]: pip install obstore, or '.[remote]' in a checkout"
+        )
         raise MissingDependencyError(msg, path=base) from None
     # Attempts and time are bounded by `Access`; credentials are asked for by the store itself.
     kind, _, prefix = _OF_OBSTORE[scheme]

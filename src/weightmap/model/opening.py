@@ -50,7 +50,7 @@ def open(
         `bytes` or any other contiguous bytes-like object. Bytes are never a path: `os.fsdecode` turns them into one. A
         directory or an ``*.index.json`` opens a sharded model as one. Or the address of one of these in an object
         store: ``s3://bucket/key``, ``gs://bucket/key``, ``az://container/key`` or ``https://host/path``. The first
-        three need obstore (``pip install weightmap[remote]``).
+        three need obstore, the extra ``[remote]``.
     format : str, optional
         One of `formats()`; by default the content decides.
     mode : {"mmap", "cow", "copy", "sealed"}, optional
@@ -129,7 +129,7 @@ def open(
         raise ValueError(msg)
     if format is not None:
         by_name(format)
-    limits = DEFAULT_LIMITS if limits is None else limits
+    limits = DEFAULT_LIMITS if limits is None else Limits.given(limits)
     if store is not None or concurrency is not None or deadline is not None or redirects:
         source = _located(source, store=store, concurrency=concurrency, deadline=deadline, redirects=redirects)
     return open_with(source, Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise))
@@ -137,7 +137,9 @@ def open(
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
-    return open_with(source, Options(DEFAULT_LIMITS if limits is None else limits, strict=strict, private=True))
+    return open_with(
+        source, Options(DEFAULT_LIMITS if limits is None else Limits.given(limits), strict=strict, private=True)
+    )
 
 
 def open_or_import(source: Any, limits: Limits, *, lossy: bool) -> Any:

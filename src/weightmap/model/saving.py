@@ -46,8 +46,11 @@ def choose_layout(found: Format, layout: str | None, metadata: Mapping[str, Any]
     return found.layouts[0] if layout is None else layout
 
 
-def plan_request(path: str, found: Format, request: Request) -> Plan:
-    """Ask the format for a plan. Raises an `EncodeError` that lists everything that the format cannot express."""
+def plan_request(path: str, found: Format, request: Request, cure: str = "convert with {}") -> Plan:
+    """Ask the format for a plan. Raises an `EncodeError` that lists everything that the format cannot express.
+
+    `cure` says how the caller gets other data types, ``{}`` being the option ``dtype``, and TYPE the type.
+    """
     carried = found.carries[request.layout]
     foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
     try:
@@ -82,11 +85,11 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
         return found.plan(request)
     except TensorFileError as error:
         if isinstance(error, EncodeError):
-            error.remedy = error.remedy or _conversion(found, request)
+            error.remedy = error.remedy or _conversion(found, request, cure)
         raise error.located(path=path, format=found.name) from None
 
 
-def _conversion(found: Format, request: Request) -> Remedy | None:
+def _conversion(found: Format, request: Request, cure: str) -> Remedy | None:
     """Suggest a data type to convert to, if some tensors have one that the format lacks."""
     known = found.dtypes[request.layout]
     schemes = found.schemes.get(request.layout, frozenset())
@@ -98,7 +101,7 @@ def _conversion(found: Format, request: Request) -> Remedy | None:
         )
     ]
     wanted = next((name for name in ("float32", "float16") if name in known), None)
-    return Remedy("convert with {}", "dtype", wanted) if lacking and wanted else None
+    return Remedy(cure.replace("TYPE", wanted), "dtype", wanted) if lacking and wanted else None
 
 
 def aligned_to(align: int | None) -> int:
@@ -209,7 +212,7 @@ def save(
     def plan(path: str, some: Sequence[Payload], number: int) -> Plan:
         beside = () if number else (vocab, special_ids, config, tokenizer)
         request = Request(some, chosen, metadata, *beside, checksums=checksums, align=boundary)
-        return plan_request(path, found, request)
+        return plan_request(path, found, request, "give arrays of TYPE")
 
     if most is None:
         write_plan(name, plan(name, payloads, 0), progress=progress, durable=durable)

@@ -54,7 +54,7 @@ def find_model(folder: str) -> str:
     for name in _USUAL:
         if name in names:
             return inside(folder, name)
-    suffixes = tuple(suffix for format_ in FORMATS.values() for suffix in format_.suffixes)
+    suffixes = tuple(dict.fromkeys(suffix for format_ in FORMATS.values() for suffix in format_.suffixes))
     found = [name for name in names if name.endswith(INDEX_SUFFIX)] or [
         name for name in names if name.endswith(suffixes)
     ]

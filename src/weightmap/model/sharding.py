@@ -50,6 +50,8 @@ class ShardTarget(NamedTuple):
     index_name: str
     stem: str
     suffix: str
+    # The single file in whose place the shards lie, if there would be one.
+    single: str = ""
 
     @property
     def path(self) -> str:
@@ -65,6 +67,9 @@ class ShardTarget(NamedTuple):
         if os.path.lexists(self.path):
             msg = "this model exists already, and a sharded model is not replaced: remove it, or choose another target"
             raise TargetError(msg, path=self.path)
+        if self.single and os.path.lexists(self.single):  # nobody would know which of the two models to open
+            msg = "this file exists, and the new model takes several: remove it, or choose another target"
+            raise TargetError(msg, path=self.single)
 
 
 def sharded_target(path: str, found: Format | None) -> ShardTarget | None:

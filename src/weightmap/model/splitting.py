@@ -106,4 +106,4 @@ def beside(path: str, found: Format) -> ShardTarget:
     folder, name = os.path.split(path)
     suffix = next((suffix for suffix in found.suffixes if name.lower().endswith(suffix)), "")
     stem = name[: -len(suffix)] if suffix else name
-    return ShardTarget(folder, f"{name}{INDEX_SUFFIX}", stem or "model", name[len(stem) :])
+    return ShardTarget(folder, f"{name}{INDEX_SUFFIX}", stem or "model", name[len(stem) :], path)

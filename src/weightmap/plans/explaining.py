@@ -8,6 +8,7 @@ import numpy as np
 
 from weightmap.amounts import size
 from weightmap.errors import counted
+from weightmap.formats import FORMATS
 from weightmap.io.filesystem import file_system_of
 from weightmap.io.memory import headroom
 from weightmap.io.pages import Sample, sample
@@ -253,7 +254,8 @@ def _advice(report: PlanReport, seen: Sample | None) -> Iterator[str]:
         )
     if report.misaligned:
         tensors = f"{counted(report.misaligned, 'misaligned tensor')} ({size(report.misaligned_nbytes)})"
-        cure = f"`weightmap convert X Y --align {_ALIGNMENT}` is the cure"
+        able = [found.name for found in FORMATS.values() if max(found.aligns.values(), default=1) >= _ALIGNMENT]
+        cure = f"`weightmap convert X Y --align {_ALIGNMENT}`, to {', '.join(able[:-1])} or {able[-1]}, is the cure"
         yield f"jax copies {tensors}, numpy and torch do not: {cure}"
 
 

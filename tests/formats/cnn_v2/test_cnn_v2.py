@@ -456,7 +456,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     ),
     "a gap": ({"layer.0.weight": HALF, "layer.2.weight": HALF}, {}, ["'layer.2.weight'", "from 0 to 1"]),
     "counting from 1": ({"layer.1.weight": HALF}, {}, ["'layer.1.weight'", "from 0 to 0"]),
-    "other digits": ({"layer.\u0660.weight": HALF}, {}, ["its name"]),
+    "other digits": ({"layer.\u0660.weight": HALF}, {}, ["a name that is not layer.0.weight"]),
     "dimensions": (
         {"layer.0.weight": HALF[0], "layer.1.weight": np.float16(3)},
         {},

@@ -132,7 +132,7 @@ def encode_tokenizer(tokenizer: Any, reasons: list[Reason]) -> bytes:
     if isinstance(tokenizer, Mapping):
         unknown = [repr(key)[:80] for key in tokenizer if key not in _PARTS]
         if unknown:
-            reasons.append(f"tokenizer: {', '.join(unknown[:10])} (it has {', '.join(sorted(_PARTS))})")
+            reasons.append(f"tokenizer: {', '.join(unknown[:10])} (expected {', '.join(sorted(_PARTS))})")
         parts = [tokenizer.get(name) for name in ("type", "special_ids", "payload")]
     else:
         parts = [getattr(tokenizer, name, None) for name in ("type", "special_ids", "payload")]
@@ -157,7 +157,7 @@ def _encode_ids(special: Any, reasons: list[Reason]) -> list[int]:
         return [NO_ID] * len(SPECIAL_NAMES)
     unknown = [repr(key)[:80] for key in special if key not in SPECIAL_NAMES]
     if unknown:
-        reasons.append(f"tokenizer special ids {', '.join(unknown[:10])} (it has {', '.join(SPECIAL_NAMES)})")
+        reasons.append(f"tokenizer special ids {', '.join(unknown[:10])} (expected {', '.join(SPECIAL_NAMES)})")
     ids = []
     for name in SPECIAL_NAMES:
         value = special.get(name)

@@ -87,16 +87,16 @@ def _problems(tensor: Payload) -> list[str]:
         if tensor.block_size > U16_MAX:
             problems.append(f"blocks of {tensor.block_size} elements (at most {U16_MAX})")
     elif name not in _CODES:
-        problems.append(f"dtype {name} (it has {', '.join(DENSE)})")
+        problems.append(f"dtype {name} (expected {', '.join(DENSE)})")
     if max(tensor.shape, default=0) > U32_MAX:
         problems.append(f"shape {tensor.shape} (a dimension is below 2**32)")
     try:
         size = len(tensor.name.encode())
     except UnicodeEncodeError:
-        problems.append("its name (Unicode text)")
+        problems.append("a name that is not Unicode text")
     else:
         if size > U16_MAX:
-            problems.append(f"its name of {size} bytes (at most {U16_MAX})")
+            problems.append(f"a name of {size} bytes (at most {U16_MAX})")
     return problems
 
 

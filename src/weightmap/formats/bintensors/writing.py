@@ -29,7 +29,7 @@ def plan(request: Request) -> Plan:
         if tensor.dtype.name not in _CODE:
             reasons.append(Unfit("tensor", tensor.name, f"dtype {tensor.dtype.name}"))
         if not encodable(tensor.name):
-            reasons.append(Unfit("tensor", tensor.name, "its name is not Unicode text"))
+            reasons.append(Unfit("tensor", tensor.name, "a name that is not Unicode text"))
     metadata = request.metadata
     for key, value in (metadata or {}).items():
         if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):

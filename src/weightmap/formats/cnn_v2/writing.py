@@ -68,7 +68,8 @@ def _write(sink: Sink, start: bytes, tensors: Sequence[Payload], padding: int) -
 def _ordered(tensors: Sequence[Payload], reasons: list[Reason]) -> list[Payload]:
     """Return the tensors by the number of their layer; misnamed ones come last."""
     numbers = {f"layer.{i}.weight": i for i in range(len(tensors))}
-    why = f"its name (layer.<i>.weight, with i from 0 to {len(tensors) - 1})"
+    last = len(tensors) - 1
+    why = f"a name that is not layer.{f'<i>.weight, i from 0 to {last}' if last else '0.weight'}"
     reasons += [Unfit("tensor", tensor.name, why) for tensor in tensors if tensor.name not in numbers]
     return sorted(tensors, key=lambda tensor: numbers.get(tensor.name, len(tensors)))
 
@@ -77,9 +78,9 @@ def _problems(tensor: Payload) -> list[str]:
     """Return why a tensor cannot be the weights of a layer."""
     problems, shape = [], tensor.shape
     if tensor.dtype.name != "float16":
-        problems.append(f"dtype {tensor.dtype.name} (it has float16)")
+        problems.append(f"dtype {tensor.dtype.name} (expected float16)")
     if len(shape) != 4:
-        problems.append(f"{counted(len(shape), 'dimension')} (it has 4: out, in, kernel, kernel)")
+        problems.append(f"{counted(len(shape), 'dimension')} (expected 4: out, in, kernel, kernel)")
     elif shape[2] != shape[3]:
         problems.append(f"shape {shape} (a kernel is square)")
     if 0 in shape:

@@ -30,7 +30,7 @@ from weightmap.formats.embd.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from weightmap.io.sink import Sink
 
@@ -53,7 +53,7 @@ def _utf8(text: object, limit: int) -> bytes | None:
     return raw if len(raw) <= limit else None
 
 
-def _check_tensors(request: Request, dtypes: Iterable[str], reasons: list[Reason]) -> None:
+def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason]) -> None:
     known = frozenset(dtypes)
     for tensor in request.tensors:
         shape = tensor.shape
@@ -62,13 +62,13 @@ def _check_tensors(request: Request, dtypes: Iterable[str], reasons: list[Reason
             continue
         problems = []
         if tensor.dtype.name not in known:
-            problems.append(f"dtype {tensor.dtype.name}")
+            problems.append(f"dtype {tensor.dtype.name} (expected {', '.join(dtypes)})")
         if not 1 <= len(shape) <= MAX_NDIM:
-            problems.append(f"{counted(len(shape), 'dimension')} (it has 1 to {MAX_NDIM})")
+            problems.append(f"{counted(len(shape), 'dimension')} (expected 1 to {MAX_NDIM})")
         if any(dim > U32_MAX for dim in shape):
             problems.append(f"shape {shape} (a dimension is below 2**32)")
         if _utf8(tensor.name, U16_MAX) is None:
-            problems.append("its name (Unicode text of at most 65535 bytes)")
+            problems.append("a name that is not Unicode text of at most 65535 bytes")
         reasons.append(Unfit("tensor", tensor.name, ", ".join(problems)))
 
 
@@ -149,7 +149,7 @@ def _encode_metadata(request: Request, reasons: list[Reason]) -> bytes:
         entries.append(struct.pack("<2H", len(raw_key), len(raw_value)) + raw_key + raw_value)
     total = sum(map(len, entries))
     if total > U32_MAX:
-        reasons.append(f"metadata of {total} bytes (it has fewer than 2**32)")
+        reasons.append(f"metadata of {total} bytes (expected fewer than 2**32)")
         return b""
     return PAIR.pack(len(entries), total) + b"".join(entries)
 
@@ -162,7 +162,7 @@ def _encode_vocabulary(request: Request, reasons: list[Reason]) -> bytearray:
     ids = _special(request.special_ids, request.vocab, reasons)
     tokens = _encode_tokens(request.vocab, "<H", U16_MAX, reasons)
     if len(tokens) > U32_MAX - VOCAB_HEADER.size - SPECIAL.size:
-        reasons.append(f"a vocabulary of {len(tokens)} bytes (it has fewer than 2**32)")
+        reasons.append(f"a vocabulary of {len(tokens)} bytes (expected fewer than 2**32)")
         return bytearray()
     return bytearray(VOCAB_HEADER.pack(len(request.vocab), len(tokens), 0) + tokens + SPECIAL.pack(*ids))
 
@@ -180,7 +180,7 @@ def _special(given: Any, vocab: Sequence[str], reasons: list[Reason]) -> list[in
                 known.setdefault(token[1:-1].lower(), i)
     for name, value in list(known.items()):
         if name not in SPECIAL_NAMES or not isinstance(value, int) or not 0 <= value <= NO_ID:
-            reasons.append(f"special id {name!r}: {value!r} (it has {', '.join(SPECIAL_NAMES)}, each below 2**32)")
+            reasons.append(f"special id {name!r}: {value!r} (expected {', '.join(SPECIAL_NAMES)}, each below 2**32)")
             known[name] = NO_ID
     return [known.get(name, NO_ID) for name in SPECIAL_NAMES]
 

@@ -170,7 +170,7 @@ def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[Reason]) 
         elif not matrix.shape[1]:
             reasons.append(f"{what}: rows without elements")
     elif matrix.dtype.name not in TYPES:
-        reasons.append(f"{what}: dtype {matrix.dtype.name} (it has {', '.join(filter(None, TYPES))})")
+        reasons.append(f"{what}: dtype {matrix.dtype.name} (expected {', '.join(filter(None, TYPES))})")
     if len(matrix.shape) != 2:
         reasons.append(f"{what}: {counted(len(matrix.shape), 'dimension')} (2)")
         return
@@ -221,7 +221,7 @@ def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason
     elif id_ == EXPLICIT:
         ngrams = _encode_ngrams(subwords, reasons, spec=spec)
     else:
-        reasons.append(f"subwords of kind {subwords.kind!r} (it has bucket, fasttext and explicit)")
+        reasons.append(f"subwords of kind {subwords.kind!r} (expected bucket, fasttext and explicit)")
     if len(reasons) > before:
         return None
     lengths, count = (int(subwords.min_n), int(subwords.max_n)), len(raws)

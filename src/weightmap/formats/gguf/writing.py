@@ -60,7 +60,7 @@ def _problems(tensor: Payload) -> list[str]:
     if name not in (BLOCKS if tensor.dtype.declared else DENSE):
         problems.append(f"dtype {name}")
     if len(shape) > _MAX_NDIM:
-        problems.append(f"{counted(len(shape), 'dimension')} (it has 0 to {_MAX_NDIM})")
+        problems.append(f"{counted(len(shape), 'dimension')} (expected 0 to {_MAX_NDIM})")
     if not encodable(tensor.name):
-        problems.append("its name is not Unicode text")
+        problems.append("a name that is not Unicode text")
     return problems

@@ -22,7 +22,7 @@ def plan(request: Request) -> Plan:
         if tensor.name == "__metadata__":
             reasons.append("tensor '__metadata__': the name is taken")
         if not encodable(tensor.name):
-            reasons.append(Unfit("tensor", tensor.name, "its name is not Unicode text"))
+            reasons.append(Unfit("tensor", tensor.name, "a name that is not Unicode text"))
     metadata = request.metadata
     for key, value in (metadata or {}).items():
         if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
