@@ -403,10 +403,6 @@ def test_every_kind_of_table_keeps_the_contract(make, name, asked, lie, error, m
             with pytest.raises(error, match=re.escape(message)):
                 use()
     assert [table.row(i).offset for i in (0, 2)] == [0, 48]
-    if error is None:
-        first, plain = table.leading()
-        assert first.tolist() == [row[4] for row in rows]
-        assert plain.all()
 
 
 def test_what_one_file_asks_is_not_without_effect():

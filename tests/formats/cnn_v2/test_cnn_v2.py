@@ -447,7 +447,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "dtypes": (
         {"layer.0.weight": HALF.astype(np.float32), "layer.1.weight": HALF, "layer.2.weight": HALF.astype(np.int16)},
         {},
-        ["layer.0.weight", "float32", "dtype='float16'", "layer.2.weight", "int16"],
+        ["layer.0.weight", "float32", "give arrays of float16", "layer.2.weight", "int16"],
     ),
     "other names": (
         {"conv.weight": HALF, "layer.0.weight": HALF, "layer.00.weight": HALF},
@@ -455,7 +455,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["'conv.weight'", "'layer.00.weight'", "from 0 to 2"],
     ),
     "a gap": ({"layer.0.weight": HALF, "layer.2.weight": HALF}, {}, ["'layer.2.weight'", "from 0 to 1"]),
-    "counting from 1": ({"layer.1.weight": HALF}, {}, ["'layer.1.weight'", "from 0 to 0"]),
+    "counting from 1": ({"layer.1.weight": HALF}, {}, ["'layer.1.weight'", "not layer.0.weight"]),
     "other digits": ({"layer.\u0660.weight": HALF}, {}, ["a name that is not layer.0.weight"]),
     "dimensions": (
         {"layer.0.weight": HALF[0], "layer.1.weight": np.float16(3)},
