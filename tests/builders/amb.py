@@ -324,7 +324,7 @@ BUILDER = Builder(
             },
         ),
         "quantised.amb": Golden(
-            "85d4ac4d89a19bd30513bcc9152cdf415715d0c046f674fb04ef384984377e4f", lambda c: {"tensors": c.quantised}
+            "ef8b6e00a6062ce22c0773d3021a3feec71e40d0ef1cc4048d68d001e996993e", lambda c: {"tensors": c.quantised}
         ),
     },
     metadata="JSON",
