@@ -647,9 +647,9 @@ def _wm_differing(p: Place, size: int) -> Any:
     for kind, width in enumerate((4, 8, 2, 2)):
         data = noise(size - size % width)
         for other in (data, data[::-1]):
-            largest = p.room(1, "double")
-            count = lib.wm_differing(p.give(data), p.give(other), len(data) // width, kind, largest, largest + 1)
-            found.append((count, np.float64(largest[0]).tobytes()))
+            room = p.room(2, "double")
+            count = lib.wm_differing(p.give(data), p.give(other), len(data) // width, kind, room, room + 1)
+            found.append((count, np.float64([room[0], room[1]]).tobytes()))
     return found
 
 
