@@ -388,9 +388,11 @@ def test_damage_is_found_when_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_a_scheme_that_the_target_lacks(put: Callable[..., Path], tmp_path: Path, name: str, scheme: str, said: str):
-    """The error says what the target holds instead; it comes before the source is read."""
+    """The error says what the target holds instead, and nothing is written."""
+    source = put(st.build(MODEL), "a.safetensors")
     with pytest.raises(wm.EncodeError, match=said):
-        wm.convert(tmp_path / "missing", tmp_path / name, quantize=scheme)
+        wm.convert(source, tmp_path / name, quantize=scheme)
+    assert not (tmp_path / name).exists()
 
 
 def test_other_types_are_the_callers_arrays_in_save(tmp_path: Path) -> None:

@@ -110,9 +110,7 @@ def test_tensors_of_one_reason_are_reported_together():
     many = [tensor(f"t{i}", dtype="float64") for i in range(3000)]
     text = str(error_of(*many))
     assert "tensors 't0', 't1', 't2'" in text
-    assert text.endswith(
-        " more: dtype float64 (expected float32, float16, bfloat16, int32, int16, int8, uint32, uint16, uint8)"
-    )
+    assert text.endswith(" more: dtype float64")
     assert len(text) < 500
     assert error_of(*many).refused == tuple(f"tensor 't{i}': dtype float64" for i in range(3000))
     assert pickle.loads(pickle.dumps(error_of(*many))).refused == error_of(*many).refused

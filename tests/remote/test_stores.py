@@ -345,7 +345,7 @@ def test_objects_without_bytes(objects: Objects, url: str) -> None:
 def test_a_missing_obstore_is_named_with_its_extra(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without obstore, the error says what to install."""
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install weightmap\[remote\]"):
+    with pytest.raises(MissingDependencyError, match="pip install obstore"):
         wm.open(f"{scheme}://bucket/model.safetensors")
 
 

@@ -13,7 +13,7 @@ from weightmap.conversion.tensors import prepare, regrouper_for, unaligned, unal
 from weightmap.conversion.training import Options
 from weightmap.conversion.words import convert_words, from_file
 from weightmap.errors import EncodeError, TensorFileError
-from weightmap.formats import Format, by_name
+from weightmap.formats import by_name
 from weightmap.importers import IMPORTERS, NAMES
 from weightmap.importers._huggingface import ModelDirectory, read_directory
 from weightmap.importers._words import Words
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from weightmap.conversion.task import Task
+    from weightmap.formats import Format
     from weightmap.model.file import TensorFile
 
 __all__ = ["convert"]
@@ -211,8 +212,6 @@ def convert(
         max_shard_size=most,
     )
     task = arguments.task("", target, found, progress, words)  # refuses wrong arguments before it reads the source
-    if isinstance(found, Format) and arguments.quantize is not None:
-        _check_scheme(found, layout, arguments.quantize, target)
     # In mode "mmap" this touches no page: tensors are read by pread.
     opened = open_or_import(model, limits, lossy=lossy)
     task = task._replace(source=path or (opened.path if isinstance(opened, Words) else name_of(opened)))
@@ -225,6 +224,8 @@ def convert(
     if isinstance(opened, Words):
         return convert_words(opened, task)
     with opened as file:
+        if arguments.quantize is not None and not of_words:
+            _check_scheme(found, layout, arguments.quantize, target)
         if verify:
             file.verify()
         if of_words:
@@ -238,7 +239,7 @@ def convert(
 
 
 def _check_scheme(found: Format, layout: str | None, scheme: str, target: str) -> None:
-    """Refuse a scheme that the target has not, before anything is read."""
+    """Refuse a scheme that the target has not, before any tensor is read."""
     known = found.schemes.get(choose_layout(found, layout, None), frozenset())
     if scheme not in known:
         holds = f"it holds {', '.join(sorted(known))}" if known else "it holds no quantised tensors"

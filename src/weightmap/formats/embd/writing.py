@@ -62,7 +62,7 @@ def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason
             continue
         problems = []
         if tensor.dtype.name not in known:
-            problems.append(f"dtype {tensor.dtype.name} (expected {', '.join(dtypes)})")
+            problems.append(f"dtype {tensor.dtype.name}")
         if not 1 <= len(shape) <= MAX_NDIM:
             problems.append(f"{counted(len(shape), 'dimension')} (expected 1 to {MAX_NDIM})")
         if any(dim > U32_MAX for dim in shape):
