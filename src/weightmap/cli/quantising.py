@@ -203,8 +203,8 @@ def summary(report: wm.ConvertReport) -> str:
     """Return one line on the quantised tensors of a conversion."""
     if not report.quantized:
         return (
-            "no tensor was quantised: without --include, those are that hold floating-point numbers, have two or more "
-            "dimensions, and are no embeddings by their names; with it, those that hold floating-point numbers"
+            "no tensor was quantised: none that was selected holds floating-point numbers and, unless --include names "
+            "it, has two or more dimensions and is no embedding by its name"
         )
     whole = total(report.quantized)
     schemes = " and ".join(dict.fromkeys(info.scheme for info in report.quantized))
