@@ -93,7 +93,7 @@ def number(value: int) -> bytes:
         return b"M" + struct.pack("<H", value)
     if -(2**31) <= value < 2**31:
         return b"J" + struct.pack("<i", value)
-    size = value.bit_length() // 8 + 1
+    size = (~value if value < 0 else value).bit_length() // 8 + 1
     return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
 
 

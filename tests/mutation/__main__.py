@@ -33,6 +33,7 @@ MODULES = (
     "weightmap.index.columns",
     "weightmap.io.strict_json",
     "weightmap.options",
+    "weightmap.quant.ggml",
 )
 # Those that look into files and at the functions that do; the first of them that notices decides.
 SUITES = (

@@ -88,6 +88,34 @@ def test_programs_that_end_around_a_window(size: int) -> None:
         assert len(f.metadata["text"]) == size - empty
 
 
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 2])
+def test_values_around_what_is_read_at_once(beyond: int) -> None:
+    """A value ends with the 64 KiB that are read from the first one on, or so many bytes behind them."""
+    first, name = "x" * 1000, "second"
+    headers = len(files.text(name) + files.text(""))
+    values = {"first": first, name: "y" * (65536 + beyond - len(first) - headers), "third": "z"}
+    with wm.open(files.zipped(files.dump(values), {})) as f:
+        assert f.metadata == values
+
+
+def test_a_value_that_is_mentioned_after_later_ones() -> None:
+    """A value lies before the one that was read last, where the program takes it out of the memo."""
+    early = files.text("early") + b"q\0" + b"0"
+    program = b"\x80\2" + early + files.code({"a": "late", "b": files.Plain(b"h\0"), "c": "last"}) + b"."
+    with wm.open(files.zipped(program, {})) as f:
+        assert f.metadata == {"a": "late", "b": "early", "c": "last"}
+
+
+@pytest.mark.parametrize(("keys", "what"), [(["x"], "'x' which no tensor mentions"), (["0", "0"], "'0' twice")])
+def test_keys_that_are_wrong(keys: list[str], what: str) -> None:
+    """A legacy file lists the key of each storage once; the message says what is wrong with a key."""
+    data = files.legacy(PROGRAM, {"0": files.Item(DATA, 4)})
+    listed = files.dump(keys)
+    data = data.replace(files.dump(["0"]), listed) + struct.pack("<Q", 2) + DATA
+    with pytest.raises(wm.LayoutError, match=what):
+        wm.open(data)
+
+
 @pytest.mark.parametrize("elements", [0, 1, 2])
 def test_the_end_of_the_last_storage(elements: int) -> None:
     """The last storage ends with the file, also where it is empty; each byte that lacks is a TruncatedError."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import struct
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from tests.builders import torch as files
@@ -9,6 +13,13 @@ from tests.builders import torch as files
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
+from weightmap.formats.torch.program import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Bytes of a program that are read at once: see csrc/pickle.h.
+SLOT = 1 << 14
 
 
 def fault(code: bytes) -> tuple[str, int, int, int] | None:
@@ -26,6 +37,7 @@ MEMO = {
     b"Nq\1" + b"0h\0.": ("PICKLE_MEMO", 4, 0, 2),
     b"Nq\1" + b"0h\2.": ("PICKLE_MEMO", 4, 2, 2),
     b"Nq\1q\0" + b"0h\1.": None,
+    b"Nq\1" + b"0j\1\0\0\0.": None,
 }
 
 
@@ -55,6 +67,13 @@ def test_the_last_operand_may_end_with_the_data(code: bytes) -> None:
     assert (kind, at, expected - actual) == ("PICKLE_END", 0, 1)
 
 
+def test_an_entry_that_is_put_in_again() -> None:
+    """The memo has what was put in last."""
+    code = files.Plain(b"Nq\1" + b"0K\7q\1" + b"0h\1")
+    with wm.open(files.zipped(files.dump({"a": code}), {})) as f:
+        assert f.metadata == {"a": 7}
+
+
 @pytest.mark.parametrize("size", range(1, 10))
 def test_integers_of_every_size(size: int) -> None:
     """Integers are two's complement, whatever number of bytes the pickler chose."""
@@ -79,10 +98,10 @@ def test_an_arena_without_room(length: int, words: int) -> None:
     assert (found.actual, found.expected) == (words - 1, words)
 
 
-def storage(count: int, key: int = 1, kind: str = "ComplexDoubleStorage") -> bytes:
+def storage(count: int, key: int = 1, kind: str = "ComplexDoubleStorage", more: bytes = b"") -> bytes:
     """The opcodes that push a storage of so many elements, with a key of so many bytes."""
     name = files.text("storage") + files.named("torch", kind) + files.text("k" * key)
-    return b"(" + name + files.text("cpu") + files.number(count) + b"tQ"
+    return b"(" + name + files.text("cpu") + files.number(count) + more + b"tQ"
 
 
 def tensor(shape: tuple[int, ...], strides: tuple[int, ...], kind: str = "CharStorage", offset: int = 0) -> bytes:
@@ -102,11 +121,21 @@ MOST = 2**63 - 1
 SCALAR = files.named("numpy.core.multiarray", "scalar") + b"(" + files.named("numpy", "dtype")
 SCALAR += b"(" + files.text("f8") + b"\x89\x88tR"
 DEVICE = files.named("torch", "device") + b"(" + files.text("cuda")
+
+
+def scalar(letters: int) -> bytes:
+    """A scalar whose type has so many letters."""
+    return SCALAR.replace(files.text("f8"), files.text("f" * letters)) + files.code(b"x") + b"tR."
+
+
 CALLS = {
     "the largest storage": (storage(MOST // 16) + b"0N.", None),
     "a storage of more bytes than 2^63": (storage(MOST // 16 + 1) + b"0N.", "PICKLE_CALL"),
     "the longest key": (storage(1, 255) + b"0N.", None),
     "a longer key": (storage(1, 256) + b"0N.", "PICKLE_CALL"),
+    "a storage of six parts": (storage(1, more=b"N") + b"0N.", None),
+    "a storage of six parts that is a view": (storage(1, more=b"K\1") + b"0N.", "PICKLE_CALL"),
+    "a storage of seven parts": (storage(1, more=b"NN") + b"0N.", "PICKLE_CALL"),
     "a device": (DEVICE + b"tR.", None),
     "a device and the largest number": (DEVICE + b"K\xfftR.", None),
     "a device and a larger number": (DEVICE + b"M\0\1tR.", "PICKLE_CALL"),
@@ -118,15 +147,26 @@ CALLS = {
     "a device and two numbers": (DEVICE + b"K\1K\1tR.", "PICKLE_CALL"),
     "a scalar of 255 bytes": (SCALAR + files.code(bytes(255)) + b"tR.", None),
     "a scalar of 256 bytes": (SCALAR + files.code(bytes(256)) + b"tR.", "PICKLE_CALL"),
+    "a scalar whose type has 255 letters": (scalar(255), None),
+    "a scalar whose type has 256 letters": (scalar(256), "PICKLE_CALL"),
     "the largest dimension": (tensor((MOST,), (0,)), None),
     "a negative dimension": (tensor((-(2**63),), (0,)), "PICKLE_CALL"),
+    "the largest product": (tensor((2, 2**62 - 1), (0, 0)), None),
+    "a larger product": (tensor((2, 2**62), (0, 0)), "PICKLE_OVERFLOW"),
+    "the largest offset": (tensor((1,), (1,), offset=MOST), "PICKLE_RANGE"),
+    "a negative offset": (tensor((1,), (1,), offset=-(2**63)), "PICKLE_CALL"),
     "the last element": (tensor((2,), (1,)), None),
     "one element past the end": (tensor((2,), (2,)), "PICKLE_RANGE"),
     # Added up to 64 bits, the steps along both axes lead back into the storage.
     "steps that wrap around": (tensor((2, 3), (3, MOST)), "PICKLE_RANGE"),
+    "steps from behind the end that wrap around": (tensor((3,), (MOST,), offset=3), "PICKLE_RANGE"),
     "a size of a tuple": (files.named("torch", "Size") + b"(K\1tR.", "PICKLE_CALL"),
     "a size of a list": (files.named("torch", "Size") + b"](K\1e\x85R.", None),
     "a size of a number": (files.named("torch", "Size") + b"K\1\x85R.", "PICKLE_CALL"),
+    "a name of 32 letters": (files.named("a" * 32, "b" * 32) + b".", "PICKLE_NAME"),
+    "a name of 33 letters": (files.named("a" * 33, "b" * 33) + b".", "PICKLE_NAME"),
+    "a name that ends with the program": (b"ctorch\n\n", "PICKLE_NAME"),
+    "a name one byte before the end": (files.text("torch") + files.text("Size") + b"\x93", "PICKLE_END"),
 }
 
 
@@ -162,6 +202,14 @@ REBUILD = files.named("torch._utils", "_rebuild_tensor_v2")
 FOUR = INNER.removesuffix(b"\x89" + files.ORDERED)
 PARAMETER = files.named("torch.nn.parameter", "Parameter")
 
+# The arguments of _rebuild_parameter, by their number: the tensor, whether it has a gradient, hooks, the state.
+PARAMETERS = {
+    n: b"(" + REBUILD + INNER + b"tR" + part + b"t"
+    for n, part in enumerate(
+        (b"", b"\x88", b"\x88" + files.ORDERED, b"\x88" + files.ORDERED + b"}", b"\x88" + files.ORDERED + b"}}"), 1
+    )
+}
+
 
 def from_type(function: bytes = REBUILD, class_: bytes = PARAMETER, arguments: bytes = INNER + b"t") -> bytes:
     """The call that torch.save writes for a subclass of tensors."""
@@ -179,8 +227,15 @@ FROM_TYPE = {
     ),
     "no function": (from_type(b"N"), "PICKLE_CALL"),
     "a function before the list": (from_type(files.named("collections", "OrderedDict"), arguments=b")"), "PICKLE_CALL"),
+    "the last function": (
+        from_type(files.named("torch._utils", "_rebuild_parameter"), arguments=PARAMETERS[3]),
+        None,
+    ),
+    # It would be called within itself as deep as its arguments go.
     "a function behind the list": (
-        from_type(files.named("torch._tensor", "_rebuild_from_type_v2"), arguments=INNER + b"t"),
+        from_type(
+            files.named("torch._tensor", "_rebuild_from_type_v2"), arguments=b"(" + REBUILD + PARAMETER + INNER + b"t}t"
+        ),
         "PICKLE_CALL",
     ),
     "no class": (from_type(class_=b"N"), "PICKLE_CALL"),
@@ -194,6 +249,14 @@ FROM_TYPE = {
     "a number as extra state": (REBUILD + INNER + b"K\1tR.", "PICKLE_CALL"),
     "a list as extra state": (REBUILD + INNER + b"]tR.", "PICKLE_CALL"),
     "an extra state": (REBUILD + INNER + b"}K\1K\1stR.", "PICKLE_CALL"),
+    "no hooks": (REBUILD + INNER.removesuffix(files.ORDERED) + b"tR.", "PICKLE_CALL"),
+    "two extra states": (REBUILD + INNER + b"NNtR.", "PICKLE_CALL"),
+} | {
+    f"a parameter of {n} arguments": (
+        files.named("torch._utils", "_rebuild_parameter") + code + b"R.",
+        None if n in (3, 4) else "PICKLE_CALL",
+    )
+    for n, code in PARAMETERS.items()
 }
 
 
@@ -225,9 +288,152 @@ def test_bytes_of_names(name: str) -> None:
     assert (found.kind, found.actual, found.expected) == ("PICKLE_NAMES", least, least - 1)
 
 
-@pytest.mark.parametrize("short", ["tensors", "values"])
+@pytest.mark.parametrize("what", ["tensors", "storages"])
+def test_the_most_tensors_and_storages(what: str) -> None:
+    """A program makes as many tensors, and mentions as many storages, as the limit allows, and not one more."""
+    code = b"](" + A_TENSOR + b"q\1h\1e." if what == "tensors" else (storage(1) + b"0") * 2 + b"N."
+    assert kernels.Pickle(code, 2, 1000).fault is None
+    found = kernels.Pickle(code, 1, 1000).fault
+    assert found is not None
+    assert (found.kind, found.actual, found.expected) == ("CAPACITY", 2, 1)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_most_members_that_are_walked(more: int) -> None:
+    """A program has 4,096 more members than bytes, counting those of a container each time that it is met, and one."""
+    inner, times = 64, 70
+    code = b"]](" + b"N" * inner + b"eq\1a(" + b"h\1" * (times - 1)
+    spare = times * (1 + inner) - (len(code) + len(b"e.")) - 4096 - 1 - more
+    assert spare >= 0
+    code += b"K\0" * spare + b"e."  # each has two bytes, and is one member
+    found = kernels.Pickle(code, 10, 1 << 20).fault
+    if not more:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.kind, found.actual, found.expected) == ("PICKLE_LAUGHS", len(code) + 4096 + 2, len(code) + 4096)
+
+
+def test_keys_that_are_integers() -> None:
+    """A key is named by its number, up to the last bit of it."""
+    keys = [0, -1, 2**62, 2**63 - 1, -(2**62), -(2**63)]
+    with wm.open(files.zipped(files.dump({"a": dict.fromkeys(keys)}), {})) as f:
+        assert dict(f.metadata) == {f"a.{key}": None for key in keys}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_a_dictionary_of_pairs(count: int) -> None:
+    """OrderedDict makes a dictionary of the pairs of a list, of one chunk or several."""
+    pairs = [(f"k{i}", i) for i in range(count)]
+    whole = files.code(pairs)
+    single = b"]" + b"".join(files.code(pair) + b"a" for pair in pairs)
+    for code in (whole, single):
+        made = files.Plain(files.named("collections", "OrderedDict") + code + b"\x85R")
+        with wm.open(files.zipped(files.dump({"a": made}), {})) as f:
+            assert dict(f.metadata) == {f"a.{name}": value for name, value in pairs}
+
+
+def test_every_type() -> None:
+    """Each type of torch is a value, by its name."""
+    with wm.open(files.zipped(files.dump({name: files.Dtype(name) for name in DTYPE_NAMES}), {})) as f:
+        assert f.metadata == {name: f"torch.{name}" for name in DTYPE_NAMES}
+
+
+STORAGE_WORDS, TENSOR_WORDS, LIST_WORDS, CHUNK_WORDS, VALUE_WORDS = 4, 3, 3, 2, 2
+# Programs, and the words that they leave in the pool; each is followed by values that fill the stack.
+WORDS = {
+    "a storage": (storage(1), STORAGE_WORDS),
+    "a tensor": (A_TENSOR, STORAGE_WORDS + TENSOR_WORDS + 1),
+    "a tensor of two dimensions": (
+        tensor((1, 2), (2, 1)).removesuffix(b"."),
+        STORAGE_WORDS + TENSOR_WORDS + 2,
+    ),
+    "a parameter": (
+        files.named("torch._utils", "_rebuild_parameter") + PARAMETERS[3] + b"R",
+        STORAGE_WORDS + TENSOR_WORDS + 1,
+    ),
+    # The page of the memo has 256 entries.
+    "a shape that is remembered": (
+        b"K\2\x85q\0h\0" + b"0" + A_TENSOR,
+        256 * VALUE_WORDS + VALUE_WORDS + STORAGE_WORDS + TENSOR_WORDS + 1,
+    ),
+    "a shape in a list": (
+        b"]K\2\x85a" + A_TENSOR,
+        LIST_WORDS + VALUE_WORDS + CHUNK_WORDS + VALUE_WORDS + STORAGE_WORDS + TENSOR_WORDS + 1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_that_are_left_in_the_pool(name: str) -> None:
+    """What a call takes its arguments from is given back, and what the memo or a container has is not."""
+    code, left = WORDS[name]
+    spare = 200  # values that take more than the arguments of a call did
+    program = b"(" + code + b"N" * spare + b"1N."
+    depth = spare + 2 + name.count(" in a ") + name.count("remembered")  # the mark and what `code` pushes
+    words = len(program) // 256 + 1 + left + depth * VALUE_WORDS
+    out, found, arena = ffi.new("wm_pickle *"), ffi.new("wm_fault *"), ffi.new("uint64_t[]", words)
+    source = ffi.new("wm_pickle_source *", (-1, ffi.from_buffer("uint8_t[]", program), 0, len(program)))
+    assert lib.wm_pickle_run(source, arena, words, out, found) == 0
+    assert lib.wm_pickle_run(source, arena, words - 1, out, found) == -1
+    assert found.code == kernels.faults()["PICKLE_MEMORY"]
+
+
+@pytest.mark.parametrize("size", [SLOT - 1, SLOT, SLOT + 1, 2 * SLOT - 1])
+def test_programs_that_end_around_a_part_that_is_read(tmp_path: Path, size: int) -> None:
+    """A program in a file is read to its last byte and no further; one that the file has not is a fault."""
+    code = b"T" + struct.pack("<I", size - 6) + b"x" * (size - 6) + b"."
+    path = tmp_path / "program"
+    path.write_bytes(code)
+    with path.open("rb") as file:
+        assert kernels.Pickle(None, 10, 1000, fd=file.fileno(), size=size).fault is None
+        path.write_bytes(code[:-1])
+        found = kernels.Pickle(None, 10, 1000, fd=file.fileno(), size=size).fault
+    assert found is not None
+    assert (found.kind, found.at, found.actual, found.expected) == ("PICKLE_READ", size - 1, 0, size)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_names_that_end_around_a_part_that_is_read(tmp_path: Path, before: int) -> None:
+    """A name is copied to its last byte, wherever the part ends that it lies in."""
+    name = b"k" * 30
+    pad = SLOT - before - len(b"}" + files.text(b"") + b"0" + files.text(name))
+    code = b"}" + files.text(b"x" * pad) + b"0" + files.text(name) + b"Ns."
+    path = tmp_path / "program"
+    path.write_bytes(code)
+    with path.open("rb") as file:
+        values = kernels.Pickle(None, 10, 1000, fd=file.fileno(), size=len(code)).values()
+    assert isinstance(values, kernels.PickleValues)
+    assert values.names.tobytes() == name
+
+
+def test_a_program_of_descriptor_0(tmp_path: Path) -> None:
+    """The first descriptor of a process may be that of a file."""
+    path = tmp_path / "program"
+    path.write_bytes(b"N.")
+    before = os.dup(0)
+    try:
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+        assert kernels.Pickle(None, 10, 1000, fd=0, size=2).fault is None
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+
+
+# What is one less: the rows of the columns, or their room for names or dimensions.
+SHORT = {
+    "tensors": ("columns", "cap"),
+    "values": ("values", "cap"),
+    "names": ("columns", "names_cap"),
+    "dimensions": ("columns", "dims_cap"),
+    "names of values": ("values", "names_cap"),
+}
+
+
+@pytest.mark.parametrize("short", SHORT)
 def test_columns_with_one_row_less(short: str) -> None:
-    """The walk writes no row behind the last one of its columns."""
+    """The walk writes nothing behind the last row of its columns."""
     code = b"}(" + files.text("a") + A_TENSOR + files.text("b") + b"Nu."
     out, found, arena = ffi.new("wm_pickle *"), ffi.new("wm_fault *"), ffi.new("uint64_t[]", 9999)
     source = ffi.new("wm_pickle_source *", (-1, ffi.from_buffer("uint8_t[]", code), 0, len(code)))
@@ -237,8 +443,10 @@ def test_columns_with_one_row_less(short: str) -> None:
         tensors, values = ffi.new("wm_pickle_tensors *"), ffi.new("wm_pickle_values *")
         columns = tensors.columns = ffi.new("wm_columns *")
         tensors.storages = begins
-        columns.cap, columns.dims_cap, columns.names_cap = int(not (fewer and short == "tensors")), 1, 1
-        values.cap, values.names_cap = int(not (fewer and short == "values")), 1
+        columns.cap, columns.dims_cap, columns.names_cap, values.cap, values.names_cap = 1, 1, 1, 1, 1
+        if fewer:
+            owner, field = SHORT[short]
+            setattr({"columns": columns, "values": values}[owner], field, 0)
         keep: list[object] = [columns]
 
         def room(owner: object, keep: list[object] = keep, **fields: str) -> None:
