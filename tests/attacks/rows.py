@@ -61,6 +61,7 @@ OTHER = {
     "O6": "Secrets in addresses and in answers of a store: in no name, message or log.",
     "O7": "An index in a store that names objects elsewhere or none: an error, and nothing else is asked for.",
     "O8": "An object that claims to be very large: only headers and tensors are fetched, within limits.",
+    "O9": "An attack on a format, in a store: the error that it has as a file.",
     "S1": "A write fails without space or permission: OSError, the old file stays, no other remains.",
     "S2": "fsync fails: OSError, the old file stays; on the directory: the new one is in place.",
     "S3": "Renaming fails: OSError, the old file stays.",
@@ -178,6 +179,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "O7": ("test_shards_elsewhere_are_never_asked_for", "test_a_store_that_lists_less_than_the_index_names"),
     "O8": ("test_one_tensor_of_a_large_object_takes_three_requests", "test_limits_hold_before_bytes_come"),
+    "O9": ("test_attacks_are_refused_in_a_store_as_in_a_file",),
     "S1": (
         "test_the_target_is_the_old_file_or_the_new_one",
         "test_a_file_size_limit_leaves_the_old_file",

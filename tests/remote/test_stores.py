@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests import builders
+from tests import attacks, builders
 from tests.builders import safetensors as safe
 from tests.remote.servers import AsyncStore, Objects, Server, Stored, Virtual
 from tests.support import same
@@ -94,6 +94,30 @@ def test_every_format_opens_in_a_store(name: str, objects: Objects) -> None:
             for tensor in local:
                 assert np.asarray(file[tensor]).tobytes() == np.asarray(local[tensor]).tobytes()
             assert file.verify() == local.verify()._replace(path="folder/file")
+
+
+def refused() -> dict[str, list[attacks.Case]]:
+    """The attacks that a file is refused for, by kind; none of them is a folder, or has a hole."""
+    found: dict[str, list[attacks.Case]] = {}
+    for case in attacks.cases():
+        if case.error and case.size is None and isinstance(case.data, bytes):
+            found.setdefault(case.kind, []).append(case)
+    return found
+
+
+@pytest.mark.parametrize("kind", refused())
+def test_attacks_are_refused_in_a_store_as_in_a_file(kind: str, objects: Objects) -> None:
+    """What is asked for ahead follows headers that nobody has checked: the error is that of the file."""
+    for case in refused()[kind]:
+        objects.objects["m"] = case.data
+        with (
+            pytest.raises(TensorFileError) as caught,
+            wm.open("m", store=Stored(objects), format=case.format) as file,
+        ):
+            file.verify()
+        assert type(caught.value).__name__ == case.error, case.id
+        assert case.field in (None, caught.value.field), case.id
+        assert case.offset in (None, caught.value.offset), case.id
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".weights", ".amb", ".bt", ".gguf"])

@@ -69,9 +69,8 @@ def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
         at += kernels.ZIP_ENTRY_LEAST + name + extra + comment
         if offset == _WIDE_FIELD:  # it is the last one in the field of 64-bit numbers, which comes first here
             start = at - comment - extra
-            offset = int.from_bytes(
-                central[start + 4 + central[start + 2] - 8 : start + 4 + central[start + 2]], "little"
-            )
+            stop = start + 4 + int.from_bytes(central[start + 2 : start + 4], "little")  # slices: it may not be there
+            offset = int.from_bytes(central[stop - 8 : stop], "little")
         yield offset, offset + name + _BESIDE
 
 
