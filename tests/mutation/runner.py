@@ -98,6 +98,7 @@ class Plugin:
         library = ctypes.CDLL(_kernels.__file__)
         self._numbers = {item.nodeid: number for number, item in enumerate(session.items)}
         self._explore(session, library)
+        forget()
         gc.collect()
         gc.freeze()  # or the first collection in each process would copy all that is there
         numbers = self._switch.whole - self._switch.other
@@ -224,6 +225,15 @@ class Plugin:
         if mutant.site.importing:
             name = mutant.site.file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__")
             _import_again(importlib.import_module(name.replace("/", ".")))
+
+
+def forget() -> None:
+    """Empty the caches of the package's functions: what was found without a mutant would hide it."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "weightmap":
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 def _import_again(module: ModuleType) -> None:

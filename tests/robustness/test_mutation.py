@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.mutation import c_sources, python_sources, verdicts
+from tests.mutation.runner import forget
 from tests.mutation.sites import COMPARISONS, Key, Mutant, Sites, without_comment
 from tests.places import ROOT
+
+from weightmap.formats import _npy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +125,14 @@ def test_verdicts_are_kept(monkeypatch, tmp_path):
     found = {key: verdicts.Verdict("killed", "test", "0") for key in keys}
     verdicts.save(found, [keys[2], keys[0]])
     assert list(verdicts.load().items()) == [(key, found[key]) for key in (keys[2], keys[0])]
+
+
+def test_caches_are_empty_before_a_mutant_runs():
+    """A header that was parsed before is parsed again, by the mutant."""
+    _npy._literal(b"{'descr': '<f4', 'fortran_order': False, 'shape': ()}", "latin-1")
+    assert _npy._literal.cache_info().currsize
+    forget()
+    assert not _npy._literal.cache_info().currsize
 
 
 def test_no_reason_is_given_twice():
