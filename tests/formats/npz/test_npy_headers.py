@@ -15,6 +15,8 @@ from tests.zip_files import Entry, archive
 
 import weightmap as wm
 from weightmap import kernels
+from weightmap.dtypes import DTYPES
+from weightmap.formats._npy import dtype_of_array
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -330,6 +332,15 @@ def test_types_of_both_byte_orders(descr: str, name: str) -> None:
         assert f.info("a").dtype == name
         assert f["a"].dtype == np.dtype(descr.strip("'"))
         assert f["a"].dtype.str == np.dtype(descr.strip("'")).str
+
+
+def test_known_types_are_not_made_anew() -> None:
+    """A type of the list is the very object of the list, and in the other byte order another one."""
+    for dtype in DTYPES.values():
+        if dtype.numpy is not None:
+            assert dtype_of_array(dtype.numpy) is dtype
+            big = dtype.numpy.newbyteorder(">")
+            assert (dtype_of_array(big) is dtype) == (big == dtype.numpy)
 
 
 @pytest.mark.parametrize("ndim", [64, 65])
