@@ -1,14 +1,14 @@
-/* The features of this CPU whose registers the operating system saves. */
+/* What this CPU has: features whose registers the operating system saves, and the size of its cache. */
 #include "internal.h"
 
 #if WM_X86
 #if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>
-static void cpuid(uint32_t leaf, uint32_t r[4]) { __cpuidex((int *)r, (int)leaf, 0); }
+static void cpuid(uint32_t leaf, uint32_t part, uint32_t r[4]) { __cpuidex((int *)r, (int)leaf, (int)part); }
 static uint64_t xcr0(void) { return _xgetbv(0); }
 #else
 #include <cpuid.h>
-static void cpuid(uint32_t leaf, uint32_t r[4]) { __cpuid_count(leaf, 0, r[0], r[1], r[2], r[3]); }
+static void cpuid(uint32_t leaf, uint32_t part, uint32_t r[4]) { __cpuid_count(leaf, part, r[0], r[1], r[2], r[3]); }
 static uint64_t xcr0(void) {
     uint32_t low, high; /* not every gcc knows the target attribute of the intrinsic */
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -16,15 +16,16 @@ static uint64_t xcr0(void) {
 }
 #endif
 
+enum { EAX, EBX, ECX };
+
 static int has(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
 
 uint32_t wm_cpu_features(void) {
     uint32_t leaf0[4], leaf1[4], leaf7[4] = {0}, features = 0;
-    enum { EBX = 1, ECX = 2 };
-    cpuid(0, leaf0);
-    if (leaf0[0] < 1) return 0;
-    cpuid(1, leaf1);
-    if (leaf0[0] >= 7) cpuid(7, leaf7);
+    cpuid(0, 0, leaf0);
+    if (leaf0[EAX] < 1) return 0;
+    cpuid(1, 0, leaf1);
+    if (leaf0[EAX] >= 7) cpuid(7, 0, leaf7);
 
     /* AMD, and the maker of the same cores under licence; see wm_stream_worthwhile. */
     if (leaf0[EBX] == 0x68747541 || leaf0[EBX] == 0x6F677948) features |= WM_STREAMING; /* "Auth"enticAMD, "Hygo"nGenuine */
@@ -48,6 +49,23 @@ uint32_t wm_cpu_features(void) {
     return features;
 }
 
+/* AMD's leaf 0x8000001D describes one cache in each part. sysconf gives the sum over a socket instead, up to twelve times what
+ * a core reaches. A virtual machine may report anything: a size that no CPU has counts as unknown. */
+uint64_t wm_cpu_cache(void) {
+    const uint32_t caches = 0x8000001D;
+    const uint64_t least = (uint64_t)2 << 20, most = (uint64_t)256 << 20;
+    uint32_t r[4];
+    cpuid(0x80000000, 0, r);
+    if (r[EAX] < caches) return 0;
+    for (uint32_t part = 0; part < 8; part++) {
+        cpuid(caches, part, r);
+        const uint32_t level = r[EAX] >> 5 & 7, line = (r[EBX] & 0xFFF) + 1, lines = (r[EBX] >> 12 & 0x3FF) + 1;
+        const uint64_t ways = (r[EBX] >> 22) + 1, sets = (uint64_t)r[ECX] + 1, size = sets * ways * lines * line;
+        if (level == 3) return size < least || size > most ? 0 : size;
+    }
+    return 0;
+}
+
 #elif WM_ARM && defined(__APPLE__)
 uint32_t wm_cpu_features(void) { return WM_ARM_CRC32 | WM_ARM_PMULL; } /* every arm64 Mac has both */
 
@@ -60,4 +78,8 @@ uint32_t wm_cpu_features(void) {
 
 #else
 uint32_t wm_cpu_features(void) { return 0; }
+#endif
+
+#if !WM_X86
+uint64_t wm_cpu_cache(void) { return 0; }
 #endif

@@ -201,7 +201,7 @@ int wm_ggml_decode(const uint8_t *data, uint64_t size, int type, uint64_t n, uin
     if (count == 0) return 0;
     if (wm_overlap(data, size, out, count * value_bytes(half))) return -2;
     work w = {.data = data, .type = type, .block = block, .first = first, .out = out, .half = half};
-    w.stream = !half && wm_stream_worthwhile(count * sizeof(float));
+    w.stream = !half && wm_stream_worthwhile(count / (uint64_t)block.elements * (uint64_t)block.bytes, count * sizeof(float));
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
     return 0;
 }

@@ -185,7 +185,7 @@ int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_typ
               .first = first,
               .out = out,
               .half = half,
-              .stream = wm_stream_worthwhile(count * value_bytes(half))};
+              .stream = wm_stream_worthwhile(code_bytes(bits, count), count * value_bytes(half))};
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
     return 0;
 }

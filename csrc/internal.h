@@ -117,6 +117,7 @@ enum {
     WM_STREAMING = 1 << 10 /* no instruction: one core streams as fast as memory takes it */
 };
 uint32_t wm_cpu_features(void); /* cpu.c; asks the CPU at every call */
+uint64_t wm_cpu_cache(void);    /* cpu.c; bytes of the third-level cache that a core reaches, or 0; AMD's CPUs only */
 
 /* --------------------------------------------------------------------------------------- the variants in use
  * One struct of pointers for each tier, filled when the module is loaded. Selecting a tier swaps one pointer, so a call that
@@ -236,10 +237,10 @@ int wm_names_unique(const uint8_t *names, uint64_t n, const uint32_t *hash, cons
 int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault);
 
 /* ----------------------------------------------------------------------------------------------- large outputs
- * Whether to stream an output of so many bytes, over all threads: to store it past the caches, whole lines at a time, so
- * that memory is not read before it is written. select.c says when, and what was measured.
+ * Whether to stream the output of a call that reads and writes so many bytes, over all threads: to store it past the caches,
+ * whole lines at a time, so that memory is not read before it is written. select.c says when, and what was measured.
  */
-int wm_stream_worthwhile(uint64_t bytes);
+int wm_stream_worthwhile(uint64_t input, uint64_t output);
 /* How many bytes ahead a kernel prefetches: its input, which gains a tenth, in the caches too; and its output unless it
  * streams, since a store waits for a line that no cache holds, which gains a third beyond the caches. */
 enum { WM_AHEAD = 2048 };

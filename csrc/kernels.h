@@ -24,6 +24,7 @@ const char *wm_isa_name(int tier);    /* the tier's name; NULL when there is no 
 int wm_isa_available(int tier);       /* 1 when this CPU has all features of the tier */
 int wm_isa_selected(void);            /* the tier in use; the best available one after loading */
 int wm_isa_select(int tier);          /* use this tier from now on, in all threads; 0, or -1 when not available */
+uint64_t wm_stream_least(void);       /* bytes read and written from which outputs bypass the caches; UINT64_MAX: never */
 const char *wm_crc32_variant(void);   /* the function in use for long inputs: "crc32_x86_pclmulqdq", ... */
 const char *wm_fnv1a32_variant(void); /* the same for batches of names */
 const char *wm_f16_to_f32_variant(void);

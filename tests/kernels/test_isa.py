@@ -18,6 +18,7 @@ import pytest
 from tests.support import C_SOURCES, SOURCES
 
 from weightmap import kernels
+from weightmap._kernels import lib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
 CPUINFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,18 @@ def test_tiers_contain_each_other() -> None:
     }.get(platform.machine().lower(), ("portable",))
     found = kernels.available_isas()
     assert found == order[: len(found)]
+
+
+def test_what_counts_as_larger_than_the_cache() -> None:
+    """Outputs bypass the caches on AMD's CPUs alone, by the third-level cache that a core reaches."""
+    caches = CACHES.glob("index*") if CACHES.is_dir() else ()
+    sizes = {(at / "level").read_text().strip(): (at / "size").read_text().strip() for at in caches}
+    maker = CPUINFO.read_text() if X86 and CPUINFO.exists() else ""
+    if not ("AuthenticAMD" in maker or "HygonGenuine" in maker):
+        assert not maker or lib.wm_stream_least() == 2**64 - 1
+        return
+    found = int(sizes.get("3", "0K").removesuffix("K")) << 10
+    assert lib.wm_stream_least() == 3 * (found if 2 << 20 <= found <= 256 << 20 else 32 << 20) // 4
 
 
 @pytest.mark.parametrize("name", kernels.available_isas())
