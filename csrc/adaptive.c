@@ -184,7 +184,7 @@ static int decode_elements(const work *w, uint64_t at, uint64_t stop, wm_sink *s
 static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
     work *w = context;
     uint8_t *const last = w->out + end * value_bytes(w->half);
-    wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, 0};
+    wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, WM_FETCHED};
     w->failed[number] = !decode_elements(w, w->first + begin, w->first + end, &sink);
     if (w->failed[number]) memset(sink.next, 0, (size_t)(last - sink.next)); /* do not hand out what this memory held before */
 }

@@ -27,7 +27,7 @@ uint32_t wm_cpu_features(void) {
     cpuid(1, 0, leaf1);
     if (leaf0[EAX] >= 7) cpuid(7, 0, leaf7);
 
-    /* AMD, and the maker of the same cores under licence; see wm_stream_worthwhile. */
+    /* AMD, and the maker of the same cores under licence; see wm_how_to_store. */
     if (leaf0[EBX] == 0x68747541 || leaf0[EBX] == 0x6F677948) features |= WM_STREAMING; /* "Auth"enticAMD, "Hygo"nGenuine */
     if (has(leaf1[ECX], 1u << 9 | 1u << 19 | 1u << 20)) features |= WM_SSE42;           /* SSSE3, SSE4.1, SSE4.2 */
     if (has(leaf1[ECX], 1u << 1)) features |= WM_PCLMULQDQ;

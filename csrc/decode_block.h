@@ -44,14 +44,15 @@ enum { UNROLL = 4 };
  */
 typedef struct {
     uint8_t *next; /* where the next vector goes; when streaming, the slot that it completes */
+    int fetch;     /* whether lines of the output are prefetched */
 #if STREAMS
     uint64_t waiting; /* bytes */
     stream carry;
 #endif
 } writer;
 
-TARGET WM_INLINE writer open_writer(uint8_t *out, int half, int streaming) {
-    writer w = {.next = out};
+TARGET WM_INLINE writer open_writer(const wm_runs *runs, uint8_t *out, int half, int streaming) {
+    writer w = {.next = out, .fetch = runs->storing == WM_FETCHED};
 #if STREAMS
     if (streaming) {
         w.waiting = (uintptr_t)out % (LANES * value_bytes(half));
@@ -92,13 +93,13 @@ TARGET WM_INLINE void decode_vectors(const decoder *d, const uint8_t *codes, uin
                                      writer *w) {
     const uint64_t step = (uint64_t)(LANES / 8 * bits), size = LANES * value_bytes(half);
     for (; count >= UNROLL; count -= UNROLL, codes += UNROLL * step, w->next += UNROLL * size) {
-        for (uint64_t i = 0; i < UNROLL; i++) {
-            if (i * size % 64 == 0) PREFETCH(streaming ? codes + i * step + WM_AHEAD : w->next + i * size + WM_AHEAD);
-            put(w, i, decode(d, codes + i * step, bits), half, streaming);
-        }
+        if (streaming || w->fetch)
+            for (uint64_t i = 0; i < UNROLL; i++)
+                if (i * size % 64 == 0) PREFETCH(streaming ? codes + i * step + WM_AHEAD : w->next + i * size + WM_AHEAD);
+        for (uint64_t i = 0; i < UNROLL; i++) put(w, i, decode(d, codes + i * step, bits), half, streaming);
     }
     for (uint64_t i = 0; i < count; i++, codes += step, w->next += size) {
-        if (i * size % 64 == 0) PREFETCH(streaming ? codes + WM_AHEAD : w->next + WM_AHEAD);
+        if (i * size % 64 == 0 && (streaming || w->fetch)) PREFETCH(streaming ? codes + WM_AHEAD : w->next + WM_AHEAD);
         put(w, 0, decode(d, codes, bits), half, streaming);
     }
 }
@@ -128,11 +129,11 @@ TARGET WM_INLINE uint8_t *decode_one(const wm_runs *runs, int bits, int half, in
     const uint64_t fit = room < LOAD ? 0 : (room - LOAD) / step + 1, whole = fit < runs->len / LANES ? fit : runs->len / LANES;
     /* After UNROLL vectors the first slot lies in our output. */
     const uint64_t head = streaming && whole > UNROLL ? UNROLL : whole;
-    writer w = open_writer(out, half, 0);
+    writer w = open_writer(runs, out, half, 0);
     decode_vectors(&d, codes, head, bits, half, 0, &w);
     out = close_writer(&w, half, 0);
     if (streaming && whole > head) {
-        w = open_writer(out, half, 1);
+        w = open_writer(runs, out, half, 1);
         decode_vectors(&d, codes + head * step, whole - head, bits, half, 1, &w);
         out = close_writer(&w, half, 1);
     }
@@ -153,7 +154,7 @@ TARGET WM_INLINE uint64_t decode_whole(const wm_runs *runs, uint64_t count, int 
     const uint8_t *scales = runs->scales, *codes = runs->codes;
     const uint64_t scale_stride = runs->scale_stride, stride = runs->stride;
     decoder d = make_decoder(bits);
-    writer w = open_writer(out, half, streaming);
+    writer w = open_writer(runs, out, half, streaming);
     uint64_t r = 0;
     for (; r < count && scale_is_finite(scales, scale_type); r++, scales += scale_stride, codes += stride) {
         set_scale(&d, scales, scale_type, bits);
@@ -165,7 +166,7 @@ TARGET WM_INLINE uint64_t decode_whole(const wm_runs *runs, uint64_t count, int 
 
 TARGET WM_INLINE void decode_runs(const wm_runs *runs, int bits, int half, uint8_t *out) {
     const uint8_t *const first = out;
-    const int streaming = STREAMS && runs->stream;
+    const int streaming = STREAMS && runs->storing == WM_STREAMED;
     for (wm_runs w = *runs; w.runs;) {
         const int usual = !streaming && w.scale_type == WM_SCALE_FP16;
         uint64_t whole = w.len % LANES ? 0 : wm_runs_within(&w, LOAD);

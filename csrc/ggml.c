@@ -86,21 +86,23 @@ enum {
  */
 typedef struct {
     uint8_t *out; /* place of the next value to move on; when streaming, the beginning of its line */
-    int half, stream;
+    int half, storing;
     unsigned waiting; /* floats in `values`; when streaming, less than a line */
     unsigned foreign; /* floats of the first line that lie before the output */
     float *values;
 } sink;
 
+static int streams(const sink *s) { return s->storing == WM_STREAMED; }
+
 static void open_sink(sink *s) {
-    if (!s->stream) return;
+    if (!streams(s)) return;
     s->foreign = s->waiting = (unsigned)((uintptr_t)s->out / sizeof(float) % LINE);
     s->out -= s->foreign * sizeof(float);
 }
 
 static float *room(const sink *s, uint64_t *free) {
     *free = CHUNK;
-    if (s->half || s->stream) return s->values + s->waiting;
+    if (s->half || streams(s)) return s->values + s->waiting;
     *free = UINT64_MAX;
     return (float *)(void *)s->out;
 }
@@ -111,7 +113,7 @@ static void took(sink *s, uint64_t n) {
         s->out += 2 * n;
         return;
     }
-    if (!s->stream) {
+    if (!streams(s)) {
         s->out += n * sizeof(float);
         return;
     }
@@ -130,9 +132,9 @@ static void took(sink *s, uint64_t n) {
 }
 
 static void close_sink(const sink *s) {
-    if (!s->stream) return;
+    if (!streams(s)) return;
     memcpy(s->out + s->foreign * sizeof(float), s->values + s->foreign, (s->waiting - s->foreign) * sizeof(float));
-    const wm_sink done = {.stream = 1};
+    const wm_sink done = {.storing = WM_STREAMED};
     wm_sink_done(&done);
 }
 
@@ -160,7 +162,7 @@ typedef struct {
     block_size block;
     uint64_t first; /* the first element wanted */
     uint8_t *out;
-    int half, stream;
+    int half, storing;
 } work;
 
 static void decode_part(void *context, int part, uint64_t begin, uint64_t end) {
@@ -170,7 +172,7 @@ static void decode_part(void *context, int part, uint64_t begin, uint64_t end) {
     __attribute__((aligned(64)))
 #endif
     float values[LINE + CHUNK];
-    sink s = {.out = w->out + begin * value_bytes(w->half), .half = w->half, .stream = w->stream, .values = values};
+    sink s = {.out = w->out + begin * value_bytes(w->half), .half = w->half, .storing = w->storing, .values = values};
     open_sink(&s);
     for (uint64_t at = w->first + begin, stop = w->first + end, n; at < stop; at += n) {
         const uint64_t offset = at % elements, left = stop - at;
@@ -180,12 +182,12 @@ static void decode_part(void *context, int part, uint64_t begin, uint64_t end) {
         if (offset || left < elements) { /* a part of a block */
             float whole[WM_GGML_MOST];
             n = left < elements - offset ? left : elements - offset;
-            wm_variants_in_use()->ggml(w->type, b, 1, whole);
+            wm_variants_in_use()->ggml(w->type, b, 1, whole, WM_CACHED);
             memcpy(to, whole + offset, n * sizeof *to);
         } else {
             const uint64_t blocks = (left < free ? left : free) / elements;
-            for (uint64_t k = 0; w->stream && k < blocks * bytes; k += 64) PREFETCH(b + 2 * WM_AHEAD + k);
-            wm_variants_in_use()->ggml(w->type, b, blocks, to);
+            for (uint64_t k = 0; streams(&s) && k < blocks * bytes; k += 64) PREFETCH(b + 2 * WM_AHEAD + k);
+            wm_variants_in_use()->ggml(w->type, b, blocks, to, streams(&s) ? WM_CACHED : w->storing);
             n = blocks * elements;
         }
         took(&s, n);
@@ -201,7 +203,8 @@ int wm_ggml_decode(const uint8_t *data, uint64_t size, int type, uint64_t n, uin
     if (count == 0) return 0;
     if (wm_overlap(data, size, out, count * value_bytes(half))) return -2;
     work w = {.data = data, .type = type, .block = block, .first = first, .out = out, .half = half};
-    w.stream = !half && wm_stream_worthwhile(count / (uint64_t)block.elements * (uint64_t)block.bytes, count * sizeof(float));
+    w.storing =
+        half ? WM_CACHED : wm_how_to_store(count / (uint64_t)block.elements * (uint64_t)block.bytes, count * sizeof(float));
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
     return 0;
 }

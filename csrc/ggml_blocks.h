@@ -368,17 +368,19 @@ DECODER(iq1_m) {
 
 /* ------------------------------------------------------------------------------------------------------ all types */
 /* The CPU prefetches input that is read in order, but not lines that are only stored to. */
-#define CASE(name, number, elements, bytes, finite)                                  \
-    case number:                                                                     \
-        for (; n; n--, b += bytes, out += elements) {                                \
-            for (int i = 0; i < elements; i += 16) PREFETCH(out + i + WM_AHEAD / 4); \
-            if (ODD || (finite))                                                     \
-                decode_##name(b, out);                                               \
-            else                                                                     \
-                ggml_portable(number, b, 1, out);                                    \
-        }                                                                            \
+#define CASE(name, number, elements, bytes, finite)                                      \
+    case number:                                                                         \
+        for (; n; n--, b += bytes, out += elements) {                                    \
+            if (fetch)                                                                   \
+                for (int i = 0; i < elements; i += 16) PREFETCH(out + i + WM_AHEAD / 4); \
+            if (ODD || (finite))                                                         \
+                decode_##name(b, out);                                                   \
+            else                                                                         \
+                ggml_portable(number, b, 1, out, WM_CACHED);                             \
+        }                                                                                \
         break;
 
-TARGET void JOIN(ggml_, SUFFIX)(int type, const uint8_t *b, uint64_t n, float *out) {
+TARGET void JOIN(ggml_, SUFFIX)(int type, const uint8_t *b, uint64_t n, float *out, int storing) {
+    const int fetch = storing == WM_FETCHED;
     switch (type) { WM_GGML_TYPES(CASE) }
 }

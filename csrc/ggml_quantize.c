@@ -33,7 +33,7 @@ static void encode_part(void *context, int part, uint64_t begin, uint64_t end) {
     for (uint64_t b = begin; w->errors && b < end; b++) {
         float values[WM_GGML_MOST];
         double sums[8] = {0};
-        use->ggml(w->type, w->out + b * w->bytes, 1, values);
+        use->ggml(w->type, w->out + b * w->bytes, 1, values, WM_CACHED);
         for (uint64_t i = 0; i < w->elements; i++) {
             const double difference = (double)w->x[b * w->elements + i] - (double)values[i];
             sums[i % 8] += difference * difference;

@@ -3,11 +3,11 @@
  */
 #include "floats.h"
 
-void f16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int stream) {
+void f16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int storing) {
     for (uint64_t i = 0; i < n; i++) out[i] = widen_half(load_le16(in + 2 * i));
 }
 
-void bf16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int stream) {
+void bf16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int storing) {
     for (uint64_t i = 0; i < n; i++) out[i] = float_of_bits((uint32_t)load_le16(in + 2 * i) << 16);
 }
 
@@ -18,18 +18,20 @@ typedef struct {
     wm_half_fn *convert;
     const uint8_t *in;
     float *out;
-    int stream;
+    int storing;
 } work;
 
 static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
     const work *w = context;
-    w->convert(w->in + 2 * begin, w->out + begin, end - begin, w->stream);
+    w->convert(w->in + 2 * begin, w->out + begin, end - begin, w->storing);
 }
 
 static int convert_all(wm_half_fn *convert, const uint8_t *in, float *out, uint64_t n, int threads) {
     if (n == 0) return 0; /* there may be no pointers */
     if (wm_overlap(in, 2 * n, out, n * sizeof *out)) return -1;
-    work w = {convert, in, out, wm_stream_worthwhile(2 * n, n * sizeof *out)};
+    work w = {convert, in, out, wm_how_to_store(2 * n, n * sizeof *out)};
+    /* With so much input beside the output, every CPU gains from prefetching in the third-level cache. */
+    if (w.storing == WM_CACHED && n * 6 > WM_SECOND_LEVEL) w.storing = WM_FETCHED;
     wm_run_parts(run_part, &w, n, 1024, FLOATS_A_THREAD, threads); /* parts of whole pages */
     return 0;
 }

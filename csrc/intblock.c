@@ -105,7 +105,7 @@ void wm_sink_put(wm_sink *sink, const float *values, uint64_t n) {
 /* ---------------------------------------------------------------------------------------------------- runs */
 void wm_decode_runs(wm_sink *sink, const wm_runs *runs) {
     wm_runs w = *runs;
-    w.half = sink->half, w.stream = sink->stream;
+    w.half = sink->half, w.storing = sink->storing;
     wm_variants_in_use()->intblock(&w, sink->next);
     sink->next += w.runs * w.len * value_bytes(w.half);
 }
@@ -138,7 +138,7 @@ void wm_decode_range(wm_sink *sink, const wm_runs *runs, uint64_t at, uint64_t s
 
 void wm_sink_done(const wm_sink *sink) {
 #if WM_X86
-    if (sink->stream) _mm_sfence();
+    if (sink->storing == WM_STREAMED) _mm_sfence();
 #endif
 }
 
@@ -156,12 +156,12 @@ typedef struct {
     wm_runs runs;
     uint64_t first; /* the first element to decode */
     uint8_t *out;
-    int half, stream;
+    int half, storing;
 } work;
 
 static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
     const work *w = context;
-    wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, w->stream};
+    wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, w->storing};
     wm_decode_range(&sink, &w->runs, w->first + begin, w->first + end);
     wm_sink_done(&sink);
 }
@@ -185,7 +185,7 @@ int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_typ
               .first = first,
               .out = out,
               .half = half,
-              .stream = wm_stream_worthwhile(code_bytes(bits, count), count * value_bytes(half))};
+              .storing = wm_how_to_store(code_bytes(bits, count), count * value_bytes(half))};
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
     return 0;
 }

@@ -74,8 +74,8 @@ static inline uint64_t wm_mixed_within(const wm_mixed *m, uint64_t load) {
 /* The output of one thread: where its next element goes, and as what. */
 typedef struct {
     uint8_t *next;
-    int half;   /* float16, not float32 */
-    int stream; /* store past the caches */
+    int half;    /* float16, not float32 */
+    int storing; /* WM_CACHED or another */
 } wm_sink;
 /* Decodes the runs to the sink; see wm_intblock_fn. */
 void wm_decode_runs(wm_sink *sink, const wm_runs *runs);

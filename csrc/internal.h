@@ -128,8 +128,14 @@ typedef uint32_t wm_crc32_fn(uint32_t state, const uint8_t *data, size_t len);
 /* Hashes n names, `gap` bytes between each two, all within [first, end). Reads nothing outside. */
 typedef void wm_fnv1a32_fn(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
                            uint32_t *out);
-/* Converts n halves to floats; `out` is aligned, `in` need not be. `stream` not 0: stores past the caches. */
-typedef void wm_half_fn(const uint8_t *in, float *out, uint64_t n, int stream);
+/* How a kernel stores its output. */
+enum {
+    WM_CACHED,   /* in the ordinary way */
+    WM_STREAMED, /* past the caches, whole lines at a time, so that memory is not read before it is written */
+    WM_FETCHED   /* in the ordinary way, to lines that are prefetched */
+};
+/* Converts n halves to floats; `out` is aligned, `in` need not be. */
+typedef void wm_half_fn(const uint8_t *in, float *out, uint64_t n, int storing);
 /* Decodes `runs` runs of `len` >= 1 codes of 4, 5 or 8 bits: out[r * len + i] = scale r * code i of run r. Scale r lies at
  * scales + r * scale_stride, its codes at codes + r * stride. Reads nothing at or past `end`. `out` holds float32 or, with
  * `half` not 0, float16, rounded as by wm_narrow_fn. */
@@ -137,7 +143,7 @@ typedef struct {
     const uint8_t *scales, *codes, *end;
     uint64_t scale_stride, stride, runs, len;
     int scale_type, bits, half;
-    int stream; /* store past the caches, without touching the bytes of a line before `out` */
+    int storing; /* WM_STREAMED does not touch the bytes of a line before `out` */
 } wm_runs;
 typedef void wm_intblock_fn(const wm_runs *runs, void *out);
 /* Decodes whole blocks of different kinds (see adaptive.c) up to the first that needs care, steps over them in *blocks, and
@@ -149,8 +155,8 @@ typedef struct {
     int scale_type, half;
 } wm_mixed;
 typedef uint64_t wm_mixed_fn(wm_mixed *blocks, void *out);
-/* Decodes n whole blocks of ggml's type of this number, which exists: see ggml_blocks.h. */
-typedef void wm_ggml_fn(int type, const uint8_t *blocks, uint64_t n, float *out);
+/* Decodes n whole blocks of ggml's type of this number, which exists: see ggml_blocks.h. Never streams. */
+typedef void wm_ggml_fn(int type, const uint8_t *blocks, uint64_t n, float *out, int storing);
 /* Quantises n whole blocks of finite floats to ggml's type of this number, one that wm_ggml_encodes. */
 typedef void wm_ggml_quantize_fn(int type, const float *x, uint64_t n, uint8_t *out);
 /* Stores lines of 64 bytes, past the caches where the CPU can; `out` begins where a line does. */
@@ -237,12 +243,12 @@ int wm_names_unique(const uint8_t *names, uint64_t n, const uint32_t *hash, cons
 int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault);
 
 /* ----------------------------------------------------------------------------------------------- large outputs
- * Whether to stream the output of a call that reads and writes so many bytes, over all threads: to store it past the caches,
- * whole lines at a time, so that memory is not read before it is written. select.c says when, and what was measured.
+ * How to store the output of a call that reads and writes so many bytes, over all threads. select.c says what was measured.
  */
-int wm_stream_worthwhile(uint64_t input, uint64_t output);
-/* How many bytes ahead a kernel prefetches: its input, which gains a tenth, in the caches too; and its output unless it
- * streams, since a store waits for a line that no cache holds, which gains a third beyond the caches. */
+int wm_how_to_store(uint64_t input, uint64_t output);
+enum { WM_SECOND_LEVEL = 1 << 20 }; /* bytes of that cache, in the CPUs of today */
+/* How many bytes ahead a kernel prefetches: its input where it streams, and its output for WM_FETCHED, since a store waits for a
+ * line that no cache holds. */
 enum { WM_AHEAD = 2048 };
 
 /* The variants. A name states what the function requires. */

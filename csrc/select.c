@@ -140,8 +140,14 @@ const wm_variants *wm_variants_in_use(void) { return in_use; }
  *   int4, streamed                  41    41    40    41    41    38
  *   int4, stored                    78    58    42    38    34    28
  *   float16, streamed               40    40    38    36    36    34
- *   float16, stored                 45    36    32    30    28    24 */
-int wm_stream_worthwhile(uint64_t input, uint64_t output) { return add_capped(input, output) >= stream_least; }
+ *   float16, stored                 45    36    32    30    28    24
+ * Other CPUs prefetch where the second-level cache does not hold both. Where it does, prefetching costs up to a sixth, and AMD's
+ * CPUs gain nothing from it in the third level, but for halves (half.c). */
+int wm_how_to_store(uint64_t input, uint64_t output) {
+    const uint64_t both = add_capped(input, output);
+    if (both >= stream_least) return WM_STREAMED;
+    return both > WM_SECOND_LEVEL && !(cpu & WM_STREAMING) ? WM_FETCHED : WM_CACHED;
+}
 
 uint64_t wm_stream_least(void) { return stream_least; }
 

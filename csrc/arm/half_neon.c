@@ -27,7 +27,7 @@ WM_INLINE void convert(const uint8_t *in, float *out, uint64_t n, int kind) {
     (kind == F16 ? f16_to_f32_portable : bf16_to_f32_portable)(in, out, n, 0);
 }
 
-void f16_to_f32_arm_neon(const uint8_t *in, float *out, uint64_t n, int stream) { convert(in, out, n, F16); }
+void f16_to_f32_arm_neon(const uint8_t *in, float *out, uint64_t n, int storing) { convert(in, out, n, F16); }
 
-void bf16_to_f32_arm_neon(const uint8_t *in, float *out, uint64_t n, int stream) { convert(in, out, n, BF16); }
+void bf16_to_f32_arm_neon(const uint8_t *in, float *out, uint64_t n, int storing) { convert(in, out, n, BF16); }
 #endif

@@ -30,7 +30,7 @@ static int stream_int4(const job *j) {
                  .len = 32,
                  .scale_type = WM_SCALE_FP16,
                  .bits = 4,
-                 .stream = 1};
+                 .storing = WM_STREAMED};
     wm_sink sink = {(uint8_t *)j->out + (16 - (uintptr_t)j->out) % 64, 0, 1};
     wm_decode_runs(&sink, &w);
     wm_sink_done(&sink);

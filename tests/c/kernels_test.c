@@ -131,7 +131,7 @@ static uint32_t bf16_by_definition(uint32_t half) { return half << 16; }
 /* n halves, of which the first is `first` and each is 40503 more than the one before, an odd step that comes by all of
  * them: to lie `shift` bytes into an allocation that they end, the output `skew` floats into one that it ends. */
 static void test_halves(const char *name, wm_half_fn *convert, uint32_t (*definition)(uint32_t), uint32_t first, size_t n,
-                        size_t shift, size_t skew, int stream) {
+                        size_t shift, size_t skew, int storing) {
     size_t in_len = shift + 2 * n, out_len = (skew + n) * sizeof(float);
     uint8_t *in = malloc(in_len ? in_len : 1);
     float *out = malloc(out_len ? out_len : 1);
@@ -142,7 +142,7 @@ static void test_halves(const char *name, wm_half_fn *convert, uint32_t (*defini
         in[shift + 2 * i] = (uint8_t)half;
         in[shift + 2 * i + 1] = (uint8_t)(half >> 8);
     }
-    convert(in + shift, out + skew, n, stream);
+    convert(in + shift, out + skew, n, storing);
     for (size_t i = 0; i < skew + n; i++) {
         uint32_t bits;
         memcpy(&bits, out + i, sizeof bits);
@@ -154,13 +154,13 @@ static void test_halves(const char *name, wm_half_fn *convert, uint32_t (*defini
 
 static void test_half(const char *name, wm_half_fn *convert, uint32_t (*definition)(uint32_t)) {
     int before = failures;
-    for (int stream = 0; stream < 2; stream++) {
-        test_halves(name, convert, definition, 0, 65536, 0, 0, stream);
+    for (int storing = WM_CACHED; storing <= WM_FETCHED; storing++) {
+        test_halves(name, convert, definition, 0, 65536, 0, 0, storing);
         for (size_t n = 0; n <= 300; n++) /* shift and skew take every value beside many lengths */
-            test_halves(name, convert, definition, next_random(), n, n % 5, n * 7 % 16, stream);
+            test_halves(name, convert, definition, next_random(), n, n % 5, n * 7 % 16, storing);
         for (size_t shift = 0; shift < 64; shift++)
             for (size_t skew = 0; skew < 16; skew++)
-                test_halves(name, convert, definition, next_random(), 140 + shift, shift, skew, stream);
+                test_halves(name, convert, definition, next_random(), 140 + shift, shift, skew, storing);
     }
     printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
@@ -199,7 +199,7 @@ static int field_by_definition(const uint8_t *codes, uint64_t k, int bits) {
 /* Random runs; their data end where an allocation ends, and so does the output, of float16 or of float32, which begins `skew`
  * bytes into a line. Every eighth scale is NaN or infinite. */
 static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int scale_type, uint64_t runs, uint64_t len, int half,
-                      int stream, uint64_t skew) {
+                      int storing, uint64_t skew) {
     const uint64_t scale = scale_bytes(scale_type), stride = scale + code_bytes(bits, len), n = runs * len;
     uint8_t *data = random_bytes(runs * stride);
     const uint64_t item = value_bytes(half);
@@ -219,7 +219,7 @@ static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int sc
                  .scale_type = scale_type,
                  .bits = bits,
                  .half = half,
-                 .stream = stream};
+                 .storing = storing};
     decode(&w, place);
     for (uint64_t i = 0; i < n; i++) {
         const uint8_t *run = data + i / len * stride;
@@ -296,7 +296,8 @@ static void test_intblock(const char *name, wm_intblock_fn *decode) {
         for (int type = 0; type < 4; type++) /* of the scale, and of the output */
             for (uint64_t len = 1; len < 150; len += len < 40 ? 1 : 7)
                 for (uint64_t runs = 1; runs < 20; runs += 6) {
-                    test_runs(name, decode, bits, type % 2, runs, len, type / 2, 0, next_random() % 16 * 4);
+                    test_runs(name, decode, bits, type % 2, runs, len, type / 2, len % 2 ? WM_FETCHED : WM_CACHED,
+                              next_random() % 16 * 4);
                     /* Streamed to wherever an element may lie. */
                     for (uint64_t skew = 0; skew < 64; skew += value_bytes(type / 2))
                         if (len % 8 == 0 || skew % 16 == 0)
@@ -540,8 +541,8 @@ static void test_ggml(const char *name, wm_ggml_fn *decode) {
         uint8_t *data = random_bytes(BLOCKS * bytes);
         float *found = malloc(BLOCKS * elements * sizeof *found), *expected = malloc(BLOCKS * elements * sizeof *found);
         if (!found || !expected) exit(2);
-        decode(type, data, BLOCKS, found);
-        ggml_portable(type, data, BLOCKS, expected);
+        decode(type, data, BLOCKS, found, type % 2 ? WM_FETCHED : WM_CACHED);
+        ggml_portable(type, data, BLOCKS, expected, WM_CACHED);
         for (uint64_t i = 0; i < BLOCKS * elements; i++)
             check(bits_of_float(found[i]) == bits_of_float(expected[i]), name, (uint64_t)type << 32 | i);
         free(data);

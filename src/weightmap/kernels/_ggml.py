@@ -56,6 +56,7 @@ class GgmlType(NamedTuple):
 
 # Every type that `decode_ggml` knows, by its name.
 GGML_TYPES = {name: GgmlType(name, number, *ggml_block(number)) for name, number in GGML_SCHEMES.items()}
+_NUMBERS = {name: kind.number for name, kind in GGML_TYPES.items()}
 # Those that `encode_ggml` knows too.
 GGML_ENCODED = tuple(name for name, kind in GGML_TYPES.items() if lib.wm_ggml_encodes(kind.number))
 
@@ -124,10 +125,10 @@ def decode_ggml(
     ValueError
         For an unsuitable `out`, or a range that does not lie within the elements.
     """
-    kind = _type_named(name)
     stop = n if stop is None else stop
-    if out is not None and decode_ggml_array(data, n, kind.number, start, stop, out, threads):
+    if out is not None and decode_ggml_array(data, n, _NUMBERS.get(name, -1), start, stop, out, threads):
         return out
+    kind = _type_named(name)
     n = count_of(n)
     check_range(start, stop, n)
     expected = ggml_size(n, name)
