@@ -30,8 +30,6 @@ static int convert_all(wm_half_fn *convert, const uint8_t *in, float *out, uint6
     if (n == 0) return 0; /* there may be no pointers */
     if (wm_overlap(in, 2 * n, out, n * sizeof *out)) return -1;
     work w = {convert, in, out, wm_how_to_store(2 * n, n * sizeof *out)};
-    /* With so much input beside the output, every CPU gains from prefetching in the third-level cache. */
-    if (w.storing == WM_CACHED && n * 6 > WM_SECOND_LEVEL) w.storing = WM_FETCHED;
     wm_run_parts(run_part, &w, n, 1024, FLOATS_A_THREAD, threads); /* parts of whole pages */
     return 0;
 }

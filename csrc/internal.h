@@ -246,7 +246,6 @@ int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm
  * How to store the output of a call that reads and writes so many bytes, over all threads. select.c says what was measured.
  */
 int wm_how_to_store(uint64_t input, uint64_t output);
-enum { WM_SECOND_LEVEL = 1 << 20 }; /* bytes of that cache, in the CPUs of today */
 /* How many bytes ahead a kernel prefetches: its input where it streams, and its output for WM_FETCHED, since a store waits for a
  * line that no cache holds. */
 enum { WM_AHEAD = 2048 };

@@ -141,12 +141,12 @@ const wm_variants *wm_variants_in_use(void) { return in_use; }
  *   int4, stored                    78    58    42    38    34    28
  *   float16, streamed               40    40    38    36    36    34
  *   float16, stored                 45    36    32    30    28    24
- * Other CPUs prefetch where the second-level cache does not hold both. Where it does, prefetching costs up to a sixth, and AMD's
- * CPUs gain nothing from it in the third level, but for halves (half.c). */
+ * Prefetching gains up to a sixth where the second-level cache does not hold both. Where it does, prefetching costs as much, and on
+ * AMD's CPUs a quarter where both take a third of the third level and more. */
 int wm_how_to_store(uint64_t input, uint64_t output) {
-    const uint64_t both = add_capped(input, output);
+    const uint64_t both = add_capped(input, output), second_level = (uint64_t)1 << 20;
     if (both >= stream_least) return WM_STREAMED;
-    return both > WM_SECOND_LEVEL && !(cpu & WM_STREAMING) ? WM_FETCHED : WM_CACHED;
+    return both > second_level && both <= stream_least / 3 ? WM_FETCHED : WM_CACHED;
 }
 
 uint64_t wm_stream_least(void) { return stream_least; }
