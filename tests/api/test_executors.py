@@ -595,7 +595,11 @@ def test_a_directory_keeps_its_configuration(model: Path, tmp_path: Path) -> Non
     path = tmp_path / "manifest.json"
     options: dict[str, Any] = {"format": "embd", "manifest": path}
     wm.convert(model, f"{tmp_path}/b/", **options)
+    (model / "config.json").touch()
+    assert wm.convert(model, f"{tmp_path}/b/", **options).skipped == COUNT
+    state = (model / "config.json").stat()
     (model / "config.json").write_text('{"hidden_size": 65, "vocab_size": 3}')
+    os.utime(model / "config.json", ns=(state.st_atime_ns, state.st_mtime_ns))
     (tmp_path / "b" / "model.weights.index.json").unlink()
     assert wm.convert(model, f"{tmp_path}/b/", **options).skipped == COUNT - 1
     with wm.open(tmp_path / "b") as file:

@@ -385,6 +385,22 @@ def test_executors_notice_another_object(environment: dict[str, str], endpoint: 
 
 
 @pytest.mark.usefixtures("environment")
+def test_a_manifest_notices_another_configuration(endpoint: str, tmp_path: Path) -> None:
+    """A run that starts again does the shard over which a changed ``config.json`` goes to, and no other."""
+    store = bucket(endpoint)
+    for name in ("model.safetensors.index.json", *(f"model-{i:05}-of-00004.safetensors" for i in (1, 2, 3, 4))):
+        store.put(f"configured/{name}", bytes(store.get(f"model/{name}").bytes()))
+    options = {"format": "amb", "manifest": tmp_path / "manifest.json"}
+    for size, skipped in ((64, 0), (64, 4), (65, 3)):
+        store.put("configured/config.json", json.dumps({"hidden_size": size}).encode())
+        (tmp_path / "out" / "model.amb.index.json").unlink(missing_ok=True)
+        assert wm.convert("s3://bucket/configured", f"{tmp_path}/out/", **options).skipped == skipped
+        with wm.open(tmp_path / "out") as file:
+            assert file.config is not None
+            assert file.config["n_embd"] == size
+
+
+@pytest.mark.usefixtures("environment")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("source", ["model", "m.amb", "m.safetensors"])
 def test_torch_loads_from_stores(source: str) -> None:

@@ -80,6 +80,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
     members: dict[str, list[str]] = {}
     for name, label in parts.items():
         members.setdefault(label, []).append(name)
+    beside = None if model is None else read_beside(model)
     for label, own in members.items():
         shard = where[own[0]]
         part = files[shard]
@@ -87,9 +88,8 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
         for name in arriving.get(label, ()):
             chosen.setdefault(where[name], []).append(name)
         pieces, places = _pieces(files, chosen)
-        directory = read_beside(model) if model is not None and not made else None
         try:
-            one = prepare(part, places, directory, work, regrouper, part=True, trial=True)
+            one = prepare(part, places, None if made else beside, work, regrouper, part=True, trial=True)
         except EncodeError as error:
             refused.append(error)
             continue
@@ -112,8 +112,8 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
         ShardTask(i, folder, pieces, into, name, of, arguments, None if i or model is None else str(model), None)
         for i, (name, (_, pieces, _, _)) in enumerate(zip(names, made, strict=True))
     ]
-    beside = _state_of_directory(model)
-    keys = [digest(task.number, len(tasks), task.pieces, beside if task.model else None) for task in tasks]
+    along = None if beside is None else (sorted(beside.metadata.items()), sorted(beside.seen.items()))
+    keys = [digest(task.number, len(tasks), task.pieces, along if task.model else None) for task in tasks]
     whole = {tensor: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.names}
     encode_index(target, whole, 2**63, _index_metadata(file))
     return Deal(
@@ -186,16 +186,6 @@ def _check_apart(folder: str, files: Mapping[str, TensorFile], target: ShardTarg
         if both is not None:
             msg = f"shard {quoted(both)} of the target is a file of the source: choose another directory"
             raise TargetError(msg, path=target.path)
-
-
-def _state_of_directory(model: str | None) -> Any:
-    """Return what changes when a file of a model directory does, such as the configuration."""
-    if model is None or type(model) is not str:  # of addresses only shards are looked at
-        return None
-    with os.scandir(os.path.dirname(model) or os.curdir) as entries:
-        kept = [entry for entry in entries if entry.name.endswith((".json", ".txt", ".model"))]
-    found = {entry.name: entry.stat() for entry in kept}
-    return [(name, found[name].st_size, found[name].st_mtime_ns) for name in sorted(found)]
 
 
 def _index_metadata(file: TensorFile) -> dict[str, Any]:

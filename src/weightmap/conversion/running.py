@@ -7,6 +7,7 @@ import queue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap.errors import ShardsError, TensorFileError, counted, quoted
+from weightmap.io.buffers import keeping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -85,16 +86,17 @@ class Runner:
     def _serially(
         self, function: Callable[[Any], Any], tasks: Iterable[Any], finished: Callable[[Any, Any], None]
     ) -> None:
-        for task in tasks:
-            try:
-                result = function(task)
-            except (TensorFileError, OSError) as error:
-                self._errors.append((task.name, error))
-                if not self._keep_going:
-                    break
-                continue
-            finished(task, result)
-            self._flush()
+        with keeping():
+            for task in tasks:
+                try:
+                    result = function(task)
+                except (TensorFileError, OSError) as error:
+                    self._errors.append((task.name, error))
+                    if not self._keep_going:
+                        break
+                    continue
+                finished(task, result)
+                self._flush()
 
     def _by_executor(
         self,
@@ -179,15 +181,16 @@ class _Bundle:
 
     def __call__(self, *tasks: Any) -> list[Any]:
         results: list[Any] = []
-        for task in tasks:
-            try:
-                results.append(self._function(task))
-            except Exception as error:
-                if len(tasks) == 1:
-                    raise
-                results.append(error)
-                if not self._keep_going:
-                    break
+        with keeping():
+            for task in tasks:
+                try:
+                    results.append(self._function(task))
+                except Exception as error:
+                    if len(tasks) == 1:
+                        raise
+                    results.append(error)
+                    if not self._keep_going:
+                        break
         return results
 
 

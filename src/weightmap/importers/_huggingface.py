@@ -6,6 +6,7 @@ import datetime as dt
 import os
 from typing import Any
 
+from weightmap import kernels
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.importers._tokenizer import TokenizerParts, read_tokenizer
 from weightmap.io import strict_json
@@ -65,19 +66,21 @@ class ModelDirectory:
         Metadata by AMB's specification, as far as known: name, family, creator, created, version.
     config : dict
         The keys of AMB's configuration, if ``config.json`` has them, and a few more.
+    seen : dict
+        Size and CRC-32 of each file that was read so far; None for one that is not there.
     """
 
-    __slots__ = ("_folder", "_json", "about", "config", "metadata", "special_ids", "vocab")
+    __slots__ = ("_files", "_json", "about", "config", "metadata", "special_ids", "vocab")
 
     def __init__(
         self,
-        folder: str,
+        files: _Files,
         config: dict[str, Any] | None,
         metadata: dict[str, str],
         vocab: list[str] | None,
         special_ids: dict[str, int] | None,
     ) -> None:
-        self._folder = folder
+        self._files = files
         self._json = {} if config is None else config
         self.metadata: dict[str, str] = metadata
         self.vocab: list[str] | None = vocab
@@ -85,12 +88,54 @@ class ModelDirectory:
         self.about: dict[str, str] = {} if config is None else _about(config, metadata)
         self.config: dict[str, Any] = _amb_config(self._json)
 
+    @property
+    def seen(self) -> dict[str, tuple[int, int] | None]:
+        """What the files were that this read."""
+        return self._files.seen
+
     def tokenizer(self) -> TokenizerParts | None:
         """Read and return the tokenizer, perhaps ten megabytes; None when there is none.
 
         Raises `FormatError` when one of its files is damaged.
         """
-        return read_tokenizer(self._folder, _read, self._json, self.vocab)
+        return read_tokenizer(self._files.folder, self._files.read, self._json, self.vocab)
+
+
+class _Files:
+    """The files of a directory: reads them, and notes what each was."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.seen: dict[str, tuple[int, int] | None] = {}
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
+        raw = _read(path)
+        self.seen[os.path.basename(str(path))] = None if raw is None else (len(raw), kernels.crc32(raw))
+        return raw
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """Return the content of a file of JSON, or None when there is none."""
+        path = inside(self.folder, name)
+        try:
+            raw = self.read(path)
+            return None if raw is None else strict_json.loads(raw, name)
+        except TensorFileError as error:
+            raise error.located(path=path) from None
+
+    def lines(self, name: str) -> list[str] | None:
+        """Return the tokens of a vocabulary, or None when there is none."""
+        path = inside(self.folder, name)
+        raw = self.read(path)
+        if raw is None:
+            return None
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"the vocabulary is not UTF-8 ({error.reason})", path=path, offset=error.start) from None
+        # A token ends at a line feed alone: tokens may hold other characters that Python calls line ends.
+        lines = text.removesuffix("\n").split("\n") if text else []
+        return [line.removesuffix("\r") for line in lines]
 
 
 def read_directory(folder: str, model: str) -> ModelDirectory:
@@ -98,19 +143,18 @@ def read_directory(folder: str, model: str) -> ModelDirectory:
 
     Raises `FormatError` when ``config.json``, ``special_tokens_map.json`` or ``vocab.txt`` is damaged.
     """
-    path = inside(folder, "config.json")
-    config = _json(path)
+    files = _Files(folder)
+    config = files.json("config.json")
     metadata = {} if config is None else _metadata(config, folder, model)
-    vocab = _vocabulary(inside(folder, "vocab.txt"))
-    special = None if vocab is None else _special(folder, vocab)
+    vocab = files.lines("vocab.txt")
+    special = None if vocab is None else _special(files.json("special_tokens_map.json") or {}, vocab)
     try:
-        return ModelDirectory(folder, config, metadata, vocab, special)
+        return ModelDirectory(files, config, metadata, vocab, special)
     except TensorFileError as error:
-        raise error.located(path=path) from None
+        raise error.located(path=inside(folder, "config.json")) from None
 
 
 def _read(path: str) -> bytes | None:
-    """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
     try:
         source = from_path(path, "copy")
     except FileNotFoundError:
@@ -122,14 +166,6 @@ def _read(path: str) -> bytes | None:
         raise error.located(path=path) from None
     finally:
         source.close()
-
-
-def _json(path: str) -> dict[str, Any] | None:
-    try:
-        raw = _read(path)
-        return None if raw is None else strict_json.loads(raw, os.path.basename(path))
-    except TensorFileError as error:
-        raise error.located(path=path) from None
 
 
 def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]:
@@ -207,21 +243,7 @@ def _created(model: str) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _vocabulary(path: str) -> list[str] | None:
-    raw = _read(path)
-    if raw is None:
-        return None
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise FormatError(f"the vocabulary is not UTF-8 ({error.reason})", path=path, offset=error.start) from None
-    # A token ends at a line feed alone: tokens may hold other characters that Python calls line ends.
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return [line.removesuffix("\r") for line in lines]
-
-
-def _special(folder: str, vocab: list[str]) -> dict[str, int]:
-    given = _json(inside(folder, "special_tokens_map.json")) or {}
+def _special(given: dict[str, Any], vocab: list[str]) -> dict[str, int]:
     names = {}
     for key, usual in _SPECIAL.items():
         token = given.get(f"{key}_token")

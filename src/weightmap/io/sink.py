@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
+from weightmap.io import buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,8 @@ class Sink:
         self._total = total
         self._progress = progress
         self._room = min(STAGE, max(total, 1)) if exact else STAGE
-        self._view = memoryview(bytearray(self._room))
+        self._taken: list[bytearray] = []
+        self._view = self._fresh()
         self._filled = 0
         self._summing = False
         self._summed = 0
@@ -71,6 +73,10 @@ class Sink:
     def _tell(self, done: int) -> None:
         if self._progress is not None:
             self._progress(done, self._total)
+
+    def _fresh(self) -> memoryview:
+        self._taken.append(buffers.take(self._room))
+        return memoryview(self._taken[-1])
 
     @property
     def position(self) -> int:
@@ -90,7 +96,10 @@ class Sink:
     def _write_long(self, view: memoryview) -> None:
         while len(view):
             if self._filled == self._room:
+                waits = self._first is None
                 self._flush()
+                if waits:
+                    self._view = self._fresh()
             if self._filled or self._summing or self._first is None or len(view) < STAGE:
                 count = min(len(view), self._room - self._filled)
                 self._view[self._filled : self._filled + count] = view[:count]
@@ -128,7 +137,6 @@ class Sink:
         piece = self._view[: self._filled]
         if self._first is None:
             self._first = piece
-            self._view = memoryview(bytearray(self._room))
         else:
             _write_all(self._fd, piece, self.offset)
         self._filled = self._summed = 0
@@ -149,6 +157,9 @@ class Sink:
         if self._exact and self.offset != self._total:
             msg = f"the format planned {self._total} bytes and wrote {self.offset}"
             raise AssertionError(msg)
+        self._view = self._first = memoryview(b"")
+        for buffer in self._taken:
+            buffers.put(buffer)
 
 
 class _Memory(Sink):

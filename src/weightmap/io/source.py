@@ -55,6 +55,8 @@ _KIND = 0o170000
 # Few handles need these.
 is_sealed = later("weightmap.io.sealed", "is_sealed")
 seal = later("weightmap.io.sealed", "seal")
+take = later("weightmap.io.buffers", "take")
+put = later("weightmap.io.buffers", "put")
 prefetch = later("weightmap.io.prefetch", "prefetch")
 # Bytes of one read into a bounce buffer: the call costs little of it (2 us of 35), and they stay in the L2 cache of any
 # CPU until they are used.
@@ -205,9 +207,8 @@ class Source:
     ) -> Iterator[memoryview]:
         """Yield `count` bytes from `offset` on, in pieces of `size` bytes; the last one may be shorter.
 
-        Reads a file by pread into one buffer that all pieces share: the one given, of `size` bytes, or a fresh one,
-        whose pages cost a fifth of the time. So a file that shrinks meanwhile raises a `TruncatedError` instead of
-        SIGBUS.
+        Reads a file by pread into one buffer that all pieces share: the one given, of `size` bytes, or one of
+        `weightmap.io.buffers`. So a file that shrinks meanwhile raises a `TruncatedError` instead of SIGBUS.
         """
         file, end = self._opened(), offset + count
         if file is None:
@@ -215,13 +216,18 @@ class Source:
             for start in range(offset, end, size):
                 yield view[start : min(start + size, end)]
             return
-        room = memoryview(bytearray(min(size, count)) if buffer is None else buffer)
-        for start in range(offset, end, size):
-            piece = room[: min(size, end - start)]
-            got = read_into(file, piece, start, self.name)
-            if got < len(piece):
-                self._short(start + got, end)
-            yield piece.toreadonly()
+        own = take(min(size, count)) if buffer is None else buffer
+        room = memoryview(own)
+        try:
+            for start in range(offset, end, size):
+                piece = room[: min(size, end - start)]
+                got = read_into(file, piece, start, self.name)
+                if got < len(piece):
+                    self._short(start + got, end)
+                yield piece.toreadonly()
+        finally:
+            if buffer is None:
+                put(own)
 
     def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
         """Fill a contiguous array with the bytes from `offset` on. Raises `TruncatedError` when the file has fewer."""
