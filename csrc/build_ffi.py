@@ -1,4 +1,4 @@
-"""Describes the C module to cffi: its declarations (scans.h and kernels.h), sources and compiler flags."""
+"""Describes the C module to cffi: its declarations (scans.h, archives.h and kernels.h), sources and compiler flags."""
 
 import os
 import platform
@@ -52,7 +52,7 @@ def branch_flags() -> list[str]:
 
 def make_ffi() -> FFI:
     """Return the FFI object that setuptools builds `weightmap._kernels` from."""
-    headers = [(ROOT / name).read_text(encoding="utf-8") for name in ("scans.h", "kernels.h")]
+    headers = [(ROOT / name).read_text(encoding="utf-8") for name in ("scans.h", "archives.h", "kernels.h")]
     ffi = FFI()
     ffi.cdef("\n".join(line for header in headers for line in header.splitlines() if not line.startswith("#")))
     # What C calls to read files that no descriptor reads: see kernels/_files.py.

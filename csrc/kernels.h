@@ -1,6 +1,6 @@
-/* The interface of the C module: this file, and scans.h for the indexes of files.
+/* The interface of the C module: this file, scans.h for the indexes of files, and archives.h for those of archives.
  *
- * The C compiler reads both, and so does cffi, without the lines that begin with '#'. So there are no macros, constants are
+ * The C compiler reads all three, and so does cffi, without the lines that begin with '#'. So there are no macros, constants are
  * enums, and the contract of every function stands here.
  *
  * Rules that hold for every function
@@ -13,6 +13,8 @@
 #ifndef WEIGHTMAP_KERNELS_H
 #define WEIGHTMAP_KERNELS_H
 #include "scans.h"
+
+#include "archives.h"
 #endif
 
 /* ------------------------------------------------------------------------------------------ instruction sets

@@ -9,9 +9,9 @@ array([[0., 1., 2.],
        [3., 4., 5.]], dtype=float32)
 """
 
+import os as _os
 from typing import TYPE_CHECKING
 
-from weightmap import forking as _forking  # noqa: F401 - it is there from now on
 from weightmap import kernels
 from weightmap.errors import (
     ChecksumError,
@@ -34,6 +34,7 @@ from weightmap.errors import (
     UnsupportedError,
 )
 from weightmap.formats import formats
+from weightmap.lazy import later as _later
 from weightmap.lazy import on_demand
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import load, open
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
     from weightmap.model.saving import save
     from weightmap.model.verifying import VerifyReport
     from weightmap.plans.indices import shard
-    from weightmap.plans.planning import ReadPlan, plan
+    from weightmap.plans.planning import plan
+    from weightmap.plans.read_plan import ReadPlan
     from weightmap.quant.blocks import QuantizedTensor
 
 __version__ = "0.2.0"
@@ -105,7 +107,7 @@ _ON_DEMAND = {
     "DiffReport": "conversion.compare",
     "Embeddings": "embeddings.embeddings",
     "QuantizedTensor": "quant.blocks",
-    "ReadPlan": "plans.planning",
+    "ReadPlan": "plans.read_plan",
     "TensorDiff": "conversion.compare",
     "TensorInfo": "index.table",
     "VerifyReport": "model.verifying",
@@ -119,6 +121,9 @@ _ON_DEMAND = {
     "verify": "conversion.verifying",
 }
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
+
+if hasattr(_os, "register_at_fork"):
+    _os.register_at_fork(before=_later(f"{__name__}.forking", "load_all"))
 
 
 def __dir__() -> list[str]:

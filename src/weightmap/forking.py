@@ -1,4 +1,4 @@
-"""A fork hook that keeps a child from waiting for an import of another thread.
+"""A fork hook that keeps a child from waiting for an import of another thread; the package registers it.
 
 Much of this package is imported at its first use. A thread that imports a module holds its lock. A child forked at that
 moment inherits the lock without the thread, and would wait forever at the same import. So before a process with
@@ -7,7 +7,6 @@ several threads forks, this module imports everything that reading may need. Tha
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -47,7 +46,3 @@ def _load_package(name: str, folders: Iterable[str]) -> None:
             module = import_module(found.name)
             if found.ispkg:
                 _load_package(found.name, module.__path__)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=load_all)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from tests.integration.test_torch import _Copies, permissions  # noqa: E402
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
-from weightmap.device import Loader, Staging, _loading  # noqa: E402
+from weightmap.device import Loader, Staging, _loader  # noqa: E402
 from weightmap.device._cargo import Made  # noqa: E402
 from weightmap.torch import StateError, TorchBackend, _modules, load_file, load_into  # noqa: E402
 from weightmap.torch._device import pour  # noqa: E402
@@ -241,7 +241,7 @@ class _Sent(TorchBackend):
 @pytest.fixture
 def away(monkeypatch):
     """Backends of other devices copy to the CPU, through slots of a few bytes; gives what was copied at once."""
-    monkeypatch.setattr(_loading, "_UNPINNED", Staging(2, 1024))
+    monkeypatch.setattr(_loader, "_UNPINNED", Staging(2, 1024))
     monkeypatch.setattr(_modules, "TorchBackend", _Sent)
     _Sent.copied = []
     return _Sent.copied
@@ -287,7 +287,7 @@ def test_values_are_converted_on_their_device(tmp_path, away):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
 def test_elements_are_poured_into_tensors_of_any_strides_and_type(monkeypatch, dtype):
     """A transposed tensor of another type gets the values in their places."""
-    monkeypatch.setattr(_loading, "_UNPINNED", Staging(2, 256))
+    monkeypatch.setattr(_loader, "_UNPINNED", Staging(2, 256))
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     for target in (
         torch.zeros(3, 4, dtype=dtype),

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
-from weightmap.device import Staging, _loading  # noqa: E402
+from weightmap.device import Staging, _loader  # noqa: E402
 from weightmap.torch import _files, from_torch, load_plan, to_device, to_torch  # noqa: E402
 
 theirs = pytest.importorskip("safetensors")
@@ -283,7 +283,7 @@ def test_another_device_gets_staged_copies(tmp_path, device):
         assert (tuple(tensor.shape), str(tensor.dtype)) == (expected[name].shape, f"torch.{expected[name].dtype.name}")
         if device != "meta":
             assert bits(tensor.cpu()) == np.ascontiguousarray(expected[name]).tobytes()
-    slots = Staging() if device == "cuda" else _loading._UNPINNED
+    slots = Staging() if device == "cuda" else _loader._UNPINNED
     assert sum(copies.copied) == sum(array.nbytes for array in expected.values())
     assert max(copies.copied) <= slots.slot_bytes
     assert peak < slots.slots * slots.slot_bytes + (1 << 20)
@@ -303,7 +303,7 @@ def test_another_device_gets_quantised_tensors_piece_by_piece(tmp_path, device):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert (tensor.device.type, tensor.shape, tensor.dtype) == (device, values.shape, torch.float32)
-    slots = Staging() if device == "cuda" else _loading._UNPINNED
+    slots = Staging() if device == "cuda" else _loader._UNPINNED
     assert sum(copies.copied) <= values.nbytes
     assert max(copies.copied) <= slots.slot_bytes
     assert peak < (slots.slots + 1) * slots.slot_bytes + (1 << 20)
@@ -313,7 +313,7 @@ def test_another_device_gets_quantised_tensors_piece_by_piece(tmp_path, device):
 @pytest.mark.parametrize("slot", [256, 1024, 1 << 20])
 def test_staging_keeps_every_bit(monkeypatch, name, slot):
     """Arrays of every type and of any strides arrive whole, however little is copied at once."""
-    monkeypatch.setattr(_loading, "_UNPINNED", Staging(2, slot))
+    monkeypatch.setattr(_loader, "_UNPINNED", Staging(2, slot))
     base = np.arange(4 * 5 * 6).reshape(4, 5, 6).astype(np.float32).astype(getattr(ml_dtypes, name, name))
     for array in (
         base, base[::-1, 1:, ::-2], base.T, base[:, :1], base[1, 2, 3], base[:0], base[..., :0], base[1, 2],
@@ -327,7 +327,7 @@ def test_staging_keeps_every_bit(monkeypatch, name, slot):
 @pytest.mark.parametrize("slot", [1024, 1 << 20])
 def test_a_plan_loads_by_torch_as_it_is_in_the_file(model, monkeypatch, slot):
     """Through the backend of a device without streams: every type, slices in either direction, and other types."""
-    monkeypatch.setattr(_loading, "_UNPINNED", Staging(2, slot))
+    monkeypatch.setattr(_loader, "_UNPINNED", Staging(2, slot))
     path, tensors = model
     with wm.plan(path) as plan:
         found = dict(load_plan(plan, "cpu"))

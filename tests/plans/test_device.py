@@ -16,7 +16,7 @@ from tests.device_support import DECODED, FakeDevice, LateError
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.device import Loader, Staging, _loading, _slots, load, release_slots
+from weightmap.device import Loader, Staging, _loader, _slots, load, release_slots
 from weightmap.device._slots import Slots
 from weightmap.quant.ggml import quantize_ggml
 
@@ -251,8 +251,8 @@ def test_what_is_cold_is_asked_for_ahead(tmp_path, monkeypatch):
     """Bytes that are not in memory are asked for before they are read, by more threads; each once."""
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(300_000)})
     asked = []
-    monkeypatch.setattr(_loading, "resident_in", lambda *_: np.array([0]))
-    monkeypatch.setattr(_loading, "ask_for", lambda _, offset, nbytes: asked.append((offset, nbytes)))
+    monkeypatch.setattr(_loader, "resident_in", lambda *_: np.array([0]))
+    monkeypatch.setattr(_loader, "ask_for", lambda _, offset, nbytes: asked.append((offset, nbytes)))
     with wm.plan(path) as plan:
         begin = plan.file.info("w").offset
         assert_same(dict(load(plan, FakeDevice(), staging=Staging(2, 1 << 16)))["w"], wm.open(path)["w"])
@@ -265,10 +265,10 @@ def test_what_is_cold_is_asked_for_ahead(tmp_path, monkeypatch):
 def test_a_system_that_does_not_say_what_is_resident(tmp_path, monkeypatch):
     """Then everything counts as resident; an error of ours is one."""
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(3)})
-    monkeypatch.setattr(_loading, "resident_in", lambda *_: _raise(OSError(errno.EPERM, "no")))
+    monkeypatch.setattr(_loader, "resident_in", lambda *_: _raise(OSError(errno.EPERM, "no")))
     with wm.plan(path) as plan:
         assert_same(dict(load(plan, FakeDevice()))["w"], plan.file["w"])
-        monkeypatch.setattr(_loading, "resident_in", lambda *_: _raise(wm.FileChangedError("changed")))
+        monkeypatch.setattr(_loader, "resident_in", lambda *_: _raise(wm.FileChangedError("changed")))
         with pytest.raises(wm.FileChangedError):
             dict(load(plan, FakeDevice()))
 

@@ -18,7 +18,7 @@ from weightmap import kernels
 from weightmap.io import pages
 from weightmap.io.memory import Group, Headroom
 from weightmap.io.pages import Sample
-from weightmap.plans import explaining, planning
+from weightmap.plans import explaining, read_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ def explained(
     monkeypatch.setattr(explaining, "cold_in", cold_in)
     monkeypatch.setattr(explaining, "sample", sampled)
     monkeypatch.setattr(explaining, "headroom", lambda: left)
-    monkeypatch.setattr(planning, "headroom", lambda: left)
+    monkeypatch.setattr(read_plan, "headroom", lambda: left)
     monkeypatch.setattr(kernels, "file_system", lambda _: number)
     with wm.plan(path, **options) as plan:
         return plan.explain()

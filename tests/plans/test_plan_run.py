@@ -29,7 +29,7 @@ from weightmap.io.filesystem import FileSystem, file_system_of, known
 from weightmap.io.memory import Headroom
 from weightmap.io.opening import from_path, open_source
 from weightmap.model.parts import parts_of
-from weightmap.plans import planning, running, warming
+from weightmap.plans import read_plan, running, warming
 from weightmap.plans.warming import pieces, share
 from weightmap.quant import places
 
@@ -778,14 +778,14 @@ def test_nothing_is_asked_of_a_closed_handle(tmp_path: Path) -> None:
 def test_the_budget_is_what_memory_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a budget the plan may fill what machine and control groups leave; where nobody knows, anything."""
     with wm.open(memoryview(model(2, MIB))) as f:
-        monkeypatch.setattr(planning, "headroom", lambda: Headroom(MIB - 1, ()))
+        monkeypatch.setattr(read_plan, "headroom", lambda: Headroom(MIB - 1, ()))
         with pytest.raises(wm.PlanError, match="budget is 1048575"):
             wm.plan(f).run("read")
-        monkeypatch.setattr(planning, "headroom", lambda: Headroom(2 * MIB, ()))
+        monkeypatch.setattr(read_plan, "headroom", lambda: Headroom(2 * MIB, ()))
         assert len(list(wm.plan(f).run("read"))) == 2
         with pytest.raises(wm.PlanError, match="budget is 699050"):  # of three readers each has a third
             wm.plan(f, local_world=3).run("read")
         with pytest.raises(wm.PlanError, match="budget is 1000000"):
             wm.plan(f, local_world=3, budget=10**6).run("read")
-        monkeypatch.setattr(planning, "headroom", lambda: Headroom(None, ()))
+        monkeypatch.setattr(read_plan, "headroom", lambda: Headroom(None, ()))
         assert len(list(wm.plan(f).run("read"))) == 2

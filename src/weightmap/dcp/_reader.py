@@ -14,7 +14,7 @@ from weightmap.dcp._work import Work
 from weightmap.errors import counted
 from weightmap.model.opening import open as open_model
 from weightmap.plans.planning import plan as make_plan
-from weightmap.plans.planning import reads_of
+from weightmap.plans.read_plan import reads_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

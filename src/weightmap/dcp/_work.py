@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightmap.model.file import TensorFile
-    from weightmap.plans.planning import ReadPlan
+    from weightmap.plans.read_plan import ReadPlan
 
 __all__ = ["Work"]
 

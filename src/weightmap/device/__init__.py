@@ -9,7 +9,8 @@ What is particular to a device is a `Backend`; `weightmap.torch` has that of PyT
 """
 
 from weightmap.device._backend import Backend, Change, Event
-from weightmap.device._loading import Loader, load
+from weightmap.device._loader import Loader
+from weightmap.device._loading import load
 from weightmap.device._slots import Staging, release_slots
 
 __all__ = ["Backend", "Change", "Event", "Loader", "Staging", "load", "release_slots"]

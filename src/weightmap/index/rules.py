@@ -83,10 +83,13 @@ class Rules:
         if "__slots__" not in cls.__dict__:
             msg = f"{cls.__name__} needs __slots__ = (): its rules are those of the class"
             raise TypeError(msg)
-        # One entry for each value of a byte, so that a look-up does not ask how many there are.
-        cls.dtypes = (*cls.dtypes, *(None,) * (256 - len(cls.dtypes)))
-        cls.bits = bytes(0 if dtype is None else dtype.bits for dtype in cls.dtypes)
-        cls.sized = [code for code, bits in enumerate(cls.bits) if bits == DECLARED]
+        given = cls.__dict__.get("dtypes")
+        if given is not None:
+            # One entry for each value of a byte, so that a look-up does not ask how many there are.
+            cls.dtypes = (*given, *(None,) * (256 - len(given)))
+            bits = bytes([0 if dtype is None else dtype.bits for dtype in given])
+            cls.bits = bits.ljust(256, b"\0")
+            cls.sized = [code for code, count in enumerate(bits) if count == DECLARED]
         cls.ndims = range(cls.min_ndim, cls.max_ndim + 1)
         cls.native = kernels.row_rules(cls)
 

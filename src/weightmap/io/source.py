@@ -138,7 +138,7 @@ class Source:
         self.size = seen.size
         if identity is not None:
             self._identity = identity
-        if path is not None and path[:1] != "/":  # the working directory may change before the handle is pickled
+        if path is not None and path[0] != "/":  # the working directory may change before the handle is pickled
             self._folder = os.getcwd()
 
     # ------------------------------------------------------------------------------------------------- reading
@@ -194,7 +194,9 @@ class Source:
         else:
             try:
                 data = os.pread(file, count, offset)
-                while len(data) < count and (more := os.pread(file, count - len(data), offset + len(data))):
+                if len(data) == count:
+                    return data
+                while more := os.pread(file, count - len(data), offset + len(data)):
                     data += more
             except OSError as error:
                 raise self._named(error) from None

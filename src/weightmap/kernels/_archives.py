@@ -142,7 +142,7 @@ NPY_ODD: int = lib.WM_NPY_ODD
 
 
 class NpyHeaders:
-    """The headers of the members of an .npz archive, as columns: see wm_npy_scan in scans.h.
+    """The headers of the members of an .npz archive, as columns: see wm_npy_scan in archives.h.
 
     Attributes
     ----------
@@ -238,7 +238,7 @@ class PickleValues:
 
 
 class PickleStorages:
-    """Mentions of storages, as columns: see wm_pickle_storages in scans.h.
+    """Mentions of storages, as columns: see wm_pickle_storages in archives.h.
 
     Attributes
     ----------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightmap.device import Change
     from weightmap.device._cargo import Cargo
-    from weightmap.plans.planning import ReadPlan
+    from weightmap.plans.read_plan import ReadPlan
     from weightmap.quant.blocks import QuantizedTensor
 
 __all__ = ["TorchBackend", "load_plan", "pour", "to_device"]

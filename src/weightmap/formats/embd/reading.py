@@ -153,9 +153,8 @@ def parse_spec(
 ) -> Content:
     """Check the header, which has these fields, and the index; return the content."""
     warnings: list[str] = []
-    _check_header(source, head, fields, footer, options, warnings)
-    flags, metadata_offset, metadata_size = fields[3:6]
-    start, count, data, data_size = fields[8:12]
+    checked = _check_header(source, head, fields, footer, options, warnings)
+    flags, metadata_offset, metadata_size, start, count, data, data_size = checked
     end, size = metadata_offset + metadata_size, data - start
     metadata = head[metadata_offset:end] if end <= len(head) else source.pread(metadata_offset, metadata_size)
     vocab = vocabulary(source, head, Header._make(fields)) if flags & VOCAB_EMBEDDED else None
@@ -204,9 +203,9 @@ def _check_header(
     footer: tuple[Any, ...],
     options: Options,
     warnings: list[str],
-) -> None:
-    """Check the header field by field."""
-    _, major, minor, flags, _, metadata_size, vocab, vocab_size, index, count, data, _, _, stored, odd = fields
+) -> tuple[int, ...]:
+    """Check the header field by field; return flags, and where the sections other than the vocabulary lie."""
+    _, major, minor, flags, at, metadata_size, vocab, vocab_size, index, count, data, size, _, stored, odd = fields
     if major != 1:
         raise field_error(UnsupportedError, "version_major", major, 1)
     found = kernels.crc32(head[:56])
@@ -220,7 +219,7 @@ def _check_header(
         raise field_error(UnsupportedError, "flags", f"{flags:#x}", expected)
     if minor or odd or footer[3]:
         _check_odd(source, minor, odd, footer[3], options, warnings)
-    if bool(flags & VOCAB_EMBEDDED) != bool(vocab_size) or (not vocab_size and vocab):
+    if not vocab_size if flags & VOCAB_EMBEDDED else vocab_size or vocab:
         expected = "above 0 with the flag VOCAB_EMBEDDED; 0, like vocab_offset, without it"
         raise field_error(LayoutError, "vocab_size", vocab_size, expected)
     limits = options.limits
@@ -234,6 +233,7 @@ def _check_header(
         limits.check("max_header_bytes", vocab_size, "vocab_size", offset=24)
     if data - index > most:
         limits.check("max_header_bytes", data - index, "size of the tensor index", offset=28)
+    return flags, at, metadata_size, index, count, data, size
 
 
 def _check_sections(fields: tuple[Any, ...], limit: int) -> None:

@@ -1,0 +1,339 @@
+"""`Loader`: bytes from files through slots to a device, reading and copying at the same time."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.device._slots import Slots, Staging
+from weightmap.errors import TensorFileError, TruncatedError, quoted
+from weightmap.io.pages import ask_for, resident_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    from weightmap.device._backend import Backend
+    from weightmap.device._cargo import Cargo, Made, Piece
+    from weightmap.device._slots import Slot
+    from weightmap.device._sums import Sums
+    from weightmap.io.source import Source
+
+__all__ = ["ALIGN", "Loader"]
+
+# Where tensors begin in device memory, and pieces in a slot.
+ALIGN = 256
+# Bytes of a run that one thread takes.
+_UNIT = 1 << 20
+# Threads that copy from memory; and those that wait for a disk.
+_COPYING, _WAITING = 16, 32
+# Bytes of a slot that are not worth filling with the beginning of a tensor.
+_REST = 1 << 16
+# Slots not pinned are small: nothing overlaps with filling them.
+_UNPINNED = Staging(2, 4 << 20)
+
+
+class Loader:
+    """Sends tensors to a device, through the slots of one load; a context manager.
+
+    Whatever ends the block, no copy is under way behind it, and the slots are back in the pool.
+
+    Parameters
+    ----------
+    backend : Backend
+    staging : Staging, optional
+    """
+
+    def __init__(self, backend: Backend, staging: Staging | None = None) -> None:
+        self.backend = backend
+        self._staging: Staging = staging or (Staging() if backend.pinned else _UNPINNED)
+        self._slots: Slots | None = None
+        self._slot: Slot | None = None
+        self._used = 0  # bytes of the slot
+        self._names: list[str] = []  # of the tensors that have bytes in the slot
+        # What is to be read into it, all from one source: where from, where to, how much, and whose it is.
+        self._runs: list[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], str]] = []
+        self._source: Source | None = None
+        self._sums: Sums | None = None
+        self._cold: tuple[int, int] | None = None  # up to where bytes were asked for, and where the last ones end
+        # What the device does with the slot: begin and end there, and where it goes.
+        self._moves: list[tuple[int, int, Any, int]] = []
+        self._changes: list[tuple[int, int, Any, Any, int]] = []
+        self._scratch: Any = None
+
+    def __enter__(self) -> Self:
+        self._slots = Slots(self.backend, self._staging)
+        self.backend.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        slots, self._slots, self._slot = self._slots, None, None
+        scratch, self._scratch = self._scratch, None
+        if slots is None:
+            return
+        try:
+            interrupt = self._settle()
+        except Exception:
+            slots.discard()
+            if value is None:
+                raise
+            return  # the error at hand is the cause
+        slots.give_back()
+        if scratch is not None:
+            self.backend.free(scratch)
+        if interrupt is not None:
+            raise interrupt
+
+    def _settle(self) -> BaseException | None:
+        """Wait for the device, interrupted or not: copies out of slots may be under way. Return the interrupt."""
+        interrupt = None
+        while True:
+            try:
+                self.backend.synchronize()
+            except Exception:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
+                interrupt = error
+            else:
+                return interrupt
+
+    def give_up(self, buffer: Any) -> None:
+        """Free device memory that nobody gets, when nothing is copied to it any more."""
+        self._slot = None
+        try:
+            interrupt = self._settle()
+        except Exception:  # noqa: BLE001 - the device is lost, and its memory with it; the cause is being raised
+            return
+        self.backend.free(buffer)
+        if interrupt is not None:
+            raise interrupt
+
+    # --------------------------------------------------------------------------------------------------- sending
+    def expect(self, source: Source, begin: int, end: int, sums: Sums | None = None) -> None:
+        """Say what comes next: these bytes of a source, in order; and the checksums that they are checked by."""
+        self._fill()
+        self._sums, self._cold = sums, None
+        end = min(end, source.size)  # an entry of an archive may be larger than what it is stored in
+        if not source.has_pages or end <= begin:
+            return
+        try:
+            there = int(resident_in(source, np.array([begin]), np.array([end - begin]))[0])
+        except TensorFileError:
+            raise
+        except OSError:  # the system does not say
+            return
+        if there < (end - begin) // 10 * 9:
+            self._cold = begin, end
+
+    def send(self, cargo: Cargo | Made, buffer: Any, at: int, source: Source | None = None) -> None:
+        """Send a tensor to device memory, from byte `at` on; `finish` waits for it."""
+        given = cargo.source if source is None else source
+        for piece in cargo.pieces(self._staging.slot_bytes // 4):
+            if piece.change is not None:
+                self._free(piece.nbytes)
+                self._changes.append((self._used, self._used + piece.nbytes, piece.change, buffer, at + piece.at))
+                self._take(cargo.name, given, piece, 0, piece.nbytes)
+                continue
+            done = 0
+            while done < piece.nbytes:
+                room = self._room(buffer, at + piece.at + done, piece.nbytes - done)
+                self._move(room, buffer, at + piece.at + done)
+                self._take(cargo.name, given, piece, done, room)
+                done += room
+
+    def flush(self) -> None:
+        """Send what is still in the slot; what the caller asks the device for from now on comes after it."""
+        self._ship()
+        self.backend.end()
+
+    def finish(self) -> None:
+        """Send what is still in the slot, and wait until the device has everything."""
+        self._ship()
+        self.backend.synchronize()
+        if self._sums is not None:
+            self._sums.finish()
+
+    # ------------------------------------------------------------------------------------------------- in the slot
+    def _current(self) -> Slot:
+        if self._slot is None:
+            if self._slots is None:
+                raise ValueError("a loader is used within its block")
+            self._slot, self._used = self._slots.next(), 0
+        return self._slot
+
+    def _free(self, nbytes: int) -> None:
+        """Make room for so many bytes together, at a multiple of the alignment."""
+        slot = self._current()
+        self._used += -self._used % ALIGN
+        if self._used + nbytes > len(slot.memory):
+            self._ship()
+            self._current()
+
+    def _room(self, buffer: Any, at: int, nbytes: int) -> int:
+        """Make room for some of `nbytes` that go to byte `at` of a buffer; return for how many."""
+        slot = self._current()
+        skipped = -self._used % ALIGN
+        if self._moves:
+            begin, end, other, before = self._moves[-1]
+            gap = at - (before + end - begin)
+            # What lies between two tensors goes over with them: one copy instead of two.
+            skipped = gap if other is buffer and end == self._used and 0 <= gap < ALIGN else skipped
+        size = len(slot.memory)
+        left = size - self._used - skipped
+        if left < min(nbytes, _REST, size // 8):
+            self._ship()
+            return min(nbytes, len(self._current().memory))
+        self._used += skipped
+        return min(nbytes, left)
+
+    def _move(self, nbytes: int, buffer: Any, at: int) -> None:
+        """Note that the next bytes of the slot go to a buffer."""
+        begin, end = self._used, self._used + nbytes
+        if self._moves:
+            first, last, other, before = self._moves[-1]
+            if other is buffer and at - before == begin - first and begin - last < ALIGN:
+                self._moves[-1] = first, end, buffer, before
+                return
+        self._moves.append((begin, end, buffer, at))
+
+    def _take(self, name: str, source: Source | None, piece: Piece, begin: int, nbytes: int) -> None:
+        """Put the bytes of a piece from `begin` on into the slot, or note that they are to be read."""
+        slot, used = self._current(), self._used
+        if not self._names or self._names[-1] != name:
+            self._names.append(name)
+        self._used += nbytes
+        if piece.data is not None:
+            slot.memory[used : used + nbytes] = piece.data[begin : begin + nbytes]
+            return
+        if source is not self._source:
+            self._fill()
+            self._source = source
+        starts, sizes = _within(piece.starts, piece.sizes, begin, begin + nbytes)
+        to = used + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.uint64)
+        self._runs.append((starts, to.astype(np.uint64), sizes, name))
+
+    def _fill(self) -> None:
+        """Read what is to be read into the slot."""
+        runs, self._runs = self._runs, []
+        source, slot = self._source, self._slot
+        if not runs or source is None or slot is None:
+            return
+        starts, to, sizes = (np.concatenate([run[part] for run in runs]) for part in range(3))
+        bounds = np.cumsum([len(run[0]) for run in runs]).tolist()
+        self._ask(source, int(starts[-1] + sizes[-1]))
+        crcs = None if self._sums is None else np.empty(len(starts), np.uint32)
+
+        def name(number: int) -> str:
+            return runs[bisect_right(bounds, number)][3]
+
+        if source.store is not None:
+            for start, place, size in zip(starts.tolist(), to.tolist(), sizes.tolist(), strict=True):
+                source.read_into(start, slot.memory[place : place + size])
+            if crcs is not None:
+                for number, (place, size) in enumerate(zip(to.tolist(), sizes.tolist(), strict=True)):
+                    crcs[number] = kernels.crc32(slot.memory[place : place + size])
+        else:
+            file, memory = source.scanned
+            given = memory if file == -1 else file
+            failed, error = kernels.stage(given, (starts, to, sizes), slot.memory, crcs=crcs, threads=self._threads())
+            if failed >= 0:
+                raise _failure(source, name(failed), int(starts[failed]), int(sizes[failed]), error)
+        if self._sums is not None and crcs is not None:
+            self._sums.feed(starts.tolist(), sizes.tolist(), crcs.tolist())
+
+    def _threads(self) -> int:
+        if self._staging.threads is not None:
+            return self._staging.threads
+        return _WAITING if self._cold is not None else min(_cpus(), _COPYING)
+
+    def _ask(self, source: Source, reached: int) -> None:
+        """Ask the system for what is read next, so that the disk is busy while the device copies."""
+        if self._cold is None:
+            return
+        asked, end = self._cold
+        until = min(reached + self._staging.slots * self._staging.slot_bytes, end)
+        if until > asked:
+            ask_for(source, asked, until - asked)
+            self._cold = until, end
+
+    # ---------------------------------------------------------------------------------------------- to the device
+    def _ship(self) -> None:
+        """Fill the slot, and let the device copy from it."""
+        slot = self._slot
+        if slot is None:
+            return
+        self._fill()
+        moves, changes, names = self._moves, self._changes, self._names
+        self._moves, self._changes, self._names, self._slot = [], [], [], None
+        backend = self.backend
+        try:
+            if changes and self._scratch is None:
+                self._scratch = backend.allocate(len(slot.memory))
+            for begin, end, buffer, at in (*moves, *_joined(changes, self._scratch)):
+                backend.copy(slot.memory[begin:end], buffer, at)
+            for begin, end, change, buffer, at in changes:
+                backend.change(self._scratch, begin, end, change, buffer, at)
+            slot.event = backend.event()
+        except Exception as error:
+            several = f"tensors {quoted(names[0])} to {quoted(names[-1])}"
+            what = several if len(names) > 1 else f"tensor {quoted(names[0])}"
+            error.add_note(f"while {what} went to {backend.key}")
+            raise
+
+
+def _joined(changes: Sequence[tuple[int, int, Any, Any, int]], scratch: Any) -> Iterator[tuple[int, int, Any, int]]:
+    """Yield copies to scratch memory, as few as possible: everything lies there as in the slot."""
+    first = last = -1
+    for begin, end, _, _, _ in changes:
+        if first >= 0 and begin - last < ALIGN:
+            last = end
+            continue
+        if first >= 0:
+            yield first, last, scratch, first
+        first, last = begin, end
+    if first >= 0:
+        yield first, last, scratch, first
+
+
+def _within(
+    starts: NDArray[np.uint64], sizes: NDArray[np.uint64], begin: int, end: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the runs that are the bytes `begin` to `end` of these runs, none of them long."""
+    if len(starts) == 1:
+        first = int(starts[0]) + begin
+        found = np.arange(first, first + end - begin, _UNIT, dtype=np.uint64)
+        lengths = np.full(len(found), _UNIT, np.uint64)
+        lengths[-1] = first + end - begin - int(found[-1])
+        return found, lengths
+    ends = np.cumsum(sizes)
+    low, high = (int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(ends, end, "left")) + 1)
+    found, lengths = starts[low:high].copy(), sizes[low:high].copy()
+    lengths[-1] -= ends[high - 1] - np.uint64(end)
+    skipped = np.uint64(begin) - (ends[low] - sizes[low])
+    found[0] += skipped
+    lengths[0] -= skipped
+    return found, lengths
+
+
+def _failure(source: Source, name: str, begin: int, size: int, error: int) -> Exception:
+    """Return the error for a piece that could not be read; a caller that keeps it in a variable makes a cycle."""
+    if error == 0:
+        what = f"the file became shorter while tensor {quoted(name)} was being read"
+        return TruncatedError(what, path=source.name, offset=begin, expected=f"at least {begin + size} bytes")
+    failure = OSError(error, os.strerror(error), source.name)
+    failure.add_note(f"while tensor {quoted(name)} was being read")
+    return failure
+
+
+def _cpus() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

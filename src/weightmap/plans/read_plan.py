@@ -1,0 +1,346 @@
+"""`ReadPlan`: which bytes of a model's files one reader needs, in the order of the files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
+from weightmap.io.filesystem import file_system_of
+from weightmap.io.memory import headroom
+from weightmap.model.parts import check_open, check_unchanged, name_of, parts_of
+from weightmap.model.spans import spans_of
+from weightmap.plans.indices import Indices
+from weightmap.plans.placed import Placed
+from weightmap.plans.running import Run
+from weightmap.plans.wants import Slices, ranges_of
+from weightmap.plans.warming import share, warm
+from weightmap.quant.places import Heads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    from weightmap.io.source import Source
+    from weightmap.model.file import TensorFile
+    from weightmap.model.spans import Spans
+    from weightmap.plans.explaining import PlanReport
+
+__all__ = ["ReadPlan", "reads_of"]
+
+_WAYS = ("auto", "map", "read")
+# Bytes of a mapping asked for ahead.
+_WINDOW = 64 << 20
+
+
+class ReadPlan:
+    """Which bytes of a model's files one reader needs, in the order of the files. `weightmap.plan` makes one.
+
+    Making a plan reads no tensor, but for the first bytes and the mask of a quantised one that is wanted in part.
+    A plan keeps its handle open; as a context manager it closes a handle that `weightmap.plan` opened.
+
+    Attributes
+    ----------
+    file : TensorFile
+        The model.
+    rank, world, local_rank, local_world, gap, max_over_read, chunk, budget
+        As given.
+    """
+
+    def __init__(
+        self, file: TensorFile, numbers: NDArray[np.int64], indices: Mapping[int, Any], **options: Any
+    ) -> None:
+        self.file = file
+        self.rank: int = options["rank"]
+        self.world: int = options["world"]
+        self.local_rank: int = options["local_rank"]
+        self.local_world: int = options["local_world"]
+        self.gap: int = options["gap"]
+        self.max_over_read: float = options["max_over_read"]
+        self.chunk: int = options["chunk"]
+        self.budget: int | None = options["budget"]
+        self._owned, self._dealt = options["owned"], options["dealt"]
+        self._spans: Spans = spans_of(file)
+        self._numbers = numbers
+        self._indices = indices
+        parts: Iterable[int] = indices
+        if isinstance(indices, Slices):
+            self._begins, self._ends, parts = indices.begins, indices.ends, indices.others
+            self._nbytes = indices.nbytes
+        else:
+            self._begins, self._nbytes = self._spans.begin[numbers], self._spans.nbytes[numbers]
+            self._ends = self._begins + self._nbytes
+        self._heads = Heads()
+        # Of tensors wanted in part that `Slices` does not count at once: the bytes that hold it.
+        self._ranges = {number: self._ranges_of(number, indices[number]) for number in parts}
+        self._files, self._starts, self._stops, self._wanted = kernels.join_ranges(
+            *self._pieces(), gap=self.gap, most=self.max_over_read
+        )
+
+    def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        spans, ref = self._spans, self._spans.ref(number)
+        try:
+            if ref.source is not parts_of(spans.files[spans.file[number]])[0]:
+                parts = [Placed(spans, number, one) for one in Indices.of(key)]
+                return np.array([part.begin for part in parts]), np.array([part.end for part in parts])
+            return ranges_of(self._heads.of(number, ref), key, spans.name(number))
+        except TensorFileError as error:
+            raise error.located(path=ref.source.name, format=self.file.format) from None
+
+    def _pieces(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+        """Return file, start and stop of every wanted range, in order."""
+        spans, files = self._spans, self._spans.file[self._numbers]
+        whole, parts = ~np.isin(self._numbers, list(self._ranges)), []
+        if isinstance(self._indices, Slices) and self._indices.are_apart:
+            owners, begins, ends = self._indices.apart()
+            parts.append((spans.file[owners], begins, ends))
+        if not parts and not self._ranges:
+            return files, self._begins, self._ends
+        parts.append((files[whole], self._begins[whole], self._ends[whole]))
+        for number, (starts, stops) in self._ranges.items():
+            parts.append((np.full(len(starts), spans.file[number]), starts, stops))
+        files, begins, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.lexsort((begins, files))
+        return files[order], begins[order], ends[order]
+
+    # ---------------------------------------------------------------------------------------------- what it holds
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the planned tensors, in file order."""
+        return tuple(self._spans.names(self._numbers))
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @property
+    def reads(self) -> tuple[tuple[str | None, int, int], ...]:
+        """Path, offset and bytes of each read, in file order; they share no byte. The path of a buffer is None."""
+        paths = [parts_of(file)[0].path for file in self._spans.files]
+        sizes = self._stops - self._starts
+        columns = (self._files.tolist(), self._starts.tolist(), sizes.tolist())
+        return tuple((paths[file], start, size) for file, start, size in zip(*columns, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all reads, the gaps that they bridge included."""
+        return int((self._stops - self._starts).sum())
+
+    @property
+    def wanted_nbytes(self) -> int:
+        """Bytes that hold what is wanted; those that several tensors share count once."""
+        return int(self._wanted.sum())
+
+    # ------------------------------------------------------------------------------------------------------- using it
+    @property
+    def _sources(self) -> list[Source]:
+        return [parts_of(file)[0] for file in self._spans.files]
+
+    def _bound(self) -> int | None:
+        """Return the bytes of memory that may be filled; None where nobody knows."""
+        bound: int | None = self.budget
+        if bound is None and (left := headroom().left) is not None:
+            bound = left // self.local_world
+        return bound
+
+    def warm(self, threads: int | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Bring the bytes of all reads into the page cache, and wait for them.
+
+        Of several local ranks with the same plan each reads a share of its own. (Whole tensors that were dealt out by
+        `rank` and `world` are such a share already.) No more than the budget is brought in: of a plan that needs more,
+        what comes first; `run` asks for the rest as it goes on.
+
+        Parameters
+        ----------
+        threads : int, optional
+            At most this many read at once; 8 when not given.
+        progress : callable, optional
+            Called as ``progress(done, total)``, in bytes.
+
+        Returns
+        -------
+        int
+            How many bytes were cold, and are in memory now. Where the system does not say, all count.
+
+        Raises
+        ------
+        TruncatedError, FileChangedError
+            When a file changed.
+        """
+        check_unchanged(self.file)
+        reads = (self._files, self._starts, self._stops)
+        if not self._dealt:
+            reads = share(reads, self.local_rank, self.local_world)
+        return warm(self._sources, reads, self.chunk, self._bound(), threads, progress)
+
+    def run(
+        self,
+        how: str = "auto",
+        *,
+        release: bool = False,
+        verify: bool = False,
+        into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield name and tensor, or the wanted part of it, in file order: what ``file[name][index]`` gives.
+
+        Memory stays flat: what is read at once is at most a chunk, or one tensor where that is larger; what is asked
+        for ahead stays within the budget. A plan that needs more than the budget gives pages back as with `release`.
+
+        Parameters
+        ----------
+        how : {"auto", "map", "read"}
+            "map": arrays are views of the mapping. "read": they are read into memory of their own; tensors that are
+            read together share one piece of it. "auto" reads on network and FUSE file systems, where touching a
+            mapping may fail or crawl, and maps elsewhere.
+        release : bool
+            Give the pages of a tensor back to the system when the next one is asked for. Views stay valid: touching
+            them reads the file again.
+        verify : bool
+            Check the checksums that cover a tensor before it is handed out, where the file has any. Archives (.npz,
+            checkpoints of PyTorch) have one for each entry. That of EMBD covers all tensors at once, and so everything
+            is read before the first one.
+        into : callable, optional
+            ``into(name, nbytes)`` returns the memory for the next part of a dense tensor that is to be read: a
+            contiguous array of so many bytes, or None.
+
+        Raises
+        ------
+        PlanError
+            When a tensor that has to be read is larger than the budget.
+        ChecksumError
+            With `verify`, for bytes that are not those that were written.
+        TruncatedError, FileChangedError
+            When a file changed.
+        """
+        if how not in _WAYS:
+            raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")
+        check_unchanged(self.file)
+        bound = self._bound()
+        ways = [self._way(file, how) for file in range(len(self._spans.files))]
+        if bound is not None:
+            self._check_bound(bound, ways)
+            release = release or self.nbytes > bound
+        return self._run(ways, bound, release=release, verify=verify, into=into)
+
+    def parts(self) -> Iterator[tuple[TensorFile, list[tuple[int, Any]], list[tuple[int, int]]]]:
+        """Yield what is wanted of each file: the file, the numbers and indices of its tensors, and its reads.
+
+        An index of None wants the whole tensor; a tensor of several parts comes several times. Reads are (begin, end).
+        """
+        spans, numbers = self._spans, self._numbers
+        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.files) + 1)).tolist()
+        for file, model in enumerate(spans.files):
+            found: list[tuple[int, Any]] = []
+            for number in numbers[bounds[file] : bounds[file + 1]].tolist():
+                keys = Indices.of(self._indices[number]) if number in self._indices else (None,)
+                found += [(number, key) for key in keys]
+            if found:
+                yield model, found, list(self._reads_of(file))
+
+    @property
+    def spans(self) -> Spans:
+        """The places of all tensors of the model, by the numbers of `parts`."""
+        return self._spans
+
+    def explain(self) -> PlanReport:
+        """Return what this plan costs, and what to do about it: ``print(plan.explain())``.
+
+        Where the files lie, how much of them is in memory, what touching them will cost, their alignment, what machine
+        and control groups leave, and what ``run("auto")`` does. No tensor is read; pages that are in memory are mapped
+        for a moment, to see how many page faults that takes.
+
+        Returns
+        -------
+        PlanReport
+        """
+        from weightmap.plans.explaining import explain  # noqa: PLC0415 - a plan needs none of it
+
+        check_unchanged(self.file)
+        reads = (self._files, self._starts, self._stops)
+        arguments = (self._spans, self._numbers, self._sources, reads, self.wanted_nbytes, self._bound())
+        return explain(self.file.path, *arguments)
+
+    def _way(self, file: int, how: str) -> str:
+        """Return how a file is used: "map" or "read"."""
+        if how != "auto":
+            return how
+        return "read" if file_system_of(self._sources[file]).is_remote else "map"
+
+    def _check_bound(self, bound: int, ways: Sequence[str]) -> None:
+        """Raise `PlanError` for a tensor that has to be read and is larger than the memory that may be filled."""
+        spans, numbers = self._spans, self._numbers
+        read = np.array([way == "read" for way in ways])[spans.file[numbers]]
+        for place in np.flatnonzero((spans.nbytes[numbers] > bound) & read).tolist():
+            number = int(numbers[place])
+            nbytes = int(self._nbytes[place])
+            if number in self._ranges:
+                keys = Indices.of(self._indices[number])
+                alone = [self._ranges[number]] if len(keys) == 1 else [self._ranges_of(number, key) for key in keys]
+                nbytes = max(int(np.sum(stops - starts)) for starts, stops in alone)
+            if nbytes > bound:
+                expected = f"at least {nbytes}, the bytes to be read of tensor {quoted(spans.name(number))}"
+                raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
+
+    def _run(
+        self, ways: Sequence[str], bound: int | None, *, release: bool, verify: bool, into: Any
+    ) -> Iterator[tuple[str, Any]]:
+        spans, numbers = self._spans, self._numbers
+        most = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
+        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.files) + 1)).tolist()
+        for file, way in enumerate(ways):
+            of_file = numbers[bounds[file] : bounds[file + 1]]
+            if not len(of_file):
+                continue
+            run = Run(
+                spans,
+                file,
+                self._indices,
+                chunk=self.chunk if bound is None else min(self.chunk, max(bound, 1)),
+                window=most,
+                gap=self.gap,
+                most=self.max_over_read,
+                release=release,
+                sums=parts_of(spans.files[file])[1].sums() if verify else (),
+                into=into,
+                reads=self._reads_of(file) if way == "read" else (),
+                heads=self._heads,
+            )
+            try:
+                yield from run.mapped(of_file) if way == "map" else run.read(of_file)
+            except TensorFileError as error:
+                raise error.located(path=name_of(spans.files[file]), format=spans.files[file].format) from None
+            finally:
+                run.finish()
+
+    def _reads_of(self, file: int) -> Iterator[tuple[int, int]]:
+        """Yield the reads of a file, as begin and end."""
+        low, high = np.searchsorted(self._files, [file, file + 1]).tolist()
+        yield from zip(self._starts[low:high].tolist(), self._stops[low:high].tolist(), strict=True)
+
+    # ------------------------------------------------------------------------------------------------- as an object
+    def close(self) -> None:
+        """Close the handle, where `weightmap.plan` opened it. Arrays obtained before remain valid."""
+        if self._owned:
+            self.file.close()
+
+    def __enter__(self) -> Self:
+        check_open(self.file)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        what = f"{counted(len(self), 'tensor')}, {counted(len(self._starts), 'read')}, {self.nbytes} bytes"
+        return f"<ReadPlan {escape(repr(name_of(self.file)))}: {what}>"
+
+
+def reads_of(plan: ReadPlan) -> int:
+    """Return the number of reads: a slice of columns has one for each row, and `ReadPlan.reads` a tuple for each."""
+    return len(plan._starts)  # noqa: SLF001 - a function of this module
