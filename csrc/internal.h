@@ -174,6 +174,10 @@ typedef struct {
     uint64_t stride;
 } wm_quantizing;
 typedef void wm_quantize_fn(const wm_quantizing *w, const float *x, uint64_t blocks, uint64_t n, uint8_t *out, double *errors);
+/* quantize.c: how to quantise blocks of so many elements, 4, 5, 8 or 16 bits each, which serves any number of them. */
+wm_quantizing wm_quantizing_of(int bits, int scale_type, uint64_t block, uint64_t stride);
+/* quantize.c: quantises n finite floats by it, the last block whole. */
+void wm_quantize_finite(const wm_quantizing *how, uint64_t block, const float *x, uint64_t n, uint8_t *out, double *errors);
 
 /* What differs between two arrays of n floats or, if `wide`, doubles, added to `found`: elements whose bits differ, and of all
  * differences the largest magnitude and the sum of squares, each in parts. A NaN makes the squares NaN and is no magnitude. */
@@ -184,6 +188,8 @@ typedef struct {
     int nan; /* the caller's: whether elements that differ made the squares NaN */
 } wm_apart;
 typedef void wm_differ_fn(const void *a, const void *b, uint64_t n, int wide, wm_apart *found);
+/* The sum of the squares of n floats, in float64. */
+typedef double wm_squares_fn(const float *x, uint64_t n);
 
 /* sums[v] = vectors[v][0] * row 0 + vectors[v][1] * row 1 + ... of a dims x dims matrix, for v < count. */
 typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsigned count, uint64_t dims, float *sums);
@@ -202,6 +208,7 @@ typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsig
     KERNEL(wm_narrow_fn, narrow)               \
     KERNEL(wm_quantize_fn, quantize)           \
     KERNEL(wm_differ_fn, differ)               \
+    KERNEL(wm_squares_fn, squares)             \
     KERNEL(wm_combine_rows_fn, combine_rows)
 #define WM_FIELDS(type, kernel) \
     type *kernel;               \
@@ -271,6 +278,7 @@ wm_stream_fn stream_x86_avx2, stream_x86_avx512;
 wm_narrow_fn narrow_x86_avx2;
 wm_quantize_fn quantize_x86_avx2, quantize_x86_avx512;
 wm_differ_fn differ_x86_avx2, differ_x86_avx512;
+wm_squares_fn squares_x86_avx2, squares_x86_avx512;
 wm_combine_rows_fn combine_rows_x86_avx2;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;

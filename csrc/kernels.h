@@ -138,6 +138,46 @@ int wm_ggml_encodes(int type);
 int64_t wm_ggml_encode(const float *x, uint64_t n, int type, uint8_t *out, uint64_t out_size, double *errors, uint64_t n_errors,
                        int threads);
 
+/* ---------------------------------------------------------------------------------- quantising from file to file
+ * n little-endian numbers of a kind, at any alignment from byte `at` on of a file or, if `memory` is not NULL, of so many bytes
+ * that nobody can take away.
+ */
+typedef struct {
+    int fd;
+    const uint8_t *memory;
+    uint64_t size, at;
+    int kind; /* WM_FLOAT32 ... */
+    uint64_t n;
+} wm_numbers;
+/* Blocks of ggml's type, or if it is -1 those of wm_blocks_encode, whose size is not 0 then. */
+typedef struct {
+    int type, bits, scale_type;
+    uint64_t block_size;
+} wm_blocks;
+/* Bytes that are still to be written to a file. `flush` not 0: the disk begins with them at once, where the system can. */
+typedef struct {
+    int fd;
+    const uint8_t *data;
+    uint64_t size, at;
+    int flush;
+} wm_unwritten;
+/* What became of it: done; number `at` is NaN or infinite, the first one; the file could not be read at byte `at`, or the other
+ * one written, with an errno (0: the file ends there); or the arguments do not fit. */
+enum { WM_QUANTIZED = 0, WM_NOT_FINITE = 1, WM_UNREADABLE = 2, WM_UNWRITABLE = 3, WM_UNFIT = 4 };
+typedef struct {
+    int what;
+    uint64_t at;
+    int error;
+} wm_outcome;
+/* Bytes of `room` that a thread needs to quantise these numbers, and their pieces; 0 for numbers or blocks that do not exist. */
+uint64_t wm_quantize_room(const wm_numbers *numbers, const wm_blocks *blocks, uint64_t *pieces);
+/* Quantises the numbers to out[0, out_size), exactly the bytes of their blocks, which do not depend on the CPU or the number of
+ * threads; and writes what an earlier call left, unless it is NULL. For each piece, sums[0, n_sums) gets the sum of the squared
+ * errors and that of the squares, 2 * pieces in all. As many threads work as there is room for, and `threads` at most. */
+void wm_quantize_numbers(const wm_numbers *numbers, const wm_blocks *blocks, uint8_t *out, uint64_t out_size, double *sums,
+                         uint64_t n_sums, uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads,
+                         wm_outcome *outcome);
+
 /* ------------------------------------------------------------------------------- length-prefixed strings
  * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries
  * and `gap` is the width of the length prefix that stands before each string (0 when there is none).

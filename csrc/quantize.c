@@ -168,13 +168,6 @@ static void add_squares(const float *x, const float *y, uint64_t n, double sums[
 }
 static double sum_of(const double s[8]) { return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7])); }
 
-double wm_sum_of_squares(const float *x, uint64_t n) {
-    static const float none[1024];
-    double sums[8] = {0};
-    for (uint64_t at = 0; at < n; at += 1024) add_squares(x + at, none, n - at < 1024 ? n - at : 1024, sums);
-    return sum_of(sums);
-}
-
 /* Writes a block of float16, without a scale. What is too large for float16 becomes the largest one, not infinity. */
 static double write_halves(const float *x, uint64_t n, uint8_t *out) {
     const wm_variants *v = wm_variants_in_use();
@@ -239,6 +232,18 @@ int64_t wm_first_not_finite(const float *x, uint64_t n) {
     return -1;
 }
 
+wm_quantizing wm_quantizing_of(int bits, int scale_type, uint64_t block, uint64_t stride) {
+    wm_quantizing how = {.bits = bits, .scale_type = scale_type, .stride = stride};
+    if (bits != 16) fill_grid(how.grid, bits, block);
+    if (bits <= 5) set_range(&how, block);
+    return how;
+}
+
+void wm_quantize_finite(const wm_quantizing *how, uint64_t block, const float *x, uint64_t n, uint8_t *out, double *errors) {
+    work w = {x, n, block, out, errors, *how};
+    encode_part(&w, 0, 0, ceil_div(n, block));
+}
+
 int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, uint64_t block_size, uint8_t *out,
                          uint64_t out_size, double *errors, uint64_t n_errors, int threads) {
     const int halves = bits == 16;
@@ -250,11 +255,7 @@ int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, u
     if (out_size != count * stride || (errors && n_errors != count)) return -2;
     const int64_t bad = wm_first_not_finite(x, n);
     if (bad >= 0) return bad;
-    work w = {x, n, block, out, errors, {.bits = bits, .scale_type = scale_type, .stride = stride}};
-    if (!halves) {
-        fill_grid(w.how.grid, bits, block);
-        if (bits <= 5) set_range(&w.how, block);
-    }
+    work w = {x, n, block, out, errors, wm_quantizing_of(bits, scale_type, block, stride)};
     const uint64_t least = block ? ELEMENTS_PER_THREAD / block + 1 : 1;
     wm_run_parts(encode_part, &w, count, 1, least, threads);
     return -1;

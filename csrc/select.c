@@ -83,9 +83,9 @@ static wm_variants choose(uint32_t features) {
     else if (HAS(WM_AVX2))
         USE(quantize, quantize_x86_avx2);
     if (HAS(WM_AVX512))
-        USE(differ, differ_x86_avx512);
+        USE(differ, differ_x86_avx512), USE(squares, squares_x86_avx512);
     else if (HAS(WM_AVX2))
-        USE(differ, differ_x86_avx2);
+        USE(differ, differ_x86_avx2), USE(squares, squares_x86_avx2);
     if (HAS(WM_AVX2)) USE(combine_rows, combine_rows_x86_avx2);
 #elif WM_ARM
     if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {

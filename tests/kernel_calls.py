@@ -213,6 +213,46 @@ def _wm_blocks_encode(p: Place, size: int) -> Any:
     return found
 
 
+def _quantize_arguments(p: Place, size: int, kind: int) -> tuple[Any, Any, int]:
+    """Numbers of a kind and how to quantise them: to q8_0 or blocks of 16, and the bytes of the result."""
+    count = size // 32 * 32
+    values = floats(count).astype([np.float32, np.float64, np.float16, np.float16][kind])
+    numbers, blocks = p.struct("wm_numbers"), p.struct("wm_blocks")
+    data = noise(3) + (values.tobytes() if kind < 3 else floats(count).view(np.uint16)[1::2].tobytes())
+    numbers.fd, numbers.memory, numbers.size = -1, p.give(data), len(data)
+    numbers.at, numbers.kind, numbers.n = 3, kind, (len(data) - 3) // values.itemsize
+    blocks.type, blocks.bits, blocks.scale_type, blocks.block_size = 8 if kind == 1 else -1, 5, 1, 16
+    return numbers, blocks, (count // 32 * 34 if kind == 1 else -(-numbers.n // 16) * 12)
+
+
+def _wm_quantize_room(p: Place, size: int) -> Any:
+    found = []
+    for kind in range(4):
+        numbers, blocks, _ = _quantize_arguments(p, size, kind)
+        found.append(lib.wm_quantize_room(numbers, blocks, p.room(1, "uint64_t")))
+    return found
+
+
+def _wm_quantize_numbers(p: Place, size: int) -> Any:
+    found = []
+    with tempfile.TemporaryFile() as file:
+        for kind in range(4):
+            numbers, blocks, nbytes = _quantize_arguments(p, size, kind)
+            pieces = ffi.new("uint64_t *")
+            each = lib.wm_quantize_room(numbers, blocks, pieces)
+            earlier, outcome = p.struct("wm_unwritten"), p.struct("wm_outcome")
+            earlier.fd, earlier.data, earlier.size, earlier.at = file.fileno(), p.give(noise(size)), size, 0
+            out, sums = p.room(nbytes), p.room(2 * pieces[0], "double")
+            room = np.empty(2 * each, np.uint8)  # its contents depend on which thread took which piece
+            given = ffi.from_buffer("uint8_t[]", room)
+            lib.wm_quantize_numbers(
+                numbers, blocks, out, nbytes, sums, 2 * pieces[0], given, len(room), earlier, 2, outcome
+            )
+            file.seek(0)
+            found.append((fields(outcome), file.read() == noise(size)))
+    return found
+
+
 def adaptive(size: int, scale: int) -> tuple[bytes, int]:
     """Blocks of all kinds, so many elements: the data, and the elements of a block."""
     blocks = -(-size // 16)

@@ -17,7 +17,7 @@ from tests.builders import safetensors as st
 from tests.support import listing, run_child
 
 import weightmap as wm
-from weightmap import cli, kernels
+from weightmap import cli
 from weightmap.conversion import quantizer as quantizing
 
 if TYPE_CHECKING:
@@ -520,12 +520,12 @@ def test_threads_are_as_many_as_cpus_when_not_given(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5, 7}, raising=False)
     used = []
 
-    def encode(*args: Any, threads: int, **options: Any) -> Any:
+    def encoder(*args: Any, threads: int, **options: Any) -> Any:
         used.append(threads)
         return original(*args, threads=threads, **options)
 
-    original = kernels.encode_with_errors
-    monkeypatch.setattr(kernels, "encode_with_errors", encode)
+    original = quantizing.BlockEncoder
+    monkeypatch.setattr(quantizing, "BlockEncoder", encoder)
     for given in (None, 3):
         if how == "convert":
             options = {} if given is None else {"threads": given}

@@ -15,14 +15,17 @@ from weightmap.conversion.reports import QuantizedInfo
 from weightmap.conversion.schemes import quantize
 from weightmap.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
 from weightmap.errors import QuantError, counted
-from weightmap.formats import Payload, listed
+from weightmap.formats import Filled, Payload, listed
+from weightmap.kernels import COMPARED, BlockEncoder, Failed
 from weightmap.quant.schemes import BITS, BLOCKED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from weightmap.io.sink import Sink
+    from weightmap.kernels import Unwritten
     from weightmap.quant.ref import TensorRef
 
 __all__ = ["Quantizer", "matches"]
@@ -44,11 +47,21 @@ def matches(name: str, globs: str | Sequence[str]) -> bool:
 
 
 class _Blocks(NamedTuple):
-    """A scheme of blocks that are quantised one by one: their elements, their bytes, and what encodes them."""
+    """A scheme of blocks that are quantised one by one: elements and bytes of a block, and what encodes them."""
 
     elements: int
-    nbytes: Callable[[int], int]
-    encode: Callable[[NDArray[np.float32]], tuple[NDArray[np.uint8], NDArray[np.float64]]]
+    nbytes: int
+    encode: BlockEncoder
+
+
+class _Run(NamedTuple):
+    """Elements of a tensor: what they are read from, where and as what; the number of the first one, and how many."""
+
+    source: int | NDArray[np.uint8]
+    begin: int
+    dtype: str
+    first: int
+    size: int
 
 
 class Quantizer:
@@ -91,6 +104,7 @@ class Quantizer:
         self._include, self._exclude = include, exclude
         self.done: list[QuantizedInfo] = []
         self._kept = 0
+        self._encoders: dict[str, _Blocks] = {}
         self._others: dict[str | None, list[str]] = {}
         # Wrong options raise before any file is read.
         row = kernels.GGML_TYPES[scheme].block_size if scheme in GGML_SCHEMES else 1
@@ -142,9 +156,13 @@ class Quantizer:
             return Payload(name, SCHEMES[scheme], row.shape, 0, lambda: iter(()))
         blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole
         if blocks is not None:
-            nbytes, block_size = blocks.nbytes(size), blocks.elements
-            write = functools.partial(self._by_blocks, scheme, blocks)
-        elif scheme in BITS:
+            nbytes = -(-size // blocks.elements) * blocks.nbytes
+            made = functools.partial(
+                self._by_blocks, scheme=scheme, blocks=blocks, name=name, place=place, nbytes=nbytes
+            )
+            kind = {"block_size": blocks.elements, "scale_type": scale_type}
+            return Filled(name, SCHEMES[scheme], row.shape, nbytes, made, **kind)
+        if scheme in BITS:
             nbytes = kernels.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
         elif trial:
             nbytes = -(-size * self._options["bits"] // 8)
@@ -159,39 +177,25 @@ class Quantizer:
 
     def _blocks(self, scheme: str) -> _Blocks | None:
         """Return how to quantise by blocks; None for a scheme that takes a tensor as a whole."""
-        options, threads = self._options, self._options["threads"]
-        if scheme in GGML_SCHEMES:
-            return _Blocks(
-                kernels.GGML_TYPES[scheme].block_size,
-                functools.partial(kernels.ggml_size, name=scheme),
-                functools.partial(kernels.encode_ggml, name=scheme, threads=threads),
-            )
-        if scheme not in BLOCKED:
-            return None
-        kind = {"bits": BITS[scheme], "block_size": self.block_size, "scale_type": options["scale_type"]}
-        return _Blocks(
-            self.block_size,
-            functools.partial(kernels.blocks_size, **kind),
-            functools.partial(kernels.encode_with_errors, **kind, threads=threads),
-        )
+        if scheme not in self._encoders:
+            threads, scale_type = self._options["threads"], self._options["scale_type"]
+            if scheme in GGML_SCHEMES:
+                kind = kernels.GGML_TYPES[scheme]
+                encoder = BlockEncoder(kind.number, threads=threads)
+                self._encoders[scheme] = _Blocks(kind.block_size, kernels.ggml_size(kind.block_size, scheme), encoder)
+            elif scheme in BLOCKED:
+                how = {"bits": BITS[scheme], "block_size": self.block_size, "scale_type": scale_type}
+                encoder = BlockEncoder(-1, **how, threads=threads)
+                self._encoders[scheme] = _Blocks(self.block_size, kernels.blocks_size(1, **how), encoder)
+        return self._encoders.get(scheme)
 
-    def _by_blocks(
-        self, scheme: str, blocks: _Blocks, name: str, place: TensorRef, nbytes: int
-    ) -> Iterator[NDArray[np.uint8]]:
-        """Yield a tensor's blocks, some at a time."""
-        step = max(_PIECE // blocks.elements, 1) * blocks.elements
-        error = square = 0.0
-        start = 0
-        for values in _values(place, step):
-            try:
-                octets, errors = blocks.encode(values)
-            except QuantError as bad:
-                raise _named(bad, name, start, values) from None
-            error += float(errors.sum())
-            square += kernels.sum_of_squares(values)
-            start += len(values)
-            yield octets
-        self._note(name, scheme, place, nbytes, error, square)
+    def _by_blocks(self, sink: Sink, scheme: str, blocks: _Blocks, name: str, place: TensorRef, nbytes: int) -> None:
+        """Write a tensor's blocks, each quantised where it is written from."""
+        sums = [0.0, 0.0]
+        for run in _runs(place, blocks.elements):
+            size = -(-run.size // blocks.elements) * blocks.nbytes
+            sink.fill(size, blocks.nbytes, functools.partial(_encode, name, place, run, blocks, sums))
+        self._note(name, scheme, place, nbytes, *sums)
 
     def _whole(
         self, name: str, place: TensorRef, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
@@ -207,7 +211,7 @@ class Quantizer:
         try:
             tensor = quantize(values, self.scheme, **self._options)
         except QuantError as error:
-            raise _named(error, name, 0, values) from None
+            raise _named(error, name, values) from None
         wrong = 0.0
         for at in range(0, len(values), _PIECE):
             piece = values[at : at + _PIECE]
@@ -226,18 +230,68 @@ def _cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _named(error: QuantError, name: str, start: int, values: NDArray[np.float32]) -> QuantError:
-    """Return an error that names the tensor and the index, in the whole of it, of the element that is not finite."""
+def _named(error: QuantError, name: str, values: NDArray[np.float32]) -> QuantError:
+    """Return an error that names the tensor and the index of the element that is not finite."""
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad):
         error.what = f"tensor {name!r}: {error.what}"
         return error
     at = int(bad[0])
-    return QuantError(
-        f"tensor {name!r}: element {start + at} of the flattened tensor",
-        actual=float(values[at]),
-        expected="a finite number",
-    )
+    return _not_finite(name, at, values[at])
+
+
+def _not_finite(name: str, at: int, value: np.float32) -> QuantError:
+    what = f"tensor {name!r}: element {at} of the flattened tensor"
+    return QuantError(what, actual=float(value), expected="a finite number")
+
+
+def _element(place: TensorRef, at: int) -> np.float32:
+    """Return an element of a tensor as float32."""
+    source, row, _ = place
+    stored = numpy_dtype(row.dtype)
+    octets = source.pread(row.offset + at * stored.itemsize, stored.itemsize)
+    with np.errstate(over="ignore"):
+        value: np.float32 = np.frombuffer(octets, stored).astype(np.float32)[0]
+    return value
+
+
+def _runs(place: TensorRef, unit: int) -> Iterator[_Run]:
+    """Yield a tensor in runs of whole blocks of `unit` elements, but for the last one."""
+    row, direct = place.row, place.source.direct
+    if direct is not None and row.dtype.name in COMPARED and not row.dtype.swapped:
+        yield _Run(direct, row.offset, row.dtype.name, 0, math.prod(row.shape))
+        return
+    at = 0
+    for values in _values(place, max(_PIECE // unit, 1) * unit):
+        yield _Run(values.view(np.uint8), 0, "float32", at, len(values))
+        at += len(values)
+
+
+def _encode(
+    name: str,
+    place: TensorRef,
+    run: _Run,
+    blocks: _Blocks,
+    sums: list[float],
+    out: memoryview,
+    at: int,
+    earlier: Unwritten | None,
+) -> None:
+    """Fill `out` with blocks of a run from byte `at` of them on, and add what they are wrong by, and their squares."""
+    width = COMPARED[run.dtype][1]
+    start = at // blocks.nbytes * blocks.elements
+    count = min(len(out) // blocks.nbytes * blocks.elements, run.size - start)
+    try:
+        error, square = blocks.encode(run.source, run.begin + start * width, run.dtype, count, out, earlier)
+    except Failed as failed:
+        if failed.what == "write":
+            raise OSError(failed.error, os.strerror(failed.error)) from None
+        if failed.what == "read":
+            place.source.fail_reading(failed.at, run.begin + run.size * width, failed.error)
+        bad = run.first + start + failed.at
+        raise _not_finite(name, bad, _element(place, bad)) from None
+    sums[0] += error
+    sums[1] += square
 
 
 def _values(place: TensorRef, count: int) -> Iterator[NDArray[np.float32]]:
@@ -246,4 +300,4 @@ def _values(place: TensorRef, count: int) -> Iterator[NDArray[np.float32]]:
     stored = numpy_dtype(row.dtype)
     for chunk in source.chunks(row.offset, row.nbytes, max(count, 1) * stored.itemsize):
         with np.errstate(over="ignore", invalid="ignore"):
-            yield np.frombuffer(chunk, stored).astype(np.float32, copy=False)
+            yield np.frombuffer(chunk, stored).astype("<f4", copy=False)

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
     from weightmap.formats._metadata import fitted
     from weightmap.formats._verifying import Verification
-    from weightmap.formats._writing import Payload, Plan, Request, Unfit, listed, refuse
+    from weightmap.formats._writing import Filled, Payload, Plan, Request, Unfit, listed, refuse
     from weightmap.io.source import Source
 
 __all__ = [
     "FORMATS",
     "HEAD",
     "Content",
+    "Filled",
     "Format",
     "Importer",
     "Payload",
@@ -41,7 +42,7 @@ __all__ = [
     "refuse",
 ]
 
-_WRITING = dict.fromkeys(("Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
+_WRITING = dict.fromkeys(("Filled", "Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
 _hint = later("weightmap.formats._hints", "hint")
 __getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"})
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from weightmap.quant.ref import PQShape
 
 __all__ = [
+    "Filled",
     "Payload",
     "Plan",
     "Reason",
@@ -54,7 +55,7 @@ class Payload:
         dtype: DType,
         shape: tuple[int, ...],
         nbytes: int,
-        chunks: Callable[..., Iterable[Any]],
+        chunks: Callable[..., Any],
         *args: Any,
         block_size: int = 0,
         scale_type: str = "",
@@ -75,7 +76,23 @@ class Payload:
 
     def chunks(self) -> Iterable[Any]:
         """Return the bytes, row-major and little-endian, in pieces of any size; each is valid until the next one."""
-        return self._make(*self._args)
+        chunks: Iterable[Any] = self._make(*self._args)
+        return chunks
+
+    def write(self, sink: Sink) -> None:
+        """Append the bytes to a file."""
+        for chunk in self.chunks():
+            sink.write(chunk)
+
+
+class Filled(Payload):
+    """A tensor whose bytes are made where they are written from: `chunks` is a function that takes the sink first."""
+
+    __slots__ = ()
+
+    def write(self, sink: Sink) -> None:
+        """Append the bytes to a file."""
+        self._make(sink, *self._args)
 
 
 class Request:
@@ -180,8 +197,7 @@ def encodable(text: str) -> bool:
 def write_tensors(sink: Sink, tensors: Iterable[Payload]) -> None:
     """Write the bytes of tensors back to back."""
     for tensor in tensors:
-        for chunk in tensor.chunks():
-            sink.write(chunk)
+        tensor.write(sink)
 
 
 def framing(length: int, align: int) -> bytes:

@@ -32,6 +32,8 @@ __all__ = ["remove_leftovers", "write_plan"]
 
 # What addresses begin with that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
+# What Linux calls a file system in memory, and the largest file that is reserved there: in some ms.
+_TMPFS, _RESERVED_ANYWHERE = 0x01021994, 16 << 20
 # Linux follows at most so many.
 _MOST_LINKS = 40
 # Every file system, except very old ones, takes names of so many bytes.
@@ -107,7 +109,7 @@ def _write(
         _keep_mode(fd, *mode)
     if plan.exact:
         _reserve(fd, plan.size)
-    sink = Sink(fd, plan.size, progress, exact=plan.exact)
+    sink = Sink(fd, plan.size, progress, exact=plan.exact, durable=durable)
     plan.write(sink)
     sink.finish()
     if durable:
@@ -297,8 +299,16 @@ def _keep_mode(fd: int, mode: int, group: int) -> None:
 
 
 def _reserve(fd: int, size: int) -> None:
-    """Reserve the space now, so that a full disk fails at once."""
+    """Reserve the space now, so that a full disk fails at once.
+
+    Of large files on tmpfs only the room is looked at: one thread would reserve pages there as slowly as write them.
+    """
     if size and hasattr(os, "posix_fallocate"):
+        if size > _RESERVED_ANYWHERE and kernels.file_system(fd) == _TMPFS:
+            room = os.fstatvfs(fd)
+            if room.f_blocks and room.f_bavail * room.f_frsize < size:  # without blocks it has no limit
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["keeping", "put", "take"]
 
-# A file takes one for reading and two for writing; the last piece of a tensor may hold one more.
+# A file takes one for reading and two for writing, or three where blocks are quantised; the last piece of a tensor may
+# hold one more of the former.
 _MOST = 4
 
 

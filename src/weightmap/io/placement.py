@@ -73,6 +73,11 @@ class Derived(Source):
         """False: the bytes are made when they are read."""
         return False
 
+    @property
+    def direct(self) -> None:
+        """None: the bytes are made when they are read."""
+        return
+
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
         """Yield the bytes `start` to `stop` of the tensor, in pieces of any size."""
         raise NotImplementedError

@@ -73,6 +73,11 @@ class RemoteSource(Source):
         return False
 
     @property
+    def direct(self) -> None:
+        """None: the bytes are fetched."""
+        return
+
+    @property
     def has_pages(self) -> bool:
         """False: no pages of the system are its bytes."""
         return False

@@ -11,6 +11,8 @@ from weightmap.io import buffers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightmap.kernels import Unwritten
+
 __all__ = ["Plan", "Sink", "to_bytes"]
 
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader then has one fault for each
@@ -53,8 +55,16 @@ class Sink:
         The CRC-32 of the whole file, as far as it is written; None, the default, does without it.
     """
 
-    def __init__(self, fd: int, total: int, progress: Callable[[int, int], None] | None, *, exact: bool = True) -> None:
-        self._exact = exact
+    def __init__(
+        self,
+        fd: int,
+        total: int,
+        progress: Callable[[int, int], None] | None,
+        *,
+        exact: bool = True,
+        durable: bool = False,
+    ) -> None:
+        self._exact, self._durable = exact, durable
         self._fd = fd
         self._total = total
         self._progress = progress
@@ -66,6 +76,10 @@ class Sink:
         self._summed = 0
         self._crc = 0
         self._first: memoryview | None = None
+        # While `fill` runs: a full buffer that is written beside its work, and the other buffer.
+        self._filling = False
+        self._waiting: Unwritten | None = None
+        self._other: memoryview | None = None
         self.offset: int = 0
         self.digest: int | None = None
         self._tell(0)
@@ -96,10 +110,7 @@ class Sink:
     def _write_long(self, view: memoryview) -> None:
         while len(view):
             if self._filled == self._room:
-                waits = self._first is None
-                self._flush()
-                if waits:
-                    self._view = self._fresh()
+                self._flush_full()
             if self._filled or self._summing or self._first is None or len(view) < STAGE:
                 count = min(len(view), self._room - self._filled)
                 self._view[self._filled : self._filled + count] = view[:count]
@@ -111,6 +122,29 @@ class Sink:
                 _write_all(self._fd, view[:count], self.offset)
                 self._advance(view[:count])
             view = view[count:]
+
+    def fill(self, count: int, unit: int, encode: Callable[[memoryview, int, Unwritten | None], None]) -> None:
+        """Append `count` bytes in whole units, which ``encode(out, at, earlier)`` makes from byte `at` on.
+
+        It fills `out`, which is some units, and meanwhile writes `earlier`: so no thread waits for the file.
+        """
+        self._filling = True
+        done = 0
+        while done < count:
+            if self._filled == self._room:
+                self._flush_full()
+            begin, earlier = self._filled, self._waiting
+            size = min(count - done, (self._room - begin) // unit * unit)
+            # A unit across the end of the buffer takes a way round.
+            out = self._view[begin : begin + size] if size else memoryview(bytearray(unit))
+            encode(out, done, earlier)
+            self._waiting = None
+            if size:
+                self._filled += size
+            else:
+                self.write(out)
+            done += len(out)
+        self._filling = False
 
     def pad(self, count: int) -> None:
         """Append zero bytes."""
@@ -132,15 +166,33 @@ class Sink:
             self._crc = kernels.crc32(self._view[self._summed : self._filled], self._crc)
             self._summed = self._filled
 
+    def _flush_full(self) -> None:
+        """Write the buffer, or set aside the first one, with more to come."""
+        waits = self._first is None
+        self._flush()
+        if waits:
+            self._view = self._fresh()
+
     def _flush(self) -> None:
         self._sum()
         piece = self._view[: self._filled]
         if self._first is None:
             self._first = piece
+        elif self._filling:
+            self._settle()
+            self._waiting = kernels.Unwritten(self._fd, piece, self.offset, self._durable)
+            self._view, self._other = self._other or self._fresh(), self._view
         else:
+            self._settle()
             _write_all(self._fd, piece, self.offset)
         self._filled = self._summed = 0
         self._advance(piece)
+
+    def _settle(self) -> None:
+        """Write what nobody has written beside other work."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            _write_all(self._fd, waiting.data, waiting.offset)
 
     def _advance(self, piece: memoryview) -> None:
         if self.digest is not None:
@@ -152,6 +204,7 @@ class Sink:
         """Write the rest, and the first piece last."""
         if self._filled or self._first is None:
             self._flush()
+        self._settle()
         if self._first is not None:
             _write_all(self._fd, self._first, 0)
         if self._exact and self.offset != self._total:

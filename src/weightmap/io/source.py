@@ -169,6 +169,23 @@ class Source:
         file = self._opened()
         return (-1, self.octets) if file is None else (file, None)
 
+    @property
+    def direct(self) -> int | NDArray[np.uint8] | None:
+        """What C reads at any offset: the open file, to be held meanwhile, or the bytes in memory.
+
+        None where only `chunks` reads.
+        """
+        if os.name == "nt" and self._octets is None:
+            return None
+        file = self._opened()
+        return self._held() if file is None else file
+
+    def fail_reading(self, at: int, wanted: int, error: int) -> NoReturn:
+        """Raise the error for bytes `at` to `wanted` that cannot be read: by an errno, or 0 where the file ends."""
+        if error:
+            raise self._named(OSError(error, os.strerror(error)))
+        self._short(at, wanted)
+
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Note the ranges (begin, end) that `pread` will be called for: a store is asked for all of them at a time."""
 
@@ -267,7 +284,7 @@ class Source:
         error.filename = self.name
         return error
 
-    def _short(self, at: int, wanted: int) -> None:
+    def _short(self, at: int, wanted: int) -> NoReturn:
         msg = "the file became shorter while it was being read: it ends" if at < self.size else "the file ends"
         raise TruncatedError(msg, path=self.name, offset=at, expected=f"at least {wanted} bytes")
 

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from weightmap.kernels._pages import *
     from weightmap.kernels._pq import *
     from weightmap.kernels._quantize import *
+    from weightmap.kernels._quantize_file import *
     from weightmap.kernels._ranges import *
     from weightmap.kernels._reading import *
     from weightmap.kernels._staging import *
@@ -120,6 +121,7 @@ _ON_DEMAND = {
     "_pages": "cached_pages drop_pages file_system page_size read_runs resident_pages",
     "_pq": "Codes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers sum_of_squares",
+    "_quantize_file": "BlockEncoder Failed Unwritten",
     "_ranges": "join_ranges",
     "_reading": "Reader",
     "_staging": "prefer_node stage",

@@ -46,8 +46,7 @@ def plan(request: Request) -> Plan:
         sink.write(header)
         for tensor in request.tensors:
             sink.pad(-sink.position % alignment)
-            for chunk in tensor.chunks():
-                sink.write(chunk)
+            tensor.write(sink)
         sink.pad(-sink.position % alignment)
 
     return Plan(base + offset, write)

@@ -1,0 +1,246 @@
+/* Quantises numbers from a file to a buffer that will be written to another, with no step that one thread does for all.
+ *
+ * The numbers are divided into pieces that stay in the second-level cache from the read to the encoded blocks. Each thread takes
+ * the next piece until none is left. One of these jobs writes what was encoded by an earlier call.
+ *
+ * A file is read by pread, not mapped: one that is truncated meanwhile gives a short read instead of SIGBUS.
+ */
+#if !defined(_WIN32)
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+#define _FILE_OFFSET_BITS 64
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <unistd.h>
+#define SHARED _Atomic
+#else /* one thread does it all, and Python reads and writes */
+#define SHARED
+#endif
+
+#include "floats.h"
+#include "intblock.h"
+
+enum {
+    LEAST = 1 << 14, /* elements of a piece: a third of a millisecond */
+    MOST = 1 << 16,  /* as float32 a quarter of the L2 cache of CPUs with a small one, such as Zen 4 */
+    PIECES = 16,     /* rather so many pieces, so that threads end at almost the same time */
+    LINE = 64
+};
+
+typedef struct {
+    uint64_t job; /* UINT64_MAX: none */
+    wm_outcome outcome;
+} failure;
+
+typedef struct {
+    const wm_numbers *in;
+    const wm_blocks *as;
+    wm_quantizing how;
+    uint64_t unit, unit_bytes; /* elements and bytes of a block */
+    uint64_t piece, pieces;    /* elements of a piece */
+    uint8_t *out;
+    double *sums;
+    uint8_t *room; /* for each thread: bytes as they were read, floats, errors */
+    uint64_t raw_room, room_each;
+    const wm_unwritten *earlier;
+    SHARED uint64_t next, failed;
+    failure failures[WM_MAX_PARTS];
+} work;
+
+static uint64_t width_of(int kind) { return kind == WM_FLOAT64 ? 8 : kind == WM_FLOAT32 ? 4 : 2; }
+static uint64_t lines(uint64_t size) { return (size + LINE - 1) / LINE * LINE; }
+
+/* Fills in how the numbers are divided. Returns -1 for numbers or blocks that do not exist. */
+static int divide(work *w) {
+    const wm_numbers *in = w->in;
+    const wm_blocks *as = w->as;
+    if (in->kind < WM_FLOAT32 || in->kind > WM_BFLOAT16 || in->n > (uint64_t)1 << 56) return -1;
+    if (as->type >= 0) {
+        w->unit = wm_ggml_encodes(as->type) ? (uint64_t)wm_ggml_elements(as->type) : 0;
+        if (!w->unit || in->n % w->unit) return -1;
+        w->unit_bytes = (uint64_t)wm_ggml_bytes(as->type);
+    } else {
+        const int64_t size = as->block_size ? wm_blocks_size(as->bits, as->scale_type, as->block_size, 1) : -1;
+        if (size < 0) return -1;
+        w->unit = as->block_size, w->unit_bytes = (uint64_t)size;
+    }
+    uint64_t piece = in->n / PIECES;
+    piece = piece < LEAST ? LEAST : piece > MOST ? MOST : piece;
+    w->piece = ceil_div(piece, w->unit) * w->unit;
+    w->pieces = ceil_div(in->n, w->piece);
+    if (w->piece > in->n) w->piece = in->n; /* one piece: a small room is enough */
+    w->raw_room = in->kind == WM_FLOAT32 ? 0 : lines(w->piece * width_of(in->kind));
+    w->room_each = w->raw_room + lines(4 * w->piece) + lines(8 * (ceil_div(w->piece, w->unit) + 1));
+    return 0;
+}
+
+uint64_t wm_quantize_room(const wm_numbers *in, const wm_blocks *as, uint64_t *pieces) {
+    work w = {.in = in, .as = as};
+    *pieces = 0;
+    if (divide(&w)) return 0;
+    *pieces = w.pieces;
+    return w.room_each + LINE;
+}
+
+static int fail(failure *f, uint64_t job, int what, uint64_t at, int error) {
+    *f = (failure){job, {what, at, error}};
+    return -1;
+}
+
+#if defined(_WIN32)
+static uint64_t read_all(int fd, uint8_t *out, uint64_t size, uint64_t at, int *error) { return *error = 40, 0; }
+static uint64_t write_all(const wm_unwritten *w, int *error) { return *error = 40, 0; }
+static uint64_t take(work *w) { return w->next++; }
+static int stopped(work *w) { return w->failed != 0; }
+static void stop(work *w) { w->failed = 1; }
+#else
+/* Returns how many bytes the file had, with an errno in *error if these are fewer for another reason than its end. */
+static uint64_t read_all(int fd, uint8_t *out, uint64_t size, uint64_t at, int *error) {
+    uint64_t done = 0;
+    while (done < size) {
+        const ssize_t got = pread(fd, out + done, (size_t)(size - done), (off_t)(at + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) *error = errno;
+        if (got <= 0) break;
+        done += (uint64_t)got;
+    }
+    return done;
+}
+static uint64_t write_all(const wm_unwritten *w, int *error) {
+    uint64_t done = 0;
+    while (done < w->size) {
+        const ssize_t put = pwrite(w->fd, w->data + done, (size_t)(w->size - done), (off_t)(w->at + done));
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) *error = errno;
+        if (put <= 0) break;
+        done += (uint64_t)put;
+    }
+    return done;
+}
+static uint64_t take(work *w) { return atomic_fetch_add(&w->next, 1); }
+static int stopped(work *w) { return atomic_load(&w->failed) != 0; }
+static void stop(work *w) { atomic_store(&w->failed, 1); }
+#endif
+
+/* Converts n little-endian numbers at any alignment to floats. */
+static void widen(const uint8_t *raw, int kind, uint64_t n, float *x) {
+    const wm_variants *v = wm_variants_in_use();
+    if (kind == WM_FLOAT16)
+        v->f16_to_f32(raw, x, n, 0);
+    else if (kind == WM_BFLOAT16)
+        v->bf16_to_f32(raw, x, n, 0);
+    else
+        for (uint64_t i = 0; i < n; i++) {
+            if (kind == WM_FLOAT32) {
+                x[i] = float_of_bits(load_le32(raw + 4 * i));
+            } else {
+                const uint64_t bits = load_le64(raw + 8 * i);
+                double value;
+                memcpy(&value, &bits, sizeof value);
+                x[i] = (float)value;
+            }
+        }
+}
+
+/* Returns `count` numbers from number `first` on as floats; NULL if the file does not have them. */
+static const float *numbers_at(work *w, uint64_t first, uint64_t count, uint8_t *room, uint64_t job, failure *f) {
+    const wm_numbers *in = w->in;
+    const uint64_t width = width_of(in->kind), at = in->at + first * width, size = count * width;
+    const int native = in->kind == WM_FLOAT32 && !WM_BIG_ENDIAN;
+    float *const x = (float *)(void *)(room + w->raw_room);
+    const uint8_t *raw = in->memory ? in->memory + at : room;
+    if (!in->memory) {
+        int error = 0;
+        uint8_t *const to = in->kind == WM_FLOAT32 ? (uint8_t *)x : room;
+        const uint64_t got = read_all(in->fd, to, size, at, &error);
+        if (got < size) return fail(f, job, WM_UNREADABLE, at + got, error), NULL;
+        if (native) return x;
+        raw = to;
+    }
+    if (native && (uintptr_t)raw % sizeof(float) == 0) return (const float *)(const void *)raw;
+    if (native)
+        memcpy(x, raw, size);
+    else
+        widen(raw, in->kind, count, x); /* float32 in place: each is read before it is written */
+    return x;
+}
+
+static double sum_of(const double *values, uint64_t n) {
+    double sums[8] = {0};
+    for (uint64_t i = 0; i < n; i++) sums[i % 8] += values[i];
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+static int quantize_piece(work *w, uint64_t number, uint8_t *room, uint64_t job, failure *f) {
+    const uint64_t first = number * w->piece, left = w->in->n - first, n = left < w->piece ? left : w->piece;
+    const uint64_t blocks = ceil_div(n, w->unit);
+    uint8_t *const out = w->out + first / w->unit * w->unit_bytes;
+    double *const errors = (double *)(void *)(room + w->raw_room + lines(4 * w->piece));
+    const float *const x = numbers_at(w, first, n, room, job, f);
+    if (!x) return -1;
+    const double squares = wm_variants_in_use()->squares(x, n);
+    if (!(squares <= 1e300)) { /* NaN or infinite, as none of finite floats is */
+        const int64_t bad = wm_first_not_finite(x, n);
+        return fail(f, job, WM_NOT_FINITE, first + (bad < 0 ? 0 : (uint64_t)bad), 0);
+    }
+    if (w->as->type < 0) {
+        wm_quantize_finite(&w->how, w->unit, x, n, out, errors);
+    } else { /* checks once more, which costs little of it */
+        const int64_t bad = wm_ggml_encode(x, n, w->as->type, out, blocks * w->unit_bytes, errors, blocks, 1);
+        if (bad != -1) return fail(f, job, WM_NOT_FINITE, first + (bad < 0 ? 0 : (uint64_t)bad), 0);
+    }
+    w->sums[2 * number] = sum_of(errors, blocks), w->sums[2 * number + 1] = squares;
+    return 0;
+}
+
+static int write_earlier(const wm_unwritten *earlier, failure *f) {
+    int error = 0;
+    if (write_all(earlier, &error) < earlier->size) return fail(f, 0, WM_UNWRITABLE, 0, error);
+#if defined(__linux__) && defined(SYNC_FILE_RANGE_WRITE)
+    /* The disk begins now, instead of when all is written. */
+    if (earlier->flush) (void)sync_file_range(earlier->fd, (off_t)earlier->at, (off_t)earlier->size, SYNC_FILE_RANGE_WRITE);
+#endif
+    return 0;
+}
+
+/* Threads take jobs in order, and end those that they have begun: so the first job that fails is the same in every run. */
+static void take_jobs(void *context, int number, uint64_t begin, uint64_t end) {
+    work *w = context;
+    failure *const f = &w->failures[number];
+    const uint64_t before = w->earlier ? 1 : 0;
+    uint8_t *const room = w->room + (uint64_t)number * w->room_each;
+    while (!stopped(w)) {
+        const uint64_t job = take(w);
+        if (job >= before + w->pieces) return;
+        if (job < before ? write_earlier(w->earlier, f) : quantize_piece(w, job - before, room, job, f)) stop(w);
+    }
+}
+
+void wm_quantize_numbers(const wm_numbers *in, const wm_blocks *as, uint8_t *out, uint64_t out_size, double *sums,
+                         uint64_t n_sums, uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads,
+                         wm_outcome *outcome) {
+    work w = {.in = in, .as = as, .out = out, .sums = sums, .earlier = earlier && earlier->size ? earlier : NULL};
+    const uint64_t skip = (0 - (uint64_t)(uintptr_t)room) % LINE;
+    *outcome = (wm_outcome){WM_UNFIT, 0, 0};
+    if (divide(&w)) return;
+    const uint64_t size = ceil_div(in->n, w.unit) * w.unit_bytes, bytes = in->n * width_of(in->kind);
+    if (out_size != size || n_sums != 2 * w.pieces || in->at > INT64_MAX || bytes > INT64_MAX - in->at) return;
+    if (in->memory && (in->at > in->size || bytes > in->size - in->at)) return;
+    if (room_size < skip) return;
+    const uint64_t rooms = (room_size - skip) / w.room_each;
+    if (rooms == 0 && w.pieces) return;
+    if (as->type < 0) w.how = wm_quantizing_of(as->bits, as->scale_type, w.unit, w.unit_bytes);
+    w.room = room + skip;
+    for (int i = 0; i < WM_MAX_PARTS; i++) w.failures[i].job = UINT64_MAX;
+    const uint64_t jobs = w.pieces + (w.earlier != NULL);
+    uint64_t most = threads < 1 ? 1 : (uint64_t)threads;
+    most = most > WM_MAX_PARTS ? WM_MAX_PARTS : most;
+    most = most > w.pieces ? w.pieces : most;
+    most = most > rooms ? rooms : most;
+    if (jobs) wm_run_parts(take_jobs, &w, most ? most : 1, 1, 1, (int)most);
+    *outcome = (wm_outcome){WM_QUANTIZED, 0, 0};
+    uint64_t first = UINT64_MAX;
+    for (int i = 0; i < WM_MAX_PARTS; i++)
+        if (w.failures[i].job < first) first = w.failures[i].job, *outcome = w.failures[i].outcome;
+}

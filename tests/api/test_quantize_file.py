@@ -1,0 +1,202 @@
+"""Quantising from file to file, by threads that read, quantise and write: one file and one report, however many."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, normal, tensor
+from tests.builders import safetensors as st
+from tests.support import listing
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.io import sink
+from weightmap.kernels import BlockEncoder, Failed, Unwritten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+STAGE = 1 << 14
+
+
+@pytest.fixture(autouse=True)
+def _small_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "STAGE", STAGE)
+
+
+def make(size: int, dtype: str) -> Tensor:
+    """A tensor of normally distributed numbers."""
+    if dtype == "float64":
+        return tensor(np.random.default_rng(size).standard_normal(size).reshape(1, -1))
+    return normal((1, size), size, dtype)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("block_size", [24, 32, 4096])
+def test_every_dtype_and_number_of_threads(
+    put: Callable[..., Path], tmp_path: Path, block_size: int, threads: int
+) -> None:
+    """Blocks that end within a stage, across its end and beyond: the bytes and errors are those of `quantize`."""
+    model = {f"{dtype} {size}": make(size, dtype) for dtype in DTYPES for size in (1, 33, 40_001, 170_000)}
+    source = put(st.build(model), "m.safetensors")
+    report = wm.convert(source, tmp_path / "q.amb", quantize="int5_block", block_size=block_size, threads=threads)
+    for info in report.quantized:
+        values = np.asarray(model[info.name].array, np.float32)
+        expected = wm.quantize(values, "int5_block", block_size=block_size)
+        with wm.open(tmp_path / "q.amb") as file:
+            assert file[info.name].payload.tobytes() == expected.payload.tobytes(), info.name
+        error = expected.dequantize(np.float64) - values
+        assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "q8_0", "q6_k"])
+def test_blocks_of_ggml(put: Callable[..., Path], tmp_path: Path, scheme: str) -> None:
+    """Blocks of GGUF are those of `quantize`, whatever they are read from."""
+    value = normal((700, 256), 3, "float16")
+    data = st.build({"w": value})
+    expected = wm.quantize(np.asarray(value.array, np.float32), scheme).payload.tobytes()
+    for source in (put(data, "m.safetensors"), data):
+        wm.convert(source, tmp_path / "q.gguf", quantize=scheme, threads=2)
+        with wm.open(tmp_path / "q.gguf") as file:
+            assert file["w"].payload.tobytes() == expected
+
+
+def test_reports_do_not_depend_on_threads(put: Callable[..., Path], tmp_path: Path) -> None:
+    """The error of each tensor is the same to the last bit."""
+    source = put(st.build({"w": normal((90, 10_000), 1)}), "m.safetensors")
+    found = [wm.convert(source, tmp_path / "q.amb", quantize="int4_block", threads=n).quantized for n in (1, 2, 3)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_python_writes_two_pieces_only(
+    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads write what they have quantised: of many stages, only the first and the last are left to the end."""
+    source, written = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors"), []
+    original = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: written.append(at) or original(fd, data, at))
+    wm.convert(source, tmp_path / "q.amb", quantize="int4_block", threads=2)
+    size = (tmp_path / "q.amb").stat().st_size
+    assert size > 20 * STAGE
+    assert len(written) <= 3
+
+
+def test_a_tensor_that_is_not_row_major(tmp_path: Path) -> None:
+    """One that is made when it is read is quantised like one that lies in the file."""
+    value = np.asfortranarray(np.random.default_rng(1).standard_normal((300, 400)).astype(np.float16))
+    np.save(tmp_path / "a.npy", value)
+    wm.convert(tmp_path / "a.npy", tmp_path / "q.amb", quantize="int4_block", threads=2)
+    with wm.open(tmp_path / "q.amb") as file:
+        [name] = file
+        expected = wm.quantize(np.ascontiguousarray(value), "int4_block").payload.tobytes()
+        assert file[name].payload.tobytes() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_first_number_that_is_none_is_named(put: Callable[..., Path], tmp_path: Path, dtype: str) -> None:
+    """Several are not finite, in pieces of several threads: the error names the first one, in every run."""
+    value = make(400_000, dtype)
+    array = np.array(value.array)
+    array[0, [123_457, 200_000, 390_000]] = [np.inf, np.nan, np.inf]
+    source = put(st.build({"w": Tensor(value.dtype, value.shape, array.tobytes())}), "m.safetensors")
+    for _ in range(5):
+        with pytest.raises(wm.QuantError, match=r"element 123457 .*inf"):
+            wm.convert(source, tmp_path / "q.amb", quantize="int4_block", threads=3)
+    assert listing(tmp_path) == ["m.safetensors"]
+
+
+def test_a_number_too_large_for_float32_is_named(put: Callable[..., Path], tmp_path: Path) -> None:
+    """A float64 that becomes infinite as float32 is an error."""
+    array = np.ones((4, 64))
+    array[1, 3] = 1e300
+    source = put(st.build({"w": tensor(array)}), "m.safetensors")
+    with pytest.raises(wm.QuantError, match=r"element 67 "):
+        wm.convert(source, tmp_path / "q.amb", quantize="int4_block")
+
+
+def test_a_source_that_becomes_shorter(
+    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a TruncatedError with the place, and no file is left."""
+    source = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors")
+    size, original = source.stat().st_size, BlockEncoder.__call__
+
+    def cut(self: BlockEncoder, *args: Any) -> tuple[float, float]:
+        os.truncate(source, size // 2)
+        return original(self, *args)
+
+    monkeypatch.setattr(BlockEncoder, "__call__", cut)
+    with pytest.raises(wm.TruncatedError, match=rf"m\.safetensors.*became shorter.*{size // 2}"):
+        wm.convert(source, tmp_path / "q.amb", quantize="int4_block", threads=2)
+    assert listing(tmp_path) == ["m.safetensors"]
+
+
+def test_errors_of_reading_and_writing(tmp_path: Path) -> None:
+    """The encoder says what failed, where, and with which error of the system; the lowest of several."""
+    data = np.random.default_rng(1).standard_normal(200_000).astype(np.float32)
+    (tmp_path / "numbers").write_bytes(data.tobytes())
+    (tmp_path / "closed").write_bytes(b"")
+    encoder, out = BlockEncoder(-1, threads=2), memoryview(bytearray(200_000 // 32 * 18))
+    reader, writer = os.open(tmp_path / "numbers", os.O_RDONLY), os.open(tmp_path / "closed", os.O_RDONLY)
+    whole = BlockEncoder(-1)
+    try:
+        whole(reader, 0, "float32", len(data), out)
+        assert bytes(out) == kernels.encode_blocks(data, bits=4, block_size=32).tobytes()
+        with pytest.raises(Failed) as caught:
+            encoder(reader, 400_004, "float32", len(data), out)
+        assert (caught.value.what, caught.value.at, caught.value.error) == ("read", 800_000, 0)
+        with pytest.raises(Failed) as caught:
+            encoder(writer + 100, 0, "float32", len(data), out)
+        assert (caught.value.what, caught.value.at, caught.value.error) == ("read", 0, errno.EBADF)
+        with pytest.raises(Failed) as caught:
+            encoder(reader, 0, "float32", len(data), out, Unwritten(writer, memoryview(b"x"), 0, flush=True))
+        assert (caught.value.what, caught.value.error) == ("write", errno.EBADF)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_full_disk_is_an_error_of_the_target(
+    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a thread cannot write is an OSError that names the target; the old file stays."""
+    source = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors")
+    (tmp_path / "q.amb").write_bytes(b"before")
+
+    def fail(*_: Any) -> tuple[float, float]:
+        raise Failed("write", 0, errno.ENOSPC)
+
+    monkeypatch.setattr(BlockEncoder, "__call__", fail)
+    with pytest.raises(OSError, match="No space left") as caught:
+        wm.convert(source, tmp_path / "q.amb", quantize="int4_block")
+    assert caught.value.filename == str(tmp_path / "q.amb")
+    assert (tmp_path / "q.amb").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("room", [0, 1 << 40])
+def test_room_in_a_file_system_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """On tmpfs nothing is reserved, which would take as long as writing: a file that cannot fit is refused at once."""
+    from weightmap.io import atomic
+
+    reserved = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda *args: reserved.append(args), raising=False)
+    monkeypatch.setattr(kernels, "file_system", lambda _: atomic._TMPFS)
+    monkeypatch.setattr(atomic, "_RESERVED_ANYWHERE", 0)
+    status = list(os.statvfs(tmp_path))
+    status[1:5] = [1, max(room, 1), room, room]
+    monkeypatch.setattr(os, "fstatvfs", lambda _: os.statvfs_result(status))
+    if room:
+        wm.save(tmp_path / "a.safetensors", {"w": np.ones(3)})
+    else:
+        with pytest.raises(OSError, match="No space left") as caught:
+            wm.save(tmp_path / "a.safetensors", {"w": np.ones(3)})
+        assert caught.value.filename == str(tmp_path / "a.safetensors")
+        assert listing(tmp_path) == []
+    assert not reserved
