@@ -210,7 +210,7 @@ class Sink:
         if self._exact and self.offset != self._total:
             msg = f"the format planned {self._total} bytes and wrote {self.offset}"
             raise AssertionError(msg)
-        self._view = self._first = memoryview(b"")
+        self._view = self._first = self._other = memoryview(b"")
         for buffer in self._taken:
             buffers.put(buffer)
 
