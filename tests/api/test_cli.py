@@ -587,6 +587,44 @@ def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
 # --- diff
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["FILE", "--threads", "2", "a", "b"], ["a", "b"]),
+        (["--threads=2", "FILE", "a", "--json", "b"], ["a", "b"]),
+        (["FILE", "a", "--threads", "2", "--", "--json", "-x"], ["a", "--json", "-x"]),
+        (["FILE", "--threads", "2", "-1", "-", "-a b"], ["-1", "-", "-a b"]),
+        (["FILE", "--threads", "2"], []),
+    ],
+)
+def test_options_may_stand_anywhere(given, names):
+    """Arguments that may be missing may follow an option; what follows ``--`` is no option."""
+    args = parser.build_parser().parse_args(["warm", *given])
+    assert (args.file, args.names, args.threads) == ("FILE", names, 2)
+
+
+def test_the_page_of_a_report_may_be_named_anywhere():
+    """A second model may follow --output."""
+    for given in (
+        ["A", "B", "-o", "C"],
+        ["A", "-o", "C", "B"],
+        ["-o", "C", "A", "B"],
+        ["A", "-oC", "--no-verify", "B"],
+    ):
+        args = parser.build_parser().parse_args(["report", *given])
+        assert (args.file, args.other, args.output) == ("A", "B", "C")
+
+
+@pytest.mark.parametrize(
+    "given", [["A", "-o"], ["A", "-o", "--", "B"], ["A", "-o", "--no-verify", "B"], ["A", "-o", "C", "-x"]]
+)
+def test_an_option_without_its_value_is_a_usage_error(run, given):
+    """An option that lacks its value, or that does not exist, ends the command as before."""
+    status, out, err = run("report", *given)
+    assert (status, out) == (2, "")
+    assert "unrecognized arguments: -x" in err or "expected one argument" in err
+
+
 def test_diff_of_equal_files_is_0(write, run):
     """Two files with the same content do not differ."""
     status, out, _ = run("diff", write("a.safetensors"), write("b.safetensors"))

@@ -76,7 +76,9 @@ def test_names_come_from_the_index(tmp_path: Path) -> None:
     assert target_of(tmp_path, "gguf").path == str(tmp_path / "model.gguf.index.json")
     assert sharding.sharded_target(str(tmp_path / "x.safetensors"), None) is None
     for path in (tmp_path, tmp_path / "model.index.json"):
-        with pytest.raises(wm.EncodeError, match="nothing says which format the shards have; give format="):
+        with pytest.raises(
+            wm.EncodeError, match="a directory gets a model in shards, and has no suffix for their format; give format="
+        ):
             sharding.sharded_target(str(path), None)
 
 

@@ -165,7 +165,7 @@ def records() -> Iterator[Case]:
 
 def padding() -> Iterator[Case]:
     """The zeros behind the data."""
-    odd = "padding is not zero"
+    odd = "padding behind a record is not zero"
     for relative in (False, True):
         dense = [amb.dense(f"t{i}", noise("int8", (i + 1,), i)) for i in range(4)]
         text = b'{"n": 1}' + b" " * 3

@@ -286,7 +286,7 @@ def ends() -> Iterator[Case]:
                 "padding",
                 start,
                 late=True,
-                odd="padding is not zero",
+                odd="padding between tensors is not zero",
             )
 
 

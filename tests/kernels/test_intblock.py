@@ -252,7 +252,7 @@ def test_anything_legal(data):
         (4, 64, 32, "fp16", 1, "35, expected 36"),
         (5, 64, 32, "fp16", -1, "45, expected 44"),
         (4, 65, 32, "fp32", 4, "56, expected 60"),
-        (4, 64, 0, "fp16", 0, "block size for 4-bit codes is 0"),
+        (4, 64, 0, "fp16", 0, "block_size for 4-bit codes is 0"),
         (4, 64, 33, "fp16", 0, "is 33, expected 1 to 2.* a multiple of 2"),
         (5, 64, 12, "fp16", 0, "is 12, expected 1 to 2.* a multiple of 8"),
         (5, 64, -8, "fp16", 0, "is -8"),

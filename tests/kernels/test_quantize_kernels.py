@@ -280,8 +280,8 @@ def test_what_is_not_finite_is_named(value, index):
     [
         (lambda: kernels.quantize_int4([1j] * 4, 4), "dtype is complex128"),
         (lambda: kernels.quantize_int4(["a"] * 4, 4), "dtype is <U1"),
-        (lambda: kernels.quantize_int4([1], 3), "block size for 4-bit codes is 3"),
-        (lambda: kernels.quantize_int5([1], 12), "block size for 5-bit codes is 12"),
+        (lambda: kernels.quantize_int4([1], 3), "block_size for 4-bit codes is 3"),
+        (lambda: kernels.quantize_int5([1], 12), "block_size for 5-bit codes is 12"),
         (lambda: kernels.quantize_int4([1], 32, scale_type="fp8"), "scale_type is 'fp8'"),
         (lambda: kernels.quantize_adaptive([1], 12), "is 12"),
         (lambda: kernels.quantize_adaptive([1], 32, bits=4.4), r"bits is 4\.4, expected 4\.5,"),

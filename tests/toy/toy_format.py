@@ -13,7 +13,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off
 from weightmap.formats._base import Content, Format, take, trailing
 from weightmap.index.columns import ColumnTable
 from weightmap.index.rules import Rules
@@ -35,7 +35,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if head[:4] != b"TOYT":
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(b"TOYT"))
     if len(head) < 16:
-        raise TruncatedError("the size of the file", actual=len(head), expected="at least 16")
+        raise cut_off("its header", len(head), 16)
     version, size, count = struct.unpack_from("<3I", head, 4)
     if version != 1:
         raise UnsupportedError("version", field="version", offset=4, actual=version, expected=1)
@@ -43,14 +43,14 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     options.limits.check("max_header_bytes", size, "header_size", offset=8)
     options.limits.check("max_tensors", count, "count", offset=12)
     if size > source.size:
-        raise TruncatedError("header_size", field="header_size", offset=8, actual=size, expected=f"<= {source.size}")
+        raise cut_off("its header", source.size, size, field="header_size")
     header, at = take(source, head, 0, size), 16
 
     def part(length: int, field: str) -> bytes:
         nonlocal at
         at += length
         if at > size:
-            raise TruncatedError(f"the header ends within {field}", field=field, offset=size)
+            raise cut_off(field, size, at, field=field, whole="the header")
         return header[at - length : at]
 
     places, names, bounds, codes, dims, dim_bounds, spans = [], [], [0], [], [], [0], []

@@ -6,6 +6,7 @@ Building the parser imports nothing heavy, so that ``--help`` and a mistyped opt
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,7 +15,7 @@ from weightmap.cli.outcome import UsageError
 from weightmap.conversion.schemes import SCHEMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     _Command = Callable[..., argparse.ArgumentParser]
 
@@ -305,6 +306,30 @@ def _add_lenient(parser: argparse.ArgumentParser) -> None:
 
 class _Parser(argparse.ArgumentParser):
     """A parser that raises an error where argparse would end the process. Commands use this class too."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Let options stand anywhere: argparse misses an optional argument that follows one."""
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(given if self._subparsers else self._options_first(given), namespace)
+
+    def _options_first(self, args: Sequence[str]) -> list[str]:
+        """Return the arguments with the options and their values first."""
+        known, number = self._option_string_actions, self._negative_number_matcher
+        options: list[str] = []
+        others: list[str] = []
+        rest = iter(args)
+        for arg in rest:
+            if arg == "--":
+                others.extend(rest)
+            elif arg not in known and (arg[:1] != "-" or arg == "-" or " " in arg or number.match(arg)):
+                others.append(arg)
+            else:
+                options.append(arg)
+                if arg in known and known[arg].nargs is None:
+                    options.extend(itertools.islice(rest, 1))
+        return [*options, "--", *others] if others else options
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and raise the message as UsageError; printing it will clean the arguments that it quotes."""

@@ -14,7 +14,7 @@ from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.dtypes import GGML_SCHEMES
-from weightmap.errors import QuantError, TensorFileError, counted, quoted
+from weightmap.errors import EncodeError, QuantError, TensorFileError, counted, quoted
 from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _mistakes(scheme: str | None, args: argparse.Namespace) -> Iterator[str]:
         try:
             Quantizer(chosen.pop("quantize"), **chosen)
         except QuantError as error:
-            yield reason(error)
+            yield _as_written(error, args)
 
 
 def _given(args: argparse.Namespace, *names: str) -> list[str]:
@@ -91,14 +91,31 @@ def converted(args: argparse.Namespace, command: str, **options: Any) -> tuple[w
             show.progress_bar(f"{command} {Path(args.src).name}") as progress,
         ):
             report = wm.convert(args.src, args.dst, dtype=args.dtype, progress=progress, **how, **options)
-    except TensorFileError:
-        raise
     except (TypeError, ValueError) as error:  # a format, layout, suffix or type that does not exist
-        names = "|".join(vars(args))
-        # They begin with the name of a parameter, which is that of an option.
-        text = re.sub(rf"^({names})=?(?= is )", lambda match: f"--{match[1].replace('_', '-')}", reason(error))
+        text = _as_written(error, args)
+        if isinstance(error, TensorFileError) and not text.startswith("--"):
+            raise
         raise UsageError(text) from error
     return report, time.perf_counter() - start
+
+
+# The options of parameters that have another name.
+_OPTIONS = {"n_bits": "bits", "n_subquantizers": "subquantizers"}
+
+
+def _as_written(error: Exception, args: argparse.Namespace) -> str:
+    """Return the message of an error; where it begins with a parameter, with the option that the user wrote."""
+    text = reason(error)
+    if isinstance(error, TensorFileError):
+        if not isinstance(error, QuantError | EncodeError):  # it may begin with a field of a file
+            return text
+        text = text.removeprefix(f"{show.clean(error.path or '')}: ")
+    names = "|".join((*vars(args), *_OPTIONS))
+    return re.sub(
+        rf"^({names})=?(?= (is|of|for) )",
+        lambda match: f"--{_OPTIONS.get(match[1], match[1]).replace('_', '-')}",
+        text,
+    )
 
 
 def document(args: argparse.Namespace, command: str, report: wm.ConvertReport, took: float) -> dict[str, Any]:

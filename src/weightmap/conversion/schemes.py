@@ -51,6 +51,6 @@ def quantize(
         raise no_scheme(scheme, (*SCHEMES, "pq"))
     size = block_size if scheme in BLOCKED else 0
     if scheme in BLOCKED and size == 0:
-        raise QuantError("block size", field="block_size", actual=0, expected="a positive number")
+        raise QuantError("block_size", field="block_size", actual=0, expected="a positive number")
     payload = kernels.encode_blocks(values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads)
     return QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)

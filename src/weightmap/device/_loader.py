@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.device._slots import Slots, Staging
-from weightmap.errors import TensorFileError, TruncatedError, quoted
+from weightmap.errors import TensorFileError, quoted, shrank
 from weightmap.io.pages import ask_for, resident_in
 
 if TYPE_CHECKING:
@@ -327,8 +327,7 @@ def _within(
 def _failure(source: Source, name: str, begin: int, size: int, error: int) -> Exception:
     """Return the error for a piece that could not be read; a caller that keeps it in a variable makes a cycle."""
     if error == 0:
-        what = f"the file became shorter while tensor {quoted(name)} was being read"
-        return TruncatedError(what, path=source.name, offset=begin, expected=f"at least {begin + size} bytes")
+        return shrank(begin, begin + size, during=f"tensor {quoted(name)}").located(path=source.name)
     failure = OSError(error, os.strerror(error), source.name)
     failure.add_note(f"while tensor {quoted(name)} was being read")
     return failure

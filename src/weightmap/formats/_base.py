@@ -13,7 +13,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.errors import LayoutError, UnknownFormatError
+from weightmap.errors import UnknownFormatError, trailing_bytes
 from weightmap.formats._metadata import TEXT
 from weightmap.quant.ref import TensorRef
 
@@ -344,14 +344,7 @@ def module_names(folders: Iterable[str]) -> list[str]:
 def trailing(source: Source, end: int, options: Options, warnings: list[str], field: str = "size") -> None:
     """Refuse, or with ``strict=False`` note, bytes after `end`, where the content of a file should have ended."""
     if source.size > end:
-        error = LayoutError(
-            "size of the file",
-            field=field,
-            offset=end,
-            actual=source.size,
-            expected=f"{end}: there are trailing bytes",
-        )
-        options.tolerate(error, warnings)
+        options.tolerate(trailing_bytes(source.size, end, field=field), warnings)
 
 
 def take(source: Source, head: bytes, offset: int, size: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import FormatError, TruncatedError
+from weightmap.errors import FormatError, cut_off, too_many
 from weightmap.formats._base import MAX_HEADER
 
 if TYPE_CHECKING:
@@ -29,16 +29,14 @@ LENGTH = struct.Struct("<Q")
 def read_header(source: Source, head: bytes, options: Options) -> bytes:
     """Return the header as private bytes, its length bounded before it is read."""
     if len(head) < LENGTH.size:
-        msg = "the file ends within the length of its header"
-        raise TruncatedError(msg, offset=len(head), expected="at least 8 bytes")
+        raise cut_off("the length of its header", len(head), LENGTH.size)
     (length,) = LENGTH.unpack_from(head)
     options.limits.check("max_header_bytes", length, "length of the header", offset=0)
     if length > MAX_HEADER:
         raise FormatError("length of the header", field="n", offset=0, actual=length, expected=f"at most {MAX_HEADER}")
     base = LENGTH.size + length
     if base > source.size:
-        msg = "the file ends within its header: its size"
-        raise TruncatedError(msg, field="n", offset=source.size, actual=source.size, expected=f"at least {base}")
+        raise cut_off("its header", source.size, base, field="n")
     return head[8:base] if base <= len(head) else source.pread(8, length)
 
 
@@ -118,8 +116,7 @@ class Cursor:
         """Return the next `count` bytes."""
         at, end = self.position - self._start, self.position + count
         if end > self.end:
-            msg = f"the {self._whole} ends within {what}"
-            raise TruncatedError(msg, field=field, offset=self.end, expected=f"at least {end} bytes")
+            raise cut_off(what, self.end, end, field=field, whole=f"the {self._whole}")
         if self._source is not None and not 0 <= at <= len(self._data) - count:
             if self._limits is not None:
                 self._limits.check("max_header_bytes", count, f"size of {what}", offset=self.position)
@@ -148,8 +145,7 @@ class Cursor:
             self._limits.check(limit, count, what, offset=offset)
         most = self.left // least
         if count > most:
-            expected = f"at most {most}, given the bytes that follow"
-            raise TruncatedError(what, field=field, offset=offset, actual=count, expected=expected)
+            raise too_many(what, count, most, field=field, offset=offset)
         return count
 
     def text(self, kind: str, field: str, what: str) -> str:

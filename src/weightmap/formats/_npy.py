@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from weightmap.dtypes import DECLARED, DType, dtype_of
-from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, cut_off
 from weightmap.index.rules import INT64_MAX, Rules
 from weightmap.io.placement import Deflated, Strided
 from weightmap.lazy import Named
@@ -164,7 +164,7 @@ def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -
     if not MAGIC.startswith(data[:6]):
         raise FormatError(f"magic of {what}", field="magic", offset=at, actual=repr(data[:6]), expected=repr(MAGIC))
     if len(data) < 8:
-        raise TruncatedError(f"{what} ends within its header", field="header", offset=at + len(data))
+        raise cut_off("its header", at + len(data), at + 8, field="header", whole=what)
     version = (data[6], data[7])
     if version not in _VERSIONS:
         shown = ".".join(map(str, version))
@@ -182,7 +182,7 @@ def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -
     if FIRST <= len(data) < begin + length:
         data = read(begin + length)
     if len(data) < begin + length:
-        raise TruncatedError(f"{what} ends within its header", field="header", offset=at + len(data))
+        raise cut_off("its header", at + len(data), at + begin + length, field="header", whole=what)
     dtype, shape, fortran = _parse(data[begin : begin + length], encoding, what, at + begin)
     return _array(dtype, shape, begin + length, what, at + begin, fortran=fortran)
 

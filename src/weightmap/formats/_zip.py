@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
+from weightmap.errors import (
+    ChecksumError,
+    FormatError,
+    LayoutError,
+    TruncatedError,
+    UnsupportedError,
+    cut_off,
+    quoted,
+    shrank,
+)
 from weightmap.formats._base import trailing
 from weightmap.index.strings import StringTable
 from weightmap.io.placement import INFLATION, inflate
@@ -37,6 +46,7 @@ __all__ = ["EMPTY", "Archive", "first_name"]
 STORED, DEFLATED = 0, 8
 # What an archive without entries begins with: its end record.
 EMPTY = b"PK\5\6"
+_CENTRAL = b"PK\1\2"
 _END, _WIDE_END, _LOCATOR = EMPTY, b"PK\6\6", b"PK\6\7"
 # What stands for a number that does not fit 32 bits; and bytes of a header besides the name, with a header of numpy's.
 _WIDE_FIELD, _BESIDE = 0xFFFFFFFF, 512
@@ -150,7 +160,7 @@ class Archive:
                 what, field="method", offset=int(self.entries.offset[i]), actual=method, expected=expected
             )
         if method == STORED and self.entries.stored[i] != self.entries.size[i]:
-            what = f"entry {quoted(self.label(i))} is stored, and has two sizes:"
+            what = f"size of entry {quoted(self.label(i))}, which is stored as it is,"
             raise LayoutError(
                 what,
                 field="size",
@@ -291,7 +301,7 @@ def _find_directory(source: Source, options: Options, warnings: list[str]) -> tu
     size = source.size
     at = size - _END_RECORD.size
     if at < 0:
-        raise TruncatedError("size of an archive", offset=0, actual=size, expected=f"at least {_END_RECORD.size}")
+        raise cut_off("its end record", size, _END_RECORD.size, field="end record", whole="the archive")
     tail = source.pread(at, _END_RECORD.size)
     if tail[:4] != _END or tail[-2:] != b"\0\0":
         at, tail = _search(source, options, warnings)
@@ -335,8 +345,9 @@ def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int,
     if not found:
         found = [at for at, end in ends.items() if end < len(tail)][-1:]
         if not found:
-            what = "the file ends before the end record of the archive: its size"
-            raise TruncatedError(what, field="end record", offset=source.size, actual=source.size)
+            what = "the archive has no end record (was the download complete?): its end"
+            actual = repr(tail[-len(_END) :])
+            raise TruncatedError(what, field="end record", offset=source.size, actual=actual, expected="an end record")
         trailing(source, first + ends[found[0]], options, warnings)
     return first + found[0], tail[found[0] : found[0] + _END_RECORD.size]
 
@@ -359,21 +370,33 @@ def _find_wide(source: Source, at: int, locator: bytes) -> tuple[int, tuple[int,
     return begin, (first, second, here, count, length, directory)
 
 
+def _in_directory(row: int, signature: bytes, at: int, actual: int, expected: int) -> LayoutError:
+    """Return the error for a damaged entry of the central directory."""
+    field, entry = "central directory", f"entry {row} of the central directory"
+    if signature != _CENTRAL:
+        return LayoutError(
+            f"signature of {entry}", field=field, offset=at, actual=repr(signature), expected=repr(_CENTRAL)
+        )
+    if actual > expected > 0:
+        what = f"bytes of name, extra field and comment of {entry}"
+        return LayoutError(what, field=field, offset=at, actual=actual, expected=f"at most {expected}, where it ends")
+    return LayoutError(f"{entry} is damaged", field=field, offset=at)
+
+
 def _refuse(fault: kernels.Fault, begin: int, source: Source) -> NoReturn:
     kind, row, at, actual, expected = fault.kind, fault.row, fault.at, fault.actual, fault.expected
     if kind == "ZIP_READ":
         if actual:
             raise OSError(actual, f"entry {row} cannot be read", source.name)
-        raise TruncatedError("the file became shorter while it was being read: it ends", offset=at)
+        raise shrank(at)
     if kind == "ZIP_DIRECTORY":
-        what = f"entry {row} of the central directory is damaged" if source.size else ""
-        raise LayoutError(what, field="central directory", offset=begin + at)
+        raise _in_directory(row, source.pread(begin + at, len(_CENTRAL)), begin + at, actual, expected)
     if kind == "ZIP_HEADER":
-        parts = "sizes and CRC-32" if actual else "signature, name, flags or method"
-        what = f"the header of entry {row} says something else than the central directory ({parts})"
+        parts = "sizes or CRC-32" if actual else "signature, name, flags or method"
+        what = f"the header of entry {row} and its entry in the central directory differ in {parts}"
         raise LayoutError(what, field="local header", offset=at)
     if kind == "ZIP_RANGE":
-        what = f"entry {row} lies outside the entries: it reaches"
+        what = f"the end of entry {row}"
         raise LayoutError(
             what, field="local header offset", actual=actual, expected=f"at most {expected}, where the directory begins"
         )

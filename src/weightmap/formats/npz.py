@@ -84,7 +84,9 @@ class _Members:
         start = archive.beginning(i, FIRST)
         if not start.startswith(MAGIC):
             shown = repr(start[: len(MAGIC)])
-            error = LayoutError(f"{what} is no array", field="magic", offset=begin, actual=shown, expected=repr(MAGIC))
+            error = LayoutError(
+                f"{what} is no array: its magic", field="magic", offset=begin, actual=shown, expected=repr(MAGIC)
+            )
             options.tolerate(error, warnings)
             self._left_out.append(i)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
+from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ class Machine:
         """Have the next `count` bytes in the window."""
         position = self._position
         if count > self._source.size - position:
-            raise TruncatedError("the file ends within its pickle", field="pickle", offset=self._source.size)
+            raise cut_off("its pickle", self._source.size, position + count, field="pickle")
         size = min(max(count, _WINDOW), self._source.size - position)
         self._base, self._window, self._at = position, self._source.pread(position, size), 0
 
@@ -141,7 +141,7 @@ class Machine:
         """Step over bytes."""
         position = self._position
         if count > self._source.size - position:
-            raise TruncatedError("the file ends within an array", field="pickle", offset=self._source.size)
+            raise cut_off("an array", self._source.size, position + count, field="pickle")
         self.stack.append(Bytes(position, count))
         self._base, self._window, self._at = (
             (self._base, self._window, self._at + count)

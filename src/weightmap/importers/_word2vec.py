@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.errors import FormatError, LayoutError, TruncatedError
+from weightmap.errors import FormatError, cut_off, too_many, trailing_bytes
 from weightmap.formats import Plan
 from weightmap.importers._words import (
     BLOCK,
@@ -36,8 +36,7 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     rows, dims, start = shape_of(head)
     left = source.size - start
     if rows > left // (1 + 4 * dims):
-        what = f"{rows} words of {dims} numbers need {rows * (1 + 4 * dims)} bytes, and {left} follow"
-        raise TruncatedError(what, field="rows", offset=0)
+        raise too_many(f"number of words of {dims} numbers", rows, left // (1 + 4 * dims), field="rows", offset=0)
     raws, starts = _scan(source, start, rows, 4 * dims)
     offsets = [at - 1 - len(raw) for raw, at in zip(raws, starts, strict=True)]
     table = table_of(raws, offsets, lossy=options.lossy)
@@ -59,16 +58,15 @@ def _scan(source: Source, start: int, rows: int, width: int) -> tuple[list[bytes
             if at < 0 and len(window) > LONGEST:
                 at = LONGEST + 1
             elif at < 0:
-                msg = f"word {len(raws)} of {rows}: the file ends before the space behind it"
-                raise TruncatedError(msg, field="word", offset=min(base, source.size))
+                raise cut_off(f"word {len(raws)} of {rows}", source.size, field="word")
         raw = window[position:at].lstrip(b"\r\n")
         if len(raw) > LONGEST:
             expected = f"a space within {LONGEST} bytes"
             raise FormatError(f"word {len(raws)} has no end", field="word", offset=base + position, expected=expected)
         vector = base + at + 1
         if width > source.size - vector:
-            what = f"the vector of word {len(raws)} of {rows}, {raw[:40]!r}, runs past the end of the file"
-            raise TruncatedError(what, field="vector", offset=vector, expected=f"at least {vector + width} bytes")
+            what = f"the vector of word {len(raws)} of {rows}, {raw[:40]!r}"
+            raise cut_off(what, source.size, vector + width, field="vector")
         raws.append(raw)
         starts.append(vector)
         position = at + 1 + width
@@ -77,9 +75,7 @@ def _scan(source: Source, start: int, rows: int, width: int) -> tuple[list[bytes
     end = base + position
     tail = source.pread(end, min(source.size - end, 3))
     if tail.strip(b"\r\n"):
-        what = "size of the file"
-        expected = f"{end}: {rows} words, and nothing behind them"
-        raise LayoutError(what, field="rows", offset=end, actual=source.size, expected=expected)
+        raise trailing_bytes(source.size, end, field="rows")
     return raws, starts
 
 

@@ -10,9 +10,10 @@ from weightmap.errors import (
     FormatError,
     LayoutError,
     LimitError,
-    TruncatedError,
     UnsupportedError,
+    cut_off,
     quoted,
+    trailing_bytes,
 )
 
 if TYPE_CHECKING:
@@ -58,11 +59,8 @@ def _describe(table: Described, fault: kernels.Fault) -> FormatError:  # noqa: P
     rules, row = table.rules, fault.row
     at = table.position(row)
     if kind == "TABLE_HOLE" and row == len(table):
-        what = "the data section goes on after its last tensor: its size"
-        expected = f"{fault.expected}, the end of the last tensor"
-        return LayoutError(
-            what, field="data", offset=rules.base + fault.expected, actual=fault.actual, expected=expected
-        )
+        at = rules.base + fault.expected
+        return trailing_bytes(fault.actual, fault.expected, field="data", offset=at, whole="the data section")
     label = table.label(row) if not kind.startswith("NAME_") else f"tensor {row}"
     if kind == "TABLE_DTYPE":
         known = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(rules.dtypes) if dtype is not None)
@@ -119,9 +117,7 @@ def _out_of_range(kind: str, label: str, rules: Rules, at: int | None, actual: i
         what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
     # In bytes of the file, whatever the format counts from.
-    actual, end = rules.base + actual * rules.unit, rules.base + rules.room
-    what, expected = f"the file ends within {label}: end of its data", f"at most {end}, the size of the file"
-    return TruncatedError(what, field="data_offset", offset=end, actual=actual, expected=expected)
+    return cut_off(label, rules.base + rules.room, rules.base + actual * rules.unit, field="data_offset")
 
 
 def _words(rules: Rules) -> tuple[str, str]:

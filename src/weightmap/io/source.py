@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import ClosedError, TruncatedError, escape
+from weightmap.errors import ClosedError, TruncatedError, escape, shrank
 from weightmap.io.descriptor import (
     Descriptor,
     aligned,
@@ -285,8 +285,9 @@ class Source:
         return error
 
     def _short(self, at: int, wanted: int) -> NoReturn:
-        msg = "the file became shorter while it was being read: it ends" if at < self.size else "the file ends"
-        raise TruncatedError(msg, path=self.name, offset=at, expected=f"at least {wanted} bytes")
+        if at < self.size:
+            raise shrank(at, wanted).located(path=self.name)
+        raise TruncatedError("the file ends", path=self.name, offset=at, expected=f"at least {wanted} bytes")
 
     # ------------------------------------------------------------------------------------------------- memory
     @property

@@ -42,7 +42,7 @@ def check_block_size(bits: int, block_size: int) -> int:
     step = {4: 2, 5: 8}.get(bits, 1)
     if not 0 < size <= 1 << 32 or size % step:
         expected = f"1 to 2**32{f' and a multiple of {step}' if step > 1 else ''}"
-        raise QuantError(f"block size for {bits}-bit codes", actual=size, expected=expected)
+        raise QuantError(f"block_size for {bits}-bit codes", actual=size, expected=expected)
     return size
 
 

@@ -92,7 +92,11 @@ def sharded_target(path: str, found: Format | None) -> ShardTarget | None:
     else:
         return None
     if not suffix:
-        raise EncodeError("nothing says which format the shards have", path=path, remedy=Remedy("give {}", "format"))
+        raise EncodeError(
+            "a directory gets a model in shards, and has no suffix for their format",
+            path=path,
+            remedy=Remedy("give {}", "format"),
+        )
     return ShardTarget(folder, index, stem, suffix)
 
 

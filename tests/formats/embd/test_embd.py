@@ -149,6 +149,15 @@ def test_a_missing_required_key_is_a_warning(key: str) -> None:
         assert any(key in line for line in f.verify().warnings)
 
 
+@pytest.mark.parametrize("metadata", [None, {}, {"k": "v"}])
+def test_a_file_that_was_saved_has_no_warnings(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    """Without any of the keys of cpp_embedder's models, verify says so among its checks."""
+    wm.save(tmp_path / "m.weights", {"a": np.zeros(3, np.float32)}, metadata=metadata)
+    report = wm.verify(tmp_path / "m.weights")
+    assert list(report.warnings) == []
+    assert "metadata: none of the keys of cpp_embedder's models" in report.checks
+
+
 def test_a_complete_file_has_no_warnings() -> None:
     """With all required keys, a sound vocabulary and right checksums there is nothing to warn of."""
     with wm.open(memoryview(draft().seal())) as f:

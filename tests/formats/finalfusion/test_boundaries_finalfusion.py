@@ -47,7 +47,7 @@ def test_chunks_that_the_header_may_list(count):
     struct.pack_into("<I", data, 8, count)
     error = refused(bytes(data))
     assert (error.field == "n_chunks") == (count > 3)
-    assert count <= 3 or (error.actual, error.expected) == (count, "at most 3, given the size of the file")
+    assert count <= 3 or (error.actual, error.expected) == (count, "at most 3, given the bytes that follow")
 
 
 @pytest.mark.parametrize("part", [ff.simple(WORDS), matrix(N), ff.metadata("a = 1")], ids=lambda part: str(part.id))
@@ -114,7 +114,7 @@ def test_stepping_over_an_unknown_chunk(difference):
         assert type(error) is wm.TruncatedError
         # Of one that is too short, a byte is left over, which begins another one.
         assert error.field == ("chunk_len" if difference > 0 else "chunk")
-        assert difference < 0 or (error.actual, error.expected) == (6, "at most 5, the bytes left")
+        assert difference < 0 or (error.actual, error.expected) == (6, "at most 5, given the bytes that follow")
 
 
 @pytest.mark.parametrize("difference", [-1, 0, 1])

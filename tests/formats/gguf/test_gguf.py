@@ -586,7 +586,7 @@ def test_padding_of_one_byte() -> None:
     """One byte of padding that is not zero is found; a hole as large as the alignment is none."""
     data = bytearray(gguf.build({"a": noise("int8", (31,)), "b": noise("int8", (32,))}))
     data[-33] = 1
-    with opened(bytes(data)) as f, pytest.raises(wm.LayoutError, match="padding is not zero"):
+    with opened(bytes(data)) as f, pytest.raises(wm.LayoutError, match="padding between tensors is not zero"):
         f.verify()
     infos = [gguf.Info(name, (32,), gguf.DENSE["int8"], offset) for name, offset in (("a", 0), ("b", 64))]
     head = gguf.header(infos)

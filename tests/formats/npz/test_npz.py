@@ -163,3 +163,42 @@ def test_a_header_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(error):
             _zip._refuse(fault, begin, source)
     source.close()
+
+
+SOUND = npz.build({"a": normal((4,)), "b": normal((2, 3))})
+CENTRAL, END = SOUND.index(b"PK\1\2"), SOUND.index(b"PK\5\6")
+
+
+@pytest.mark.parametrize(
+    ("at", "damage", "message"),
+    [
+        (CENTRAL, b"XX", rf"signature of entry 0 of the central directory is b'XX.*byte {CENTRAL}\)"),
+        (CENTRAL + 28, b"\xff", rf"comment of entry 0 of the central directory is 255, expected at most .*{CENTRAL}\)"),
+        (CENTRAL + 42, b"\xff\xff", rf"the end of entry 0 is 65535, expected at most {CENTRAL}, where"),
+        (
+            CENTRAL + 16,
+            b"\xff\xff",
+            "the header of entry 0 and its entry in the central directory differ in sizes or CRC",
+        ),
+        (30, b"z", "the header of entry 0 and its entry in the central directory differ in signature, name"),
+        (SOUND.index(b"\x93NUMPY"), b"X", r"entry 'a\.npy' is no array: its magic is b'XNUMPY', expected"),
+    ],
+)
+def test_messages_of_damaged_archives(at: int, damage: bytes, message: str) -> None:
+    """They say what is there, where, and what was expected."""
+    data = SOUND[:at] + damage + SOUND[at + len(damage) :]
+    with pytest.raises(wm.LayoutError, match=message):
+        wm.open(data)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (21, r"the archive ends within its end record, expected at least 22 bytes \(at byte 21\)"),
+        (END, rf"the archive has no end record \(was the download complete\?\): its end is .*byte {END}\)"),
+    ],
+)
+def test_messages_of_archives_that_are_cut_off(size: int, message: str) -> None:
+    """They name the end record."""
+    with pytest.raises(wm.TruncatedError, match=message):
+        wm.open(SOUND[:size], format="npz")

@@ -206,7 +206,7 @@ def test_the_smallest_archives() -> None:
             assert len(f) == 0
     with pytest.raises(wm.TruncatedError) as caught:
         wm.open(archive([])[:21], format="npz")
-    assert caught.value.actual == 21
+    assert caught.value.expected == "at least 22 bytes"
     with pytest.raises(wm.LayoutError, match="does not end where"):
         wm.open(b"PK\5\6" + bytes(15) + archive([]), format="npz")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -286,3 +287,31 @@ def test_many_empty_tensors_of_large_dimensions() -> None:
     f = wm.open(st.raw(dumps({f"w{i}": st.entry("F32", list(shape), 0, 0) for i in range(9)})))
     assert f["w0"].shape == shape
     assert [array.shape for array in f.values()] == [shape] * 9
+
+
+GOOD = '{"b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (
+            GOOD + '"a": {"dtype": "F32", "x": 1}}',
+            "a key of tensor 'a' is 'x', expected dtype, shape and data_offsets,",
+        ),
+        (GOOD + '"a": {"dtype": "F32", "dtype": "F32"}}', "a key of tensor 'a' is 'dtype', expected"),
+        (GOOD + '"a\\"b": {"dtype": "F32"}}', r"tensor 'a\\\\\"b' lacks a key, expected dtype, shape and"),
+        (GOOD + '"a": {"shape": [-4]}}', "a number of tensor 'a' is b'-4', expected an integer from 0 to"),
+        (GOOD + '"a": {"shape": 4}}', r"JSON of the header, in tensor 'a', is b'4}}', expected an object with dtype"),
+        (GOOD + '"a": 3}', r"JSON of the header, in tensor 'a', is b'3}', expected an object with dtype"),
+        ("[1]", r"JSON of the header, in tensor 0, is b'\[1\]', expected"),
+        ('{"a":', "JSON of the header, in tensor 0, is at its end, expected"),
+        (GOOD[:-2] + "}x", f"trailing bytes: the size of the header is {len(GOOD)}, expected {len(GOOD) - 1} "),
+        (GOOD + '"a": {"dtype": "F33"}}', "dtype of tensor 'a' is 'F33', expected one of BOOL"),
+        (GOOD + '"a": {"dtype": 3}}', "tensor 'a'"),
+    ],
+)
+def test_messages_of_headers(header: str, message: str) -> None:
+    """They name the tensor, say what is there, and what was expected."""
+    with pytest.raises(wm.FormatError, match=message):
+        wm.open(struct.pack("<Q", len(header)) + header.encode() + bytes(4), format="safetensors")

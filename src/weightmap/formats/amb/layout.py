@@ -17,6 +17,9 @@ from weightmap.errors import (
     TensorFileError,
     TruncatedError,
     UnsupportedError,
+    cut_off,
+    nonzero_padding,
+    shrank,
 )
 from weightmap.formats._base import trailing
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
@@ -76,8 +79,7 @@ def read_header(source: Source, head: bytes, options: Options, warnings: list[st
     if len(head) > 5 and head[5] != VERSION:
         raise UnsupportedError("version", field="version", offset=5, actual=head[5], expected=VERSION)
     if len(head) < HEADER.size:
-        what = "the file ends within its header: its size"
-        raise TruncatedError(what, offset=len(head), actual=len(head), expected=f"at least {HEADER.size}")
+        raise cut_off("its header", len(head), HEADER.size)
     _, _, flags, metadata, config, tokenizer, weights = HEADER.unpack_from(head)
     if flags:
         raise UnsupportedError("flags", field="flags", offset=6, actual=f"{flags:#06x}", expected="0: none is defined")
@@ -86,8 +88,7 @@ def read_header(source: Source, head: bytes, options: Options, warnings: list[st
         starts.append(starts[-1] + size)
     header = Header(*starts)
     if header.end > source.size:
-        what, expected = "the file ends before its sections do: its size", f"{header.end}, by the sizes in its header"
-        raise TruncatedError(what, field="weights_size", offset=source.size, actual=source.size, expected=expected)
+        raise cut_off("the sections that its header declares", source.size, header.end, field="weights_size")
     trailing(source, header.end, options, warnings)
     for name, size, offset in (("metadata_size", metadata, 8), ("config_size", config, 12)):
         options.limits.check("max_header_bytes", size, name, offset=offset)
@@ -192,7 +193,7 @@ def _odd(found: Any, name: str) -> list[str]:
     """Return the warnings of a walk that tolerated padding."""
     odd = []
     if found.odd_padding:
-        odd.append(LayoutError("padding is not zero", path=name, field="padding", offset=found.odd_padding))
+        odd.append(nonzero_padding("behind a record", found.odd_padding).located(path=name))
     if found.unpadded:
         what = "the last record lacks padding"
         odd.append(LayoutError(what, path=name, field="padding", offset=found.unpadded))
@@ -204,7 +205,6 @@ _WORDS: dict[str, tuple[type[TensorFileError], str, str]] = {
     "AMB_END": (TruncatedError, "the weights section ends within this field: bytes left", "{expected}"),
     "AMB_DATA": (TruncatedError, "data_size", "at most {expected}, the bytes left in the weights section"),
     "AMB_NAMES": (LimitError, "bytes of all names", "at most {expected} (Limits.max_header_bytes)"),
-    "AMB_PADDING": (LayoutError, "a byte of padding", "0"),
     "AMB_UNPADDED": (LayoutError, "padding of the last record", "{expected} zero bytes"),
     "AMB_QUANT_TYPE": (QuantError, "quant_type", "{expected} by its dtype"),
     "AMB_SCALE_TYPE": (QuantError, "scale_type", "0 (FP32) or 1 (FP16)"),
@@ -222,8 +222,7 @@ def _error(  # noqa: PLR0911 - one return for each kind of fault
     if kind == "AMB_READ":
         if fault.actual:
             return OSError(fault.actual, os.strerror(fault.actual), name)
-        what = "the file changed or became shorter while it was being read: it ends"
-        return TruncatedError(what, offset=fault.at)
+        return shrank(fault.at)
     if kind == "CAPACITY":
         what, expected = "number of tensors", f"at most {fault.expected} (Limits.max_tensors)"
         return LimitError(what, field="max_tensors", offset=fault.at, actual=fault.actual, expected=expected)
@@ -233,6 +232,8 @@ def _error(  # noqa: PLR0911 - one return for each kind of fault
         return UnsupportedError(what, field=field, offset=fault.at, actual=fault.actual, expected=expected)
     if kind == "TABLE_OVERFLOW":
         return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field=field, offset=fault.at)
+    if kind == "AMB_PADDING":
+        return nonzero_padding(f"behind {label}", fault.at)
     if kind == "AMB_BLOCK_SIZE":
         what, step = f"{label}: block_size", fault.expected
         expected = f"a positive multiple of {step}" if step else "0: there is one scale"

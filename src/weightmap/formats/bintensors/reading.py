@@ -10,7 +10,16 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, counted, quoted
+from weightmap.errors import (
+    FormatError,
+    LayoutError,
+    TruncatedError,
+    UnsupportedError,
+    counted,
+    cut_off,
+    quoted,
+    too_many,
+)
 from weightmap.formats._base import Content, trailing
 from weightmap.formats._cursor import LENGTH, read_header, verifier
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
@@ -100,11 +109,10 @@ class _Reading:
         offset = LENGTH.size + fault.at
         actual, expected = fault.actual, fault.expected
         if fault.kind == "BIN_END":
-            return TruncatedError(f"the header ends within {where}", field=field, offset=offset)
+            return cut_off(where, offset, field=field, whole="the header")
         if fault.kind == "BIN_COUNT":
-            what, wanted = _COUNTS[self._found.part].format(row=fault.row), f"at most {expected}"
-            wanted += ", given the bytes left in the header"
-            return TruncatedError(what, field=field, offset=offset, actual=actual, expected=wanted)
+            what, given = _COUNTS[self._found.part].format(row=fault.row), "the bytes left in the header"
+            return too_many(what, actual, expected, field=field, offset=offset, given=given)
         if fault.kind == "BIN_DTYPE":
             known = ", ".join(f"{code} {name}" for code, name in enumerate(DTYPE_NAMES))
             return UnsupportedError(where, field=field, offset=offset, actual=actual, expected=f"one of {known}")

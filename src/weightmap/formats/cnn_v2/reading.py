@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, cut_off
 from weightmap.formats._base import Content, take, trailing
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD, RECORD_FIELDS
 from weightmap.index.columns import ColumnTable
@@ -37,8 +37,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     header_size = HEADER_SIZES[version]
     base = header_size + RECORD.size * num_layers
     if base > source.size:
-        what = "the file ends before its layer records do: its size"
-        raise TruncatedError(what, field="num_layers", offset=8, actual=source.size, expected=f"at least {base}")
+        raise cut_off("its layer records", source.size, base, field="num_layers")
     options.limits.check("max_tensors", num_layers, "num_layers", offset=8)
     options.limits.check("max_header_bytes", base, "size of header and layer records", offset=8)
     warnings: list[str] = []
@@ -79,16 +78,15 @@ def _header(source: Source, head: bytes) -> tuple[int, int, int, int]:
             num_layers, total = struct.unpack_from("<2I", head, 8)
             mip_level = struct.unpack_from("<I", head, 16)[0] if version == 2 else 0
             return version, num_layers, total, mip_level
-    what = "the file ends within its header: its size"
-    raise TruncatedError(what, offset=source.size, actual=source.size, expected="at least 16, or 20 in version 2")
+        raise cut_off("its header", source.size, HEADER_SIZES[version])
+    raise cut_off("its version", source.size, 8)
 
 
 def _check_size(source: Source, base: int, total: int, options: Options, warnings: list[str]) -> None:
     """Check that the file ends with its weights or, for an odd number of them, with the last pair."""
     end = base + HALF * total
     if source.size < end:
-        what = "the file ends before its weights do: its size"
-        raise TruncatedError(what, field="total_weights", offset=12, actual=source.size, expected=f"at least {end}")
+        raise cut_off("its weights", source.size, end, field="total_weights")
     if source.size != end:
         padded = total % 2 and source.size >= end + HALF
         trailing(source, end + HALF if padded else end, options, warnings)

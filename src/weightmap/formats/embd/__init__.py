@@ -37,8 +37,8 @@ Ours, where the specification is silent or contradicts itself
 * With CHECKSUM_ENABLED clear, the footer's CRCs are written as 0 and not read, and a header checksum of 0 means none,
   of which `verify` warns. Any other wrong header checksum is an error, with or without the flag. The header checksum is
   always written. With VOCAB_EMBEDDED clear, vocab_offset and vocab_size are 0.
-* `verify` warns of a minor version above 0, missing keys that the specification requires, a repeated token, and a wrong
-  total_size of the metadata.
+* `verify` warns of a minor version above 0, a repeated token, a wrong total_size of the metadata, and missing keys that
+  the specification requires, unless all of them are missing: then it says so among its checks.
 * ``strict=False`` also tolerates reserved fields that are not 0, and holes and overlaps of tensors.
 
 Simple layout ("simple")

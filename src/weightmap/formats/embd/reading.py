@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -10,7 +11,15 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.embeddings.vocabulary import Vocabulary
-from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.errors import (
+    ChecksumError,
+    FormatError,
+    LayoutError,
+    TruncatedError,
+    UnsupportedError,
+    cut_off,
+    trailing_bytes,
+)
 from weightmap.formats._base import Content, take, trailing
 from weightmap.formats._cursor import Cursor
 from weightmap.formats.embd import MAGIC
@@ -24,7 +33,9 @@ from weightmap.formats.embd.layout import (
     HEADER,
     MAGIC_END,
     MAX_NDIM,
+    OFFSETS,
     TOTAL_FILE_SIZE,
+    U32_MAX,
     VOCAB_EMBEDDED,
     Header,
     check_gap,
@@ -83,9 +94,8 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         nbytes = 4 * math.prod(shape)
         if nbytes > reader.left:
             label = repr(names[-1][:60].decode(errors="replace"))
-            msg = f"the file ends within the data of tensor {i}, {label} of shape {tuple(shape)}"
-            least = f"at least {reader.position + nbytes} bytes"
-            raise TruncatedError(msg, field="data", offset=source.size, expected=least)
+            what = f"the data of tensor {i}, {label} of shape {tuple(shape)}"
+            raise cut_off(what, source.size, reader.position + nbytes, field="data")
         offsets.append(reader.position)
         reader.skip(nbytes)
     vocab = _simple_vocabulary(reader, options)
@@ -130,8 +140,7 @@ def _simple_vocabulary(reader: Cursor, options: Options) -> Vocabulary | None:
     data = reader.take(reader.left, "vocabulary", "the vocabulary")
     walked = kernels.walk_strings(data, count, 4)
     if walked < 0:
-        msg = f"the file ends within token {-1 - walked} of {count}"
-        raise TruncatedError(msg, field="vocabulary", offset=reader.end)
+        raise cut_off(f"token {-1 - walked} of {count}", reader.end, field="vocabulary")
     reader.position = start + walked
     return Vocabulary(lambda: string_table(data[:walked], count, start, 4), count)
 
@@ -288,28 +297,63 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     size = source.size
     if head[:4] != MAGIC:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
-    if size >= HEADER.size + FOOTER.size:
-        fields = HEADER.unpack_from(head)
-        footer = FOOTER.unpack(source.pread(size - FOOTER.size, FOOTER.size))
-        sized, ended = fields[TOTAL_FILE_SIZE] == size, footer[2] == MAGIC_END
-        if sized and ended:
-            return parse_spec(source, head, fields, footer, options)
-        header = Header._make(fields)
-        if sized or ended or header.header_checksum == kernels.crc32(head[:56]):
-            try:
-                return parse_simple(source, head, options)
-            except FormatError:
-                raise _one_sign(header, footer, size) from None
-    return parse_simple(source, head, options)
+    if size < _LEAST:
+        try:
+            return parse_simple(source, head, options)
+        except TruncatedError:
+            if _begins_spec(head):
+                raise _cut_short(head, size) from None
+            raise
+    fields = HEADER.unpack_from(head)
+    footer = FOOTER.unpack(source.pread(size - FOOTER.size, FOOTER.size))
+    sized, ended = fields[TOTAL_FILE_SIZE] == size, footer[2] == MAGIC_END
+    if sized and ended:
+        return parse_spec(source, head, fields, footer, options)
+    header = Header._make(fields)
+    if not (sized or ended or header.header_checksum == kernels.crc32(head[:56])):
+        return parse_simple(source, head, options)
+    try:
+        return parse_simple(source, head, options)
+    except FormatError:
+        raise _one_sign(header, footer, size) from None
+
+
+# Bytes of the shortest file in the specification layout.
+_LEAST = HEADER.size + FOOTER.size
+# Places and sizes of metadata and vocabulary, and the place of the index.
+_PLACES = struct.Struct("<5I")
+
+
+def _begins_spec(head: bytes) -> bool:
+    """Say whether the index begins where the sections before it end; a name lies there in the simple layout."""
+    if len(head) < OFFSETS["metadata_offset"] + _PLACES.size:
+        return False
+    metadata, metadata_size, vocab, vocab_size, index = _PLACES.unpack_from(head, OFFSETS["metadata_offset"])
+    end: int = HEADER.size
+    for start, size in ((metadata, metadata_size), (vocab, vocab_size)):
+        if size:
+            end = start + size if end <= start < end + ALIGNMENT else U32_MAX
+    found: bool = end <= index < end + ALIGNMENT
+    return found
+
+
+def _cut_short(head: bytes, size: int) -> FormatError:
+    """Return the error for a file that is shorter than the shortest one in the specification layout, which it has."""
+    at = OFFSETS["total_file_size"]
+    declared = int.from_bytes(head[at : at + 8], "little") if size >= at + 8 else 0
+    return _shorter(size, declared) if declared > size else cut_off("its header and footer", size, _LEAST)
+
+
+def _shorter(size: int, declared: int) -> FormatError:
+    what = "the file is shorter than its header says (was the download complete?): size"
+    return field_error(TruncatedError, "total_file_size", size, declared, what)
 
 
 def _one_sign(header: Header, footer: tuple[Any, ...], size: int) -> FormatError:
     """Return the error for a file with only some of the signs of the specification layout."""
     if header.total_file_size > size:
-        what = "the file is shorter than its header says (was the download complete?): size"
-        return field_error(TruncatedError, "total_file_size", size, header.total_file_size, what)
+        return _shorter(size, header.total_file_size)
     if header.total_file_size < size:
-        what = "there are bytes after the end that the header declares: size"
-        return field_error(LayoutError, "total_file_size", size, header.total_file_size, what)
+        return trailing_bytes(size, header.total_file_size, field="total_file_size")
     what = "the footer's magic is missing (was the download complete?): magic_end"
     return TruncatedError(what, field="magic_end", offset=size - 8, actual=repr(footer[2]), expected=repr(MAGIC_END))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
-from weightmap.errors import LayoutError
+from weightmap.errors import nonzero_padding
 from weightmap.formats._verifying import Sum
 from weightmap.formats.embd.layout import (
     CHECKSUM_ENABLED,
@@ -43,9 +43,12 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
     at = header.metadata_offset
     metadata = load_metadata(prefix[at : at + header.metadata_size], at)
     missing = [key for key in REQUIRED_KEYS if key not in metadata]
-    if missing:
+    if 0 < len(missing) < len(REQUIRED_KEYS):
         run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
-    run.checked("metadata")
+    # Without any of them, the file is not meant for cpp_embedder, as are those that `save` writes without metadata.
+    run.checked(
+        "metadata" if len(missing) < len(REQUIRED_KEYS) else "metadata: none of the keys of cpp_embedder's models"
+    )
     index = prefix[header.tensor_index_offset :]
     rules = record_rules(header.flags, start, header.tensor_data_size, run.source.size, run.options)
     table = RecordTable(lambda: index, header.tensor_index_count, header.tensor_index_offset, rules)
@@ -73,7 +76,7 @@ def _verify_data(
     end = run.source.size
     tail = run.read(start + size, end - start - size)[: -FOOTER.size]
     if any(tail):
-        run.tolerate(LayoutError("padding before the footer is not zero", field="padding", offset=start + size))
+        run.tolerate(nonzero_padding("before the footer", start + size))
     run.checked("padding is zero")
     if not header.flags & CHECKSUM_ENABLED:
         run.checked("no data checksums: the file has none")
@@ -100,7 +103,7 @@ def _verify_section_padding(run: Verification, prefix: bytes, header: Header, ta
         if start == 0:  # an absent section
             continue
         if any(prefix[end:start]):
-            run.tolerate(LayoutError("padding between sections is not zero", field="padding", offset=end))
+            run.tolerate(nonzero_padding("between sections", end))
         end = start + size
 
 
@@ -123,7 +126,7 @@ def _verify_gaps(run: Verification, gaps: list[tuple[int, int]], chunk: memoryvi
     while gaps and gaps[-1][0] < end:
         first, last = gaps.pop()
         if any(chunk[max(first - position, 0) : last - position]):
-            run.tolerate(LayoutError("padding between tensors is not zero", field="padding", offset=start + first))
+            run.tolerate(nonzero_padding("between tensors", start + first))
         if last > end:
             gaps.append((end, last))
             break

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.errors import FormatError, TruncatedError
+from weightmap.errors import FormatError, cut_off, too_many
 from weightmap.formats.finalfusion import TYPES
 from weightmap.lazy import Named
 
@@ -142,8 +142,7 @@ def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> Vo
     spec = id_ != SIMPLE and raw[4:8] != bytes(4)[: len(raw[4:8])]
     fields = (SPEC_FIELDS if spec else UPSTREAM_FIELDS)[id_]
     if len(raw) < fields.size:
-        what = f"the file ends within the fields of the {TITLES[id_]}"
-        raise TruncatedError(what, field="vocabulary", offset=size, expected=f"at least {offset + fields.size} bytes")
+        raise cut_off(f"the fields of the {TITLES[id_]}", size, offset + fields.size, field="vocabulary")
     values = fields.unpack_from(raw)
     ngrams: int | None = None
     last = 0
@@ -173,9 +172,8 @@ def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> Vo
 def check_count(count: int, least: int, left: int, what: str, at: int) -> None:
     """Bound a number of words or n-grams by the `left` bytes that follow it; each takes at least `least`."""
     if count > left // least:
-        expected = f"at most {left // least}, given the bytes that follow"
         field = "vocab_len" if what == "words" else "n_ngrams"
-        raise TruncatedError(f"number of {what}", field=field, offset=at, actual=count, expected=expected)
+        raise too_many(f"number of {what}", count, left // least, field=field, offset=at)
 
 
 def _check_lengths(min_n: int, max_n: int, at: int) -> None:
@@ -224,8 +222,7 @@ def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, 
     if vocab.n_ngrams is not None:
         return vocab.n_ngrams, position
     if source.size - position < U64.size:
-        what = "the file ends before the number of n-grams"
-        raise TruncatedError(what, field="n_ngrams", offset=source.size, expected=f"at least {position + 8} bytes")
+        raise cut_off("the number of n-grams", source.size, position + U64.size, field="n_ngrams")
     (count,) = U64.unpack(source.pread(position, U64.size))
     check_count(count, 4, source.size - position - U64.size, "n-grams", position)
     return count, position + U64.size
@@ -242,8 +239,7 @@ def _skip(source: Source, position: int, count: int, tail: int, what: str) -> It
         if not walked:  # the string is longer than a piece, or than the file
             end = position + 4 + int.from_bytes(piece[:4], "little") + tail
             if len(piece) < 4 or end > source.size:
-                msg = f"{what} {count - left} of {count} runs past the end of the file"
-                raise TruncatedError(msg, field="vocabulary", offset=position, expected=f"at least {end} bytes")
+                raise cut_off(f"{what} {count - left} of {count}", source.size, end, field="vocabulary")
             left -= 1
             position = end
         yield position

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, cut_off
 from weightmap.formats.finalfusion import TYPES
 from weightmap.formats.finalfusion.layout import (
     BITS,
@@ -60,9 +60,7 @@ class Placing:
     def unpack(self, fields: Struct, raw: bytes, what: str) -> tuple[Any, ...]:
         """Return the fields. Raises `TruncatedError` if the file ends within them."""
         if len(raw) < fields.size:
-            msg = f"the file ends within the fields of the {what}"
-            expected = f"at least {self.payload + fields.size} bytes"
-            raise TruncatedError(msg, field=what, offset=self.size, expected=expected)
+            raise cut_off(f"the fields of the {what}", self.size, self.payload + fields.size, field=what)
         return fields.unpack_from(raw)
 
     def place(self, what: str, fields: int, nbytes: int, width: int, *, last: bool = False) -> tuple[int, int]:
@@ -93,9 +91,7 @@ class Placing:
             self.warnings.append(f"the length of the {what} chunk is {self.length}, and {taken}")
             return data, data + nbytes
         if cut or start + nbytes > self.size:
-            msg = f"the file ends within the data of the {what}"
-            least = declared if cut else start + nbytes
-            raise TruncatedError(msg, field=what, offset=self.size, expected=f"at least {least} bytes")
+            raise cut_off(f"the data of the {what}", self.size, declared if cut else start + nbytes, field=what)
         if not sound:
             cls = TruncatedError if declared > self.size else LayoutError
             wanted = start + nbytes - self.payload

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.errors import LayoutError, QuantError
+from weightmap.errors import LayoutError, QuantError, nonzero_padding
 from weightmap.formats.finalfusion.layout import BITS, EXPLICIT, TITLES, Block, Chunks, VocabChunk
 from weightmap.formats.finalfusion.metadata import load_metadata
 from weightmap.formats.finalfusion.storage import product_sizes
@@ -104,7 +104,7 @@ def numbered(indices: NDArray[np.uint64]) -> bool:
 def _verify_padding(run: Verification, block: Block) -> None:
     padding = run.read(block.padding, block.data - block.padding)
     if any(padding):
-        run.tolerate(LayoutError("padding before the data is not zero", field="padding", offset=block.padding))
+        run.tolerate(nonzero_padding("before the data", block.padding))
     width = 4 if block.product is not None else BITS[block.code] // 8
     if block.data % width:
         run.warn(f"the data at byte {block.data} is not aligned: elements have {width} bytes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, cut_off, too_many
 from weightmap.formats._base import take, trailing
 from weightmap.formats.finalfusion import MAGIC
 from weightmap.formats.finalfusion.layout import (
@@ -74,9 +74,7 @@ class _Walk:
                 trailing(self._source, position, self._options, self._warnings)
                 break
             if len(raw) < CHUNK.size:
-                what = f"the file ends within the header of chunk {len(found)}"
-                expected = f"at least {position + CHUNK.size} bytes"
-                raise TruncatedError(what, field="chunk", offset=self._size, expected=expected)
+                raise cut_off(f"the header of chunk {len(found)}", self._size, position + CHUNK.size, field="chunk")
             id_, length = CHUNK.unpack_from(raw)
             if id_ not in STAGES:
                 position = self._unknown(id_, length, position)
@@ -92,8 +90,7 @@ class _Walk:
         """Check the header; return the ids that it lists, and the offset of the first chunk."""
         raw = self._take(0, HEADER.size)
         if len(raw) < HEADER.size:
-            what = "the file ends within its header"
-            raise TruncatedError(what, field="header", offset=len(raw), expected=f"at least {HEADER.size} bytes")
+            raise cut_off("its header", len(raw), HEADER.size, field="header")
         magic, version, count = HEADER.unpack(raw)
         if magic != MAGIC:
             raise FormatError("magic", field="magic", offset=0, actual=repr(magic), expected=repr(MAGIC))
@@ -101,8 +98,7 @@ class _Walk:
             raise UnsupportedError("version", field="version", offset=4, actual=version, expected=VERSION)
         most = (self._size - HEADER.size) // 4
         if count > most:
-            what, expected = "number of chunks", f"at most {most}, given the size of the file"
-            raise TruncatedError(what, field="n_chunks", offset=8, actual=count, expected=expected)
+            raise too_many("number of chunks", count, most, field="n_chunks", offset=8)
         first = HEADER.size + 4 * count
         if count > _LISTED_MOST:
             return None, first
@@ -129,8 +125,7 @@ class _Walk:
     def _check_length(self, what: str, length: int, position: int) -> None:
         left = self._size - position - CHUNK.size
         if length > left:
-            what, expected = f"length of the {what}", f"at most {left}, the bytes left"
-            raise TruncatedError(what, field="chunk_len", offset=position + 4, actual=length, expected=expected)
+            raise too_many(f"length of the {what}", length, left, field="chunk_len", offset=position + 4)
 
     def _check_order(self, id_: int, stage: int, position: int) -> None:
         """Refuse a repeated or misplaced chunk."""

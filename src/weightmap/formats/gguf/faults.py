@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, quoted
+from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, cut_off, quoted
 from weightmap.formats.gguf import TYPES
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def check(
 
 def _error(fault: kernels.Fault, label: str, size: int, field: str) -> FormatError:
     if fault.kind == "GGUF_END":
-        wanted = f"at least {fault.at + fault.expected} bytes"
-        return TruncatedError(f"the file ends within {label}", field=field, offset=size, expected=wanted)
+        return cut_off(label, size, fault.at + fault.expected, field=field)
     cls, what, its_field, expected = _WORDS.get(fault.kind, (FormatError, "the header is damaged", "", ""))
     error = cls(f"{label}: {what}", field=its_field or field, offset=fault.at)
     if expected:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import FormatError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, UnsupportedError, cut_off, too_many
 from weightmap.formats.gguf import ALIGNMENT, ALIGNMENT_UNIT, BLOCKS, DEFAULT_ALIGNMENT, TYPES, aligned
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool
     counts = struct.Struct(f"{'>' if big else '<'}{'II' if version == 1 else 'QQ'}")
     at = 8 + counts.size
     if len(head) < at:
-        msg = "the file ends within tensor_count and metadata_kv_count: its size"
-        raise TruncatedError(msg, offset=source.size, actual=source.size, expected=f"at least {at}")
+        raise cut_off("tensor_count and metadata_kv_count", source.size, at)
     n_tensors, n_values = counts.unpack_from(head, 8)
     options.limits.check("max_tensors", n_tensors, "tensor_count", offset=8)
     for count, least, field, offset in (
@@ -155,8 +154,7 @@ def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool
     ):
         most = (source.size - at) // least
         if count > most:
-            expected = f"at most {most}, given the bytes that follow"
-            raise TruncatedError(field, field=field, offset=offset, actual=count, expected=expected)
+            raise too_many(field, count, most, field=field, offset=offset)
     return version, big, n_tensors, n_values, at
 
 

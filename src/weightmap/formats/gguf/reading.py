@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from weightmap.dtypes import DECLARED, DTYPES, SCHEMES, DType
 from weightmap.embeddings.vocabulary import Vocabulary
-from weightmap.errors import TruncatedError, UnsupportedError
+from weightmap.errors import UnsupportedError, cut_off
 from weightmap.formats._base import Content, Part, trailing
 from weightmap.formats.gguf import (
     BLOCKS,
@@ -130,9 +130,7 @@ def _check_end(source: Source, header: Header, options: Options, warnings: list[
         if any(source.pread(end, source.size - end)):
             padded = end
         else:
-            what = "the file ends within the padding of its last tensor: its size"
-            expected = f"{end} or {padded}"
-            error = TruncatedError(what, field="size", offset=source.size, actual=source.size, expected=expected)
+            error = cut_off("the padding of its last tensor", source.size, padded, field="size")
             options.tolerate(error, warnings)
             return
     trailing(source, padded, options, warnings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
-from weightmap.errors import LayoutError
+from weightmap.errors import nonzero_padding
 from weightmap.formats.gguf.values import Strings, metadata
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def verify(header: Header, table: Table, vocab: Vocabulary | None, run: Verifica
         if end < begin:
             run.until(end)
             if begin - end < header.alignment and any(run.read(end, begin - end)):
-                run.tolerate(LayoutError("padding is not zero", field="padding", offset=end))
+                run.tolerate(nonzero_padding("between tensors", end))
         if row is not None:
             end = max(end, row.offset + row.nbytes)
     run.checked("padding is zero")

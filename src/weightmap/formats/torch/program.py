@@ -10,7 +10,15 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DECLARED, DTYPES, DType
-from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, quoted
+from weightmap.errors import (
+    FormatError,
+    LayoutError,
+    LimitError,
+    UnsupportedError,
+    cut_off,
+    quoted,
+    shrank,
+)
 from weightmap.io.source import CHUNK
 
 if TYPE_CHECKING:
@@ -102,7 +110,7 @@ def error_of(fault: Fault, program: Program, options: Options) -> FormatError | 
     if kind == "PICKLE_READ":
         if actual:
             return OSError(actual, f"{name} cannot be read", program.source.name)
-        return TruncatedError("the file became shorter while it was being read: it ends", offset=at)
+        return shrank(at)
     if kind == "PICKLE_NAME":
         # What is shown of them, and one byte more.
         module, attribute = (program.read(a, min(n, _SHOWN + 1)) for a, n in ((row, expected), (fault.at, actual)))
@@ -112,7 +120,7 @@ def error_of(fault: Fault, program: Program, options: Options) -> FormatError | 
         what = f"{name} needs {quoted(shown)}{reason}: only the names of plain tensors are known, and nothing is called"
         return UnsupportedError(what, field="name", offset=at)
     if kind == "PICKLE_END":
-        return TruncatedError(f"{name} ends within an opcode", field="pickle", offset=at)
+        return cut_off("an opcode", at, field="pickle", whole=name)
     if kind == "PICKLE_OPCODE":
         what = f"{name}: protocol" if actual == 0x80 else f"{name}: opcode"
         shown, wanted = (

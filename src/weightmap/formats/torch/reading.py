@@ -13,9 +13,10 @@ from weightmap.errors import (
     FormatError,
     LayoutError,
     LimitError,
-    TruncatedError,
     UnsupportedError,
+    cut_off,
     quoted,
+    trailing_bytes,
 )
 from weightmap.formats._base import Content, trailing
 from weightmap.formats._zip import Archive
@@ -79,7 +80,7 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
     verifier, sums = archive.verifier, archive.sums
     pickle = program.run(options)
     if pickle.end != size:
-        error = LayoutError(f"{program.name} goes on after its end", field="pickle", offset=begin + pickle.end)
+        error = trailing_bytes(size, pickle.end, field="pickle", offset=begin + pickle.end, whole=program.name)
         options.tolerate(error, warnings)
     begins = _storages_in(archive, prefix, pickle, program, options, warnings)
     has_values = bool(pickle.n_values)
@@ -337,8 +338,7 @@ def _storages_behind(
         size, item = int(nbytes[i]), int(mentions.item[i])
         count = int.from_bytes(source.pread(at, 8), "little") if at + 8 <= source.size else -1
         if count < 0 or size > source.size - at - 8:
-            what, most = f"the file ends within storage {quoted(key)}: its end", f"at most {source.size}"
-            raise TruncatedError(what, field="storage", offset=source.size, actual=at + 8 + size, expected=most)
+            raise cut_off(f"storage {quoted(key)}", source.size, at + 8 + size, field="storage")
         if count * item != size:
             what = f"number of elements of storage {quoted(key)}"
             raise LayoutError(what, field="storage", offset=at, actual=count, expected=size // item)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.embeddings.subwords import Subwords
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off, too_many
 from weightmap.importers._words import BLOCK, LONGEST, Words, check_finite, rows_in_block, table_of
 from weightmap.importers.fasttext import ENTRY, HEAD, LOSSES, MATRIX, MODELS, OPTIONS, VERSION
 
@@ -62,8 +62,7 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
 def _header(head: bytes, size: int) -> tuple[dict[str, Any], int]:
     """Return the options of a model and its number of words."""
     if size < HEAD.size:
-        what = "the file ends within the header of the fastText model"
-        raise TruncatedError(what, offset=size, expected=f"at least {HEAD.size} bytes")
+        raise cut_off("the header of the fastText model", size, HEAD.size)
     _, version, *values, entries, _, labels, _, pruned = HEAD.unpack_from(head)
     options = dict(zip(OPTIONS, values, strict=True))
     if version != VERSION:
@@ -79,8 +78,7 @@ def _header(head: bytes, size: int) -> tuple[dict[str, Any], int]:
             raise FormatError(name, field=name, offset=_AT[name], actual=options[name], expected=f"{least} or more")
     most = (size - HEAD.size) // (1 + ENTRY.size)
     if not 0 <= entries <= most:
-        expected, at = f"0 to {most}, given the bytes that follow", _AT["entries"]
-        raise TruncatedError("number of words", field="entries", offset=at, actual=entries, expected=expected)
+        raise too_many("number of words", entries, most, field="entries", offset=_AT["entries"])
     return options, entries
 
 
@@ -106,8 +104,7 @@ def _dictionary(source: Source, entries: int, limits: Limits) -> tuple[list[byte
                 expected = f"a zero byte within {LONGEST} bytes"
                 raise FormatError(f"word {len(raws)} has no end", field="word", offset=base, expected=expected)
             if at < 0 or len(window) - at - 1 < ENTRY.size:
-                msg = f"the file ends within word {len(raws)} of {entries}"
-                raise TruncatedError(msg, field="word", offset=source.size)
+                raise cut_off(f"word {len(raws)} of {entries}", source.size, field="word")
         _, kind = ENTRY.unpack_from(window, at + 1)
         if kind:
             what = f"type of entry {len(raws)}"
@@ -121,8 +118,7 @@ def _dictionary(source: Source, entries: int, limits: Limits) -> tuple[list[byte
 def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
     """Return the number of rows of the input matrix, and where they begin."""
     if source.size - at < MATRIX.size:
-        what = "the file ends before its matrix"
-        raise TruncatedError(what, field="rows", offset=source.size, expected=f"at least {at + MATRIX.size} bytes")
+        raise cut_off("the fields of its matrix", source.size, at + MATRIX.size, field="rows")
     quantised, rows, cols = MATRIX.unpack(source.pread(at, MATRIX.size))
     if quantised:
         msg = "this model is quantised"
@@ -131,9 +127,9 @@ def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
         expected = f"{dims}, as in the options"
         raise LayoutError("number of columns", field="cols", offset=at + 9, actual=cols, expected=expected)
     data = at + MATRIX.size
-    if not 0 <= rows <= (source.size - data) // (4 * dims):
-        expected = f"0 to {(source.size - data) // (4 * dims)}, given the bytes that follow"
-        raise TruncatedError("number of rows", field="rows", offset=at + 1, actual=rows, expected=expected)
+    most = (source.size - data) // (4 * dims)
+    if not 0 <= rows <= most:
+        raise too_many("number of rows", rows, most, field="rows", offset=at + 1)
     return rows, data
 
 
