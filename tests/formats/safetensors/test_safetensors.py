@@ -305,7 +305,7 @@ GOOD = '{"b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
         (GOOD + '"a": {"shape": 4}}', r"JSON of the header, in tensor 'a', is b'4}}', expected an object with dtype"),
         (GOOD + '"a": 3}', r"JSON of the header, in tensor 'a', is b'3}', expected an object with dtype"),
         ("[1]", r"JSON of the header, in tensor 0, is b'\[1\]', expected"),
-        ('{"a":', "JSON of the header, in tensor 0, is at its end, expected"),
+        ('{"a":', "JSON of the header, in tensor 'a', is at its end, expected"),
         (GOOD[:-2] + "}x", f"trailing bytes: the size of the header is {len(GOOD)}, expected {len(GOOD) - 1} "),
         (GOOD + '"a": {"dtype": "F33"}}', "dtype of tensor 'a' is 'F33', expected one of BOOL"),
         (GOOD + '"a": {"dtype": 3}}', "tensor 'a'"),
