@@ -1,7 +1,7 @@
 /* Decodes ggml's blocks: the walk over blocks, the destination of the output, and the portable decoder.
  *
- * A variant decodes whole blocks with ordinary stores (wm_ggml_fn). This file does the rest for all variants: ranges that begin
- * or end within a block, output as float16, and stores that bypass the caches.
+ * A variant decodes whole blocks (wm_ggml_fn). This file does the rest for all variants: ranges that begin or end within a block,
+ * output as float16, and stores that bypass the caches where the output does not begin with a line.
  */
 #include "ggml.h"
 
@@ -68,6 +68,10 @@ static inline void put_trits(float *out, int step, const uint8_t *p, int n, floa
 #include "ggml_blocks.h"
 
 /* Portable C has no stores that bypass the caches. */
+void ggml_streamed_portable(int type, const uint8_t *b, uint64_t n, float *out, int storing) {
+    ggml_portable(type, b, n, out, WM_CACHED);
+}
+
 void stream_portable(const float *values, float *out, uint64_t lines) { memcpy(out, values, lines * 64); }
 
 /* ------------------------------------------------------------------------------------------------------ output */
@@ -81,8 +85,9 @@ enum {
  *
  *   float32      written straight to the output
  *   float16      written to `values`, then rounded into the output
- *   streaming    written to `values`, then stored as whole lines that bypass the caches; `values` is aligned to a line, and
- *                floats that do not fill a line wait at its beginning
+ *   streaming    whole blocks from the beginning of a line on straight to the output, past the caches. Others are written to
+ *                `values` and moved on as whole lines: `values` is aligned to a line, and floats that do not fill one wait at its
+ *                beginning
  */
 typedef struct {
     uint8_t *out; /* place of the next value to move on; when streaming, the beginning of its line */
@@ -184,6 +189,11 @@ static void decode_part(void *context, int part, uint64_t begin, uint64_t end) {
             n = left < elements - offset ? left : elements - offset;
             wm_variants_in_use()->ggml(w->type, b, 1, whole, WM_CACHED);
             memcpy(to, whole + offset, n * sizeof *to);
+        } else if (streams(&s) && !s.waiting) {
+            n = left / elements * elements;
+            wm_variants_in_use()->ggml_streamed(w->type, b, left / elements, (float *)(void *)s.out, WM_STREAMED);
+            s.out += n * sizeof(float);
+            continue;
         } else {
             const uint64_t blocks = (left < free ? left : free) / elements;
             for (uint64_t k = 0; streams(&s) && k < blocks * bytes; k += 64) PREFETCH(b + 2 * WM_AHEAD + k);

@@ -17,6 +17,7 @@
  *     plus(c, n), add(a, b)        sums, modulo 256
  *     negate(c, word)              -c where a bit of the 32 is set
  *     lookup(table, c)             table[c] of 16 bytes, for c < 16
+ *   STREAMED                     if defined, stores bypass the caches, and `out` begins where a line of 64 bytes does
  *   BOOKS                        optional: 16 floats in a register (`book`), and functions that this file else defines:
  *     line(from, s, x)             s * i + x, for sixteen i that begin with `from`
  *     scaled(table, s)             s * table[i], for 16 signed bytes
@@ -369,19 +370,25 @@ DECODER(iq1_m) {
 /* ------------------------------------------------------------------------------------------------------ all types */
 /* The CPU prefetches input that is read in order, but not lines that are only stored to. Those of a block of 256 elements would
  * be sixteen at once, for which the input then waits: up to a sixth slower. */
-#define CASE(name, number, elements, bytes, finite)                                      \
-    case number:                                                                         \
-        for (; n; n--, b += bytes, out += elements) {                                    \
-            if (fetch && elements < 256)                                                 \
-                for (int i = 0; i < elements; i += 16) PREFETCH(out + i + WM_AHEAD / 4); \
-            if (ODD || (finite))                                                         \
-                decode_##name(b, out);                                                   \
-            else                                                                         \
-                ggml_portable(number, b, 1, out, WM_CACHED);                             \
-        }                                                                                \
+#if defined(STREAMED)
+#define PREFETCH_BLOCK(elements, bytes) \
+    for (int i = 0; i < bytes; i += 64) PREFETCH(b + i + WM_AHEAD)
+#else
+#define PREFETCH_BLOCK(elements, bytes)          \
+    if (storing == WM_FETCHED && elements < 256) \
+        for (int i = 0; i < elements; i += 16) PREFETCH(out + i + WM_AHEAD / 4)
+#endif
+#define CASE(name, number, elements, bytes, finite)          \
+    case number:                                             \
+        for (; n; n--, b += bytes, out += elements) {        \
+            PREFETCH_BLOCK(elements, bytes);                 \
+            if (ODD || (finite))                             \
+                decode_##name(b, out);                       \
+            else                                             \
+                ggml_portable(number, b, 1, out, WM_CACHED); \
+        }                                                    \
         break;
 
 TARGET void JOIN(ggml_, SUFFIX)(int type, const uint8_t *b, uint64_t n, float *out, int storing) {
-    const int fetch = storing == WM_FETCHED;
     switch (type) { WM_GGML_TYPES(CASE) }
 }

@@ -155,7 +155,8 @@ typedef struct {
     int scale_type, half;
 } wm_mixed;
 typedef uint64_t wm_mixed_fn(wm_mixed *blocks, void *out);
-/* Decodes n whole blocks of ggml's type of this number, which exists: see ggml_blocks.h. Never streams. */
+/* Decodes n whole blocks of ggml's type of this number, which exists: see ggml_blocks.h. The kernel ggml_streamed always
+ * streams, and the other never does. */
 typedef void wm_ggml_fn(int type, const uint8_t *blocks, uint64_t n, float *out, int storing);
 /* Quantises n whole blocks of finite floats to ggml's type of this number, one that wm_ggml_encodes. */
 typedef void wm_ggml_quantize_fn(int type, const float *x, uint64_t n, uint8_t *out);
@@ -203,6 +204,7 @@ typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsig
     KERNEL(wm_intblock_fn, intblock)           \
     KERNEL(wm_mixed_fn, mixed)                 \
     KERNEL(wm_ggml_fn, ggml)                   \
+    KERNEL(wm_ggml_fn, ggml_streamed)          \
     KERNEL(wm_ggml_quantize_fn, ggml_quantize) \
     KERNEL(wm_stream_fn, stream)               \
     KERNEL(wm_narrow_fn, narrow)               \
@@ -273,6 +275,7 @@ wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
 wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
 wm_mixed_fn mixed_x86_avx2, mixed_x86_avx512;
 wm_ggml_fn ggml_x86_avx2, ggml_x86_avx512;
+wm_ggml_fn ggml_x86_avx2_streamed, ggml_x86_avx512_streamed;
 wm_ggml_quantize_fn ggml_quantize_x86_avx2, ggml_quantize_x86_avx512;
 wm_stream_fn stream_x86_avx2, stream_x86_avx512;
 wm_narrow_fn narrow_x86_avx2;

@@ -75,9 +75,11 @@ static wm_variants choose(uint32_t features) {
     else if (HAS(WM_AVX2))
         USE(intblock, intblock_x86_avx2), USE(mixed, mixed_x86_avx2), USE(narrow, narrow_x86_avx2);
     if (HAS(WM_AVX512))
-        USE(ggml, ggml_x86_avx512), USE(ggml_quantize, ggml_quantize_x86_avx512), USE(stream, stream_x86_avx512);
+        USE(ggml, ggml_x86_avx512), USE(ggml_quantize, ggml_quantize_x86_avx512), USE(stream, stream_x86_avx512),
+            USE(ggml_streamed, ggml_x86_avx512_streamed);
     else if (HAS(WM_AVX2))
-        USE(ggml, ggml_x86_avx2), USE(ggml_quantize, ggml_quantize_x86_avx2), USE(stream, stream_x86_avx2);
+        USE(ggml, ggml_x86_avx2), USE(ggml_quantize, ggml_quantize_x86_avx2), USE(stream, stream_x86_avx2),
+            USE(ggml_streamed, ggml_x86_avx2_streamed);
     if (HAS(WM_AVX512))
         USE(quantize, quantize_x86_avx512);
     else if (HAS(WM_AVX2))

@@ -1,9 +1,15 @@
-/* Decodes ggml's blocks with AVX2: see ggml_blocks.h. */
+/* Decodes ggml's blocks with AVX2: see ggml_blocks.h. ggml_avx2_streamed.c includes this file too. */
 #include "../ggml.h"
 
 #if WM_X86
 #define TARGET WM_TARGET("avx2,f16c")
+#if defined(STREAMED)
+#define SUFFIX x86_avx2_streamed
+#define STORE _mm256_stream_ps
+#else
 #define SUFFIX x86_avx2
+#define STORE _mm256_storeu_ps
+#endif
 #define ODD 0
 #include "ggml_codes.h"
 
@@ -33,8 +39,8 @@ TARGET WM_INLINE void products(float *out, uint64_t v, uint64_t w, float a, floa
 
 TARGET WM_INLINE void put_half(float *out, __m128i c, float s) {
     const __m256 scale = _mm256_set1_ps(s);
-    _mm256_storeu_ps(out, _mm256_mul_ps(eight_floats(c), scale));
-    _mm256_storeu_ps(out + 8, _mm256_mul_ps(eight_floats(upper(c)), scale));
+    STORE(out, _mm256_mul_ps(eight_floats(c), scale));
+    STORE(out + 8, _mm256_mul_ps(eight_floats(upper(c)), scale));
 }
 TARGET WM_INLINE void put(float *out, codes c, float s, float t) {
     put_half(out, _mm256_castsi256_si128(c), s);
@@ -43,8 +49,8 @@ TARGET WM_INLINE void put(float *out, codes c, float s, float t) {
 
 TARGET WM_INLINE void put_half_sum(float *out, __m128i c, float s, float x) {
     const __m256 scale = _mm256_set1_ps(s), offset = _mm256_set1_ps(x);
-    _mm256_storeu_ps(out, _mm256_add_ps(_mm256_mul_ps(eight_floats(c), scale), offset));
-    _mm256_storeu_ps(out + 8, _mm256_add_ps(_mm256_mul_ps(eight_floats(upper(c)), scale), offset));
+    STORE(out, _mm256_add_ps(_mm256_mul_ps(eight_floats(c), scale), offset));
+    STORE(out + 8, _mm256_add_ps(_mm256_mul_ps(eight_floats(upper(c)), scale), offset));
 }
 TARGET WM_INLINE void put_sum(float *out, codes c, float s, float x, float t, float y) {
     put_half_sum(out, _mm256_castsi256_si128(c), s, x);
@@ -58,18 +64,20 @@ TARGET WM_INLINE void put_trits(float *out, int step, const uint8_t *p, int n, f
     const __m128i bytes = load16(p);
     __m256i c = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 8), e = _mm256_slli_epi32(_mm256_cvtepu8_epi32(upper(bytes)), 8);
     for (int k = 0; k < n; k++) {
-        _mm256_storeu_ps(out + step * k, _mm256_permutevar8x32_ps(t, _mm256_mulhi_epu16(c, three)));
-        _mm256_storeu_ps(out + step * k + 8, _mm256_permutevar8x32_ps(t, _mm256_mulhi_epu16(e, three)));
+        STORE(out + step * k, _mm256_permutevar8x32_ps(t, _mm256_mulhi_epu16(c, three)));
+        STORE(out + step * k + 8, _mm256_permutevar8x32_ps(t, _mm256_mulhi_epu16(e, three)));
         c = _mm256_mullo_epi16(c, three), e = _mm256_mullo_epi16(e, three);
     }
 }
 
 #include "../ggml_blocks.h"
 
+#if !defined(STREAMED)
 TARGET void stream_x86_avx2(const float *values, float *out, uint64_t lines) {
     for (; lines; lines--, values += 16, out += 16) {
         _mm256_stream_ps(out, _mm256_loadu_ps(values));
         _mm256_stream_ps(out + 8, _mm256_loadu_ps(values + 8));
     }
 }
+#endif
 #endif

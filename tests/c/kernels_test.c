@@ -539,7 +539,8 @@ static void test_ggml(const char *name, wm_ggml_fn *decode) {
         const uint64_t elements = (uint64_t)wm_ggml_elements(type), bytes = (uint64_t)wm_ggml_bytes(type);
         if (!elements) continue;
         uint8_t *data = random_bytes(BLOCKS * bytes);
-        float *found = malloc(BLOCKS * elements * sizeof *found), *expected = malloc(BLOCKS * elements * sizeof *found);
+        float *found = aligned_alloc(64, BLOCKS * elements * sizeof *found),
+              *expected = malloc(BLOCKS * elements * sizeof *found);
         if (!found || !expected) exit(2);
         decode(type, data, BLOCKS, found, type % 2 ? WM_FETCHED : WM_CACHED);
         ggml_portable(type, data, BLOCKS, expected, WM_CACHED);
@@ -630,6 +631,8 @@ static void test_variants(void) {
     if (cpu & WM_AVX512) test_intblock("intblock_x86_avx512", intblock_x86_avx512);
     if (cpu & WM_AVX2) test_ggml("ggml_x86_avx2", ggml_x86_avx2);
     if (cpu & WM_AVX512) test_ggml("ggml_x86_avx512", ggml_x86_avx512);
+    if (cpu & WM_AVX2) test_ggml("ggml_x86_avx2_streamed", ggml_x86_avx2_streamed);
+    if (cpu & WM_AVX512) test_ggml("ggml_x86_avx512_streamed", ggml_x86_avx512_streamed);
     if (cpu & WM_AVX2) test_ggml_quantize("ggml_quantize_x86_avx2", ggml_quantize_x86_avx2);
     if (cpu & WM_AVX512) test_ggml_quantize("ggml_quantize_x86_avx512", ggml_quantize_x86_avx512);
 #elif WM_ARM

@@ -1,0 +1,3 @@
+/* The decoders of ggml_avx2.c with stores past the caches. */
+#define STREAMED
+#include "ggml_avx2.c"
