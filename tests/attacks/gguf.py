@@ -294,10 +294,9 @@ def vocabularies() -> Iterator[Case]:
     """Tokens."""
     tokens = KV("tokenizer.ggml.tokens", ["str"], ["a", "b", "a"])
     yield case("G12", "repeated tokens", make(values=[tokens]), odd="the vocabulary has 1 repeated token")
-    for value in (3, U32):
-        beyond = make(
-            values=[KV("tokenizer.ggml.tokens", ["str"], ["a", "b"]), KV("tokenizer.ggml.bos_token_id", "u32", value)]
-        )
+    for value in (3, U32, -1):
+        number = KV("tokenizer.ggml.bos_token_id", "i32" if value < 0 else "u32", value)
+        beyond = make(values=[KV("tokenizer.ggml.tokens", ["str"], ["a", "b"]), number])
         yield case("G12", f"special id {value}", beyond, odd="special ids are not below")
     for kind, value in (("str", "x"), ("u32", 5), (["u32"], [1]), ([["str"]], [["x"]])):
         yield case(

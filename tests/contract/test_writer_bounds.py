@@ -14,7 +14,7 @@ import pytest
 
 import weightmap as wm
 from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.formats import Payload, Request, by_name
+from weightmap.formats import Payload, Request, _writing, by_name
 from weightmap.formats.amb import tokenizer as amb_tokenizer
 from weightmap.formats.amb import writing as amb_writing
 from weightmap.formats.embd import writing as embd_writing
@@ -224,6 +224,24 @@ def test_reasons_name_the_outermost_key():
     assert "config: 'a': nan (a finite number)" in refused("amb", tensor(), config={"a": bad})
     assert "config: 'a': nan (a finite number)" in refused("amb", tensor(), config={"a": {"b": {"c": bad}}})
     assert "config: 'a': nan (a finite number)" in refused("amb", tensor(), config={"z": 1, "a": [{"b": bad}]})
+
+
+def test_names_in_messages():
+    """A name is shown up to 80 letters, and names up to 300 in all, quotes included."""
+    assert _writing.listed(["n" * 80]) == repr("n" * 80)
+    assert _writing.listed(["n" * 81]) == f"{'n' * 80!r}..."
+    three, less = ["a" * 78] * 3, ["b" * 58, "b" * 59]
+    assert _writing.listed([*three, less[0]]) == ", ".join(map(repr, [*three, less[0]]))
+    assert _writing.listed([*three, less[1]]) == f"{', '.join(map(repr, three))} and 1 more"
+
+
+def test_reasons_in_messages():
+    """Names that share a reason are in the plural, and reasons go on up to 1,000 letters."""
+    reasons: list[_writing.Reason] = [_writing.Unfit("tensor", name, "why") for name in "ab"]
+    assert _writing._together(reasons[:1]) == "tensor 'a': why"
+    assert _writing._together(reasons) == "tensors 'a', 'b': why"
+    assert _writing._together(["x" * 400, "y" * 600]) == f"{'x' * 400}; {'y' * 600}"
+    assert _writing._together(["x" * 400, "y" * 601]) == f"{'x' * 400}; and 1 reason more"
 
 
 LOW = 1000

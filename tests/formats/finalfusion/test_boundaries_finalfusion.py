@@ -40,6 +40,15 @@ def test_files_that_end_within_the_header():
         assert (error.field, error.offset) == ("header" if size < 12 else "chunk", size)
 
 
+def test_chunks_around_the_first_4096_bytes():
+    """What opening has read already, it reads no further than that goes, wherever a chunk begins or ends."""
+    for size in range(4010, 4090):
+        data = ff.build([ff.metadata("#".ljust(size)), ff.simple(WORDS), ff.matrix(MATRIX)])
+        with wm.open(data) as f:
+            assert [array.tobytes() for array in f.values()] == [MATRIX.data], size
+            assert list(f.vocab) == WORDS, size
+
+
 @pytest.mark.parametrize("count", range(6))
 def test_chunks_that_the_header_may_list(count):
     """The list of chunks lies within the file: as many as there is room for, and one more is an error."""

@@ -246,6 +246,15 @@ def test_the_largest_product(last: int, read: bool) -> None:
     assert read_by_c(data) == [read]
 
 
+@pytest.mark.parametrize("kind", ["|u1", "|V1"])
+def test_a_product_of_2_to_the_63(kind: str) -> None:
+    """The first product that is too large is refused, by C and by Python."""
+    data = archive([Entry(b"a.npy", cut(header(f"'{kind}'", shape=f"(0, {2**31}, {2**31}, 2)"), 0))])
+    assert read_by_c(data) == [False]
+    with pytest.raises(wm.LayoutError, match=r"2\*\*63"):
+        wm.open(data)
+
+
 def test_names_with_and_without_the_suffix() -> None:
     """The suffix alone is an empty name; a name that ends before it, or is shorter, stays."""
     whole = cut(*PLAIN["row-major"])
@@ -322,7 +331,13 @@ def test_files_that_end_in_the_header(count: int) -> None:
         return
     with pytest.raises(wm.TruncatedError) as caught:
         wm.open(data[:count], format="npy")
-    assert caught.value.offset == count
+    assert (caught.value.field, caught.value.offset) == ("header", count)
+
+
+def test_a_version_at_the_end_of_the_file() -> None:
+    """A version that is unknown is refused where the file ends with it."""
+    with pytest.raises(wm.UnsupportedError, match="version"):
+        wm.open(b"\x93NUMPY\4\0", format="npy")
 
 
 @pytest.mark.parametrize(("descr", "name"), [("'<f4'", "float32"), ("'>f4'", "float32"), ("'|u1'", "uint8")])

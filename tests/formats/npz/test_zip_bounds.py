@@ -211,6 +211,22 @@ def test_the_smallest_archives() -> None:
         wm.open(b"PK\5\6" + bytes(15) + archive([]), format="npz")
 
 
+def test_a_directory_of_45_bytes() -> None:
+    """A directory has 46 bytes for each entry that the end record counts."""
+    data = archive([Entry(b"", b"")], end={"length": 45, "begin": 31})
+    with pytest.raises(wm.LayoutError, match="number of entries") as caught:
+        wm.open(data, format="npz")
+    assert caught.value.field == "end record"
+
+
+def test_a_locator_one_byte_behind_its_record() -> None:
+    """The ZIP64 end record lies before its locator as a whole."""
+    entries = [Entry(b"a", DATA)]
+    at = len(archive(entries)) - 22
+    with pytest.raises(wm.LayoutError, match="place of the ZIP64 end record"):
+        wm.open(archive(entries, wide=True, locator={"place": at + 1}), format="npz")
+
+
 def test_a_deflated_size_at_its_bound() -> None:
     """A deflated byte stands for 1,032 bytes at most."""
     packed = bytes(9)

@@ -31,6 +31,16 @@ def dumps(header: Any) -> bytes:
     return json.dumps(header, separators=(",", ":")).encode()
 
 
+@pytest.mark.parametrize("size", range(4084, 4094))
+def test_headers_that_end_around_the_first_4096_bytes(size: int) -> None:
+    """Opening reads 4,096 bytes at first, and of a header that is longer the whole."""
+    head, data = st.header_of({"a": normal((2, 3))}, {"key": "x" * 3900})
+    text = dumps(head)
+    with wm.open(st.raw(b"{" + text[1:-1].ljust(size - 2) + b"}", data), format="safetensors") as f:
+        assert f["a"].tobytes() == data
+        assert f.metadata == {"key": "x" * 3900}
+
+
 # ------------------------------------------------------------------------------------------------- with the reference
 
 
