@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,26 @@ def test_a_file_that_ends_in_a_header(tmp_path: Path, there: int) -> None:
         found = kernels.zip_scan(file.fileno(), None, *parts(data))
     assert isinstance(found, kernels.Fault)
     assert (found.kind, found.at, found.actual, found.expected) == ("ZIP_READ", there, 0, LOCAL)
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_headers_that_a_function_reads(step: int) -> None:
+    """A function may return a part of what is asked for; what it raises is raised, and is an error of I/O in C."""
+    data = archive([Entry(b"a", DATA), Entry(b"b", DATA)])
+    begin, central, count = parts(data)
+    found = kernels.zip_scan(-1, kernels.Reader(lambda at, n: data[at : at + min(n, step)]), begin, central, count)
+    assert isinstance(found, kernels.ZipEntries)
+    assert found.data.tolist() == [LOCAL, LOCAL + 8 + LOCAL]
+    ended = kernels.zip_scan(-1, kernels.Reader(lambda at, n: data[at : at + n][: 40 - at]), begin, central, count)
+    assert isinstance(ended, kernels.Fault)
+    assert (ended.kind, ended.at, ended.actual) == ("ZIP_READ", 40, 0)
+    failing = kernels.Reader(lambda _at, _n: 1 // 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError):
+        kernels.zip_scan(-1, failing, begin, central, count)
+    columns, _keep = kernels.ZipEntries(count, len(central)).native()
+    source, fault = ffi.new("wm_zip_source *", (-1, ffi.NULL, begin, *failing.hook)), ffi.new("wm_fault *")
+    assert lib.wm_zip_scan(source, ffi.from_buffer("uint8_t[]", central), len(central), columns, fault) == -1
+    assert (fault.code, fault.actual) == (kernels.faults()["ZIP_READ"], errno.EIO)
 
 
 def order_of(
