@@ -285,3 +285,10 @@ def test_words_are_divided_where_hashes_collide_too(monkeypatch: pytest.MonkeyPa
     assert bounds.tolist() == [0, 8, 15, 23]
     with pytest.raises(wm.LimitError, match="more than 10"):
         subwords.rows_of(["ab", "c" * 9])
+
+
+def test_the_least_limit() -> None:
+    """A limit may be 0, and not -1."""
+    assert wm.Limits(max_tensors=0).max_tensors == 0
+    with pytest.raises(ValueError, match="expected at least 0"):
+        wm.Limits(max_tensors=-1)

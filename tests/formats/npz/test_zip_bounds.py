@@ -14,7 +14,7 @@ from tests.zip_files import NARROW, Entry, archive
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.formats._zip import first_name
+from weightmap.formats._zip import _headers, first_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -218,6 +218,17 @@ def test_the_first_name() -> None:
     assert first_name(head) == b"ab"
     assert first_name(head[:30]) == b""
     assert first_name(head[:29]) is None
+
+
+def test_where_headers_are_expected() -> None:
+    """A store is asked for each header and 512 bytes more; a directory that is cut off has fewer."""
+    data = archive([Entry(b"ab", DATA), Entry(b"c", DATA, wide=True), Entry(b"", b"")])
+    begin, central, _ = parts(data)
+    second, third = 40, 40 + 31 + 20 + 8
+    assert begin == third + 30
+    expected = [(0, 2 + 512), (second, second + 1 + 512), (third, third + 512)]
+    assert list(_headers(memoryview(central))) == expected
+    assert list(_headers(memoryview(central[:-1]))) == expected[:2]
 
 
 def test_the_smallest_archives() -> None:
