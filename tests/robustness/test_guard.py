@@ -37,7 +37,7 @@ BOUNDS = {kind: bounds for builder in builders.known().values() for kind, bounds
 # Calls for each tensor when all are viewed: the two iterators, which are entered again for each.
 VIEWING = 2.1
 # Calls for each tensor that is converted.
-CONVERTING = {None: 64, "int4_block": 166}
+CONVERTING = {None: 60, "int4_block": 108}
 every_kind = pytest.mark.parametrize("kind", BOUNDS)
 every_count = pytest.mark.parametrize("count", COUNTS)
 cpython = pytest.mark.skipif(

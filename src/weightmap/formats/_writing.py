@@ -81,7 +81,7 @@ class Payload:
 
     def write(self, sink: Sink) -> None:
         """Append the bytes to a file."""
-        for chunk in self.chunks():
+        for chunk in self._make(*self._args):
             sink.write(chunk)
 
 

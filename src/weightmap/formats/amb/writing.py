@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse, write_tensors
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
 from weightmap.formats.amb.layout import (
     ALIGNMENT,
@@ -64,7 +64,7 @@ def _write(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Sequence[P
     sink.write(start)
     for head, tensor in zip(heads, tensors, strict=True):
         sink.write(head)
-        write_tensors(sink, [tensor])
+        tensor.write(sink)
         sink.pad(-(len(head) + tensor.nbytes) % ALIGNMENT)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
 from weightmap.errors import counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse, write_tensors
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
 from weightmap.formats.embd import DTYPE_NAMES, MAGIC
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
@@ -129,7 +129,7 @@ def _write_spec(sink: Sink, prefix: bytes, request: Request, data_size: int) -> 
         padding = -end % ALIGNMENT
         if padding:
             sink.pad(padding)
-        write_tensors(sink, [tensor])
+        tensor.write(sink)
         end += padding + tensor.nbytes
     data_crc = sink.crc32()
     file_crc = kernels.crc32_combine(prefix_crc, data_crc, data_size)
@@ -221,5 +221,5 @@ def _write_simple(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Seq
     sink.write(start)
     for head, tensor in zip(heads, tensors, strict=True):
         sink.write(head)
-        write_tensors(sink, [tensor])
+        tensor.write(sink)
     sink.write(end)
