@@ -103,10 +103,11 @@ LATER = {
                 for name in ("docs", "imports", "mutation", "packaging", "page", "registry", "report", "toy")
             ),
             "tests/integration/test_pages.py",
-            "tests/remote/",
+            "tests/remote/test_requests.py",
         ),
         "nothing of the C module, or next to it",
     ),
+    "tests/remote/test_stores.py::test_no_more_requests_at_a_time_than_asked_for": "waits for its server",
     **dict.fromkeys(
         ("tests/kernels/test_crc32.py::test_emulated", "tests/kernels/test_isa.py::test_c_driver"),
         "C that they compile themselves",

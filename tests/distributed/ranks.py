@@ -33,6 +33,8 @@ class Case(NamedTuple):
         Of the reader.
     wanted : dict or None
         The names of the state dict, with the types of their tensors; by default all of the model, as they are.
+    sound : str or None
+        The model to compare with; by default that of rank 0.
     """
 
     path: str
@@ -40,6 +42,7 @@ class Case(NamedTuple):
     placements: tuple[str, ...]
     options: dict[str, Any] = {}  # noqa: RUF012 - never changed
     wanted: dict[str, str] | None = None
+    sound: str | None = None
 
 
 class Outcome(NamedTuple):
@@ -151,7 +154,7 @@ def _load(case: Case, rank: int) -> Outcome:
     from weightmap.dcp import WeightmapStorageReader
 
     path = case.path.format(rank=rank)
-    sound = case.path.format(rank=0)
+    sound = case.path.format(rank=0) if case.sound is None else case.sound
     try:
         state = _state(case, sound)
     except (wm.FormatError, OSError):  # a damaged model: any state will do

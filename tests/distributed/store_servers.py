@@ -108,14 +108,15 @@ def nginx(folder: Path) -> Iterator[Nginx]:
 
 @contextlib.contextmanager
 def s3() -> Iterator[str]:
-    """Run an S3 server with one bucket, called "bucket"; yield its endpoint."""
+    """Run an S3 server with one bucket, called "bucket", that anybody may read; yield its endpoint."""
     port = _free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait(port, process)
         endpoint = f"http://127.0.0.1:{port}"
-        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT")).close()
+        new = urllib.request.Request(f"{endpoint}/bucket", headers={"x-amz-acl": "public-read"}, method="PUT")
+        urllib.request.urlopen(new).close()
         yield endpoint
     finally:
         process.terminate()

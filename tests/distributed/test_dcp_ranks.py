@@ -163,11 +163,10 @@ def test_replicas_are_read_from_the_disk_once(outcomes: dict[str, list[Outcome]]
     assert sum(rank.disk for rank in ranks) <= BYTES + BYTES // 50
 
 
+@pytest.mark.parametrize("world", [4], indirect=True)
 @pytest.mark.parametrize(("placements", "parts"), [("01", 4), ("00", 4), ("R0", 2), ("1R", 2), ("RR", 1)])
-def test_meshes_of_two_dimensions(outcomes: dict[str, list[Outcome]], world: int, placements: str, parts: int) -> None:
-    """A rank reads the part that its place in the mesh has."""
-    if world != 4:
-        pytest.skip("of 2 x 2 ranks")
+def test_meshes_of_two_dimensions(outcomes: dict[str, list[Outcome]], placements: str, parts: int) -> None:
+    """Of 2 x 2 ranks, each reads the part that its place in the mesh has."""
     for rank in outcomes[f"big.safetensors 2x2 {placements}"]:
         assert BYTES // parts <= rank.read <= BYTES // parts + BYTES // 50
 

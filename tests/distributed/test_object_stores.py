@@ -437,3 +437,55 @@ def test_azure_serves_files_folders_and_parts(tmp_path: Path, monkeypatch: pytes
                 file["layer.0.w"]
         with pytest.raises(FileNotFoundError, match="az://models/absent"):
             wm.open("az://models/absent.safetensors")
+
+
+@pytest.fixture
+def google(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let ``gs://`` lead to the S3 server: the client for Google asks by the same XML. Return a store that writes."""
+    account = {"gcs_base_url": endpoint, "disable_oauth": True}
+    account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    (tmp_path / "account.json").write_text(json.dumps(account))
+    for name, value in {"SERVICE_ACCOUNT": tmp_path / "account.json", "ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(f"GOOGLE_{name}", str(value))
+    return bucket(endpoint)
+
+
+@pytest.mark.parametrize("source", ["model", "model/model.safetensors.index.json", *(f"m{end}" for end in SUFFIXES)])
+def test_google_serves_every_format(source: str, google: Any) -> None:
+    """``gs://`` addresses of files, folders and indexes: tensors, slices by a plan, verification, pickled handles."""
+    assert google.head("m.weights")
+    with wm.open(f"gs://bucket/{source}") as file:
+        assert right(file)
+        rows = dict(wm.plan(file, {"layer.3.w": np.s_[10:12]}).run("read"))["layer.3.w"]
+        assert np.array_equal(rows, FLOATS["layer.3.w"][10:12])
+        file.verify()
+        assert right(pickle.loads(pickle.dumps(file)))
+
+
+def test_google_pins_what_was_opened(google: Any) -> None:
+    """An object that is replaced or deleted is noticed by its tag, a missing one and a missing shard are named."""
+    data = bytes(google.get("m.weights").bytes())
+    google.put("pinned", data)
+    file = wm.open("gs://bucket/pinned")
+    google.put("pinned", data[:-1] + b"!")
+    with pytest.raises(FileChangedError, match="gs://bucket/pinned"):
+        file["layer.3.w"]
+    google.delete("pinned")
+    with pytest.raises(FileChangedError, match="gs://bucket/pinned"):
+        file["layer.4.w"]
+    with pytest.raises(FileNotFoundError, match="gs://bucket/pinned"):
+        wm.open("gs://bucket/pinned")
+    google.put("few/model.safetensors.index.json", bytes(google.get("model/model.safetensors.index.json").bytes()))
+    with pytest.raises(LayoutError, match=r"lists no 'model-00001-of-00004.safetensors'.*4 such shards"):
+        wm.open("gs://bucket/few")
+
+
+@pytest.mark.usefixtures("google")
+def test_executors_take_addresses_of_google(tmp_path: Path) -> None:
+    """Spawned workers find the server by their environment; what they write is that of a serial run."""
+    wm.convert("gs://bucket/model", f"{tmp_path}/serial/", format="embd")
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
+        wm.convert("gs://bucket/model", f"{tmp_path}/out/", format="embd", executor=executor)
+    assert right(wm.open(tmp_path / "out"))
+    for path in (tmp_path / "serial").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
