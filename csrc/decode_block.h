@@ -87,19 +87,18 @@ TARGET WM_INLINE void put(writer *w, uint64_t i, vector values, int half, int st
         store(values, half, out);
 }
 
-/* Decodes `count` vectors, with whole loads: four in one turn, so that neither the loop nor its prefetches, one for each line,
- * limit the speed. */
+/* Decodes `count` vectors, with whole loads: four in one turn, whose codes take at most a line, so that neither the loop nor its
+ * prefetches limit the speed. */
 TARGET WM_INLINE void decode_vectors(const decoder *d, const uint8_t *codes, uint64_t count, int bits, int half, int streaming,
                                      writer *w) {
     const uint64_t step = (uint64_t)(LANES / 8 * bits), size = LANES * value_bytes(half);
     for (; count >= UNROLL; count -= UNROLL, codes += UNROLL * step, w->next += UNROLL * size) {
-        if (streaming || w->fetch)
-            for (uint64_t i = 0; i < UNROLL; i++)
-                if (i * size % 64 == 0) PREFETCH(streaming ? codes + i * step + WM_AHEAD : w->next + i * size + WM_AHEAD);
+        if (streaming) PREFETCH(codes + WM_AHEAD);
+        for (uint64_t at = 0; !streaming && w->fetch && at < UNROLL * size; at += 64) PREFETCH(w->next + at + WM_AHEAD);
         for (uint64_t i = 0; i < UNROLL; i++) put(w, i, decode(d, codes + i * step, bits), half, streaming);
     }
     for (uint64_t i = 0; i < count; i++, codes += step, w->next += size) {
-        if (i * size % 64 == 0 && (streaming || w->fetch)) PREFETCH(streaming ? codes + WM_AHEAD : w->next + WM_AHEAD);
+        if (streaming || w->fetch) PREFETCH(streaming ? codes + WM_AHEAD : w->next + WM_AHEAD);
         put(w, 0, decode(d, codes, bits), half, streaming);
     }
 }
