@@ -178,3 +178,10 @@ def test_the_values_of_a_namedtuple_reach_json(path: Path, run: Run) -> None:
     )
     assert document["places"][0]["files"] == 1
     assert document["memory"].keys() == {"available", "groups", "left"}
+
+
+def test_threads_are_one_or_more(run: Run, tmp_path: Path) -> None:
+    """``--threads 0`` is a usage error, as for other commands."""
+    status, out, err = run("warm", tmp_path / "m.safetensors", "--threads", "0")
+    assert (status, out) == (2, "")
+    assert "--threads is 0, expected 1 or more" in err

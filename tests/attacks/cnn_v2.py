@@ -133,7 +133,9 @@ def lies(version: int) -> Iterator[Case]:
             data = lie(version=version)
             data = data[:4] + struct.pack("<I", changes["version"]) + data[8:]
         odd = LAX.get(name)
-        yield Case(row, kind, name, data, error, field, place(field, changes.get("layer", 0), version), odd=odd)
+        # A file that is cut off ends where the error says.
+        at = len(data) if error == "TruncatedError" else place(field, changes.get("layer", 0), version)
+        yield Case(row, kind, name, data, error, field, at, odd=odd)
     for name, (row, changes, over) in TRAILING.items():
         data = lie(**{"version": version, **changes})
         yield Case(row, kind, name, data, "LayoutError", "size", start + over, odd=None if over == 0 else "trailing")

@@ -164,7 +164,7 @@ def vocabularies() -> Iterator[Case]:
     for n in (2**60, U64):
         yield case("C4", f"{n} words", ff.build([ff.simple(WORDS, n=n), STORAGE]), "TruncatedError", "vocab_len", V)
     nine = ff.build([ff.simple(WORDS, n=9), STORAGE])
-    yield case("F7", "more words than there are", nine, "TruncatedError", "vocabulary", 72)
+    yield case("F7", "more words than there are", nine, "TruncatedError", "vocabulary", len(nine))
     data = WHOLE[: V + 8] + struct.pack("<I", U32) + WHOLE[V + 12 :]
     late = {"late": True}
     yield case("F7", "a word of 2^32 - 1 bytes", data, "LayoutError", "vocabulary", V - 12, **late)

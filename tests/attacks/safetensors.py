@@ -120,7 +120,7 @@ TEXTS: list[Lie] = [
     ("C12", "root a list", b"[]      ", 0, "FormatError", "header", b"["),
     ("C12", "root a number", b"5       ", 0, "FormatError", "header", b"5"),
     ("C12", "root null", b"null    ", 0, "FormatError", "header", b"n"),
-    ("C12", "two objects", b"{}{}    ", 0, "FormatError", "header", 10),
+    ("C12", "two objects", b"{}{}    ", 0, "LayoutError", "header", 10),
     ("C12", "no header", b"", 0, "FormatError", "header", 8),
     ("C12", "only spaces", b"        ", 0, "FormatError", "header", 8),
     (
@@ -187,7 +187,7 @@ TEXTS: list[Lie] = [
     ("C12", "single quotes", b"{'a':{}}", 0, "FormatError", "header", b"'"),
     ("C12", "trailing comma", (NAMED % b"a")[:-1] + b",}", 0, "FormatError", "header", 61),
     ("C12", "comment", b"{/* */}  ", 0, "FormatError", "header", b"/"),
-    ("C12", "NUL behind the object", b"{}\0\0\0\0\0\0", 0, "FormatError", "header", b"\0"),
+    ("C12", "NUL behind the object", b"{}\0\0\0\0\0\0", 0, "LayoutError", "header", b"\0"),
     ("C12", "unclosed", (NAMED % b"a")[:-1], 0, "FormatError", "header", -0),
     ("C12", "deep lists", b'{"a":' + b"[" * DEEP + b"]" * DEEP + b"}", 0, "FormatError", "header", b"["),
     ("C12", "deep objects", b'{"a":' * DEEP + b"1" + b"}" * DEEP, 0, "FormatError", "header", 14),

@@ -402,7 +402,7 @@ def storages() -> Iterator[Case]:
         "LayoutError",
         "pickle",
         40 + len(base[0].data),
-        odd="goes on after its end",
+        odd="trailing bytes",
     )
     for name, entries in (
         ("no program", [entry(b"x/data/0", data)]),

@@ -6,7 +6,7 @@ To add a format, add a file; no registration is needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError
 from weightmap.formats._base import HEAD, LOOK, Content, Format, Importer, discover
@@ -44,7 +44,9 @@ __all__ = [
 
 _WRITING = dict.fromkeys(("Filled", "Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
 _hint = later("weightmap.formats._hints", "hint")
-__getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"})
+__getattr__: Callable[[str], Any] = on_demand(
+    __name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"}
+)
 
 
 def _discover() -> dict[str, Format]:

@@ -119,7 +119,9 @@ class Stored:
     """
 
     def __init__(self, location: Location, pin: Pin) -> None:
-        self.name, self.access, self.pin = str(location), location.access, pin
+        self.name: str = str(location)
+        self.access: Access = location.access
+        self.pin: Pin = pin
         self._key = location.key
 
     @classmethod

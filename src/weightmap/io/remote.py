@@ -54,6 +54,8 @@ class RemoteSource(Source):
     """
 
     private = True
+    path: Location
+    name: str
     queue: Queue | None
 
     def __init__(self, location: Location) -> None:

@@ -36,7 +36,7 @@ from weightmap.io.descriptor import (
 from weightmap.lazy import later
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -53,11 +53,11 @@ _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPE
 # The bits of st_mode that hold the kind of a file.
 _KIND = 0o170000
 # Few handles need these.
-is_sealed = later("weightmap.io.sealed", "is_sealed")
-seal = later("weightmap.io.sealed", "seal")
-take = later("weightmap.io.buffers", "take")
-put = later("weightmap.io.buffers", "put")
-prefetch = later("weightmap.io.prefetch", "prefetch")
+is_sealed: Callable[..., Any] = later("weightmap.io.sealed", "is_sealed")
+seal: Callable[..., Any] = later("weightmap.io.sealed", "seal")
+take: Callable[..., Any] = later("weightmap.io.buffers", "take")
+put: Callable[..., Any] = later("weightmap.io.buffers", "put")
+prefetch: Callable[..., Any] = later("weightmap.io.prefetch", "prefetch")
 # Bytes of a buffer that is not worth keeping.
 _SMALL = 1 << 14
 # Bytes of one read into a bounce buffer: the call costs little of it (2 us of 35), and they stay in the L2 cache of any

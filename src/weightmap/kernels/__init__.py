@@ -9,7 +9,7 @@ weightmap.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightmap.kernels._archives import (
     NPY_ODD,
@@ -72,6 +72,8 @@ from weightmap.kernels._strings import (
 from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from weightmap._kernels import Temporary
     from weightmap.kernels._adaptive import *
     from weightmap.kernels._blocks import *
@@ -127,7 +129,7 @@ _ON_DEMAND = {
     "_staging": "prefer_node stage",
     "_subwords": "NGRAMS_MOST Ngrams gather_rows pack_texts unit_sums",
 }
-__getattr__ = on_demand(
+__getattr__: Callable[[str], Any] = on_demand(
     __name__, globals(), {name: module for module, names in _ON_DEMAND.items() for name in names.split()}
 )
 

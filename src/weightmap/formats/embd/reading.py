@@ -35,7 +35,6 @@ from weightmap.formats.embd.layout import (
     MAX_NDIM,
     OFFSETS,
     TOTAL_FILE_SIZE,
-    U32_MAX,
     VOCAB_EMBEDDED,
     Header,
     check_gap,
@@ -332,7 +331,9 @@ def _begins_spec(head: bytes) -> bool:
     end: int = HEADER.size
     for start, size in ((metadata, metadata_size), (vocab, vocab_size)):
         if size:
-            end = start + size if end <= start < end + ALIGNMENT else U32_MAX
+            if not end <= start < end + ALIGNMENT:
+                return False
+            end = start + size
     found: bool = end <= index < end + ALIGNMENT
     return found
 
@@ -354,6 +355,6 @@ def _one_sign(header: Header, footer: tuple[Any, ...], size: int) -> FormatError
     if header.total_file_size > size:
         return _shorter(size, header.total_file_size)
     if header.total_file_size < size:
-        return trailing_bytes(size, header.total_file_size, field="total_file_size")
+        return trailing_bytes(size, header.total_file_size, field="total_file_size", offset=OFFSETS["total_file_size"])
     what = "the footer's magic is missing (was the download complete?): magic_end"
     return TruncatedError(what, field="magic_end", offset=size - 8, actual=repr(footer[2]), expected=repr(MAGIC_END))

@@ -68,8 +68,8 @@ class Program:
     __slots__ = ("name", "offset", "size", "source")
 
     def __init__(self, source: Source, name: str, offset: int, size: int) -> None:
-        self.source = source
-        self.name = name
+        self.source: Source = source
+        self.name: str = name
         self.offset: int = offset
         self.size: int = size
 
