@@ -167,6 +167,13 @@ def test_declared_bytes_up_to_the_most():
             assert word(columns.check(rules(BITS, max_gap=5), U64, room, lax=False, utf8=True)) == found
 
 
+@pytest.mark.parametrize(("declared", "found"), [(9, None), (10, None), (11, "TABLE_TRUNCATED"), (U64, None)])
+def test_a_section_that_the_file_cuts_off(declared, found):
+    """A section may have as many bytes as the file has room for, or not say; one more, of no tensor too, is cut off."""
+    columns = columns_of([b"a"], [(7,)], [(0, 8)], [DECLARED])
+    assert word(columns.check(rules(BITS, max_gap=5), declared, 10, lax=False, utf8=True)) == found
+
+
 @pytest.mark.parametrize("code", [*range(len(BITS) + 2), 255])
 def test_dtype_codes_end_with_their_list(code):
     """The last code of the list is known, and the one after it is not."""

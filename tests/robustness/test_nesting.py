@@ -248,6 +248,7 @@ TOO_MUCH: dict[str, tuple[bytes, str]] = {
         b"a = {" + many(b"a%d" + b".a" * 99 + b" = 1, ", 1000) + b"b = 1}",
         "keys",
     ),
+    "keys of two parts in an inline table": (b"a = {" + many(b"a%d.b = 1, ", 40_000) + b"b = 1}", "keys"),
     "names of 100 parts": (many(b"[a%d" + b".a" * 99 + b"]\n", 1000), "keys"),
 }
 

@@ -12,6 +12,8 @@ from tests.builders import Example, bintensors, cnn_v2, embd, examples, finalfus
 
 import weightmap as wm
 from weightmap.formats import FORMATS, Verification
+from weightmap.formats.embd.layout import ALIGNMENT, HEADER, OFFSETS
+from weightmap.formats.embd.reading import _begins_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -583,3 +585,26 @@ def test_the_window_of_the_simple_layout(size):
     data = embd.simple(tensors.items(), ["t" * 100])
     with wm.open(memoryview(data)) as f:
         assert {name: np.asarray(f[name]).tobytes() for name in f} == {k: v.data for k, v in tensors.items()}
+
+
+END = HEADER.size
+SECTIONS = {
+    "an index behind the header": ((0, 0, 0, 0, END), True),
+    "an index within the header": ((0, 0, 0, 0, END - 1), False),
+    "an index behind padding": ((0, 0, 0, 0, END + ALIGNMENT - 1), True),
+    "an index behind more than padding": ((0, 0, 0, 0, END + ALIGNMENT), False),
+    "metadata behind the header": ((END, 8, 0, 0, END + 8), True),
+    "metadata within the header": ((END - 1, 9, 0, 0, END + 8), False),
+    "metadata behind padding": ((END + ALIGNMENT - 1, 1, 0, 0, END + ALIGNMENT), True),
+    "metadata behind more than padding": ((END + ALIGNMENT, 1, 0, 0, END + ALIGNMENT + 1), False),
+    "a vocabulary within metadata": ((END, 8, END + 7, 9, END + 16), False),
+}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_headers_whose_sections_follow_one_another(name):
+    """A short file has the specification's layout where each section begins within the padding behind the last one."""
+    places, found = SECTIONS[name]
+    head = bytes(OFFSETS["metadata_offset"]) + struct.pack("<5I", *places)
+    assert _begins_spec(head) == found
+    assert not _begins_spec(head[:-1])

@@ -159,6 +159,7 @@ def test_headers_that_a_function_reads(step: int) -> None:
         kernels.zip_scan(-1, failing, begin, central, count)
     columns, _keep = kernels.ZipEntries(count, len(central)).native()
     source, fault = ffi.new("wm_zip_source *", (-1, ffi.NULL, begin, *failing.hook)), ffi.new("wm_fault *")
+    ffi.errno = 0
     assert lib.wm_zip_scan(source, ffi.from_buffer("uint8_t[]", central), len(central), columns, fault) == -1
     assert (fault.code, fault.actual) == (kernels.faults()["ZIP_READ"], errno.EIO)
 
@@ -241,6 +242,14 @@ def test_the_smallest_archives() -> None:
     assert caught.value.expected == "at least 22 bytes"
     with pytest.raises(wm.LayoutError, match="does not end where"):
         wm.open(b"PK\5\6" + bytes(15) + archive([]), format="npz")
+
+
+def test_a_name_one_byte_longer_than_the_directory() -> None:
+    """The error has the bytes that there are, where there are some."""
+    for name, most in ((b"a", "at most 1"), (b"", "is damaged")):
+        entry = Entry(name, DATA, central={"name_len": len(name) + 1})
+        with pytest.raises(wm.LayoutError, match=most):
+            wm.open(archive([entry]), format="npz")
 
 
 def test_a_directory_of_45_bytes() -> None:

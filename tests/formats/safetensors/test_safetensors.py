@@ -31,6 +31,12 @@ def dumps(header: Any) -> bytes:
     return json.dumps(header, separators=(",", ":")).encode()
 
 
+def test_strings_in_messages() -> None:
+    """A string is shown where its end is there too."""
+    assert safetensors_format._string(b'"abc"') == "'abc'"
+    assert safetensors_format._string(b'"abc') == ""
+
+
 @pytest.mark.parametrize("size", range(4084, 4094))
 def test_headers_that_end_around_the_first_4096_bytes(size: int) -> None:
     """Opening reads 4,096 bytes at first, and of a header that is longer the whole."""
