@@ -291,7 +291,7 @@ FINE = {
     + b"b = '''%s\n'' '''''\n" % (b"a.b = [{\n" * 70_000),
     "lists of lists": b"a = [" + b"[[[{b = 1}], 2], 3],\n" * 10_000 + b"]\n",
     "65,536 keys": many(b"[a%d]\nb.c.d = 1\n", 2**14),
-    "a key of 128 parts": b"a." * 127 + b"a = 1",
+    "a key of 128 parts": b"a." * 127 + b"a = 1\nb = 1",
     "128 levels": b"[" + b"a." * 62 + b"a]\n" + b"b." * 63 + b"c = {}\n",
     "names of tables": b"[ 'a.b' . \"c]\" ]\n[[d.e]]\nf = {g = [{}], h.i = 1}\n" + b"# [\n" * 200 + b"[j]",
     "carriage returns": b"a = 1\r\n" * 1 + b"[b]\r\nc.d = [\r\n" + b"[],\r\n" * 200 + b"]\r\n",

@@ -158,6 +158,14 @@ def test_a_file_that_was_saved_has_no_warnings(tmp_path: Path, metadata: dict[st
     assert "metadata: none of the keys of cpp_embedder's models" in report.checks
 
 
+def test_a_file_with_one_of_the_required_keys(tmp_path: Path) -> None:
+    """With any of the keys of cpp_embedder's models the others lack, and metadata is checked."""
+    wm.save(tmp_path / "m.weights", {"a": np.zeros(3, np.float32)}, metadata={"model_name": "x"})
+    report = wm.verify(tmp_path / "m.weights")
+    assert "metadata" in report.checks
+    assert any("lacks keys" in warning for warning in report.warnings)
+
+
 def test_a_complete_file_has_no_warnings() -> None:
     """With all required keys, a sound vocabulary and right checksums there is nothing to warn of."""
     with wm.open(memoryview(draft().seal())) as f:

@@ -334,6 +334,14 @@ def test_files_that_end_in_the_header(count: int) -> None:
     assert (caught.value.field, caught.value.offset) == ("header", count)
 
 
+@pytest.mark.parametrize("start", range(4094, 4099))
+def test_headers_that_end_around_the_first_4096_bytes(start: int) -> None:
+    """Opening reads 4,096 bytes at first, and of a header that is longer the whole."""
+    with wm.open(cut(header(), 24, pad=start - 10), format="npy") as f:
+        assert f.info("").offset == start
+        f.verify()
+
+
 def test_a_version_at_the_end_of_the_file() -> None:
     """A version that is unknown is refused where the file ends with it."""
     with pytest.raises(wm.UnsupportedError, match="version"):
