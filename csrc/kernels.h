@@ -162,8 +162,8 @@ typedef struct {
     int flush;
 } wm_unwritten;
 /* What became of it: done; number `at` is NaN or infinite, the first one; the file could not be read at byte `at`, or the other
- * one written, with an errno (0: the file ends there); or the arguments do not fit. */
-enum { WM_QUANTIZED = 0, WM_NOT_FINITE = 1, WM_UNREADABLE = 2, WM_UNWRITABLE = 3, WM_UNFIT = 4 };
+ * one written or read, with an errno (0: the file ends there); or the arguments do not fit. */
+enum { WM_DONE = 0, WM_NOT_FINITE = 1, WM_UNREADABLE = 2, WM_UNWRITABLE = 3, WM_UNFIT = 4, WM_OTHER_UNREADABLE = 5 };
 typedef struct {
     int what;
     uint64_t at;
@@ -177,6 +177,17 @@ uint64_t wm_quantize_room(const wm_numbers *numbers, const wm_blocks *blocks, ui
 void wm_quantize_numbers(const wm_numbers *numbers, const wm_blocks *blocks, uint8_t *out, uint64_t out_size, double *sums,
                          uint64_t n_sums, uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads,
                          wm_outcome *outcome);
+
+/* n pieces of two files: counts[i] numbers of a kind, at most `most` bytes (a multiple of 8), from bytes from_a[i] and from_b[i] on. */
+typedef struct {
+    int a, b, kind;
+    const uint64_t *from_a, *from_b, *counts;
+    uint64_t n, most;
+} wm_pairs;
+/* Compares them as wm_differing does: counts[i], found[2 * i] and found[2 * i + 1] become what it finds in piece i. A thread needs
+ * 2 * most bytes of `room`, aligned to 8; as many work as there is room for, `threads` at most, and fewer for little work. */
+void wm_differing_files(const wm_pairs *pairs, int64_t *counts, double *found, uint8_t *room, uint64_t room_size, int threads,
+                        wm_outcome *outcome);
 
 /* ------------------------------------------------------------------------------- length-prefixed strings
  * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries

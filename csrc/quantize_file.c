@@ -239,7 +239,7 @@ void wm_quantize_numbers(const wm_numbers *in, const wm_blocks *as, uint8_t *out
     most = most > w.pieces ? w.pieces : most;
     most = most > rooms ? rooms : most;
     if (jobs) wm_run_parts(take_jobs, &w, most ? most : 1, 1, 1, (int)most);
-    *outcome = (wm_outcome){WM_QUANTIZED, 0, 0};
+    *outcome = (wm_outcome){WM_DONE, 0, 0};
     uint64_t first = UINT64_MAX;
     for (int i = 0; i < WM_MAX_PARTS; i++)
         if (w.failures[i].job < first) first = w.failures[i].job, *outcome = w.failures[i].outcome;

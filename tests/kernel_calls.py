@@ -693,6 +693,29 @@ def _wm_differing(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_differing_files(p: Place, size: int) -> Any:
+    found = []
+    with tempfile.TemporaryFile() as file:
+        file.write(noise(size) + noise(size + 1))
+        file.flush()
+        for kind, width in enumerate((4, 8, 2, 2)):
+            starts = np.arange(0, size, 104, dtype=np.uint64)
+            counts = np.minimum(np.uint64(104), np.uint64(size) - starts) // np.uint64(width)
+            pairs, outcome = p.struct("wm_pairs"), p.struct("wm_outcome")
+            pairs.a = pairs.b = file.fileno()
+            pairs.kind, pairs.n, pairs.most = kind, len(starts), 104
+            pairs.from_a, pairs.from_b, pairs.counts = (
+                p.array(starts),
+                p.array(starts + np.uint64(size)),
+                p.array(counts),
+            )
+            room = ffi.from_buffer("uint8_t[]", np.empty(416, np.uint8))  # which thread takes which piece is chance
+            out = p.room(len(starts), "int64_t"), p.room(2 * len(starts), "double")
+            lib.wm_differing_files(pairs, *out, room, 416, 2, outcome)
+            found.append(fields(outcome))
+    return found
+
+
 def _wm_sum_of_squares(p: Place, size: int) -> Any:
     values = lengths(size).astype(np.float32)
     return np.float64(lib.wm_sum_of_squares(p.array(values), len(values))).tobytes()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from weightmap.kernels import COMPARED, differing
+import weightmap as wm
+from weightmap.conversion import compare
+from weightmap.kernels import COMPARED, FileComparer, Unreadable, differing
 
 TYPES = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": ml_dtypes.bfloat16}
 
@@ -63,3 +68,75 @@ def test_misuse():
     for a, b in ((bytes(4), bytes(8)), (bytes(6), bytes(6))):
         with pytest.raises(ValueError, match="different sizes"):
             differing(a, b, "float32")
+
+
+@pytest.mark.parametrize("dtype", COMPARED)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensors_of_files(tmp_path, dtype, threads):
+    """Many tensors in a call, of one element up to many pieces, at any place: each has what `differing` returns."""
+    rng = np.random.default_rng(1)
+    sizes = np.array([1, 3, 4096, 1_300_001, 9, 5_000_000])
+    a = (rng.standard_normal(sizes.sum()) * 10).astype(TYPES[dtype])
+    b = a.copy()
+    b[4:1_000_000:3] += b.dtype.type(1)
+    b[-2] = np.nan
+    for path, array, before in (("a", a, b""), ("b", b, b"xyz")):
+        (tmp_path / path).write_bytes(before + array.tobytes())
+    ends = np.cumsum(sizes)
+    begins = ends - sizes
+    files = os.open(tmp_path / "a", os.O_RDONLY), os.open(tmp_path / "b", os.O_RDONLY)
+    try:
+        offsets = begins * a.itemsize + np.array([[0], [3]])
+        found = FileComparer(threads)(files, offsets, sizes, dtype)
+        with pytest.raises(Unreadable) as caught:
+            FileComparer(threads)(files, np.add(offsets, [[0], [a.itemsize]]), sizes, dtype)
+        assert (caught.value.number, caught.value.at, caught.value.error) == (1, 3 + a.nbytes, 0)
+        with pytest.raises(Unreadable) as caught:
+            FileComparer(threads)((files[1] + 100, files[1]), offsets, sizes, dtype)
+        assert (caught.value.number, caught.value.at, caught.value.error) == (0, 0, errno.EBADF)
+    finally:
+        for file in files:
+            os.close(file)
+    for one, begin, end in zip(found, begins, ends, strict=True):
+        assert same(one, expected(a[begin:end], b[begin:end]))
+
+
+def test_diff_compares_tensors_together(tmp_path, monkeypatch):
+    """A file of many small tensors takes one call for some thousands; large ones are divided."""
+    rng = np.random.default_rng(1)
+    tensors = {f"t{i}": rng.standard_normal(10).astype(np.float32) for i in range(300)}
+    tensors |= {"large": rng.standard_normal(5000), "ids": np.arange(9), "empty": np.empty((0, 3), np.float32)}
+    changed = {name: array.copy() for name, array in tensors.items()}
+    for name in ("t7", "t299", "large", "ids"):
+        changed[name][3] += 2
+    wm.save(tmp_path / "a.safetensors", tensors)
+    wm.save(tmp_path / "b.safetensors", changed)
+    calls, original = [], FileComparer.__call__
+
+    def counted(self, files, offsets, counts, dtype):
+        calls.append(len(counts))
+        return original(self, files, offsets, counts, dtype)
+
+    monkeypatch.setattr(FileComparer, "__call__", counted)
+    monkeypatch.setattr(compare, "_AT_ONCE", 16_000)
+    found = {one.name: one for one in wm.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").changed}
+    assert set(found) == {"t7", "t299", "large", "ids"}
+    assert all(one.n_different == 1 and one.max_abs == pytest.approx(2) for one in found.values())
+    assert found["large"].rms == pytest.approx(2 / 5000**0.5)
+    assert max(calls) == 300
+    assert len(calls) <= 5
+
+
+def test_diff_of_a_file_that_becomes_shorter(tmp_path, monkeypatch):
+    """It is a TruncatedError that names this file."""
+    for name in ("a", "b"):
+        wm.save(tmp_path / f"{name}.safetensors", {"w": np.ones((300, 500), np.float32), "v": np.ones(3, np.float32)})
+    original = FileComparer.__call__
+
+    def cut(*args):
+        os.truncate(tmp_path / "b.safetensors", 300_000)
+        return original(*args)
+
+    monkeypatch.setattr(FileComparer, "__call__", cut)
+    with pytest.raises(wm.TruncatedError, match=r"b\.safetensors.*became shorter.*300000"):
+        wm.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")

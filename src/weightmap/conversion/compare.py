@@ -18,7 +18,7 @@ from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
 from weightmap.importers import _huggingface as hub
 from weightmap.io.opening import is_directory, path_of
-from weightmap.kernels import COMPARED, differing
+from weightmap.kernels import COMPARED, FileComparer, Unreadable, cpus, differing
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_unchanged, detach_index, locate, name_of
@@ -36,8 +36,8 @@ __all__ = ["DiffReport", "TensorDiff", "diff"]
 
 # Elements of quantised tensors that are decoded at once.
 _PIECE = 1 << 18
-# Bytes of each tensor that are compared at once: both pieces stay in the second-level cache.
-_BUFFER = 1 << 18
+# Bytes and tensors that C compares at once, between two looks at signals.
+_AT_ONCE, _MANY = 64 << 20, 4096
 _EXACT = Tolerance()
 
 
@@ -246,8 +246,7 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None
     only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
     common = (name for name in a.file if name in b)
     places = ((name, locate(a.file, name), locate(b.file, name)) for name in common)
-    buffers = bytearray(_BUFFER), bytearray(_BUFFER)
-    changed = tuple(filter(None, (_compare(*place, tolerance, buffers) for place in places)))
+    changed = tuple(filter(None, (_compare(*place, tolerance) for place in _compared(places))))
     metadata: tuple[tuple[str, Any, Any], ...] = ()
     vocab = None
     if not tensors_only:
@@ -295,12 +294,12 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _compare(
-    name: str, a: TensorRef, b: TensorRef, tolerance: Tolerance | None, buffers: tuple[bytearray, bytearray]
+    name: str, a: TensorRef, b: TensorRef, found: _Apart | None, tolerance: Tolerance | None
 ) -> TensorDiff | None:
     """Compare two tensors: by value with a tolerance, as far as they hold numbers, else bit by bit."""
     if tolerance is None or a.row.shape != b.row.shape or not (has_numbers(a.row) and has_numbers(b.row)):
-        return _compare_bits(name, a, b, buffers)
-    if _types(a.row) == _types(b.row) and _compare_bits(name, a, b, buffers) is None:
+        return _compare_bits(name, a, b, found)
+    if _types(a.row) == _types(b.row) and _compare_bits(name, a, b, found) is None:
         return None  # the quick answer, for most tensors of similar files
     different, largest, rms = _compare_values(a, b, tolerance)
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a.row, b.row))
@@ -311,7 +310,7 @@ def _types(row: Row) -> tuple[str, bool]:
     return row.dtype.name, row.dtype.quantized
 
 
-def _compare_bits(name: str, a: TensorRef, b: TensorRef, buffers: tuple[bytearray, bytearray]) -> TensorDiff | None:
+def _compare_bits(name: str, a: TensorRef, b: TensorRef, found: _Apart | None) -> TensorDiff | None:
     row_a, row_b = a.row, b.row
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
     if _types(row_a) != _types(row_b):
@@ -321,9 +320,16 @@ def _compare_bits(name: str, a: TensorRef, b: TensorRef, buffers: tuple[bytearra
         return TensorDiff(name, "shape", text_a, text_b, None, None)
     if row_a.dtype.quantized:
         return _compare_decoded(name, a, b, (text_a, text_b))
-    found = _Apart()
+    if found is None:
+        found = _by_chunks(a, b)
+    return TensorDiff(name, "values", text_a, text_b, *found.over(row_a.shape)) if found.count else None
+
+
+def _by_chunks(a: TensorRef, b: TensorRef) -> _Apart:
+    """Return how far two tensors of one dtype are apart, which are read in chunks."""
+    found, row_a = _Apart(), a.row
     size = 0 if row_a.dtype.packed else row_a.dtype.bits // 8
-    for left, right in zip(a.chunks(buffers[0]), b.chunks(buffers[1]), strict=True):
+    for left, right in zip(a.chunks(), b.chunks(), strict=True):
         if row_a.dtype.name in COMPARED:
             found.add(*differing(left, right, row_a.dtype.name))
             continue
@@ -335,7 +341,76 @@ def _compare_bits(name: str, a: TensorRef, b: TensorRef, buffers: tuple[bytearra
             continue
         apart = (raw[0] != raw[1]).reshape(-1, size).any(1)
         found.add_distances(_distances(raw, apart, row_a))
-    return TensorDiff(name, "values", text_a, text_b, *found.over(row_a.shape)) if found.count else None
+    return found
+
+
+def _compared(
+    places: Iterable[tuple[str, TensorRef, TensorRef]],
+) -> Iterator[tuple[str, TensorRef, TensorRef, _Apart | None]]:
+    """Yield tensors, and how far those are apart that lie in files as C compares them, many at a time."""
+    compare: FileComparer | None = None
+    together: list[tuple[str, TensorRef, TensorRef, _Apart]] = []
+    files: tuple[int, int] | None = None
+    size = 0
+    for name, a, b in places:
+        these = _files_of(a, b)
+        alike = these is not None and together and these == files and a.row.dtype.name == together[0][1].row.dtype.name
+        if together and not (alike and size < _AT_ONCE and len(together) < _MANY):
+            compare = compare or FileComparer(cpus())
+            _compare_files(together, files or (-1, -1), compare)
+            yield from together
+            together, size = [], 0
+        files = these
+        if these is None:
+            yield name, a, b, None
+        else:
+            together.append((name, a, b, _Apart()))
+            size += a.row.nbytes
+    if together:
+        _compare_files(together, files or (-1, -1), compare or FileComparer(cpus()))
+        yield from together
+
+
+def _files_of(a: TensorRef, b: TensorRef) -> tuple[int, int] | None:
+    """Return the files of two tensors, open, if C compares them there."""
+    left, right = a.row, b.row
+    if left.dtype.name not in COMPARED or left.dtype.name != right.dtype.name or left.shape != right.shape:
+        return None
+    if left.dtype.swapped or right.dtype.swapped or not left.nbytes:
+        return None
+    files = a.source.direct, b.source.direct
+    return (files[0], files[1]) if isinstance(files[0], int) and isinstance(files[1], int) else None
+
+
+def _compare_files(
+    tensors: list[tuple[str, TensorRef, TensorRef, _Apart]], files: tuple[int, int], compare: FileComparer
+) -> None:
+    """Find how far tensors of one dtype are apart in two files."""
+    pairs = [(a, b) for _, a, b, _ in tensors]
+    dtype = pairs[0][0].row.dtype.name
+    width = COMPARED[dtype][1]
+    step = _AT_ONCE // width
+    parts = [
+        (number, start, min(step, math.prod(a.row.shape) - start))
+        for number, (a, _) in enumerate(pairs)
+        for start in range(0, math.prod(a.row.shape), step)
+    ]
+    while parts:
+        n = size = 0
+        while n < len(parts) and (not n or size + parts[n][2] <= step):
+            size += parts[n][2]
+            n += 1
+        now, parts = parts[:n], parts[n:]
+        offsets = np.array([[pairs[i][k].row.offset + at * width for i, at, _ in now] for k in (0, 1)], np.int64)
+        counts = np.array([count for _, _, count in now], np.int64)
+        try:
+            found = compare(files, offsets, counts, dtype)
+        except Unreadable as failed:
+            ends = offsets[failed.number] + counts * width
+            i = int(np.flatnonzero((offsets[failed.number] <= failed.at) & (failed.at < ends))[0])
+            pairs[now[i][0]][failed.number].source.fail_reading(failed.at, int(ends[i]), failed.error)
+        for (i, _, _), (count, largest, squares) in zip(now, found, strict=True):
+            tensors[i][3].add(count, largest, squares)
 
 
 def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, str]) -> TensorDiff | None:

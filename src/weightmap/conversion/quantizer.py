@@ -99,7 +99,7 @@ class Quantizer:
             "block_size": block_size,
             "scale_type": scale_type,
             "bits": bits,
-            "threads": _cpus() if threads is None else threads,
+            "threads": kernels.cpus() if threads is None else threads,
         }
         self._include, self._exclude = include, exclude
         self.done: list[QuantizedInfo] = []
@@ -221,13 +221,6 @@ class Quantizer:
     def _note(self, name: str, scheme: str, place: TensorRef, nbytes: int, error: float, square: float) -> None:
         row = place.row
         self.done.append(QuantizedInfo.of(name, scheme, row.shape, (row.nbytes, nbytes), error, square))
-
-
-def _cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _named(error: QuantError, name: str, values: NDArray[np.float32]) -> QuantError:

@@ -114,11 +114,11 @@ __all__ = [
 _ON_DEMAND = {
     "_adaptive": "adaptive_mask adaptive_plan decode_adaptive quantize_adaptive",
     "_blocks": "SCALE_TYPES blocks_size decode_blocks dequantize_int4 dequantize_int5",
-    "_differ": "COMPARED differing",
+    "_differ": "COMPARED FileComparer Unreadable differing",
     "_dlpack": "dlpack_capsule",
     "_ggml": "GGML_ENCODED GGML_TYPES GgmlType decode_ggml encode_ggml ggml_size",
     "_half": "bf16_to_f32 f16_to_f32 unpack_f16_pairs widen",
-    "_isa": "available_isas isa use_isa variant",
+    "_isa": "available_isas cpus isa use_isa variant",
     "_memory": "check_out empty given_array",
     "_pages": "cached_pages drop_pages file_system page_size read_runs resident_pages",
     "_pq": "Codes",

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.kernels._native import ffi, from_buffer, lib
+import numpy as np
+
+from weightmap.kernels._native import as_output, ffi, from_buffer, lib, thread_count
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
-__all__ = ["COMPARED", "differing"]
+    from numpy.typing import NDArray
+
+__all__ = ["COMPARED", "FileComparer", "Unreadable", "differing"]
 
 # The types that `differing` knows, by their names, as the kernel numbers them.
 COMPARED = {"float32": (0, 4), "float64": (1, 8), "float16": (2, 2), "bfloat16": (3, 2)}
+
+# Bytes of each file that are compared at once: both pieces stay in the second-level cache.
+_PIECE = 1 << 17
 
 
 def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
@@ -46,3 +53,87 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
     found = ffi.new("double[2]")
     count = lib.wm_differing(left, right, len(left) // size, kind, found, found + 1)
     return count, found[0], found[1]
+
+
+class Unreadable(Exception):  # noqa: N818 - callers turn it into an error that names the file
+    """Why files were not compared.
+
+    Attributes
+    ----------
+    number : int
+        Of the file, 0 or 1.
+    at : int
+        The byte that could not be read.
+    error : int
+        An errno; 0 where the file ends.
+    """
+
+    def __init__(self, number: int, at: int, error: int) -> None:
+        super().__init__(number, at, error)
+        self.number: int = number
+        self.at: int = at
+        self.error: int = error
+
+
+class FileComparer:
+    """Compares tensors of files, many in a call. Its buffers serve all calls.
+
+    Parameters
+    ----------
+    threads : int
+        At most this many share the work; fewer where there is too little to gain.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = max(thread_count(threads), 1)
+        self._room = np.empty(2 * _PIECE * self._threads, np.uint8)
+
+    def __call__(
+        self, files: tuple[int, int], offsets: NDArray[np.int64], counts: NDArray[np.int64], dtype: str
+    ) -> list[tuple[int, float, float]]:
+        """Compare tensors that lie in two files, given by their descriptors.
+
+        Parameters
+        ----------
+        files : tuple of int
+        offsets : ndarray of int64, shape (2, n)
+            Where each tensor lies in the first file and in the second.
+        counts : ndarray of int64, shape (n,)
+            The elements of each: at least one.
+        dtype : str
+            A key of `COMPARED`.
+
+        Returns
+        -------
+        list of (int, float, float)
+            For each tensor what `differing` returns.
+
+        Raises
+        ------
+        Unreadable
+        """
+        kind, width = COMPARED[dtype]
+        most = _PIECE // width
+        pieces = (counts + (most - 1)) // most
+        begins = np.cumsum(pieces) - pieces
+        part = np.arange(int(pieces.sum()), dtype=np.int64) - np.repeat(begins, pieces)
+        left = np.minimum(np.repeat(counts, pieces) - part * most, most)
+        places = [np.repeat(offset, pieces) + part * _PIECE for offset in offsets]
+        different, found = np.empty(len(part), np.int64), np.empty((len(part), 2), np.float64)
+        columns = [from_buffer("uint64_t[]", column) for column in (*places, left)]
+        pairs = ffi.new("wm_pairs *", (*files, kind, *columns, len(part), _PIECE))
+        outcome, room = ffi.new("wm_outcome *"), as_output(self._room, "uint8_t[]")
+        out = as_output(different, "int64_t[]"), as_output(found, "double[]")
+        lib.wm_differing_files(pairs, *out, room, len(room), self._threads, outcome)
+        if outcome.what == lib.WM_UNFIT:
+            raise AssertionError("sizes were checked")
+        if outcome.what != lib.WM_DONE:
+            raise Unreadable(int(outcome.what == lib.WM_OTHER_UNREADABLE), outcome.at, outcome.error)
+        return list(
+            zip(
+                np.add.reduceat(different, begins).tolist(),
+                np.maximum.reduceat(found[:, 0], begins).tolist(),
+                np.add.reduceat(found[:, 1], begins).tolist(),
+                strict=True,
+            )
+        )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from weightmap.kernels._native import NULL, ffi, lib
 
-__all__ = ["available_isas", "isa", "use_isa", "variant"]
+__all__ = ["available_isas", "cpus", "isa", "use_isa", "variant"]
 
 
 def available_isas() -> tuple[str, ...]:
@@ -62,3 +64,8 @@ def variant(kernel: str) -> str:
     """
     name: str = ffi.string(getattr(lib, f"wm_{kernel}_variant")()).decode()
     return name
+
+
+def cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -132,7 +132,7 @@ class BlockEncoder:
         outcome = self._outcome
         if outcome.what == lib.WM_UNFIT:
             raise AssertionError("sizes were checked")
-        if outcome.what != lib.WM_QUANTIZED:
+        if outcome.what != lib.WM_DONE:
             what = {lib.WM_NOT_FINITE: "number", lib.WM_UNREADABLE: "read", lib.WM_UNWRITABLE: "write"}[outcome.what]
             raise Failed(what, outcome.at, outcome.error)
         error, square = sums.reshape(-1, 2).sum(axis=0).tolist() if pieces[0] else (0.0, 0.0)
