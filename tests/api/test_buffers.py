@@ -15,40 +15,37 @@ if TYPE_CHECKING:
 
 def test_a_buffer_serves_again() -> None:
     """Within `keeping`, on the same thread, where it is large enough, and as long as there are few."""
-    first = buffers.take(100)
-    buffers.put(first)
-    assert buffers.take(100) is not first, "nothing is kept outside"
+    before = buffers.room(100).obj
+    assert buffers.room(100).obj is not before, "nothing is kept outside"
     with buffers.keeping():
-        small, large = buffers.take(100), buffers.take(200)
-        buffers.put(large)
-        buffers.put(small)
-        others: list[bytearray] = []
-        thread = threading.Thread(target=lambda: others.append(buffers.take(50)))
+        large, small = buffers.room(200).obj, buffers.room(300).obj
+        others: list[object] = []
+        thread = threading.Thread(target=lambda: others.append(buffers.room(50).obj))
         thread.start()
         thread.join()
         with buffers.keeping():
-            assert buffers.take(50) is small
-            assert buffers.take(101) is large
-        assert others[0] is not small
-        assert len(buffers.take(300)) == 300
-        for _ in range(9):
-            buffers.put(bytearray(500))
-        buffers.put(small)
-        taken = [buffers.take(10) for _ in range(6)]
-        assert [len(buffer) for buffer in taken] == [100, 500, 500, 500, 10, 10]
-    assert len(buffers.take(500)) == 500
+            assert buffers.room(50).obj is large
+            assert buffers.room(201).obj is small
+            assert len(buffers.room(50)) == 50
+        assert others[0] not in (large, small)
+        held = [buffers.room(250) for _ in range(7)]
+        assert len({id(view.obj) for view in held}) == 7
+        last = {id(view.obj) for view in held[-5:]}
+        del held
+        again = [buffers.room(250) for _ in range(7)]
+        assert len(last & {id(view.obj) for view in again}) == 5, "the oldest ones gave way"
 
 
 def test_a_buffer_that_somebody_looks_at_is_not_handed_out() -> None:
     """Whoever still has a view of it keeps its content; afterwards it serves again, with its length."""
     with buffers.keeping():
-        buffer = buffers.take(1 << 20)
-        view = memoryview(buffer)[10:20].toreadonly()
-        buffers.put(buffer)
-        assert buffers.take(1 << 20) is not buffer
+        view = buffers.room(1 << 20)
+        buffer, view = view.obj, view[10:20].toreadonly()
+        assert buffers.room(1 << 20).obj is not buffer
         del view
-        assert buffers.take(1 << 20) is buffer
-        assert len(buffer) == 1 << 20
+        again = [buffers.room(1 << 20), buffers.room(1 << 20)]
+        assert buffer in [view.obj for view in again]
+        assert [len(view) for view in again] == [1 << 20] * 2
 
 
 def test_shards_share_their_buffers(tmp_path: Path) -> None:
@@ -63,7 +60,7 @@ root, count = Path(sys.argv[1]), 24
 (root / "model").mkdir()
 where = {}
 for i in range(count):
-    wm.save(root / "model" / f"{i}.safetensors", {f"w{i}": np.full((256, 1024), i, np.float32)}, durable=False)
+    wm.save(root / "model" / f"{i}.safetensors", {f"w{i}": np.full((1024, 1024), i, np.float32)}, durable=False)
     where[f"w{i}"] = f"{i}.safetensors"
 (root / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 seen = []

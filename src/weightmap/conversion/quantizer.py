@@ -16,6 +16,7 @@ from weightmap.conversion.schemes import quantize
 from weightmap.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
 from weightmap.errors import QuantError, counted
 from weightmap.formats import Filled, Payload, listed
+from weightmap.io.buffers import room
 from weightmap.kernels import COMPARED, BlockEncoder, Failed
 from weightmap.quant.schemes import BITS, BLOCKED
 
@@ -181,11 +182,11 @@ class Quantizer:
             threads, scale_type = self._options["threads"], self._options["scale_type"]
             if scheme in GGML_SCHEMES:
                 kind = kernels.GGML_TYPES[scheme]
-                encoder = BlockEncoder(kind.number, threads=threads)
+                encoder = BlockEncoder(kind.number, threads=threads, room=room)
                 self._encoders[scheme] = _Blocks(kind.block_size, kernels.ggml_size(kind.block_size, scheme), encoder)
             elif scheme in BLOCKED:
                 how = {"bits": BITS[scheme], "block_size": self.block_size, "scale_type": scale_type}
-                encoder = BlockEncoder(-1, **how, threads=threads)
+                encoder = BlockEncoder(-1, **how, threads=threads, room=room)
                 self._encoders[scheme] = _Blocks(self.block_size, kernels.blocks_size(1, **how), encoder)
         return self._encoders.get(scheme)
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["keeping", "put", "take"]
+__all__ = ["keeping", "room"]
 
-# A file takes one for reading and two for writing, or three where blocks are quantised; the last piece of a tensor may
-# hold one more of the former.
-_MOST = 4
+# A file takes one to read, up to three to write, one to quantise; the last piece of a tensor may hold one more.
+_MOST = 6
 
 
 class _Kept(threading.local):
@@ -27,7 +26,7 @@ _kept = _Kept()
 
 @contextlib.contextmanager
 def keeping() -> Iterator[None]:
-    """Keep the buffers that this thread puts back, for those that it takes; free them at the end."""
+    """Keep the buffers that this thread asks for, and hand them out again; free them at the end."""
     before = _kept.buffers
     _kept.buffers = [] if before is None else before
     try:
@@ -36,28 +35,22 @@ def keeping() -> Iterator[None]:
         _kept.buffers = before
 
 
-def take(nbytes: int) -> bytearray:
-    """Return a buffer of at least so many bytes, with any content."""
+def room(nbytes: int) -> memoryview:
+    """Return memory of so many bytes, with any content. It serves again when nobody looks at it any more."""
     buffers = _kept.buffers
-    if not buffers:
-        return bytearray(nbytes)
-    for at in sorted(range(len(buffers)), key=lambda at: len(buffers[at])):
-        if len(buffers[at]) >= nbytes and _is_free(buffers[at]):
-            return buffers.pop(at)
-    return bytearray(nbytes)
-
-
-def put(buffer: bytearray) -> None:
-    """Give a buffer back. It may still be looked at: then nobody gets it."""
-    buffers = _kept.buffers
-    if buffers is not None:
-        buffers.append(buffer)
-        if len(buffers) > _MOST:
-            del buffers[0]
+    if buffers is None:
+        return memoryview(bytearray(nbytes))
+    for buffer in sorted(buffers, key=len):
+        if len(buffer) >= nbytes and _is_free(buffer):
+            return memoryview(buffer)[:nbytes]
+    buffers.append(bytearray(nbytes))
+    if len(buffers) > _MOST:
+        del buffers[0]
+    return memoryview(buffers[-1])
 
 
 def _is_free(buffer: bytearray) -> bool:
-    """Say whether nobody looks at a buffer: Python refuses to resize it then."""
+    """Say whether nobody looks at a buffer: Python would refuse to resize it."""
     try:
         buffer.append(0)
     except BufferError:

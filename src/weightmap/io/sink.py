@@ -69,8 +69,7 @@ class Sink:
         self._total = total
         self._progress = progress
         self._room = min(STAGE, max(total, 1)) if exact else STAGE
-        self._taken: list[bytearray] = []
-        self._view = self._fresh()
+        self._view = buffers.room(self._room)
         self._filled = 0
         self._summing = False
         self._summed = 0
@@ -87,10 +86,6 @@ class Sink:
     def _tell(self, done: int) -> None:
         if self._progress is not None:
             self._progress(done, self._total)
-
-    def _fresh(self) -> memoryview:
-        self._taken.append(buffers.take(self._room))
-        return memoryview(self._taken[-1])
 
     @property
     def position(self) -> int:
@@ -171,7 +166,7 @@ class Sink:
         waits = self._first is None
         self._flush()
         if waits:
-            self._view = self._fresh()
+            self._view = buffers.room(self._room)
 
     def _flush(self) -> None:
         self._sum()
@@ -181,7 +176,7 @@ class Sink:
         elif self._filling:
             self._settle()
             self._waiting = kernels.Unwritten(self._fd, piece, self.offset, self._durable)
-            self._view, self._other = self._other or self._fresh(), self._view
+            self._view, self._other = self._other or buffers.room(self._room), self._view
         else:
             self._settle()
             _write_all(self._fd, piece, self.offset)
@@ -211,8 +206,6 @@ class Sink:
             msg = f"the format planned {self._total} bytes and wrote {self.offset}"
             raise AssertionError(msg)
         self._view = self._first = self._other = memoryview(b"")
-        for buffer in self._taken:
-            buffers.put(buffer)
 
 
 class _Memory(Sink):

@@ -55,8 +55,7 @@ _KIND = 0o170000
 # Few handles need these.
 is_sealed: Callable[..., Any] = later("weightmap.io.sealed", "is_sealed")
 seal: Callable[..., Any] = later("weightmap.io.sealed", "seal")
-take: Callable[..., Any] = later("weightmap.io.buffers", "take")
-put: Callable[..., Any] = later("weightmap.io.buffers", "put")
+room: Callable[..., Any] = later("weightmap.io.buffers", "room")
 prefetch: Callable[..., Any] = later("weightmap.io.prefetch", "prefetch")
 # Bytes of a buffer that is not worth keeping.
 _SMALL = 1 << 14
@@ -238,19 +237,16 @@ class Source:
                 yield view[start : min(start + size, end)]
             return
         size = min(size, count) or 1
-        kept = buffer is None and size > _SMALL
-        own = take(size) if kept else bytearray(size) if buffer is None else buffer
-        room = memoryview(own)
-        try:
-            for start in range(offset, end, size):
-                piece = room[: min(size, end - start)]
-                got = read_into(file, piece, start, self.name)
-                if got < len(piece):
-                    self._short(start + got, end)
-                yield piece.toreadonly()
-        finally:
-            if kept:
-                put(own)
+        if buffer is None and size > _SMALL:
+            view = room(size)
+        else:
+            view = memoryview(bytearray(size) if buffer is None else buffer)
+        for start in range(offset, end, size):
+            piece = view[: min(size, end - start)]
+            got = read_into(file, piece, start, self.name)
+            if got < len(piece):
+                self._short(start + got, end)
+            yield piece.toreadonly()
 
     def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
         """Fill a contiguous array with the bytes from `offset` on. Raises `TruncatedError` when the file has fewer."""

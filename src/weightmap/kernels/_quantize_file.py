@@ -11,6 +11,8 @@ from weightmap.kernels._differ import COMPARED
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, lib, thread_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 __all__ = ["BlockEncoder", "Failed", "Unwritten"]
@@ -55,11 +57,21 @@ class BlockEncoder:
         As for `encode_blocks`.
     threads : int
         At most this many share the work.
+    room : callable
+        Makes the memory to work in, by its bytes.
     """
 
     def __init__(
-        self, ggml: int, *, bits: int = 4, block_size: int = 32, scale_type: str = "fp16", threads: int = 1
+        self,
+        ggml: int,
+        *,
+        bits: int = 4,
+        block_size: int = 32,
+        scale_type: str = "fp16",
+        threads: int = 1,
+        room: Callable[[int], memoryview | bytearray] = bytearray,
     ) -> None:
+        self._make = room
         self._blocks = ffi.new("wm_blocks *", (ggml, bits, scale_code(scale_type), block_size))
         self._numbers, self._outcome = ffi.new("wm_numbers *"), ffi.new("wm_outcome *")
         self._pieces = ffi.new("uint64_t *")
@@ -107,7 +119,7 @@ class BlockEncoder:
         each = lib.wm_quantize_room(numbers, self._blocks, pieces)
         wanted = min(self._threads, max(pieces[0], 1)) * each
         if self._room.size < wanted:
-            self._room = np.empty(wanted, np.uint8)
+            self._room = np.frombuffer(self._make(wanted), np.uint8)
         if self._sums.size < 2 * pieces[0]:
             self._sums = np.empty(2 * pieces[0], np.float64)
         sums, room = self._sums[: 2 * pieces[0]], self._room
