@@ -158,11 +158,9 @@ class Quantizer:
         blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole
         if blocks is not None:
             nbytes = -(-size // blocks.elements) * blocks.nbytes
-            made = functools.partial(
-                self._by_blocks, scheme=scheme, blocks=blocks, name=name, place=place, nbytes=nbytes
-            )
-            kind = {"block_size": blocks.elements, "scale_type": scale_type}
-            return Filled(name, SCHEMES[scheme], row.shape, nbytes, made, **kind)
+            made = self._by_blocks, scheme, blocks, name, place, nbytes
+            kind: dict[str, Any] = {"block_size": blocks.elements, "scale_type": scale_type}
+            return Filled(name, SCHEMES[scheme], row.shape, nbytes, *made, **kind)
         if scheme in BITS:
             nbytes = kernels.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
         elif trial:
