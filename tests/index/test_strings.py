@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from tests.collisions import colliding
@@ -35,5 +37,15 @@ def test_tables_are_joined_an_empty_one_too(empty):
     parts = [["a", "", "bc"], ["d"]]
     parts.insert(empty, [])
     joined = StringTable.joined((StringTable.of(part, "word") for part in parts), "word")
+    assert list(joined) == ["a", "", "bc", "d"]
+    assert [joined.find(text) for text in ("d", "bc", "e")] == [3, 2, -1]
+
+
+def test_tables_whose_strings_lie_apart_are_joined():
+    """What lies between the strings of a table, such as the lengths before them, is left out."""
+    data = b"".join(struct.pack("<H", len(text)) + text for text in (b"a", b"", b"bc"))
+    apart = StringTable(data, np.array([2, 5, 7, 11], np.uint32), 2, "word")
+    assert list(apart) == ["a", "", "bc"]
+    joined = StringTable.joined(iter([apart, StringTable.of(["d"], "word")]), "word")
     assert list(joined) == ["a", "", "bc", "d"]
     assert [joined.find(text) for text in ("d", "bc", "e")] == [3, 2, -1]

@@ -73,6 +73,12 @@ def test_a_single_chunk_is_a_file(part):
     assert type(two) is wm.TruncatedError
 
 
+@pytest.mark.parametrize("listed", [[ff.NORMS], [], [ff.NORMS, 9], [ff.NORMS] * 65])
+def test_norms_alone_are_a_file(listed):
+    """Whatever the header lists: they come last, so nothing was cut off."""
+    assert error_of(ff.build([ff.norms(ff.lengths(N))], listed)) is None
+
+
 @pytest.mark.parametrize("count", [63, 64, 65])
 def test_a_list_of_chunks_that_is_one(count):
     """Up to 64 listed chunks that are missing are reported; a longer list is ignored."""

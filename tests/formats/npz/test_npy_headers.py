@@ -46,6 +46,7 @@ def cut(text: str | bytes, nbytes: int, **options: Any) -> bytes:
 PLAIN = {
     "row-major": (header(), 24),
     "Fortran order": (header(fortran="True"), 24),
+    "Fortran order of a row": (header(fortran="True", shape="(1, 6)"), 24),
     "one dimension": (header(shape="(6,)"), 24),
     "no dimension": (header(shape="()"), 4),
     "empty": (header(shape="(0, 3)"), 0),
