@@ -41,10 +41,11 @@ from weightmap.model.opening import load, open
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
-    from weightmap.conversion.compare import DiffReport, TensorDiff, diff
+    from weightmap.conversion.compare import DiffReport, diff
     from weightmap.conversion.converting import convert
     from weightmap.conversion.quantizing import quantize
     from weightmap.conversion.reports import ConvertReport
+    from weightmap.conversion.tensor_diffs import TensorDiff
     from weightmap.conversion.verifying import verify
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
@@ -108,7 +109,7 @@ _ON_DEMAND = {
     "Embeddings": "embeddings.embeddings",
     "QuantizedTensor": "quant.blocks",
     "ReadPlan": "plans.read_plan",
-    "TensorDiff": "conversion.compare",
+    "TensorDiff": "conversion.tensor_diffs",
     "TensorInfo": "index.table",
     "VerifyReport": "model.verifying",
     "Vocabulary": "embeddings.vocabulary",

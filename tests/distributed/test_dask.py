@@ -81,6 +81,11 @@ def wait_for(what, process=None):
         time.sleep(0.01)
 
 
+def running(dask_worker):
+    """How many tasks a worker runs, those included that nobody waits for any more."""
+    return dask_worker.state.executing_count
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_path):
     """The files equal those of a serial run, byte for byte; no shard that was recorded is converted again."""
@@ -103,7 +108,8 @@ def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_pa
         first.communicate()
     assert not (out / "model.amb.index.json").exists()
     # Tasks that ran when their client died run to their end: these are the ones in flight.
-    time.sleep(1)
+    with distributed.Client(cluster, set_as_default=False) as client:
+        wait_for(lambda: not any(client.run(running).values()))
     recorded = json.loads(manifest.read_text())["shards"]
     before = files(out)
     assert len(recorded) > SHARDS // 4

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap.conversion import compare
+from weightmap.conversion import tensor_diffs
 from weightmap.kernels import COMPARED, FileComparer, Unreadable, differing
 
 TYPES = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": ml_dtypes.bfloat16}
@@ -118,7 +118,7 @@ def test_diff_compares_tensors_together(tmp_path, monkeypatch):
         return original(self, files, offsets, counts, dtype)
 
     monkeypatch.setattr(FileComparer, "__call__", counted)
-    monkeypatch.setattr(compare, "_AT_ONCE", 16_000)
+    monkeypatch.setattr(tensor_diffs, "_AT_ONCE", 16_000)
     found = {one.name: one for one in wm.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").changed}
     assert set(found) == {"t7", "t299", "large", "ids"}
     assert all(one.n_different == 1 and one.max_abs == pytest.approx(2) for one in found.values())

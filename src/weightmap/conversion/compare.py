@@ -5,91 +5,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from weightmap.conversion.extras import file_metadata, spared
-from weightmap.conversion.values import Tolerance, apart, distances, has_numbers, pairs
-from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
-from weightmap.errors import UnsupportedError, counted, quoted
+from weightmap.conversion.tensor_diffs import TensorDiff, tensor_diffs
+from weightmap.conversion.values import Tolerance
+from weightmap.errors import counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
 from weightmap.importers import _huggingface as hub
 from weightmap.io.opening import is_directory, path_of
-from weightmap.kernels import COMPARED, FileComparer, Unreadable, cpus, differing
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_unchanged, detach_index, locate, name_of
-from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from weightmap.index.table import Row
     from weightmap.quant.ref import TensorRef
 
-__all__ = ["DiffReport", "TensorDiff", "diff"]
-
-# Elements of quantised tensors that are decoded at once.
-_PIECE = 1 << 18
-# Bytes and tensors that C compares at once, between two looks at signals.
-_AT_ONCE, _MANY = 64 << 20, 4096
-_EXACT = Tolerance()
-
-
-class TensorDiff(NamedTuple):
-    """A tensor that differs between two files.
-
-    Attributes
-    ----------
-    name : str
-    what : {"dtype", "shape", "values"}
-    a, b : str
-        Dtype and shape in each file.
-    n_different : int or None
-        Number of elements whose bytes differ. If the dtypes differ, number of elements whose values do: for
-        floating-point and quantised tensors of one shape, however each file stores them; None for others.
-    max_abs : float or None
-        Largest absolute difference of two elements; NaN when one of them is not finite.
-    rms : float or None
-        Root of the mean square of the differences, over all elements, those without a difference too.
-    """
-
-    name: str
-    what: str
-    a: str
-    b: str
-    n_different: int | None
-    max_abs: float | None
-    rms: float | None = None
-
-
-class _Apart:
-    """How far two tensors are apart: elements that differ, their largest difference, the sum of the squares."""
-
-    __slots__ = ("count", "largest", "squares")
-
-    def __init__(self) -> None:
-        self.count, self.largest, self.squares = 0, 0.0, 0.0
-
-    def add(self, count: int, largest: float, squares: float) -> None:
-        """Add what was found in a part."""
-        self.count += count
-        self.largest = float(np.maximum(self.largest, largest))
-        self.squares += squares
-
-    def add_distances(self, distance: NDArray[np.floating[Any]]) -> None:
-        """Add the elements that differ in a part, by their distances."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            self.add(distance.size, float(distance.max(initial=0)), float(np.square(distance, dtype=np.float64).sum()))
-
-    def over(self, shape: tuple[int, ...]) -> tuple[int, float, float]:
-        """Return count, largest and root mean square difference of a tensor of this shape."""
-        return self.count, self.largest, math.sqrt(self.squares / max(math.prod(shape), 1))
+__all__ = ["DiffReport", "diff"]
 
 
 class DiffReport(NamedTuple):
@@ -246,7 +181,7 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None
     only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
     common = (name for name in a.file if name in b)
     places = ((name, locate(a.file, name), locate(b.file, name)) for name in common)
-    changed = tuple(filter(None, (_compare(*place, tolerance) for place in _compared(places))))
+    changed = tuple(tensor_diffs(places, tolerance))
     metadata: tuple[tuple[str, Any, Any], ...] = ()
     vocab = None
     if not tensors_only:
@@ -291,175 +226,6 @@ def _alike(a: Any, b: Any) -> bool:
         return equal(a, b)
     text, value = (a, b) if isinstance(a, str) else (b, a)
     return isinstance(value, (int, float)) and text == json.dumps(value)
-
-
-def _compare(
-    name: str, a: TensorRef, b: TensorRef, found: _Apart | None, tolerance: Tolerance | None
-) -> TensorDiff | None:
-    """Compare two tensors: by value with a tolerance, as far as they hold numbers, else bit by bit."""
-    if tolerance is None or a.row.shape != b.row.shape or not (has_numbers(a.row) and has_numbers(b.row)):
-        return _compare_bits(name, a, b, found)
-    if _types(a.row) == _types(b.row) and _compare_bits(name, a, b, found) is None:
-        return None  # the quick answer, for most tensors of similar files
-    different, largest, rms = _compare_values(a, b, tolerance)
-    text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a.row, b.row))
-    return TensorDiff(name, "values", text_a, text_b, different, largest, rms) if different else None
-
-
-def _types(row: Row) -> tuple[str, bool]:
-    return row.dtype.name, row.dtype.quantized
-
-
-def _compare_bits(name: str, a: TensorRef, b: TensorRef, found: _Apart | None) -> TensorDiff | None:
-    row_a, row_b = a.row, b.row
-    text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
-    if _types(row_a) != _types(row_b):
-        known = row_a.shape == row_b.shape and _has_values(row_a) and _has_values(row_b)
-        return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if known else (None, None, None)))
-    if row_a.shape != row_b.shape:
-        return TensorDiff(name, "shape", text_a, text_b, None, None)
-    if row_a.dtype.quantized:
-        return _compare_decoded(name, a, b, (text_a, text_b))
-    if found is None:
-        found = _by_chunks(a, b)
-    return TensorDiff(name, "values", text_a, text_b, *found.over(row_a.shape)) if found.count else None
-
-
-def _by_chunks(a: TensorRef, b: TensorRef) -> _Apart:
-    """Return how far two tensors of one dtype are apart, which are read in chunks."""
-    found, row_a = _Apart(), a.row
-    size = 0 if row_a.dtype.packed else row_a.dtype.bits // 8
-    for left, right in zip(a.chunks(), b.chunks(), strict=True):
-        if row_a.dtype.name in COMPARED:
-            found.add(*differing(left, right, row_a.dtype.name))
-            continue
-        raw = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
-        if np.array_equal(*raw):
-            continue
-        if not size:  # elements of less than a byte: count bytes
-            found.add(int((raw[0] != raw[1]).sum()), float("nan"), float("nan"))
-            continue
-        apart = (raw[0] != raw[1]).reshape(-1, size).any(1)
-        found.add_distances(_distances(raw, apart, row_a))
-    return found
-
-
-def _compared(
-    places: Iterable[tuple[str, TensorRef, TensorRef]],
-) -> Iterator[tuple[str, TensorRef, TensorRef, _Apart | None]]:
-    """Yield tensors, and how far those are apart that lie in files as C compares them, many at a time."""
-    compare: FileComparer | None = None
-    together: list[tuple[str, TensorRef, TensorRef, _Apart]] = []
-    files: tuple[int, int] | None = None
-    size = 0
-    for name, a, b in places:
-        these = _files_of(a, b)
-        alike = these is not None and together and these == files and a.row.dtype.name == together[0][1].row.dtype.name
-        if together and not (alike and size < _AT_ONCE and len(together) < _MANY):
-            compare = compare or FileComparer(cpus())
-            _compare_files(together, files or (-1, -1), compare)
-            yield from together
-            together, size = [], 0
-        files = these
-        if these is None:
-            yield name, a, b, None
-        else:
-            together.append((name, a, b, _Apart()))
-            size += a.row.nbytes
-    if together:
-        _compare_files(together, files or (-1, -1), compare or FileComparer(cpus()))
-        yield from together
-
-
-def _files_of(a: TensorRef, b: TensorRef) -> tuple[int, int] | None:
-    """Return the files of two tensors, open, if C compares them there."""
-    left, right = a.row, b.row
-    if left.dtype.name not in COMPARED or left.dtype.name != right.dtype.name or left.shape != right.shape:
-        return None
-    if left.dtype.swapped or right.dtype.swapped or not left.nbytes:
-        return None
-    files = a.source.direct, b.source.direct
-    return (files[0], files[1]) if isinstance(files[0], int) and isinstance(files[1], int) else None
-
-
-def _compare_files(
-    tensors: list[tuple[str, TensorRef, TensorRef, _Apart]], files: tuple[int, int], compare: FileComparer
-) -> None:
-    """Find how far tensors of one dtype are apart in two files."""
-    pairs = [(a, b) for _, a, b, _ in tensors]
-    dtype = pairs[0][0].row.dtype.name
-    width = COMPARED[dtype][1]
-    step = _AT_ONCE // width
-    parts = [
-        (number, start, min(step, math.prod(a.row.shape) - start))
-        for number, (a, _) in enumerate(pairs)
-        for start in range(0, math.prod(a.row.shape), step)
-    ]
-    while parts:
-        n = size = 0
-        while n < len(parts) and (not n or size + parts[n][2] <= step):
-            size += parts[n][2]
-            n += 1
-        now, parts = parts[:n], parts[n:]
-        offsets = np.array([[pairs[i][k].row.offset + at * width for i, at, _ in now] for k in (0, 1)], np.int64)
-        counts = np.array([count for _, _, count in now], np.int64)
-        try:
-            found = compare(files, offsets, counts, dtype)
-        except Unreadable as failed:
-            ends = offsets[failed.number] + counts * width
-            i = int(np.flatnonzero((offsets[failed.number] <= failed.at) & (failed.at < ends))[0])
-            pairs[now[i][0]][failed.number].source.fail_reading(failed.at, int(ends[i]), failed.error)
-        for (i, _, _), (count, largest, squares) in zip(now, found, strict=True):
-            tensors[i][3].add(count, largest, squares)
-
-
-def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, str]) -> TensorDiff | None:
-    """Compare the values that two quantised tensors decode to, bit by bit; their codes may differ."""
-    found = _Apart()
-    for left, right in zip(in_pieces(a), in_pieces(b), strict=False):
-        if (left.block_size, left.scale_type) != (right.block_size, right.scale_type):
-            one, other = (
-                f"{texts[0]}, blocks of {part.block_size}, {part.scale_type} scales" for part in (left, right)
-            )
-            return TensorDiff(name, "dtype", one, other, None, None)
-        if np.array_equal(left.payload, right.payload):
-            continue
-        for at in range(0, left.size, _PIECE):
-            values = [part.flat(at, min(at + _PIECE, part.size)) for part in (left, right)]
-            apart = values[0].view(np.uint32) != values[1].view(np.uint32)
-            with np.errstate(invalid="ignore"):
-                distance = np.abs(values[0].astype(np.float64) - values[1])
-            found.add_distances(distance[apart])
-    if not found.count:
-        return None
-    return TensorDiff(name, "values", texts[0], texts[1], *found.over(a.row.shape))
-
-
-def _has_values(row: Row) -> bool:
-    return row.dtype.quantized or row.dtype.name in FLOATING
-
-
-def _compare_values(a: TensorRef, b: TensorRef, tolerance: Tolerance = _EXACT) -> tuple[int, float, float]:
-    """Compare values of two tensors of one shape, of any types; return how many differ, largest and RMS difference."""
-    found = _Apart()
-    for one, other in pairs(a, b):
-        distance = distances(one, other)
-        differ = apart(one, other, distance, tolerance)
-        found.add_distances(distance[differ])
-    return found.over(a.row.shape)
-
-
-def _distances(raw: tuple[Any, Any], apart: Any, row: Row) -> NDArray[np.floating[Any]]:
-    """Return how far the elements that differ are apart; NaN for those of a type without numbers."""
-    try:
-        dtype = numpy_dtype(DTYPES[row.dtype.name])
-    except (KeyError, UnsupportedError):
-        return np.full(int(apart.sum()), np.nan)
-    wide = np.complex128 if row.dtype.name == "complex64" else np.float64
-    left, right = (part.view(dtype)[apart].astype(wide) for part in raw)
-    with np.errstate(invalid="ignore"):
-        distance: NDArray[np.floating[Any]] = np.abs(left - right)
-    return distance
 
 
 def _vocabularies(
