@@ -367,7 +367,7 @@ def read():
     return int(next(line for line in open("/proc/self/io") if line.startswith("rchar")).split()[1])
 with compat.safe_open(sys.argv[1], "np", backend="pread") as file:
     part = file.get_slice("a")
-    part[0, :1]
+    part[0]
     before, again = read(), read()
     part[eval(sys.argv[2], {"slice": slice})]
     print(read() - again - (again - before))

@@ -16,6 +16,7 @@ from weightmap.errors import ClosedError, UnsupportedError
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import locate
+from weightmap.model.spans import spans_of
 
 if TYPE_CHECKING:
     import os
@@ -65,13 +66,19 @@ class Reader:
         """Return a tensor."""
         file = self.file
         if self._away:
-            return self.several([name])[name]
+            from weightmap.torch import load_tensors
+
+            return load_tensors(file, [name], self.device)[name]
         value = read_whole(file, name) if self.pread else file[name] if self.device is None else None
         if self.device is not None:
             from weightmap.torch import read_tensor
 
             return read_tensor(file, name, value)
-        array = value if isinstance(value, np.ndarray) else file.read(name, np.float32)
+        return self._delivered(name, value)
+
+    def _delivered(self, name: str, value: Any) -> Any:
+        """Return a value of the file, decoded where it is quantised, as the framework has it."""
+        array = value if isinstance(value, np.ndarray) else self.file.read(name, np.float32)
         return array if self._convert is None else self._convert(array)
 
     @property
@@ -79,13 +86,22 @@ class Reader:
         """Whether tensors go to a device other than the CPU."""
         return self.device is not None and self.device.type != "cpu"
 
-    def several(self, names: list[str]) -> dict[str, Any]:
-        """Return tensors, in the order of these names; those of another device are loaded together."""
-        if not self._away:
-            return {name: self.whole(name) for name in names}
-        from weightmap.torch import load_tensors
+    def every(self, names: list[str]) -> dict[str, Any]:
+        """Return all tensors, in the order of these names. Whole files take a tenth of the time of single tensors."""
+        file = self.file
+        if self._away:
+            from weightmap.torch import load_tensors
 
-        return load_tensors(self.file, names, self.device)
+            return load_tensors(file, names, self.device)
+        if self.pread:
+            return {name: self.whole(name) for name in names}
+        if self.device is not None:
+            from weightmap.torch._files import shared
+
+            found = shared(file)
+        else:
+            found = {name: self._delivered(name, value) for name, value in file.items()}
+        return found if list(found) == names else {name: found[name] for name in names}
 
     def part(self, name: str, index: Any) -> Any:
         """Return part of a tensor: an array of no dimension for one element."""
@@ -185,8 +201,9 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         file = self._open().file
         if file.shards:  # offsets count within the shard
             return list(file)
-        infos = sorted(file.infos(), key=lambda info: (info.offset, info.offset + info.nbytes))
-        return [info.name for info in infos]
+        spans, names = spans_of(file), list(file)
+        order = np.lexsort((spans.begin + spans.nbytes, spans.begin))
+        return [names[row] for row in spans.row[order].tolist()]
 
     def metadata(self) -> dict[str, str] | None:
         """Return the metadata as strings, values of other types as JSON; None when the file has none."""
@@ -210,7 +227,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     def get_tensors(self) -> dict[str, Any]:
         """Return every tensor, in the order of `offset_keys`."""
         reader = self._open()
-        return reader.several(self.offset_keys())
+        return reader.every(self.offset_keys())
 
     def get_slice(self, name: str) -> SafeSlice:
         """Return an object that gives the shape and the type of a tensor, and parts of it by indexing.

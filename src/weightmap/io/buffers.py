@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from _thread import _local
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ __all__ = ["keeping", "room"]
 _MOST = 6
 
 
-class _Kept(threading.local):
-    """The buffers that this thread keeps; None outside `keeping`."""
+class _Kept(_local):
+    """The buffers that this thread keeps; None outside `keeping`. `threading.local`, without importing its module."""
 
     buffers: list[bytearray] | None = None
 
