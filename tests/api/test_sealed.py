@@ -114,14 +114,20 @@ def test_one_descriptor_while_it_is_open_and_none_afterwards(path: Path) -> None
 
 
 @needs_sealing
-def test_the_copy_is_bounded_before_anything_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sealed", "copy"])
+@pytest.mark.parametrize(
+    ("limits", "bound"), [(wm.Limits(max_copy_bytes=1 << 20), "max_copy_bytes"), (None, "the memory that is left")]
+)
+def test_the_copy_is_bounded_before_anything_is_read(
+    tmp_path: Path, mode: str, limits: wm.Limits | None, bound: str
+) -> None:
     """A sparse file of a TiB is a LimitError at once, and no memory is made."""
     path = tmp_path / "huge.safetensors"
     header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (2**40, 2**40)
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     os.truncate(path, 8 + len(header) + 2**40)
-    with pytest.raises(wm.LimitError, match="max_copy_bytes") as caught:
-        wm.open(path, mode="sealed", limits=wm.Limits(max_copy_bytes=1 << 20))
+    with pytest.raises(wm.LimitError, match=bound) as caught:
+        wm.open(path, mode=mode, limits=limits)
     assert caught.value.path == str(path)
     assert not sealed_memory()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightmap.errors import LimitError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Group", "Headroom", "headroom"]
+__all__ = ["Group", "Headroom", "check_room", "headroom"]
 
 # Version 1 says "no limit" by a number that no machine has.
 _NO_LIMIT = 1 << 60
@@ -69,6 +71,17 @@ def headroom(root: str = "/") -> Headroom:
         if line.startswith("MemAvailable:"):
             available = _number(line.split()[1]) * 1024
     return Headroom(available, tuple(_groups(root)))
+
+
+def check_room(nbytes: int, what: str) -> None:
+    """Raise `LimitError` when so many bytes, described by `what`, are more than this process may fill.
+
+    A system that promises more memory than it has would end a process that fills it.
+    """
+    left = headroom().left
+    if left is not None and nbytes > left:
+        expected = f"at most {left}, the memory that is left (a mapping takes none)"
+        raise LimitError(what, actual=nbytes, expected=expected)
 
 
 def _groups(root: str) -> Iterator[Group]:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK", "MODES", "Source"]
 
 MODES = ("mmap", "cow", "copy", "sealed")
+# Copies of more bytes ask how much memory is left.
+_COPIED, _ASKED = "size of the file to copy", 1 << 28
 # These modes copy the file before it is parsed.
 _COPIES = ("copy", "sealed")
 # Errors of mmap on file systems without it, and for files without pages.
@@ -56,6 +58,7 @@ _KIND = 0o170000
 is_sealed: Callable[..., Any] = later("weightmap.io.sealed", "is_sealed")
 seal: Callable[..., Any] = later("weightmap.io.sealed", "seal")
 room: Callable[..., Any] = later("weightmap.io.buffers", "room")
+check_room: Callable[..., Any] = later("weightmap.io.memory", "check_room")
 prefetch: Callable[..., Any] = later("weightmap.io.prefetch", "prefetch")
 # Bytes of a buffer that is not worth keeping.
 _SMALL = 1 << 14
@@ -381,7 +384,9 @@ class Source:
         sealed = self.mode == "sealed"
         if not (sealed and is_sealed(file)):
             if self._limits is not None:
-                self._limits.check("max_copy_bytes", self.size, "size of the file to copy")
+                self._limits.check("max_copy_bytes", self.size, _COPIED)
+            if self.size > _ASKED:
+                check_room(self.size, _COPIED)
             if not sealed:
                 data = aligned(self.size)
                 got = read_into(file, memoryview(data), 0, self.name)
