@@ -99,7 +99,7 @@ def diff(
 
     Examples
     --------
-    >>> import weightmap as wm
+    >>> import numpy as np, weightmap as wm
     >>> wm.save("a.weights", {"w": np.zeros(3, np.float32)})
     >>> wm.save("b.safetensors", {"w": np.array([0, 0, 2], np.float32)})
     >>> wm.diff("a.weights", "b.safetensors").changed[0].max_abs
