@@ -576,6 +576,72 @@ static void test_ggml_quantize(const char *name, wm_ggml_quantize_fn *quantize) 
     printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
+/* A file of these bytes that nobody else can open. */
+static FILE *file_of(const void *data, size_t size) {
+    FILE *file = tmpfile();
+    if (!file || fwrite(data, 1, size, file) != size || fflush(file)) exit(2);
+    return file;
+}
+
+/* From files: what the same kernels make of memory, and the bytes of an earlier call, by any number of threads. */
+static void test_files(void) {
+    enum { N = 200000, EACH = 4096, PIECES = (N + EACH - 1) / EACH, LATE = 100000 };
+    const int before = failures;
+    static float x[N], y[N];
+    static uint64_t from[PIECES], counts[PIECES];
+    for (int i = 0; i < N; i++) x[i] = (float)(int32_t)next_random() * 0x1p-31f, y[i] = i % 7 ? x[i] : -x[i];
+    for (uint64_t i = 0; i < PIECES; i++) {
+        from[i] = i * EACH * sizeof *x;
+        counts[i] = i + 1 < PIECES ? EACH : N - i * EACH;
+    }
+    FILE *const a = file_of(x, sizeof x), *const b = file_of(y, sizeof y);
+    const uint64_t size = (uint64_t)wm_blocks_size(4, WM_SCALE_FP16, 32, N);
+    uint8_t *const expected = malloc(size), *const out = malloc(size), *const late = random_bytes(LATE);
+    uint8_t *const written = malloc(LATE);
+    if (!expected || !out || !written) exit(2);
+    check(wm_blocks_encode(x, N, 4, WM_SCALE_FP16, 32, expected, size, NULL, 0, 1) == -1, "from memory", 0);
+    const wm_numbers numbers = {.fd = fileno(a), .size = sizeof x, .kind = WM_FLOAT32, .n = N};
+    const wm_blocks blocks = {-1, 4, WM_SCALE_FP16, 32};
+    const wm_pairs pairs = {fileno(a), fileno(b), WM_FLOAT32, from, from, counts, PIECES, EACH * sizeof *x};
+    uint64_t pieces;
+    const uint64_t each = wm_quantize_room(&numbers, &blocks, &pieces);
+    for (int threads = 1; threads <= 4; threads++) {
+        FILE *const target = file_of("", 0);
+        const wm_unwritten earlier = {fileno(target), late, LATE, 0, threads % 2};
+        const uint64_t room_size = each * (uint64_t)threads;
+        uint8_t *const room = aligned_alloc(64, (room_size + 63) / 64 * 64);
+        double *const sums = malloc(2 * pieces * sizeof *sums);
+        if (!room || !sums) exit(2);
+        wm_outcome outcome;
+        memset(out, 0, size);
+        wm_quantize_numbers(&numbers, &blocks, out, size, sums, 2 * pieces, room, room_size, &earlier, threads, &outcome);
+        check(outcome.what == WM_DONE && !memcmp(out, expected, size), "quantised from a file", (uint64_t)threads);
+        rewind(target);
+        check(fread(written, 1, LATE, target) == LATE && !memcmp(written, late, LATE), "written meanwhile", (uint64_t)threads);
+        free(room);
+        free(sums);
+        fclose(target);
+
+        static int64_t different[PIECES];
+        static double found[2 * PIECES];
+        const uint64_t compare_size = 2 * pairs.most * (uint64_t)threads;
+        uint8_t *const compare_room = aligned_alloc(64, compare_size);
+        if (!compare_room) exit(2);
+        wm_differing_files(&pairs, different, found, compare_room, compare_size, threads, &outcome);
+        check(outcome.what == WM_DONE, "compared", (uint64_t)threads);
+        for (uint64_t i = 0; i < PIECES; i++) {
+            double largest, squares;
+            const int64_t count = wm_differing((const uint8_t *)(x + i * EACH), (const uint8_t *)(y + i * EACH), counts[i],
+                                               WM_FLOAT32, &largest, &squares);
+            check(different[i] == count && found[2 * i] == largest && found[2 * i + 1] == squares, "differences", i);
+        }
+        free(compare_room);
+    }
+    free(expected), free(out), free(late), free(written);
+    fclose(a), fclose(b);
+    printf("%-34s %s\n", "files and threads", failures == before ? "ok" : "FAILED");
+}
+
 static void test_entry_points(void) {
     for (int tier = 0; wm_isa_name(tier); tier++) {
         if (wm_isa_select(tier)) continue;
@@ -586,6 +652,7 @@ static void test_entry_points(void) {
         test_half_threads();
         test_blocks();
         test_quantize();
+        test_files();
     }
     test_concurrency();
 }
