@@ -144,6 +144,10 @@ def test_unknown_names_are_key_errors(example: builders.Example, path: Path) -> 
                 look_up("no such tensor")
             assert isinstance(caught.value, KeyError)
             assert "no such tensor" in str(caught.value)
+            with pytest.raises(
+                wm.TensorNotFoundError, match=r"no tensor is called 7 among .*; names are strings \(str\)$"
+            ):
+                look_up(7)  # type: ignore[arg-type]
 
 
 @every_with_data

@@ -402,14 +402,14 @@ def test_centroids_have_codes_of_a_byte(centroids, good):
     matrix = tensor("embeddings", (1, 1), "pq", parts=parts)
     matrix.nbytes = 4 * centroids + 1
     found = plan_of([matrix], vocab=["w"])
-    assert found == "" if good else f"{centroids} centroids (1 to 256)" in found
+    assert found == "" if good else f"{centroids} centroids (expected 1 to 256)" in found
 
 
 @pytest.mark.parametrize(("columns", "good"), [(0, True), (U32, True), (U32 + 1, False)])
 def test_columns_of_a_matrix(columns, good):
     """2^32 - 1 columns are written, and 2^32 refused."""
     found = plan_of([tensor("embeddings", (1, columns), "int8")], vocab=["w"])
-    assert found == "" if good else f"{columns} columns (at most {U32})" in found
+    assert found == "" if good else f"{columns} columns (expected at most {U32})" in found
 
 
 @pytest.mark.parametrize("ndim", range(4))

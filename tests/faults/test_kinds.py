@@ -56,7 +56,8 @@ def png() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", b"")
 
 
-PICKLE = "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"
+PICKLE = "this is a Python pickle, and not one of torch.save, or a damaged one: pickles are programs, and not run here"
+CUT_ZIP = "this is a ZIP archive that ends within the header of its first file: was the download complete?"
 JSON = "this is JSON text: a configuration, or an error that a server sent in place of a file"
 HTML = "this is an HTML page: a download went wrong"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
@@ -78,6 +79,8 @@ MESSAGES: dict[str, tuple[bytes, str]] = {
         zipped("model.onnx"),
         "this is a ZIP archive, and neither a PyTorch checkpoint nor an .npz archive of numpy",
     ),
+    "ZIP, cut within its header": (zipped("arr_0.npy")[:29], CUT_ZIP),
+    "ZIP, cut within a name": (zipped("arr_0.npy")[:38], CUT_ZIP),
     "7-Zip": (b"7z\xbc\xaf\x27\x1c" + bytes(60), "this is a 7-Zip archive: unpack it first"),
     "tar": (tar(), "this is a tar archive: unpack it first"),
     "pickle 2": (pickle.dumps({"a": [1]}, 2), PICKLE),
@@ -114,6 +117,45 @@ def test_errors_on_other_files_name_their_kind(
     assert listing(path.parent) == ["model.bin"]
     assert cli.main(["inspect", str(path)]) == 3
     assert capsys.readouterr().err == f"weightmap: {text}\n"
+
+
+def tensors(beginning: bytes = b"", *, length: int | None = None) -> bytes:
+    """A file of safetensors with other first bytes of its JSON, or another length."""
+    text = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    text = beginning + text[len(beginning) :]
+    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(4)
+
+
+DAMAGED_JSON = "this looks like a safetensors header whose JSON is damaged: its beginning is "
+DAMAGED_LENGTH = "this looks like a safetensors header whose length is damaged: it is "
+DAMAGED = {
+    "a wrong bracket": (tensors(b"["), DAMAGED_JSON + 'b\'["w":{"dtype":"F\', expected \'{"\' (at byte 8)'),
+    "a wrong quotation mark": (tensors(b"{'"), DAMAGED_JSON + "b'{\\'w\":{\"dtype\":\"F', expected '{\"' (at byte 8)"),
+    "both": (tensors(b"x'"), "no format recognises this file"),
+    "no JSON, and the wrong length": (tensors(b"x", length=1 << 40), "no format recognises this file"),
+    "a length of 2**40": (tensors(length=1 << 40), f"{DAMAGED_LENGTH}{1 << 40}, expected 2 to 58 (at byte 0)"),
+    "a length of 1": (tensors(length=1), f"{DAMAGED_LENGTH}1, expected 2 to 58 (at byte 0)"),
+    "a length of 2": (tensors(b"[", length=2), DAMAGED_JSON),
+    "the longest that fits": (tensors(b"[", length=58), DAMAGED_JSON),
+    "a byte more": (tensors(b"[", length=59), "no format recognises this file"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_beginning_of_safetensors_is_named(case: str, put: Callable[..., Path]) -> None:
+    """One wrong byte in the length or where the JSON begins: the error says that the file looks like safetensors."""
+    data, message = DAMAGED[case]
+    with pytest.raises(wm.UnknownFormatError) as caught:
+        wm.open(put(data, "model.safetensors"))
+    assert message in str(caught.value)
+
+
+def test_an_empty_index_of_shards_is_an_empty_file(put: Callable[..., Path]) -> None:
+    """It is a TruncatedError, as of an empty model, not one about JSON."""
+    path = put(b"", "model.safetensors.index.json")
+    with pytest.raises(wm.TruncatedError) as caught:
+        wm.open(path)
+    assert str(caught.value) == f"{path}: the file is empty (at byte 0)"
 
 
 ROWS = b"hello 0.1 -2 3e-5\nworld 1 2 3\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -258,6 +259,37 @@ def test_a_damaged_code_is_an_error():
     bad[7, 2] = 200
     with pytest.raises(wm.QuantError, match="code 2 of row 7"):
         Embeddings(vocabulary(WORDS), ProductQuantized(bad, q.codebooks)).most_similar(np.ones(12))
+
+
+def test_errors_on_unknown_words_name_the_file_and_similar_words(tmp_path):
+    """Look-up, most_similar and analogy raise a KeyError that says so; the word itself is its argument."""
+    path = tmp_path / "w.weights"
+    wm.save(path, {"e": np.eye(3, dtype=np.float32)}, vocab=["Berlin", "Paris", "Wien"])
+    with wm.open(path) as f:
+        e = f.embeddings
+        for ask in (e.__getitem__, e.most_similar, lambda word: e.analogy("Paris", word, "Wien")):
+            with pytest.raises(KeyError) as caught:
+                ask("Berln")
+            assert caught.value.args == ("Berln",)
+            assert str(caught.value) == (
+                f"{path}: there is no vector for 'Berln' among those of 3 words; similar words: 'Berlin'"
+            )
+        copied = pickle.loads(pickle.dumps(caught.value))
+        assert (type(copied), copied.args) == (KeyError, (str(caught.value),))
+        with pytest.raises(KeyError, match=r"no vector for 5 among those of 3 words; words are strings \(str\)$"):
+            e[5]
+        with pytest.raises(KeyError) as caught:
+            e["x"]
+        assert e.get("Berln") is None
+        assert e.get("Berln", 5) == 5
+    assert str(caught.value) == f"{path}: there is no vector for 'x' among those of 3 words"
+
+
+def test_the_error_on_a_word_without_known_ngrams_says_so():
+    """A vocabulary in memory has no file to name."""
+    words = vocabulary(["one"], Subwords("bucket", 1, 5, 6, 8))
+    with pytest.raises(KeyError, match=r"^there is no vector for 'x' among those of 1 word, and none of its n-grams"):
+        Embeddings(words, np.zeros((9, 2), np.float32))["x"]
 
 
 def test_questions_that_make_no_sense():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ROWS = wb.matrix(5, 4)
 UNIT = ROWS / np.linalg.norm(ROWS, axis=1)[:, None]
 HEAD = b"5 4\n"
+UNFINISHED = "the last line has no end: was the download complete?"
 
 FILES = {
     "word2vec": wb.word2vec(wb.WORDS, ROWS),
@@ -35,11 +36,12 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("data", FILES.values(), ids=FILES)
-def test_rows_become_unit_vectors_and_norms(data: bytes, put: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", FILES)
+def test_rows_become_unit_vectors_and_norms(kind: str, put: Callable[..., Path], tmp_path: Path) -> None:
     """From every kind of file words arrive in order, rows as unit vectors, and their norms."""
-    report = wm.convert(put(data, "source.bin"), tmp_path / "out.fifu")
-    assert (report.format, report.tensors, report.warnings) == ("finalfusion", 2, ())
+    report = wm.convert(put(FILES[kind], "source.bin"), tmp_path / "out.fifu")
+    warnings = (UNFINISHED,) if kind == "text, last line without an end" else ()
+    assert (report.format, report.tensors, report.warnings) == ("finalfusion", 2, warnings)
     with wm.open(tmp_path / "out.fifu") as f:
         f.verify()
         assert list(f.vocab) == wb.WORDS
@@ -140,6 +142,34 @@ def test_options_of_fasttext_are_left_behind_without_tomli_w(
 DAMAGED = wb.word2vec(["ok", b"z\xffz"], [[1, 2], [3, 4]])
 
 
+@pytest.mark.parametrize("kind", ["text", "textdims"])
+@pytest.mark.parametrize("target", ["out.fifu", "out.txt"])
+def test_a_last_line_without_end_is_a_warning(kind: str, target: str, put: Callable[..., Path], tmp_path: Path) -> None:
+    """Text that was cut within its last number converts, with a warning; text that ends a line has none."""
+    options: dict[str, Any] = {"format": "text"} if target.endswith("txt") else {}
+    whole = FILES[kind].rstrip() + b"\n"
+    assert wm.convert(put(whole), tmp_path / target, **options).warnings == ()
+    for cut in (whole[:-1], whole[:-2]):
+        assert wm.convert(put(cut), tmp_path / target, **options).warnings == (UNFINISHED,)
+
+
+def test_the_end_of_a_model_of_fasttext_is_looked_for(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Bytes that are missing behind the part that is read are an error; a missing output matrix is a warning."""
+    ends = len(MODEL) - 33
+    assert wm.convert(put(MODEL), tmp_path / "out.fifu").warnings == ()
+    for size in (len(MODEL) - 1, len(MODEL) - 16):
+        expected = f"within its output matrix, which training needs, expected at least {len(MODEL)} bytes.*byte {size}"
+        with pytest.raises(wm.TruncatedError, match=expected):
+            wm.convert(put(MODEL[:size]), tmp_path / "out.fifu")
+    for size in (ends + 1, ends + 16):
+        with pytest.raises(wm.TruncatedError, match="within the fields of its output matrix"):
+            wm.convert(put(MODEL[:size]), tmp_path / "out.fifu")
+    for output in (b"", struct.pack("<Bqq", 1, 2, 4), struct.pack("<Bqq", 0, 0, 4)):  # none, quantised, without rows
+        data = MODEL[:ends] + output
+        missing = ("the file ends before its output matrix: was the download complete?",) if len(data) == ends else ()
+        assert wm.convert(put(data), tmp_path / "out.fifu").warnings == missing
+
+
 def test_lossy_replaces(put: Callable[..., Path], tmp_path: Path) -> None:
     """lossy=True puts U+FFFD where bytes are no UTF-8."""
     wm.convert(put(DAMAGED), tmp_path / "out.fifu", lossy=True)
@@ -170,7 +200,7 @@ WRONG: list[tuple[str, bytes, str, str]] = [
         "word2vec, more rows declared",
         wb.word2vec(["a"], [[1, 2]], head=b"2 2\n"),
         "word2vec",
-        "words of 2 numbers is 2",
+        "number of words with 2 numbers each is 2",
     ),
     (
         "word2vec, more rows than words",
@@ -188,11 +218,16 @@ WRONG: list[tuple[str, bytes, str, str]] = [
         "word2vec, huge rows",
         wb.word2vec(["a"], [[1, 2]], head=b"%d 2\n" % BIG),
         "word2vec",
-        f"words of 2 numbers is {BIG}",
+        f"words with 2 numbers each is {BIG}",
     ),
     ("word2vec, huge dims", wb.word2vec(["a"], [[1, 2]], head=b"1 %d\n" % BIG), "word2vec", "number of dimensions is"),
     ("word2vec, no dims", b"1 0\na \n", "word2vec", "number of dimensions is 0"),
-    ("word2vec, cut", wb.word2vec(["a", "b"], wb.matrix(2, 9))[:-5], "word2vec", "words of 9 numbers is 2|ends within"),
+    (
+        "word2vec, cut",
+        wb.word2vec(["a", "b"], wb.matrix(2, 9))[:-5],
+        "word2vec",
+        "words with 9 numbers each is 2|ends within",
+    ),
     (
         "word2vec, a vector cut",
         wb.word2vec(["aaaa", "b"], wb.matrix(2, 9))[:-5],
@@ -202,13 +237,18 @@ WRONG: list[tuple[str, bytes, str, str]] = [
     ("word2vec, no space", b"1 2\n" + b"\x01" * 100_000, "word2vec", "word 0 has no end"),
     ("text, not UTF-8", b"a 1 2\nz\xffz 3 4\n", "text", r"the word of line 2, b'z\\xffz', is not UTF-8.*byte 6"),
     ("text, twice", b"a 1 2\nb 3 4\na 5 6\n", "text", r"the word of line 3 is 'a', as 1 is.*byte 12"),
-    ("text, a number too few", b"a 1 2\nb 3\n", "text", r"numbers in line 2 is 1, expected 2 \(at byte 6\)"),
+    ("text, a number too few", b"a 1 2\nb 3\n", "text", r"number of numbers in line 2 is 1, expected 2 \(at byte 6\)"),
     ("text, a number too many", b"a 1 2\nb 3 4 5\n", "text", "numbers in line 2 is 3, expected 2"),
     ("text, one too few, one too many", b"a 1 2\nb 3\nc 4 5 6\n", "text", "numbers in line 2 is 1"),
-    ("text, no number", b"a 1 2\nb 3 x\n", "text", r"number 1 of line 2 is 'x'.*\(at byte 6\)"),
-    ("text, Python's digits", b"a 1 2\nb 3 1_0\n", "text", "number 1 of line 2 is '1_0'"),
-    ("text, NaN", b"a 1 2\nb nan 3\n", "text", "number 0 of line 2 is 'nan'"),
-    ("text, too large", b"a 1 2\nb 1e39 3\n", "text", "number 0 of line 2 is '1e39'"),
+    ("text, no number", b"a 1 2\nb 3 x\n", "text", r"number 2 of line 2 is 'x'.*\(at byte 6\)"),
+    ("text, Python's digits", b"a 1 2\nb 3 1_0\n", "text", "number 2 of line 2 is '1_0'"),
+    ("text, NaN", b"a 1 2\nb nan 3\n", "text", "number 1 of line 2 is 'nan'"),
+    (
+        "text, too large",
+        b"a 1 2\nb 1e39 3\n",
+        "text",
+        "number 1 of line 2 is '1e39', expected a finite number in the range of float32",
+    ),
     ("text, empty line", b"a 1 2\n\nb 3 4\n", "text", r"line 2 is empty \(at byte 6\)"),
     ("textdims, more lines", b"2 2\na 1 2\nb 3 4\nc 5 6\n", "textdims", "number of lines with words is 3, expected 2"),
     ("textdims, fewer lines", b"9 2\na 1 2\nb 3 4\n", "textdims", "number of lines with words is 2, expected 9"),

@@ -150,7 +150,7 @@ def _to_format(words: Words, norms: Any, found: Format, task: Task) -> ConvertRe
     if norms is not None:
         make = functools.partial(_norms, norms)
         payloads.append(Payload("norms", _FLOAT32, norms.shape, norms.nbytes, make))
-    carried, warnings = found.carries[layout], []
+    carried, warnings = found.carries[layout], [*words.warnings]
     if words.subwords is not None and "subwords" not in carried:
         raise EncodeError(f"{found.title} has no place for subwords", path=task.target, format=found.name)
     if "vocab" not in carried:
@@ -205,7 +205,7 @@ def _to_words(words: Words, found: Importer, task: Task) -> ConvertReport:
         words = unnormalised(words)
     elif words.norms is None:
         words, _ = normalised(words)
-    warnings = []
+    warnings = [*words.warnings]
     behind = words.rows - len(words.table)
     if behind and "subwords" not in found.carries:
         warnings.append(f"{name} has no place for n-grams: {counted(behind, 'row')} left behind")

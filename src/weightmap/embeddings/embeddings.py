@@ -167,7 +167,9 @@ class Embeddings:
     def __getitem__(self, word: str) -> NDArray[Any]:
         vector = self.get(word)
         if vector is None:
-            raise KeyError(word)
+            from weightmap.embeddings.unknown import UnknownWordError  # noqa: PLC0415 - for errors only
+
+            raise UnknownWordError(word, self._vocab)
         found: NDArray[Any] = vector
         return found
 

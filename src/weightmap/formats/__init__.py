@@ -44,6 +44,7 @@ __all__ = [
 
 _WRITING = dict.fromkeys(("Filled", "Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
 _hint = later("weightmap.formats._hints", "hint")
+_damaged = later("weightmap.formats._hints", "damaged")
 __getattr__: Callable[[str], Any] = on_demand(
     __name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"}
 )
@@ -142,10 +143,10 @@ def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Impor
         claims += [importer for importer in importers() if importer.claims(look, source.size)]
     if len(claims) == 1:
         return claims[0]
-    raise _unknown(head, claims)
+    raise _unknown(head, source.size, claims)
 
 
-def _unknown(head: bytes, claims: list[Format | Importer]) -> FormatError:
+def _unknown(head: bytes, size: int, claims: list[Format | Importer]) -> FormatError:
     """Return the error for a file that none, or more than one, recognises."""
     if not head:
         msg = "the file is empty"
@@ -153,7 +154,7 @@ def _unknown(head: bytes, claims: list[Format | Importer]) -> FormatError:
     if claims:
         msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}"
         return UnknownFormatError(msg, remedy=Remedy("give {}", "format"))
-    known: UnknownFormatError | None = _hint(head, 2)
+    known: UnknownFormatError | None = _hint(head, 2) or _damaged(head, size)
     if known is not None:
         return known
     found = "nothing but zero bytes" if not any(head) else repr(head[:16])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from weightmap.errors import UnknownFormatError
+from weightmap.formats._base import HEAD, MAX_HEADER
 
-__all__ = ["FOREIGN", "hint"]
+__all__ = ["FOREIGN", "damaged", "hint"]
 
+_PICKLE = "this is a Python pickle, and not one of torch.save, or a damaged one: pickles are programs, and not run here"
 # The beginnings of files that are often given for models, in lower case, and the message for each.
 _HINTS = (
     (b"version https://git-lfs", "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
@@ -18,10 +20,10 @@ _HINTS = (
     (b"\xfd7zxz", "this is xz: decompress it first"),
     (b"7z\xbc\xaf", "this is a 7-Zip archive: unpack it first"),
     (b"pk\x03\x04", "this is a ZIP archive, and neither a PyTorch checkpoint nor an .npz archive of numpy"),
-    (b"\x80\x02", "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"),
-    (b"\x80\x03", "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"),
-    (b"\x80\x04\x95", "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"),
-    (b"\x80\x05\x95", "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"),
+    (b"\x80\x02", _PICKLE),
+    (b"\x80\x03", _PICKLE),
+    (b"\x80\x04\x95", _PICKLE),
+    (b"\x80\x05\x95", _PICKLE),
     (b"\x89hdf", "this is HDF5, perhaps a Keras model: convert it to safetensors first"),
     (b"\x89png", "this is a PNG image"),
     (b"\xff\xd8\xff", "this is a JPEG image"),
@@ -54,8 +56,26 @@ def hint(head: bytes, least: int) -> UnknownFormatError | None:
     return None if text is None else UnknownFormatError(text, offset=0)
 
 
+def damaged(head: bytes, size: int) -> UnknownFormatError | None:
+    """Return the error for a header of safetensors with a wrong length, or a wrong byte where its JSON begins.
+
+    None for another file.
+    """
+    length, most = int.from_bytes(head[:8], "little"), min(MAX_HEADER, size - 8)
+    fits, begin = 2 <= length <= most, head[8:10]
+    if begin == b'{"' and not fits:
+        what = "this looks like a safetensors header whose length is damaged: it"
+        return UnknownFormatError(what, offset=0, actual=length, expected=f"2 to {most}")
+    if not fits or not (begin.startswith(b"{") or begin.endswith(b'"')):
+        return None
+    what = "this looks like a safetensors header whose JSON is damaged: its beginning"
+    return UnknownFormatError(what, offset=8, actual=repr(head[8:24]), expected="""'{"'""")
+
+
 def _archive(head: bytes) -> str | None:
-    """Return the message for an archive: the name of its first file tells its kind."""
+    """Return the message for an archive: the name of its first file tells its kind, unless the file ends before it."""
+    if head.startswith(b"PK\3\4") and (len(head) < 30 or len(head) < 30 + int.from_bytes(head[26:28], "little") < HEAD):
+        return "this is a ZIP archive that ends within the header of its first file: was the download complete?"
     if head[257:262] == b"ustar":
         return "this is a tar archive: unpack it first"
     return None

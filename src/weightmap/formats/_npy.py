@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from weightmap.dtypes import DECLARED, DType, dtype_of
-from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, cut_off
+from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, counted, cut_off
 from weightmap.index.rules import INT64_MAX, Rules
 from weightmap.io.placement import Deflated, Strided
 from weightmap.lazy import Named
@@ -182,7 +182,7 @@ def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -
     if FIRST <= len(data) < begin + length:
         data = read(begin + length)
     if len(data) < begin + length:
-        raise cut_off("its header", at + len(data), at + begin + length, field="header", whole=what)
+        raise cut_off(f"its header of {length} bytes", at + len(data), at + begin + length, field="header", whole=what)
     dtype, shape, fortran = _parse(data[begin : begin + length], encoding, what, at + begin)
     return _array(dtype, shape, begin + length, what, at + begin, fortran=fortran)
 
@@ -191,7 +191,7 @@ def _parse(raw: bytes, encoding: str, what: str, at: int) -> tuple[np.dtype[Any]
     try:
         return _literal(raw, encoding) if len(raw) <= FIRST else _literal.__wrapped__(raw, encoding)
     except _BAD:
-        expected = "a dictionary of descr, fortran_order and shape"
+        expected = f"a dictionary of descr, fortran_order and shape, in {counted(len(raw), 'byte')} as its length says"
         raise FormatError(
             f"header of {what}", field="header", offset=at, actual=repr(raw[:80]), expected=expected
         ) from None

@@ -67,7 +67,10 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, *, lossy: b
     name, what = ("text", "the word of line") if shape is None else ("textdims", "word")
     table = table_of(raws, offsets, lossy=lossy, what=what)
     make = functools.partial(_vectors, source, start, number, len(raws), dims)
-    return Words(source.name, name, table, len(raws), dims, make)
+    # Some programs end no last line; in a file that was cut off, its last number may be wrong.
+    ended = source.pread(source.size - 1, 1) == b"\n"
+    warnings = () if ended else ("the last line has no end: was the download complete?",)
+    return Words(source.name, name, table, len(raws), dims, make, warnings=warnings)
 
 
 def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -104,7 +107,8 @@ def _split(line: bytes, dims: int, number: int, offset: int) -> tuple[bytes, byt
     extra = len(fields) - dims
     # Words with spaces: GloVe has some.
     if extra < 0 or any(map(_is_number, fields[:extra])):
-        raise LayoutError(f"numbers in line {number}", field="vector", offset=offset, actual=len(fields), expected=dims)
+        what = f"number of numbers in line {number}"
+        raise LayoutError(what, field="vector", offset=offset, actual=len(fields), expected=dims)
     if extra:
         head = b" ".join([head, *fields[:extra]])
     return head, b" ".join(fields[extra:])
@@ -146,13 +150,12 @@ def _parse(rests: list[bytes], dims: int, number: int, offsets: list[int]) -> ND
             if block.shape == (len(rests), dims) and np.isfinite(block).all():
                 return block
     for i, rest in enumerate(rests):
-        for column, field in enumerate(rest.split()):
+        for column, field in enumerate(rest.split(), 1):
             if not _is_number(field) or not np.isfinite(_float32(field)):
                 what = f"number {column} of line {number + i}"
                 shown = repr(field[:40].decode(errors="replace"))
-                raise FormatError(
-                    what, field="vector", offset=offsets[i], actual=shown, expected="a finite number that float32 has"
-                )
+                expected = "a finite number in the range of float32"
+                raise FormatError(what, field="vector", offset=offsets[i], actual=shown, expected=expected)
     return np.array([[_float32(field) for field in rest.split()] for rest in rests], np.float32).reshape(-1, dims)
 
 

@@ -36,7 +36,8 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     rows, dims, start = shape_of(head)
     left = source.size - start
     if rows > left // (1 + 4 * dims):
-        raise too_many(f"number of words of {dims} numbers", rows, left // (1 + 4 * dims), field="rows", offset=0)
+        what = f"number of words with {dims} numbers each"
+        raise too_many(what, rows, left // (1 + 4 * dims), field="rows", offset=0)
     raws, starts = _scan(source, start, rows, 4 * dims)
     offsets = [at - 1 - len(raw) for raw, at in zip(raws, starts, strict=True)]
     table = table_of(raws, offsets, lossy=options.lossy)

@@ -64,6 +64,8 @@ class Words(NamedTuple):
         The numbers that the rows of the words were divided by.
     subwords : Subwords or None
     metadata : mapping
+    warnings : tuple of str
+        Signs that the file is not whole, for the report.
     """
 
     path: str
@@ -76,6 +78,7 @@ class Words(NamedTuple):
     norms: NDArray[np.float32] | None = None
     subwords: Subwords | None = None
     metadata: Mapping[str, Any] = MappingProxyType({})
+    warnings: tuple[str, ...] = ()
 
     @property
     def vocab(self) -> Vocabulary:
@@ -190,7 +193,8 @@ def normalised(words: Words) -> tuple[Words, NDArray[np.float32]]:
                 found = l2_norms(part)
                 if not float(found.max()) <= _FLOAT32_MAX:
                     what = f"norm of word {at + int(found.argmax())}"
-                    raise FormatError(what, field="vector", actual=float(found.max()), expected="one that float32 has")
+                    expected = "one in the range of float32"
+                    raise FormatError(what, field="vector", actual=float(found.max()), expected=expected)
                 norms[at : at + len(part)] = found
                 part /= np.where(found == 0, 1, found).astype(np.float32)[:, None]
             at += len(block)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.errors import FormatError, quoted
+from weightmap.errors import FormatError, TruncatedError, quoted
 from weightmap.index.strings import StringTable
 from weightmap.io import strict_json
 
@@ -64,6 +64,8 @@ def read_listing(source: Source, options: Options) -> Listing:
     """Read an index of shards. Raises `FormatError` when it is damaged, and `LimitError`."""
     options.limits.check("max_header_bytes", source.size, "size of the index of shards")
     raw = source.pread(0, source.size)
+    if not raw:
+        raise TruncatedError("the file is empty", offset=0)
     found = _in_pieces(raw)
     if found is None:
         content = strict_json.loads(raw, "index of shards")

@@ -133,8 +133,10 @@ def not_found(file: Any, name: object) -> TensorNotFoundError:
     """Return the error for a name that no tensor has; it suggests similar names."""
     from weightmap.index.spelling import alike  # noqa: PLC0415 - for errors only
 
-    close = alike(str(name), file)
+    close = alike(name, file) if isinstance(name, str) else []
     hint = f"; similar names: {', '.join(map(quoted, close))}" if close else ""
+    if not isinstance(name, str):
+        hint = "; names are strings (str)"
     message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{hint}"
     return TensorNotFoundError(message, path=file._source.name, format=file.format)
 

@@ -308,6 +308,14 @@ def test_the_beginning_of_a_file_of_the_specification(make, size):
     assert (whole if size >= 56 else "the file ends within its header and footer") in str(caught.value)
 
 
+@pytest.mark.parametrize("size", range(8, 32))
+@pytest.mark.parametrize("make", [draft, lambda: embd.Draft(TENSORS, metadata={"k": "v"})])
+def test_a_header_that_ends_early(make, size):
+    """A file that ends within the header's first fields ends within the header: it does not lack tensors."""
+    with pytest.raises(wm.TruncatedError, match="the file ends within its header and footer"):
+        wm.open(memoryview(make().seal()[:size]))
+
+
 def test_sections_out_of_order_are_no_sign_of_the_specification():
     """A short file whose metadata or index lies elsewhere than behind the header is taken for the simple layout."""
     for field, value in (("metadata_offset", 128), ("vocab_offset", 128), ("tensor_index_offset", 0)):
@@ -607,4 +615,27 @@ def test_headers_whose_sections_follow_one_another(name):
     places, found = SECTIONS[name]
     head = bytes(OFFSETS["metadata_offset"]) + struct.pack("<5I", *places)
     assert _begins_spec(head) == found
-    assert not _begins_spec(head[:-1])
+
+
+SHORT = {
+    "no flags": (b"", True),
+    "all flags": (struct.pack("<I", 7), True),
+    "a reserved flag, or 8 tensors": (struct.pack("<I", 8), False),
+    "a part of the flags": (b"\x09\0\0", False),
+    "no metadata": (struct.pack("<2I", 7, 0), False),
+    "metadata within the header": (struct.pack("<2I", 7, END - 1), False),
+    "metadata behind the header": (struct.pack("<2I", 7, END), True),
+    "metadata behind padding": (struct.pack("<2I", 7, END + ALIGNMENT - 1), True),
+    "metadata behind more than padding": (struct.pack("<2I", 7, END + ALIGNMENT), False),
+    "a part of a place": (struct.pack("<2I", 7, 8)[:-1], True),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_beginnings_of_headers(name):
+    """Of a header that ends before its sections, the flags and the place of the metadata decide."""
+    rest, found = SHORT[name]
+    head = b"EMBD\1\0\0\0" + rest
+    assert _begins_spec(head) == found
+    assert _begins_spec(head + bytes(31 - len(head))) == (found and "behind" in name)
+    assert not _begins_spec(head[:7])

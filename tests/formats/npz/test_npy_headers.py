@@ -389,3 +389,21 @@ def test_products_that_python_checks(last: int) -> None:
         return
     with wm.open(data) as f:
         assert list(f) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("high", "message"),
+    [
+        (1, r"descr, fortran_order and shape, in 374 bytes as its length says \(at byte 10\)$"),
+        (4, r"the array ends within its header of 1142 bytes, expected at least 1152 bytes \(at byte 928\)$"),
+    ],
+)
+def test_a_damaged_length_of_a_header_is_in_the_message(high: int, message: str, tmp_path: Path) -> None:
+    """A wrong high byte of the length takes data for the header, or ends past the file: the error gives the length."""
+    path = tmp_path / "a.npy"
+    np.save(path, np.ones(100))
+    data = bytearray(path.read_bytes())
+    assert data[8:10] == b"v\0"
+    data[9] = high
+    with pytest.raises(wm.FormatError, match=message):
+        wm.open(memoryview(bytes(data)))

@@ -324,9 +324,18 @@ _PLACES = struct.Struct("<5I")
 
 
 def _begins_spec(head: bytes) -> bool:
-    """Say whether the index begins where the sections before it end; a name lies there in the simple layout."""
+    """Say whether the index begins where the sections before it end; a name lies there in the simple layout.
+
+    Of a header that ends before, the flags and the place of the metadata decide, as far as they are there.
+    """
     if len(head) < OFFSETS["metadata_offset"] + _PLACES.size:
-        return False
+        flags, place = head[OFFSETS["flags"] :][:4], head[OFFSETS["metadata_offset"] :][:4]
+        metadata = int.from_bytes(place, "little")
+        return (
+            len(head) >= OFFSETS["flags"]
+            and int.from_bytes(flags, "little") < COMPRESSED
+            and (len(place) < 4 or HEADER.size <= metadata < HEADER.size + ALIGNMENT)
+        )
     metadata, metadata_size, vocab, vocab_size, index = _PLACES.unpack_from(head, OFFSETS["metadata_offset"])
     end: int = HEADER.size
     for start, size in ((metadata, metadata_size), (vocab, vocab_size)):

@@ -166,30 +166,31 @@ def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[Reason]) 
     parts = matrix.parts
     if parts is not None:  # in a scheme of this format: `save` refuses others
         if not 1 <= parts.n_centroids <= MAX_CENTROIDS:
-            reasons.append(f"{what}: {parts.n_centroids} centroids (1 to {MAX_CENTROIDS})")
+            reasons.append(f"{what}: {parts.n_centroids} centroids (expected 1 to {MAX_CENTROIDS})")
         elif not matrix.shape[1]:
             reasons.append(f"{what}: rows without elements")
     elif matrix.dtype.name not in TYPES:
         reasons.append(f"{what}: dtype {matrix.dtype.name} (expected {', '.join(filter(None, TYPES))})")
     if len(matrix.shape) != 2:
-        reasons.append(f"{what}: {counted(len(matrix.shape), 'dimension')} (2)")
+        reasons.append(f"{what}: {counted(len(matrix.shape), 'dimension')} (expected 2)")
         return
     rows, cols = matrix.shape
     if cols > U32_MAX:
-        reasons.append(f"{what}: {cols} columns (at most {U32_MAX})")
+        reasons.append(f"{what}: {cols} columns (expected at most {U32_MAX})")
     if vocab is not None and rows != vocab.rows:
         subwords = vocab.rows - len(vocab.words)
         of = counted(len(vocab.words), "word") + (f" and {counted(subwords, 'subword')}" if subwords else "")
-        reasons.append(f"{what}: {counted(rows, 'row')} ({vocab.rows}: the vocabulary has {of})")
+        reasons.append(f"{what}: {counted(rows, 'row')} (expected {vocab.rows}: the vocabulary has {of})")
 
 
 def _check_norms(norms: Payload, vocab: _Vocab | None, reasons: list[Reason]) -> None:
     if norms.dtype.name != "float32" or norms.dtype.quantized:
-        reasons.append(f"tensor 'norms': dtype {norms.dtype.name} (float32)")
+        reasons.append(f"tensor 'norms': dtype {norms.dtype.name} (expected float32)")
     if len(norms.shape) != 1:
-        reasons.append(f"tensor 'norms': {counted(len(norms.shape), 'dimension')} (1)")
+        reasons.append(f"tensor 'norms': {counted(len(norms.shape), 'dimension')} (expected 1)")
     elif vocab is not None and norms.shape[0] != len(vocab.words):
-        reasons.append(f"tensor 'norms': {counted(norms.shape[0], 'element')} ({len(vocab.words)}, one for each word)")
+        found, words = counted(norms.shape[0], "element"), len(vocab.words)
+        reasons.append(f"tensor 'norms': {found} (expected {words}, one for each word)")
 
 
 def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason]) -> _Vocab | None:

@@ -3,7 +3,7 @@
 Little-endian. ``i32 793712314 | i32 12 | 12 x i32 options | f64 sampling threshold | i32 entries | i32 words | i32
 labels | i64 tokens | i64 pruned``, then the entries: ``bytes, 0 | i64 count | i8 type``, then ``u8 quantised | i64
 rows | i64 cols | f32 x rows x cols``: the rows of the words, and those of the buckets of n-grams. The output matrix
-behind them serves training and is not read.
+behind them, with the same fields, serves training: only its size is read, which tells whether the file is whole.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     rows = entries if subwords is None else rows
     metadata = values | {"loss": _named(LOSSES, values["loss"]), "model": _named(MODELS, values["model"])}
     make = functools.partial(model.blocks, rows)
-    return Words(source.name, "fasttext", table, rows, dims, make, model.gather, None, subwords, metadata)
+    warnings = _output(source, data + 4 * dims * rows)
+    return Words(source.name, "fasttext", table, rows, dims, make, model.gather, None, subwords, metadata, warnings)
 
 
 def _header(head: bytes, size: int) -> tuple[dict[str, Any], int]:
@@ -131,6 +132,22 @@ def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
     if not 0 <= rows <= most:
         raise too_many("number of rows", rows, most, field="rows", offset=at + 1)
     return rows, data
+
+
+def _output(source: Source, at: int) -> tuple[str, ...]:
+    """Check that the output matrix, which begins at byte `at`, is whole; return a warning if there is none.
+
+    Nothing else of it is read, and the size of a quantised one is not known.
+    """
+    if source.size == at:
+        return ("the file ends before its output matrix: was the download complete?",)
+    if source.size - at < MATRIX.size:
+        raise cut_off("the fields of its output matrix", source.size, at + MATRIX.size, field="output")
+    quantised, rows, cols = MATRIX.unpack(source.pread(at, MATRIX.size))
+    end = at + MATRIX.size + 4 * rows * cols
+    if not quantised and source.size < end:
+        raise cut_off("its output matrix, which training needs", source.size, end, field="output")
+    return ()
 
 
 class _Model:
