@@ -91,7 +91,7 @@ def cases() -> Iterator[Case]:
         data = folder() | {INDEX: text}
         at = within.get(name)
         yield case("D1", name, data, "FormatError", "index of shards", offset=at)
-    yield case("D1", "empty", folder() | {INDEX: b""}, "FormatError", "index of shards", offset=0)
+    yield case("D1", "empty", folder() | {INDEX: b""}, "TruncatedError", "index of shards", offset=0)
     for name, text in {
         "no map": b"{}",
         "map a list": b'{"weight_map":[]}',

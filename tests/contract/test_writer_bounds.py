@@ -416,7 +416,7 @@ def test_columns_of_a_matrix(columns, good):
 def test_dimensions_of_a_matrix_and_of_norms(ndim):
     """A matrix has two dimensions, and norms have one."""
     other = tensor("embeddings", (1,) * ndim)
-    why = f": tensor 'embeddings': {ndim} dimension{'s' * (ndim != 1)} (2)"
+    why = f": tensor 'embeddings': {ndim} dimension{'s' * (ndim != 1)} (expected 2)"
     assert plan_of([other], vocab=["w"]).endswith("" if ndim == 2 else why)
     assert (plan_of([other], vocab=["w"]) == "") == (ndim == 2)
     norms = [tensor("embeddings", (1, 1)), tensor("norms", (1,) * ndim)]
@@ -440,10 +440,14 @@ def test_rows_are_those_of_the_vocabulary(rows):
     """A matrix has a row for each word, as norms have an element, and with subwords a row for each bucket."""
     plural = "" if rows == 1 else "s"
     found = plan_of([tensor("embeddings", (rows, 1))], vocab=["v", "w"])
-    assert found == "" if rows == 2 else f"{rows} row{plural} (2: the vocabulary has 2 words)" in found
+    assert found == "" if rows == 2 else f"{rows} row{plural} (expected 2: the vocabulary has 2 words)" in found
     found = plan_of([tensor("embeddings", (2, 1)), tensor("norms", (rows,))], vocab=["v", "w"])
-    assert found == "" if rows == 2 else f"{rows} element{plural} (2, one for each word)" in found
+    assert found == "" if rows == 2 else f"{rows} element{plural} (expected 2, one for each word)" in found
     given = hashed("fasttext", 1)
     given["tensors"] = (tensor("embeddings", (rows, 1)),)
     found = plan_of(**given)
-    assert found == "" if rows == 2 else f"{rows} row{plural} (2: the vocabulary has 1 word and 1 subword)" in found
+    assert (
+        found == ""
+        if rows == 2
+        else f"{rows} row{plural} (expected 2: the vocabulary has 1 word and 1 subword)" in found
+    )

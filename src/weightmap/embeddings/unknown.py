@@ -48,5 +48,5 @@ def _similar(word: str, vocab: Vocabulary) -> list[str]:
 
     try:
         return alike(word, vocab)
-    except TensorFileError:  # the file was closed since
+    except TensorFileError:  # words that cannot be decoded, or a file that was changed
         return []

@@ -65,7 +65,7 @@ def read_listing(source: Source, options: Options) -> Listing:
     options.limits.check("max_header_bytes", source.size, "size of the index of shards")
     raw = source.pread(0, source.size)
     if not raw:
-        raise TruncatedError("the file is empty", offset=0)
+        raise TruncatedError("the file is empty", field="index of shards", offset=0)
     found = _in_pieces(raw)
     if found is None:
         content = strict_json.loads(raw, "index of shards")
