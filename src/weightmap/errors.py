@@ -284,7 +284,7 @@ class NotRegularFileError(TensorFileError, OSError):
 
 
 class TargetError(TensorFileError, OSError):
-    """The target of a sharded model is taken: another run is writing it, or it holds a model already."""
+    """The target is taken: by a sharded model, by another run that is writing one, or by a file that is read."""
 
 
 class ShardsError(TensorFileError):

@@ -530,6 +530,13 @@ def test_a_wrong_checksum_is_1(embd, run):
     assert out.startswith(f"{embd}: failed: ")
     assert len(out.splitlines()) == 1
     assert run("inspect", embd)[0] == 0
+    said = out.removeprefix(f"{embd}: failed: ")
+    target = embd.with_name("out.amb")
+    for command in (("convert", embd, target), ("quantize", embd, target, "--scheme", "int8")):
+        assert run(*command, "--verify") == (1, "", f"weightmap: {embd}: {said}")
+        assert not target.exists()
+    embd.write_bytes(content[:-1])
+    assert run("convert", embd, target, "--verify")[0] == 3
 
 
 def test_verify_says_first_when_it_could_check_the_structure_only(write, embd, run, tmp_path):
@@ -713,6 +720,19 @@ def test_convert_takes_globs_repeatedly(write, run, tmp_path):
     assert {tensor["name"] for tensor in json.loads(out)["tensors"]} == {"a.w", "b.w"}
 
 
+def test_globs_that_leave_nothing_are_usage_errors(write, run, tmp_path):
+    """A mistyped glob is an error that names it, and the file that was there stays."""
+    target = tmp_path / "out.safetensors"
+    target.write_bytes(b"old")
+    for options, said in (
+        (["--include", "wieght*"], "--include is 'wieght*', which matches none of 2 tensors"),
+        (["--include", "a", "--include", "b"], "--include is 'a', 'b', which matches none of 2 tensors"),
+        (["--exclude", "*"], "--exclude is '*', which leaves none of 2 tensors"),
+    ):
+        assert run("convert", write(), target, *options) == (2, "", f"weightmap: {said}\n")
+    assert target.read_bytes() == b"old"
+
+
 def test_convert_to_another_dtype(write, run, tmp_path):
     """--dtype float16 stores halves."""
     target = tmp_path / "out.safetensors"
@@ -765,11 +785,42 @@ def test_export_of_bfloat16_becomes_float32_and_says_so(write, run, tmp_path):
     assert np.load(target).tolist() == [1.0, -2.0]
 
 
-def test_export_onto_the_file_itself_is_safe(write, run):
-    """The mapped file is replaced, never emptied under its own map."""
-    path = write()
-    assert run("export", path, "weight", path)[0] == 0
-    assert np.load(path).shape == (2, 3)
+def outputs(file):
+    """The commands that write something else than a model, to this file."""
+    return [("export", file, "weight"), ("report", file, "-o"), ("report", file, file, "-o")]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_output_never_replaces_an_input(write, run, tmp_path, number):
+    """A tensor or a page over its own model is refused, by whatever path: link, hard link or another spelling."""
+    path = Path(write())
+    content = path.read_bytes()
+    (tmp_path / "link.out").symlink_to(path)
+    os.link(path, tmp_path / "hard.out")
+    for target in (
+        path,
+        tmp_path / "link.out",
+        tmp_path / "hard.out",
+        tmp_path / "." / ".." / tmp_path.name / path.name,
+    ):
+        status, out, err = run(*outputs(path)[number], target)
+        assert (status, out) == (4, "")
+        assert err == f"weightmap: {target}: this file is an input, and would be replaced: choose another target\n"
+    assert path.read_bytes() == content
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["hard.out", "link.out", path.name]
+
+
+@pytest.mark.parametrize("target", ["a.safetensors", "b.safetensors", "m.safetensors.index.json"])
+def test_an_output_never_replaces_a_part_of_a_model(write, run, tmp_path, target):
+    """Neither a shard nor the index is replaced, by convert either, which may replace a model of one file by itself."""
+    write("a.safetensors", {"weight": floats(1.0)})
+    write("b.safetensors", {"other": floats(2.0)})
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"weight": "a.safetensors", "other": "b.safetensors"}}))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for command in (*outputs(index), ("convert", index)):
+        assert run(*command, tmp_path / target)[0] == 4, command
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_export_of_an_unknown_tensor_suggests_and_exits_2(write, run, tmp_path):
@@ -863,7 +914,8 @@ def test_a_full_standard_output_is_one_error(write, count):
     for argv in (["inspect", path], ["inspect", path, "--json"], ["inspect", "missing", "--json"]):
         with Path("/dev/full").open("wb") as full:
             done = start(*argv, capture_output=False, stdout=full, stderr=subprocess.PIPE)
-        assert (done.returncode, len(done.stderr.splitlines())) == (4, 1), done.stderr
+        said = "missing: No such file or directory" if "missing" in argv else "standard output: No space left on device"
+        assert (done.returncode, done.stderr.decode()) == (4, f"weightmap: {said}\n")
 
 
 def test_a_fifo_and_an_unreadable_place_are_input_errors(run, tmp_path):
@@ -874,7 +926,7 @@ def test_a_fifo_and_an_unreadable_place_are_input_errors(run, tmp_path):
     (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"a": floats(1)}))
     status, _, err = run("export", tmp_path / "a.safetensors", "a", tmp_path / "missing" / "o.npy")
     assert status == 4
-    assert "No such file or directory" in err
+    assert f"the directory '{tmp_path / 'missing'}' does not exist" in err
 
 
 @pytest.mark.parametrize("argv", [[], ["frobnicate"], ["inspect"], ["inspect", "--wrong", "f"], ["verify"]])
@@ -1015,11 +1067,17 @@ def test_export_never_replaces_a_device_or_a_fifo(write, run, tmp_path):
 
 
 def test_messages_name_the_target_and_no_temporary_file(write, run, tmp_path):
-    """A target in a folder that is not there is named as it was given."""
+    """A target in a folder that is not there is named as it was given, and so is the folder."""
     target = tmp_path / "missing" / "out.safetensors"
+    said = f"the directory '{target.parent}' does not exist"
     for command in (("convert", write(), target), ("export", write(), "weight", target)):
         status, _, err = run(*command)
-        assert (status, err) == (4, f"weightmap: {target}: No such file or directory\n")
+        assert (status, err) == (4, f"weightmap: {target}: {said}\n")
+    assert run("convert", write(), f"{target.parent}/shards/", "--format", "safetensors") == (
+        4,
+        "",
+        f"weightmap: {target.parent}/shards/: {said}\n",
+    )
 
 
 def test_a_closed_standard_output_is_an_output_error(write):

@@ -104,6 +104,73 @@ def test_dtype_casts_floating_tensors(put: Callable[..., Path], tmp_path: Path, 
             assert found[key] == value
 
 
+# What is out of the range of each type: 65,519 rounds down to the largest float16, 65,520 up to infinity.
+RANGES = {
+    "float16": (65519.0, 65520.0, "infinite"),
+    "bfloat16": (3.3895313e38, 3.4e38, "infinite"),
+    "float32": (3.4028235e38, 1e39, "infinite"),
+    "float8_e4m3fn": (464.0, 465.0, "NaN"),
+    "float8_e5m2": (61439.0, 61441.0, "infinite"),
+}
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["file", "shards"])
+@pytest.mark.parametrize("dtype", RANGES)
+def test_values_that_overflow_are_counted(tmp_path: Path, dtype: str, sharded: bool) -> None:
+    """The report has one line about finite values that became infinite or NaN; what was so before does not count."""
+    last, first, became = RANGES[dtype]
+    source, out = tmp_path / "a.safetensors", tmp_path / "out"
+    wide = np.float64 if dtype == "float32" else np.float32
+    wm.save(source, {"fits": np.array([last, -last, np.inf, -np.inf, np.nan, 0], wide)})
+    target = f"{out}/" if sharded else out.with_suffix(".safetensors")
+    assert wm.convert(source, target, format="safetensors", dtype=dtype).warnings == ()
+    wm.save(source, {"a": np.array([first, 1, np.inf], wide), "b": np.array([-first, first, last], wide)})
+    target = f"{out}2/" if sharded else target
+    report = wm.convert(source, target, format="safetensors", dtype=dtype)
+    assert report.warnings == (f"3 values of 2 tensors are out of the range of {dtype}: they became {became}",)
+    wm.save(source, {"a": np.array([first], wide), "n": np.array([2**31 - 1], np.int32)})
+    target = f"{out}3/" if sharded else target
+    report = wm.convert(source, target, format="safetensors", dtype=dtype)
+    assert report.warnings == (f"1 value of 1 tensor is out of the range of {dtype}: it became {became}",)
+
+
+def test_decoded_values_that_overflow_are_counted(tmp_path: Path) -> None:
+    """Values that a quantised tensor decodes to may be out of range too; a type of wider range has no such values."""
+    source, out = tmp_path / "a.amb", tmp_path / "out.safetensors"
+    wm.save(source, {"w": wm.quantize(np.full((4, 32), 1e6, np.float32), "int4_block", scale_type="fp32")})
+    *_, said = wm.convert(source, out, dtype="float16").warnings
+    assert said == "128 values of 1 tensor are out of the range of float16: they became infinite"
+    assert not [line for line in wm.convert(source, out, dtype="bfloat16").warnings if "range" in line]
+    wm.save(out, {"w": np.array([np.inf, 65504], np.float16)})
+    assert wm.convert(out, out, dtype="bfloat16").warnings == ()
+
+
+@pytest.mark.parametrize("options", [{"include": "lyaer*"}, {"include": ["a", "b"]}, {"exclude": "*"}], ids=str)
+def test_globs_that_leave_nothing_are_errors(put: Callable[..., Path], tmp_path: Path, options: dict[str, Any]) -> None:
+    """A glob that no name matches is an error that names it; a file that is there stays. An empty model converts."""
+    source, out = put(st.build(MODEL), "a.safetensors"), tmp_path / "out.weights"
+    out.write_bytes(b"old")
+    ((name, globs),) = options.items()
+    spelt = repr(globs) if isinstance(globs, str) else ", ".join(map(repr, globs))
+    with pytest.raises(wm.EncodeError, match=re.escape(f"{source}: {name} is {spelt}, which ")):
+        wm.convert(source, out, **options)
+    with pytest.raises(wm.EncodeError, match="quantize_include is 'lyaer"):
+        wm.quantize(source, "int8", tmp_path / "out.amb", quantize_include="lyaer*")
+    assert out.read_bytes() == b"old"
+    empty = wm.convert(put(st.build({}), "empty.safetensors"), out, **options)
+    assert (empty.tensors, empty.warnings) == (0, ("there is no tensor to write",))
+
+
+def test_a_part_of_the_source_is_no_target(tmp_path: Path) -> None:
+    """A shard or the index of the source is not replaced by the whole model."""
+    wm.save(tmp_path / "m.safetensors", {name: np.ones(64, np.float32) for name in "abc"}, max_shard_size=300)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for name in before:
+        with pytest.raises(wm.TargetError):
+            wm.convert(tmp_path / "m.safetensors.index.json", tmp_path / name)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_what_cannot_be_expressed_is_an_error_before_a_file(put: Callable[..., Path], tmp_path: Path) -> None:
     """Every offending tensor is named, no file is created, and a cast that makes them fit is accepted."""
     bad = {"good": normal((2,)), "f64": noise("int64", (2,)), "b": noise("bool", (3,)), "scalar": normal(())}

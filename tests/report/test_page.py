@@ -251,8 +251,8 @@ def test_a_quantised_model_beside_its_source(tmp_path: Path) -> None:
         assert found["layer.0.b"].largest == 0
 
 
-def test_damage_is_on_the_page(tmp_path: Path) -> None:
-    """A file whose checksum does not match gets its page, which says so; the command ends with 1."""
+def test_damage_is_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file whose checksum does not match gets its page, which says so; the command does too, and ends with 1."""
     path = model(tmp_path / "m.weights", odd=np.array([np.nan, 1, 2, 3], np.float32))
     data = bytearray(path.read_bytes())
     with wm.open(path) as f:
@@ -264,6 +264,12 @@ def test_damage_is_on_the_page(tmp_path: Path) -> None:
     assert "NaN or infinite elements in 1 tensor, of those looked at" in page.text
     assert write_report(tmp_path / "r.html", path, verify=False) is True
     assert cli.main(["report", str(path), "-o", str(tmp_path / "r.html")]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{path}: failed: stored CRC-32 of the tensor data is ")
+    assert second.startswith(f"{tmp_path / 'r.html'}: ")
+    assert cli.main(["report", str(path), "-o", str(tmp_path / "r.html"), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verified"], document["damage"].startswith(f"{path}: stored CRC-32")) == (False, True)
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from weightmap.cli import show
 from weightmap.cli.ending import undoing
-from weightmap.cli.outcome import INPUT_OUTPUT, UsageError, error_document, reason, status_of
+from weightmap.cli.outcome import INPUT_OUTPUT, UsageError, error_document, reason, status_of, status_of_verify
 from weightmap.cli.parser import build_parser
 from weightmap.errors import TensorFileError
 
@@ -57,10 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     """Run one command and report the error that ends it, if any."""
+    verifies = False
     try:
         args = build_parser().parse_args(argv)
+        verifies = getattr(args, "verify", False)
         status: int = args.run(args)
-        sys.stdout.flush()
+        show.flush()
     except SystemExit as leaving:  # after --help or --version
         return leaving.code if isinstance(leaving.code, int) else 2
     except BrokenPipeError:
@@ -69,7 +71,7 @@ def _run(argv: list[str]) -> int:
         show.complain(reason(error))
         if "--json" in argv[: argv.index("--") if "--" in argv else None]:
             _tell_in_json(argv, error)
-        return status_of(error)
+        return status_of_verify(error) if verifies else status_of(error)
     return status
 
 

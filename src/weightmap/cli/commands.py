@@ -20,7 +20,7 @@ from weightmap.errors import counted, quoted
 from weightmap.formats import Plan
 from weightmap.io.atomic import write_plan
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import check_unchanged, locate
+from weightmap.model.parts import check_not_read, check_unchanged, locate
 from weightmap.model.payload import pieces
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
 def export(args: argparse.Namespace) -> int:
     """Write one tensor as a ``.npy`` file, through a temporary file beside it."""
     with open_privately(args.file) as file:
+        check_not_read(file, args.out)
         source, row, _ = locate(file, args.name)
         check_unchanged(file)
         stored = None if row.dtype.quantized else numpy_dtype(row.dtype)
@@ -153,7 +154,7 @@ def export(args: argparse.Namespace) -> int:
 def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterable[bytes | memoryview]) -> int:
     """Write an array, row-major and little-endian, as `wm.save` writes files; return the size of the file.
 
-    That is never in place, since `path` may be the file that is being read, and never over a device or a FIFO.
+    That is never in place, since a process may have mapped the old file, and never over a device or a FIFO.
     """
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     head = io.BytesIO()

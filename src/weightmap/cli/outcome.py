@@ -37,7 +37,7 @@ def status_of(error: BaseException) -> int:
 
 
 def status_of_verify(error: BaseException) -> int:
-    """Return the exit status of `verify`, which looks for bytes that contradict their checksum."""
+    """Return the exit status of commands that verify: that is to look for bytes that contradict their checksum."""
     errors = [one for _, one in error.errors] if isinstance(error, ShardsError) else [error]
     # Other errors mean that it could not look.
     return max([DIFFERENT if isinstance(one, ChecksumError) else status_of(one) for one in errors], default=MALFORMED)
@@ -53,6 +53,12 @@ def reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return show.clean(f"out of memory: {error}" if str(error) else "out of memory")
     return show.clean(error.told(_option) if isinstance(error, TensorFileError) else error)
+
+
+def failed(path: str, why: str) -> str:
+    """Return the line about a file whose verification failed, from a message in which its path may come first."""
+    name = show.clean(path)
+    return f"{name}: failed: {why.removeprefix(f'{name}: ')}"
 
 
 def _option(remedy: Remedy) -> str:

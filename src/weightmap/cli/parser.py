@@ -162,7 +162,7 @@ def _add_writers(command: _Command) -> None:
         "--exclude", metavar="GLOB", action="append", help="leave out tensors with such a name (repeatable)"
     )
     _add_verify(sub)
-    _add_quantisation(sub)
+    _add_quantisation(sub, "; for pq: bits of a code, 1 to 8 (default: 8)")
     _add_words(sub)
     executing.add_options(sub)
     _add_json(sub)
@@ -264,7 +264,8 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
-def _add_quantisation(parser: argparse.ArgumentParser) -> None:
+def _add_quantisation(parser: argparse.ArgumentParser, bits: str = "") -> None:
+    """Add the options of quantising; `bits` is what one of them means besides."""
     parser.add_argument(
         "--block-size",
         type=int,
@@ -275,7 +276,7 @@ def _add_quantisation(parser: argparse.ArgumentParser) -> None:
         "--bits",
         type=float,
         metavar="B",
-        help="for adaptive: bits per weight, 4.5 to 16 (default: 5); for pq: bits of a code, 1 to 8 (default: 8)",
+        help=f"for adaptive: bits per weight, 4.5 to 16 (default: 5){bits}",
     )
     parser.add_argument("--scale-type", choices=("fp16", "fp32"), help="the type of scales (default: fp16)")
     parser.add_argument("--threads", type=int, metavar="N", help="use at most N threads (default: one for each CPU)")

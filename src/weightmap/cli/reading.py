@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import weightmap as wm
 from weightmap.amounts import brief, sizes
 from weightmap.cli import executing, show
-from weightmap.cli.outcome import OK, UsageError, error_document, reason, status_of_verify
+from weightmap.cli.outcome import OK, UsageError, error_document, failed, reason, status_of_verify
 from weightmap.errors import QuantError, TensorFileError, counted
 from weightmap.model.modules import module_tree, separator
 from weightmap.model.opening import open_privately
@@ -209,7 +209,7 @@ def _verify(args: argparse.Namespace, files: list[str], how: dict[str, Any]) -> 
         except (TensorFileError, OSError, MemoryError) as error:
             worst = max(worst, status_of_verify(error))
             document |= {"ok": False, "error": error_document(error)}
-            line = f"{show.clean(path)}: failed: {reason(error).removeprefix(f'{show.clean(path)}: ')}"
+            line = failed(path, reason(error))
             notes = []
         else:
             document |= {"ok": True, "scope": report.scope} | report._asdict() | {"path": path}

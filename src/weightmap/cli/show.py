@@ -72,13 +72,30 @@ def emit(text: str, *, stream: TextIO | None = None) -> None:
     """Print cleaned text and a newline, on standard output by default; escape what its encoding lacks."""
     out = sys.stdout if stream is None else stream
     encoding = getattr(out, "encoding", None) or "utf-8"
-    out.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    with _naming(out):
+        out.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def flush() -> None:
+    """Send what was printed on standard output."""
+    with _naming(sys.stdout):
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _naming(out: TextIO) -> Iterator[None]:
+    """Let an error of the system say which output it is about."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = "standard error" if out is sys.stderr else "standard output"
+        raise
 
 
 def complain(text: str) -> None:
     """Print an error to standard error, under the name of the program."""
     # Results printed so far come first, also when both streams end in one file.
-    sys.stdout.flush()
+    flush()
     emit(f"weightmap: {text}", stream=sys.stderr)
 
 

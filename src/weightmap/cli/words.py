@@ -122,7 +122,7 @@ def _lines() -> Iterator[str]:
         text = line.decode("utf-8", "surrogateescape") if isinstance(line, bytes) else line
         if word := text.rstrip("\r\n"):
             yield word
-            sys.stdout.flush()
+            show.flush()
 
 
 def _told_missing(words: list[str]) -> bool:

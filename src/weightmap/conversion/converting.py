@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from weightmap.conversion.overflow import overflow_note
 from weightmap.conversion.reports import ConvertReport
 from weightmap.conversion.running import Execution
 from weightmap.conversion.shards import convert_model
@@ -20,7 +21,7 @@ from weightmap.importers._words import Words
 from weightmap.io.atomic import write_plan
 from weightmap.io.opening import is_directory, path_of
 from weightmap.model.opening import open_or_import
-from weightmap.model.parts import located, name_of
+from weightmap.model.parts import check_not_read, located, name_of
 from weightmap.model.saving import aligned_to, choose, choose_layout
 from weightmap.model.sharded import find_model
 from weightmap.model.sharding import sharded_target
@@ -95,13 +96,14 @@ def convert(
         Format and layout of the target; by default its suffix decides. "word2vec", "text", "textdims" and "fasttext"
         take a vocabulary and the matrix of its rows; the other formats are those of `weightmap.open`.
     include, exclude : glob or sequence of globs, optional
-        Convert tensors whose name matches an `include` (default: all) and no `exclude`.
+        Convert tensors whose name matches an `include` (default: all) and no `exclude`. If no tensor of the source is
+        left, that is an EncodeError.
     dtype : dtype_like, optional
         Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
-        out of range become infinite. With `quantize`, this does not apply to tensors that are quantised before or
-        after. Without `dtype`, a conversion between AMB and GGUF turns int4_block into q4_0, int5_block into q5_0, int8
-        into q8_0, and back: the same integers and scales, without decoding. The report says so; if blocks or scales do
-        not allow it, so does the error.
+        out of its range become infinite, in float8_e4m3fn NaN; the report's warnings count them. With `quantize`, this
+        does not apply to tensors that are quantised before or after. Without `dtype`, a conversion between AMB and GGUF
+        turns int4_block into q4_0, int5_block into q5_0, int8 into q8_0, and back: the same integers and scales,
+        without decoding. The report says so; if blocks or scales do not allow it, so does the error.
     quantize : str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB, GGUF): see `weightmap.quantize`. Tensors that
         are one-dimensional, embeddings (by their names) or quantised already stay as they are. If rows are not whole
@@ -113,7 +115,8 @@ def convert(
     scale_type, bits : str, float
         As for `weightmap.quantize`.
     quantize_include, quantize_exclude : glob or sequence of globs, optional
-        Quantise only floating-point tensors whose name matches, of any shape; never those that match the second.
+        Quantise only floating-point tensors whose name matches, of any shape; never those that match the second. If no
+        name matches the first, that is an EncodeError.
     lossy : bool
         Replace bytes that are not UTF-8 in words of other programs' files.
     normalize : bool, optional
@@ -163,11 +166,13 @@ def convert(
     Raises
     ------
     EncodeError
-        When the target cannot express a tensor; it names every such tensor, and no file was created. One exception:
+        When the target cannot express a tensor; it names every such tensor, and no file was created. Or when globs
+        leave no tensor. One exception:
         where the target has no int64, a buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported,
         since every program that reads such a model knows these numbers.
     TargetError
-        When a sharded target exists, or another run is writing it, or `manifest` is that of another run.
+        When a sharded target exists, or another run is writing it, or `manifest` is that of another run; or when the
+        target is a shard or the index of the source.
     ShardsError
         When several shards failed, with `keep_going`; or one by an error of the executor.
     FormatError, MissingDependencyError, OSError
@@ -224,6 +229,10 @@ def convert(
     if isinstance(opened, Words):
         return convert_words(opened, task)
     with opened as file:
+        if file.shards and shards is None:
+            check_not_read(file, target)
+        if not of_words:
+            task.check_globs(file)
         if arguments.quantize is not None and not of_words:
             _check_scheme(found, layout, arguments.quantize, target)
         if verify:
@@ -260,13 +269,14 @@ def _convert_file(file: TensorFile, directory: ModelDirectory | None, task: Task
     made = prepare(file, zip(file, located(file), strict=True), directory, task)
     warnings = made.warnings
     if not made.names:
-        warnings.append("no tensor was taken: the file holds none, or no name passes the filters")
+        warnings.append("there is no tensor to write")
     try:
         size = write_plan(target, made.plan, progress=task.progress)
     except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
         raise error.located(path=task.source) from None
     if align > 1:
         warnings += unaligned_note(*unaligned(target, align), align)
+    warnings += overflow_note(*task.overflow.total, task.arguments.dtype)
     quantizer = task.quantizer
     if quantizer is not None:
         warnings += quantizer.notes

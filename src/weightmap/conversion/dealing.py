@@ -104,7 +104,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
     if moved:
         notes.append(f"{counted(len(moved), 'tensor')} of scales went to the shards of their weights")
     if not made:
-        raise EncodeError("no tensor was taken: the model holds none, or no name passes the filters", path=target.path)
+        raise EncodeError("there is no tensor to write", path=target.path)
     names = target.names(len(made))
     _check_apart(folder, files, target, names)
     into, of = os.path.abspath(target.folder), found.name

@@ -87,6 +87,8 @@ class ShardReport(NamedTuple):
         Bytes of its tensors, as an index counts them.
     unaligned : int
         Number of tensors that could not be aligned.
+    overflown : tuple of int
+        Number of values that are out of the range of the new type, and of tensors that have some.
     quantized : tuple of QuantizedInfo
     converted : bool
         False if the shard was there already, whole.
@@ -97,6 +99,7 @@ class ShardReport(NamedTuple):
     crc32: int
     tensor_bytes: int
     unaligned: int
+    overflown: tuple[int, int]
     quantized: tuple[QuantizedInfo, ...]
     converted: bool
 
@@ -105,7 +108,7 @@ def convert_shard(task: ShardTask) -> ShardReport:
     """Write one shard, in this process or another one, unless it is there already."""
     path = os.path.join(task.target, plain_name(task.name, "name"))
     if task.done is not None and _is_whole(path, *task.done):
-        return ShardReport(task.number, *task.done, 0, 0, (), converted=False)
+        return ShardReport(task.number, *task.done, 0, 0, (0, 0), (), converted=False)
     arguments, found = task.arguments, by_name(task.format)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_piece(task.folder, piece, arguments.limits)) for piece in task.pieces]
@@ -126,7 +129,8 @@ def convert_shard(task: ShardTask) -> ShardReport:
             raise error.located(path=name_of(files[0])) from None
     odd = unaligned(path, arguments.align)[0] if arguments.align > 1 else 0
     done = () if work.quantizer is None else tuple(work.quantizer.done)
-    return ShardReport(task.number, size, summed[0].digest or 0, tensor_bytes(path), odd, done, converted=True)
+    lost, nbytes = work.overflow.total, tensor_bytes(path)
+    return ShardReport(task.number, size, summed[0].digest or 0, nbytes, odd, lost, done, converted=True)
 
 
 def open_piece(folder: str, piece: Piece, limits: Limits, *, strict: bool = True) -> TensorFile:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.conversion.dealing import deal
 from weightmap.conversion.manifest import Manifest, digest
+from weightmap.conversion.overflow import overflow_note
 from weightmap.conversion.reports import ConvertReport
 from weightmap.conversion.running import Runner
 from weightmap.conversion.shard import ShardReport, convert_shard
@@ -70,6 +71,8 @@ class _Conversion:
     tasks : list of ShardTask
     records : dict
         Finished shards by name.
+    overflown : list of (int, int)
+        Of each task that ran, values out of the range of the new type, and tensors that have some.
     quantized : dict
         The quantised tensors of each task that ran.
     skipped : int
@@ -85,6 +88,7 @@ class _Conversion:
         self._done = self._recorded(manifests[:1])
         self.tasks = [self._begun(task) for task in dealt.tasks[how.rank :: how.world]]
         self.records: dict[str, dict[str, Any]] = {}
+        self.overflown: list[tuple[int, int]] = []
         self.quantized: dict[int, tuple[QuantizedInfo, ...]] = {}
         self.skipped = 0
         self._total, self._so_far = sum(dealt.weights[task.number] for task in self.tasks), 0
@@ -141,6 +145,7 @@ class _Conversion:
         record = self._done.get(task.name, {})
         if report.converted:
             self.quantized[task.number] = report.quantized
+            self.overflown.append(report.overflown)
             record = {name: getattr(report, name) for name in _RECORD}
         else:
             self.skipped += 1
@@ -155,13 +160,15 @@ class _Conversion:
         target, tasks, align = self._target, self._deal.tasks, self._arguments.align
         if self._how.world > 1:
             self.records = self._recorded(self._manifests()) | self.records
+        values, tensors = (sum(counts) for counts in zip((0, 0), *self.overflown, strict=True))
+        lost = overflow_note(values, tensors, self._arguments.dtype)
         nbytes, missing = sum(record["nbytes"] for record in self.records.values()), len(tasks) - len(self.records)
         if missing:
             others = f"{counted(missing, 'shard')} of other ranks are missing"
-            return nbytes, [f"{others}: the rank that ends last writes the index"]
+            return nbytes, [*lost, f"{others}: the rank that ends last writes the index"]
         total = sum(record["tensor_bytes"] for record in self.records.values())
         nbytes += write_index(target, self._deal.where, total, self._deal.metadata)
         with contextlib.suppress(OSError):
             remove_leftovers(target.folder, [target.index_name])
         odd = sum(record["unaligned"] for record in self.records.values())
-        return nbytes, unaligned_note(odd, len(self._deal.where), align)
+        return nbytes, lost + unaligned_note(odd, len(self._deal.where), align)

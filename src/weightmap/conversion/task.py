@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.conversion.overflow import Overflow
 from weightmap.conversion.quantizer import Quantizer, matches
 from weightmap.dtypes import DTYPES, FLOATING, DType
-from weightmap.errors import TensorFileError
+from weightmap.errors import EncodeError, TensorFileError, counted, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import DTypeLike
 
@@ -83,7 +84,7 @@ class Arguments(NamedTuple):
         """Return the task to write one file."""
         dtype = None if self.dtype is None else DTYPES[self.dtype]
         quantizer = self.quantizer(target)
-        return Task(source, target, found, self, dtype, quantizer, words, progress)
+        return Task(source, target, found, self, dtype, quantizer, words, progress, Overflow())
 
 
 class Task(NamedTuple):
@@ -97,6 +98,7 @@ class Task(NamedTuple):
     quantizer: Quantizer | None
     words: WordOptions
     progress: Callable[[int, int], None] | None
+    overflow: Overflow
 
     @property
     def layout(self) -> str | None:
@@ -112,6 +114,24 @@ class Task(NamedTuple):
         """Say whether a tensor of this name is converted."""
         include, exclude = self.arguments.include, self.arguments.exclude
         return (not include or matches(name, include)) and not (exclude and matches(name, exclude))
+
+    def check_globs(self, names: Collection[str]) -> None:
+        """Raise `EncodeError` if globs leave none of a model's tensors, or choose none of them to be quantised."""
+        given = self.arguments
+        of = f"none of {counted(len(names), 'tensor')}"
+        for what, globs in (
+            ("include", given.include),
+            ("quantize_include", given.quantize and given.quantize_include),
+        ):
+            if names and globs and not any(matches(name, globs) for name in names):
+                raise EncodeError(f"{what} is {_spelt(globs)}, which matches {of}", path=self.source)
+        if names and given.exclude and not any(map(self.takes, names)):
+            raise EncodeError(f"exclude is {_spelt(given.exclude)}, which leaves {of}", path=self.source)
+
+
+def _spelt(globs: Globs) -> str:
+    """Spell globs for a message."""
+    return quoted(globs) if isinstance(globs, str) else ", ".join(map(quoted, globs or ()))
 
 
 def plain_globs(globs: Globs) -> Globs:

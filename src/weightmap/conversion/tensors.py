@@ -21,11 +21,12 @@ from weightmap.quant.ref import in_pieces
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from numpy.typing import NDArray
+
+    from weightmap.conversion.overflow import Overflow
     from weightmap.conversion.task import Task
     from weightmap.formats import Format
     from weightmap.importers._huggingface import ModelDirectory
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.quant.ref import TensorRef
 
@@ -117,7 +118,7 @@ def _payloads(
     places: Iterable[tuple[str, TensorRef]], layout: str, task: Task, regrouper: Regrouper, *, trial: bool
 ) -> tuple[list[Payload], list[tuple[str, str]]]:
     """Return the payloads of tensors, and name and reason for each tensor that is left out."""
-    found, quantizer, wanted = task.format, task.quantizer, task.dtype
+    found, quantizer, wanted, overflow = task.format, task.quantizer, task.dtype, task.overflow
     all_taken = not (task.arguments.include or task.arguments.exclude)
     payloads, dropped = [], []
     for name, place in places:
@@ -129,12 +130,12 @@ def _payloads(
             continue
         place.source.check_size(f"tensor {quoted(name)}")
         if quantizer is None:
-            payloads.append(_payload(name, place, wanted, regrouper, trial=trial))
+            payloads.append(_payload(name, place, wanted, regrouper, overflow, trial=trial))
         elif quantizer.wants(name, place):
             payloads.append(quantizer.payload(name, place, found.schemes.get(layout, frozenset()), trial=trial))
         else:  # a quantised tensor stays as it is
             kept = None if place.row.dtype.quantized else wanted
-            payloads.append(_payload(name, place, kept, regrouper, trial=trial))
+            payloads.append(_payload(name, place, kept, regrouper, overflow, trial=trial))
     return payloads, dropped
 
 
@@ -158,19 +159,21 @@ def _as_embeddings(payloads: list[Payload], matrix: str, norms: str) -> list[str
     return [f"tensor {quoted(name)} is written as {matrix!r}"]
 
 
-def _payload(name: str, place: TensorRef, wanted: DType | None, regrouper: Regrouper, *, trial: bool) -> Payload:
+def _payload(
+    name: str, place: TensorRef, wanted: DType | None, regrouper: Regrouper, overflow: Overflow, *, trial: bool
+) -> Payload:
     """Return the payload of a tensor, converted to the floating-point type `wanted` if it has one."""
-    source, row, _ = place
+    row = place.row
     if row.dtype.quantized:
         if wanted is None:
             return _as_quantized(name, place, regrouper, trial=trial)
         size = math.prod(row.shape)
-        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, place, wanted)
+        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, place, wanted, overflow)
     if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
         dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
         return Payload(name, dtype, row.shape, row.nbytes, place.chunks)
     nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
-    return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
+    return Payload(name, wanted, row.shape, nbytes, _cast, name, place, wanted, overflow)
 
 
 def _as_quantized(name: str, place: TensorRef, regrouper: Regrouper, *, trial: bool) -> Payload:
@@ -198,16 +201,17 @@ def _parts(name: str, place: TensorRef) -> Iterator[Any]:
     yield from from_quantized(name, place.decoder()).chunks()
 
 
-def _decoded(place: TensorRef, wanted: DType) -> Iterator[memoryview]:
-    target = numpy_dtype(wanted)
-    for tensor in in_pieces(place):
-        for values in tensor.in_runs(_PIECE):
-            with np.errstate(over="ignore", invalid="ignore"):
-                yield memoryview(values.astype(target).view(np.uint8))
+def _decoded(name: str, place: TensorRef, wanted: DType, overflow: Overflow) -> Iterator[memoryview]:
+    pieces = (values for tensor in in_pieces(place) for values in tensor.in_runs(_PIECE))
+    return overflow.cast(name, pieces, wanted)
 
 
-def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
-    stored, target = numpy_dtype(row.dtype), numpy_dtype(wanted)
+def _cast(name: str, place: TensorRef, wanted: DType, overflow: Overflow) -> Iterator[memoryview]:
+    return overflow.cast(name, _stored(place), wanted)
+
+
+def _stored(place: TensorRef) -> Iterator[NDArray[Any]]:
+    source, row, _ = place
+    stored = numpy_dtype(row.dtype)
     for chunk in source.chunks(row.offset, row.nbytes):
-        with np.errstate(over="ignore", invalid="ignore"):
-            yield memoryview(np.frombuffer(chunk, stored).astype(target).view(np.uint8))
+        yield np.frombuffer(chunk, stored)

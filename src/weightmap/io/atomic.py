@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
-from weightmap.errors import EncodeError, NotRegularFileError, TensorFileError
+from weightmap.errors import EncodeError, NotRegularFileError, TensorFileError, quoted
 from weightmap.io.descriptor import Descriptor, own
 from weightmap.io.sink import DIRECT, Sink
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weightmap.io.sink import Plan
     from weightmap.kernels import Temporary
 
-__all__ = ["remove_leftovers", "write_plan"]
+__all__ = ["no_directory", "remove_leftovers", "write_plan"]
 
 # What addresses begin with that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
@@ -74,7 +74,7 @@ def write_plan(
         target = _resolved(path)
         mode = _target_mode(target, path)
         at, name = os.path.split(target)
-        folder = _Folder(at)
+        folder = _folder_of(at)
     except TensorFileError:
         raise
     except OSError as error:
@@ -188,6 +188,21 @@ def _target_mode(target: str, path: str) -> tuple[int, int] | None:
         msg = "this is a FIFO, socket or device: only a regular file can be replaced"
         raise NotRegularFileError(msg, path=path)
     return status.st_mode & 0o777, status.st_gid
+
+
+def no_directory(path: str, target: str | None = None) -> FileNotFoundError:
+    """Return the error for a target whose directory is missing; the system's own seems to say that the target is."""
+    error = FileNotFoundError(errno.ENOENT, f"the directory {quoted(path or os.curdir)} does not exist")
+    error.filename = target
+    return error
+
+
+def _folder_of(path: str) -> _Folder:
+    """Open the directory of a target."""
+    try:
+        return _Folder(path)
+    except FileNotFoundError:
+        raise no_directory(path) from None
 
 
 class _Folder:

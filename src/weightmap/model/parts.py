@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
+from weightmap.errors import TargetError, TensorFileError, TensorNotFoundError, counted, quoted
 from weightmap.formats._metadata import equal
 from weightmap.index.table import Row
 
@@ -30,6 +30,7 @@ __all__ = [
     "Values",
     "arrays",
     "check_index",
+    "check_not_read",
     "check_open",
     "check_unchanged",
     "detach_index",
@@ -88,6 +89,18 @@ def check_unchanged(file: Any) -> None:
     check_open(file)
     for part in files_of(file):
         part._source.check_unchanged()
+
+
+def check_not_read(file: Any, target: str) -> None:
+    """Raise `TargetError` if a path leads to a file that this handle reads: one of its shards and its index too."""
+    try:
+        there = os.stat(target)
+    except (OSError, ValueError):  # there is none, or writing will say what is wrong with it
+        return
+    for source in (file._source, *(shard._source for shard in file.shards.values())):
+        # Device and inode come first; objects in stores have others.
+        if source.identity[:2] == (there.st_dev, there.st_ino):
+            raise TargetError("this file is an input, and would be replaced: choose another target", path=target)
 
 
 def check_index(file: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import EncodeError, FormatError, Remedy, TargetError
 from weightmap.formats import FORMATS, Plan
-from weightmap.io.atomic import remove_leftovers, write_plan
+from weightmap.io.atomic import no_directory, remove_leftovers, write_plan
 from weightmap.io.descriptor import own
 from weightmap.model.listing import shard_name
 from weightmap.model.parts import located
@@ -223,6 +223,8 @@ def _make_folder(target: ShardTarget) -> bool:
         os.mkdir(target.folder)
     except FileExistsError:
         return False
+    except FileNotFoundError:
+        raise no_directory(os.path.dirname(target.folder.rstrip(os.sep)), target.folder) from None
     return True
 
 

@@ -10,7 +10,7 @@ from weightmap.formats import Plan
 from weightmap.io.atomic import write_plan
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import name_of
+from weightmap.model.parts import check_not_read, name_of
 from weightmap.report.comparing import comparison
 from weightmap.report.model import model_page
 from weightmap.report.pair import pair_page
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["write_report"]
+__all__ = ["write_page", "write_report"]
 
 
 def write_report(
@@ -55,21 +55,31 @@ def write_report(
 
     Raises
     ------
+    TargetError
+        When `out` is a file of a model that the page is about.
     MissingDependencyError
         Without the package vl-convert-python, which the extra ``[report]`` names.
     """
+    return write_page(out, a, b, verify=verify, progress=progress) is None
+
+
+def write_page(out: Any, a: Any, b: Any, *, verify: bool, progress: Callable[[int, int], None] | None) -> str | None:
+    """Write a page as `write_report` does; return why verification failed, or None."""
+    target = os.fsdecode(os.fspath(out))
     with contextlib.ExitStack() as stack:
         files = [
             source if isinstance(source, TensorFile) else stack.enter_context(open_privately(source))
             for source in ((a,) if b is None else (a, b))
         ]
+        for file in files:
+            check_not_read(file, target)
         names = [name_of(file) for file in files]
-        sound = True
+        damage = None
         if b is None:
             found = survey(files[0], verify=verify, progress=progress)
-            sound = found.damage is None
+            damage = found.damage
             page = model_page(names[0], found)
         else:
             page = pair_page(names, [file.nbytes for file in files], comparison(files[0], files[1], progress))
-    write_plan(os.fsdecode(os.fspath(out)), Plan(len(page), lambda sink: sink.write(page)))
-    return sound
+    write_plan(target, Plan(len(page), lambda sink: sink.write(page)))
+    return damage
