@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["Overflow", "overflow_note"]
 
 # Integers of the same size, which compare faster than the types of ml_dtypes.
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_INTEGERS: dict[int, tuple[type[Any], type[Any]]] = {
+    1: (np.uint8, np.int8),
+    2: (np.uint16, np.int16),
+    4: (np.uint32, np.int32),
+    8: (np.uint64, np.int64),
+}
 
 
 class Overflow:
@@ -37,16 +42,17 @@ class Overflow:
     def cast(self, name: str, pieces: Iterable[NDArray[Any]], wanted: DType) -> Iterator[memoryview]:
         """Yield the bytes of a tensor, given in pieces of one type, as `wanted`."""
         target = numpy_dtype(wanted)
-        # A type of sign and magnitude: larger magnitudes than that of its largest number are infinity and NaN.
-        unsigned, limit = _UNSIGNED[target.itemsize], _largest(target)
-        largest = int(np.array(limit, target).view(unsigned)) << 1
+        # A type of sign and magnitude: larger magnitudes than that of its largest number are infinity and NaN. The
+        # largest signed integer is the largest positive magnitude, the largest unsigned one that of a negative number.
+        unsigned, signed = _INTEGERS[target.itemsize]
+        limit = _largest(target)
+        largest, lowest = (int(np.array(end, target).view(unsigned)) for end in (limit, -limit))
         self._counts.pop(name, None)
         for values in pieces:
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = values.astype(target)
-            bits = cast.view(unsigned)
             narrower = _largest(values.dtype) > limit
-            if narrower and bits.size and (bits << 1).max() > largest:
+            if narrower and cast.size and (cast.view(signed).max() > largest or cast.view(unsigned).max() > lowest):
                 count = int(np.count_nonzero(np.isfinite(values) & ~np.isfinite(cast)))
                 if count:
                     self._counts[name] = self._counts.get(name, 0) + count
