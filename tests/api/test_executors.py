@@ -619,7 +619,7 @@ def test_a_sharded_model_has_the_configuration_of_its_first_shard(model: Path, t
 
 
 def test_parts_of_gguf_become_shards(tmp_path: Path) -> None:
-    """Numbers of parts stay behind; a single file becomes one shard; tensors that the index lacks are not taken."""
+    """Parts get new numbers; a single file becomes one shard; tensors that the index lacks are not taken."""
     for number, name in enumerate("ab"):
         values = [("split.no", "u16", number), ("split.count", "u16", 2), ("k", "u32", 7)]
         data = gguf.build({name: normal((32,), number)}, values)
@@ -628,7 +628,8 @@ def test_parts_of_gguf_become_shards(tmp_path: Path) -> None:
     with wm.open(tmp_path / "out") as file:
         assert dict(file.metadata) == {"k": 7, "total_size": 256}
         assert list(file) == ["a", "b"]
-        assert [dict(part.metadata) for part in file.shards.values()] == [{"k": 7}] * 2
+        own = [{"k": 7, "split.no": i, "split.count": 2, "split.tensors.count": 2} for i in range(2)]
+        assert [dict(part.metadata) for part in file.shards.values()] == own
     st_file = tmp_path / "one.safetensors"
     st_file.write_bytes(st.build({"a": normal((4, 4), 1), "b": normal((4,), 2)}))
     report = wm.convert(st_file, tmp_path / "x.safetensors.index.json", exclude="b", align=64)

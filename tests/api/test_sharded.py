@@ -149,6 +149,21 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
         wm.open(tmp_path)
 
 
+def test_a_directory_with_one_model_in_two_formats(index: Path) -> None:
+    """Nothing says which index to open: the usual name is no reason; an index of another name is not looked at."""
+    shutil.copy(index, index.parent / "tf_model.h5.index.json")
+    shutil.copy(index, index.parent / "pytorch_model.bin.index.json")
+    shutil.copy(index, index.parent / "consolidated.safetensors.index.json")
+    assert list(wm.load(index.parent)) == list(ALL)
+    wm.save(index.parent / "model.gguf", {"a": np.ones(3), "b": np.ones(3)}, max_shard_size=1)
+    several = "has several model files; open one of them: 'model.gguf.index.json', 'model.safetensors.index.json'"
+    with pytest.raises(wm.UnknownFormatError, match=several):
+        wm.load(index.parent)
+    index.unlink()
+    with wm.open(index.parent) as f:  # that of torch has a usual name too
+        assert f.path == str(index.parent / "pytorch_model.bin.index.json")
+
+
 def test_views_outlive_the_handle(index: Path) -> None:
     """As for a single file, close does not invalidate arrays; later look-ups raise ClosedError."""
     f = wm.open(index)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap import cli
+from weightmap import cli, compat
 from weightmap.model.splitting import bytes_of_size
 
 if TYPE_CHECKING:
@@ -90,6 +90,44 @@ def test_a_file_in_whose_place_shards_would_lie_stays(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
+@pytest.mark.parametrize("size", [None, "1MB", 300])
+def test_shards_in_whose_place_a_file_would_lie_stay(tmp_path: Path, suffix: str, size: Any) -> None:
+    """A directory opens as its index, and the new file would be hidden: the same error as for shards."""
+    wm.save(tmp_path / f"m{suffix}", TENSORS, max_shard_size=600)
+    wm.save(tmp_path / "a.weights", {"new": np.ones((64, 64), np.float32)})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    message = rf"m{suffix}\.index\.json: this model exists already, and a sharded model is not replaced: remove it"
+    with pytest.raises(wm.TargetError, match=message):
+        wm.save(tmp_path / f"m{suffix}", {"new": np.ones(3)}, max_shard_size=size)
+    for options in ({}, {"quantize": "q8_0"}):
+        with pytest.raises(wm.TargetError, match=message):
+            wm.convert(tmp_path / "a.weights", tmp_path / f"m{suffix}", max_shard_size=size, **options)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_replaces_safetensors_writes_beside_an_index(tmp_path: Path) -> None:
+    """As safetensors does: transformers writes a smaller model over an older one so."""
+    wm.save(tmp_path / "model.safetensors", TENSORS, max_shard_size=600)
+    compat.numpy.save_file({"new": np.ones(3)}, tmp_path / "model.safetensors")
+    assert list(wm.load(tmp_path / "model.safetensors")) == ["new"]
+
+
+def test_a_file_that_became_shards_is_missed_with_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error of the system says which file opens the model; without an index it says nothing more."""
+    wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size=600)
+    hint = f"this model is in several files: open {str(tmp_path / 'm.safetensors.index.json')!r}"
+    for path in (tmp_path / "m.safetensors", str(tmp_path / "m.safetensors")):
+        with pytest.raises(FileNotFoundError) as caught:
+            wm.open(path)
+        assert caught.value.__notes__ == [hint]
+    assert cli.main(["inspect", str(tmp_path / "m.safetensors")]) != 0
+    assert hint in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError) as caught:
+        wm.open(tmp_path / "n.safetensors")
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_progress_covers_all_files(tmp_path: Path) -> None:
     """It never goes back, and ends at the total."""
     told: list[tuple[int, int]] = []
@@ -99,18 +137,32 @@ def test_progress_covers_all_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "nbytes"), [(7, 7), ("7", 7), ("5GB", 5 * 10**9), ("5gb", 5 * 10**9), ("1.5 GiB", 3 << 29), ("2kib", 2048)]
+    ("size", "nbytes"),
+    [
+        (7, 7),
+        (np.int64(7), 7),
+        (5e9, 5 * 10**9),
+        ("7", 7),
+        ("5GB", 5 * 10**9),
+        ("5gb", 5 * 10**9),
+        ("1.5 GiB", 3 << 29),
+        ("2kib", 2048),
+    ],
 )
-def test_sizes(size: int | str, nbytes: int) -> None:
+def test_sizes(size: Any, nbytes: int) -> None:
     """Numbers, and texts as transformers takes them."""
     assert bytes_of_size(size) == nbytes
 
 
-@pytest.mark.parametrize("size", [0, -1, "", "0MB", "5XB", "-1", "GB", "1e400GB", "nan"])
-def test_sizes_that_are_none(tmp_path: Path, size: int | str) -> None:
-    """Anything else is a ValueError, and nothing is written."""
-    with pytest.raises(ValueError, match="max_shard_size is"):
-        wm.save(tmp_path / "m.amb", TENSORS, max_shard_size=size)
+_NO_SIZES = [0, -1, True, 2.5, float("nan"), float("inf"), [7], "", "2.5", "0MB", "5XB", "-1", "GB", "1e400GB", "nan"]
+
+
+@pytest.mark.parametrize("size", _NO_SIZES)
+def test_sizes_that_are_none(tmp_path: Path, size: Any) -> None:
+    """Anything else is a ValueError, also for a model without bytes, and nothing is written."""
+    for tensors in (TENSORS, {}):
+        with pytest.raises(ValueError, match="max_shard_size is"):
+            wm.save(tmp_path / "m.amb", tensors, max_shard_size=size)
     assert not listed(tmp_path)
 
 

@@ -18,7 +18,7 @@ from weightmap.io.atomic import write_plan
 from weightmap.io.sink import to_bytes
 from weightmap.model.foreign import PAIRS, is_torch
 from weightmap.model.payload import from_arrays
-from weightmap.model.saving import plan_request
+from weightmap.model.saving import check_mappings, plan_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +64,10 @@ def save_file(
     OSError
         The file cannot be written.
     """
-    wm.save(filename, _checked(tensor_dict), format="safetensors", metadata=metadata)
+    # Not `wm.save`, which does not write beside an index of this name: transformers does, over its own older models.
+    path, tensors = os.fsdecode(os.fspath(filename)), _checked(tensor_dict)
+    check_mappings(tensors, metadata)
+    write_plan(path, _planned(path, tensors, metadata))
 
 
 def _checked(tensors: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -25,6 +25,7 @@ from weightmap.model.parts import check_not_read, located, name_of
 from weightmap.model.saving import aligned_to, choose, choose_layout
 from weightmap.model.sharded import find_model
 from weightmap.model.sharding import sharded_target
+from weightmap.model.single import check_replaceable
 from weightmap.model.splitting import beside, bytes_of_size
 from weightmap.options import Limits
 
@@ -194,6 +195,8 @@ def convert(
     if shards is None and how._replace(progress=None) != Execution():
         what = "executor=, manifest=, keep_going=, rank= and world= are for shards"
         raise ValueError(f"{what}, and {target!r} is one file: give a directory or an *.index.json")
+    if shards is None:
+        check_replaceable(target)
     found: Any = (
         IMPORTERS[format] if format in NAMES else choose(shards.names(1)[0] if shards else target, format, layout)
     )

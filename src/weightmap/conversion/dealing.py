@@ -107,14 +107,28 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
         raise EncodeError("there is no tensor to write", path=target.path)
     names = target.names(len(made))
     _check_apart(folder, files, target, names)
-    into, of = os.path.abspath(target.folder), found.name
+    whole = {tensor: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.names}
+    into = os.path.abspath(target.folder)
     tasks = [
-        ShardTask(i, folder, pieces, into, name, of, arguments, None if i or model is None else str(model), None)
+        ShardTask(
+            number=i,
+            folder=folder,
+            pieces=pieces,
+            target=into,
+            name=name,
+            format=found.name,
+            arguments=arguments,
+            model=None if i or model is None else str(model),
+            part=(i, len(names), len(whole)) if found.numbered else None,
+            done=None,
+        )
         for i, (name, (_, pieces, _, _)) in enumerate(zip(names, made, strict=True))
     ]
     along = None if beside is None else (sorted(beside.metadata.items()), sorted(beside.seen.items()))
-    keys = [digest(task.number, len(tasks), task.pieces, along if task.model else None) for task in tasks]
-    whole = {tensor: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.names}
+    keys = [
+        digest(task.number, len(tasks), task.pieces, along if task.model else None, *(task.part or ()))
+        for task in tasks
+    ]
     encode_index(target, whole, 2**63, _index_metadata(file))
     return Deal(
         tasks, keys, [weight for *_, weight in made], whole, _index_metadata(file), dropped, notes, made[0][2].layout

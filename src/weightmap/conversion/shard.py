@@ -59,6 +59,8 @@ class ShardTask(NamedTuple):
     model : str or None
         For the first shard of a Hugging Face directory: its model file or index. Configuration and vocabulary of the
         directory go along.
+    part : tuple of int or None
+        The `part` of its `Request`, for formats that are numbered.
     done : tuple of int or None
         Size and checksum of the shard if an earlier run has finished it.
     """
@@ -71,6 +73,7 @@ class ShardTask(NamedTuple):
     format: str
     arguments: Arguments
     model: str | None
+    part: tuple[int, int, int] | None
     done: tuple[int, int] | None
 
 
@@ -115,7 +118,7 @@ def convert_shard(task: ShardTask) -> ShardReport:
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
         directory = None if task.model is None else read_beside(task.model)
         work = arguments.task(name_of(files[0]), path, found)
-        made = prepare(files[0], places, directory, work, part=True)
+        made = prepare(files[0], places, directory, work, part=True, numbers=task.part)
         summed: list[Sink] = []
 
         def write(sink: Sink) -> None:

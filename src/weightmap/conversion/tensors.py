@@ -74,12 +74,14 @@ def prepare(
     regrouper: Regrouper | None = None,
     *,
     part: bool = False,
+    numbers: tuple[int, int, int] | None = None,
     trial: bool = False,
 ) -> Prepared:
     """Prepare a new file of some tensors of a model, with configuration and vocabulary of its directory.
 
     Raises what the conversion would raise before it creates a file. A `part` loses the metadata that say which part of
-    a model it was. A `trial` reads no data to find out: its plan has estimated sizes, and must not be written.
+    a model it was; `numbers` are the `part` of its `Request`. A `trial` reads no data to find out: its plan has
+    estimated sizes, and must not be written.
     """
     found: Format = task.format
     metadata = metadata_of(file, directory, found)
@@ -105,7 +107,8 @@ def prepare(
     warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
     if found.embeddings is not None and file.format != found.name:
         warnings += _as_embeddings(payloads, *found.embeddings)
-    plan = plan_request(task.target, found, Request(payloads, layout, **extras, align=task.arguments.align))
+    request = Request(payloads, layout, **extras, align=task.arguments.align, part=numbers)
+    plan = plan_request(task.target, found, request)
     return Prepared(plan, layout, names, sizes, dropped, warnings)
 
 

@@ -189,6 +189,8 @@ class Format:
     aligns : mapping of str to int
         By layout: the largest power of two at whose multiples it can let tensors begin, when `Request.align` asks for
         it. None in layouts that are missing here.
+    numbered : bool
+        Whether each file of a model in several says which part it is: see `Request`.
     checksums : frozenset of str
         The layouts whose files have checksums of their tensors. Verification of other layouts finds damaged structure
         only, and says so.
@@ -207,6 +209,7 @@ class Format:
         "metadata_keys",
         "metadata_kinds",
         "name",
+        "numbered",
         "parse",
         "plan",
         "schemes",
@@ -240,6 +243,7 @@ class Format:
         vocab_keys: Mapping[str, str | None] = _NO_KEYS,
         special_ids: frozenset[str] = frozenset(),
         aligns: Mapping[str, int] = _NOWHERE,
+        numbered: bool = False,
     ) -> None:
         self.name: str = name
         self.title: str = title
@@ -261,6 +265,7 @@ class Format:
         self.vocab_keys: Mapping[str, str | None] = vocab_keys
         self.special_ids: frozenset[str] = special_ids
         self.aligns: Mapping[str, int] = aligns
+        self.numbered: bool = numbered
 
     def claims(self, head: bytes, size: int) -> bool:
         """Say whether a file of `size` bytes that begins with `head` looks like this format."""

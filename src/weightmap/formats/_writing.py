@@ -96,9 +96,24 @@ class Filled(Payload):
 
 
 class Request:
-    """Everything to write: see `weightmap.save`."""
+    """Everything to write: see `weightmap.save`.
 
-    __slots__ = ("align", "checksums", "config", "layout", "metadata", "special_ids", "tensors", "tokenizer", "vocab")
+    Of a model in several files, `part` has the number of this one, from 0 on, that of all, and the number of tensors
+    in all of them; None for a whole model.
+    """
+
+    __slots__ = (
+        "align",
+        "checksums",
+        "config",
+        "layout",
+        "metadata",
+        "part",
+        "special_ids",
+        "tensors",
+        "tokenizer",
+        "vocab",
+    )
 
     def __init__(
         self,
@@ -112,8 +127,10 @@ class Request:
         *,
         checksums: bool = True,
         align: int = 1,
+        part: tuple[int, int, int] | None = None,
     ) -> None:
         self.align: int = align
+        self.part: tuple[int, int, int] | None = part
         self.tensors: Sequence[Payload] = tensors
         self.layout: str = layout
         self.metadata: Mapping[str, Any] | None = metadata

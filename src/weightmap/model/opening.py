@@ -162,6 +162,10 @@ def open_with(source: Any, options: Options) -> TensorFile:
         if path is None:
             raise
         return _open_directory(path, options)
+    except FileNotFoundError as error:
+        if type(path) is str and os.path.exists(path + INDEX_SUFFIX):
+            error.add_note(f"this model is in several files: open {path + INDEX_SUFFIX!r}")
+        raise
     except UnknownFormatError as error:
         if isinstance(source, bytes) and b"\0" not in source:
             error.add_note("bytes are the content of a file: os.fsdecode turns them into a path")

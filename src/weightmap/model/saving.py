@@ -11,6 +11,7 @@ from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import Format, Request, Unfit, by_name, by_suffix, listed, refuse
 from weightmap.io.atomic import write_plan
 from weightmap.model.payload import from_arrays
+from weightmap.model.single import check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from weightmap.io.sink import Plan
     from weightmap.typing import TensorLike
 
-__all__ = ["aligned_to", "save"]
+__all__ = ["aligned_to", "check_mappings", "save"]
 
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
@@ -112,6 +113,14 @@ def aligned_to(align: int | None) -> int:
     return 1 if align is None else align
 
 
+def check_mappings(tensors: Any, metadata: Any) -> None:
+    """Raise TypeError for tensors or metadata, unless None, that are not a mapping."""
+    for what, given in (("tensors", tensors), ("metadata", {} if metadata is None else metadata)):
+        if not hasattr(given, "items"):
+            msg = f"{what} must be a mapping, not {type(given).__name__}"
+            raise TypeError(msg)
+
+
 def save(
     path: str | bytes | os.PathLike[Any],
     tensors: Mapping[str, TensorLike],
@@ -180,7 +189,7 @@ def save(
     OSError
         As the system reports it; the old file is intact and no temporary file remains.
     TargetError
-        When a sharded model is there already, or another run is writing it.
+        When a sharded model, or its index, is there already, or another run is writing it.
     TypeError
         When `tensors` or `metadata` is not a mapping.
 
@@ -192,10 +201,7 @@ def save(
     'tiny'
     """
     name, boundary = os.fsdecode(os.fspath(path)), aligned_to(align)
-    for what, given in (("tensors", tensors), ("metadata", {} if metadata is None else metadata)):
-        if not hasattr(given, "items"):
-            msg = f"{what} must be a mapping, not {type(given).__name__}"
-            raise TypeError(msg)
+    check_mappings(tensors, metadata)
     if max_shard_size is None:
         most, chosen_by = None, name
     else:
@@ -208,13 +214,14 @@ def save(
         chosen = choose_layout(found, layout, metadata)
     except TensorFileError as error:
         raise error.located(path=name) from None
+    check_replaceable(name)
 
-    def plan(path: str, some: Sequence[Payload], number: int) -> Plan:
-        beside = () if number else (vocab, special_ids, config, tokenizer)
-        request = Request(some, chosen, metadata, *beside, checksums=checksums, align=boundary)
+    def plan(path: str, some: Sequence[Payload], part: tuple[int, int, int] | None = None) -> Plan:
+        beside = (vocab, special_ids, config, tokenizer) if part is None or not part[0] else ()
+        request = Request(some, chosen, metadata, *beside, checksums=checksums, align=boundary, part=part)
         return plan_request(path, found, request, "give arrays of TYPE")
 
     if most is None:
-        write_plan(name, plan(name, payloads, 0), progress=progress, durable=durable)
+        write_plan(name, plan(name, payloads), progress=progress, durable=durable)
     else:
         splitting.write_split(name, found, payloads, most, plan, progress=progress, durable=durable)

@@ -48,16 +48,20 @@ def find_model(folder: str) -> str:
     NotRegularFileError
         When there is none.
     UnknownFormatError
-        When there are several and none has a usual name.
+        When there are several and none has a usual name; or indexes of one usual name in several formats.
     """
     names = sorted(names_in(folder, _USUAL))
-    for name in _USUAL:
-        if name in names:
-            return inside(folder, name)
     suffixes = tuple(dict.fromkeys(suffix for format_ in FORMATS.values() for suffix in format_.suffixes))
-    found = [name for name in names if name.endswith(INDEX_SUFFIX)] or [
-        name for name in names if name.endswith(suffixes)
-    ]
+    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    usual = next((name for name in _USUAL if name in names), None)
+    if usual is None:
+        found = indexes or [name for name in names if name.endswith(suffixes)]
+    elif usual in indexes:  # beside one of the same model in another format, it is one of several
+        stem = os.path.splitext(usual.removesuffix(INDEX_SUFFIX))[0]
+        same = {usual, *(f"{stem}{suffix}{INDEX_SUFFIX}" for suffix in suffixes)}
+        found = [name for name in indexes if name in same]
+    else:
+        found = [usual]
     if not found:
         msg = f"this directory has no *{INDEX_SUFFIX} and no model file ({', '.join(suffixes)})"
         raise NotRegularFileError(msg, path=folder)

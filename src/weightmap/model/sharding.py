@@ -16,7 +16,7 @@ from weightmap.io.atomic import no_directory, remove_leftovers, write_plan
 from weightmap.io.descriptor import own
 from weightmap.model.listing import shard_name
 from weightmap.model.parts import located
-from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file
+from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, check_replaceable, open_file
 from weightmap.options import Options
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ class ShardTarget(NamedTuple):
 
     def check_free(self) -> None:
         """Raise `TargetError` if there is an index already: writing its shards would change a model that is in use."""
-        if os.path.lexists(self.path):
-            msg = "this model exists already, and a sharded model is not replaced: remove it, or choose another target"
-            raise TargetError(msg, path=self.path)
+        check_replaceable(self.path.removesuffix(INDEX_SUFFIX))
         if self.single and os.path.lexists(self.single):  # nobody would know which of the two models to open
             msg = "this file exists, and the new model takes several: remove it, or choose another target"
             raise TargetError(msg, path=self.single)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import TensorFileError
+from weightmap.errors import TargetError, TensorFileError
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.io.opening import open_source
 from weightmap.io.source import MODES
@@ -19,12 +19,20 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-__all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "mode_of", "open_file", "open_opened"]
+__all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "check_replaceable", "mode_of", "open_file", "open_opened"]
 
 # File names of indexes of shards end so.
 INDEX_SUFFIX = ".index.json"
 
 DEFAULT_LIMITS = Limits()
+
+
+def check_replaceable(path: str) -> None:
+    """Raise `TargetError` if an index of shards has the name of this new file: a directory opens as its index."""
+    index = path + INDEX_SUFFIX
+    if os.path.lexists(index):
+        msg = "this model exists already, and a sharded model is not replaced: remove it, or choose another target"
+        raise TargetError(msg, path=index)
 
 
 def _importers() -> Iterable[Importer]:

@@ -33,11 +33,13 @@ class Written(NamedTuple):
 
 def bytes_of_size(size: int | str) -> int:
     """Return a size such as 5_000_000_000, "5GB" or "4.5GiB" in bytes. Raises ValueError for one that is none."""
+    found = 0
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         unit = None if match is None else _UNITS.get(match[2].upper().replace("IB", "iB"))
-        found = 0 if match is None or unit is None else int(float(match[1]) * unit)
-    else:
+        if match is not None and unit is not None and (unit > 1 or "." not in match[1]):
+            found = int(float(match[1]) * unit)
+    elif not isinstance(size, bool) and (hasattr(size, "__index__") or (isinstance(size, float) and size.is_integer())):
         found = int(size)
     if found < 1:
         msg = f"max_shard_size is {size!r}, expected a number of bytes, or a text such as '5GB' or '4GiB'"
@@ -55,7 +57,7 @@ def write_split(
     found: Format,
     payloads: Sequence[Payload],
     most: int,
-    plan: Callable[[str, Sequence[Payload], int], Plan],
+    plan: Callable[[str, Sequence[Payload], tuple[int, int, int] | None], Plan],
     *,
     progress: Callable[[int, int], None] | None = None,
     durable: bool = True,
@@ -72,18 +74,21 @@ def write_split(
     payloads : sequence of Payload
     most : int
     plan : callable
-        ``plan(path, payloads, number)`` returns the plan of a file, the first of which has number 0.
+        ``plan(path, payloads, part)`` returns the plan of a file; `part` is that of its `Request`.
     progress, durable
         As for `save`.
     """
     groups = _groups(payloads, most)
     target = sharded_target(path, found)
     if target is None and len(groups) == 1:
-        return Written(path, write_plan(path, plan(path, groups[0], 0), progress=progress, durable=durable), 0)
+        return Written(path, write_plan(path, plan(path, groups[0], None), progress=progress, durable=durable), 0)
     if target is None:
         target = beside(path, found)
     shards = [
-        (plan(os.path.join(target.folder, name), group, i), [payload.name for payload in group])
+        (
+            plan(os.path.join(target.folder, name), group, (i, len(groups), len(payloads))),
+            [payload.name for payload in group],
+        )
         for i, (name, group) in enumerate(zip(target.names(len(groups)), groups, strict=True))
     ]
     return Written(target.path, write_shards(target, shards, progress=progress, durable=durable), len(shards))

@@ -12,6 +12,9 @@ from tests.builders import gguf, normal
 from tests.support import DATA
 
 import weightmap as wm
+from weightmap.formats import Request, by_name
+from weightmap.model.payload import from_arrays
+from weightmap.model.saving import plan_request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,6 +133,66 @@ def test_parts_that_are_missing_or_others(tmp_path: Path) -> None:
     (tmp_path / "m-00003-of-00003.gguf").write_bytes(gguf.build({"blk.0.w": normal((2, 2))}, values))
     with pytest.raises(wm.LayoutError, match="is in two parts"):
         wm.open(path)
+
+
+SIX = {f"blk.{i}.w": normal((2, 16), i).array for i in range(6)}  # 128 bytes each
+
+
+def _checked_parts(folder: Path, count: int) -> None:
+    """Check the split keys of each part, the model behind the first, and what gguf-py reads."""
+    theirs = pytest.importorskip("gguf")
+    names = [f"m-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+    for i, name in enumerate(names):
+        tensors, values = gguf.parse((folder / name).read_bytes())
+        assert values[-3:] == [
+            KV("split.no", "u16", i),
+            KV("split.count", "u16", count),
+            KV("split.tensors.count", "i32", 6),
+        ]
+        assert [tensor.name for tensor in theirs.GGUFReader(folder / name).tensors] == list(tensors)
+    for path in (folder / names[0], folder / "m.gguf.index.json"):
+        with wm.open(path, verify="full") as f:
+            assert list(f) == list(SIX)
+            assert list(f.shards) == names
+            assert {key: value for key, value in f.metadata.items() if key != "total_size"} == {"n": 5}
+            for name, array in SIX.items():
+                np.testing.assert_array_equal(f[name], array)
+
+
+def test_what_we_split_opens_by_its_first_part(tmp_path: Path) -> None:
+    """Parts have the keys of gguf-split, by `save` and by `convert`; the whole file again has none."""
+    wm.save(tmp_path / "m.gguf", SIX, metadata={"n": np.uint32(5)}, max_shard_size=300)
+    _checked_parts(tmp_path, 3)
+    whole = tmp_path / "whole.gguf"
+    for source in ("m-00001-of-00003.gguf", "m.gguf.index.json"):
+        wm.convert(tmp_path / source, whole)
+        tensors, values = gguf.parse(whole.read_bytes())
+        assert (list(tensors), values) == (list(SIX), [KV("n", "u32", 5)])
+    for source, size, count in ((whole, 300, 3), (tmp_path / "m.gguf.index.json", 128, 6)):
+        folder = tmp_path / f"{count}"
+        folder.mkdir()
+        wm.convert(source, folder / "m.gguf", max_shard_size=size)
+        _checked_parts(folder, count)
+
+
+def test_a_model_in_one_part_has_no_keys_of_parts(tmp_path: Path) -> None:
+    """Neither when saved to an index nor when parts become one; saving metadata of a part numbers it anew."""
+    wm.save(tmp_path / "one.gguf.index.json", SIX, max_shard_size="1MB")
+    assert gguf.parse((tmp_path / "one-00001-of-00001.gguf").read_bytes())[1] == []
+    with wm.open(FOLDER / "split-00002-of-00003.gguf") as f:
+        wm.save(tmp_path / "m.gguf", SIX, metadata=f.metadata, max_shard_size=400)
+    with wm.open(tmp_path / "m-00001-of-00002.gguf") as f:
+        assert list(f) == list(SIX)
+
+
+def test_more_parts_than_have_numbers() -> None:
+    """Parts are numbered in 16 bits: an error before anything is written."""
+    payloads = from_arrays({"a": np.ones(3)})
+    request = Request(payloads, "gguf", part=(0, 65_535, 65_535))
+    assert plan_request("m.gguf", by_name("gguf"), request).size
+    request = Request(payloads, "gguf", part=(0, 65_536, 65_536))
+    with pytest.raises(wm.EncodeError, match=r"65,536 parts \(expected at most 65535\)"):
+        plan_request("m.gguf", by_name("gguf"), request)
 
 
 def test_a_count_of_tensors_that_is_wrong(tmp_path: Path) -> None:

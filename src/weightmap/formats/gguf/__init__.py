@@ -14,7 +14,8 @@ Encoding
 * Version 2 is the same; version 1 has u32 lengths, counts and dimensions. If the low 16 bits of the version are 0, the
   file is big-endian: the bytes of every number behind the magic are swapped.
 * ``split.no`` and ``split.count`` number the parts of a model in several files, ``x-00001-of-00003.gguf``. Opening the
-  first part opens all; any other part opens alone.
+  first part opens all; any other part opens alone. `save` and `convert` to shards write these two, u16, and
+  ``split.tensors.count``, an i32: the number of tensors in all parts.
 
 Our choices, where the specification is silent or implementations differ
 ------------------------------------------------------------------------
@@ -99,4 +100,5 @@ FORMAT = Format(
     vocab_keys={TOKENS: None, **{key: name for name, keys in SPECIAL_IDS.items() for key in keys}},
     special_ids=frozenset(SPECIAL_IDS),
     aligns={"gguf": 4096},
+    numbered=True,
 )

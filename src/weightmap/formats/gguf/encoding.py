@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.errors import counted
 from weightmap.formats._writing import Unfit, encodable
-from weightmap.formats.gguf import ALIGNMENT, ALIGNMENT_UNIT, SPECIAL_IDS, TOKENS
+from weightmap.formats.gguf import ALIGNMENT, ALIGNMENT_UNIT, SPECIAL_IDS, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, TOKENS
 from weightmap.formats.gguf.header import ARRAY, STRING, U32
 from weightmap.formats.gguf.values import NUMBERS, KeyValues, Strings, encode_string
 
@@ -24,6 +25,8 @@ _CODES = {spelling: code for code, spelling in NUMBERS.items()}
 _INTEGERS = [("i4", -(2**31), 2**31 - 1), ("i8", -(2**63), 2**63 - 1), ("u8", 0, 2**64 - 1)]
 # The scan allows so many arrays of arrays, and an array of values within the innermost.
 _DEEPEST = kernels.GGUF_DEEPEST + 1
+# A part has its number, and that of all parts, in 16 bits.
+_MOST_PARTS = 2**16 - 1
 
 
 class _Misfit(Exception):  # noqa: N818 - a verdict on a value, not an error of ours
@@ -38,6 +41,7 @@ def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], in
     if _alignment(merged) % request.align:
         merged[ALIGNMENT] = request.align
     _add_vocabulary(request, merged, reasons)
+    _add_part(request, merged, reasons)
     found = []
     for key, value in merged.items():
         if not isinstance(key, str) or not encodable(key) or len(key.encode()) > kernels.GGUF_KEY_MOST:
@@ -79,6 +83,15 @@ def _add_vocabulary(request: Request, metadata: dict[str, Any], reasons: list[Re
         key = next((key for key in keys if key in metadata), keys[0])
         if metadata.get(key) != value:
             metadata[key] = np.uint32(value)
+
+
+def _add_part(request: Request, metadata: dict[str, Any], reasons: list[Reason]) -> None:
+    """Add the numbers of a part, of the types that llama.cpp's gguf-split writes. A model of one part is whole."""
+    number, parts, tensors = request.part or (0, 1, 0)
+    if parts > _MOST_PARTS:
+        reasons.append(f"{counted(parts, 'part')} (expected at most {_MOST_PARTS})")
+    elif parts > 1:
+        metadata |= {SPLIT_NO: np.uint16(number), SPLIT_COUNT: np.uint16(parts), SPLIT_TENSORS: np.int32(tensors)}
 
 
 def _same_tokens(stored: Any, vocab: Sequence[str]) -> bool:
