@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import TargetError, TensorFileError
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
-from weightmap.io.opening import open_source
+from weightmap.io.opening import MISSING, open_source
 from weightmap.io.source import MODES
 from weightmap.kernels import is_set
 from weightmap.model.file import TensorFile
@@ -30,9 +30,15 @@ DEFAULT_LIMITS = Limits()
 def check_replaceable(path: str) -> None:
     """Raise `TargetError` if an index of shards has the name of this new file: a directory opens as its index."""
     index = path + INDEX_SUFFIX
-    if os.path.lexists(index):
-        msg = "this model exists already, and a sharded model is not replaced: remove it, or choose another target"
-        raise TargetError(msg, path=index)
+    try:
+        os.lstat(index)
+    except OSError as error:
+        if error.errno in MISSING:
+            return
+        error.filename = path
+        raise
+    msg = "this model exists already, and a sharded model is not replaced: remove it, or choose another target"
+    raise TargetError(msg, path=index)
 
 
 def _importers() -> Iterable[Importer]:
