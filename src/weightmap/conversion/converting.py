@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from weightmap.conversion.task import Task
     from weightmap.formats import Format
     from weightmap.model.file import TensorFile
+    from weightmap.model.sharding import ShardTarget
 
 __all__ = ["convert"]
 
@@ -191,12 +192,7 @@ def convert(
     how = Execution(executor, None if manifest is None else os.fspath(manifest), keep_going, rank, world, progress)
     how.check()
     most = None if max_shard_size is None else bytes_of_size(max_shard_size)
-    shards = None if format in NAMES else sharded_target(target, None if format is None else by_name(format))
-    if shards is None and how._replace(progress=None) != Execution():
-        what = "executor=, manifest=, keep_going=, rank= and world= are for shards"
-        raise ValueError(f"{what}, and {target!r} is one file: give a directory or an *.index.json")
-    if shards is None:
-        check_replaceable(target)
+    shards = _shards_at(target, format, how)
     found: Any = (
         IMPORTERS[format] if format in NAMES else choose(shards.names(1)[0] if shards else target, format, layout)
     )
@@ -248,6 +244,17 @@ def convert(
         if shards is not None:
             return convert_model(file, None if directory is None else model, shards, found, arguments, how)
         return _convert_file(file, directory, task)
+
+
+def _shards_at(target: str, format_: str | None, how: Execution) -> ShardTarget | None:
+    """Return the target of a sharded model if `target` names one, else None; refuse what does not go with a file."""
+    shards = None if format_ in NAMES else sharded_target(target, None if format_ is None else by_name(format_))
+    if shards is None:
+        if how._replace(progress=None) != Execution():
+            what = "executor=, manifest=, keep_going=, rank= and world= are for shards"
+            raise ValueError(f"{what}, and {target!r} is one file: give a directory or an *.index.json")
+        check_replaceable(target)
+    return shards
 
 
 def _check_scheme(found: Format, layout: str | None, scheme: str, target: str) -> None:
