@@ -20,8 +20,8 @@ from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.dtypes import DTYPES
 from weightmap.formats import FORMATS
+from weightmap.index import Rules
 from weightmap.index.columns import RecordTable
-from weightmap.index.rules import Rules
 from weightmap.io.opening import from_buffer
 from weightmap.options import Options
 

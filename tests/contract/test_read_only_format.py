@@ -22,8 +22,8 @@ from weightmap.dtypes import DTYPES
 from weightmap.formats import _BY_MAGIC, FORMATS, fitted
 from weightmap.formats._base import Content, Format
 from weightmap.formats._cursor import Cursor
+from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.index.rules import ANY_GAP, Rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable

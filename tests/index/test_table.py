@@ -16,9 +16,9 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.dtypes import DTYPES, SCHEMES
+from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable, RecordTable
 from weightmap.index.messages import table_error
-from weightmap.index.rules import Rules
 from weightmap.kernels import _native
 
 RECORD = struct.Struct("<I2BH4IQ")

@@ -15,8 +15,8 @@ from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off
 from weightmap.formats._base import Content, Format, take, trailing
+from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.index.rules import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification

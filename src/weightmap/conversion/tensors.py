@@ -13,9 +13,10 @@ from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.formats import Payload, Plan, Request
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import disagreements, parts_of
+from weightmap.model.parts import parts_of
 from weightmap.model.payload import from_quantized
 from weightmap.model.saving import choose_layout, plan_request
+from weightmap.model.shards import disagreements
 from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:

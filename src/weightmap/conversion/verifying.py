@@ -10,7 +10,8 @@ from weightmap.conversion.running import Execution, Runner
 from weightmap.conversion.shard import Piece, open_piece, state_of
 from weightmap.errors import ShardsError, quoted
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import disagreements, name_of, parts_of
+from weightmap.model.parts import name_of, parts_of
+from weightmap.model.shards import disagreements
 from weightmap.model.verifying import VerifyReport, in_common
 from weightmap.options import Limits
 

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import UnknownFormatError, trailing_bytes
-from weightmap.formats._metadata import TEXT
 from weightmap.quant.ref import TensorRef
 
 if TYPE_CHECKING:
@@ -31,7 +30,21 @@ if TYPE_CHECKING:
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
-__all__ = ["HEAD", "LOOK", "MAX_HEADER", "Content", "Format", "Importer", "discover", "take", "trailing"]
+__all__ = [
+    "HEAD",
+    "JSON",
+    "LOOK",
+    "MAX_HEADER",
+    "TEXT",
+    "TOML",
+    "TYPED",
+    "Content",
+    "Format",
+    "Importer",
+    "discover",
+    "take",
+    "trailing",
+]
 
 # Bytes from the start of a file that `sniff` and `parse` get: a page.
 HEAD = 4096
@@ -39,6 +52,12 @@ HEAD = 4096
 LOOK = 1 << 16
 # The longest header that reference implementations of formats with a length before it allow.
 MAX_HEADER = 100_000_000
+# Kinds of values of metadata, see `_metadata`; an "array" is one of numpy. The items of lists and tables must be of a
+# kind that the format has, too.
+TEXT = frozenset({"text"})
+JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
+TOML = (JSON - {"null"}) | {"non-finite", "time"}
+TYPED = TEXT | {"integer", "float", "non-finite", "boolean", "list", "array"}
 _NO_KEYS: Mapping[str, str | None] = MappingProxyType({})
 _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 _NOWHERE: Mapping[str, int] = MappingProxyType({})

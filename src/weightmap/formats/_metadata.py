@@ -6,13 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["JSON", "TEXT", "TOML", "TYPED", "equal", "fitted", "plain"]
+__all__ = ["equal", "fitted", "plain"]
 
-# Kinds of values; an "array" is one of numpy. The items of lists and tables must be of a kind that the format has, too.
-TEXT = frozenset({"text"})
-JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
-TOML = (JSON - {"null"}) | {"non-finite", "time"}
-TYPED = TEXT | {"integer", "float", "non-finite", "boolean", "list", "array"}
 _KINDS = {str: "text", bool: "boolean", int: "integer", type(None): "null"}
 _SCALARS = frozenset({"integer", "float", "boolean"})
 

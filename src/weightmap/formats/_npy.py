@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 
 from weightmap.dtypes import DECLARED, DType, dtype_of
 from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, counted, cut_off
-from weightmap.index.rules import INT64_MAX, Rules
+from weightmap.index import INT64_MAX, Rules
 from weightmap.io.placement import Deflated, Strided
 from weightmap.lazy import Named
 

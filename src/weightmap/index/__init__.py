@@ -1,1 +1,112 @@
-"""Names, shapes and places of tensors. Every range that a file declares is validated here and nowhere else."""
+"""Names, shapes and places of tensors. Every range that a file declares is validated here and nowhere else.
+
+`Rules` has what a format demands of every row; csrc/table.c checks it.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from weightmap import kernels
+from weightmap.dtypes import DECLARED, NUMPY_MAX_NDIM
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+    from weightmap.dtypes import DType
+
+
+__all__ = ["ANY_GAP", "Rules"]
+
+INT64_MAX, U64_MAX = (1 << 63) - 1, (1 << 64) - 1
+ANY_GAP = U64_MAX
+
+
+class Rules:
+    """The rules of a format for every row, the same for both kinds of table.
+
+    A format subclasses it for what holds for all its files; the parameters are what one file says.
+
+    Parameters
+    ----------
+    base : int
+        Position of the data in the file; offsets in rows count from there.
+    file_size : int
+    declared : int, optional
+        Size of the data section, where the format declares one.
+    lax : bool
+        Whether order, overlap and holes go unchecked.
+
+    Attributes
+    ----------
+    dtypes : tuple of DType or None
+        By the format's code; None for an unused code. A class lists them up to the last used one.
+    min_ndim, max_ndim : int
+    alignment : int
+        Every offset is a multiple of it: a power of two.
+    max_gap : int
+        Bytes of padding allowed before a tensor and after the last one; `ANY_GAP` if the format checks gaps itself.
+    scattered : bool
+        Whether tensors may lie anywhere in the data section, in any order, and share bytes.
+    room : int
+        Bytes of the file from `base` on. A row that ends past them is a `TruncatedError`, one that ends past `declared`
+        a `LayoutError`.
+    data_size : int
+        Bytes that rows may lie in: the lesser of `room` and `declared`.
+    fields : mapping of str to (str, int)
+        For messages, by our names "data_offset", "data_size", "dtype", "name", "ndim", "shape": the format's own name
+        of the field, and its byte within the entry of a row. A missing field keeps our name.
+    unit : int
+        Bytes that the format's own offsets and sizes count in; for messages.
+
+    Notes
+    -----
+    `Table.check` checks everything. A single row is checked again at each use, but not for alignment, order, overlap
+    and holes: none of them makes an array reach out of the file.
+    """
+
+    # Only what one file says. Setting a rule of the class on one file is an error instead of having no effect.
+    __slots__ = ("base", "data_size", "declared", "lax", "room")
+    dtypes: Sequence[DType | None] = ()
+    bits: bytes = b""
+    sized: Sequence[int] = ()  # codes of schemes, whose bytes a row states
+    min_ndim = 0
+    max_ndim = NUMPY_MAX_NDIM
+    ndims: range = range(NUMPY_MAX_NDIM + 1)
+    alignment = 1
+    max_gap = 0
+    fields: Mapping[str, tuple[str, int]] = MappingProxyType({})
+    unit = 1
+    scattered = False
+    native: Any = None  # a wm_rules
+
+    def __init_subclass__(cls) -> None:
+        if "__slots__" not in cls.__dict__:
+            msg = f"{cls.__name__} needs __slots__ = (): its rules are those of the class"
+            raise TypeError(msg)
+        given = cls.__dict__.get("dtypes")
+        if given is not None:
+            # One entry for each value of a byte, so that a look-up does not ask how many there are.
+            cls.dtypes = (*given, *(None,) * (256 - len(given)))
+            bits = bytes([0 if dtype is None else dtype.bits for dtype in given])
+            cls.bits = bits.ljust(256, b"\0")
+            cls.sized = [code for code, count in enumerate(bits) if count == DECLARED]
+        cls.ndims = range(cls.min_ndim, cls.max_ndim + 1)
+        cls.native = kernels.row_rules(cls)
+
+    def __init__(self, base: int, file_size: int, declared: int = U64_MAX, *, lax: bool = False) -> None:
+        self.base: int = base
+        room = file_size - base
+        if room < 0:  # noqa: PLR1730 - half the time; the padding before the data is cut off
+            room = 0
+        self.room: int = room
+        self.declared: int = declared
+        self.data_size: int = declared if declared < room else room  # noqa: FURB136 - half the time
+        self.lax: bool = lax
+
+    @classmethod
+    def varied(cls, **attributes: Any) -> type[Self]:
+        """Return rules with other `attributes`, for a file that declares them itself, such as its alignment."""
+        return type(cls.__name__, (cls,), {"__slots__": (), **attributes})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.index.rules import U64_MAX, Rules
+from weightmap.index import U64_MAX, Rules
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
-    from weightmap.index.rules import Rules
+    from weightmap.index import Rules
     from weightmap.index.table import Place
 
     Index = bytes | NDArray[np.uint8]

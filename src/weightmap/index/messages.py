@@ -18,7 +18,7 @@ from weightmap.errors import (
 
 if TYPE_CHECKING:
     from weightmap import kernels
-    from weightmap.index.rules import Rules
+    from weightmap.index import Rules
     from weightmap.index.strings import StringTable
 
 __all__ = ["table_error"]

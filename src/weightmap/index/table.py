@@ -16,7 +16,7 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError, LayoutError, quoted
-from weightmap.index.rules import INT64_MAX, U64_MAX, Rules
+from weightmap.index import INT64_MAX, U64_MAX, Rules
 from weightmap.lazy import Named
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ import numpy as np
 
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TargetError, TensorFileError, TensorNotFoundError, counted, quoted
-from weightmap.formats._metadata import equal
 from weightmap.index.table import Row
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ __all__ = [
     "check_open",
     "check_unchanged",
     "detach_index",
-    "disagreements",
     "embeddings_of",
     "files_of",
     "identities",
@@ -152,23 +150,6 @@ def not_found(file: Any, name: object) -> TensorNotFoundError:
         hint = "; names are strings (str)"
     message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{hint}"
     return TensorNotFoundError(message, path=file._source.name, format=file.format)
-
-
-def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
-    """Return a line for each entry that is missing in a model's `metadata` because its shards disagree on it."""
-    found = []
-    values: dict[str, list[tuple[str, Any]]] = {}
-    for name, shard in file.shards.items():
-        part = parts_of(shard)[1].part
-        for key, value in shard.metadata.items():
-            if part is None or key not in part.keys:
-                values.setdefault(key, []).append((name, value))
-    for key, (first, *others) in values.items():
-        other = next((other for other in others if not equal(other[1], first[1])), None)
-        if key not in metadata and other is not None:
-            said = " and ".join(f"{quoted(value)} in {quoted(name)}" for name, value in (first, other))
-            found.append(f"the shards disagree on the metadata entry {quoted(key)}: {said}")
-    return found
 
 
 def arrays(file: Any) -> Iterator[Any]:

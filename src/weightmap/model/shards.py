@@ -12,7 +12,7 @@ from weightmap.errors import LayoutError, counted, quoted
 from weightmap.formats._metadata import equal
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Row
-from weightmap.model.parts import SHARD, check_index, detach_index, disagreements, located, parts_of
+from weightmap.model.parts import SHARD, check_index, detach_index, located, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightmap.quant.blocks import QuantizedTensor
     from weightmap.quant.ref import TensorRef
 
-__all__ = ["Shards"]
+__all__ = ["Shards", "disagreements"]
 
 
 class Shards:
@@ -309,3 +309,20 @@ class Shards:
             report = file.verify(progress=lambda done, _, start=start: run.reached(start + done))  # type: ignore[misc]
             run.checks += [f"{name}: {check}" for check in report.checks]
             run.warnings += [f"{name}: {warning}" for warning in report.warnings]
+
+
+def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
+    """Return a line for each entry that is missing in a model's `metadata` because its shards disagree on it."""
+    found = []
+    values: dict[str, list[tuple[str, Any]]] = {}
+    for name, shard in file.shards.items():
+        part = parts_of(shard)[1].part
+        for key, value in shard.metadata.items():
+            if part is None or key not in part.keys:
+                values.setdefault(key, []).append((name, value))
+    for key, (first, *others) in values.items():
+        other = next((other for other in others if not equal(other[1], first[1])), None)
+        if key not in metadata and other is not None:
+            said = " and ".join(f"{quoted(value)} in {quoted(name)}" for name, value in (first, other))
+            found.append(f"the shards disagree on the metadata entry {quoted(key)}: {said}")
+    return found

@@ -55,8 +55,7 @@ float16.
 
 from __future__ import annotations
 
-from weightmap.formats._base import Format
-from weightmap.formats._metadata import JSON
+from weightmap.formats._base import JSON, Format
 from weightmap.lazy import later
 
 MAGIC = b"AMBEE"

@@ -23,8 +23,8 @@ from weightmap.errors import (
 )
 from weightmap.formats._base import trailing
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
+from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.index.rules import Rules
 from weightmap.io import strict_json
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from weightmap.errors import (
 from weightmap.formats._base import Content, trailing
 from weightmap.formats._cursor import LENGTH, read_header, verifier
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
+from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.index.rules import Rules
 from weightmap.options import Options
 
 if TYPE_CHECKING:

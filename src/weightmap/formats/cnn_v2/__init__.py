@@ -38,8 +38,7 @@ from __future__ import annotations
 
 import struct
 
-from weightmap.formats._base import Format
-from weightmap.formats._metadata import TEXT
+from weightmap.formats._base import TEXT, Format
 from weightmap.lazy import later
 
 MAGIC = b"CNN2"

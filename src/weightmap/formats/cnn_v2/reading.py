@@ -11,8 +11,8 @@ from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, cut_off
 from weightmap.formats._base import Content, take, trailing
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD, RECORD_FIELDS
+from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.index.rules import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification

@@ -52,8 +52,7 @@ signs is there (ours: a right header checksum is a third sign), else that of the
 
 from __future__ import annotations
 
-from weightmap.formats._base import Format
-from weightmap.formats._metadata import TEXT
+from weightmap.formats._base import TEXT, Format
 from weightmap.lazy import later
 
 MAGIC = b"EMBD"

@@ -14,8 +14,8 @@ from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import FormatError, LayoutError, TruncatedError
 from weightmap.formats._base import take
 from weightmap.formats.embd import DTYPE_NAMES
+from weightmap.index import Rules
 from weightmap.index.columns import RecordTable
-from weightmap.index.rules import Rules
 from weightmap.index.strings import StringTable
 from weightmap.lazy import Named
 

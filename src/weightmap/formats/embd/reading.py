@@ -46,8 +46,8 @@ from weightmap.formats.embd.layout import (
     string_table,
     vocabulary,
 )
+from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable, RecordTable
-from weightmap.index.rules import ANY_GAP, Rules
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -69,8 +69,7 @@ explicit, ``ngrams``. `Vocabulary.of` makes one::
 
 from __future__ import annotations
 
-from weightmap.formats._base import Format
-from weightmap.formats._metadata import TOML
+from weightmap.formats._base import TOML, Format
 from weightmap.lazy import later
 
 MAGIC = b"FiFu"

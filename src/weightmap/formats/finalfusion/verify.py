@@ -11,7 +11,6 @@ from weightmap.formats.finalfusion.layout import BITS, EXPLICIT, TITLES, Block, 
 from weightmap.formats.finalfusion.metadata import load_metadata
 from weightmap.formats.finalfusion.storage import product_sizes
 from weightmap.formats.finalfusion.vocabulary import Strings
-from weightmap.formats.finalfusion.walk import walk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,10 +19,12 @@ if TYPE_CHECKING:
     from weightmap.formats.finalfusion.vocabulary import UniqueStrings
 
 
-def verify(run: Verification, chunks: Chunks) -> None:
-    """Check the whole file, reading each byte once, and that its chunks have not changed since opening."""
-    source, options = run.source, run.options
-    if walk(source, b"", options, []) != chunks:
+def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
+    """Check the whole file, reading each byte once, and that its chunks have not changed since opening.
+
+    `chunks` are those that were found then, `again` those of today.
+    """
+    if again != chunks:
         msg = "the chunks changed after the file was opened"
         raise LayoutError(msg, field="chunk", offset=0)
     run.checked("header and chunks: order, sizes, rows")

@@ -42,8 +42,7 @@ from __future__ import annotations
 
 from weightmap import kernels
 from weightmap.dtypes import GGML_SCHEMES
-from weightmap.formats._base import Format
-from weightmap.formats._metadata import TYPED
+from weightmap.formats._base import TYPED, Format
 from weightmap.lazy import later
 
 # Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.

@@ -25,8 +25,8 @@ from weightmap.formats.gguf import (
 )
 from weightmap.formats.gguf.header import ARRAY, STRING, Header, locate, read_header
 from weightmap.formats.gguf.values import integer, metadata, string_table
+from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.index.rules import Rules
 from weightmap.lazy import later
 
 if TYPE_CHECKING:

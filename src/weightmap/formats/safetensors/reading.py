@@ -13,8 +13,8 @@ from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted,
 from weightmap.formats._base import Content, trailing
 from weightmap.formats._cursor import LENGTH, read_header, verifier
 from weightmap.formats.safetensors import DTYPE_NAMES
+from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.index.rules import Rules
 from weightmap.io import strict_json
 
 if TYPE_CHECKING:

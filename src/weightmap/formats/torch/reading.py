@@ -21,8 +21,8 @@ from weightmap.errors import (
 from weightmap.formats._base import Content, trailing
 from weightmap.formats._zip import Archive
 from weightmap.formats.torch.program import DTYPE_NAMES, Program, columns_of, dtypes, error_of, items_of, values_of
+from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.index.rules import Rules
 from weightmap.index.strings import StringTable
 from weightmap.io.placement import Strided
 
