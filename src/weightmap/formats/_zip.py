@@ -14,7 +14,7 @@ What descriptors say, and CRC-32s of entries, is for `verify` to check.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,12 +27,12 @@ from weightmap.errors import (
     UnsupportedError,
     cut_off,
     quoted,
-    shrank,
 )
 from weightmap.formats._base import trailing
 from weightmap.index.strings import StringTable
 from weightmap.io.placement import INFLATION, inflate
 from weightmap.io.source import CHUNK
+from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EMPTY", "Archive", "first_name"]
 
+_error_of = later("weightmap.formats._zip_faults", "error_of")
+
 STORED, DEFLATED = 0, 8
 # What an archive without entries begins with: its end record.
 EMPTY = b"PK\5\6"
-_CENTRAL = b"PK\1\2"
 _END, _WIDE_END, _LOCATOR = EMPTY, b"PK\6\6", b"PK\6\7"
 # What stands for a number that does not fit 32 bits; and bytes of a header besides the name, with a header of numpy's.
 _WIDE_FIELD, _BESIDE = 0xFFFFFFFF, 512
@@ -109,7 +110,7 @@ class Archive:
         fd, data = source.scanned
         found = kernels.zip_scan(fd, data, begin, central, count)
         if isinstance(found, kernels.Fault):
-            _refuse(found, begin, source)
+            raise _error_of(found, begin, source)
         self._source, self._options = source, options
         self.entries = found
         self._central = (begin, size, kernels.crc32(central))
@@ -203,7 +204,7 @@ class Archive:
         """Read the headers of entries that are arrays as numpy writes them."""
         found = kernels.npy_scan(*self._source.scanned, self.entries)
         if isinstance(found, kernels.Fault):
-            _refuse(found, 0, self._source)
+            raise _error_of(found, 0, self._source)
         return found
 
     def beginning(self, i: int, count: int) -> bytes:
@@ -368,38 +369,3 @@ def _find_wide(source: Source, at: int, locator: bytes) -> tuple[int, tuple[int,
         raise LayoutError(what, field="locator", offset=at, actual=begin)
     first, second, here, count, length, directory = numbers
     return begin, (first, second, here, count, length, directory)
-
-
-def _in_directory(row: int, signature: bytes, at: int, actual: int, expected: int) -> LayoutError:
-    """Return the error for a damaged entry of the central directory."""
-    field, entry = "central directory", f"entry {row} of the central directory"
-    if signature != _CENTRAL:
-        return LayoutError(
-            f"signature of {entry}", field=field, offset=at, actual=repr(signature), expected=repr(_CENTRAL)
-        )
-    if actual > expected > 0:
-        what = f"bytes of name, extra field and comment of {entry}"
-        return LayoutError(what, field=field, offset=at, actual=actual, expected=f"at most {expected}, where it ends")
-    return LayoutError(f"{entry} is damaged", field=field, offset=at)
-
-
-def _refuse(fault: kernels.Fault, begin: int, source: Source) -> NoReturn:
-    kind, row, at, actual, expected = fault.kind, fault.row, fault.at, fault.actual, fault.expected
-    if kind == "ZIP_READ":
-        if actual:
-            raise OSError(actual, f"entry {row} cannot be read", source.name)
-        raise shrank(at)
-    if kind == "ZIP_DIRECTORY":
-        raise _in_directory(row, source.pread(begin + at, len(_CENTRAL)), begin + at, actual, expected)
-    if kind == "ZIP_HEADER":
-        parts = "sizes or CRC-32" if actual else "signature, name, flags or method"
-        what = f"the header of entry {row} and its entry in the central directory differ in {parts}"
-        raise LayoutError(what, field="local header", offset=at)
-    if kind == "ZIP_RANGE":
-        what = f"the end of entry {row}"
-        raise LayoutError(
-            what, field="local header offset", actual=actual, expected=f"at most {expected}, where the directory begins"
-        )
-    if kind == "ZIP_ENCRYPTED":
-        raise UnsupportedError(f"entry {row} is encrypted", field="flags", offset=begin + at)
-    raise FormatError(f"the central directory is damaged ({kind})", offset=begin + at)
