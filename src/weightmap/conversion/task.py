@@ -116,15 +116,11 @@ class Task(NamedTuple):
         return (not include or matches(name, include)) and not (exclude and matches(name, exclude))
 
     def check_globs(self, names: Collection[str]) -> None:
-        """Raise `EncodeError` if globs leave none of a model's tensors, or choose none of them to be quantised."""
+        """Raise `EncodeError` if globs leave none of a model's tensors."""
         given = self.arguments
         of = f"none of {counted(len(names), 'tensor')}"
-        for what, globs in (
-            ("include", given.include),
-            ("quantize_include", given.quantize and given.quantize_include),
-        ):
-            if names and globs and not any(matches(name, globs) for name in names):
-                raise EncodeError(f"{what} is {_spelt(globs)}, which matches {of}", path=self.source)
+        if names and given.include and not any(matches(name, given.include) for name in names):
+            raise EncodeError(f"include is {_spelt(given.include)}, which matches {of}", path=self.source)
         if names and given.exclude and not any(map(self.takes, names)):
             raise EncodeError(f"exclude is {_spelt(given.exclude)}, which leaves {of}", path=self.source)
 
