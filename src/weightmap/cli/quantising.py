@@ -100,7 +100,7 @@ def converted(args: argparse.Namespace, command: str, **options: Any) -> tuple[w
 
 
 # The options of parameters that have another name.
-_OPTIONS = {"n_bits": "bits", "n_subquantizers": "subquantizers", "quantize_include": "include"}
+_OPTIONS = {"n_bits": "bits", "n_subquantizers": "subquantizers"}
 
 
 def _as_written(error: Exception, args: argparse.Namespace) -> str:

@@ -117,8 +117,7 @@ def convert(
     scale_type, bits : str, float
         As for `weightmap.quantize`.
     quantize_include, quantize_exclude : glob or sequence of globs, optional
-        Quantise only floating-point tensors whose name matches, of any shape; never those that match the second. If no
-        name matches the first, that is an EncodeError.
+        Quantise only floating-point tensors whose name matches, of any shape; never those that match the second.
     lossy : bool
         Replace bytes that are not UTF-8 in words of other programs' files.
     normalize : bool, optional
@@ -168,10 +167,9 @@ def convert(
     Raises
     ------
     EncodeError
-        When the target cannot express a tensor; it names every such tensor, and no file was created. Or when globs
-        leave no tensor. One exception:
+        When the target cannot express a tensor; it names every such tensor, and no file was created. One exception:
         where the target has no int64, a buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported,
-        since every program that reads such a model knows these numbers.
+        since every program that reads such a model knows these numbers. Also when globs leave no tensor.
     TargetError
         When a sharded target exists, or another run is writing it, or `manifest` is that of another run; or when the
         target is a shard or the index of the source.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 from weightmap.dtypes import DTYPES, numpy_dtype
@@ -61,6 +60,8 @@ class Overflow:
 
 def _largest(dtype: np.dtype[Any]) -> float:
     """Return the largest number of a floating-point type."""
+    import ml_dtypes  # noqa: PLC0415 - 5 ms, for conversions to another type alone
+
     return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 

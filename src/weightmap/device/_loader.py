@@ -253,7 +253,7 @@ class Loader:
     def _threads(self) -> int:
         if self._staging.threads is not None:
             return self._staging.threads
-        return _WAITING if self._cold is not None else min(_cpus(), _COPYING)
+        return _WAITING if self._cold is not None else min(kernels.cpus(), _COPYING)
 
     def _ask(self, source: Source, reached: int) -> None:
         """Ask the system for what is read next, so that the disk is busy while the device copies."""
@@ -331,8 +331,3 @@ def _failure(source: Source, name: str, begin: int, size: int, error: int) -> Ex
     failure = OSError(error, os.strerror(error), source.name)
     failure.add_note(f"while tensor {quoted(name)} was being read")
     return failure
-
-
-def _cpus() -> int:
-    """Return how many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
