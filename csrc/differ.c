@@ -38,7 +38,7 @@ int64_t wm_differing(const uint8_t *a, const uint8_t *b, uint64_t n, int kind, d
         uint8_t bytes[8 * PIECE];
     } x, y;
     const wm_variants *v = wm_variants_in_use();
-    const uint64_t size = kind == WM_FLOAT64 ? 8 : kind == WM_FLOAT32 ? 4 : 2, width = size == 8 ? 8 : 4;
+    const uint64_t size = wm_kind_size(kind), width = size == 8 ? 8 : 4;
     const int halves = size == 2, native = !halves && !WM_BIG_ENDIAN;
     wm_apart all = {0};
     if (kind < WM_FLOAT32 || kind > WM_BFLOAT16) return -1;

@@ -22,11 +22,9 @@ typedef struct {
     } failures[WM_MAX_PARTS];
 } work;
 
-static uint64_t width_of(int kind) { return kind == WM_FLOAT64 ? 8 : kind == WM_FLOAT32 ? 4 : 2; }
-
 static int compare_piece(work *w, uint64_t i, uint8_t *room, wm_outcome *outcome) {
     const wm_pairs *p = w->p;
-    const uint64_t n = p->counts[i], size = n * width_of(p->kind);
+    const uint64_t n = p->counts[i], size = n * wm_kind_size(p->kind);
     const wm_readable a = {p->a, NULL, NULL}, b = {p->b, NULL, NULL};
     uint8_t *const other = room + p->most;
     uint64_t error, got = wm_read_at(&a, room, size, size, p->from_a[i], &error);
@@ -57,8 +55,8 @@ void wm_differing_files(const wm_pairs *pairs, int64_t *counts, double *found, u
         return;
     for (uint64_t i = 0; i < pairs->n; i++) {
         const uint64_t last = INT64_MAX - pairs->most, n = pairs->counts[i];
-        if (n > pairs->most / width_of(pairs->kind) || pairs->from_a[i] > last || pairs->from_b[i] > last) return;
-        total = add_capped(total, n * width_of(pairs->kind));
+        if (n > pairs->most / wm_kind_size(pairs->kind) || pairs->from_a[i] > last || pairs->from_b[i] > last) return;
+        total = add_capped(total, n * wm_kind_size(pairs->kind));
     }
     if (total && room_size / 2 < pairs->most) return;
     uint64_t most = threads < 1 ? 1 : (uint64_t)threads;

@@ -101,6 +101,9 @@ typedef struct {
 } wm_readable;
 uint64_t wm_read_at(const wm_readable *file, uint8_t *out, uint64_t least, uint64_t most, uint64_t at, uint64_t *error);
 
+/* Bytes of a number of a kind, WM_FLOAT32 and the others. */
+static inline uint64_t wm_kind_size(int kind) { return kind == WM_FLOAT64 ? 8 : kind == WM_FLOAT32 ? 4 : 2; }
+
 /* ------------------------------------------------------------------------------------------ CPU features
  * One bit each, set only when the operating system saves the registers too.
  */

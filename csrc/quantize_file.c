@@ -48,7 +48,6 @@ typedef struct {
     failure failures[WM_MAX_PARTS];
 } work;
 
-static uint64_t width_of(int kind) { return kind == WM_FLOAT64 ? 8 : kind == WM_FLOAT32 ? 4 : 2; }
 static uint64_t lines(uint64_t size) { return (size + LINE - 1) / LINE * LINE; }
 
 /* Fills in how the numbers are divided. Returns -1 for numbers or blocks that do not exist. */
@@ -70,7 +69,7 @@ static int divide(work *w) {
     w->piece = ceil_div(piece, w->unit) * w->unit;
     w->pieces = ceil_div(in->n, w->piece);
     if (w->piece > in->n) w->piece = in->n; /* one piece: a small room is enough */
-    w->raw_room = in->kind == WM_FLOAT32 ? 0 : lines(w->piece * width_of(in->kind));
+    w->raw_room = in->kind == WM_FLOAT32 ? 0 : lines(w->piece * wm_kind_size(in->kind));
     w->room_each = w->raw_room + lines(4 * w->piece) + lines(8 * (ceil_div(w->piece, w->unit) + 1));
     return 0;
 }
@@ -89,24 +88,8 @@ static int fail(failure *f, uint64_t job, int what, uint64_t at, int error) {
 }
 
 #if defined(_WIN32)
-static uint64_t read_all(int fd, uint8_t *out, uint64_t size, uint64_t at, int *error) { return *error = 40, 0; }
 static uint64_t write_all(const wm_unwritten *w, int *error) { return *error = 40, 0; }
-static uint64_t take(work *w) { return w->next++; }
-static int stopped(work *w) { return w->failed != 0; }
-static void stop(work *w) { w->failed = 1; }
 #else
-/* Returns how many bytes the file had, with an errno in *error if these are fewer for another reason than its end. */
-static uint64_t read_all(int fd, uint8_t *out, uint64_t size, uint64_t at, int *error) {
-    uint64_t done = 0;
-    while (done < size) {
-        const ssize_t got = pread(fd, out + done, (size_t)(size - done), (off_t)(at + done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) *error = errno;
-        if (got <= 0) break;
-        done += (uint64_t)got;
-    }
-    return done;
-}
 static uint64_t write_all(const wm_unwritten *w, int *error) {
     uint64_t done = 0;
     while (done < w->size) {
@@ -118,9 +101,6 @@ static uint64_t write_all(const wm_unwritten *w, int *error) {
     }
     return done;
 }
-static uint64_t take(work *w) { return atomic_fetch_add(&w->next, 1); }
-static int stopped(work *w) { return atomic_load(&w->failed) != 0; }
-static void stop(work *w) { atomic_store(&w->failed, 1); }
 #endif
 
 /* Converts n little-endian numbers at any alignment to floats. */
@@ -146,15 +126,16 @@ static void widen(const uint8_t *raw, int kind, uint64_t n, float *x) {
 /* Returns `count` numbers from number `first` on as floats; NULL if the file does not have them. */
 static const float *numbers_at(work *w, uint64_t first, uint64_t count, uint8_t *room, uint64_t job, failure *f) {
     const wm_numbers *in = w->in;
-    const uint64_t width = width_of(in->kind), at = in->at + first * width, size = count * width;
+    const uint64_t width = wm_kind_size(in->kind), at = in->at + first * width, size = count * width;
     const int native = in->kind == WM_FLOAT32 && !WM_BIG_ENDIAN;
     float *const x = (float *)(void *)(room + w->raw_room);
     const uint8_t *raw = in->memory ? in->memory + at : room;
     if (!in->memory) {
-        int error = 0;
+        uint64_t error;
+        const wm_readable file = {in->fd, NULL, NULL};
         uint8_t *const to = in->kind == WM_FLOAT32 ? (uint8_t *)x : room;
-        const uint64_t got = read_all(in->fd, to, size, at, &error);
-        if (got < size) return fail(f, job, WM_UNREADABLE, at + got, error), NULL;
+        const uint64_t got = wm_read_at(&file, to, size, size, at, &error);
+        if (got < size) return fail(f, job, WM_UNREADABLE, at + got, (int)error), NULL;
         if (native) return x;
         raw = to;
     }
@@ -210,10 +191,10 @@ static void take_jobs(void *context, int number, uint64_t begin, uint64_t end) {
     failure *const f = &w->failures[number];
     const uint64_t before = w->earlier ? 1 : 0;
     uint8_t *const room = w->room + (uint64_t)number * w->room_each;
-    while (!stopped(w)) {
-        const uint64_t job = take(w);
+    while (!w->failed) {
+        const uint64_t job = w->next++;
         if (job >= before + w->pieces) return;
-        if (job < before ? write_earlier(w->earlier, f) : quantize_piece(w, job - before, room, job, f)) stop(w);
+        if (job < before ? write_earlier(w->earlier, f) : quantize_piece(w, job - before, room, job, f)) w->failed = 1;
     }
 }
 
@@ -224,7 +205,7 @@ void wm_quantize_numbers(const wm_numbers *in, const wm_blocks *as, uint8_t *out
     const uint64_t skip = (0 - (uint64_t)(uintptr_t)room) % LINE;
     *outcome = (wm_outcome){WM_UNFIT, 0, 0};
     if (divide(&w)) return;
-    const uint64_t size = ceil_div(in->n, w.unit) * w.unit_bytes, bytes = in->n * width_of(in->kind);
+    const uint64_t size = ceil_div(in->n, w.unit) * w.unit_bytes, bytes = in->n * wm_kind_size(in->kind);
     if (out_size != size || n_sums != 2 * w.pieces || in->at > INT64_MAX || bytes > INT64_MAX - in->at) return;
     if (in->memory && (in->at > in->size || bytes > in->size - in->at)) return;
     if (room_size < skip) return;
