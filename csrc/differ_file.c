@@ -1,11 +1,4 @@
 /* Compares numbers of two files, in pieces that stay in the second-level cache: each thread reads the next piece of both. */
-#if !defined(_WIN32)
-#include <stdatomic.h>
-#define SHARED _Atomic
-#else /* one thread does it all */
-#define SHARED
-#endif
-
 #include "internal.h"
 
 enum { PER_THREAD = 4 << 20 /* bytes that are worth a thread */ };
@@ -15,35 +8,22 @@ typedef struct {
     int64_t *counts;
     double *found;
     uint8_t *room;
-    SHARED uint64_t next, failed;
-    struct {
-        uint64_t piece; /* UINT64_MAX: none */
-        wm_outcome outcome;
-    } failures[WM_MAX_PARTS];
+    wm_outcome failures[WM_MAX_PARTS];
 } work;
 
-static int compare_piece(work *w, uint64_t i, uint8_t *room, wm_outcome *outcome) {
+static int compare_piece(void *context, int thread, uint64_t i, uint64_t end) {
+    work *w = context;
     const wm_pairs *p = w->p;
+    wm_outcome *const outcome = &w->failures[thread];
     const uint64_t n = p->counts[i], size = n * wm_kind_size(p->kind);
     const wm_readable a = {p->a, NULL, NULL}, b = {p->b, NULL, NULL};
-    uint8_t *const other = room + p->most;
+    uint8_t *const room = w->room + (uint64_t)thread * 2 * p->most, *const other = room + p->most;
     uint64_t error, got = wm_read_at(&a, room, size, size, p->from_a[i], &error);
     if (got < size) return *outcome = (wm_outcome){WM_UNREADABLE, p->from_a[i] + got, (int)error}, -1;
     got = wm_read_at(&b, other, size, size, p->from_b[i], &error);
     if (got < size) return *outcome = (wm_outcome){WM_OTHER_UNREADABLE, p->from_b[i] + got, (int)error}, -1;
     w->counts[i] = wm_differing(room, other, n, p->kind, w->found + 2 * i, w->found + 2 * i + 1);
     return 0;
-}
-
-/* Threads take pieces in order, and end those that they have begun: so the first piece that fails is the same in every run. */
-static void take_pieces(void *context, int number, uint64_t begin, uint64_t end) {
-    work *w = context;
-    uint8_t *const room = w->room + (uint64_t)number * 2 * w->p->most;
-    while (!w->failed) {
-        const uint64_t i = w->next++;
-        if (i >= w->p->n) return;
-        if (compare_piece(w, i, room, &w->failures[number].outcome)) w->failures[number].piece = i, w->failed = 1;
-    }
 }
 
 void wm_differing_files(const wm_pairs *pairs, int64_t *counts, double *found, uint8_t *room, uint64_t room_size, int threads,
@@ -60,13 +40,8 @@ void wm_differing_files(const wm_pairs *pairs, int64_t *counts, double *found, u
     }
     if (total && room_size / 2 < pairs->most) return;
     uint64_t most = threads < 1 ? 1 : (uint64_t)threads;
-    most = most > WM_MAX_PARTS ? WM_MAX_PARTS : most;
     most = most > total / PER_THREAD ? total / PER_THREAD : most;
     if (total) most = most > room_size / 2 / pairs->most ? room_size / 2 / pairs->most : most;
-    for (int i = 0; i < WM_MAX_PARTS; i++) w.failures[i].piece = UINT64_MAX;
-    if (pairs->n) wm_run_parts(take_pieces, &w, most ? most : 1, 1, 1, (int)most);
-    *outcome = (wm_outcome){WM_DONE, 0, 0};
-    uint64_t first = UINT64_MAX;
-    for (int i = 0; i < WM_MAX_PARTS; i++)
-        if (w.failures[i].piece < first) first = w.failures[i].piece, *outcome = w.failures[i].outcome;
+    const int failed = wm_run_pieces(compare_piece, &w, pairs->n, 1, (int)most);
+    *outcome = failed < 0 ? (wm_outcome){WM_DONE, 0, 0} : w.failures[failed];
 }

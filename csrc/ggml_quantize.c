@@ -3,7 +3,7 @@
 #define NAME ggml_quantize_portable
 #include "ggml_quantize.h"
 
-enum { ELEMENTS_PER_THREAD = 1 << 14 };
+enum { ELEMENTS_OF_A_PIECE = 1 << 14 };
 
 int wm_ggml_encodes(int type) {
     switch (type) {
@@ -24,11 +24,15 @@ typedef struct {
     uint64_t elements, bytes;
     uint8_t *out;
     double *errors;
+    int64_t bad[WM_MAX_PARTS]; /* for each thread, the element that is not finite */
 } work;
 
-static void encode_part(void *context, int part, uint64_t begin, uint64_t end) {
-    const work *w = context;
+static int encode_checked(void *context, int thread, uint64_t begin, uint64_t end) {
+    work *w = context;
     const wm_variants *use = wm_variants_in_use();
+    const uint64_t first = begin * w->elements;
+    const int64_t bad = wm_first_not_finite(w->x + first, (end - begin) * w->elements);
+    if (bad >= 0) return w->bad[thread] = (int64_t)first + bad, -1;
     use->ggml_quantize(w->type, w->x + begin * w->elements, end - begin, w->out + begin * w->bytes);
     for (uint64_t b = begin; w->errors && b < end; b++) {
         float values[WM_GGML_MOST];
@@ -40,6 +44,7 @@ static void encode_part(void *context, int part, uint64_t begin, uint64_t end) {
         }
         w->errors[b] = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
     }
+    return 0;
 }
 
 int64_t wm_ggml_encode(const float *x, uint64_t n, int type, uint8_t *out, uint64_t out_size, double *errors, uint64_t n_errors,
@@ -47,9 +52,7 @@ int64_t wm_ggml_encode(const float *x, uint64_t n, int type, uint8_t *out, uint6
     if (!wm_ggml_encodes(type)) return -2;
     const uint64_t elements = (uint64_t)wm_ggml_elements(type), bytes = (uint64_t)wm_ggml_bytes(type), blocks = n / elements;
     if (n % elements || n > (uint64_t)1 << 56 || out_size != blocks * bytes || (errors && n_errors != blocks)) return -2;
-    const int64_t odd = wm_first_not_finite(x, n);
-    if (odd >= 0) return odd;
-    work w = {x, type, elements, bytes, out, errors};
-    wm_run_parts(encode_part, &w, blocks, 1, ELEMENTS_PER_THREAD / elements, threads);
-    return -1;
+    work w = {.x = x, .type = type, .elements = elements, .bytes = bytes, .out = out, .errors = errors};
+    const int failed = wm_run_pieces(encode_checked, &w, blocks, ELEMENTS_OF_A_PIECE / elements, threads);
+    return failed < 0 ? -1 : w.bad[failed];
 }

@@ -238,11 +238,19 @@ static inline void wm_fnv1a32_run(const uint8_t *first, const uint8_t *end, cons
 }
 
 /* ------------------------------------------------------------------------------------------------ threads
- * Divides the work [0, n) into at most `threads` parts (and WM_MAX_PARTS), each of at least `least` and from a multiple of
- * `align` on, calls run(context, part, begin, end) for each in a thread of its own, and returns the number of parts when all
- * are done: 1 when dividing is not worth while.
+ * Divides the work [0, n) into pieces. Each of at most `threads` threads (and WM_MAX_PARTS), numbered from 0, takes the next
+ * piece until none is left, so that a thread that starts late or is held up does less. When run(context, thread, begin, end)
+ * returns anything but 0, no thread takes another piece. Returns the thread whose piece failed, the first if several did; -1 if
+ * none. Pieces are taken in order and ended when begun, so the first piece that fails is the same in every run.
  */
 enum { WM_MAX_PARTS = 64 };
+typedef int wm_piece_fn(void *context, int thread, uint64_t begin, uint64_t end);
+int wm_run_pieces(wm_piece_fn *run, void *context, uint64_t n, uint64_t piece, int threads);
+
+/* Divides the work [0, n) into a part for each of at most `threads` threads (and WM_MAX_PARTS), each of at least `least` but for
+ * the last, and from a multiple of `align` on. Calls run(context, part, begin, end) for each, and returns the number of parts
+ * when all are done: 1 when dividing is not worth while.
+ */
 typedef void wm_part_fn(void *context, int part, uint64_t begin, uint64_t end);
 int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads);
 

@@ -189,6 +189,23 @@ typedef struct {
 void wm_differing_files(const wm_pairs *pairs, int64_t *counts, double *found, uint8_t *room, uint64_t room_size, int threads,
                         wm_outcome *outcome);
 
+/* -------------------------------------------------------------------------------------- checksum of a part of a file
+ * Bytes [at, at + size) of a file or, if `memory` is not NULL, of so many bytes that nobody can take away; and the n_gaps ranges
+ * of padding in it, from byte gaps[2 * i] up to gaps[2 * i + 1], in rising order and apart.
+ */
+typedef struct {
+    int fd;
+    const uint8_t *memory;
+    uint64_t memory_size, at, size;
+    const uint64_t *gaps;
+    uint64_t n_gaps;
+} wm_summed;
+enum { WM_SUM_ROOM = 262144 };
+/* Goes on with *crc, the CRC-32 of what precedes, over these bytes; filled[i] becomes 1 if gap i has a byte here that is not 0.
+ * A thread needs WM_SUM_ROOM bytes of `room`; as many work as there is room for, `threads` at most, and fewer for few bytes. */
+void wm_crc32_of_part(const wm_summed *in, uint8_t *filled, uint64_t n_filled, uint32_t *crc, uint8_t *room, uint64_t room_size,
+                      int threads, wm_outcome *outcome);
+
 /* ------------------------------------------------------------------------------- length-prefixed strings
  * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries
  * and `gap` is the width of the length prefix that stands before each string (0 when there is none).

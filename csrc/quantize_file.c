@@ -11,11 +11,7 @@
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <unistd.h>
-#define SHARED _Atomic
-#else /* one thread does it all, and Python reads and writes */
-#define SHARED
 #endif
 
 #include "floats.h"
@@ -29,11 +25,6 @@ enum {
 };
 
 typedef struct {
-    uint64_t job; /* UINT64_MAX: none */
-    wm_outcome outcome;
-} failure;
-
-typedef struct {
     const wm_numbers *in;
     const wm_blocks *as;
     wm_quantizing how;
@@ -44,8 +35,7 @@ typedef struct {
     uint8_t *room; /* for each thread: bytes as they were read, floats, errors */
     uint64_t raw_room, room_each;
     const wm_unwritten *earlier;
-    SHARED uint64_t next, failed;
-    failure failures[WM_MAX_PARTS];
+    wm_outcome failures[WM_MAX_PARTS];
 } work;
 
 static uint64_t lines(uint64_t size) { return (size + LINE - 1) / LINE * LINE; }
@@ -82,8 +72,8 @@ uint64_t wm_quantize_room(const wm_numbers *in, const wm_blocks *as, uint64_t *p
     return w.room_each + LINE;
 }
 
-static int fail(failure *f, uint64_t job, int what, uint64_t at, int error) {
-    *f = (failure){job, {what, at, error}};
+static int fail(wm_outcome *f, int what, uint64_t at, int error) {
+    *f = (wm_outcome){what, at, error};
     return -1;
 }
 
@@ -124,7 +114,7 @@ static void widen(const uint8_t *raw, int kind, uint64_t n, float *x) {
 }
 
 /* Returns `count` numbers from number `first` on as floats; NULL if the file does not have them. */
-static const float *numbers_at(work *w, uint64_t first, uint64_t count, uint8_t *room, uint64_t job, failure *f) {
+static const float *numbers_at(work *w, uint64_t first, uint64_t count, uint8_t *room, wm_outcome *f) {
     const wm_numbers *in = w->in;
     const uint64_t width = wm_kind_size(in->kind), at = in->at + first * width, size = count * width;
     const int native = in->kind == WM_FLOAT32 && !WM_BIG_ENDIAN;
@@ -135,7 +125,7 @@ static const float *numbers_at(work *w, uint64_t first, uint64_t count, uint8_t 
         const wm_readable file = {in->fd, NULL, NULL};
         uint8_t *const to = in->kind == WM_FLOAT32 ? (uint8_t *)x : room;
         const uint64_t got = wm_read_at(&file, to, size, size, at, &error);
-        if (got < size) return fail(f, job, WM_UNREADABLE, at + got, (int)error), NULL;
+        if (got < size) return fail(f, WM_UNREADABLE, at + got, (int)error), NULL;
         if (native) return x;
         raw = to;
     }
@@ -153,31 +143,31 @@ static double sum_of(const double *values, uint64_t n) {
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-static int quantize_piece(work *w, uint64_t number, uint8_t *room, uint64_t job, failure *f) {
+static int quantize_piece(work *w, uint64_t number, uint8_t *room, wm_outcome *f) {
     const uint64_t first = number * w->piece, left = w->in->n - first, n = left < w->piece ? left : w->piece;
     const uint64_t blocks = ceil_div(n, w->unit);
     uint8_t *const out = w->out + first / w->unit * w->unit_bytes;
     double *const errors = (double *)(void *)(room + w->raw_room + lines(4 * w->piece));
-    const float *const x = numbers_at(w, first, n, room, job, f);
+    const float *const x = numbers_at(w, first, n, room, f);
     if (!x) return -1;
     const double squares = wm_variants_in_use()->squares(x, n);
     if (!(squares <= 1e300)) { /* NaN or infinite, as none of finite floats is */
         const int64_t bad = wm_first_not_finite(x, n);
-        return fail(f, job, WM_NOT_FINITE, first + (bad < 0 ? 0 : (uint64_t)bad), 0);
+        return fail(f, WM_NOT_FINITE, first + (bad < 0 ? 0 : (uint64_t)bad), 0);
     }
     if (w->as->type < 0) {
         wm_quantize_finite(&w->how, w->unit, x, n, out, errors);
     } else { /* checks once more, which costs little of it */
         const int64_t bad = wm_ggml_encode(x, n, w->as->type, out, blocks * w->unit_bytes, errors, blocks, 1);
-        if (bad != -1) return fail(f, job, WM_NOT_FINITE, first + (bad < 0 ? 0 : (uint64_t)bad), 0);
+        if (bad != -1) return fail(f, WM_NOT_FINITE, first + (bad < 0 ? 0 : (uint64_t)bad), 0);
     }
     w->sums[2 * number] = sum_of(errors, blocks), w->sums[2 * number + 1] = squares;
     return 0;
 }
 
-static int write_earlier(const wm_unwritten *earlier, failure *f) {
+static int write_earlier(const wm_unwritten *earlier, wm_outcome *f) {
     int error = 0;
-    if (write_all(earlier, &error) < earlier->size) return fail(f, 0, WM_UNWRITABLE, 0, error);
+    if (write_all(earlier, &error) < earlier->size) return fail(f, WM_UNWRITABLE, 0, error);
 #if defined(__linux__) && defined(SYNC_FILE_RANGE_WRITE)
     /* The disk begins now, instead of when all is written. */
     if (earlier->flush) (void)sync_file_range(earlier->fd, (off_t)earlier->at, (off_t)earlier->size, SYNC_FILE_RANGE_WRITE);
@@ -185,17 +175,12 @@ static int write_earlier(const wm_unwritten *earlier, failure *f) {
     return 0;
 }
 
-/* Threads take jobs in order, and end those that they have begun: so the first job that fails is the same in every run. */
-static void take_jobs(void *context, int number, uint64_t begin, uint64_t end) {
+static int do_job(void *context, int thread, uint64_t job, uint64_t end) {
     work *w = context;
-    failure *const f = &w->failures[number];
     const uint64_t before = w->earlier ? 1 : 0;
-    uint8_t *const room = w->room + (uint64_t)number * w->room_each;
-    while (!w->failed) {
-        const uint64_t job = w->next++;
-        if (job >= before + w->pieces) return;
-        if (job < before ? write_earlier(w->earlier, f) : quantize_piece(w, job - before, room, job, f)) w->failed = 1;
-    }
+    wm_outcome *const f = &w->failures[thread];
+    return job < before ? write_earlier(w->earlier, f)
+                        : quantize_piece(w, job - before, w->room + (uint64_t)thread * w->room_each, f);
 }
 
 void wm_quantize_numbers(const wm_numbers *in, const wm_blocks *as, uint8_t *out, uint64_t out_size, double *sums,
@@ -213,15 +198,10 @@ void wm_quantize_numbers(const wm_numbers *in, const wm_blocks *as, uint8_t *out
     if (rooms == 0 && w.pieces) return;
     if (as->type < 0) w.how = wm_quantizing_of(as->bits, as->scale_type, w.unit, w.unit_bytes);
     w.room = room + skip;
-    for (int i = 0; i < WM_MAX_PARTS; i++) w.failures[i].job = UINT64_MAX;
     const uint64_t jobs = w.pieces + (w.earlier != NULL);
     uint64_t most = threads < 1 ? 1 : (uint64_t)threads;
-    most = most > WM_MAX_PARTS ? WM_MAX_PARTS : most;
     most = most > w.pieces ? w.pieces : most;
     most = most > rooms ? rooms : most;
-    if (jobs) wm_run_parts(take_jobs, &w, most ? most : 1, 1, 1, (int)most);
-    *outcome = (wm_outcome){WM_DONE, 0, 0};
-    uint64_t first = UINT64_MAX;
-    for (int i = 0; i < WM_MAX_PARTS; i++)
-        if (w.failures[i].job < first) first = w.failures[i].job, *outcome = w.failures[i].outcome;
+    const int failed = wm_run_pieces(do_job, &w, jobs, 1, (int)most);
+    *outcome = failed < 0 ? (wm_outcome){WM_DONE, 0, 0} : w.failures[failed];
 }

@@ -3,53 +3,88 @@
  * Threads live for one call. Starting one and waiting for it takes 20 microseconds, so each kernel says how much work is worth
  * that. Keeping threads between calls would save little of it and break in a process that forks.
  */
+#if !defined(_WIN32)
+#include <pthread.h>
+#include <stdatomic.h>
+#define SHARED _Atomic
+#else /* one thread does it all */
+#define SHARED
+#endif
+
 #include "internal.h"
 
-#if defined(_WIN32) /* one thread does it all */
-int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads) {
-    run(context, 0, 0, n);
-    return 1;
-}
-#else
-#include <pthread.h>
+typedef struct {
+    wm_piece_fn *run;
+    void *context;
+    uint64_t n, piece;
+    SHARED uint64_t next, failed;
+} work;
 
 typedef struct {
-    pthread_t thread;
-    wm_part_fn *run;
-    void *context;
+    work *of;
     int number;
-    uint64_t begin, end;
-} part;
+    uint64_t failed; /* the piece; UINT64_MAX: none */
+} taker;
 
-static void *run_part(void *arg) {
-    part *p = arg;
-    p->run(p->context, p->number, p->begin, p->end);
+static void *take(void *arg) {
+    taker *t = arg;
+    work *w = t->of;
+    const uint64_t count = ceil_div(w->n, w->piece);
+    t->failed = UINT64_MAX;
+    while (!w->failed) {
+        const uint64_t i = w->next++;
+        if (i >= count) break;
+        const uint64_t begin = i * w->piece, end = i + 1 < count ? begin + w->piece : w->n;
+        if (w->run(w->context, t->number, begin, end)) t->failed = i, w->failed = 1;
+    }
     return NULL;
 }
 
+int wm_run_pieces(wm_piece_fn *run, void *context, uint64_t n, uint64_t piece, int threads) {
+    work w = {.run = run, .context = context, .n = n, .piece = piece};
+    taker takers[WM_MAX_PARTS] = {{.of = &w}};
+    int count = 1, first = -1;
+    if (n == 0) return -1;
+#if !defined(_WIN32)
+    pthread_t started[WM_MAX_PARTS];
+    const uint64_t pieces = ceil_div(n, piece);
+    while (count < threads && count < WM_MAX_PARTS && (uint64_t)count < pieces) {
+        takers[count] = (taker){.of = &w, .number = count};
+        if (pthread_create(&started[count], NULL, take, &takers[count])) break; /* fewer do it all */
+        count++;
+    }
+#endif
+    take(&takers[0]);
+#if !defined(_WIN32)
+    for (int i = 1; i < count; i++) pthread_join(started[i], NULL);
+#endif
+    for (int i = 0; i < count; i++)
+        if (takers[i].failed != UINT64_MAX && (first < 0 || takers[i].failed < takers[first].failed)) first = i;
+    return first;
+}
+
+typedef struct {
+    wm_part_fn *run;
+    void *context;
+    uint64_t size;
+} parts;
+
+static int run_part(void *context, int thread, uint64_t begin, uint64_t end) {
+    const parts *p = context;
+    p->run(p->context, (int)(begin / p->size), begin, end);
+    return 0;
+}
+
 int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads) {
-    part parts[WM_MAX_PARTS];
-    int started[WM_MAX_PARTS];
-    uint64_t most = least ? n / least : n;
-    int count = threads > WM_MAX_PARTS ? WM_MAX_PARTS : threads;
-    if (count > 0 && (uint64_t)count > most) count = (int)most;
-    uint64_t size = count > 1 ? n / (uint64_t)count : n;
-    if (align > 1) size -= size % align;
-    if (count < 2 || size == 0) {
+    const uint64_t most = least ? n / least : n;
+    const uint64_t wanted = threads < 1 ? 1 : threads > WM_MAX_PARTS ? WM_MAX_PARTS : (uint64_t)threads;
+    const uint64_t count = wanted < most ? wanted : most;
+    if (count < 2) {
         run(context, 0, 0, n);
         return 1;
     }
-    for (int i = count - 1; i >= 0; i--) { /* the last part takes what division left over */
-        uint64_t begin = size * (uint64_t)i;
-        parts[i] = (part){.run = run, .context = context, .number = i, .begin = begin, .end = begin + size};
-        if (i == count - 1) parts[i].end = n;
-        started[i] = i > 0 && pthread_create(&parts[i].thread, NULL, run_part, &parts[i]) == 0;
-    }
-    /* The caller does the first part, and every part whose thread could not be started. */
-    for (int i = 0; i < count; i++)
-        if (!started[i]) run_part(&parts[i]);
-    for (int i = 1; i < count; i++)
-        if (started[i]) pthread_join(parts[i].thread, NULL);
-    return count;
+    parts p = {run, context, ceil_div(n, count)};
+    if (align > 1) p.size = ceil_div(p.size, align) * align;
+    (void)wm_run_pieces(run_part, &p, n, p.size, (int)count);
+    return (int)ceil_div(n, p.size);
 }
-#endif

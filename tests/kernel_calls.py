@@ -716,6 +716,23 @@ def _wm_differing_files(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_crc32_of_part(p: Place, size: int) -> Any:
+    found = []
+    edges = np.arange(0, size // 5 * 4, 2, dtype=np.uint64)[: size // 4 * 2]
+    with tempfile.TemporaryFile() as file:
+        file.write(noise(size))
+        file.flush()
+        for memory in (p.give(noise(size)), ffi.NULL):
+            part, outcome, crc = p.struct("wm_summed"), p.struct("wm_outcome"), p.struct("uint32_t")
+            part.fd, part.memory, part.memory_size, part.at, part.size = file.fileno(), memory, size, 0, size
+            part.gaps, part.n_gaps = p.array(edges), len(edges) // 2
+            filled, crc[0] = p.give(bytes(len(edges) // 2)), 7
+            room = ffi.from_buffer("uint8_t[]", np.empty(lib.WM_SUM_ROOM, np.uint8))  # for steps of the file
+            lib.wm_crc32_of_part(part, filled, len(edges) // 2, crc, room, len(room), 1, outcome)
+            found.append((fields(outcome), crc[0], bytes(ffi.buffer(filled, len(edges) // 2))))
+    return found
+
+
 def _wm_sum_of_squares(p: Place, size: int) -> Any:
     values = lengths(size).astype(np.float32)
     return np.float64(lib.wm_sum_of_squares(p.array(values), len(values))).tobytes()

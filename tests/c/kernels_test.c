@@ -585,7 +585,7 @@ static FILE *file_of(const void *data, size_t size) {
 
 /* From files: what the same kernels make of memory, and the bytes of an earlier call, by any number of threads. */
 static void test_files(void) {
-    enum { N = 200000, EACH = 4096, PIECES = (N + EACH - 1) / EACH, LATE = 100000 };
+    enum { N = 2000000, EACH = 4096, PIECES = (N + EACH - 1) / EACH, LATE = 100000 };
     const int before = failures;
     static float x[N], y[N];
     static uint64_t from[PIECES], counts[PIECES];
@@ -636,6 +636,18 @@ static void test_files(void) {
             check(different[i] == count && found[2 * i] == largest && found[2 * i + 1] == squares, "differences", i);
         }
         free(compare_room);
+
+        const uint64_t gaps[] = {0, 5, 100, 100 + EACH, sizeof x - 9, sizeof x};
+        const wm_summed part = {.fd = fileno(a), .at = 3, .size = sizeof x - 3, .gaps = gaps, .n_gaps = 3};
+        const uint64_t sum_size = WM_SUM_ROOM * (uint64_t)threads;
+        uint8_t *const sum_room = malloc(sum_size);
+        if (!sum_room) exit(2);
+        uint32_t crc = 7;
+        uint8_t filled[3] = {0};
+        wm_crc32_of_part(&part, filled, 3, &crc, sum_room, sum_size, threads, &outcome);
+        check(outcome.what == WM_DONE && crc == wm_crc32(7, (const uint8_t *)x + 3, sizeof x - 3, 1), "summed", crc);
+        check(filled[0] && filled[1] && filled[2], "gaps", (uint64_t)threads);
+        free(sum_room);
     }
     free(expected), free(out), free(late), free(written);
     fclose(a), fclose(b);

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from weightmap.amounts import size
 from weightmap.cli import show
-from weightmap.cli.outcome import OK, UsageError
+from weightmap.cli.outcome import OK
 from weightmap.errors import counted
 from weightmap.model.opening import open_privately
 
@@ -61,8 +61,6 @@ def warm(args: argparse.Namespace) -> int:
     """Bring the tensors of a model into the page cache."""
     from weightmap.plans.planning import plan
 
-    if args.threads is not None and args.threads < 1:
-        raise UsageError(f"--threads is {args.threads}, expected 1 or more")
     start = time.perf_counter()
     with (
         open_privately(args.file) as file,

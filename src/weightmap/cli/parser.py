@@ -90,6 +90,7 @@ def _add_readers(command: _Command) -> None:
     sub = command("verify", reading.verify, "check the structure of files, and their checksums", _VERIFY)
     sub.add_argument("files", metavar="FILE", nargs="+")
     sub.add_argument("-v", "--verbose", action="store_true", help="list the checks")
+    _add_threads(sub)
     _add_json(sub)
     _add_lenient(sub)
     executing.add_options(sub)
@@ -203,7 +204,7 @@ def _add_memory(command: _Command) -> None:
         sub.add_argument("file", metavar="FILE")
         sub.add_argument("names", metavar="NAME", nargs="*", default=[], help="only tensors of these names")
         if run is memory.warm:
-            sub.add_argument("--threads", type=int, metavar="N", help="use at most N threads (default: 8)")
+            _add_threads(sub, "8")
         _add_json(sub)
 
 
@@ -279,7 +280,21 @@ def _add_quantisation(parser: argparse.ArgumentParser, bits: str = "") -> None:
         help=f"for adaptive: bits per weight, 4.5 to 16 (default: 5){bits}",
     )
     parser.add_argument("--scale-type", choices=("fp16", "fp32"), help="the type of scales (default: fp16)")
-    parser.add_argument("--threads", type=int, metavar="N", help="use at most N threads (default: one for each CPU)")
+    _add_threads(parser)
+
+
+def _add_threads(parser: argparse.ArgumentParser, default: str = "one for each CPU") -> None:
+    parser.add_argument("--threads", type=_threads, metavar="N", help=f"use at most N threads (default: {default})")
+
+
+def _threads(text: str) -> int:
+    try:
+        threads = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
+    if threads < 1:
+        raise UsageError(f"--threads is {threads}, expected 1 or more")
+    return threads
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:

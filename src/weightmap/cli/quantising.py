@@ -51,8 +51,6 @@ def _mistakes(scheme: str | None, args: argparse.Namespace) -> Iterator[str]:
             yield f"--block-size: {scheme} has {blocks}"
         if args.bits is not None and scheme != "adaptive":
             yield f"--bits: only for adaptive; {scheme} has a fixed number of bits"
-        if args.threads is not None and args.threads < 1:
-            yield f"--threads is {args.threads}, expected 1 or more"
         chosen = options(scheme, args)
         try:
             Quantizer(chosen.pop("quantize"), **chosen)

@@ -190,6 +190,8 @@ def verify(args: argparse.Namespace) -> int:
     if args.manifest is not None and len(args.files) > 1:
         raise UsageError("--manifest: for one FILE, which may be a model of many")
     with executing.execution(args) as how:
+        if args.threads is not None:
+            how["threads"] = args.threads
         files = args.files
         if len(files) > 1 and "world" in how:  # ranks share them out
             files = files[how.pop("rank", 0) :: how.pop("world")]

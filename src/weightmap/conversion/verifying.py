@@ -35,6 +35,7 @@ class VerifyTask(NamedTuple):
     piece: Piece
     strict: bool
     limits: Limits
+    threads: int | None
 
     @property
     def name(self) -> str:
@@ -45,7 +46,7 @@ class VerifyTask(NamedTuple):
 def verify_shard(task: VerifyTask) -> VerifyReport:
     """Verify one file, in this process or another one."""
     with open_piece(task.folder, task.piece, task.limits, strict=task.strict) as file:
-        return file.verify()
+        return file.verify(threads=task.threads)
 
 
 def verify(
@@ -59,6 +60,7 @@ def verify(
     keep_going: bool = False,
     rank: int = 0,
     world: int = 1,
+    threads: int | None = None,
 ) -> VerifyReport:
     """Open a model and verify it: read all bytes once, and compare them with the checksums that they have.
 
@@ -76,6 +78,9 @@ def verify(
         Verify the other files after one has failed, and raise all errors together.
     rank, world : int
         Verify every `world`-th file, from number `rank` on. With a manifest, each rank has one of its own.
+    threads : int, optional
+        At most this many share the reading of a file; by default one for each CPU of this process, and one for a task
+        of an executor or of ranks.
 
     Returns
     -------
@@ -103,11 +108,15 @@ def verify(
     limits = Limits() if limits is None else limits
     with open_privately(source, strict=strict, limits=limits) as file:
         if how._replace(progress=None) == Execution():
-            return file.verify(progress=progress)
-        return _verify_files(file, how, strict=strict, limits=limits)
+            return file.verify(progress=progress, threads=threads)
+        if threads is None and (executor is not None or world > 1):
+            threads = 1
+        return _verify_files(file, how, strict=strict, limits=limits, threads=threads)
 
 
-def _verify_files(file: TensorFile, how: Execution, *, strict: bool, limits: Limits) -> VerifyReport:
+def _verify_files(
+    file: TensorFile, how: Execution, *, strict: bool, limits: Limits, threads: int | None
+) -> VerifyReport:
     """Verify the files of an open model, each by itself."""
     source, content, _ = parts_of(file)
     if source.absolute is None:
@@ -115,7 +124,8 @@ def _verify_files(file: TensorFile, how: Execution, *, strict: bool, limits: Lim
     folder, files = os.path.dirname(source.absolute), file.shards or {os.path.basename(source.absolute): file}
     tasks = []
     for number, (name, part) in enumerate(files.items()):
-        tasks.append(VerifyTask(number, folder, Piece(name, *state_of(parts_of(part)[0]), ()), strict, limits))
+        piece = Piece(name, *state_of(parts_of(part)[0]), ())
+        tasks.append(VerifyTask(number, folder, piece, strict, limits, threads))
     tasks = tasks[how.rank :: how.world]
     own = None
     if how.manifest is not None:

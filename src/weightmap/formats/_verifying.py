@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from weightmap import kernels
 from weightmap.errors import ChecksumError, LayoutError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from numpy.typing import NDArray
+
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.errors import TensorFileError
     from weightmap.io.source import Source
+    from weightmap.kernels._part_sums import PartSummer
     from weightmap.options import Options
 
 __all__ = ["Sum", "Verification"]
+
+_AT_ONCE = 1 << 26  # bytes between reports of progress: some milliseconds
+_NO_GAPS = np.empty((0, 2), np.uint64)
 
 
 class Sum(NamedTuple):
@@ -53,18 +61,28 @@ class Verification:
 
     Attributes
     ----------
+    threads : int or None
+        At most this many share the reading; None: one for each CPU.
     position : int
         Offset behind the bytes read so far: a format reads them in file order.
     """
 
-    def __init__(self, source: Source, options: Options, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        options: Options,
+        progress: Callable[[int, int], None] | None,
+        threads: int | None = None,
+    ) -> None:
         self.source = source
         self.options = options
         self.position: int = 0
         self.checks: list[str] = []
         self.warnings: list[str] = []
         self.done: int = 0
+        self.threads = threads
         self._progress = progress
+        self._sums: PartSummer | None = None
         self.reached(0)
 
     def reached(self, done: int) -> None:
@@ -88,6 +106,34 @@ class Verification:
         self.reached(self.done + count)
         return data
 
+    def crc32(self, offset: int, count: int, gaps: NDArray[np.uint64] = _NO_GAPS) -> tuple[int, list[int]]:
+        """Return the CRC-32 of bytes, and the numbers of the gaps that have a byte among them that is not 0.
+
+        `gaps` has the begin and end of ranges of padding in the file, in rising order and apart.
+        """
+        crc, filled, source = 0, np.zeros(len(gaps), np.bool_), self.source.direct
+        if source is None:
+            at = offset
+            for piece in self.chunks(offset, count):
+                crc = kernels.crc32(piece, crc)
+                begins, ends = gaps[:, 0], gaps[:, 1]
+                for i in range(int(np.searchsorted(ends, at, "right")), int(np.searchsorted(begins, at + len(piece)))):
+                    filled[i] |= any(piece[max(int(begins[i]) - at, 0) : int(ends[i]) - at])
+                at += len(piece)
+            return crc, np.flatnonzero(filled).tolist()
+        if self._sums is None:
+            self._sums = kernels.PartSummer(kernels.cpus() if self.threads is None else self.threads)
+        for at in range(offset, offset + count, _AT_ONCE):
+            size = min(_AT_ONCE, offset + count - at)
+            try:
+                crc, found = self._sums(source, at, size, crc, gaps)
+            except kernels.Unreadable as failed:
+                self.source.fail_reading(failed.at, offset + count, failed.error)
+            filled |= found
+            self.reached(self.done + size)
+        self.position = max(self.position, offset + count)
+        return crc, np.flatnonzero(filled).tolist()
+
     def chunks(self, offset: int, count: int) -> Iterator[memoryview]:
         """Yield bytes in pieces; each is valid until the next one."""
         for piece in self.source.chunks(offset, count):
@@ -97,8 +143,7 @@ class Verification:
 
     def until(self, end: int) -> None:
         """Read on to `end` bytes whose values do not matter: this shows that they are readable."""
-        for _ in self.chunks(self.position, end - self.position):
-            pass
+        self.crc32(self.position, end - self.position)
 
     def rest(self) -> None:
         """Read on to the end of the file, and record that every byte is readable."""

@@ -121,6 +121,7 @@ _ON_DEMAND = {
     "_isa": "available_isas cpus isa use_isa variant",
     "_memory": "check_out empty given_array",
     "_pages": "cached_pages drop_pages file_system page_size read_runs resident_pages",
+    "_part_sums": "PartSummer",
     "_pq": "Codes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers sum_of_squares",
     "_quantize_file": "BlockEncoder Failed Unwritten",

@@ -347,7 +347,7 @@ class TensorFile(Mapping[str, Any]):
 
         return release(self, names)
 
-    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+    def verify(self, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None) -> VerifyReport:
         """Read the whole file once (by pread, with flat memory); check its structure, and its checksums if it has any.
 
         A file of a format without checksums that passes is well-formed, but the values of its tensors may have changed.
@@ -357,6 +357,8 @@ class TensorFile(Mapping[str, Any]):
         ----------
         progress : callable, optional
             Called as ``progress(done, total)``, in bytes.
+        threads : int, optional
+            At most this many share the reading; by default one for each CPU of this process.
 
         Returns
         -------
@@ -373,7 +375,7 @@ class TensorFile(Mapping[str, Any]):
         """
         from weightmap.model.verifying import verify  # noqa: PLC0415 - opening does not need it
 
-        return verify(self, progress)
+        return verify(self, progress, threads)
 
     def fileno(self) -> int:
         """Return the descriptor of the sealed memory that the file was copied to, in mode "sealed".

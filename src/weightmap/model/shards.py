@@ -306,7 +306,8 @@ class Shards:
         run.warnings += disagreements(self, self.load_metadata())
         for name, file in self.shards.items():
             start = run.done
-            report = file.verify(progress=lambda done, _, start=start: run.reached(start + done))  # type: ignore[misc]
+            tell = lambda done, _, start=start: run.reached(start + done)  # noqa: E731 - of this shard
+            report = file.verify(progress=tell, threads=run.threads)
             run.checks += [f"{name}: {check}" for check in report.checks]
             run.warnings += [f"{name}: {warning}" for warning in report.warnings]
 

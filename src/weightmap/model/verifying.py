@@ -47,7 +47,7 @@ class VerifyReport(NamedTuple):
         return "structure and checksums" if self.structure_only is None else f"structure only: {self.structure_only}"
 
 
-def verify(file: Any, progress: Callable[[int, int], None] | None) -> VerifyReport:
+def verify(file: Any, progress: Callable[[int, int], None] | None, threads: int | None) -> VerifyReport:
     """Verify a handle: see `TensorFile.verify`."""
     check_open(file)
     source, content, options = parts_of(file)
@@ -55,7 +55,7 @@ def verify(file: Any, progress: Callable[[int, int], None] | None) -> VerifyRepo
     try:
         source.check_unchanged()
         table.detach_index()
-        run = Verification(source.ahead([(0, source.size)]), options, progress)
+        run = Verification(source.ahead([(0, source.size)]), options, progress, threads)
         if not options.checked:  # opening has not checked it
             table.check()
         content.verify(run)

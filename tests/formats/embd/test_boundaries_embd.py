@@ -14,6 +14,7 @@ import weightmap as wm
 from weightmap.formats import FORMATS, Verification
 from weightmap.formats.embd.layout import ALIGNMENT, HEADER, OFFSETS
 from weightmap.formats.embd.reading import _begins_spec
+from weightmap.io.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -503,12 +504,13 @@ def test_padding_behind_the_last_tensor_of_embd(size):
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 63, 64, 65, 100])
 def test_padding_across_the_pieces_that_are_read(monkeypatch, piece):
-    """However little is read at once, every byte of padding is looked at, in whatever piece it lies."""
+    """However little a store sends at once, every byte of padding is looked at, in whatever piece it lies."""
 
     def chunks(self, offset, count):
         yield from self.source.chunks(offset, count, piece)
 
     monkeypatch.setattr(Verification, "chunks", chunks)
+    monkeypatch.setattr(Source, "direct", None)  # as if it were an object in a store
     rows = [("a", noise("uint8", (61,))), ("b", noise("uint8", (1,))), ("c", noise("uint8", (3,)))]
     with wm.open(memoryview(embd.Draft(rows, metadata=b"").seal())) as f:
         f.verify()

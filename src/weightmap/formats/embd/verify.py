@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from weightmap import kernels
 from weightmap.errors import nonzero_padding
 from weightmap.formats._verifying import Sum
@@ -25,6 +27,8 @@ from weightmap.io.opening import from_buffer
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from numpy.typing import NDArray
 
     from weightmap.formats._verifying import Verification
 
@@ -67,12 +71,10 @@ def _verify_data(
 ) -> None:
     """Read the data once for its padding and its CRC, and combine the CRC of the file from those of its parts."""
     start, size = header.tensor_data_offset, header.tensor_data_size
-    data_crc = position = 0
-    gaps = _gaps(table, size)
-    for chunk in run.chunks(start, size):
-        data_crc = kernels.crc32(chunk, data_crc)
-        _verify_gaps(run, gaps, chunk, position, start)
-        position += len(chunk)
+    gaps = _gaps(table, start + size)
+    data_crc, filled = run.crc32(start, size, gaps)
+    for i in filled:
+        run.tolerate(nonzero_padding("between tensors", int(gaps[i, 0])))
     end = run.source.size
     tail = run.read(start + size, end - start - size)[: -FOOTER.size]
     if any(tail):
@@ -107,26 +109,13 @@ def _verify_section_padding(run: Verification, prefix: bytes, header: Header, ta
         end = start + size
 
 
-def _gaps(table: RecordTable, data_size: int) -> list[tuple[int, int]]:
-    """Return begin and end of every piece of padding within the tensor data, in reverse order."""
-    base, previous, gaps = table.rules.base, 0, []
+def _gaps(table: RecordTable, end: int) -> NDArray[np.uint64]:
+    """Return begin and end of every piece of padding in the tensor data, which ends at `end`."""
+    previous, gaps = table.rules.base, []
     for row in table.rows():
-        if row.offset - base > previous:
-            gaps.append((previous, row.offset - base))
-        previous = row.offset - base + row.nbytes
-    if data_size > previous:
-        gaps.append((previous, data_size))
-    gaps.reverse()
-    return gaps
-
-
-def _verify_gaps(run: Verification, gaps: list[tuple[int, int]], chunk: memoryview, position: int, start: int) -> None:
-    """Check the padding within this chunk, and leave the rest in `gaps`."""
-    end = position + len(chunk)
-    while gaps and gaps[-1][0] < end:
-        first, last = gaps.pop()
-        if any(chunk[max(first - position, 0) : last - position]):
-            run.tolerate(nonzero_padding("between tensors", start + first))
-        if last > end:
-            gaps.append((end, last))
-            break
+        if row.offset > previous:
+            gaps.append((previous, row.offset))
+        previous = row.offset + row.nbytes
+    if end > previous:
+        gaps.append((previous, end))
+    return np.array(gaps, np.uint64).reshape(-1, 2)
