@@ -184,7 +184,7 @@ def test_inspect_shortens_long_metadata_in_text_only(write, run):
 
 def test_options_are_spelt_as_the_command_line_has_them(write, run, tmp_path):
     """Messages name --format and --dtype, where Python's say format= and dtype=."""
-    path = write(tensors={"weight": floats(*range(64))})
+    path = write(tensors={"layer.0.weight": ("F32", (4, 1, 4, 4), bytes(256))})
     status, _, err = run("convert", path, tmp_path / "out.bin")
     assert (status, err.count("\n")) == (2, 1)
     assert err.endswith("; convert with --dtype float16\n")

@@ -466,6 +466,61 @@ def test_other_types_are_the_callers_arrays_in_save(tmp_path: Path) -> None:
         wm.save(tmp_path / "m.weights", {"w": np.ones(3)})
 
 
+DOUBLES, LAYER = {"w": np.ones((2, 32))}, {"layer.0.weight": np.ones((1, 1, 1, 1))}
+UNHELD: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
+    "floats": (
+        DOUBLES,
+        "m.amb",
+        {},
+        "dtype float64 (expected float32, float16, bfloat16, int8); convert with dtype='float32'",
+    ),
+    "floats of the given type": (
+        LAYER,
+        "m.bin",
+        {"dtype": "float32"},
+        "dtype float32 (expected float16); convert with dtype='float16'",
+    ),
+    "integers": (
+        {"w": np.ones(3, np.int64)},
+        "m.weights",
+        {"dtype": "float32"},
+        "dtype int64 (expected float32, float16, bfloat16, int32, int16, int8, uint32, uint16, uint8)",
+    ),
+    "complex numbers": (
+        {"w": np.ones(3, np.complex64)},
+        "m.gguf",
+        {},
+        "dtype complex64 (expected float32, float16, int8, int16, int32, int64, float64, bfloat16)",
+    ),
+    "floats beside integers": (
+        {"x": np.ones(3, np.int64)} | DOUBLES,
+        "m.amb",
+        {},
+        "tensor 'w': dtype float64 (expected float32, float16, bfloat16, int8)",
+    ),
+    "floats of another shape": (
+        DOUBLES,
+        "m.bin",
+        {},
+        "dtype float64 (expected float16), 2 dimensions (expected 4: out, in, kernel, kernel)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNHELD)
+def test_a_type_that_the_target_lacks(tmp_path: Path, case: str) -> None:
+    """The error names the types that the target holds, and the option dtype where it cures the whole conversion."""
+    tensors, name, options, said = UNHELD[case]
+    wm.save(tmp_path / "a.safetensors", tensors)
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.convert(tmp_path / "a.safetensors", tmp_path / name, **options)
+    assert str(caught.value).endswith(said)
+    assert listing(tmp_path) == ["a.safetensors"]
+    if caught.value.remedy is not None:
+        options = {caught.value.remedy.option: caught.value.remedy.value}
+        assert wm.convert(tmp_path / "a.safetensors", tmp_path / name, **options).tensors == len(tensors)
+
+
 @pytest.mark.parametrize("limits", [5, {"max_tensors": 1}])
 def test_limits_are_limits(put: Callable[..., Path], tmp_path: Path, limits: Any) -> None:
     """Anything else is a TypeError that names the argument; so is a bound that is no number. None is below 0."""

@@ -183,9 +183,9 @@ def test_it_is_not_written(path: Path) -> None:
     """By its suffix and by its name: an EncodeError that says so, and nothing is created."""
     target = path.parent / "new.toy"
     for how in ({}, {"format": "toy"}):
-        with pytest.raises(wm.EncodeError, match="format toy can be read but not written"):
+        with pytest.raises(wm.EncodeError, match="Toy files can be read but not written"):
             wm.save(target, {"w": TENSORS["a"]}, **how)
-        with pytest.raises(wm.EncodeError, match="format toy can be read but not written"):
+        with pytest.raises(wm.EncodeError, match="Toy files can be read but not written"):
             wm.convert(path, target, **how)
     assert not target.exists()
 

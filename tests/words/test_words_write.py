@@ -95,11 +95,11 @@ def subword_file(path: Path, kind: str, rows: Any, **extra: Any) -> None:
 
 
 def test_rows_of_ngrams_are_left_behind_with_a_warning(tmp_path: Path) -> None:
-    """word2vec has no place for n-grams; fastText has none for buckets that are not its own."""
+    """format word2vec has no place for n-grams; fastText has none for buckets that are not its own."""
     rows = wb.matrix(13, 3)
     subword_file(tmp_path / "a.fifu", "bucket", rows)
     report = wm.convert(tmp_path / "a.fifu", tmp_path / "b", format="word2vec")
-    assert report.warnings == ("word2vec has no place for n-grams: 8 rows left behind",)
+    assert report.warnings == ("format word2vec has no place for n-grams: 8 rows left behind",)
     assert (tmp_path / "b").read_bytes() == wb.word2vec(wb.WORDS, rows[:5])
     with pytest.raises(wm.EncodeError, match="vocabulary of kind bucket"):
         wm.convert(tmp_path / "a.fifu", tmp_path / "c", format="fasttext")

@@ -208,9 +208,9 @@ def _to_words(words: Words, found: Importer, task: Task) -> ConvertReport:
     warnings = [*words.warnings]
     behind = words.rows - len(words.table)
     if behind and "subwords" not in found.carries:
-        warnings.append(f"{name} has no place for n-grams: {counted(behind, 'row')} left behind")
+        warnings.append(f"format {name} has no place for n-grams: {counted(behind, 'row')} left behind")
     if words.metadata and "metadata" not in found.carries:
-        warnings.append(f"{name} has no place for {entries(len(words.metadata))}: left behind")
+        warnings.append(f"format {name} has no place for {entries(len(words.metadata))}: left behind")
     assert found.plan is not None  # noqa: S101 - `convert` takes no other
     try:
         plan = found.plan(words)

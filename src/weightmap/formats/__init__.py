@@ -159,4 +159,5 @@ def _unknown(head: bytes, size: int, claims: list[Format | Importer]) -> FormatE
         return known
     found = "nothing but zero bytes" if not any(head) else repr(head[:16])
     what = "no format recognises this file: its beginning"
-    return UnknownFormatError(what, offset=0, actual=found, expected=f"that of one of {', '.join(formats())}")
+    titles = ", ".join(format_.title for format_ in FORMATS.values())
+    return UnknownFormatError(what, offset=0, actual=found, expected=f"that of one of {titles}")

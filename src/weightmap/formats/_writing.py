@@ -24,6 +24,7 @@ __all__ = [
     "encodable",
     "framed",
     "framing",
+    "lacking",
     "listed",
     "refuse",
     "write_tensors",
@@ -164,6 +165,11 @@ def refuse(what: str, reasons: Sequence[Reason]) -> NoReturn:
     error = EncodeError(f"{what} cannot express this: {_together(reasons)}")
     error.refused = tuple(map(str, reasons))
     raise error
+
+
+def lacking(dtype: str, held: Iterable[str]) -> str:
+    """Return the reason why a tensor of a data type cannot be written, with the types that the format holds."""
+    return f"dtype {dtype} (expected {', '.join(held)})"
 
 
 def _short(name: object) -> str:

@@ -228,12 +228,12 @@ def unnormalised(words: Words) -> Words:
     return words._replace(make=blocks, norms=None)
 
 
-def refuse_words(title: str, raws: list[bytes], forbidden: bytes, *, empty: bool = True) -> None:
-    """Raise one `EncodeError` that names the words with bytes that the format keeps for itself."""
+def refuse_words(name: str, raws: list[bytes], forbidden: bytes, *, empty: bool = True) -> None:
+    """Raise one `EncodeError` that names the words with bytes that the format called `name` keeps for itself."""
     bad = [
         f"word {i}, {raw[:40].decode(errors='replace')!r}"
         for i, raw in enumerate(raws)
         if (len(raw.translate(None, forbidden)) != len(raw)) or (not raw and not empty)
     ]
     if bad:
-        refuse(title, [f"{what}: it is empty, or has white space or a zero byte" for what in bad])
+        refuse(f"format {name}", [f"{what}: it is empty, or has white space or a zero byte" for what in bad])

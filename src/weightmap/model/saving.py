@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.dtypes import FLOATING
+from weightmap.dtypes import DTYPES, FLOATING
 from weightmap.errors import EncodeError, Remedy, TensorFileError
-from weightmap.formats import Format, Request, Unfit, by_name, by_suffix, listed, refuse
+from weightmap.formats import Format, Payload, Request, Unfit, by_name, by_suffix, listed, refuse
 from weightmap.io.atomic import write_plan
 from weightmap.model.payload import from_arrays
 from weightmap.model.single import check_replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from weightmap.formats import Payload
     from weightmap.io.sink import Plan
     from weightmap.typing import TensorLike
 
@@ -29,7 +30,7 @@ def choose(path: str, format_: str | None, layout: str | None) -> Format:
     """Return the format to write. Raises `EncodeError` or ValueError if it, or the layout, does not exist."""
     found = by_suffix(path) if format_ is None else by_name(format_)
     if found.plan is None:
-        msg = f"format {found.name} can be read but not written"
+        msg = f"{found.title} files can be read but not written"
         raise EncodeError(msg, path=path, format=found.name)
     if layout is not None and layout not in found.layouts:
         msg = f"layout is {layout!r}, expected one of {', '.join(found.layouts)}"
@@ -52,57 +53,73 @@ def plan_request(path: str, found: Format, request: Request, cure: str = "conver
 
     `cure` says how the caller gets other data types, ``{}`` being the option ``dtype``, and TYPE the type.
     """
-    carried = found.carries[request.layout]
-    foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
     try:
-        if foreign:
-            msg = f"{found.title} has no place for {', '.join(foreign)}"
-            raise EncodeError(msg)
-        most = found.aligns.get(request.layout, 1)
-        if request.align > most:
-            some = f"more than {most}" if most > 1 else "any number of"
-            msg = f"{found.title}, layout {request.layout}, cannot align tensors to {some} bytes"
-            raise EncodeError(msg)
-        schemes = found.schemes.get(request.layout, frozenset())
-        quantized = [t for t in request.tensors if t.dtype.quantized and t.dtype.name not in schemes]
-        if quantized:
-            reasons = (f"quantised to {t.dtype.name}{f' ({t.refused})' if t.refused else ''}" for t in quantized)
-            refuse(found.title, [Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)])
-        keys = found.metadata_keys
-        homeless = [] if keys is None else [str(key) for key in request.metadata or () if key not in keys]
-        if homeless:
-            msg = f"{found.title} has no place for the metadata entries {listed(homeless)}"
-            raise EncodeError(msg)
-        # No array has such a shape, but a conversion to larger elements may give it to an empty tensor.
-        endless = [
-            f"{t.name[:80]!r} {t.shape}"
-            for t in request.tensors
-            if not (t.nbytes or t.dtype.quantized) and math.prod(filter(None, t.shape)) * t.dtype.bits >> 3 >= 1 << 63
-        ]
-        if endless:
-            msg = f"the byte counts of these shapes overflow in every reader: {', '.join(endless[:100])}"
-            raise EncodeError(msg)
-        assert found.plan is not None  # noqa: S101 - `choose` has checked it
-        return found.plan(request)
+        return _plan(found, request)
     except TensorFileError as error:
         if isinstance(error, EncodeError):
             error.remedy = error.remedy or _conversion(found, request, cure)
         raise error.located(path=path, format=found.name) from None
 
 
-def _conversion(found: Format, request: Request, cure: str) -> Remedy | None:
-    """Suggest a data type to convert to, if some tensors have one that the format lacks."""
-    known = found.dtypes[request.layout]
+def _plan(found: Format, request: Request) -> Plan:
+    """Check what holds for each format, and ask this one for a plan."""
+    carried = found.carries[request.layout]
+    foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
+    if foreign:
+        msg = f"{found.title} has no place for {', '.join(foreign)}"
+        raise EncodeError(msg)
+    most = found.aligns.get(request.layout, 1)
+    if request.align > most:
+        some = f"more than {most}" if most > 1 else "any number of"
+        msg = f"{found.title}, layout {request.layout}, cannot align tensors to {some} bytes"
+        raise EncodeError(msg)
     schemes = found.schemes.get(request.layout, frozenset())
-    lacking = [
-        t.dtype
+    quantized = [t for t in request.tensors if t.dtype.quantized and t.dtype.name not in schemes]
+    if quantized:
+        reasons = (f"quantised to {t.dtype.name}{f' ({t.refused})' if t.refused else ''}" for t in quantized)
+        refuse(found.title, [Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)])
+    keys = found.metadata_keys
+    homeless = [] if keys is None else [str(key) for key in request.metadata or () if key not in keys]
+    if homeless:
+        msg = f"{found.title} has no place for the metadata entries {listed(homeless)}"
+        raise EncodeError(msg)
+    # No array has such a shape, but a conversion to larger elements may give it to an empty tensor.
+    endless = [
+        f"{t.name[:80]!r} {t.shape}"
         for t in request.tensors
-        if (
-            t.dtype.name not in schemes if t.dtype.quantized else t.dtype.name in FLOATING and t.dtype.name not in known
-        )
+        if not (t.nbytes or t.dtype.quantized) and math.prod(filter(None, t.shape)) * t.dtype.bits >> 3 >= 1 << 63
     ]
+    if endless:
+        msg = f"the byte counts of these shapes overflow in every reader: {', '.join(endless[:100])}"
+        raise EncodeError(msg)
+    assert found.plan is not None  # noqa: S101 - `choose` has checked it
+    return found.plan(request)
+
+
+def _conversion(found: Format, request: Request, cure: str) -> Remedy | None:
+    """Suggest a data type to convert to, if the format can express everything then."""
+    known, schemes = found.dtypes[request.layout], found.schemes.get(request.layout, frozenset())
     wanted = next((name for name in ("float32", "float16") if name in known), None)
-    return Remedy(cure.replace("TYPE", wanted), "dtype", wanted) if lacking and wanted else None
+    if wanted is None:
+        return None
+    converted = copy.copy(request)
+    converted.tensors = [_as_dtype(tensor, wanted, known, schemes) for tensor in request.tensors]
+    if all(map(operator.is_, converted.tensors, request.tensors)):
+        return None
+    try:
+        _plan(found, converted)
+    except TensorFileError:
+        return None
+    return Remedy(cure.replace("TYPE", wanted), "dtype", wanted)
+
+
+def _as_dtype(tensor: Payload, wanted: str, known: Collection[str], schemes: Collection[str]) -> Payload:
+    """Return a tensor as the option ``dtype`` would make it, without its bytes; itself if the format holds it."""
+    lacking = tensor.dtype.name not in schemes if tensor.dtype.quantized else tensor.dtype.name not in known
+    if not lacking or not (tensor.dtype.quantized or tensor.dtype.name in FLOATING):
+        return tensor
+    nbytes = math.prod(tensor.shape) * DTYPES[wanted].bits // 8
+    return Payload(tensor.name, DTYPES[wanted], tensor.shape, nbytes, tuple)
 
 
 def aligned_to(align: int | None) -> int:

@@ -447,7 +447,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "dtypes": (
         {"layer.0.weight": HALF.astype(np.float32), "layer.1.weight": HALF, "layer.2.weight": HALF.astype(np.int16)},
         {},
-        ["layer.0.weight", "float32", "give arrays of float16", "layer.2.weight", "int16"],
+        ["layer.0.weight", "float32 (expected float16)", "layer.2.weight", "int16 (expected float16)"],
     ),
     "other names": (
         {"conv.weight": HALF, "layer.0.weight": HALF, "layer.00.weight": HALF},

@@ -64,7 +64,7 @@ SCHEME_CODES = {"int8": 3, "int4": 4, "int5": 5, "int4_block": 6, "int5_block": 
 
 FORMAT = Format(
     name="amb",
-    title="AMB (embee.cpp)",
+    title="AMB",
     suffixes=(".amb",),
     layouts=("amb",),
     parse=later(f"{__name__}.reading", "parse_amb"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, lacking, refuse
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
 from weightmap.formats.amb.layout import (
     ALIGNMENT,
@@ -87,7 +87,7 @@ def _problems(tensor: Payload) -> list[str]:
         if tensor.block_size > U16_MAX:
             problems.append(f"blocks of {tensor.block_size} elements (at most {U16_MAX})")
     elif name not in _CODES:
-        problems.append(f"dtype {name} (expected {', '.join(DENSE)})")
+        problems.append(lacking(name, DENSE))
     if max(tensor.shape, default=0) > U32_MAX:
         problems.append(f"shape {tensor.shape} (a dimension is below 2**32)")
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.formats._base import MAX_HEADER
 from weightmap.formats._cursor import LENGTH
-from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, framing, refuse
+from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def plan(request: Request) -> Plan:
     reasons: list[Reason] = []
     for tensor in request.tensors:
         if tensor.dtype.name not in _CODE:
-            reasons.append(Unfit("tensor", tensor.name, f"dtype {tensor.dtype.name}"))
+            reasons.append(Unfit("tensor", tensor.name, lacking(tensor.dtype.name, DTYPE_NAMES)))
         if not encodable(tensor.name):
             reasons.append(Unfit("tensor", tensor.name, "a name that is not Unicode text"))
     metadata = request.metadata

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import EncodeError, Remedy, counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse, write_tensors
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, lacking, refuse, write_tensors
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _problems(tensor: Payload) -> list[str]:
     """Return why a tensor cannot be the weights of a layer."""
     problems, shape = [], tensor.shape
     if tensor.dtype.name != "float16":
-        problems.append(f"dtype {tensor.dtype.name} (expected float16)")
+        problems.append(lacking(tensor.dtype.name, ("float16",)))
     if len(shape) != 4:
         problems.append(f"{counted(len(shape), 'dimension')} (expected 4: out, in, kernel, kernel)")
     elif shape[2] != shape[3]:

@@ -60,7 +60,7 @@ DTYPE_NAMES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint
 
 FORMAT = Format(
     name="embd",
-    title="EMBD (cpp_embedder)",
+    title="EMBD",
     suffixes=(".weights",),
     layouts=("spec", "simple"),
     parse=later(f"{__name__}.reading", "parse"),

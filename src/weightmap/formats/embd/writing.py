@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
 from weightmap.errors import counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, lacking, refuse
 from weightmap.formats.embd import DTYPE_NAMES, MAGIC
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
@@ -62,7 +62,7 @@ def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason
             continue
         problems = []
         if tensor.dtype.name not in known:
-            problems.append(f"dtype {tensor.dtype.name}")
+            problems.append(lacking(tensor.dtype.name, dtypes))
         if not 1 <= len(shape) <= MAX_NDIM:
             problems.append(f"{counted(len(shape), 'dimension')} (expected 1 to {MAX_NDIM})")
         if any(dim > U32_MAX for dim in shape):

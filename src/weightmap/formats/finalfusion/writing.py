@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.errors import counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, encodable, refuse, write_tensors
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, encodable, lacking, refuse, write_tensors
 from weightmap.formats.finalfusion import MAGIC, TYPES
 from weightmap.formats.finalfusion.layout import (
     BUCKET,
@@ -170,7 +170,7 @@ def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[Reason]) 
         elif not matrix.shape[1]:
             reasons.append(f"{what}: rows without elements")
     elif matrix.dtype.name not in TYPES:
-        reasons.append(f"{what}: dtype {matrix.dtype.name} (expected {', '.join(filter(None, TYPES))})")
+        reasons.append(f"{what}: {lacking(matrix.dtype.name, filter(None, TYPES))}")
     if len(matrix.shape) != 2:
         reasons.append(f"{what}: {counted(len(matrix.shape), 'dimension')} (expected 2)")
         return
@@ -185,7 +185,7 @@ def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[Reason]) 
 
 def _check_norms(norms: Payload, vocab: _Vocab | None, reasons: list[Reason]) -> None:
     if norms.dtype.name != "float32" or norms.dtype.quantized:
-        reasons.append(f"tensor 'norms': dtype {norms.dtype.name} (expected float32)")
+        reasons.append(f"tensor 'norms': {lacking(norms.dtype.name, ('float32',))}")
     if len(norms.shape) != 1:
         reasons.append(f"tensor 'norms': {counted(len(norms.shape), 'dimension')} (expected 1)")
     elif vocab is not None and norms.shape[0] != len(vocab.words):

@@ -46,7 +46,7 @@ from weightmap.formats._base import TYPED, Format
 from weightmap.lazy import later
 
 # Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.
-_DENSE = {
+DENSE = {
     "float32": 0,
     "float16": 1,
     "int8": 24,
@@ -57,9 +57,8 @@ _DENSE = {
     "bfloat16": 30,
 }
 OPAQUE = {"q8_1": 9, "q8_k": 15, "q1_0": 41}
-CODES = _DENSE | OPAQUE | GGML_SCHEMES
+CODES = DENSE | OPAQUE | GGML_SCHEMES
 TYPES = {code: name for name, code in CODES.items()}
-DENSE = frozenset(_DENSE)
 # Types in blocks: elements and bytes of one.
 BLOCKS = {name: kernels.ggml_block(code) for name, code in GGML_SCHEMES.items()}
 BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292), "q1_0": (128, 18)}
@@ -92,7 +91,7 @@ FORMAT = Format(
     parse=later(f"{__name__}.reading", "parse"),
     plan=later(f"{__name__}.writing", "plan"),
     carries={"gguf": frozenset({"metadata", "vocab", "special_ids"})},
-    dtypes={"gguf": DENSE | OPAQUE.keys()},
+    dtypes={"gguf": frozenset(DENSE | OPAQUE)},
     schemes={"gguf": frozenset(GGML_SCHEMES)},
     magic=b"GGUF",
     metadata_kinds=TYPED,

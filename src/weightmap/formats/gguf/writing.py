@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.errors import counted
-from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, refuse
+from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, lacking, refuse
 from weightmap.formats.gguf import BLOCKS, CODES, DENSE, aligned
 from weightmap.formats.gguf.encoding import key_values
 from weightmap.formats.gguf.header import MAGIC
@@ -57,7 +57,7 @@ def _problems(tensor: Payload) -> list[str]:
     name, shape = tensor.dtype.name, tensor.shape
     problems = []
     if name not in (BLOCKS if tensor.dtype.declared else DENSE):
-        problems.append(f"dtype {name}")
+        problems.append(lacking(name, DENSE))
     if len(shape) > _MAX_NDIM:
         problems.append(f"{counted(len(shape), 'dimension')} (expected 0 to {_MAX_NDIM})")
     if not encodable(tensor.name):

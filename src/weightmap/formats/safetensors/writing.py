@@ -6,7 +6,7 @@ import json
 
 from weightmap.formats._base import MAX_HEADER
 from weightmap.formats._cursor import LENGTH
-from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, framing, refuse
+from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
 from weightmap.formats.safetensors import DTYPE_NAMES
 
 _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
@@ -18,7 +18,7 @@ def plan(request: Request) -> Plan:
     reasons: list[Reason] = []
     for tensor in request.tensors:
         if tensor.dtype.name not in _CODE:  # blocks that are only copied; the format has every other dtype
-            reasons.append(Unfit("tensor", tensor.name, f"dtype {tensor.dtype.name}"))
+            reasons.append(Unfit("tensor", tensor.name, lacking(tensor.dtype.name, _CODE)))
         if tensor.name == "__metadata__":
             reasons.append("tensor '__metadata__': the name is taken")
         if not encodable(tensor.name):

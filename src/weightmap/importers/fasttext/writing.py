@@ -26,7 +26,7 @@ def plan(words: Words) -> Plan:
     """
     subwords = words.subwords
     if subwords is not None and subwords.kind != "fasttext":
-        refuse("fasttext", [f"a vocabulary of kind {subwords.kind} (expected simple ones and its own)"])
+        refuse("format fasttext", [f"a vocabulary of kind {subwords.kind} (expected simple ones and its own)"])
     raws = [words.table.raw(i) for i in range(len(words.table))]
     refuse_words("fasttext", raws, b"\0 \t\n\r\x0b\x0c", empty=False)
     head = HEAD.pack(MAGIC, VERSION, *_options(words), len(raws), len(raws), 0, len(raws), -1)
