@@ -1030,7 +1030,11 @@ def test_lookup_prints_vectors(embd, run):
     assert run("lookup", embd, "hello") == (0, "hello 6 7\n", "")
     status, out, err = run("lookup", embd, "hello", WORDS[2], "nobody")
     assert (status, out) == (1, "hello 6 7\nword\\x1b[2J 4 5\n")
-    assert err == "weightmap: no embedding for 'nobody'\n"
+    assert err == f"weightmap: {embd}: there is no vector for 'nobody' among those of {len(WORDS)} words\n"
+    with weightmap.open(embd) as f, pytest.raises(KeyError) as caught:
+        f.embeddings["hell"]
+    assert run("lookup", embd, "hell")[2] == f"weightmap: {caught.value}\n"
+    assert str(caught.value).endswith("similar words: 'hello'")
     status, out, _ = run("lookup", "--json", embd, "[PAD]", "nobody")
     document = json.loads(out)
     assert (status, document["schema"]) == (1, 1)

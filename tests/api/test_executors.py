@@ -326,7 +326,7 @@ def test_the_source_is_no_target(tmp_path: Path) -> None:
     source = tmp_path / name_of(1, 1, ".gguf")
     source.write_bytes(gguf.build({"a": normal((4,), 1)}))
     before = content(tmp_path)
-    with pytest.raises(wm.TargetError, match="is a file of the source: choose another directory"):
+    with pytest.raises(wm.TargetError, match=r"00001\.gguf: this file is an input, and would be"):
         wm.convert(source, tmp_path, format="gguf")
     assert content(tmp_path) == before
 
@@ -369,6 +369,43 @@ def test_keep_going_collects_errors(model: Path, tmp_path: Path, *, threads: boo
     assert {type(error) for _, error in caught.value.errors} == {wm.QuantError}
     assert pickle.loads(pickle.dumps(caught.value)).errors[0][0] == caught.value.errors[0][0]
     assert set(content(tmp_path / "a")) == {name_of(i, suffix=".amb") for i in (1, 2, 4, 6)}
+
+
+@pytest.mark.parametrize("pool", [None, ThreadPoolExecutor])
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_errors_name_files_as_the_caller_did(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Any, *, keep_going: bool
+) -> None:
+    """Relative paths stay relative: of a shard that cannot be written, of one that cannot be read or verified."""
+    monkeypatch.chdir(tmp_path)
+    more: dict[str, Any] = {"keep_going": keep_going, "executor": None if pool is None else pool(1)}
+    taken = name_of(2, suffix=".amb")
+    (tmp_path / "out" / taken).mkdir(parents=True)
+
+    def error_of(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        with pytest.raises((OSError, wm.TensorFileError)) as caught:
+            call(*args, **options, **more)
+        if not isinstance(caught.value, wm.ShardsError):
+            return caught.value
+        [(_, error)] = caught.value.errors
+        assert str(caught.value).endswith(str(error))
+        return error
+
+    for target, folder in (("out", "out"), ("out/model.amb.index.json", "out"), ("./out/", "./out")):
+        error = error_of(wm.convert, "model", target, **QUANTISED)
+        assert (type(error), error.filename) == (IsADirectoryError, f"{folder}/{taken}")
+    wm.convert("model", "sums/", format="embd")
+    damage(model, 3)
+    error = error_of(wm.convert, "model", "new/", **QUANTISED)
+    assert (type(error), error.path) == (wm.QuantError, f"model/{name_of(3)}")
+    assert wm.verify("sums", **more).path == "sums/model.weights.index.json"
+    damaged = tmp_path / "sums" / name_of(4, suffix=".weights")
+    assert wm.verify(f"sums/{damaged.name}", **more).path == f"sums/{damaged.name}"
+    with damaged.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"\xff" * 8)
+    error = error_of(wm.verify, "sums")
+    assert (type(error), error.path) == (wm.ChecksumError, f"sums/{damaged.name}")
 
 
 # ------------------------------------------------------------------------------------------------------ small tasks

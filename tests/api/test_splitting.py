@@ -78,6 +78,35 @@ def test_nothing_is_written_where_it_cannot_be(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("name", ["x.index.json", "x.safetensors.index.json", ".index.json"])
+@pytest.mark.parametrize("format_", [None, "safetensors"])
+def test_a_file_of_tensors_is_no_index(tmp_path: Path, name: str, format_: str | None) -> None:
+    """The name of an index is refused, where a file of tensors would get it, with what to do instead."""
+    said = r"index\.json: this name is that of an index of shards, .*; max_shard_size= writes shards and their index$"
+    with pytest.raises(wm.EncodeError, match=said):
+        wm.save(tmp_path / name, TENSORS, format=format_)
+    assert not list(tmp_path.iterdir())
+    wm.save(tmp_path / name, TENSORS, format="safetensors", max_shard_size=600)
+    with wm.open(tmp_path / name) as f:
+        assert len(f.shards) > 1
+
+
+@pytest.mark.parametrize("size", [None, 600])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt", "link"])
+def test_files_beside_a_model_stay(tmp_path: Path, name: str, size: int | None) -> None:
+    """A conversion does not replace what programs need beside its source, by whatever path."""
+    wm.save(tmp_path / "model.safetensors", TENSORS)
+    for beside in ("config.json", "tokenizer.json", "vocab.txt"):
+        (tmp_path / beside).write_text("{}")
+    (tmp_path / "link").symlink_to("config.json")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for source in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(wm.TargetError, match="this file belongs to the source, and would be replaced"):
+            wm.convert(source, tmp_path / name, format="bintensors", max_shard_size=size)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    wm.convert(tmp_path, tmp_path / "model.safetensors")  # as before
+
+
 def test_a_file_in_whose_place_shards_would_lie_stays(tmp_path: Path) -> None:
     """Beside an older model of that name nobody would know which of the two to open: an error, and nothing changes."""
     wm.save(tmp_path / "m.safetensors", {"old": TENSORS[next(iter(TENSORS))]})

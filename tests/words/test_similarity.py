@@ -334,7 +334,11 @@ def test_words_without_vectors_are_reported(path, capsys):
     """Each word without a vector is named on standard error, with exit status 1; a bad count is a usage error."""
     assert cli.main(["analogy", path, "east", "nobody", "nowhere"]) == 1
     out, err = capsys.readouterr()
-    assert (out, err) == ("", "weightmap: no embedding for 'nobody'\nweightmap: no embedding for 'nowhere'\n")
+    said = f"weightmap: {path}: there is no vector for"
+    assert (out, [line.split(" among ")[0] for line in err.splitlines()]) == (
+        "",
+        [f"{said} 'nobody'", f"{said} 'nowhere'"],
+    )
     assert cli.main(["similar", path, "nobody", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["results"] is None
     assert cli.main(["similar", path, "east", "-k", "0"]) == 2
@@ -385,7 +389,8 @@ def test_questions_from_standard_input(words_file, monkeypatch, capsys):
     assert asked(monkeypatch, b"e\nno\nn", "similar", words_file, "-k", 1) == 1
     out, err = capsys.readouterr()
     assert [line.split()[:2] for line in out.splitlines()] == [["e", "ne"], ["n", "ne"]]
-    assert "no embedding for 'no'" in err
+    assert err.startswith(f"weightmap: {words_file}: there is no vector for 'no' among those of ")
+    assert "similar words" not in err
     assert asked(monkeypatch, b"e ne n\n", "analogy", words_file, "-k", 1) == 0
     assert capsys.readouterr().out.startswith("e ne n nw ")
     assert asked(monkeypatch, b"\xff\x1b[31m\n", "lookup", words_file) == 1

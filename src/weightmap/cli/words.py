@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings
+from weightmap.embeddings.unknown import no_vector
 from weightmap.errors import quoted
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def lookup(args: argparse.Namespace) -> int:
                 found[word] = None if vector is None else vector.tolist()
             elif vector is not None:
                 show.emit(" ".join([show.clean(word), *(format(value, ".6g") for value in vector.tolist())]))
-            missing |= _told_missing([word] if vector is None else [])
+            if vector is None:
+                missing = True
+                _complain(word, file, suggest=bool(args.words))
     if args.json:
         show.emit_json({"command": "lookup", "path": args.file, "embeddings": found})
     return DIFFERENT if missing else OK
@@ -100,7 +103,9 @@ def _answer(
                 asked = "" if one is not None else f"{show.clean(' '.join(query.named.values()))} "
                 for word, similarity in found:
                     show.emit(f"{asked}{show.clean(word)} {similarity:.6f}")
-            missing |= _told_missing(lacking)
+            missing |= bool(lacking)
+            for word in lacking:
+                _complain(word, file, suggest=one is not None)
     if args.json:
         answers = {"queries": documents} if one is None else documents[0]
         show.emit_json({"command": command, "path": args.file, **answers})
@@ -125,7 +130,8 @@ def _lines() -> Iterator[str]:
             show.flush()
 
 
-def _told_missing(words: list[str]) -> bool:
-    for word in words:
-        show.complain(f"no embedding for {show.clean(quoted(word))}")
-    return bool(words)
+def _complain(word: str, file: wm.TensorFile, *, suggest: bool) -> None:
+    """Report a word without a vector, as the library's error does; `suggest` similar words for few words only."""
+    vocab = file.vocab
+    assert vocab is not None  # noqa: S101 - a file with embeddings has a vocabulary
+    show.complain(no_vector(word, vocab, suggest=suggest))

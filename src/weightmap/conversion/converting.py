@@ -226,8 +226,8 @@ def convert(
     if isinstance(opened, Words):
         return convert_words(opened, task)
     with opened as file:
-        if file.shards and shards is None:
-            check_not_read(file, target)
+        if shards is None:
+            check_not_read(file, target, itself=True)
         if not of_words:
             task.check_globs(file)
         if arguments.quantize is not None and not of_words:

@@ -10,9 +10,9 @@ from weightmap.conversion.manifest import digest
 from weightmap.conversion.scales import moved_scales
 from weightmap.conversion.shard import Piece, ShardTask, read_beside, state_of
 from weightmap.conversion.tensors import Prepared, prepare, regrouper_for
-from weightmap.errors import EncodeError, TargetError, counted, quoted
+from weightmap.errors import EncodeError, counted
 from weightmap.formats._metadata import equal
-from weightmap.model.parts import located, name_of, parts_of
+from weightmap.model.parts import check_not_read, located, name_of, parts_of
 from weightmap.model.saving import choose_layout
 from weightmap.model.sharding import encode_index
 
@@ -42,8 +42,10 @@ class Deal(NamedTuple):
         The shard of each tensor of the new model.
     metadata : dict
         Those of the new index.
-    dropped, warnings, layout, format
+    dropped, warnings, layout
         As in the report.
+    folders : dict
+        The directories of source and target, which tasks know as absolute ones, and each as the caller gave it.
     """
 
     tasks: list[ShardTask]
@@ -54,6 +56,7 @@ class Deal(NamedTuple):
     dropped: list[tuple[str, str]]
     warnings: list[str]
     layout: str
+    folders: dict[str, str]
 
 
 def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format, arguments: Arguments) -> Deal:
@@ -106,7 +109,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
     if not made:
         raise EncodeError("there is no tensor to write", path=target.path)
     names = target.names(len(made))
-    _check_apart(folder, files, target, names)
+    check_not_read(file, *(os.path.join(target.folder, name) for name in names))
     whole = {tensor: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.names}
     into = os.path.abspath(target.folder)
     tasks = [
@@ -131,7 +134,15 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
     ]
     encode_index(target, whole, 2**63, _index_metadata(file))
     return Deal(
-        tasks, keys, [weight for *_, weight in made], whole, _index_metadata(file), dropped, notes, made[0][2].layout
+        tasks,
+        keys,
+        [weight for *_, weight in made],
+        whole,
+        _index_metadata(file),
+        dropped,
+        notes,
+        made[0][2].layout,
+        {folder: os.path.dirname(name_of(file)), into: target.folder},
     )
 
 
@@ -191,15 +202,6 @@ def _together(refused: Sequence[EncodeError]) -> EncodeError:
         first.what += f"; and {counted(len(refused) - 1, 'more shard')} cannot be written"
         first.refused = tuple(line for error in refused for line in error.refused or (str(error),))
     return first
-
-
-def _check_apart(folder: str, files: Mapping[str, TensorFile], target: ShardTarget, names: Sequence[str]) -> None:
-    """Refuse to write a shard over a file that is being read."""
-    if os.path.realpath(folder) == os.path.realpath(target.folder or os.curdir):
-        both = next((name for name in names if name in files), None)
-        if both is not None:
-            msg = f"shard {quoted(both)} of the target is a file of the source: choose another directory"
-            raise TargetError(msg, path=target.path)
 
 
 def _index_metadata(file: TensorFile) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -10,7 +11,7 @@ from weightmap.errors import ShardsError, TensorFileError, counted, quoted
 from weightmap.io.buffers import keeping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
 __all__ = ["Execution", "Runner", "bundled"]
@@ -49,12 +50,17 @@ class Runner:
         After an error, run the other tasks.
     flush : callable
         Called without arguments when finished tasks have been handed out and no other is finished yet.
+    folders : mapping of str to str
+        The directories that tasks work in, which are absolute, and each as the caller gave it: errors name files so.
     """
 
-    def __init__(self, executor: Executor | None, *, keep_going: bool, flush: Callable[[], None]) -> None:
+    def __init__(
+        self, executor: Executor | None, *, keep_going: bool, flush: Callable[[], None], folders: Mapping[str, str]
+    ) -> None:
         self._executor = executor
         self._keep_going = keep_going
         self._flush = flush
+        self._folders = folders
         self._errors: list[tuple[str, BaseException]] = []
 
     def run(
@@ -163,6 +169,8 @@ class Runner:
     def _fail(self) -> NoReturn:
         """Raise the error of the run."""
         errors = self._errors
+        for _, error in errors:
+            self._name_as_given(error)
         first = errors[0][1]
         if not self._keep_going and isinstance(first, TensorFileError | OSError | MemoryError):
             raise first
@@ -171,6 +179,15 @@ class Runner:
         failed = ShardsError(f"{counted(len(errors), 'shard')} failed: {some}{more}")
         failed.errors = tuple(errors)
         raise failed from first
+
+    def _name_as_given(self, error: BaseException) -> None:
+        """Put the path of a file as the caller gave it into an error of a task."""
+        attribute = "path" if isinstance(error, TensorFileError) else "filename"
+        path = getattr(error, attribute, None)
+        if isinstance(path, str):
+            folder, name = os.path.split(path)
+            if folder in self._folders:
+                setattr(error, attribute, os.path.join(self._folders[folder], name))
 
 
 class _Bundle:

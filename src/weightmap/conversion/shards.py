@@ -120,7 +120,8 @@ class _Conversion:
         self._flush()
         self._tell()
         try:
-            runner = Runner(self._how.executor, keep_going=self._how.keep_going, flush=self._flush)
+            how = self._how
+            runner = Runner(how.executor, keep_going=how.keep_going, flush=self._flush, folders=self._deal.folders)
             weights = [self._deal.weights[task.number] for task in self.tasks]
             runner.run(convert_shard, self.tasks, self._finished, weights)
         finally:

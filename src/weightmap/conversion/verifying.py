@@ -158,12 +158,13 @@ def _verify_files(
             own.write()
 
     try:
-        runner = Runner(how.executor, keep_going=how.keep_going, flush=flush)
+        folders = {folder: os.path.dirname(name_of(file))}
+        runner = Runner(how.executor, keep_going=how.keep_going, flush=flush, folders=folders)
         runner.run(verify_shard, left, finished, [task.piece.size for task in left])
     finally:
         flush()
     if not file.shards and reports:
-        return reports[0]
+        return reports[0]._replace(path=source.path)
     warnings = [*content.warnings, *disagreements(file, file.metadata)]
     checks = ["index of shards"] if file.shards else []
     for task in tasks:

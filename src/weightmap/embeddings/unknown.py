@@ -9,7 +9,7 @@ from weightmap.errors import TensorFileError, counted, escape, quoted
 if TYPE_CHECKING:
     from weightmap.embeddings.vocabulary import Vocabulary
 
-__all__ = ["UnknownWordError"]
+__all__ = ["UnknownWordError", "no_vector"]
 
 
 class UnknownWordError(KeyError):
@@ -29,18 +29,22 @@ class UnknownWordError(KeyError):
         self._vocab = vocab
 
     def __str__(self) -> str:
-        vocab, word = self._vocab, self.args[0]
-        text = f"there is no vector for {quoted(word)} among those of {counted(len(vocab), 'word')}"
-        if not isinstance(word, str):
-            text += "; words are strings (str)"
-        else:
-            text += "" if vocab.subwords is None else ", and none of its n-grams is known"
-            close = _similar(word, vocab)
-            text += f"; similar words: {', '.join(map(quoted, close))}" if close else ""
-        return escape(text if vocab.path is None else f"{vocab.path}: {text}")
+        return no_vector(self.args[0], self._vocab)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeyError, (str(self),)
+
+
+def no_vector(word: object, vocab: Vocabulary, *, suggest: bool = True) -> str:
+    """Return the message for a word without a vector; `suggest` similar words, which takes some milliseconds."""
+    text = f"there is no vector for {quoted(word)} among those of {counted(len(vocab), 'word')}"
+    if not isinstance(word, str):
+        text += "; words are strings (str)"
+    else:
+        text += "" if vocab.subwords is None else ", and none of its n-grams is known"
+        close = _similar(word, vocab) if suggest else []
+        text += f"; similar words: {', '.join(map(quoted, close))}" if close else ""
+    return escape(text if vocab.path is None else f"{vocab.path}: {text}")
 
 
 def _similar(word: str, vocab: Vocabulary) -> list[str]:

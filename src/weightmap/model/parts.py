@@ -5,6 +5,7 @@ They keep the handle itself free of members that users do not need.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import ItemsView, ValuesView
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from weightmap.quant.ref import TensorRef
 
 __all__ = [
+    "BESIDE",
     "SHARD",
     "Closed",
     "Items",
@@ -49,6 +51,24 @@ _RUN = 4
 OCTET = np.dtype(np.uint8)
 # A row or an offset in a sharded model is that in the shard, plus the number of the shard times this.
 SHARD = 1 << 64
+# Files that lie beside a model in its directory, and without which programs cannot run it.
+BESIDE = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "preprocessor_config.json",
+    "modules.json",
+)
 
 
 def parts_of(file: Any) -> tuple[Any, Any, Any]:
@@ -89,16 +109,34 @@ def check_unchanged(file: Any) -> None:
         part._source.check_unchanged()
 
 
-def check_not_read(file: Any, target: str) -> None:
-    """Raise `TargetError` if a path leads to a file that this handle reads: one of its shards and its index too."""
-    try:
-        there = os.stat(target)
-    except (OSError, ValueError):  # there is none, or writing will say what is wrong with it
+def check_not_read(file: Any, *targets: str, itself: bool = False) -> None:
+    """Raise `TargetError` if a path leads to a file of this model: itself, an index, a shard, or one of `BESIDE` it.
+
+    With `itself`, a model of one file may be replaced.
+    """
+    there: dict[str, tuple[int, int]] = {}
+    for target in targets:
+        _identify(there, target)
+    if not there:
         return
-    for source in (file._source, *(shard._source for shard in file.shards.values())):
-        # Device and inode come first; objects in stores have others.
-        if source.identity[:2] == (there.st_dev, there.st_ino):
-            raise TargetError("this file is an input, and would be replaced: choose another target", path=target)
+    sources = () if itself and not file.shards else (file._source, *(part._source for part in files_of(file)))
+    # Device and inode come first; objects in stores have others.
+    inputs = dict.fromkeys((source.identity[:2] for source in sources), "this file is an input")
+    beside: dict[str, tuple[int, int]] = {}
+    for name in BESIDE:
+        _identify(beside, os.path.join(os.path.dirname(name_of(file)), name))
+    inputs |= dict.fromkeys(beside.values(), "this file belongs to the source")
+    for target, identity in there.items():
+        if identity in inputs:
+            msg = f"{inputs[identity]}, and would be replaced: choose another target"
+            raise TargetError(msg, path=target)
+
+
+def _identify(found: dict[str, tuple[int, int]], path: str) -> None:
+    """Note device and inode of a file, if there is one."""
+    with contextlib.suppress(OSError, ValueError):  # writing will say what is wrong with it
+        there = os.stat(path)
+        found[path] = there.st_dev, there.st_ino
 
 
 def check_index(file: Any) -> None:

@@ -13,7 +13,7 @@ from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import Format, Payload, Request, Unfit, by_name, by_suffix, listed, refuse
 from weightmap.io.atomic import write_plan
 from weightmap.model.payload import from_arrays
-from weightmap.model.single import check_replaceable
+from weightmap.model.single import INDEX_SUFFIX, check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -226,6 +226,9 @@ def save(
 
         most, chosen_by = splitting.bytes_of_size(max_shard_size), splitting.named_by(name)
     try:
+        if most is None and name.endswith(INDEX_SUFFIX):
+            msg = "this name is that of an index of shards, which holds no tensors itself"
+            raise EncodeError(msg, remedy=Remedy("{} writes shards and their index", "max_shard_size"))
         found = choose(chosen_by, format, layout)
         payloads = from_arrays(tensors)
         chosen = choose_layout(found, layout, metadata)
