@@ -65,16 +65,16 @@ class Inline(Executor):
         self.results: list[Any] = []
         self.failed = False
 
-    def submit(self, function: Any, /, *args: Any, **_: Any) -> Future[Any]:
-        """Run a task through pickles, as between processes."""
+    def submit(self, call: Any, /, *_: Any, **__: Any) -> Future[Any]:
+        """Run a call's tasks through pickles, as between processes."""
         future: Future[Any] = Future()
         if self.failed:
             self.held.append(future)
             return future
-        args = pickle.loads(pickle.dumps(args))
-        self.tasks += args
+        call.tasks = pickle.loads(pickle.dumps(call.tasks))
+        self.tasks += call.tasks
         try:
-            result = pickle.loads(pickle.dumps(function(*args)))
+            result = pickle.loads(pickle.dumps(call()))
         except Exception as error:  # noqa: BLE001
             self.failed = True
             future.set_exception(error)
@@ -178,8 +178,8 @@ def test_a_report_of_another_kind_is_refused(model: Path, tmp_path: Path) -> Non
     """What a worker sends back is the report of its task, or an error that names the shard."""
 
     class Lying(Inline):
-        def submit(self, function: Any, /, *args: Any, **_: Any) -> Future[Any]:
-            future = super().submit(function, *args)
+        def submit(self, call: Any, /, *_: Any, **__: Any) -> Future[Any]:
+            future = super().submit(call)
             lie: Future[Any] = Future()
             lie.set_result(tuple(future.result()))
             return lie
@@ -466,10 +466,10 @@ def test_errors_of_the_executor_name_the_shard(model: Path, tmp_path: Path) -> N
     """A worker that is gone, or an executor that was shut down, is one error of ours with that as its cause."""
 
     class Broken(Inline):
-        def submit(self, function: Any, /, *args: Any, **_: Any) -> Future[Any]:
+        def submit(self, call: Any, /, *_: Any, **__: Any) -> Future[Any]:
             if len(self.tasks) == 2:
                 raise RuntimeError("the pool is broken")
-            return super().submit(function, *args)
+            return super().submit(call)
 
     class Gone(Inline):
         def submit(self, *_: Any, **__: Any) -> Future[Any]:

@@ -84,8 +84,8 @@ class Runner:
         if self._executor is None:
             self._serially(function, tasks, finished)
         else:
-            bundles = bundled(tasks, weights)
-            self._by_executor(self._executor, _Bundle(function, keep_going=self._keep_going), bundles, finished)
+            bundles = [_Bundle(function, some, keep_going=self._keep_going) for some in bundled(tasks, weights)]
+            self._by_executor(self._executor, bundles, finished)
         if self._errors:
             self._fail()
 
@@ -107,20 +107,19 @@ class Runner:
     def _by_executor(
         self,
         executor: Executor,
-        function: _Bundle,
-        bundles: Iterable[tuple[Any, ...]],
+        bundles: Iterable[_Bundle],
         finished: Callable[[Any, Any], None],
     ) -> None:
         done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         running: dict[Future[Any], tuple[Any, ...]] = {}
         try:
-            for tasks in bundles:
+            for bundle in bundles:
                 try:
-                    future = executor.submit(function, *tasks)
+                    future = executor.submit(bundle)
                 except Exception as error:  # noqa: BLE001 - the executor's: it is broken, or was shut down
-                    self._errors.append((tasks[0].name, error))
+                    self._errors.append((bundle.tasks[0].name, error))
                     break
-                running[future] = tasks
+                running[future] = bundle.tasks
                 future.add_done_callback(done.put)
             if self._errors:
                 self._cancel(running)
@@ -191,19 +190,30 @@ class Runner:
 
 
 class _Bundle:
-    """What a worker calls: a function of each of some tasks, in turn, up to the first error unless `keep_going`."""
+    """What a worker calls: a function of each of some tasks, in turn, up to the first error unless `keep_going`.
 
-    def __init__(self, function: Callable[[Any], Any], *, keep_going: bool) -> None:
+    No two are equal. Dask answers a call that equals an earlier one with the result, or the error, of that one, as long
+    as somebody holds it: a conversion that is started again would not run.
+
+    Attributes
+    ----------
+    tasks : tuple
+    """
+
+    def __init__(self, function: Callable[[Any], Any], tasks: tuple[Any, ...], *, keep_going: bool) -> None:
+        self.__name__ = function.__name__  # Dask shows it
+        self.tasks = tasks
         self._function, self._keep_going = function, keep_going
+        self._process, self._number = os.getpid(), os.urandom(16)
 
-    def __call__(self, *tasks: Any) -> list[Any]:
+    def __call__(self) -> list[Any]:
         results: list[Any] = []
-        with keeping():
-            for task in tasks:
+        with keeping(afterwards=os.getpid() != self._process):
+            for task in self.tasks:
                 try:
                     results.append(self._function(task))
                 except Exception as error:
-                    if len(tasks) == 1:
+                    if len(self.tasks) == 1:
                         raise
                     results.append(error)
                     if not self._keep_going:

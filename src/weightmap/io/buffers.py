@@ -25,14 +25,18 @@ _kept = _Kept()
 
 
 @contextlib.contextmanager
-def keeping() -> Iterator[None]:
-    """Keep the buffers that this thread asks for, and hand them out again; free them at the end."""
+def keeping(*, afterwards: bool = False) -> Iterator[None]:
+    """Keep the buffers that this thread asks for, and hand them out again.
+
+    They are freed at the end, or with the thread if it keeps them `afterwards`, as workers do from call to call.
+    """
     before = _kept.buffers
     _kept.buffers = [] if before is None else before
     try:
         yield
     finally:
-        _kept.buffers = before
+        if not afterwards:
+            _kept.buffers = before
 
 
 def room(nbytes: int) -> memoryview:
