@@ -1,8 +1,13 @@
 """What an executor costs and gains: ``python benchmarks/executors.py [FOLDER]``.
 
-Converts small shards by one Dask worker beside a serial run (overhead), and quantises large ones by two workers beside
-one (speed-up). Prints both; needs dask and distributed, and two processors that do nothing else. The time of processors
-is printed too: of the serial run with all its planning, of the worker with everything that Dask does in its process.
+Converts small shards by one Dask worker and serially (overhead), and quantises large ones by two workers and by one
+(gain), in turn, and prints the median of the ratios. It needs dask and distributed, and two processors that do nothing
+else. Files lie in memory where the system has a place for that: quantising is compared, and no disk.
+
+This process has Dask's client and scheduler. Each call takes them and a worker some milliseconds of a processor, which
+workers lack on a machine that has no third one: so two sizes of large shards are compared, and the larger ones show
+what is left at the sizes that models have. Times of processors are printed too: of the serial run with all its
+planning, of the worker with everything that Dask does in its process.
 """
 
 from __future__ import annotations
@@ -24,13 +29,17 @@ import weightmap as wm
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from distributed import Client
+
 OPTIONS = {"format": "amb", "quantize": "int4_block", "threads": 1}
+MEMORY = Path("/dev/shm")
+SMALL = 4  # MiB of a small shard
 
 
-def make(folder: Path, shards: int, rows: int) -> Path:
+def make(folder: Path, shards: int, mib: int) -> Path:
     """Write a model of shards with one tensor each."""
     folder.mkdir()
-    values = np.random.default_rng(1).standard_normal((rows, 1024)).astype(np.float32)
+    values = np.random.default_rng(1).standard_normal((mib << 8, 1024), np.float32)
     where = {}
     for i in range(1, shards + 1):
         name = f"model-{i:05}-of-{shards:05}.safetensors"
@@ -41,70 +50,90 @@ def make(folder: Path, shards: int, rows: int) -> Path:
 
 
 class Took(NamedTuple):
-    """What one conversion took: seconds, and those of a processor, here and in the worker."""
+    """What one conversion took: seconds, and those of a processor, here and in the workers."""
 
     wall: float
     here: float
-    worker: float
+    workers: float
 
 
-def took(model: Path, out: Path, executor: Executor | None = None) -> Took:
-    """Convert, and return what it took; that of the worker if there is one."""
-    worker = time.process_time if executor is None else lambda: executor.submit(time.process_time, pure=False).result()
-    before, here, start = worker(), time.process_time(), time.perf_counter()
-    wm.convert(model, f"{out}/", **OPTIONS, executor=executor)
-    wall, here = time.perf_counter() - start, time.process_time() - here
-    shutil.rmtree(out)
-    return Took(wall, here, worker() - before)
+class Cluster:
+    """Two workers of one thread each, of which a conversion uses one or both."""
+
+    def __init__(self, client: Client) -> None:
+        every = sorted(client.scheduler_info()["workers"])
+        self._client = client
+        self._executors = [None, client.get_executor(workers=every[:1]), client.get_executor(workers=every)]
+
+    def took(self, model: Path, out: Path, workers: int) -> Took:
+        """Convert on so many workers, 0 for a serial run, and return what it took."""
+        executor: Executor | None = self._executors[workers]
+        before, here, start = self._processors(), time.process_time(), time.perf_counter()
+        wm.convert(model, f"{out}/", **OPTIONS, executor=executor)
+        wall, here = time.perf_counter() - start, time.process_time() - here
+        shutil.rmtree(out)
+        return Took(wall, here, self._processors() - before)
+
+    def in_turn(self, model: Path, rounds: int, *workers: int) -> list[tuple[Took, ...]]:
+        """Return what conversions on so many workers took, one of each in every round."""
+        out = model.with_name("out")
+        self.took(model, out, 2)  # the workers import
+        found = [tuple(self.took(model, out, number) for number in workers) for _ in range(rounds)]
+        shutil.rmtree(model)
+        return found
+
+    def _processors(self) -> float:
+        return sum(self._client.run(time.process_time).values())
 
 
-def on_dask(workers: int, model: Path, out: Path, rounds: int, *, beside: bool) -> tuple[list[Took], list[Took]]:
-    """What runs on so many workers took, and serial runs in turn with them."""
-    from distributed import Client, LocalCluster
-
-    shared, serial = [], []
-    with (
-        LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster,
-        Client(cluster, set_as_default=False) as client,
-        client.get_executor() as executor,
-    ):
-        took(model, out, executor)  # the workers import
-        for _ in range(rounds):
-            shared.append(took(model, out, executor))
-            if beside:
-                serial.append(took(model, out))
-    return shared, serial
-
-
-def median(runs: list[Took], field: str = "wall") -> float:
-    """The median of a field."""
-    return statistics.median(getattr(run, field) for run in runs)
+def ratio(rounds: list[tuple[Took, ...]]) -> float:
+    """The time of the first of each round by that of the second: the median."""
+    return statistics.median(first.wall / second.wall for first, second in rounds)
 
 
 def main() -> int:
     """Measure and print; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", help="where to work (default: a temporary directory)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", help="where to work (default: in memory, or a temporary directory)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shards", type=int, default=200, help="small shards, of 4 MiB each")
-    parser.add_argument("--large", type=int, default=16, help="large shards, of 64 MiB each")
+    parser.add_argument("--shards", type=int, default=200, help=f"small shards, of {SMALL} MiB each")
+    parser.add_argument("--large", type=int, default=16, help="large shards")
+    parser.add_argument("--mib", type=int, nargs="+", default=[64, 256], help="MiB of a large shard, rising")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        root = Path(name)
-        small = make(root / "small", args.shards, 1024)
-        shared, serial = on_dask(1, small, root / "out", args.rounds, beside=True)
-        overhead = median(shared) / median(serial) - 1
-        processors = min(run.worker for run in shared), min(run.here for run in serial)
-        shutil.rmtree(small)
-        large = make(root / "large", args.large, 16 << 10)
-        one, _ = on_dask(1, large, root / "out", args.rounds, beside=False)
-        two, _ = on_dask(2, large, root / "out", args.rounds, beside=False)
-        gain = median(one) / median(two)
-    lines = (
-        f"one worker, {args.shards} shards of 4 MiB: {overhead:+.1%} over the serial run (target: below 10 %)",
-        f"    processor, least of {args.rounds}: worker {processors[0]:.2f} s, serial {processors[1]:.2f} s",
-        f"two workers, {args.large} shards of 64 MiB: {gain:.2f} times as fast as one (target: 1.7)",
-    )
+    most = max(args.shards * SMALL, args.large * max(args.mib)) << 20
+    fits = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * most
+    with tempfile.TemporaryDirectory(dir=args.folder or (MEMORY if fits else None)) as name:
+        return compare(Path(name), args)
+
+
+def compare(root: Path, args: argparse.Namespace) -> int:
+    """Measure in a directory and print; 1 if a target is missed."""
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as local,
+        Client(local, set_as_default=False) as client,
+    ):
+        cluster = Cluster(client)
+        rounds = cluster.in_turn(make(root / "small", args.shards, SMALL), args.rounds, 1, 0)
+        overhead = ratio(rounds) - 1
+        workers, serial = min(one.workers for one, _ in rounds), min(none.here for _, none in rounds)
+        lines = [
+            f"in {root.parent}, the median of {args.rounds} rounds",
+            f"one worker, {args.shards} shards of {SMALL} MiB: {overhead:+.1%} over a serial run (target: below 10 %)",
+            f"    processor, least of all rounds: worker {workers:.2f} s, serial {serial:.2f} s",
+        ]
+        for mib in args.mib:
+            rounds = cluster.in_turn(make(root / "large", args.large, mib), args.rounds, 1, 2)
+            gain = ratio(rounds)
+            least = [
+                f"{min(took.workers for took in some):.2f} s and {min(took.here for took in some):.2f} s here"
+                for some in zip(*rounds, strict=True)
+            ]
+            lines += [
+                f"two workers, {args.large} shards of {mib} MiB: {gain:.2f} times as fast as one (target: 1.7)",
+                f"    processor, least of all rounds: one worker {least[0]}, two {least[1]}",
+            ]
     sys.stdout.write("\n".join((*lines, "")))
     return int(overhead >= 0.1 or gain < 1.7)
 

@@ -36,6 +36,26 @@ def test_a_buffer_serves_again() -> None:
         assert len(last & {id(view.obj) for view in again}) == 5, "the oldest ones gave way"
 
 
+def test_a_thread_keeps_its_buffers_afterwards() -> None:
+    """As workers do from call to call; and no longer than the thread lives."""
+    seen: list[object] = []
+
+    def work() -> None:
+        with buffers.keeping(afterwards=True):
+            seen.append(buffers.room(100).obj)
+        with buffers.keeping():
+            seen.append(buffers.room(100).obj)
+        seen.append(buffers.room(100).obj)
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert seen[0] is seen[1] is seen[2]
+    assert seen[3] is seen[4] is seen[5]
+    assert seen[3] is not seen[0]
+
+
 def test_a_buffer_that_somebody_looks_at_is_not_handed_out() -> None:
     """Whoever still has a view of it keeps its content; afterwards it serves again, with its length."""
     with buffers.keeping():

@@ -24,6 +24,7 @@ from weightmap.conversion import running, verifying
 from weightmap.conversion import shard as shard_work
 from weightmap.conversion import shards as conversions
 from weightmap.conversion.scales import moved_scales
+from weightmap.io import buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,6 +189,59 @@ def test_a_report_of_another_kind_is_refused(model: Path, tmp_path: Path) -> Non
         wm.convert(model, f"{tmp_path}/out/", executor=Lying(), **QUANTISED)
     with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.safetensors': the executor returned"):
         wm.verify(model, executor=Lying())
+
+
+def kept() -> int:
+    """The number of buffers that the thread of a worker keeps."""
+    return len(buffers._kept.buffers or ())
+
+
+def test_only_workers_of_their_own_keep_their_buffers(model: Path, tmp_path: Path) -> None:
+    """A process of workers keeps them from call to call; threads of this process free theirs."""
+    with ThreadPoolExecutor(1) as threads:
+        wm.convert(model, f"{tmp_path}/a/", executor=threads, **QUANTISED)
+        assert threads.submit(kept).result() == 0
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
+        wm.convert(model, f"{tmp_path}/b/", executor=processes, **QUANTISED)
+        assert processes.submit(kept).result() > 0
+
+
+class Remembers(Inline):
+    """Answers a call that equals an earlier one with what that one came to, as Dask does while somebody holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[bytes, Future[Any]] = {}
+
+    def submit(self, *call: Any, **_: Any) -> Future[Any]:
+        """Run a call, or answer it."""
+        key = pickle.dumps(call)
+        self.failed = False
+        if key not in self.known:
+            self.known[key] = super().submit(*call)
+        return self.known[key]
+
+
+def test_a_run_is_not_answered_with_an_earlier_one(model: Path, tmp_path: Path) -> None:
+    """Once the cause of an error is gone, a run succeeds; it writes what was removed since, and verifies again."""
+    path = model / name_of(3)
+    whole, state = path.read_bytes(), path.stat()
+    damaged = bytearray(whole)
+    damaged[-4 * 8 * 64 :] = np.full(8 * 64, np.nan, np.float32).tobytes()  # layer.3.bias and part of the weights
+    pool = Remembers()
+    for number, data in enumerate((damaged, whole, whole)):
+        path.write_bytes(data)
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+        if number == 0:
+            with pytest.raises(wm.QuantError, match="is nan"):
+                wm.convert(model, f"{tmp_path}/out/", executor=pool, **QUANTISED)
+            continue
+        assert wm.convert(model, f"{tmp_path}/out/", executor=pool, **QUANTISED).shards == COUNT
+        assert len(content(tmp_path / "out")) == COUNT + 1
+        wm.verify(tmp_path / "out", executor=pool)
+        shutil.rmtree(tmp_path / "out")
+    assert len(pool.tasks) == COUNT + 4 * COUNT
+    assert len(set(pool.known)) == len(pool.tasks)
 
 
 # ----------------------------------------------------------------------------------------------------------- manifests

@@ -371,10 +371,10 @@ def test_executors_notice_another_object(environment: dict[str, str], endpoint: 
     wm.save(tmp_path / "new.safetensors", {"b": np.zeros((8, 32), np.float32)})
 
     class Replaces(ThreadPoolExecutor):
-        def submit(self, function: Any, /, *args: Any, **_: Any) -> Any:
-            if args[0].pieces[0].name == "b.safetensors":
+        def submit(self, call: Any, /, *_: Any, **__: Any) -> Any:
+            if call.tasks[0].pieces[0].name == "b.safetensors":
                 store.put("pair/b.safetensors", (tmp_path / "new.safetensors").read_bytes())
-            return super().submit(function, *args)
+            return super().submit(call)
 
     options = {"format": "amb", "manifest": tmp_path / "manifest.json"}
     with Replaces(1) as executor, pytest.raises(FileChangedError, match=r"s3://bucket/pair/b\.safetensors"):
