@@ -774,6 +774,9 @@ def test_quantize_writes_models(model: Path, tmp_path: Path) -> None:
     assert report.shards == COUNT
     assert content(tmp_path / "a") == content(tmp_path / "b")
     wm.quantize(model, "int8", tmp_path / "one.amb")
+    said = r"array is the path 'm\.amb', expected numbers; a model is quantised to a file, dst="
+    with pytest.raises(TypeError, match=said):
+        wm.quantize("m.amb", "int8")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="with dst="):
         wm.quantize(np.ones(4), "int8", executor=Inline())
     with pytest.raises(TypeError, match="surprise: for scheme 'pq'"):

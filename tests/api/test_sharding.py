@@ -75,10 +75,11 @@ def test_names_come_from_the_index(tmp_path: Path) -> None:
     assert target_of(tmp_path / ".AMB.index.json").names(1) == ["model-00001-of-00001.AMB"]
     assert target_of(tmp_path, "gguf").path == str(tmp_path / "model.gguf.index.json")
     assert sharding.sharded_target(str(tmp_path / "x.safetensors"), None) is None
-    for path in (tmp_path, tmp_path / "model.index.json"):
-        with pytest.raises(
-            wm.EncodeError, match="a directory gets a model in shards, and has no suffix for their format; give format="
-        ):
+    for path, said in (
+        (tmp_path, "a directory gets a model in shards, and has no suffix for their format; give format="),
+        (tmp_path / "model.index.json", "the name of this index says no format for its shards, as .*; give format="),
+    ):
+        with pytest.raises(wm.EncodeError, match=said):
             sharding.sharded_target(str(path), None)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import weightmap as wm
 from weightmap.conversion import tensor_diffs
-from weightmap.kernels import COMPARED, FileComparer, Unreadable, differing
+from weightmap.kernels import COMPARED, Failed, FileComparer, differing
 
 TYPES = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": ml_dtypes.bfloat16}
 
@@ -88,12 +88,12 @@ def test_tensors_of_files(tmp_path, dtype, threads):
     try:
         offsets = begins * a.itemsize + np.array([[0], [3]])
         found = FileComparer(threads)(files, offsets, sizes, dtype)
-        with pytest.raises(Unreadable) as caught:
+        with pytest.raises(Failed) as caught:
             FileComparer(threads)(files, np.add(offsets, [[0], [a.itemsize]]), sizes, dtype)
-        assert (caught.value.number, caught.value.at, caught.value.error) == (1, 3 + a.nbytes, 0)
-        with pytest.raises(Unreadable) as caught:
+        assert (caught.value.what, caught.value.at, caught.value.error) == ("read other", 3 + a.nbytes, 0)
+        with pytest.raises(Failed) as caught:
             FileComparer(threads)((files[1] + 100, files[1]), offsets, sizes, dtype)
-        assert (caught.value.number, caught.value.at, caught.value.error) == (0, 0, errno.EBADF)
+        assert (caught.value.what, caught.value.at, caught.value.error) == ("read", 0, errno.EBADF)
     finally:
         for file in files:
             os.close(file)

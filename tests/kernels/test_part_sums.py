@@ -77,14 +77,14 @@ def test_gaps_are_looked_at_where_the_part_has_them(data, file, where, threads):
 @pytest.mark.parametrize("beyond", [1, STEP, 3 * PIECE])
 def test_a_file_that_ends_is_told_with_its_end(file, threads, beyond):
     """The first byte that the file does not have is named, however many threads read."""
-    with pytest.raises(kernels.Unreadable) as caught:
+    with pytest.raises(kernels.Failed) as caught:
         kernels.PartSummer(threads)(file, 3, TOTAL - 3 + beyond, 0, np.empty((0, 2), np.uint64))
     assert (caught.value.at, caught.value.error) == (TOTAL, 0)
 
 
 def test_a_file_that_cannot_be_read_is_told_with_its_errno(tmp_path):
     """The system's number comes along."""
-    with (tmp_path / "new").open("wb") as unreadable, pytest.raises(kernels.Unreadable) as caught:
+    with (tmp_path / "new").open("wb") as unreadable, pytest.raises(kernels.Failed) as caught:
         kernels.PartSummer(2)(unreadable.fileno(), 0, 8, 0, np.empty((0, 2), np.uint64))
     assert os.strerror(caught.value.error) == "Bad file descriptor"
 

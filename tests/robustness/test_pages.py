@@ -149,7 +149,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def idle() -> bool:
     """Whether nothing is being brought in."""
-    return not prefetching._worker._busy
+    return not prefetching._worker.own._busy
 
 
 def can_populate(path: Path) -> bool:
@@ -219,7 +219,7 @@ def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path: Path, monkeypa
         f.prefetch(["t1", "t2"])
         assert asked == [(f.info("t1").offset, 2 * f.info("t1").nbytes)]
         assert idle()
-        assert not prefetching._worker._wanted
+        assert not prefetching._worker.own._wanted
 
 
 def test_what_populate_returns(path: Path) -> None:
@@ -324,10 +324,10 @@ for path, delay in zip(sys.argv[1:], (None, 0, 1e-4, 1e-3)):
         time.sleep(delay)
         os.truncate(path, 4096)
     for _ in range(3000):
-        if not prefetching._worker._busy:
+        if not prefetching._worker.own._busy:
             break
         time.sleep(0.01)
-    assert not prefetching._worker._busy and not prefetching._worker._wanted
+    assert not prefetching._worker.own._busy and not prefetching._worker.own._wanted
 print("alive")
 """
     paths = [model(tmp_path / f"{i}.weights", 16) for i in range(4)]
@@ -374,12 +374,12 @@ f = wm.open(sys.argv[1])
 f.prefetch()
 while not started:
     time.sleep(0.001)
-prefetching._worker._lock.acquire()
+prefetching._worker.own._lock.acquire()
 child = os.fork()
 if child == 0:
     kernels.populate = real
     f.prefetch()
-    while prefetching._worker._busy:
+    while prefetching._worker.own._busy:
         time.sleep(0.001)
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

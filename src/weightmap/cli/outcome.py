@@ -22,7 +22,7 @@ class UsageError(Exception):
 
 def no_embeddings(path: str) -> UsageError:
     """Return the error of a command for words when the file has none."""
-    return UsageError(f"{path}: holds no vocabulary with one matrix of embeddings")
+    return UsageError(f"{path}: there are no words to look up: no vocabulary with one matrix of embeddings")
 
 
 def status_of(error: BaseException) -> int:

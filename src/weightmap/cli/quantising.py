@@ -217,9 +217,10 @@ def total(infos: Sequence[QuantizedInfo]) -> dict[str, int | float]:
 def summary(report: wm.ConvertReport) -> str:
     """Return one line on the quantised tensors of a conversion."""
     if not report.quantized:
+        others = "no other" if report.warnings else "none"  # a warning names those that the scheme does not fit
         return (
-            "no tensor was quantised: none that was selected holds floating-point numbers and, unless --include names "
-            "it, has two or more dimensions and is no embedding by its name"
+            f"no tensor was quantised: {others} that was selected holds floating-point numbers and, unless --include "
+            "names it, has two or more dimensions and is no embedding by its name"
         )
     whole = total(report.quantized)
     schemes = " and ".join(dict.fromkeys(info.scheme for info in report.quantized))

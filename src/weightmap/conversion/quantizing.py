@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, overload
 
 from weightmap.conversion import schemes
 from weightmap.conversion.converting import convert
 
 if TYPE_CHECKING:
-    import os
     from concurrent.futures import Executor
 
     from numpy.typing import ArrayLike
@@ -119,4 +119,8 @@ def quantize(
         return convert(array, dst, quantize=scheme, **own, **how, **options)
     if executor is not None or manifest is not None:
         raise TypeError("executor= and manifest= are for models of several files, with dst=")
+    if isinstance(array, (str, os.PathLike)):
+        raise TypeError(
+            f"array is the path {os.fspath(array)!r}, expected numbers; a model is quantised to a file, dst="
+        )
     return schemes.quantize(array, scheme, **own, threads=1 if threads is None else threads, **options)

@@ -10,7 +10,7 @@ import numpy as np
 from weightmap.conversion.values import Tolerance, apart, distances, has_numbers, pairs
 from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.errors import UnsupportedError
-from weightmap.kernels import COMPARED, FileComparer, Unreadable, cpus, differing
+from weightmap.kernels import COMPARED, Failed, FileComparer, cpus, differing
 from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
@@ -203,10 +203,11 @@ def _compare_files(
         counts = np.array([count for _, _, count in now], np.int64)
         try:
             found = compare(files, offsets, counts, dtype)
-        except Unreadable as failed:
-            ends = offsets[failed.number] + counts * width
-            i = int(np.flatnonzero((offsets[failed.number] <= failed.at) & (failed.at < ends))[0])
-            pairs[now[i][0]][failed.number].source.fail_reading(failed.at, int(ends[i]), failed.error)
+        except Failed as failed:
+            number = int(failed.what == "read other")
+            ends = offsets[number] + counts * width
+            i = int(np.flatnonzero((offsets[number] <= failed.at) & (failed.at < ends))[0])
+            pairs[now[i][0]][number].source.fail_reading(failed.at, int(ends[i]), failed.error)
         for (i, _, _), (count, largest, squares) in zip(now, found, strict=True):
             tensors[i][3].add(count, largest, squares)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.device._slots import Slots, Staging
-from weightmap.errors import TensorFileError, quoted, shrank
+from weightmap.errors import TensorFileError, quoted
 from weightmap.io.pages import ask_for, resident_in
 
 if TYPE_CHECKING:
@@ -246,7 +245,8 @@ class Loader:
             given = memory if file == -1 else file
             failed, error = kernels.stage(given, (starts, to, sizes), slot.memory, crcs=crcs, threads=self._threads())
             if failed >= 0:
-                raise _failure(source, name(failed), int(starts[failed]), int(sizes[failed]), error)
+                start, during = int(starts[failed]), f"tensor {quoted(name(failed))}"
+                source.fail_reading(start, start + int(sizes[failed]), error, during=during)
         if self._sums is not None and crcs is not None:
             self._sums.feed(starts.tolist(), sizes.tolist(), crcs.tolist())
 
@@ -322,12 +322,3 @@ def _within(
     found[0] += skipped
     lengths[0] -= skipped
     return found, lengths
-
-
-def _failure(source: Source, name: str, begin: int, size: int, error: int) -> Exception:
-    """Return the error for a piece that could not be read; a caller that keeps it in a variable makes a cycle."""
-    if error == 0:
-        return shrank(begin, begin + size, during=f"tensor {quoted(name)}").located(path=source.name)
-    failure = OSError(error, os.strerror(error), source.name)
-    failure.add_note(f"while tensor {quoted(name)} was being read")
-    return failure

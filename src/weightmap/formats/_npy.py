@@ -192,9 +192,8 @@ def _parse(raw: bytes, encoding: str, what: str, at: int) -> tuple[np.dtype[Any]
         return _literal(raw, encoding) if len(raw) <= FIRST else _literal.__wrapped__(raw, encoding)
     except _BAD:
         expected = f"a dictionary of descr, fortran_order and shape, in {counted(len(raw), 'byte')} as its length says"
-        raise FormatError(
-            f"header of {what}", field="header", offset=at, actual=repr(raw[:80]), expected=expected
-        ) from None
+        actual = f"{raw[:80]!r}{'...' * (len(raw) > 80)}"
+        raise FormatError(f"header of {what}", field="header", offset=at, actual=actual, expected=expected) from None
 
 
 # Of the headers of an archive, many are equal.

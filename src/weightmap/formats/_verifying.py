@@ -127,7 +127,7 @@ class Verification:
             size = min(_AT_ONCE, offset + count - at)
             try:
                 crc, found = self._sums(source, at, size, crc, gaps)
-            except kernels.Unreadable as failed:
+            except kernels.Failed as failed:
                 self.source.fail_reading(failed.at, offset + count, failed.error)
             filled |= found
             self.reached(self.done + size)

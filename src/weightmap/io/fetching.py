@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import os
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.io.process import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -227,7 +228,7 @@ class Access:
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start a coroutine."""
-        return asyncio.run_coroutine_threadsafe(work, _loop.started())
+        return asyncio.run_coroutine_threadsafe(work, _loop.own.started())
 
     async def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """Call a function that blocks, in a thread."""
@@ -351,14 +352,4 @@ class _Loop:
             return self._loop
 
 
-_loop = _Loop()
-
-
-def _renew() -> None:
-    global _loop  # noqa: PLW0603 - there is one a process
-    _loop = _Loop()
-
-
-# A forked child has no such thread.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+_loop = PerProcess(_Loop)

@@ -8,12 +8,12 @@ closing the last user of a mapping also cancels its remaining work.
 from __future__ import annotations
 
 import _thread
-import os
 import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
+from weightmap.io.process import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -105,17 +105,7 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(merged)
 
 
-_worker = _Worker()
-
-
-def _renew() -> None:
-    global _worker  # noqa: PLW0603 - there is one a process
-    _worker = _Worker()
-
-
-# A forked child has no thread, and may have inherited a lock that nobody will release.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+_worker = PerProcess(_Worker)
 
 
 def prefetch(memory: Any, ranges: Iterable[tuple[int, int]], *, scattered: bool) -> None:
@@ -125,4 +115,4 @@ def prefetch(memory: Any, ranges: Iterable[tuple[int, int]], *, scattered: bool)
     """
     merged = _merged(ranges)
     if merged:
-        _worker.add(memory, merged, scattered=scattered)
+        _worker.own.add(memory, merged, scattered=scattered)

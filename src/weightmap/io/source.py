@@ -184,11 +184,11 @@ class Source:
         file = self._opened()
         return self._held() if file is None else file
 
-    def fail_reading(self, at: int, wanted: int, error: int) -> NoReturn:
+    def fail_reading(self, at: int, wanted: int, error: int, *, during: str = "it") -> NoReturn:
         """Raise the error for bytes `at` to `wanted` that cannot be read: by an errno, or 0 where the file ends."""
         if error:
-            raise self._named(OSError(error, os.strerror(error)))
-        self._short(at, wanted)
+            raise self._named(OSError(error, os.strerror(error)), during)
+        self._short(at, wanted, during)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Note the ranges (begin, end) that `pread` will be called for: a store is asked for all of them at a time."""
@@ -282,14 +282,17 @@ class Source:
         """Return a source of the same bytes for reading these ranges (begin, end), in order."""
         return self
 
-    def _named(self, error: OSError) -> OSError:
-        """Add the file name to the error of a call that takes a descriptor."""
+    def _named(self, error: OSError, during: str = "it") -> OSError:
+        """Add the file name to the error of a call that takes a descriptor, and what was being read if it is a part."""
         error.filename = self.name
+        if during != "it":
+            error.add_note(f"while {during} was being read")
         return error
 
-    def _short(self, at: int, wanted: int) -> NoReturn:
+    def _short(self, at: int, wanted: int, during: str = "it") -> NoReturn:
+        """Raise the error for a file that became shorter, or for bytes that lie behind its end."""
         if at < self.size:
-            raise shrank(at, wanted).located(path=self.name)
+            raise shrank(at, wanted, during=during).located(path=self.name)
         raise TruncatedError("the file ends", path=self.name, offset=at, expected=f"at least {wanted} bytes")
 
     # ------------------------------------------------------------------------------------------------- memory

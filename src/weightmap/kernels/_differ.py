@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap.kernels._native import as_output, ffi, from_buffer, lib, thread_count
+from weightmap.kernels._outcome import check_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
     from numpy.typing import NDArray
 
-__all__ = ["COMPARED", "FileComparer", "Unreadable", "differing"]
+__all__ = ["COMPARED", "FileComparer", "differing"]
 
 # The types that `differing` knows, by their names, as the kernel numbers them.
 COMPARED = {"float32": (0, 4), "float64": (1, 8), "float16": (2, 2), "bfloat16": (3, 2)}
@@ -55,26 +56,6 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
     return count, found[0], found[1]
 
 
-class Unreadable(Exception):  # noqa: N818 - callers turn it into an error that names the file
-    """Why files were not compared.
-
-    Attributes
-    ----------
-    number : int
-        Of the file, 0 or 1.
-    at : int
-        The byte that could not be read.
-    error : int
-        An errno; 0 where the file ends.
-    """
-
-    def __init__(self, number: int, at: int, error: int) -> None:
-        super().__init__(number, at, error)
-        self.number: int = number
-        self.at: int = at
-        self.error: int = error
-
-
 class FileComparer:
     """Compares tensors of files, many in a call. Its buffers serve all calls.
 
@@ -110,7 +91,7 @@ class FileComparer:
 
         Raises
         ------
-        Unreadable
+        Failed
         """
         kind, width = COMPARED[dtype]
         most = _PIECE // width
@@ -125,10 +106,7 @@ class FileComparer:
         outcome, room = ffi.new("wm_outcome *"), as_output(self._room, "uint8_t[]")
         out = as_output(different, "int64_t[]"), as_output(found, "double[]")
         lib.wm_differing_files(pairs, *out, room, len(room), self._threads, outcome)
-        if outcome.what == lib.WM_UNFIT:
-            raise AssertionError("sizes were checked")
-        if outcome.what != lib.WM_DONE:
-            raise Unreadable(int(outcome.what == lib.WM_OTHER_UNREADABLE), outcome.at, outcome.error)
+        check_outcome(outcome)
         return list(
             zip(
                 np.add.reduceat(different, begins).tolist(),

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._differ import Unreadable
 from weightmap.kernels._native import NULL, U32_MAX, as_input, as_output, ffi, from_buffer, lib, thread_count
+from weightmap.kernels._outcome import check_outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class PartSummer:
 
         Raises
         ------
-        Unreadable
+        Failed
         """
         filled = np.zeros(len(gaps), np.bool_)
         memory, fd = (NULL, source) if isinstance(source, int) else (as_input(source), -1)
@@ -62,8 +62,5 @@ class PartSummer:
         crc, outcome = ffi.new("uint32_t *", value & U32_MAX), ffi.new("wm_outcome *")
         room, flags = as_output(self._room, "uint8_t[]"), as_output(filled.view(np.uint8), "uint8_t[]")
         lib.wm_crc32_of_part(part, flags, len(filled), crc, room, self._room.size, self._threads, outcome)
-        if outcome.what == lib.WM_UNFIT:
-            raise ValueError("a part that bytes do not have")
-        if outcome.what != lib.WM_DONE:
-            raise Unreadable(0, outcome.at, outcome.error)
+        check_outcome(outcome)
         return crc[0], filled

@@ -9,13 +9,14 @@ import numpy as np
 from weightmap.kernels._blocks import scale_code
 from weightmap.kernels._differ import COMPARED
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, lib, thread_count
+from weightmap.kernels._outcome import check_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-__all__ = ["BlockEncoder", "Failed", "Unwritten"]
+__all__ = ["BlockEncoder", "Unwritten"]
 
 
 class Unwritten(NamedTuple):
@@ -25,25 +26,6 @@ class Unwritten(NamedTuple):
     data: memoryview
     offset: int
     flush: bool
-
-
-class Failed(Exception):  # noqa: N818 - callers turn it into an error that names file and tensor
-    """Why numbers were not quantised: `what` is "number", "read" or "write".
-
-    Attributes
-    ----------
-    what : str
-    at : int
-        The number that is NaN or infinite, or the byte that could not be read.
-    error : int
-        An errno; 0 where the file ends.
-    """
-
-    def __init__(self, what: str, at: int, error: int) -> None:
-        super().__init__(what, at, error)
-        self.what: str = what
-        self.at: int = at
-        self.error: int = error
 
 
 class BlockEncoder:
@@ -141,11 +123,6 @@ class BlockEncoder:
             self._threads,
             self._outcome,
         )
-        outcome = self._outcome
-        if outcome.what == lib.WM_UNFIT:
-            raise AssertionError("sizes were checked")
-        if outcome.what != lib.WM_DONE:
-            what = {lib.WM_NOT_FINITE: "number", lib.WM_UNREADABLE: "read", lib.WM_UNWRITABLE: "write"}[outcome.what]
-            raise Failed(what, outcome.at, outcome.error)
+        check_outcome(self._outcome)
         error, square = sums.reshape(-1, 2).sum(axis=0).tolist() if pieces[0] else (0.0, 0.0)
         return error, square

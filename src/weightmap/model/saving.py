@@ -70,8 +70,8 @@ def _plan(found: Format, request: Request) -> Plan:
         raise EncodeError(msg)
     most = found.aligns.get(request.layout, 1)
     if request.align > most:
-        some = f"more than {most}" if most > 1 else "any number of"
-        msg = f"{found.title}, layout {request.layout}, cannot align tensors to {some} bytes"
+        beyond = f" to more than {most} bytes" if most > 1 else ""
+        msg = f"{found.title}, layout {request.layout}, cannot align tensors{beyond}"
         raise EncodeError(msg)
     schemes = found.schemes.get(request.layout, frozenset())
     quantized = [t for t in request.tensors if t.dtype.quantized and t.dtype.name not in schemes]

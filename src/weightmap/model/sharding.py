@@ -90,11 +90,10 @@ def sharded_target(path: str, found: Format | None) -> ShardTarget | None:
     else:
         return None
     if not suffix:
-        raise EncodeError(
-            "a directory gets a model in shards, and has no suffix for their format",
-            path=path,
-            remedy=Remedy("give {}", "format"),
-        )
+        msg = "a directory gets a model in shards, and has no suffix for their format"
+        if path.endswith(INDEX_SUFFIX):
+            msg = f"the name of this index says no format for its shards, as model.safetensors{INDEX_SUFFIX} does"
+        raise EncodeError(msg, path=path, remedy=Remedy("give {}", "format"))
     return ShardTarget(folder, index, stem, suffix)
 
 

@@ -405,6 +405,7 @@ def test_every_end_of_a_record():
         name, begin, _ = next(field for field in fields if field[1] <= size < field[2])
         assert (error.field, error.offset) == (name, 28 + begin), size
         assert error.actual == size - begin
+        assert f"the weights section ends within its {name}: number of bytes left is {size - begin}" in str(error)
 
 
 @pytest.mark.parametrize("size", range(17))

@@ -407,3 +407,12 @@ def test_a_damaged_length_of_a_header_is_in_the_message(high: int, message: str,
     data[9] = high
     with pytest.raises(wm.FormatError, match=message):
         wm.open(memoryview(bytes(data)))
+
+
+def test_a_long_header_is_shown_as_cut() -> None:
+    """What is wrong may stand behind the 80 bytes that the message shows."""
+    with pytest.raises(wm.FormatError, match=r" {9}\"\.\.\., expected a dictionary") as caught:
+        wm.open(cut(header(shape="(3, 3)") + " " * 40 + "x", 36))
+    assert "x" not in str(caught.value).split(", expected")[0]
+    with pytest.raises(wm.FormatError, match=r"header of the array is b'5 +\\n', expected"):
+        wm.open(cut("5", 0, pad=20))

@@ -202,7 +202,7 @@ def _odd(found: Any, name: str) -> list[str]:
 
 # For faults that compare two values: the class of the error, the wrong value's name, and the expected value.
 _WORDS: dict[str, tuple[type[TensorFileError], str, str]] = {
-    "AMB_END": (TruncatedError, "the weights section ends within this field: bytes left", "{expected}"),
+    "AMB_END": (TruncatedError, "the weights section ends within its {field}: number of bytes left", "{expected}"),
     "AMB_DATA": (TruncatedError, "data_size", "at most {expected}, the bytes left in the weights section"),
     "AMB_NAMES": (LimitError, "bytes of all names", "at most {expected} (Limits.max_header_bytes)"),
     "AMB_UNPADDED": (LayoutError, "padding of the last record", "{expected} zero bytes"),
@@ -241,7 +241,9 @@ def _error(  # noqa: PLR0911 - one return for each kind of fault
     if kind in _WORDS:
         cls, what, expected = _WORDS[kind]
         expected = expected.format(expected=fault.expected)
-        return cls(f"{label}: {what}", field=field, offset=fault.at, actual=fault.actual, expected=expected)
+        return cls(
+            f"{label}: {what.format(field=field)}", field=field, offset=fault.at, actual=fault.actual, expected=expected
+        )
     return FormatError(f"{label}: the records are damaged ({kind or fault.code})", offset=fault.at)
 
 
