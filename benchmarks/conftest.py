@@ -57,19 +57,21 @@ def chosen(request, contenders):
 def compare(request, benchmark, results, smoke):
     """Return compare(groups, *case): time a whole group at its first benchmark, and report the times of this one.
 
-    `groups` are those of `each_contender`; the contenders are prepared for `case`.
+    `groups` are those of `each_contender`; the contenders are prepared for `case`. With `places`, that is a function,
+    whose results are the same work in so many places in memory.
     """
 
-    def compare(groups, *case, nbytes=None, items=None):
+    def compare(groups, *case, nbytes=None, items=None, places=None):
         group, who = (request.node.callspec.params[name] for name in ("group", "who"))
         contenders = groups[group]
         contender = contenders[who]
+        made = (lambda: case) if places is None else (lambda: (case[0](),))
         if smoke:
-            benchmark.pedantic(timing.Lane(contender, contender.prepare(*case)).turn, (1,))
+            benchmark.pedantic(timing.Lane(contender, contender.prepare(*made())).turn, (1,))
             return
         key = (request.node.originalname, others(request.node))
         if key not in results:
-            results[key] = timing.time_in_turns(chosen(request, contenders), *case)
+            results[key] = timing.time_in_turns(chosen(request, contenders), *(made() for _ in range(places or 1)))
         times, info, out = results[key]
         if who in out:
             raise out[who]

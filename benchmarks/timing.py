@@ -25,6 +25,7 @@ ROUNDS = 45
 BUDGET = 0.4  # seconds a contender, unless the minimum of rounds takes longer
 SLOW = 1.0  # seconds of a call that is not repeated
 SHORTEST = 2e-3  # seconds of a turn, which repeats shorter calls
+WARM = 2e-2  # seconds of a call up to which the caches decide: a call before each turn fills them
 BEST = kernels.available_isas()[-1]
 
 
@@ -115,7 +116,7 @@ class Lane:
 
     def __init__(self, contender: Contender, clock: Clock) -> None:
         self.contender, self.clock = contender, clock
-        self.calls, self.turns, self.times = 1, 1, list[float]()
+        self.calls, self.turns, self.warms, self.times = 1, 1, False, list[float]()
 
     def turn(self, calls: int) -> float:
         """Make so many calls with the instruction set of the contender."""
@@ -135,13 +136,14 @@ class Lane:
                 break
             self.calls *= 4
         least = 5 if took < BUDGET else 3
+        self.warms = took / self.calls < WARM
         usual = 1 if measured > SLOW else max(least, min(ROUNDS, int(BUDGET / took)))
         self.turns = getattr(self.clock, "turns", usual)
 
     def take(self, number: int) -> None:
         """Take a turn, if this round is one of the lane's."""
         if number * self.turns % ROUNDS < self.turns:
-            if self.calls > 1:
+            if self.warms:
                 self.turn(1)  # the other contenders have used the caches
             self.times.append(self.turn(self.calls) / self.calls)
 
@@ -154,15 +156,21 @@ class Result(NamedTuple):
     out: dict[str, BaseException]
 
 
-def time_in_turns(contenders: Mapping[str, Contender], *case: Any) -> Result:
-    """Time the contenders in turns for this case; one that cannot run does not stop the others."""
-    lanes: dict[str, Lane] = {}
+def time_in_turns(contenders: Mapping[str, Contender], *cases: tuple[Any, ...]) -> Result:
+    """Time the contenders in turns; one that cannot run does not stop the others.
+
+    Rounds take the `cases` in turn: the same work in different memory, since how pages lie changes times by a tenth.
+    """
+    lanes: dict[str, list[Lane]] = {}
     out: dict[str, BaseException] = {}
     for name, contender in contenders.items():
         try:
-            lane = Lane(contender, contender.prepare(*case))
-            lane.calibrate()
-            lanes[name] = lane
+            first, *others = (Lane(contender, contender.prepare(*case)) for case in cases)
+            first.calibrate()
+            for lane in others:
+                lane.calls, lane.turns, lane.warms = first.calls, first.turns, first.warms
+                lane.turn(1)
+            lanes[name] = [first, *others]
         except pytest.skip.Exception as reason:
             out[name] = reason.with_traceback(None)  # a traceback would keep alive all that was prepared
         except Exception as error:  # noqa: BLE001 - the benchmark of this contender raises it
@@ -171,11 +179,11 @@ def time_in_turns(contenders: Mapping[str, Contender], *case: Any) -> Result:
     gc.collect()
     gc.freeze()
     for number in range(ROUNDS):
-        for lane in lanes.values():
-            lane.take(number)
+        for every in lanes.values():
+            every[number % len(every)].take(number)
     gc.unfreeze()
-    info = {name: {"calls": lane.calls, **lane.clock.info} for name, lane in lanes.items()}
-    return Result({name: lane.times for name, lane in lanes.items()}, info, out)
+    info = {name: {"calls": every[0].calls, **every[0].clock.info} for name, every in lanes.items()}
+    return Result({name: [took for lane in every for took in lane.times] for name, every in lanes.items()}, info, out)
 
 
 class Replay:

@@ -76,7 +76,7 @@ static wm_variants choose(uint32_t features) {
         USE(intblock, intblock_x86_avx2), USE(mixed, mixed_x86_avx2), USE(narrow, narrow_x86_avx2);
     if (HAS(WM_AVX512))
         USE(ggml, ggml_x86_avx512), USE(ggml_quantize, ggml_quantize_x86_avx512), USE(stream, stream_x86_avx512),
-            USE(ggml_streamed, ggml_x86_avx512_streamed);
+            USE(ggml_streamed, ggml_x86_avx2_streamed); /* memory is the limit: stores of 64 bytes gain nothing over 32 */
     else if (HAS(WM_AVX2))
         USE(ggml, ggml_x86_avx2), USE(ggml_quantize, ggml_quantize_x86_avx2), USE(stream, stream_x86_avx2),
             USE(ggml_streamed, ggml_x86_avx2_streamed);

@@ -711,7 +711,6 @@ static void test_variants(void) {
     if (cpu & WM_AVX2) test_ggml("ggml_x86_avx2", ggml_x86_avx2);
     if (cpu & WM_AVX512) test_ggml("ggml_x86_avx512", ggml_x86_avx512);
     if (cpu & WM_AVX2) test_ggml("ggml_x86_avx2_streamed", ggml_x86_avx2_streamed);
-    if (cpu & WM_AVX512) test_ggml("ggml_x86_avx512_streamed", ggml_x86_avx512_streamed);
     if (cpu & WM_AVX2) test_ggml_quantize("ggml_quantize_x86_avx2", ggml_quantize_x86_avx2);
     if (cpu & WM_AVX512) test_ggml_quantize("ggml_quantize_x86_avx512", ggml_quantize_x86_avx512);
 #elif WM_ARM
