@@ -95,3 +95,13 @@ def test_a_handle_is_no_source(tmp_path: Path) -> None:
         for take in (wm.open, lambda source: wm.convert(source, tmp_path / "y.weights")):
             with pytest.raises(TypeError, match="source is a TensorFile, expected a path"):
                 take(f)
+
+
+@pytest.mark.parametrize("address", ["ftp://host/m.weights", "file:///m.weights", "hf://owner/name"])
+def test_other_addresses_are_paths_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """The system finds no such file; a note says which addresses are read."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        wm.open(address)
+    assert caught.value.filename == address
+    assert caught.value.__notes__ == ["the addresses that are read begin with s3://, gs://, az://, https:// or http://"]

@@ -429,6 +429,25 @@ assert compat.safe_open is not before[2]
     run_child(code, tmp_path)
 
 
+def test_patched_needs_what_it_patches():
+    """Without safetensors it says what to install."""
+    code = """
+import sys
+import weightmap
+from weightmap import compat
+class Absent:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "safetensors":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+try:
+    with compat.patched(): raise AssertionError
+except weightmap.MissingDependencyError as error:
+    assert str(error) == "safetensors is needed for this: pip install safetensors", error
+"""
+    run_child(code)
+
+
 def test_the_suffix_of_a_path_says_nothing_to_serialize_file(tmp_path):
     """safetensors is written whatever the name."""
     compat.serialize_file({"a": spec(SLICED)}, tmp_path / "m.bin")

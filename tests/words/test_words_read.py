@@ -97,6 +97,25 @@ def test_blocks_are_joined_rightly(put: Callable[..., Path], tmp_path: Path, mon
             assert f["embeddings"].tobytes() == rows.tobytes()
 
 
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_lines_longer_than_a_block(
+    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """They are joined from their pieces, up to a bound; a line beyond it is named by its first byte."""
+    monkeypatch.setattr("weightmap.importers._lines.BLOCK", block)
+    data = b"2 3\na 1 2 3\n" + b"b" * 90 + b" 4 5 6\n"
+    wm.convert(put(data), tmp_path / "out.fifu", normalize=False)
+    with wm.open(tmp_path / "out.fifu") as f:
+        assert list(f.vocab) == ["a", "b" * 90]
+        assert f["embeddings"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    if block < 50:
+        monkeypatch.setattr("weightmap.importers._lines.LONGEST", 50)
+        with pytest.raises(
+            wm.FormatError, match=r"a line without end, expected one of at most 50 bytes \(at byte 12\)"
+        ):
+            wm.convert(put(data), tmp_path / "out.fifu")
+
+
 def test_progress_is_reported(put: Callable[..., Path], tmp_path: Path) -> None:
     """It begins at 0 and ends with the size of the file."""
     told: list[tuple[int, int]] = []

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from weightmap.compat import _opening, _saving
+from weightmap.compat._frameworks import imported
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ def patched() -> Iterator[None]:
     Every module that has imported a name of safetensors gets ours in its place, whatever it calls it, and so does every
     module that is imported within the block. At its end all of them have again what they had.
 
+    Raises
+    ------
+    MissingDependencyError
+        When safetensors is not installed: its modules are what is patched.
+
     Notes
     -----
     It holds for the whole process, other threads included. Modules that imported `weightmap.compat` before the block
@@ -57,7 +63,7 @@ def patched() -> Iterator[None]:
     ...     print(safetensors.numpy.load_file.__module__)
     weightmap.compat.numpy
     """
-    pairs: list[tuple[ModuleType, dict[str, Any]]] = [(import_module("safetensors"), _PACKAGE)]
+    pairs: list[tuple[ModuleType, dict[str, Any]]] = [(imported("safetensors", "safetensors"), _PACKAGE)]
     for part, names in _MODULES.items():
         with contextlib.suppress(ImportError):  # the library is not installed
             theirs, ours = import_module(f"safetensors.{part}"), import_module(f"weightmap.compat.{part}")

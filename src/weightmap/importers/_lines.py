@@ -75,7 +75,8 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, *, lossy: b
 
 def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[bytes]]]:
     """Yield where some lines begin, and these lines without their line feeds, some MiB at a time."""
-    position, carry = start, b""
+    position = begin = start
+    carried: list[bytes] = []
     while position < source.size:
         data = source.pread(position, min(BLOCK, source.size - position))
         position += len(data)
@@ -83,15 +84,13 @@ def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[byt
         if position == source.size:
             cut = len(data)
         elif not cut:
-            carry += data
-            if len(carry) > LONGEST:
-                expected = f"one of at most {LONGEST} bytes"
-                raise FormatError("a line without end", offset=position - len(carry), expected=expected)
+            carried.append(data)
+            if position - begin > LONGEST:
+                raise FormatError("a line without end", offset=begin, expected=f"one of at most {LONGEST} bytes")
             continue
-        whole = carry + data[:cut]
-        begin = position - len(data) - len(carry)
-        carry = data[cut:]
-        yield begin, whole.removesuffix(b"\n").split(b"\n")
+        whole = b"".join((*carried, data[:cut]))
+        first, begin, carried = begin, begin + len(whole), [data[cut:]]
+        yield first, whole.removesuffix(b"\n").split(b"\n")
 
 
 def _split(line: bytes, dims: int, number: int, offset: int) -> tuple[bytes, bytes]:

@@ -165,6 +165,8 @@ def open_with(source: Any, options: Options) -> TensorFile:
     except FileNotFoundError as error:
         if type(path) is str and os.path.exists(path + INDEX_SUFFIX):
             error.add_note(f"this model is in several files: open {path + INDEX_SUFFIX!r}")
+        elif type(path) is str and "://" in path:
+            error.add_note("the addresses that are read begin with s3://, gs://, az://, https:// or http://")
         raise
     except UnknownFormatError as error:
         if isinstance(source, bytes) and b"\0" not in source:
