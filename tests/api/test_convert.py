@@ -6,6 +6,7 @@ import json
 import os
 import re
 import struct
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -247,6 +248,52 @@ def test_memory_stays_flat(tmp_path: Path, options: dict[str, str]) -> None:
     peak = int(run_child(FLAT, big, out, small, repr(options)).stdout)
     assert peak < 48 * 1024
     assert out.stat().st_size > end // (2 if options else 1)
+
+
+MANY = 8192
+TARGETS: list[tuple[str, dict[str, Any]]] = [
+    ("spec.weights", {}),
+    ("simple.weights", {"layout": "simple"}),
+    ("o.safetensors", {}),
+    ("half.safetensors", {"dtype": "float16"}),
+    ("spec.bt", {}),
+    ("current.bt", {"layout": "current"}),
+    ("o.gguf", {}),
+    ("q8_0.gguf", {"quantize": "q8_0"}),
+    ("o.amb", {}),
+    ("int4_block.amb", {"quantize": "int4_block"}),
+]
+
+
+@pytest.mark.parametrize(("target", "options"), TARGETS, ids=[name for name, _ in TARGETS])
+def test_a_tensor_more_takes_little_memory(tmp_path: Path, target: str, options: dict[str, str]) -> None:
+    """Each tensor of 128 bytes takes less than 600 bytes of memory: for buffers, the new index and the report."""
+    few, many, out, peaks = tmp_path / "few.safetensors", tmp_path / "many.safetensors", tmp_path / target, []
+    few.write_bytes(st.build({"w": normal((1, 32))}))
+    many.write_bytes(st.build({f"model.layers.{i}.weight": normal((1, 32)) for i in range(MANY)}))
+    wm.convert(few, out, **options)  # loads what conversions need
+    for source in (few, many):
+        tracemalloc.start()
+        try:
+            wm.convert(source, out, **options)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 600 * MANY
+
+
+@pytest.mark.parametrize(("target", "options"), [case for case in TARGETS if case[1].keys() <= {"layout"}])
+def test_many_tensors_are_written_as_save_writes_them(tmp_path: Path, target: str, options: dict[str, str]) -> None:
+    """A conversion keeps its tensors as columns, `save` as objects: the bytes of files are the same."""
+    simple = options.get("layout") == "simple"
+    dtypes = [np.float32] if simple else [np.float32, np.float16, np.int8]
+    ends = ["", "é", "\uffff", "\U0001f600", "a" * 6]  # the order of UTF-8 is not that of UTF-16
+    names = [f"{i * 7919 % MANY}{ends[i % len(ends)]}" for i in range(MANY)]
+    model = {name: np.full((i % 3 + 1, 2), i % 100, dtypes[i % len(dtypes)]) for i, name in enumerate(names)}
+    (tmp_path / "in").write_bytes(st.build({name: tensor(value) for name, value in model.items()}))
+    wm.save(tmp_path / f"saved-{target}", model, durable=False, **options)
+    wm.convert(tmp_path / "in", tmp_path / target, **options)
+    assert (tmp_path / target).read_bytes() == (tmp_path / f"saved-{target}").read_bytes()
 
 
 # ------------------------------------------------------------------------------------------- a Hugging Face directory

@@ -268,7 +268,7 @@ def _fits(file: TensorFile, task: Task, most: int) -> bool:
     trial = task.arguments.task(task.source, task.target, task.format)
     regrouper = regrouper_for(task.format, choose_layout(task.format, task.layout, None))
     places = zip(file, located(file), strict=True)
-    return prepare(file, places, None, trial, regrouper, trial=True).nbytes <= most
+    return prepare(file, places, None, trial, regrouper, trial=True).tensors.nbytes <= most
 
 
 def _convert_file(file: TensorFile, directory: ModelDirectory | None, task: Task) -> ConvertReport:
@@ -276,7 +276,7 @@ def _convert_file(file: TensorFile, directory: ModelDirectory | None, task: Task
     target, align = task.target, task.arguments.align
     made = prepare(file, zip(file, located(file), strict=True), directory, task)
     warnings = made.warnings
-    if not made.names:
+    if not made.tensors:
         warnings.append("there is no tensor to write")
     try:
         size = write_plan(target, made.plan, progress=task.progress)
@@ -293,7 +293,7 @@ def _convert_file(file: TensorFile, directory: ModelDirectory | None, task: Task
         target,
         task.format.name,
         made.layout,
-        len(made.names),
+        len(made.tensors),
         size,
         tuple(made.dropped),
         tuple(warnings),

@@ -97,12 +97,12 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
             refused.append(error)
             continue
         dropped += one.dropped
-        if one.names:
+        if one.tensors:
             warnings |= dict.fromkeys(one.warnings)
             made.append((shard, pieces, one, sum(place.row.nbytes for _, place in places)))
     if refused:
         raise _together(refused)
-    work.limits.check("max_copy_bytes", sum(one.nbytes for _, _, one, _ in made), "bytes of tensors to copy")
+    work.limits.check("max_copy_bytes", sum(one.tensors.nbytes for _, _, one, _ in made), "bytes of tensors to copy")
     notes = [*warnings, *regrouper.notes, *([] if work.quantizer is None else work.quantizer.notes)]
     if moved:
         notes.append(f"{counted(len(moved), 'tensor')} of scales went to the shards of their weights")
@@ -110,7 +110,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
         raise EncodeError("there is no tensor to write", path=target.path)
     names = target.names(len(made))
     check_not_read(file, *(os.path.join(target.folder, name) for name in names))
-    whole = {tensor: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.names}
+    whole = {tensor.name: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.tensors}
     into = os.path.abspath(target.folder)
     tasks = [
         ShardTask(
@@ -159,7 +159,7 @@ def _parts(
             work = arguments.task(name_of(part), target.path, found)
             regrouper = regrouper_for(found, choose_layout(found, arguments.layout, None))
             made = prepare(part, places, None, work, regrouper, part=True, trial=True)
-            sizes |= zip(made.names, made.sizes, strict=True)
+            sizes |= {tensor.name: tensor.nbytes for tensor in made.tensors}
         number = filled = 0
         for name, _ in places:
             if filled and filled + sizes[name] > (most or 0):

@@ -100,7 +100,7 @@ def extras_of(
 def spared(name: str, place: TensorRef, format_: Format, layout: str) -> str | None:
     """Say why a layout that cannot hold a tensor can do without it; None if it cannot."""
     row = place.row
-    buffer = name.rpartition(".")[2] == "position_ids" and row.dtype.name == "int64" and len(row.shape) > 0
+    buffer = row.dtype.name == "int64" and name.rpartition(".")[2] == "position_ids" and len(row.shape) > 0
     if not buffer or "int64" in format_.dtypes[layout] or not _counts(place.source, row):
         return None
     return f"{format_.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}"

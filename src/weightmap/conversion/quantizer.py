@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap import kernels
+from weightmap.conversion.packing import nothing
 from weightmap.conversion.reports import QuantizedInfo
 from weightmap.conversion.schemes import quantize
 from weightmap.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
@@ -154,11 +155,11 @@ class Quantizer:
         size = math.prod(row.shape)
         scheme = self.scheme_of(row.shape) or self.scheme
         if scheme not in held:  # the writer will refuse it by its name
-            return Payload(name, SCHEMES[scheme], row.shape, 0, lambda: iter(()))
+            return Payload(name, SCHEMES[scheme], row.shape, 0, nothing, name, place)
         blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole
         if blocks is not None:
             nbytes = -(-size // blocks.elements) * blocks.nbytes
-            made = self._by_blocks, scheme, blocks, name, place, nbytes
+            made = self._by_blocks, name, place, scheme, blocks, nbytes
             kind: dict[str, Any] = {"block_size": blocks.elements, "scale_type": scale_type}
             return Filled(name, SCHEMES[scheme], row.shape, nbytes, *made, **kind)
         if scheme in BITS:
@@ -171,8 +172,8 @@ class Quantizer:
             if self._kept + nbytes <= _KEEP:
                 self._kept += nbytes
                 write = functools.partial(self._whole, found=found)
-        chunks = functools.partial(write, name, place, nbytes)
-        return Payload(name, SCHEMES[scheme], row.shape, nbytes, chunks, block_size=block_size, scale_type=scale_type)
+        whole = write, name, place, nbytes
+        return Payload(name, SCHEMES[scheme], row.shape, nbytes, *whole, block_size=block_size, scale_type=scale_type)
 
     def _blocks(self, scheme: str) -> _Blocks | None:
         """Return how to quantise by blocks; None for a scheme that takes a tensor as a whole."""
@@ -188,7 +189,7 @@ class Quantizer:
                 self._encoders[scheme] = _Blocks(self.block_size, kernels.blocks_size(1, **how), encoder)
         return self._encoders.get(scheme)
 
-    def _by_blocks(self, sink: Sink, scheme: str, blocks: _Blocks, name: str, place: TensorRef, nbytes: int) -> None:
+    def _by_blocks(self, sink: Sink, name: str, place: TensorRef, scheme: str, blocks: _Blocks, nbytes: int) -> None:
         """Write a tensor's blocks, each quantised where it is written from."""
         sums = [0.0, 0.0]
         for run in _runs(place, blocks.elements):

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
+from weightmap.conversion.packing import nothing
 from weightmap.dtypes import SCHEMES
 from weightmap.errors import QuantError, counted
 from weightmap.formats import Payload
@@ -54,17 +55,18 @@ class Regrouper:
             if not trial and (
                 scheme == "int8" or scale_type == "fp32"
             ):  # it depends on the scales: look before a file is made
-                for _ in _regrouped(place):
+                for _ in _regrouped(name, place):
                     pass
         except QuantError as error:
-            return Payload(name, row.dtype, row.shape, 0, lambda: iter(()), refused=str(error))
+            return Payload(name, row.dtype, row.shape, 0, nothing, name, place, refused=str(error))
         self._done[row.dtype.name] = self._done.get(row.dtype.name, 0) + 1
         into = GGML_BLOCK if scheme in BLOCKED else 0
         if scheme in BITS:
             nbytes = kernels.blocks_size(size, bits=BITS[scheme], block_size=into, scale_type="fp16")
         else:
             nbytes = kernels.ggml_size(size, scheme)
-        return Payload(name, SCHEMES[scheme], row.shape, nbytes, _regrouped, place, block_size=into, scale_type="fp16")
+        made = _regrouped, name, place
+        return Payload(name, SCHEMES[scheme], row.shape, nbytes, *made, block_size=into, scale_type="fp16")
 
     @property
     def notes(self) -> list[str]:
@@ -76,7 +78,7 @@ class Regrouper:
         ]
 
 
-def _regrouped(place: TensorRef) -> Iterator[NDArray[np.uint8]]:
+def _regrouped(_: str, place: TensorRef) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a tensor in the other scheme, piece by piece."""
     first, scale = 0, None
     for piece in in_pieces(place) if math.prod(place.row.shape) else [place.decoder()]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -162,10 +163,11 @@ def read_beside(model: str) -> ModelDirectory:
 
 
 def _places(file: TensorFile, rows: Sequence[tuple[int, int]]) -> Iterator[tuple[str, TensorRef]]:
-    """Yield name and place of the tensors in these ranges."""
-    every = list(zip(file, located(file), strict=True))
+    """Yield name and place of the tensors in these ranges, which rise."""
+    every, at = zip(file, located(file), strict=True), 0
     for start, stop in rows:
-        yield from every[start:stop]
+        yield from itertools.islice(every, start - at, stop - at)
+        at = stop
 
 
 def _is_whole(path: str, nbytes: int, crc: int) -> bool:

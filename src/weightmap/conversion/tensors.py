@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.conversion.extras import extras_of, metadata_of, spared
+from weightmap.conversion.packing import Packed
 from weightmap.conversion.regrouping import Regrouper
 from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.errors import TensorFileError, counted, quoted
-from weightmap.formats import Payload, Plan, Request
+from weightmap.formats import Payload, Plan, Request, Tensors
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import parts_of
 from weightmap.model.payload import from_quantized
@@ -44,10 +45,8 @@ class Prepared(NamedTuple):
     ----------
     plan : Plan
     layout : str
-    names : list of str
+    tensors : Packed
         Its tensors, by their names in the source.
-    sizes : list of int
-        Bytes of the data of each in the new file.
     dropped : list of (str, str)
         Name of each tensor that is left out, and the reason.
     warnings : list of str
@@ -56,15 +55,9 @@ class Prepared(NamedTuple):
 
     plan: Plan
     layout: str
-    names: list[str]
-    sizes: list[int]
+    tensors: Packed
     dropped: list[tuple[str, str]]
     warnings: list[str]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the data of all tensors in the new file."""
-        return sum(self.sizes)
 
 
 def prepare(
@@ -97,20 +90,21 @@ def prepare(
     try:
         shared = regrouper is not None
         regrouper = regrouper_for(found, layout) if regrouper is None else regrouper
-        payloads, dropped = _payloads(places, layout, task, regrouper, trial=trial)
-        names, sizes = [payload.name for payload in payloads], [payload.nbytes for payload in payloads]
-        task.limits.check("max_copy_bytes", sum(sizes), "bytes of tensors to copy")
+        packed, dropped = _packed(places, layout, task, regrouper, trial=trial)
+        task.limits.check("max_copy_bytes", packed.nbytes, "bytes of tensors to copy")
     except TensorFileError as error:
         raise error.located(path=task.source) from None
     extras, warnings = extras_of(file, directory, metadata, found, layout)
     if not shared:
         warnings += regrouper.notes
     warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
+    tensors: Tensors = packed
     if found.embeddings is not None and file.format != found.name:
-        warnings += _as_embeddings(payloads, *found.embeddings)
-    request = Request(payloads, layout, **extras, align=task.arguments.align, part=numbers)
+        tensors, renamed = _as_embeddings(packed, *found.embeddings)
+        warnings += renamed
+    request = Request(tensors, layout, **extras, align=task.arguments.align, part=numbers)
     plan = plan_request(task.target, found, request)
-    return Prepared(plan, layout, names, sizes, dropped, warnings)
+    return Prepared(plan, layout, packed, dropped, warnings)
 
 
 def regrouper_for(found: Format, layout: str) -> Regrouper:
@@ -118,13 +112,15 @@ def regrouper_for(found: Format, layout: str) -> Regrouper:
     return Regrouper(found.schemes.get(layout, frozenset()))
 
 
-def _payloads(
+def _packed(
     places: Iterable[tuple[str, TensorRef]], layout: str, task: Task, regrouper: Regrouper, *, trial: bool
-) -> tuple[list[Payload], list[tuple[str, str]]]:
-    """Return the payloads of tensors, and name and reason for each tensor that is left out."""
-    found, quantizer, wanted, overflow = task.format, task.quantizer, task.dtype, task.overflow
+) -> tuple[Packed, list[tuple[str, str]]]:
+    """Return the tensors to write, and name and reason for each one that is left out."""
+    found, quantizer = task.format, task.quantizer
     all_taken = not (task.arguments.include or task.arguments.exclude)
-    payloads, dropped = [], []
+    held = found.schemes.get(layout, frozenset())
+    packed, dropped = Packed(), []
+    known: dict[Any, int] = {}
     for name, place in places:
         if not (all_taken or task.takes(name)):
             continue
@@ -132,15 +128,27 @@ def _payloads(
         if why is not None:
             dropped.append((name, why))
             continue
-        place.source.check_size(f"tensor {quoted(name)}")
-        if quantizer is None:
-            payloads.append(_payload(name, place, wanted, regrouper, overflow, trial=trial))
-        elif quantizer.wants(name, place):
-            payloads.append(quantizer.payload(name, place, found.schemes.get(layout, frozenset()), trial=trial))
-        else:  # a quantised tensor stays as it is
-            kept = None if place.row.dtype.quantized else wanted
-            payloads.append(_payload(name, place, kept, regrouper, overflow, trial=trial))
-    return payloads, dropped
+        source, (dtype, shape, offset, nbytes), _ = place
+        quantizing = quantizer is not None and quantizer.wants(name, place)
+        # Dense tensors of one shape are of one kind. Making the payload of each takes as long as copying small ones.
+        key: Any = (quantizing, source, dtype, shape, nbytes)
+        number = None if dtype.quantized else known.get(key)
+        if number is None:
+            source.check_size(f"tensor {quoted(name)}")
+            if quantizer is not None and quantizing:
+                made = quantizer.payload(name, place, held, trial=trial)
+            else:  # with a quantiser, a quantised tensor stays as it is
+                wanted = None if quantizer is not None and dtype.quantized else task.dtype
+                made = _payload(name, place, wanted, regrouper, task.overflow, trial=trial)
+            if dtype.quantized:
+                key = (made.kind, source, dtype, nbytes)
+                number = known.get(key)
+        if number is None:
+            number = packed.add_kind(made, place)
+            if made.dtype.name != "adaptive":  # whose sizes depend on their values
+                known[key] = number
+        packed.add(name, number, offset)
+    return packed, dropped
 
 
 def unaligned(target: str, align: int) -> tuple[int, int]:
@@ -154,13 +162,14 @@ def unaligned_note(odd: int, count: int, align: int) -> list[str]:
     return [f"{counted(odd, 'tensor')} of {count} could not be aligned to {align} bytes"] if odd else []
 
 
-def _as_embeddings(payloads: list[Payload], matrix: str, norms: str) -> list[str]:
-    """Give the only matrix of a model the name that the format of embeddings requires; return a line that says so."""
+def _as_embeddings(tensors: Tensors, matrix: str, norms: str) -> tuple[Tensors, list[str]]:
+    """Give the only matrix of a model the name that the format of embeddings requires, and a line that says so."""
+    payloads = list(tensors)
     others = [payload for payload in payloads if payload.name != norms]
     if len(others) != 1 or others[0].name == matrix or len(others[0].shape) != 2:
-        return []
+        return tensors, []
     name, others[0].name = others[0].name, matrix
-    return [f"tensor {quoted(name)} is written as {matrix!r}"]
+    return Tensors(payloads), [f"tensor {quoted(name)} is written as {matrix!r}"]
 
 
 def _payload(
@@ -175,14 +184,14 @@ def _payload(
         return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, place, wanted, overflow)
     if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
         dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
-        return Payload(name, dtype, row.shape, row.nbytes, place.chunks)
+        return Payload(name, dtype, row.shape, row.nbytes, _copied, name, place)
     nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
     return Payload(name, wanted, row.shape, nbytes, _cast, name, place, wanted, overflow)
 
 
 def _as_quantized(name: str, place: TensorRef, regrouper: Regrouper, *, trial: bool) -> Payload:
     """Return a quantised tensor as it is, or in the target's blocks. Its bytes are read when they are written."""
-    source, row, _ = place
+    row = place.row
     layout = place.layout()
     if layout is None:  # product quantisation
         model = from_quantized(name, place.decoder())
@@ -191,13 +200,22 @@ def _as_quantized(name: str, place: TensorRef, regrouper: Regrouper, *, trial: b
     if regrouper.wants(row.dtype.name):
         return regrouper.payload(name, place, block_size, scale_type, trial=trial)
     nbytes = row.nbytes - start
-    args: tuple[Any, ...] = (_checked, place)
-    if row.dtype.name != "adaptive":  # nothing has checked the mask of an adaptive tensor so far
-        args = (source.chunks, row.offset + start, nbytes)
-    return Payload(name, row.dtype, row.shape, nbytes, *args, block_size=block_size, scale_type=scale_type)
+    made: tuple[Any, ...] = (_from, name, place, start)
+    if row.dtype.name == "adaptive":  # nothing has checked its mask so far
+        made = (_checked, name, place)
+    return Payload(name, row.dtype, row.shape, nbytes, *made, block_size=block_size, scale_type=scale_type)
 
 
-def _checked(place: TensorRef) -> Iterator[Any]:
+def _copied(_: str, place: TensorRef) -> Iterator[Any]:
+    return place.chunks()
+
+
+def _from(_: str, place: TensorRef, start: int) -> Iterator[Any]:
+    """Return the bytes of a tensor from `start` on."""
+    return place.source.chunks(place.row.offset + start, place.row.nbytes - start)
+
+
+def _checked(_: str, place: TensorRef) -> Iterator[Any]:
     yield place.decoder().payload
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightmap.formats._metadata import fitted
     from weightmap.formats._verifying import Verification
-    from weightmap.formats._writing import Filled, Payload, Plan, Request, Unfit, listed, refuse
+    from weightmap.formats._writing import Filled, Payload, Plan, Request, Tensors, Unfit, listed, refuse
     from weightmap.io.source import Source
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Payload",
     "Plan",
     "Request",
+    "Tensors",
     "Unfit",
     "Verification",
     "by_name",
@@ -42,7 +43,7 @@ __all__ = [
     "refuse",
 ]
 
-_WRITING = dict.fromkeys(("Filled", "Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
+_WRITING = dict.fromkeys(("Filled", "Payload", "Plan", "Request", "Tensors", "Unfit", "listed", "refuse"), "_writing")
 _hint = later("weightmap.formats._hints", "hint")
 _damaged = later("weightmap.formats._hints", "damaged")
 __getattr__: Callable[[str], Any] = on_demand(

@@ -8,7 +8,7 @@ from weightmap.errors import EncodeError, counted
 from weightmap.io.sink import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from weightmap.dtypes import DType
     from weightmap.io.sink import Sink
@@ -20,6 +20,7 @@ __all__ = [
     "Plan",
     "Reason",
     "Request",
+    "Tensors",
     "Unfit",
     "encodable",
     "framed",
@@ -85,6 +86,22 @@ class Payload:
         for chunk in self._make(*self._args):
             sink.write(chunk)
 
+    # A conversion passes name and place of a tensor as the first arguments of `chunks`.
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What it shares with tensors of another name and place."""
+        way = self._make, self._args[2:], self.refused
+        return *way, self.dtype, self.shape, self.nbytes, self.block_size, self.scale_type, self.parts
+
+    def again(self, name: str, place: Any) -> Payload:
+        """Return the payload of another tensor of this kind."""
+        other = object.__new__(type(self))
+        other.parts, other.refused, other.name, other.dtype = self.parts, self.refused, name, self.dtype
+        other.shape, other.nbytes, other._make = self.shape, self.nbytes, self._make
+        other._args = (name, place, *self._args[2:])
+        other.block_size, other.scale_type = self.block_size, self.scale_type
+        return other
+
 
 class Filled(Payload):
     """A tensor whose bytes are made where they are written from: `chunks` is a function that takes the sink first."""
@@ -94,6 +111,35 @@ class Filled(Payload):
     def write(self, sink: Sink) -> None:
         """Append the bytes to a file."""
         self._make(sink, *self._args)
+
+
+class Tensors:
+    """The tensors of a request, in order.
+
+    Attributes
+    ----------
+    kinds : sequence of Payload
+        One tensor of each kind: all others have the name and the place of their data instead of its own.
+    """
+
+    kinds: Sequence[Payload]
+
+    def __init__(self, payloads: Sequence[Payload]) -> None:
+        self.kinds = payloads
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __iter__(self) -> Iterator[Payload]:
+        return iter(self.kinds)
+
+    def those(self, test: Callable[[Payload], bool]) -> Iterator[Payload]:
+        """Yield the tensors of the kinds that pass a test."""
+        return filter(test, self if any(map(test, self.kinds)) else ())
+
+    def arranged(self, rank: Callable[[Payload], Any]) -> Tensors:
+        """Return the tensors by the rank of their kind, and those of one rank by the bytes of their names."""
+        return Tensors(sorted(self, key=lambda tensor: (rank(tensor), tensor.name.encode())))
 
 
 class Request:
@@ -118,7 +164,7 @@ class Request:
 
     def __init__(
         self,
-        tensors: Sequence[Payload],
+        tensors: Sequence[Payload] | Tensors,
         layout: str,
         metadata: Mapping[str, Any] | None = None,
         vocab: Sequence[str] | None = None,
@@ -132,7 +178,7 @@ class Request:
     ) -> None:
         self.align: int = align
         self.part: tuple[int, int, int] | None = part
-        self.tensors: Sequence[Payload] = tensors
+        self.tensors: Tensors = tensors if isinstance(tensors, Tensors) else Tensors(tensors)
         self.layout: str = layout
         self.metadata: Mapping[str, Any] | None = metadata
         self.vocab: Sequence[str] | None = vocab
@@ -228,8 +274,8 @@ def framing(length: int, align: int) -> bytes:
     return b" " * (-(8 + length) % max(align, 8))
 
 
-def framed(header: bytes, tensors: list[Payload]) -> Callable[[Sink], None]:
-    """Return the function that writes a header behind its length, and tensors: see `_framed`."""
+def framed(header: bytearray, tensors: Tensors) -> Callable[[Sink], None]:
+    """Return the function that writes a header behind its length, and tensors."""
 
     def write(sink: Sink) -> None:
         sink.write(len(header).to_bytes(8, "little"))

@@ -66,12 +66,12 @@ def json_depth(text: bytes) -> int:
 _BINCODE_ENTRY = 5
 
 
-def scan_bincode(header: bytes, layouts: int, max_tensors: int) -> tuple[Columns, Any, Fault | None]:
+def scan_bincode(header: bytes | bytearray, layouts: int, max_tensors: int) -> tuple[Columns, Any, Fault | None]:
     """Turn the header of a BinTensors file into columns, and return its first fault.
 
     Parameters
     ----------
-    header : bytes
+    header : bytes or bytearray
         With its padding.
     layouts : int
         1 the specification's, 2 the current one, 3 the first of them that fits.
@@ -89,7 +89,8 @@ def scan_bincode(header: bytes, layouts: int, max_tensors: int) -> tuple[Columns
     size = len(header)
     columns = Columns.scratch(size, min(size // _BINCODE_ENTRY + 1, max_tensors), size)
     found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
-    failed = lib.wm_bintensors_scan(header, size, layouts, columns.native, found, fault)
+    data = header if type(header) is bytes else from_buffer("uint8_t[]", header)
+    failed = lib.wm_bintensors_scan(data, size, layouts, columns.native, found, fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found, fault_of(fault) if failed else None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.dtypes import DTYPES, FLOATING
 from weightmap.errors import EncodeError, Remedy, TensorFileError
-from weightmap.formats import Format, Payload, Request, Unfit, by_name, by_suffix, listed, refuse
+from weightmap.formats import Format, Payload, Request, Tensors, Unfit, by_name, by_suffix, listed, refuse
 from weightmap.io.atomic import write_plan
 from weightmap.model.payload import from_arrays
 from weightmap.model.single import INDEX_SUFFIX, check_replaceable
@@ -74,7 +74,7 @@ def _plan(found: Format, request: Request) -> Plan:
         msg = f"{found.title}, layout {request.layout}, cannot align tensors{beyond}"
         raise EncodeError(msg)
     schemes = found.schemes.get(request.layout, frozenset())
-    quantized = [t for t in request.tensors if t.dtype.quantized and t.dtype.name not in schemes]
+    quantized = list(request.tensors.those(lambda t: t.dtype.quantized and t.dtype.name not in schemes))
     if quantized:
         reasons = (f"quantised to {t.dtype.name}{f' ({t.refused})' if t.refused else ''}" for t in quantized)
         refuse(found.title, [Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)])
@@ -84,16 +84,18 @@ def _plan(found: Format, request: Request) -> Plan:
         msg = f"{found.title} has no place for the metadata entries {listed(homeless)}"
         raise EncodeError(msg)
     # No array has such a shape, but a conversion to larger elements may give it to an empty tensor.
-    endless = [
-        f"{t.name[:80]!r} {t.shape}"
-        for t in request.tensors
-        if not (t.nbytes or t.dtype.quantized) and math.prod(filter(None, t.shape)) * t.dtype.bits >> 3 >= 1 << 63
-    ]
+    endless = [f"{t.name[:80]!r} {t.shape}" for t in request.tensors.those(_is_endless)]
     if endless:
         msg = f"the byte counts of these shapes overflow in every reader: {', '.join(endless[:100])}"
         raise EncodeError(msg)
     assert found.plan is not None  # noqa: S101 - `choose` has checked it
     return found.plan(request)
+
+
+def _is_endless(tensor: Payload) -> bool:
+    """Say whether an empty tensor has other dimensions whose product is too large."""
+    whole = tensor.nbytes or tensor.dtype.quantized
+    return not whole and math.prod(filter(None, tensor.shape)) * tensor.dtype.bits >> 3 >= 1 << 63
 
 
 def _conversion(found: Format, request: Request, cure: str) -> Remedy | None:
@@ -103,8 +105,9 @@ def _conversion(found: Format, request: Request, cure: str) -> Remedy | None:
     if wanted is None:
         return None
     converted = copy.copy(request)
-    converted.tensors = [_as_dtype(tensor, wanted, known, schemes) for tensor in request.tensors]
-    if all(map(operator.is_, converted.tensors, request.tensors)):
+    tensors = list(request.tensors)
+    converted.tensors = Tensors([_as_dtype(tensor, wanted, known, schemes) for tensor in tensors])
+    if all(map(operator.is_, converted.tensors, tensors)):
         return None
     try:
         _plan(found, converted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,7 @@ from weightmap.io import strict_json
 from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from weightmap.formats._writing import Tensors
     from weightmap.io.sink import Sink
 
 _CODES = {name: code for code, name in enumerate(DENSE)}
@@ -37,10 +37,17 @@ _FILL = b" " * (ALIGNMENT - 1)
 def plan_amb(request: Request) -> Plan:
     """Lay out an AMB file."""
     reasons: list[Reason] = []
+    # Back to back: an object for each of 100,000 tensors would take more than its bytes.
+    heads, lengths, weights = bytearray(), array("I"), 0
     for tensor in request.tensors:
         problems = _problems(tensor)
         if problems:
             reasons.append(Unfit("tensor", tensor.name, ", ".join(problems)))
+            continue
+        head = _head(tensor)
+        heads += head
+        lengths.append(len(head))
+        weights += _whole(len(head) + tensor.nbytes)
     metadata = _encode_json("metadata", request.metadata, reasons)
     config = _encode_json("config", _config(request), reasons)
     tokenizer = encode_tokenizer(request.tokenizer, reasons)
@@ -49,23 +56,23 @@ def plan_amb(request: Request) -> Plan:
     # Records end at multiples of 8 from the start of the file. The first one begins at such a multiple too, so readers
     # that count from the start of the section find the same records.
     metadata += _FILL[: -(HEADER.size + len(metadata) + len(config) + len(tokenizer)) % ALIGNMENT]
-    heads = [_head(tensor) for tensor in request.tensors]
-    weights = sum(_whole(len(head) + tensor.nbytes) for head, tensor in zip(heads, request.tensors, strict=True))
     sections = (metadata, config, tokenizer)
     start = HEADER.pack(MAGIC, VERSION, 0, *map(len, sections), weights) + b"".join(sections)
-    return Plan(len(start) + weights, lambda sink: _write(sink, start, heads, request.tensors))
+    return Plan(len(start) + weights, lambda sink: _write(sink, start, request.tensors, heads, lengths))
 
 
 def _whole(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _write(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Sequence[Payload]) -> None:
+def _write(sink: Sink, start: bytes, tensors: Tensors, heads: bytearray, lengths: array[int]) -> None:
     sink.write(start)
-    for head, tensor in zip(heads, tensors, strict=True):
-        sink.write(head)
+    begin = 0
+    for tensor, length in zip(tensors, lengths, strict=True):
+        sink.write(heads[begin : begin + length])
+        begin += length
         tensor.write(sink)
-        sink.pad(-(len(head) + tensor.nbytes) % ALIGNMENT)
+        sink.pad(-(length + tensor.nbytes) % ALIGNMENT)
 
 
 def _head(tensor: Payload) -> bytes:
@@ -103,10 +110,9 @@ def _problems(tensor: Payload) -> list[str]:
 def _config(request: Request) -> Mapping[str, Any] | None:
     """Return the configuration, with the quantisation that covers most bytes if tensors are quantised."""
     bytes_by_way: dict[tuple[str, int, str], int] = {}
-    for tensor in request.tensors:
-        if tensor.dtype.quantized:
-            way = (tensor.dtype.name, tensor.block_size, tensor.scale_type)
-            bytes_by_way[way] = bytes_by_way.get(way, 0) + tensor.nbytes
+    for tensor in request.tensors.those(lambda tensor: tensor.dtype.quantized):
+        way = (tensor.dtype.name, tensor.block_size, tensor.scale_type)
+        bytes_by_way[way] = bytes_by_way.get(way, 0) + tensor.nbytes
     if not bytes_by_way or not isinstance(request.config or {}, Mapping):
         return request.config
     way = max(bytes_by_way, key=bytes_by_way.__getitem__)

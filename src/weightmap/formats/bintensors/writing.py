@@ -14,12 +14,12 @@ from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightmap.formats._writing import Payload
+    from weightmap.formats._writing import Tensors
 
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
-# Parts of the header among which integers are looked for that can take more bytes: those of some ten tensors.
-_FIRST = 64
+# Integers from here on take more than one byte, and so many of one byte at most need to take more: 8 bytes each.
+_WIDE, _MOST_WIDENED = 251, 7
 
 
 def plan(request: Request) -> Plan:
@@ -36,73 +36,75 @@ def plan(request: Request) -> Plan:
             reasons.append(Unfit("metadata", str(key), "keys and values must be strings"))
     if reasons:
         refuse("BinTensors", reasons)
-    tensors = [(-_CODE[tensor.dtype.name], tensor.name.encode(), tensor) for tensor in request.tensors]
+    align = request.align
     # Behind a tensor whose size is no multiple of the alignment, none is aligned: such tensors come last.
-    tensors.sort(key=lambda entry: (entry[2].nbytes % request.align != 0, *entry[:2]))
+    tensors = request.tensors.arranged(lambda tensor: (tensor.nbytes % align != 0, -_CODE[tensor.dtype.name]))
     current = request.layout == "current"
-    parts, numbers, size = _entries(tensors, metadata, current=current)
-    header = _padded(parts, numbers, request.align)
+    header, short, size = _entries(tensors, metadata, current=current)
+    _pad(header, short, align)
     if len(header) > MAX_HEADER:
         refuse("BinTensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
     if current and _reads_as_specification(header, size):
         ambiguous = "a file that reads as the specification's layout too: rename a tensor"
         refuse("BinTensors, layout 'current',", [ambiguous])
-    return Plan(LENGTH.size + len(header) + size, framed(header, [tensor for _, _, tensor in tensors]))
+    return Plan(LENGTH.size + len(header) + size, framed(header, tensors))
 
 
 def _entries(
-    tensors: list[tuple[int, bytes, Payload]], metadata: Mapping[str, str] | None, *, current: bool
-) -> tuple[list[bytes], list[int], int]:
-    """Return the parts of the header, the places of integers among the first ones, and the bytes of all tensors."""
-    parts = [b"\0"] if metadata is None else [b"\1", _varint(len(metadata))]
+    tensors: Tensors, metadata: Mapping[str, str] | None, *, current: bool
+) -> tuple[bytearray, list[int], int]:
+    """Return the header, the places of its first integers of one byte, and the bytes of all tensors."""
+    header = bytearray(b"\0" if metadata is None else b"\1" + _varint(len(metadata)))
     for pair in sorted((key.encode(), value.encode()) for key, value in (metadata or {}).items()):
         for text in pair:
-            parts += (_varint(len(text)), text)
-    numbers, offset, first = [len(parts)], 0, len(parts) + _FIRST
-    parts.append(_varint(len(tensors)))
-    for code, name, tensor in tensors:
+            header += _varint(len(text)) + text
+    short, offset = [len(header)] if len(tensors) < _WIDE else [], 0
+    header += _varint(len(tensors))
+    for tensor in tensors:
         if current:
-            parts += (_varint(len(name)), name)
-        at = len(parts)
-        parts += (_varint(-code), _varint(len(tensor.shape)), *map(_varint, tensor.shape), _varint(offset))
-        if at < first:
-            numbers += range(at + 1, len(parts))  # bincode decodes a dtype of four bytes at most
+            name = tensor.name.encode()
+            header += _varint(len(name)) + name
+        header += _varint(_CODE[tensor.dtype.name])  # bincode decodes a dtype of four bytes at most
+        numbers = [len(tensor.shape), *tensor.shape, offset]
+        for number in numbers:
+            if number < _WIDE and len(short) < _MOST_WIDENED:
+                short.append(len(header))
+            header += _varint(number)
         offset += tensor.nbytes
-        parts.append(_varint(offset))
+        header += _varint(offset)
     if not current:
-        parts.append(_varint(len(tensors)))
-        for name, index in sorted((name, index) for index, (_, name, _) in enumerate(tensors)):
-            parts += (_varint(len(name)), name, _varint(index))
-    return parts, numbers, offset
+        header += _varint(len(tensors))
+        names = [tensor.name for tensor in tensors]
+        for index in sorted(range(len(names)), key=names.__getitem__):
+            name = names[index].encode()
+            header += _varint(len(name)) + name + _varint(index)
+    return header, short, offset
 
 
-def _padded(parts: list[bytes], numbers: list[int], align: int) -> bytes:
-    """Join the parts of a header, and pad it so that the data begins at a multiple of 8, or of `align` if that can be.
+def _pad(header: bytearray, short: list[int], align: int) -> None:
+    """Pad a header so that the data begins at a multiple of 8, or of `align` if that can be.
 
     Only the spaces of padding to 8 may follow the last entry; integers may take nine bytes instead of one.
     """
-    header = b"".join(parts)
-    padding = framing(len(header), align)
-    short = [place for place in numbers if len(parts[place]) == 1][: len(padding) // 8]
-    if len(short) == len(padding) // 8:
-        for place in short:
-            parts[place] = b"\xfd" + parts[place].ljust(8, b"\0")
-        header = b"".join(parts)
-    return header + framing(len(header), 8)
+    widened = len(framing(len(header), align)) // 8
+    if len(short) >= widened:
+        for place in reversed(short[:widened]):
+            header[place : place + 1] = b"\xfd" + header[place : place + 1].ljust(8, b"\0")
+    header += framing(len(header), 8)
 
 
-def _reads_as_specification(header: bytes, data_size: int) -> bool:
+def _reads_as_specification(header: bytearray, data_size: int) -> bool:
     """Whether a reader would take the header for one of the other layout, which only crafted names cause."""
     _, found, fault = kernels.scan_bincode(header, LAYOUTS["spec"], len(header))
     return fault is None and bool(found.complete) and found.data_end == data_size
 
 
-_SMALL = tuple(bytes([value]) for value in range(251))
+_SMALL = tuple(bytes([value]) for value in range(_WIDE))
 
 
 def _varint(value: int) -> bytes:
     """Return an integer in bincode's shortest encoding."""
-    if value < 251:
+    if value < _WIDE:
         return _SMALL[value]
     if value < 1 << 16:
         return struct.pack("<BH", 251, value)

@@ -14,6 +14,7 @@ from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from weightmap.formats._writing import Tensors
     from weightmap.io.sink import Sink
 
 _VERSIONS = {layout: version for version, layout in LAYOUTS.items()}
@@ -65,7 +66,7 @@ def _write(sink: Sink, start: bytes, tensors: Sequence[Payload], padding: int) -
     sink.pad(padding)
 
 
-def _ordered(tensors: Sequence[Payload], reasons: list[Reason]) -> list[Payload]:
+def _ordered(tensors: Tensors, reasons: list[Reason]) -> list[Payload]:
     """Return the tensors by the number of their layer; misnamed ones come last."""
     numbers = {f"layer.{i}.weight": i for i in range(len(tensors))}
     last = len(tensors) - 1

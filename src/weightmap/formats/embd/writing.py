@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
@@ -32,6 +33,7 @@ from weightmap.formats.embd.layout import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightmap.formats._writing import Tensors
     from weightmap.io.sink import Sink
 
 _CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
@@ -53,12 +55,15 @@ def _utf8(text: object, limit: int) -> bytes | None:
     return raw if len(raw) <= limit else None
 
 
-def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason]) -> None:
-    known = frozenset(dtypes)
+def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason]) -> tuple[bytearray, array[int]]:
+    """Return the names of tensors, back to back, and their lengths."""
+    known, names, lengths = frozenset(dtypes), bytearray(), array("I")
     for tensor in request.tensors:
-        shape = tensor.shape
+        shape, name = tensor.shape, _utf8(tensor.name, U16_MAX)
         good = tensor.dtype.name in known and 1 <= len(shape) <= MAX_NDIM and max(shape) <= U32_MAX
-        if good and _utf8(tensor.name, U16_MAX) is not None:
+        if good and name is not None:
+            names += name
+            lengths.append(len(name))
             continue
         problems = []
         if tensor.dtype.name not in known:
@@ -67,14 +72,15 @@ def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason
             problems.append(f"{counted(len(shape), 'dimension')} (expected 1 to {MAX_NDIM})")
         if any(dim > U32_MAX for dim in shape):
             problems.append(f"shape {shape} (a dimension is below 2**32)")
-        if _utf8(tensor.name, U16_MAX) is None:
+        if name is None:
             problems.append("a name that is not Unicode text of at most 65535 bytes")
         reasons.append(Unfit("tensor", tensor.name, ", ".join(problems)))
+    return names, lengths
 
 
 def _plan_spec(request: Request) -> Plan:
     reasons: list[Reason] = []
-    _check_tensors(request, DTYPE_NAMES, reasons)
+    names, lengths = _check_tensors(request, DTYPE_NAMES, reasons)
     metadata = _encode_metadata(request, reasons)
     vocab = _encode_vocabulary(request, reasons)
     if reasons:
@@ -83,8 +89,6 @@ def _plan_spec(request: Request) -> Plan:
     if vocab:
         _place_special(vocab, vocab_offset)
     index_offset = vocab_offset + len(vocab)
-    lengths = [len(tensor.name.encode()) for tensor in request.tensors]
-    names = "".join([tensor.name for tensor in request.tensors]).encode()
     index_end = index_offset + DESCRIPTOR.size * len(lengths) + len(names)
     data_offset = -(-index_end // ALIGNMENT) * ALIGNMENT
     if data_offset > U32_MAX:
@@ -118,14 +122,15 @@ def _plan_spec(request: Request) -> Plan:
         reserved=0,
     )
     header = header._replace(header_checksum=kernels.crc32(HEADER.pack(*header)[:56]))
-    prefix = b"".join((HEADER.pack(*header), metadata, vocab, index))
+    prefix = HEADER.pack(*header), metadata, vocab, index
     return Plan(header.total_file_size, lambda sink: _write_spec(sink, prefix, request, end))
 
 
-def _write_spec(sink: Sink, prefix: bytes, request: Request, data_size: int) -> None:
+def _write_spec(sink: Sink, prefix: Sequence[bytes | bytearray], request: Request, data_size: int) -> None:
     if request.checksums:
         sink.begin_sum()
-    sink.write(prefix)
+    for part in prefix:
+        sink.write(part)
     prefix_crc = sink.crc32()
     end = 0
     for tensor in request.tensors:
@@ -210,9 +215,8 @@ def _plan_simple(request: Request) -> Plan:
         refuse("the simple layout of EMBD", reasons)
     start = MAGIC + struct.pack("<2I", 1, len(request.tensors))
     end = struct.pack("<I", len(request.vocab or ())) + tokens
-    heads = [_simple_head(tensor) for tensor in request.tensors]
-    size = len(start) + sum(map(len, heads)) + sum(tensor.nbytes for tensor in request.tensors) + len(end)
-    return Plan(size, lambda sink: _write_simple(sink, start, heads, request.tensors, end))
+    size = len(start) + sum(len(_simple_head(tensor)) + tensor.nbytes for tensor in request.tensors) + len(end)
+    return Plan(size, lambda sink: _write_simple(sink, start, request.tensors, end))
 
 
 def _simple_head(tensor: Payload) -> bytes:
@@ -220,9 +224,9 @@ def _simple_head(tensor: Payload) -> bytes:
     return struct.pack("<I", len(name)) + name + struct.pack(f"<{1 + ndim}I", ndim, *tensor.shape)
 
 
-def _write_simple(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Sequence[Payload], end: bytes) -> None:
+def _write_simple(sink: Sink, start: bytes, tensors: Tensors, end: bytes) -> None:
     sink.write(start)
-    for head, tensor in zip(heads, tensors, strict=True):
-        sink.write(head)
+    for tensor in tensors:
+        sink.write(_simple_head(tensor))
         tensor.write(sink)
     sink.write(end)

@@ -30,14 +30,14 @@ def plan(request: Request) -> Plan:
     values, alignment = key_values(request, reasons)
     if reasons:
         refuse("GGUF", reasons)
-    infos, offset = [], 0
+    header, offset = bytearray(struct.pack("<4sI2Q", MAGIC, _VERSION, len(request.tensors), len(values))), 0
+    for value in values:
+        header += value
     for tensor in request.tensors:
         shape = tensor.shape[::-1]
         numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, CODES[tensor.dtype.name], offset)
-        infos.append(encode_string(tensor.name.encode()) + numbers)
+        header += encode_string(tensor.name.encode()) + numbers
         offset = aligned(offset + tensor.nbytes, alignment)
-    counts = struct.pack("<4sI2Q", MAGIC, _VERSION, len(infos), len(values))
-    header = b"".join((counts, *values, *infos))
     if len(header) >= kernels.U32_MAX - 1:
         refuse("GGUF", [f"a header of {len(header)} bytes, more than positions of 32 bits"])
     base = aligned(len(header), alignment)

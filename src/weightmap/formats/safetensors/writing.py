@@ -31,18 +31,20 @@ def plan(request: Request) -> Plan:
         refuse("safetensors", reasons)
     align = request.align
     # Behind a tensor whose size is no multiple of the alignment, none is aligned: such tensors come last.
-    ordered = sorted(request.tensors, key=lambda t: (t.nbytes % align != 0, -_CODE[t.dtype.name], t.name.encode()))
+    ordered = request.tensors.arranged(lambda tensor: (tensor.nbytes % align != 0, -_CODE[tensor.dtype.name]))
     compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     # As text, entry by entry: making a dictionary for each tensor takes longer than encoding it.
-    entries = [] if metadata is None else [f'"__metadata__":{compact(dict(sorted(metadata.items())))}']
-    offset = 0
+    header, before, offset = bytearray(b"{"), "", 0
+    if metadata is not None:
+        header += f'"__metadata__":{compact(dict(sorted(metadata.items())))}'.encode()
+        before = ","
     for tensor in ordered:
         name, code, shape = compact(tensor.name), _THEIRS[tensor.dtype.name], ",".join(map(str, tensor.shape))
         end = offset + tensor.nbytes
-        entries.append(f'{name}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{offset},{end}]}}')
-        offset = end
-    text = f"{{{','.join(entries)}}}".encode()
-    text += framing(len(text), align)
-    if len(text) > MAX_HEADER:
-        refuse("safetensors", [f"a header of {len(text)} bytes, more than {MAX_HEADER}"])
-    return Plan(LENGTH.size + len(text) + offset, framed(text, ordered))
+        header += f'{before}{name}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{offset},{end}]}}'.encode()
+        before, offset = ",", end
+    header += b"}"
+    header += framing(len(header), align)
+    if len(header) > MAX_HEADER:
+        refuse("safetensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
+    return Plan(LENGTH.size + len(header) + offset, framed(header, ordered))
