@@ -247,9 +247,9 @@ enum { WM_MAX_PARTS = 64 };
 typedef int wm_piece_fn(void *context, int thread, uint64_t begin, uint64_t end);
 int wm_run_pieces(wm_piece_fn *run, void *context, uint64_t n, uint64_t piece, int threads);
 
-/* Divides the work [0, n) into a part for each of at most `threads` threads (and WM_MAX_PARTS), each of at least `least` but for
- * the last, and from a multiple of `align` on. Calls run(context, part, begin, end) for each, and returns the number of parts
- * when all are done: 1 when dividing is not worth while.
+/* Divides the work [0, n) among at most `threads` threads (and WM_MAX_PARTS), as many as have at least `least` each: into up to
+ * eight parts for each, at most WM_MAX_PARTS, that begin at multiples of `align`. Calls run(context, part, begin, end) for each,
+ * and returns the number of parts when all are done: 1 when dividing is not worth while.
  */
 typedef void wm_part_fn(void *context, int part, uint64_t begin, uint64_t end);
 int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads);

@@ -33,32 +33,31 @@ typedef struct {
     const uint64_t *rows;
     uint64_t first;
     float *out;
-    float *scratch;             /* WM_PQ_TOGETHER vectors for each part */
-    uint64_t bad[WM_MAX_PARTS]; /* by part: 1 + the position, among all codes, of one that is too large; or 0 */
+    float *scratch;            /* WM_PQ_TOGETHER vectors for each thread */
+    int64_t bad[WM_MAX_PARTS]; /* by thread: the position, among all codes, of one that is too large */
 } work;
 
-/* Looks up the pieces of a row. Returns 0, or 1 + the position of a code that is too large. */
-static uint64_t take_pieces(const wm_pq *pq, uint64_t row, float *y) {
+/* Looks up the pieces of a row. Returns -1, or the position of a code that is too large. */
+static int64_t take_pieces(const wm_pq *pq, uint64_t row, float *y) {
     for (uint64_t j = 0, at = row * pq->pieces; j < pq->pieces; j++, at++) {
         const uint32_t code = load_code(pq->codes + at);
-        if (code >= pq->n_centroids) return 1 + at;
+        if (code >= pq->n_centroids) return (int64_t)at;
         memcpy(y + j * pq->width, pq->codebooks + (j * pq->n_centroids + code) * pq->width, pq->width * sizeof(float));
     }
-    return 0;
+    return -1;
 }
 
-static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
+static int decode_piece(void *context, int thread, uint64_t begin, uint64_t end) {
     work *w = context;
     const wm_pq *pq = w->pq;
     const uint64_t dims = pq->pieces * pq->width;
     wm_combine_rows_fn *const combine_rows = wm_variants_in_use()->combine_rows;
-    w->bad[number] = 0;
     for (uint64_t i = begin; i < end;) {
         const unsigned count = end - i < WM_PQ_TOGETHER ? (unsigned)(end - i) : WM_PQ_TOGETHER;
-        float *x = w->out + i * dims, *y = pq->projection ? w->scratch + (uint64_t)number * WM_PQ_TOGETHER * dims : x;
+        float *x = w->out + i * dims, *y = pq->projection ? w->scratch + (uint64_t)thread * WM_PQ_TOGETHER * dims : x;
         for (unsigned k = 0; k < count; k++) {
             const uint64_t row = w->rows ? w->rows[i + k] : w->first + i + k;
-            if ((w->bad[number] = take_pieces(pq, row, y + k * dims))) return;
+            if ((w->bad[thread] = take_pieces(pq, row, y + k * dims)) >= 0) return -1;
         }
         if (pq->projection) combine_rows(pq->projection, y, count, dims, x);
         for (unsigned k = 0; pq->norms && k < count; k++) {
@@ -67,13 +66,7 @@ static void decode_part(void *context, int number, uint64_t begin, uint64_t end)
         }
         i += count;
     }
-}
-
-/* The bad code of the lowest part, or -1. */
-static int64_t first_bad(const uint64_t *bad, int parts) {
-    for (int i = 0; i < parts; i++)
-        if (bad[i]) return (int64_t)(bad[i] - 1);
-    return -1;
+    return 0;
 }
 
 /* a * b = size, without wrapping around. */
@@ -100,7 +93,8 @@ int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint
     if (threads > WM_MAX_PARTS) threads = WM_MAX_PARTS;
     if (pq->projection && room && threads > 1 && (uint64_t)threads > n_scratch / room) threads = (int)(n_scratch / room);
     const uint64_t least = pq->projection ? ROWS_A_THREAD / 64 : ROWS_A_THREAD;
-    return first_bad(w.bad, wm_run_parts(decode_part, &w, count, 1, least, threads));
+    const int failed = wm_run_pieces(decode_piece, &w, count, least, threads);
+    return failed < 0 ? -1 : w.bad[failed];
 }
 
 typedef struct {
@@ -108,16 +102,15 @@ typedef struct {
     const float *table;
     uint64_t first;
     float *out;
-    uint64_t bad[WM_MAX_PARTS];
+    int64_t bad[WM_MAX_PARTS];
 } table_work;
 
 /* Eight rows side by side: a row's sum is one chain of additions, and eight chains do not wait for one another. */
-static void sum_part(void *context, int number, uint64_t begin, uint64_t end) {
+static int sum_piece(void *context, int thread, uint64_t begin, uint64_t end) {
     enum { TOGETHER = 8 };
     table_work *w = context;
     const wm_pq *pq = w->pq;
     const uint64_t pieces = pq->pieces, n = pq->n_centroids;
-    w->bad[number] = 0;
     for (uint64_t i = begin; i < end; i += TOGETHER) {
         const unsigned count = end - i < TOGETHER ? (unsigned)(end - i) : TOGETHER;
         const uint8_t *codes = pq->codes + (w->first + i) * pieces;
@@ -126,13 +119,14 @@ static void sum_part(void *context, int number, uint64_t begin, uint64_t end) {
             for (unsigned k = 0; k < count; k++) {
                 const uint32_t code = load_code(codes + k * pieces + j);
                 if (code >= n) {
-                    w->bad[number] = 1 + (w->first + i + k) * pieces + j;
-                    return;
+                    w->bad[thread] = (int64_t)((w->first + i + k) * pieces + j);
+                    return -1;
                 }
                 sums[k] += w->table[j * n + code];
             }
         memcpy(w->out + i, sums, count * sizeof(float));
     }
+    return 0;
 }
 
 int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t table_size, uint64_t first, uint64_t count, float *out,
@@ -140,5 +134,6 @@ int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t table_size, uin
     if (!is_whole(pq) || table_size != pq->pieces * pq->n_centroids) return -2;
     if (first > pq->n_rows || count > pq->n_rows - first) return -2;
     table_work w = {.pq = pq, .table = table, .first = first, .out = out};
-    return first_bad(w.bad, wm_run_parts(sum_part, &w, count, 8, ROWS_A_THREAD, threads));
+    const int failed = wm_run_pieces(sum_piece, &w, count, ROWS_A_THREAD, threads);
+    return failed < 0 ? -1 : w.bad[failed];
 }

@@ -83,7 +83,8 @@ int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uin
         run(context, 0, 0, n);
         return 1;
     }
-    parts p = {run, context, ceil_div(n, count)};
+    const uint64_t each = count > WM_MAX_PARTS / 8 ? WM_MAX_PARTS / count : 8;
+    parts p = {run, context, ceil_div(n, count * each)};
     if (align > 1) p.size = ceil_div(p.size, align) * align;
     (void)wm_run_pieces(run_part, &p, n, p.size, (int)count);
     return (int)ceil_div(n, p.size);
