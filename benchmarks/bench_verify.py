@@ -27,10 +27,10 @@ def path(tmp_path_factory, smoke):
     return path
 
 
-def weightmap(path):
+def weightmap(path, threads=1):
     """Run all checks of `verify`, the checksums included."""
     assert "CRC-32 of the file" in wm.open(path).verify().checks
-    return Timed(lambda: wm.open(path).verify())
+    return Timed(lambda: wm.open(path).verify(threads=threads))
 
 
 def mapped(path, crc32):
@@ -70,6 +70,8 @@ def by_reading(path):
 
 CONTENDERS = (
     ours(weightmap, isas=EVERY_ISA)
+    | ours(partial(weightmap, threads=2), "weightmap, 2 threads", isas=AVX2, threads=2)
+    | ours(partial(weightmap, threads=None), "weightmap, threads=None", threads=2)
     # Reading the mapping is faster, but a file that shrinks ends the process by SIGBUS, so `verify` does not do it.
     | ours(partial(mapped, crc32=wm.kernels.crc32), "two passes, mapped", isas=AVX2)
     | ours(by_reading, "two passes, read", isas=AVX2)
