@@ -187,6 +187,11 @@ class Request:
         self.tokenizer: Any = tokenizer
         self.checksums: bool = checksums
 
+    def of(self, tensors: Sequence[Payload]) -> Request:
+        """Return the same request for other tensors."""
+        same = {name: getattr(self, name) for name in self.__slots__}
+        return Request(**same | {"tensors": tensors})
+
 
 class Unfit(NamedTuple):
     """A named thing, such as a tensor, that a format cannot express."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import os
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.dtypes import DTYPES, FLOATING
 from weightmap.errors import EncodeError, Remedy, TensorFileError
-from weightmap.formats import Format, Payload, Request, Tensors, Unfit, by_name, by_suffix, listed, refuse
+from weightmap.formats import Format, Payload, Request, Unfit, by_name, by_suffix, listed, refuse
 from weightmap.io.atomic import write_plan
 from weightmap.model.payload import from_arrays
 from weightmap.model.single import INDEX_SUFFIX, check_replaceable
@@ -104,9 +103,8 @@ def _conversion(found: Format, request: Request, cure: str) -> Remedy | None:
     wanted = next((name for name in ("float32", "float16") if name in known), None)
     if wanted is None:
         return None
-    converted = copy.copy(request)
     tensors = list(request.tensors)
-    converted.tensors = Tensors([_as_dtype(tensor, wanted, known, schemes) for tensor in tensors])
+    converted = request.of([_as_dtype(tensor, wanted, known, schemes) for tensor in tensors])
     if all(map(operator.is_, converted.tensors, tensors)):
         return None
     try:
