@@ -115,6 +115,7 @@ KERNEL_NAMES = {
 }
 NO_FILES = {"munmap", "brk", "mprotect", "madvise", "futex", "getrandom", "rt_sigaction", "rt_sigprocmask", "getcwd"}
 NO_FILES |= {"fadvise64", "lseek", "ioctl", "fcntl", "sched_yield", "clock_nanosleep", "rseq", "gettid", "getpid"}
+NO_FILES |= {"sched_getaffinity"}
 
 
 @pytest.mark.skipif(not strace_works(), reason="strace cannot inject faults here")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import counted
@@ -55,9 +56,9 @@ def _utf8(text: object, limit: int) -> bytes | None:
     return raw if len(raw) <= limit else None
 
 
-def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason]) -> tuple[bytearray, array[int]]:
+def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason]) -> tuple[bytearray, list[int]]:
     """Return the names of tensors, back to back, and their lengths."""
-    known, names, lengths = frozenset(dtypes), bytearray(), array("I")
+    known, names, lengths = frozenset(dtypes), bytearray(), list[int]()
     for tensor in request.tensors:
         shape, name = tensor.shape, _utf8(tensor.name, U16_MAX)
         good = tensor.dtype.name in known and 1 <= len(shape) <= MAX_NDIM and max(shape) <= U32_MAX
@@ -93,7 +94,7 @@ def _plan_spec(request: Request) -> Plan:
     data_offset = -(-index_end // ALIGNMENT) * ALIGNMENT
     if data_offset > U32_MAX:
         refuse("EMBD", [f"tensor data would begin at byte {data_offset}, and sections begin below 2**32"])
-    hashes = kernels.fnv1a32_many(names, lengths)
+    hashes = kernels.fnv1a32_many(names, np.array(lengths, np.uint32))
     # Packed in place: objects for the parts of 100,000 tensors would take 20 MB.
     index, offset, end, at = bytearray(data_offset - index_offset), 0, 0, 0
     for tensor, length, digest in zip(request.tensors, lengths, hashes, strict=True):
