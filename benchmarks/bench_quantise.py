@@ -2,8 +2,9 @@
 
 gguf-py quantises to Q4_0, blocks of 32 with a float16 scale, by numpy: one division for the scale, no search. Our
 blocks have the same size; their scales are searched, and their error is smaller (see bench_intblock.py). The conversion
-is compared with the kernel alone, with as many threads. Its files lie in memory where the system has a place for that,
-since a disk may take longer to write the blocks than a core to find them; each turn writes a new file.
+is compared with the kernel alone, with as many threads. Its source lies in the page cache, as models do. Its target
+lies in memory where the system has a place for that, since a disk may take longer to write the blocks than a core to
+find them; each turn writes a new file.
 """
 
 import shutil
@@ -34,13 +35,13 @@ def model(smoke):
 
 
 @pytest.fixture(scope="module")
-def large(smoke):
-    """Matrices of 128 MiB, as a file in memory and as arrays."""
+def large(smoke, tmp_path_factory):
+    """Matrices of 128 MiB, as a file and as arrays, and where to write."""
     arrays = matrices(SMALL if smoke else LARGE)
-    folder = tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None)
-    path = Path(folder, "model.safetensors")
+    path = tmp_path_factory.mktemp("quantise") / "model.safetensors"
     wm.save(path, {f"layer.{i}": array for i, array in enumerate(arrays)})
-    yield path, arrays
+    folder = tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None)
+    yield path, arrays, Path(folder)
     shutil.rmtree(folder)
 
 
@@ -59,7 +60,7 @@ def convert(threads):
     """Convert the file to AMB with int4 blocks."""
 
     def prepare(model):
-        path = model[0].with_name(f"model{threads}.amb")
+        path = model[2] / f"model{threads}.amb"
         return Timed(
             lambda _: wm.convert(model[0], path, quantize="int4_block", threads=threads),
             lambda: path.unlink(missing_ok=True),
