@@ -737,10 +737,20 @@ def test_verify_by_an_executor_says_the_same(model: Path, tmp_path: Path, monkey
     with wm.open(out) as file:
         serial = file.verify()
     path, verified, verify_shard = tmp_path / "m", [], verifying.verify_shard
-    monkeypatch.setattr(verifying, "verify_shard", lambda task: verified.append(task.name) or verify_shard(task))
+    threads: set[int | None] = set()
+
+    def watched(task: verifying.VerifyTask) -> wm.VerifyReport:
+        verified.append(task.name)
+        threads.add(task.threads)
+        return verify_shard(task)
+
+    monkeypatch.setattr(verifying, "verify_shard", watched)
     assert wm.verify(out) == serial
     with ThreadPoolExecutor(2) as pool:
         assert wm.verify(out, executor=pool) == serial
+        assert threads == {1}  # the executor shares the processors out
+        assert wm.verify(out, executor=pool, threads=2) == serial
+        assert threads == {1, 2}
         verified.clear()
         seen: list[tuple[int, int]] = []
         assert wm.verify(out, executor=pool, manifest=path, progress=lambda *now: seen.append(now)) == serial

@@ -596,6 +596,15 @@ def test_verify_reports_its_checks(example: builders.Example, path: Path) -> Non
 
 
 @every_example
+def test_verify_says_the_same_by_any_number_of_threads(example: builders.Example, path: Path) -> None:
+    """The report does not depend on `threads`, nor on whether none is given."""
+    with wm.open(path) as f:
+        report = f.verify()
+        assert all(f.verify(threads=threads) == report for threads in (1, 2, 3))
+    assert wm.verify(path, threads=2) == report
+
+
+@every_example
 def test_verify_says_whether_checksums_were_there_to_check(example: builders.Example, path: Path) -> None:
     """A report says "structure only", and why, of a file that has no checksums of its tensors; of no other."""
     with wm.open(path) as f:

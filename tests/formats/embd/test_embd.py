@@ -285,6 +285,22 @@ def test_padding_that_is_not_zero_is_found_however_long_it_is() -> None:
     assert sum("padding between tensors is not zero" in warning for warning in warnings) == 1
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_sum_all_bytes(threads: int) -> None:
+    """Of data that several threads share, a changed byte is found wherever it lies, and so is one in the padding."""
+    rows = [("a", noise("uint8", (5 << 20,))), ("b", noise("uint8", ((4 << 20) + 7,))), ("c", noise("uint8", (9,)))]
+    sound = embd.Draft(rows)
+    data = bytearray(sound.seal())
+    with wm.open(memoryview(data)) as f:
+        assert "CRC-32 of the file" in f.verify(threads=threads).checks
+    for at in (0, (2 << 20) - 1, 2 << 20, (6 << 20) + 1, (9 << 20) + 30):
+        data[sound.data_offset + at] ^= 1
+        with wm.open(memoryview(data)) as f, pytest.raises(wm.FormatError) as caught:
+            f.verify(threads=threads)
+        assert isinstance(caught.value, wm.ChecksumError) == (at < (9 << 20) + 7)
+        data[sound.data_offset + at] ^= 1
+
+
 def test_verify_notices_a_header_that_changed() -> None:
     """A header of which one bit is another by the time of `verify` is a LayoutError."""
     data = bytearray(draft().seal())
