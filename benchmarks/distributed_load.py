@@ -5,7 +5,8 @@
 Ranks of gloo load a model of float32 in shards of safetensors, rows (`Shard(0)`) or columns (`Shard(1)`) of each
 tensor. In each round the readers take turns. Printed for each reader:
 
-* seconds: of the slowest rank, the files in the page cache; the median of the rounds;
+* seconds: of the slowest rank, the files in the page cache; the median of the rounds, and that of the ratios to the
+  time of Hugging Face's reader in the same round;
 * disk: what a rank alone reads of the disk with an empty page cache, in multiples of the bytes that it wants, the mean
   of all ranks. A page is the least: slices of columns that are shorter than pages read more;
 * calls: what a rank reads by system calls, in multiples of the same (0 through a mapping);
@@ -29,6 +30,7 @@ import numpy as np
 import weightmap as wm
 
 MIB = 1 << 20
+THEIRS = "HuggingFaceStorageReader"
 # Elements of a tensor.
 SIZE = 1 << 23
 
@@ -108,7 +110,7 @@ def rank_of(rank, world, index, rounds, out):
     readers = {
         "weightmap": lambda: WeightmapStorageReader(index),
         "weightmap, mapped": lambda: WeightmapStorageReader(index, how="map"),
-        "HuggingFaceStorageReader": lambda: HuggingFaceStorageReader(str(index.parent)),
+        THEIRS: lambda: HuggingFaceStorageReader(str(index.parent)),
     }
     with wm.open(index) as file:
         infos = file.infos()
@@ -167,21 +169,25 @@ def main():
         spawn(rank_of, (given.ranks, str(index), given.rounds, out), nprocs=given.ranks)
         ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(given.ranks)]
     rows = []
+    slowest = {
+        (told[0][0], told[0][1]): [max(times) for times in zip(*(of["seconds"] for _, _, of in told), strict=True)]
+        for told in zip(*ranks, strict=True)
+    }
     for told in zip(*ranks, strict=True):
         dim, name, _ = told[0]
+        seconds = slowest[dim, name]
         row = {
             "slices": f"Shard({dim})",
             "reader": name,
-            "seconds": statistics.median(
-                max(times) for times in zip(*(of["seconds"] for _, _, of in told), strict=True)
-            ),
+            "seconds": statistics.median(seconds),
+            "ratio": statistics.median(a / b for a, b in zip(seconds, slowest[dim, THEIRS], strict=True)),
             "disk": statistics.mean(of["disk"] for _, _, of in told),
             "calls": max(of["calls"] for _, _, of in told),
             "anonymous": max(of["anonymous"] for _, _, of in told) / MIB,
         }
         rows.append(row)
         sys.stdout.write(
-            f"{row['slices']}  {name:26}  {row['seconds']:6.2f} s   disk {row['disk']:5.2f} x   "
+            f"{row['slices']}  {name:26}  {row['seconds']:7.3f} s  {row['ratio']:4.2f} x   disk {row['disk']:5.2f} x   "
             f"calls {row['calls']:5.3f} x   anonymous {row['anonymous']:6.1f} MiB\n"
         )
     if given.json:
