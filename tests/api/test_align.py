@@ -164,3 +164,15 @@ def test_the_command_line_aligns(tmp_path: Path, source: Path, capsys: pytest.Ca
     assert "1 tensor of 5 could not be aligned" in captured.out + captured.err
     assert cli.main(["convert", str(source), str(target), "--align", "24"]) == 2
     assert "--align is 24" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [250, 251, 252])
+def test_bintensors_widens_no_count_of_several_bytes(tmp_path: Path, count: int) -> None:
+    """A number of tensors of more than one byte stays as it is when a header grows for the alignment."""
+    arrays = {f"w{i}": np.full((16,), i, np.float32) for i in range(count)}
+    for more in range(8):
+        path = tmp_path / f"{more}.bt"
+        wm.save(path, {**arrays, "x" * (more + 1): np.zeros(16, np.float32)}, align=64)
+        with wm.open(path) as f:
+            assert len(f) == count + 1
+            assert all(f[name][0] == i for i, name in enumerate(arrays))

@@ -39,7 +39,7 @@ MODULES = (
 SUITES = (
     *("attacks", "kernel_bounds", "writer_bounds", "boundaries_headers", "index", "scan", "table", "sharded"),
     *("formats", "columns", "guard_pages", "roundtrip", "save", "ceilings", "limits"),
-    *("nesting", "strict_json", "gguf_scan", "quant", "align", "plan_spans", "plan_reads", "plan_run"),
+    *("nesting", "kinds", "strict_json", "gguf_scan", "quant", "align", "plan_spans", "plan_reads", "plan_run"),
 )
 TESTS = (FORMAT_TESTS, "tests/api/test_ggml.py", *map(suite, SUITES))
 
