@@ -66,7 +66,7 @@ class FileComparer:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = max(thread_count(threads), 1)
+        self._threads = thread_count(threads)
         self._room = np.empty(2 * _PIECE * self._threads, np.uint8)
 
     def __call__(

@@ -66,7 +66,7 @@ def as_input(data: Buffer) -> Any:
 
 def thread_count(threads: int) -> int:
     """Return a number of threads that fits C; each kernel bounds it further."""
-    return max(0, min(index(threads), _MOST_THREADS))
+    return max(1, min(index(threads), _MOST_THREADS))
 
 
 def as_output(array: NDArray[Any], ctype: str) -> Any:

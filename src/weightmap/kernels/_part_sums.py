@@ -25,7 +25,7 @@ class PartSummer:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = max(thread_count(threads), 1)
+        self._threads = thread_count(threads)
         self._room = np.empty(0, np.uint8)
 
     def __call__(

@@ -57,7 +57,7 @@ class BlockEncoder:
         self._blocks = ffi.new("wm_blocks *", (ggml, bits, scale_code(scale_type), block_size))
         self._numbers, self._outcome = ffi.new("wm_numbers *"), ffi.new("wm_outcome *")
         self._pieces = ffi.new("uint64_t *")
-        self._threads = max(thread_count(threads), 1)
+        self._threads = thread_count(threads)
         self._room, self._sums = np.empty(0, np.uint8), np.empty(0, np.float64)
 
     def __call__(
