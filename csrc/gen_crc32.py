@@ -9,7 +9,7 @@ from pathlib import Path
 
 P = 0xEDB88320  # x^32 + x^26 + x^23 + ... + x + 1, reflected, the leading x^32 left out
 ONE = 0x80000000  # the polynomial 1
-FOLD_BLOCKS = (1, 2, 4, 8, 16, 32, 72)  # distances of folding, in blocks of 128 bits
+FOLD_BLOCKS = (1, 2, 4, 6, 8, 16, 32, 72)  # distances of folding, in blocks of 128 bits
 AFFINE_STEP = 3 * 512  # bits from one block that is folded by matrices to the next
 AFFINE_WINDOW = 6  # steps: how far the farthest of the four blocks may be that such a block is folded onto
 ARM_STRIDES = (128, 1024)  # bytes of each of the three streams of the kernel for the arm64 CRC instructions
@@ -106,6 +106,26 @@ def affine_folding() -> dict[int, int]:
     raise ValueError(msg)
 
 
+def sparse_multiple() -> tuple[int, int, int, int]:
+    """Return a < b < c < d of x^d + x^c + x^b + x^a + 1, the multiple of P of least degree with five terms."""
+    x = [ONE]
+    pairs: dict[int, tuple[int, int]] = {}  # x^a + x^b: a and b, both below d
+    while True:
+        d = len(x)
+        x.append(times_x(x[-1]))
+        for c in range(1, d):
+            a, b = pairs.get(ONE ^ x[c] ^ x[d], (c, c))
+            if b < c:
+                return a, b, c, d
+        pairs.update({x[c] ^ x[d]: (c, d) for c in range(1, d)})
+
+
+def distances_of_adding() -> list[int]:
+    """Return how many registers of 2^n bits behind one of them its four copies are added that replace it."""
+    a, b, c, d = sparse_multiple()
+    return [d - c, d - b, d - a, d]
+
+
 def words(values: list[int]) -> str:
     """Return the values as C hexadecimals."""
     return ", ".join(f"0x{value:08x}" for value in values)
@@ -152,6 +172,9 @@ def header() -> str:
         "",
         f"/* Folding by matrices onto blocks n steps of {AFFINE_STEP // 8} bytes on; see x86/crc32_mixed.c. */",
         *(f"#define CRC32_AFFINE_{steps} 0x{matrix:016x}" for steps, matrix in affine_folding().items()),
+        "",
+        "/* How many registers behind a register its copies are added; see x86/crc32_mixed_avx2.h. */",
+        *(f"#define CRC32_ADD_{n} {distance}" for n, distance in enumerate(distances_of_adding(), 1)),
     ]
     return "\n".join([*lines, "", "#endif", ""])
 

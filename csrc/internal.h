@@ -277,6 +277,8 @@ WM_KERNELS(WM_DECLARE)
 wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx2;
+wm_crc32_fn crc32_x86_mixed_pclmulqdq_avx2;
+wm_crc32_fn crc32_x86_mixed_vpclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
 wm_crc32_fn crc32_x86_mixed_avx512;
 wm_fnv1a32_fn fnv1a32_x86_avx2;

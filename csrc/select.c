@@ -54,9 +54,9 @@ static wm_variants choose(uint32_t features) {
     if (HAS(WM_AVX512 | WM_PCLMULQDQ | WM_VPCLMULQDQ | WM_GFNI))
         USE(crc32, crc32_x86_mixed_avx512); /* leaves short inputs to crc32_x86_vpclmulqdq_avx512 */
     else if (HAS(WM_AVX2 | WM_PCLMULQDQ | WM_VPCLMULQDQ))
-        USE(crc32, crc32_x86_vpclmulqdq_avx2); /* leaves short inputs to crc32_x86_pclmulqdq_avx2 */
+        USE(crc32, crc32_x86_mixed_vpclmulqdq_avx2); /* leaves short inputs to crc32_x86_vpclmulqdq_avx2 */
     else if (HAS(WM_AVX2 | WM_PCLMULQDQ))
-        USE(crc32, crc32_x86_pclmulqdq_avx2);
+        USE(crc32, crc32_x86_mixed_pclmulqdq_avx2); /* leaves short inputs to crc32_x86_pclmulqdq_avx2 */
     else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
         USE(crc32, crc32_x86_pclmulqdq);
 

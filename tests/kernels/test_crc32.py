@@ -44,8 +44,14 @@ LENGTHS = (
     8192 + 128,  # whole steps of eight registers, and one more
     16384,  # the least that is worth mixing multiplications and matrices
     16384 + 896,  # fifteen windows of 1152 bytes, the unit of that
+    3 * 11520 + 31,  # the least that is worth mixing PCLMULQDQ and additions, at any alignment
+    3 * 15360 + 31,  # the same of VPCLMULQDQ
+    5 * 11520 + 777,
     65536 + 240,  # as many folds of single registers as there can be after the last whole step
     2 * MIB,  # the least that a thread gets
+    364 * 11520 + 31,  # a whole block of additions and PCLMULQDQ: 4 MiB of turns
+    273 * 15360 + 31,  # the same of VPCLMULQDQ
+    10 * MIB,  # several such blocks
 )
 
 DATA = np.random.default_rng(20).integers(0, 256, 32 * MIB + 4097, np.uint8).tobytes()
@@ -222,7 +228,7 @@ def test_no_threads_to_be_had() -> None:
 @pytest.mark.usefixtures("isa")
 def test_guard_pages(at: str) -> None:
     """No byte before the data or behind it is read: forbidden pages lie there."""
-    for length in (*range(300), 383, 384, 511, 1000, 3072, 4095, 4096, 5000, 10001):
+    for length in (*range(300), 383, 384, 511, 1000, 3072, 4095, 4096, 5000, 10001, 40_000, 46_111, 60_000):
         data = DATA[:length]
         assert kernels.crc32(guard.guarded(data, at=at)) == zlib.crc32(data), length
 
@@ -392,7 +398,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-@pytest.fixture(params=["crc32_x86_vpclmulqdq_avx2", "crc32_x86_vpclmulqdq_avx512", "crc32_x86_mixed_avx512"])
+EMULATED = (
+    "crc32_x86_mixed_pclmulqdq_avx2",
+    "crc32_x86_vpclmulqdq_avx2",
+    "crc32_x86_mixed_vpclmulqdq_avx2",
+    "crc32_x86_vpclmulqdq_avx512",
+    "crc32_x86_mixed_avx512",
+)
+
+
+@pytest.fixture(params=EMULATED)
 def emulated(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Callable[[bytes | memoryview, int], int]:
     """Return one of these kernels as a function like zlib's."""
     function = library[request.param]
@@ -426,7 +441,8 @@ def test_emulated(emulated: Callable[..., int]) -> None:
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_emulated_guard_pages(emulated: Callable[..., int], at: str) -> None:
     """These kernels read nothing outside the data."""
-    for length in (1, 4, 16, 255, 256, 257, 319, 320, 512, 575, 767, 768, 1000, 10001, 16384, 17279, 17280, 20000):
+    short = (1, 4, 16, 255, 256, 257, 319, 320, 512, 575, 767, 768, 1000)
+    for length in (*short, 10001, 16384, 17279, 17280, 20000, 50000):
         assert emulated(guard.guarded(DATA[:length], at=at)) == zlib.crc32(DATA[:length]), length
 
 
@@ -442,6 +458,19 @@ def test_matrices() -> None:
             rows = matrix.to_bytes(8, "big")  # bit i of the product is the parity of row i and the byte
             four[7 + 192 * steps] = sum(((row & byte).bit_count() & 1) << i for i, row in enumerate(rows))
         assert zlib.crc32(one) == zlib.crc32(four), byte
+
+
+@pytest.mark.parametrize("register", [16, 32, 64])
+def test_distances_of_adding(register: int) -> None:
+    """In a message, a register of any power of two may be replaced by its copies at the four distances."""
+    header = (CSRC / "crc32_constants.h").read_text()
+    distances = [int(n) for n in re.findall(r"CRC32_ADD_\d (\d+)", header)]
+    assert len(distances) == 4
+    one, four = bytearray(302 * register), bytearray(302 * register)
+    one[register : 2 * register] = value = DATA[:register]
+    for distance in distances:
+        four[(distance + 1) * register : (distance + 2) * register] = value
+    assert zlib.crc32(one) == zlib.crc32(four)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a child that may die")
