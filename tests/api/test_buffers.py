@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pytest
 from tests.support import run_child
 
 from weightmap.io import buffers
+from weightmap.kernels._rooms import room
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +37,19 @@ def test_a_buffer_serves_again() -> None:
         del held
         again = [buffers.room(250) for _ in range(7)]
         assert len(last & {id(view.obj) for view in again}) == 5, "the oldest ones gave way"
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 1000, 1 << 20])
+def test_buffers_begin_at_a_line(size: int) -> None:
+    """At an address that 64 divides, in full length, also when they serve again."""
+    with buffers.keeping():
+        found = [room(size), *(np.frombuffer(buffers.room(size), np.uint8) for _ in range(3))]
+        del found[1]
+        found.append(np.frombuffer(buffers.room(size), np.uint8))
+    outside = np.frombuffer(buffers.room(size), np.uint8)
+    for array in (*found, outside):
+        assert len(array) == size
+        assert size == 0 or array.__array_interface__["data"][0] % 64 == 0
 
 
 def test_a_thread_keeps_its_buffers_afterwards() -> None:

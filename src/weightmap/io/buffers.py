@@ -6,6 +6,8 @@ import contextlib
 from _thread import _local
 from typing import TYPE_CHECKING
 
+from weightmap.kernels._rooms import LINE, to_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -40,17 +42,25 @@ def keeping(*, afterwards: bool = False) -> Iterator[None]:
 
 
 def room(nbytes: int) -> memoryview:
-    """Return memory of so many bytes, with any content. It serves again when nobody looks at it any more."""
-    buffers = _kept.buffers
+    """Return memory of so many bytes, with any content, that begins at a line of the CPU's cache.
+
+    It serves again when nobody looks at it any more.
+    """
+    buffers, size = _kept.buffers, nbytes + LINE
     if buffers is None:
-        return memoryview(bytearray(nbytes))
+        return _from_line(bytearray(size), nbytes)
     for buffer in sorted(buffers, key=len):
-        if len(buffer) >= nbytes and _is_free(buffer):
-            return memoryview(buffer)[:nbytes]
-    buffers.append(bytearray(nbytes))
+        if len(buffer) >= size and _is_free(buffer):
+            return _from_line(buffer, nbytes)
+    buffers.append(bytearray(size))
     if len(buffers) > _MOST:
         del buffers[0]
-    return memoryview(buffers[-1])
+    return _from_line(buffers[-1], nbytes)
+
+
+def _from_line(buffer: bytearray, nbytes: int) -> memoryview:
+    begin = to_line(buffer)
+    return memoryview(buffer)[begin : begin + nbytes]
 
 
 def _is_free(buffer: bytearray) -> bool:

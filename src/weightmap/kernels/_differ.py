@@ -8,6 +8,7 @@ import numpy as np
 
 from weightmap.kernels._native import as_output, ffi, from_buffer, lib, thread_count
 from weightmap.kernels._outcome import check_outcome
+from weightmap.kernels._rooms import room
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -67,7 +68,7 @@ class FileComparer:
 
     def __init__(self, threads: int) -> None:
         self._threads = thread_count(threads)
-        self._room = np.empty(2 * _PIECE * self._threads, np.uint8)
+        self._room = room(2 * _PIECE * self._threads)
 
     def __call__(
         self, files: tuple[int, int], offsets: NDArray[np.int64], counts: NDArray[np.int64], dtype: str
@@ -103,9 +104,9 @@ class FileComparer:
         different, found = np.empty(len(part), np.int64), np.empty((len(part), 2), np.float64)
         columns = [from_buffer("uint64_t[]", column) for column in (*places, left)]
         pairs = ffi.new("wm_pairs *", (*files, kind, *columns, len(part), _PIECE))
-        outcome, room = ffi.new("wm_outcome *"), as_output(self._room, "uint8_t[]")
+        outcome, buffer = ffi.new("wm_outcome *"), as_output(self._room, "uint8_t[]")
         out = as_output(different, "int64_t[]"), as_output(found, "double[]")
-        lib.wm_differing_files(pairs, *out, room, len(room), self._threads, outcome)
+        lib.wm_differing_files(pairs, *out, buffer, len(buffer), self._threads, outcome)
         check_outcome(outcome)
         return list(
             zip(

@@ -8,6 +8,7 @@ import numpy as np
 
 from weightmap.kernels._native import NULL, U32_MAX, as_input, as_output, ffi, from_buffer, lib, thread_count
 from weightmap.kernels._outcome import check_outcome
+from weightmap.kernels._rooms import room
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,12 +56,12 @@ class PartSummer:
         filled = np.zeros(len(gaps), np.bool_)
         memory, fd = (NULL, source) if isinstance(source, int) else (as_input(source), -1)
         if isinstance(source, int) and not self._room.size:
-            self._room = np.empty(self._threads * lib.WM_SUM_ROOM, np.uint8)
+            self._room = room(self._threads * lib.WM_SUM_ROOM)
         ranges = from_buffer("uint64_t[]", gaps) if len(gaps) else NULL
         size = 0 if isinstance(source, int) else len(memory)
         part = ffi.new("wm_summed *", (fd, memory, size, offset, nbytes, ranges, len(gaps)))
         crc, outcome = ffi.new("uint32_t *", value & U32_MAX), ffi.new("wm_outcome *")
-        room, flags = as_output(self._room, "uint8_t[]"), as_output(filled.view(np.uint8), "uint8_t[]")
-        lib.wm_crc32_of_part(part, flags, len(filled), crc, room, self._room.size, self._threads, outcome)
+        buffer, flags = as_output(self._room, "uint8_t[]"), as_output(filled.view(np.uint8), "uint8_t[]")
+        lib.wm_crc32_of_part(part, flags, len(filled), crc, buffer, self._room.size, self._threads, outcome)
         check_outcome(outcome)
         return crc[0], filled
