@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.arguments import mistyped
 from weightmap.errors import UnsupportedError
 from weightmap.kernels import dlpack_capsule
 from weightmap.quant.blocks import QuantizedTensor
@@ -59,6 +60,8 @@ def export(array: NDArray[Any] | QuantizedTensor) -> Exported:
     UnsupportedError
         DLPack has no such type.
     """
+    if not hasattr(array, "dtype") and not isinstance(array, QuantizedTensor):
+        raise mistyped("array", array, "a numpy array or a QuantizedTensor")
     return Exported(array.dequantize() if isinstance(array, QuantizedTensor) else array)
 
 

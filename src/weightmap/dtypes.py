@@ -179,9 +179,20 @@ def _load(dtype: DType) -> np.dtype[Any]:
 
 
 def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return a numpy dtype, also for names that only ml_dtypes knows, such as "bfloat16"."""
+    """Return a numpy dtype, also for names that only ml_dtypes knows, such as "bfloat16".
+
+    Raises TypeError for anything that is none, and for one of arrays, which would add dimensions.
+    """
     named = DTYPES.get(dtype) if isinstance(dtype, str) else None
-    return np.dtype(dtype) if named is None else numpy_dtype(named)
+    if named is not None:
+        return numpy_dtype(named)
+    try:
+        found = np.dtype(dtype)
+        if found.subdtype is None:
+            return found
+    except TypeError:
+        pass
+    raise TypeError(f"dtype is {dtype!r}, expected one that numpy has, such as 'float32', or {', '.join(_ML_DTYPES)}")
 
 
 def dtype_of(dtype: DTypeLike) -> DType | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.arguments import mistyped
 from weightmap.errors import MissingDependencyError
 from weightmap.model.opening import open as open_model
 from weightmap.quant.blocks import QuantizedTensor
@@ -51,6 +52,8 @@ def to_jax(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any = None) ->
     """
     jax = _jax()
     dense = array.dequantize() if isinstance(array, QuantizedTensor) else array
+    if not hasattr(dense, "dtype"):
+        raise mistyped("array", array, "a numpy array or a QuantizedTensor")
     return jax.device_put(dense if dense.dtype.isnative else dense.astype(dense.dtype.newbyteorder("=")), device)
 
 

@@ -22,6 +22,7 @@ from weightmap.dtypes import DTYPES
 from weightmap.formats import _BY_MAGIC, FORMATS, fitted
 from weightmap.formats._base import Content, Format
 from weightmap.formats._cursor import Cursor
+from weightmap.importers import NAMES as WORDS
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
 
@@ -188,6 +189,19 @@ def test_it_is_not_written(path: Path) -> None:
         with pytest.raises(wm.EncodeError, match="Toy files can be read but not written"):
             wm.convert(path, target, **how)
     assert not target.exists()
+
+
+def test_it_is_not_offered_where_a_format_is_written(path: Path, tmp_path: Path) -> None:
+    """A format that does not exist is answered with those that can be written; reading offers all of them."""
+    target = tmp_path / "new"
+    written = ", ".join(name for name, format_ in FORMATS.items() if format_.plan is not None)
+    with pytest.raises(ValueError, match=f"^format is 'nope', expected one of {written}$"):
+        wm.save(target, {"w": TENSORS["a"]}, format="nope")
+    for place in (target, tmp_path):  # a file and shards
+        with pytest.raises(ValueError, match=f"^format is 'nope', expected one of {written}, {', '.join(WORDS)}$"):
+            wm.convert(path, place, format="nope")
+    with pytest.raises(ValueError, match=f"^format is 'nope', expected one of {', '.join(FORMATS)}$"):
+        wm.open(path, format="nope")
 
 
 def going_along(metadata, name):

@@ -119,3 +119,26 @@ def test_get_looks_for_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 assert f.get("a.wieght", 3) == 3
                 assert f.get([]) is None
                 assert "a.wieght" not in f
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "end"),
+    [
+        (["bias", "weight"], "x", "among 2 tensors; the names are 'bias', 'weight'"),
+        (["bias", "weight"], "wieght", "among 2 tensors; similar names: 'weight'"),
+        (["a\x1b" + "b" * 300], "x", f"among 1 tensor; its name is 'a\\x1b{'b' * 198}'... (302 characters)"),
+        (["a", "b", "c", "d", "e"], "xyz", "among 5 tensors; the names are 'a', 'b', 'c', 'd', 'e'"),
+        (["a", "b", "c", "d", "e", "f"], "xyz", "among 6 tensors"),
+        ([], "x", "among 0 tensors"),
+        (["bias"], 5, "among 1 tensor; names are strings (str)"),
+    ],
+)
+def test_a_missing_name_is_answered_with_names(tmp_path: Path, names: list[str], wanted: str, end: str) -> None:
+    """Similar names are suggested; where there are none, all names of a file with few tensors are shown."""
+    path = tmp_path / "m.safetensors"
+    wm.save(path, {name: np.ones(2, np.float32) for name in names})
+    with wm.open(path) as f:
+        for look in (f.__getitem__, f.info, f.read, f.prefetch if isinstance(wanted, str) else f.info):
+            with pytest.raises(wm.TensorNotFoundError) as caught:
+                look(wanted)
+            assert str(caught.value) == f"{path}: no tensor is called {wanted!r} {end}"

@@ -117,7 +117,7 @@ def framework_named(name: str) -> Framework:
     MissingDependencyError
         It is not installed.
     """
-    found = _NAMED.get(name)
+    found = _NAMED.get(name) if isinstance(name, str) else None
     if found is None:
         raise UnsupportedError("framework", expected="np, pt, flax, jax, tf or mlx", actual=repr(name))
     found.check()

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
+from weightmap.arguments import as_path
 from weightmap.compat._errors import TorchEncodeError
 from weightmap.compat._opening import code_of, safe_open
 from weightmap.dtypes import DTYPES
@@ -65,8 +66,8 @@ def save_file(
         The file cannot be written.
     """
     # Not `wm.save`, which does not write beside an index of this name: transformers does, over its own older models.
-    path, tensors = os.fsdecode(os.fspath(filename)), _checked(tensor_dict)
-    check_mappings(tensors, metadata)
+    path, tensors = as_path("filename", filename), _checked(tensor_dict)
+    check_mappings(tensors, metadata=metadata)
     write_plan(path, _planned(path, tensors, metadata))
 
 
@@ -264,6 +265,7 @@ def load(data: Any, framework: str) -> dict[str, Any]:
 
 
 def _payloads(tensor_dict: Mapping[str, TensorSpec]) -> list[Payload]:
+    check_mappings(tensor_dict)
     for name, spec in tensor_dict.items():
         if not isinstance(spec, TensorSpec):
             raise TypeError(f"tensor {quoted(name)} is a {type(spec).__name__}, expected a TensorSpec")

@@ -21,7 +21,6 @@ What differs from gguf-py 0.19:
 from __future__ import annotations
 
 import enum
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import numpy as np
 
+from weightmap.arguments import as_path
 from weightmap.formats.gguf import BLOCKS, TYPES
 from weightmap.formats.gguf.values import NUMBERS, array_at
 from weightmap.model.parts import parts_of
@@ -37,6 +37,7 @@ from weightmap.model.single import DEFAULT_LIMITS, open_file
 from weightmap.options import Options
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from numpy.typing import NDArray
@@ -209,7 +210,7 @@ class GGUFReader:
         if mode not in _MODES:
             msg = f"mode is {mode!r}, expected 'r' or 'c': files are not written to in place"
             raise ValueError(msg)
-        name = os.fspath(path)
+        name = as_path("path", path)
         handle = open_file(name, name, Options(DEFAULT_LIMITS, format="gguf", mode=_MODES[mode]))
         source, content, _ = parts_of(handle)
         header: Header = content.header

@@ -9,6 +9,7 @@ import torch
 from weightmap.compat import _opening, _saving
 from weightmap.compat._errors import TorchEncodeError
 from weightmap.errors import EncodeError, quoted
+from weightmap.model.foreign import check_module
 from weightmap.torch import load_state
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def save_model(
     EncodeError
         As `save_file`, and where none of the tensors that share memory covers all of it (a RuntimeError too).
     """
+    check_module("model", model)
     state = model.state_dict()
     told = dict(metadata or {})
     for kept, others in _remove_duplicate_names(state).items():
@@ -119,6 +121,7 @@ def load_model(
     StateError
         Names or shapes do not fit: a RuntimeError, as in safetensors. The module is as it was.
     """
+    check_module("model", model)
     state = load_file(filename, device, backend=backend)
     removed = _remove_duplicate_names(model.state_dict(), preferred_names=state)
     duplicates = {name for names in removed.values() for name in names}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
+from weightmap.arguments import as_path
 from weightmap.conversion.overflow import overflow_note
 from weightmap.conversion.reports import ConvertReport
 from weightmap.conversion.running import Execution
@@ -14,7 +14,6 @@ from weightmap.conversion.tensors import prepare, regrouper_for, unaligned, unal
 from weightmap.conversion.training import Options
 from weightmap.conversion.words import convert_words, from_file
 from weightmap.errors import EncodeError, TensorFileError
-from weightmap.formats import by_name
 from weightmap.importers import IMPORTERS, NAMES
 from weightmap.importers._huggingface import ModelDirectory, read_directory
 from weightmap.importers._words import Words
@@ -22,7 +21,7 @@ from weightmap.io.atomic import write_plan
 from weightmap.io.opening import is_directory, path_of
 from weightmap.model.opening import open_or_import
 from weightmap.model.parts import check_not_read, located, name_of
-from weightmap.model.saving import aligned_to, choose, choose_layout
+from weightmap.model.saving import aligned_to, choose, choose_layout, named
 from weightmap.model.sharded import find_model
 from weightmap.model.sharding import sharded_target
 from weightmap.model.single import check_replaceable
@@ -30,6 +29,7 @@ from weightmap.model.splitting import beside, bytes_of_size
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
@@ -178,7 +178,7 @@ def convert(
     FormatError, MissingDependencyError, OSError
         As from `open` and `save`.
     """
-    path, target, boundary = path_of(src), os.fsdecode(os.fspath(dst)), aligned_to(align)
+    path, target, boundary = path_of(src), as_path("dst", dst), aligned_to(align)
     limits = Limits() if limits is None else Limits.given(limits)
     model: Any = src if path is None else path
     directory = None
@@ -187,7 +187,8 @@ def convert(
         directory = read_directory(path, model)
     if align is not None and format in NAMES:
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
-    how = Execution(executor, None if manifest is None else os.fspath(manifest), keep_going, rank, world, progress)
+    recorded = None if manifest is None else as_path("manifest", manifest)
+    how = Execution(executor, recorded, keep_going, rank, world, progress)
     how.check()
     most = None if max_shard_size is None else bytes_of_size(max_shard_size)
     shards = _shards_at(target, format, how)
@@ -199,15 +200,15 @@ def convert(
         words = words._replace(training=Options(n_subquantizers, n_bits, projection, pq_norms, seed=seed))
     arguments = Arguments(
         layout=layout,
-        include=plain_globs(include),
-        exclude=plain_globs(exclude),
+        include=plain_globs("include", include),
+        exclude=plain_globs("exclude", exclude),
         dtype=None if dtype is None else floating(dtype),
         quantize=None if quantize == "pq" else quantize,
         block_size=block_size,
         scale_type=scale_type,
         bits=bits,
-        quantize_include=plain_globs(quantize_include),
-        quantize_exclude=plain_globs(quantize_exclude),
+        quantize_include=plain_globs("quantize_include", quantize_include),
+        quantize_exclude=plain_globs("quantize_exclude", quantize_exclude),
         threads=threads,
         limits=limits,
         align=boundary,
@@ -246,7 +247,7 @@ def convert(
 
 def _shards_at(target: str, format_: str | None, how: Execution) -> ShardTarget | None:
     """Return the target of a sharded model if `target` names one, else None; refuse what does not go with a file."""
-    shards = None if format_ in NAMES else sharded_target(target, None if format_ is None else by_name(format_))
+    shards = None if format_ in NAMES else sharded_target(target, None if format_ is None else named(format_, NAMES))
     if shards is None:
         if how._replace(progress=None) != Execution():
             what = "executor=, manifest=, keep_going=, rank= and world= are for shards"

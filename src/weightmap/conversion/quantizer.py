@@ -109,7 +109,7 @@ class Quantizer:
         self._encoders: dict[str, _Blocks] = {}
         self._others: dict[str | None, list[str]] = {}
         # Wrong options raise before any file is read.
-        row = kernels.GGML_TYPES[scheme].block_size if scheme in GGML_SCHEMES else 1
+        row = kernels.GGML_TYPES[scheme].block_size if isinstance(scheme, str) and scheme in GGML_SCHEMES else 1
         trial = quantize(np.zeros(row, np.float32), scheme, **self._options)
         self.block_size: int = trial.block_size
 

@@ -7,6 +7,7 @@ import os
 import queue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from weightmap.arguments import as_integer, check_progress, mistyped
 from weightmap.errors import ShardsError, TensorFileError, counted, quoted
 from weightmap.io.buffers import keeping
 
@@ -34,8 +35,11 @@ class Execution(NamedTuple):
     progress: Callable[[int, int], None] | None = None
 
     def check(self) -> None:
-        """Raise ValueError for ranks that do not exist."""
-        if self.world < 1 or self.rank not in range(self.world):
+        """Raise ValueError for ranks that do not exist, and TypeError for arguments that are something else."""
+        check_progress(self.progress)
+        if self.executor is not None and not hasattr(self.executor, "submit"):
+            raise mistyped("executor", self.executor, "a concurrent.futures.Executor")
+        if not 0 <= as_integer("rank", self.rank) < as_integer("world", self.world):
             raise ValueError(f"rank is {self.rank} of world {self.world}, expected 0 <= rank < world")
 
 

@@ -33,6 +33,8 @@ def quantize(
 
     `threads` is at most how many share the work.
     """
+    if not isinstance(scheme, str):
+        raise no_scheme(scheme, (*SCHEMES, "pq"))
     if scheme == "pq":
         from weightmap.conversion.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.arguments import mistyped
 from weightmap.conversion.overflow import Overflow
 from weightmap.conversion.quantizer import Quantizer, matches
 from weightmap.dtypes import DTYPES, FLOATING, DType
@@ -130,9 +132,17 @@ def _spelt(globs: Globs) -> str:
     return quoted(globs) if isinstance(globs, str) else ", ".join(map(quoted, globs or ()))
 
 
-def plain_globs(globs: Globs) -> Globs:
-    """Return globs as a string or a tuple of strings."""
-    return globs if globs is None or isinstance(globs, str) else tuple(globs)
+def plain_globs(name: str, globs: Globs) -> Globs:
+    """Return globs as a string or a tuple of strings. Raises TypeError for anything else."""
+    if globs is None or isinstance(globs, str):
+        return globs
+    if isinstance(globs, bytes) or not isinstance(globs, Iterable):
+        raise mistyped(name, globs, "a glob or a sequence of globs")
+    listed = tuple(globs)
+    for glob in listed:
+        if not isinstance(glob, str):
+            raise mistyped(f"a glob of {name}", glob, "a str")
+    return listed
 
 
 def floating(dtype: DTypeLike | str) -> str:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap import kernels
+from weightmap.arguments import as_integer
 from weightmap.conversion.reports import QuantizedInfo
 from weightmap.dtypes import SCHEMES
 from weightmap.errors import MissingDependencyError, QuantError
@@ -106,7 +108,7 @@ def train_pq(
     Traceback (most recent call last):
     weightmap.errors.QuantError: n_subquantizers is 3, expected a divisor of 4, the length of a row
     """
-    dense = np.asarray(matrix, np.float32)
+    dense = np.asarray(kernels.real_numbers(matrix), np.float32)
     if dense.ndim != 2:
         raise QuantError("number of dimensions of the matrix", actual=dense.ndim, expected=2)
     if not np.isfinite(dense).all():
@@ -167,13 +169,13 @@ class Trainer:
         count = options.n_subquantizers
         if count is None:
             count = next(m for m in range(max(dims // 2, 1), 0, -1) if dims % m == 0)
-        elif not 1 <= count <= dims or dims % count:
+        elif not 1 <= as_integer("n_subquantizers", count) <= dims or dims % count:
             expected = f"a divisor of {dims}, the length of a row"
             raise QuantError("n_subquantizers", field="n_subquantizers", actual=count, expected=expected)
-        if not 1 <= options.n_bits <= 8:
+        if not 1 <= as_integer("n_bits", options.n_bits) <= 8:
             raise QuantError("n_bits", field="n_bits", actual=options.n_bits, expected="1 to 8")
         for field in ("sample", "iterations"):
-            if getattr(options, field) < 1:
+            if as_integer(field, getattr(options, field)) < 1:
                 raise QuantError(field, field=field, actual=getattr(options, field), expected="1 or more")
         self._subquantizers = count
 

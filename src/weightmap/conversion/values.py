@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.arguments import as_float
 from weightmap.dtypes import DTYPES, numpy_dtype
 from weightmap.quant.ref import in_pieces
 
@@ -35,7 +36,7 @@ class Tolerance(NamedTuple):
     def of(cls, rtol: float | None, atol: float | None) -> Tolerance:
         """Return the tolerance of these options; raises ValueError for one that is negative or not finite."""
         for name, given in (("rtol", rtol), ("atol", atol)):
-            if given is not None and not (math.isfinite(given) and given >= 0):
+            if given is not None and not 0 <= as_float(name, given) < math.inf:
                 msg = f"{name} is {given}, expected a finite number of at least 0"
                 raise ValueError(msg)
         return cls(rtol or 0.0, atol or 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.arguments import as_path
 from weightmap.conversion.manifest import Manifest, digest
 from weightmap.conversion.running import Execution, Runner
 from weightmap.conversion.shard import Piece, open_piece, state_of
@@ -103,7 +104,8 @@ def verify(
     >>> wm.verify("model.weights").scope
     'structure and checksums'
     """
-    how = Execution(executor, None if manifest is None else os.fspath(manifest), keep_going, rank, world, progress)
+    recorded = None if manifest is None else as_path("manifest", manifest)
+    how = Execution(executor, recorded, keep_going, rank, world, progress)
     how.check()
     limits = Limits() if limits is None else limits
     with open_privately(source, strict=strict, limits=limits) as file:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 
 from weightmap import kernels
+from weightmap.arguments import mistyped
 from weightmap.dtypes import SCHEMES
 from weightmap.embeddings.rows import gather, unit_sums
 from weightmap.embeddings.search import Search, unit
@@ -14,7 +16,7 @@ from weightmap.errors import FormatError, counted, quoted
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -259,8 +261,8 @@ class Embeddings:
             subwords, one that holds both that dtype and float32.
         found : ndarray of bool, shape (k,)
         """
-        if isinstance(words, str):
-            raise TypeError("words is a str, expected a sequence of them")
+        if isinstance(words, str) or not isinstance(words, Iterable):
+            raise mistyped("words", words, "a sequence of words")
         words = words if isinstance(words, (list, tuple)) else list(words)
         rows = self._vocab.table.find_many(words)
         found = rows >= 0

@@ -99,7 +99,12 @@ class Vocabulary(Sequence[str]):
         table = self.table
         if isinstance(i, slice):
             return [table[k] for k in range(*i.indices(self._count))]
-        k = operator.index(i)
+        try:
+            k = operator.index(i)
+        except TypeError:
+            from weightmap.arguments import mistyped  # noqa: PLC0415 - for errors only
+
+            raise mistyped("a token id", i, "an integer") from None
         k = k + self._count if k < 0 else k
         if not 0 <= k < self._count:
             msg = f"token id {i} is out of range for a vocabulary of {self._count}"

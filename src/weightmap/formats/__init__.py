@@ -86,7 +86,7 @@ def by_name(name: str) -> Format:
     """Return the format called `name`. Raises ValueError when there is none."""
     try:
         return FORMATS[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise ValueError(f"format is {name!r}, expected one of {', '.join(FORMATS)}") from None
 
 

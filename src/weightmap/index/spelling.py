@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from weightmap.errors import quoted
 
-__all__ = ["alike"]
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+__all__ = ["alike", "others"]
 
 # Bounds that keep a miss to milliseconds: so many names are listed; so many of about the right length are compared at
 # both ends; of these so many characters are compared one by one. A name longer than _LONG gets no suggestions.
@@ -18,6 +20,26 @@ _LONG = 400
 _SLACK = 8
 # Two names are alike if at least this part of their characters stands in both, in the same order.
 _ALIKE = 0.7
+# Up to so many names are all shown where none is alike.
+_FEW = 5
+
+
+def others(wanted: object, names: Collection[str]) -> str:
+    """Return the end of a message about a missing name: names like it, else all of a few; or that it is no text.
+
+    Examples
+    --------
+    >>> others("wieght", ["bias", "weight"]), others("w", ["bias", "weight"])
+    ("; similar names: 'weight'", "; the names are 'bias', 'weight'")
+    """
+    if not isinstance(wanted, str):
+        return "; names are strings (str)"
+    close = alike(wanted, names)
+    if close:
+        return f"; similar names: {', '.join(map(quoted, close))}"
+    if not 0 < len(names) <= _FEW:
+        return ""
+    return f"; {'the names are' if len(names) > 1 else 'its name is'} {', '.join(map(quoted, names))}"
 
 
 def alike(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:

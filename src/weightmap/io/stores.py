@@ -7,6 +7,7 @@ import os
 from typing import Any
 from urllib.parse import urlsplit
 
+from weightmap.arguments import as_float, as_integer
 from weightmap.errors import MissingDependencyError
 from weightmap.io.fetching import Access
 from weightmap.io.location import Location
@@ -44,8 +45,8 @@ def locate(
     scheme = scheme.lower()
     if store is None and scheme not in SCHEMES:
         return path
-    count = CONCURRENCY if concurrency is None else int(concurrency)
-    seconds = DEADLINE if deadline is None else float(deadline)
+    count = CONCURRENCY if concurrency is None else as_integer("concurrency", concurrency)
+    seconds = DEADLINE if deadline is None else as_float("deadline", deadline)
     if count < 1:
         raise ValueError(f"concurrency is {count}, expected at least 1")
     if not 0 < seconds < math.inf:

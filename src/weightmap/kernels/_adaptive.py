@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.arguments import as_float
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import check_block_size, check_range, count_of, scale_code, take_out
 from weightmap.kernels._native import as_input, as_output, decode_array, ffi, from_buffer, lib, thread_count
@@ -67,7 +68,7 @@ def quantize_adaptive(
     count = -(-x.size // size)
     costs = np.array([scale + size // 2, scale + size * 5 // 8, 2 * size], np.int64)
     least = 8 * int(costs[0]) / size
-    if not least <= bits <= 16:
+    if not least <= as_float("bits", bits) <= 16:
         expected = f"{least:g}, which int4 blocks of {size} with {scale_type} scales take, to 16"
         raise QuantError("bits", actual=bits, expected=expected)
     encoded = [encode(x, kind, size, scale_type, threads) for kind in (4, 5, 16)]

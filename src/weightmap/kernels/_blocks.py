@@ -15,7 +15,7 @@ import numpy as np
 
 from weightmap.errors import QuantError
 from weightmap.kernels._memory import empty, given_array
-from weightmap.kernels._native import as_input, as_output, decode_array, lib, thread_count
+from weightmap.kernels._native import as_input, as_output, decode_array, lib, mistyped, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +30,7 @@ _MOST = 1 << 56  # elements: more than any memory holds
 
 def scale_code(scale_type: str) -> int:
     """Return the code of a scale type, "fp32" or "fp16". Raises QuantError for another."""
-    code = SCALE_TYPES.get(scale_type)
+    code = SCALE_TYPES.get(scale_type) if isinstance(scale_type, str) else None
     if code is None:
         raise QuantError("scale_type", actual=repr(scale_type), expected="'fp16' or 'fp32'")
     return code
@@ -38,7 +38,10 @@ def scale_code(scale_type: str) -> int:
 
 def check_block_size(bits: int, block_size: int) -> int:
     """Return the block size as an int. Raises QuantError when `bits`-bit codes cannot have it."""
-    size = index(block_size)
+    try:
+        size = index(block_size)
+    except TypeError:
+        raise mistyped("block_size", block_size, "an integer") from None
     step = {4: 2, 5: 8}.get(bits, 1)
     if not 0 < size <= 1 << 32 or size % step:
         expected = f"1 to 2**32{f' and a multiple of {step}' if step > 1 else ''}"
@@ -48,7 +51,10 @@ def check_block_size(bits: int, block_size: int) -> int:
 
 def count_of(n: int) -> int:
     """Return a number of elements as an int. Raises QuantError when it is negative or absurd."""
-    count = index(n)
+    try:
+        count = index(n)
+    except TypeError:
+        raise mistyped("n", n, "an integer") from None
     if not 0 <= count <= _MOST:
         raise QuantError("number of elements", actual=count, expected="0 to 2**56")
     return count
@@ -68,7 +74,7 @@ def blocks_size(n: int, *, bits: int, block_size: int, scale_type: str) -> int:
     QuantError
         For a block size or a scale type that does not exist.
     """
-    if block_size:
+    if block_size != 0:
         block_size = check_block_size(bits, block_size)
     size: int = lib.wm_blocks_size(bits, scale_code(scale_type), block_size, count_of(n))
     return size

@@ -10,6 +10,7 @@ import numpy as np
 
 from weightmap import _kernels
 from weightmap._kernels import ffi, lib
+from weightmap.lazy import later
 
 if TYPE_CHECKING:
     import mmap
@@ -31,6 +32,7 @@ __all__ = [
     "ffi",
     "from_buffer",
     "lib",
+    "mistyped",
     "module",
     "thread_count",
     "widen_array",
@@ -42,6 +44,7 @@ _MOST_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
 module = _kernels
+mistyped = later("weightmap.arguments", "mistyped")
 
 if lib.wm_python_arrays() or lib.wm_python_owners():  # pragma: no cover
     raise ImportError("the built-in functions of weightmap._kernels could not be added")
@@ -59,14 +62,21 @@ def as_input(data: Buffer) -> Any:
             # (python/cpython#77894). The collector does not see arrays, nor what they hold.
             data = np.frombuffer(data, np.uint8) if data.nbytes else b""
         return from_buffer("uint8_t[]", data)
-    except (BufferError, ValueError) as error:
+    except (BufferError, TypeError, ValueError) as error:
+        if isinstance(data, str):
+            raise TypeError("a bytes-like object is required, not 'str'") from None
+        if isinstance(error, TypeError):
+            raise
         msg = f"expected a C-contiguous buffer, not this {type(data).__name__}: {error}"
         raise TypeError(msg) from None
 
 
 def thread_count(threads: int) -> int:
     """Return a number of threads that fits C; each kernel bounds it further."""
-    return max(1, min(index(threads), _MOST_THREADS))
+    try:
+        return max(1, min(index(threads), _MOST_THREADS))
+    except TypeError:
+        raise mistyped("threads", threads, "an integer") from None
 
 
 def as_output(array: NDArray[Any], ctype: str) -> Any:

@@ -143,10 +143,11 @@ def encode(
     """Return the bytes of all blocks and the sum of the squared errors of each; 16 bits mean blocks of float16."""
     array = real_numbers(a)
     flat = _flat(array)
-    count = -(-flat.size // block_size) if block_size else 1
-    size = 2 * count * block_size
     if bits != 16:
         size = blocks_size(flat.size, bits=bits, block_size=block_size, scale_type=scale_type)
+    count = -(-flat.size // block_size) if block_size else 1
+    if bits == 16:
+        size = 2 * count * block_size
     data, errors = np.empty(size, np.uint8), np.empty(count, np.float64)
     source = from_buffer("float[]", flat) if flat.size else NULL
     target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.arguments import mistyped
 from weightmap.dtypes import DTYPES
 from weightmap.errors import EncodeError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
 
-__all__ = ["CROSSING", "PAIRS", "from_torch", "is_torch", "torch_elements", "torch_info"]
+__all__ = ["CROSSING", "PAIRS", "check_module", "from_torch", "is_torch", "torch_elements", "torch_info"]
 
 # Names that torch and ml_dtypes share, with the integer type of the same width.
 CROSSING: dict[str, type[np.generic]] = {
@@ -62,6 +63,12 @@ def torch_elements(tensor: Any) -> NDArray[Any]:
     return from_torch(tensor)
 
 
+def check_module(name: str, given: Any) -> None:
+    """Raise TypeError for an argument that is no module of torch, nor works like one."""
+    if isinstance(given, type) or not hasattr(given, "load_state_dict"):
+        raise mistyped(name, given, "a torch.nn.Module")
+
+
 def from_torch(tensor: Any) -> NDArray[Any]:
     """Return the values of a tensor as an array.
 
@@ -80,6 +87,8 @@ def from_torch(tensor: Any) -> NDArray[Any]:
     EncodeError
         The tensor is sparse or quantised, or of a dtype that numpy and ml_dtypes lack.
     """
+    if not is_torch(tensor):
+        raise mistyped("tensor", tensor, "a torch.Tensor")
     name = _dense(tensor)
     # Conjugation and negation are flags on the tensor that numpy would not see.
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()

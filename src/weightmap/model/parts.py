@@ -179,14 +179,10 @@ def located(file: Any) -> Iterator[TensorRef]:
 
 
 def not_found(file: Any, name: object) -> TensorNotFoundError:
-    """Return the error for a name that no tensor has; it suggests similar names."""
-    from weightmap.index.spelling import alike  # noqa: PLC0415 - for errors only
+    """Return the error for a name that no tensor has; it suggests names."""
+    from weightmap.index.spelling import others  # noqa: PLC0415 - for errors only
 
-    close = alike(name, file) if isinstance(name, str) else []
-    hint = f"; similar names: {', '.join(map(quoted, close))}" if close else ""
-    if not isinstance(name, str):
-        hint = "; names are strings (str)"
-    message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{hint}"
+    message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{others(name, file)}"
     return TensorNotFoundError(message, path=file._source.name, format=file.format)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.arguments import as_integer
 from weightmap.dtypes import DTYPES, dtype_named, numpy_dtype
 from weightmap.errors import LimitError, UnsupportedError, counted
 
@@ -52,7 +53,7 @@ def read(
         return out
     flat = plain.reshape(-1) if plain.flags.carray else None  # kernels write to C-contiguous, aligned arrays only
     target = kernels.empty(plain.size, plain.dtype) if flat is None else flat
-    _fill(source, row, stored, target, 1 if threads is None else threads)
+    _fill(source, row, stored, target, 1 if threads is None else as_integer("threads", threads))
     if flat is None:
         plain[...] = target.reshape(plain.shape)
     return out

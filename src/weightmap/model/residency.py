@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.arguments import mistyped
 from weightmap.errors import TensorFileError
 from weightmap.io.pages import give_back, resident_in
 from weightmap.model.parts import check_open, check_unchanged, locate, parts_of
@@ -66,7 +68,7 @@ def prefetch(model: Any, names: str | Sequence[str] | None) -> None:
         )
         return
     wanted: dict[Source, list[tuple[int, int]]] = {}
-    for name in [names] if isinstance(names, str) else names:
+    for name in _listed(names):
         source, row, _ = locate(model, name)
         wanted.setdefault(source, []).append((row.offset, row.nbytes))
     for source, ranges in wanted.items():
@@ -96,8 +98,16 @@ _NEAR = 4096
 def _numbers(model: Any, spans: Spans, names: str | Sequence[str] | None) -> NDArray[np.int64]:
     if names is None:
         return np.arange(len(spans), dtype=np.int64)
-    listed = [names] if isinstance(names, str) else names
-    return np.array(sorted({spans.find(model, name) for name in listed}), np.int64)
+    return np.array(sorted({spans.find(model, name) for name in _listed(names)}), np.int64)
+
+
+def _listed(names: str | Iterable[str]) -> Iterable[str]:
+    """Return a name, or names, as names. Raises TypeError for anything else."""
+    if isinstance(names, str):
+        return [names]
+    if not isinstance(names, Iterable):
+        raise mistyped("names", names, "a name or a sequence of them")
+    return names
 
 
 def _by_file(spans: Spans, numbers: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 from typing import TYPE_CHECKING, Any
 
+from weightmap.arguments import as_path, check_progress, mistyped
 from weightmap.dtypes import DTYPES, FLOATING
 from weightmap.errors import EncodeError, Remedy, TensorFileError
-from weightmap.formats import Format, Payload, Request, Unfit, by_name, by_suffix, listed, refuse
+from weightmap.formats import FORMATS, Format, Payload, Request, Unfit, by_suffix, listed, refuse
 from weightmap.io.atomic import write_plan
 from weightmap.model.payload import from_arrays
 from weightmap.model.single import INDEX_SUFFIX, check_replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    import os
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from weightmap.io.sink import Plan
     from weightmap.typing import TensorLike
 
-__all__ = ["aligned_to", "check_mappings", "save"]
+__all__ = ["aligned_to", "check_mappings", "named", "save"]
 
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
+def named(format_: str, others: Iterable[str] = ()) -> Format:
+    """Return the format called `format_`. Raises ValueError, with the formats that are written and `others`."""
+    found = FORMATS.get(format_) if isinstance(format_, str) else None
+    if found is None:
+        written = (name for name, known in FORMATS.items() if known.plan is not None)
+        raise ValueError(f"format is {format_!r}, expected one of {', '.join([*written, *others])}")
+    return found
+
+
 def choose(path: str, format_: str | None, layout: str | None) -> Format:
     """Return the format to write. Raises `EncodeError` or ValueError if it, or the layout, does not exist."""
-    found = by_suffix(path) if format_ is None else by_name(format_)
+    found = by_suffix(path) if format_ is None else named(format_)
     if found.plan is None:
         msg = f"{found.title} files can be read but not written"
         raise EncodeError(msg, path=path, format=found.name)
@@ -131,12 +141,11 @@ def aligned_to(align: int | None) -> int:
     return 1 if align is None else align
 
 
-def check_mappings(tensors: Any, metadata: Any) -> None:
-    """Raise TypeError for tensors or metadata, unless None, that are not a mapping."""
-    for what, given in (("tensors", tensors), ("metadata", {} if metadata is None else metadata)):
-        if not hasattr(given, "items"):
-            msg = f"{what} must be a mapping, not {type(given).__name__}"
-            raise TypeError(msg)
+def check_mappings(tensors: Any, **optional: Any) -> None:
+    """Raise TypeError for tensors that are not a mapping, and for other arguments, unless None, that are none."""
+    for name, given in [("tensors", tensors), *optional.items()]:
+        if not hasattr(given, "items") and (given is not None or given is tensors):
+            raise mistyped(name, given, "a mapping")
 
 
 def save(
@@ -209,7 +218,7 @@ def save(
     TargetError
         When a sharded model, or its index, is there already, or another run is writing it.
     TypeError
-        When `tensors` or `metadata` is not a mapping.
+        For an argument of another type.
 
     Examples
     --------
@@ -218,8 +227,11 @@ def save(
     >>> wm.open("model.weights").metadata["model_name"]
     'tiny'
     """
-    name, boundary = os.fsdecode(os.fspath(path)), aligned_to(align)
-    check_mappings(tensors, metadata)
+    name, boundary = as_path("path", path), aligned_to(align)
+    check_mappings(tensors, metadata=metadata, special_ids=special_ids)
+    if vocab is not None and (isinstance(vocab, str) or not hasattr(vocab, "__len__")):
+        raise mistyped("vocab", vocab, "a sequence of tokens")
+    check_progress(progress)
     if max_shard_size is None:
         most, chosen_by = None, name
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.arguments import as_integer, mistyped
 from weightmap.errors import PlanError, quoted
 
 if TYPE_CHECKING:
@@ -108,16 +109,18 @@ def shard(name_or_info: Any, dim: int, rank: int, world: int) -> Any:
     >>> shard("weight", 1, 0, 2)
     Shard(dim=1, rank=0, world=2)
     """
-    part = Shard(index(dim), *checked_rank(rank, world))
+    part = Shard(as_integer("dim", dim), *checked_rank(rank, world))
     if isinstance(name_or_info, str):
         return part
+    if not hasattr(name_or_info, "shape"):
+        raise mistyped("name_or_info", name_or_info, "a name, or something with a shape")
     name = getattr(name_or_info, "name", None)
     return part.of(tuple(name_or_info.shape), f"tensor {quoted(name)}" if isinstance(name, str) else "the tensor")
 
 
 def checked_rank(rank: int, world: int, words: tuple[str, str] = ("rank", "world")) -> tuple[int, int]:
     """Return a rank and the number of ranks as integers. Raises `PlanError` when there is no such rank."""
-    number, count = index(rank), index(world)
+    number, count = as_integer(words[0], rank), as_integer(words[1], world)
     if count < 1:
         raise PlanError(words[1], field=words[1], actual=count, expected="at least 1")
     if not 0 <= number < count:
@@ -230,7 +233,7 @@ def boxes(starts: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[tu
 
 def at_least(least: int, what: str, value: int) -> int:
     """Return the number called `what`. Raises `PlanError` if it is below `least`."""
-    number = index(value)
+    number = as_integer(what, value)
     if number < least:
         raise PlanError(what, field=what, actual=number, expected=f"at least {least}")
     return number

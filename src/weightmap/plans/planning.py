@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from weightmap.arguments import as_float
 from weightmap.errors import PlanError, TensorFileError
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open as open_model
@@ -83,7 +84,7 @@ def plan(
     options["budget"] = None if budget is None else at_least(1, "budget", budget)
     options["rank"], options["world"] = number, count = checked_rank(rank, world)
     options["local_rank"], options["local_world"] = checked_rank(local_rank, local_world, ("local_rank", "local_world"))
-    most = float(max_over_read)
+    most = as_float("max_over_read", max_over_read)
     if not 1 <= most < math.inf:
         raise PlanError("max_over_read", field="max_over_read", actual=most, expected="a finite number, at least 1")
     owned = not isinstance(source, TensorFile)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.arguments import as_integer, check_progress
 from weightmap.errors import TensorFileError
 from weightmap.io.pages import bring_in, resident_in
 
@@ -92,13 +93,14 @@ def warm(
     progress: Callable[[int, int], None] | None,
 ) -> int:
     """Bring reads into the page cache, at most `budget` bytes of what is cold; return how many these were."""
+    check_progress(progress)
     files, starts, stops = pieces(reads, chunk)
     cold, _ = cold_in(sources, (files, starts, stops))
     # What lies in a store has no pages that could be brought in.
     wanted = (cold > 0) & np.array([source.store is None for source in sources])[files]
     if budget is not None:
         wanted &= np.cumsum(cold) <= budget
-    count = min(_THREADS if threads is None else max(1, threads), 64)
+    count = min(_THREADS if threads is None else max(1, as_integer("threads", threads)), 64)
     joined = kernels.join_ranges(files[wanted], starts[wanted], stops[wanted], gap=0, most=1.0)[:3]
     stretch = min(_STRETCH, int((stops - starts)[wanted].sum()) // count)
     work = [column.tolist() for column in pieces(joined, max(stretch // chunk, 1) * chunk)]

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.arguments import mistyped
 from weightmap.dtypes import FLOATING
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import locate
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan
-from weightmap.torch._tensors import in_pairs, to_torch, torch_device
+from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_device
 
 if TYPE_CHECKING:
     from weightmap.model.file import TensorFile
@@ -65,7 +66,11 @@ def load_file(
         torch is not installed.
     """
     where = torch_device(device)
+    if where.type == "cpu" and dtype is not None and not isinstance(dtype, imported_torch().dtype):
+        raise mistyped("dtype", dtype, "a torch.dtype")
     if plan is not None:
+        if not hasattr(plan, "run"):
+            raise mistyped("plan", plan, "a weightmap.ReadPlan")
         if where.type != "cpu":
             return dict(load_plan(plan, where, dtype=dtype, verify=verify))
         return {name: _cast(to_torch(array), dtype) for name, array in plan.run(verify=verify)}

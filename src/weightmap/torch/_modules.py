@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.device import Loader
 from weightmap.device._cargo import Cargo, Made
 from weightmap.errors import TensorFileError, quoted
-from weightmap.model.foreign import from_torch
+from weightmap.model.foreign import check_module, from_torch
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_unchanged, locate
 from weightmap.torch._device import TorchBackend, pour
@@ -61,6 +61,7 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     FormatError, OSError
         As `weightmap.open`.
     """
+    check_module("module", module)
     own = {name: value for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "device")}
     with open_model(path, mode=writable_mode()) as file:
         state = shared(file)

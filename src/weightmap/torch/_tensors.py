@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.arguments import mistyped
 from weightmap.errors import MissingDependencyError, UnsupportedError
 from weightmap.model.foreign import CROSSING, PAIRS
 from weightmap.quant.blocks import QuantizedTensor
@@ -50,6 +51,8 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
         if copy is False:
             raise ValueError("a quantised tensor is decoded into a new array: copy=False is impossible")
         return torch.from_numpy(array.dequantize())
+    if not hasattr(array, "flags"):
+        raise mistyped("array", array, "a numpy array or a QuantizedTensor")
     flags = array.flags
     shareable = (
         flags.writeable

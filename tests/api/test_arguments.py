@@ -1,0 +1,171 @@
+"""Arguments of a wrong type: a TypeError that names the argument and says what it takes, before anything is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from weightmap.compat import safe_open, serialize
+from weightmap.compat.gguf import GGUFReader
+from weightmap.dlpack import export
+from weightmap.words import train_pq
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Call = Callable[["Files"], object]
+
+DTYPE = r"dtype is {}, expected one that numpy has, such as 'float32', or bfloat16, float8_e4m3fn, "
+
+
+class Files:
+    """A model, its quantised copy, word vectors, and where results go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model, self.target = folder / "model.safetensors", folder / "target.safetensors"
+        self.shards, self.words, self.blocks = folder / "shards", folder / "words.fifu", folder / "model.amb"
+        self.array = np.arange(128, dtype=np.float32).reshape(4, 32)
+        wm.save(self.model, {"w": self.array})
+        wm.save(self.blocks, {"w": wm.quantize(self.array, "int4_block")})
+        wm.save(self.words, {"embeddings": self.array}, vocab=["a", "b", "c", "d"])
+        self.shards.mkdir()
+
+    def convert(self, **options: Any) -> object:
+        """Convert the model to one file."""
+        return wm.convert(self.model, self.target, **options)
+
+    def spread(self, **options: Any) -> object:
+        """Convert the model to a folder of shards."""
+        return wm.convert(self.model, self.shards, format="safetensors", **options)
+
+    def quantize(self, scheme: Any = "int4_block", **options: Any) -> object:
+        """Quantise an array."""
+        return wm.quantize(self.array, scheme, **options)
+
+    def save(self, **options: Any) -> None:
+        """Save an array."""
+        wm.save(self.target, {"w": self.array}, **options)
+
+    def plan(self, **options: Any) -> wm.ReadPlan:
+        """Plan to read the model."""
+        return wm.plan(self.model, **options)
+
+    @property
+    def file(self) -> wm.TensorFile:
+        """The model, open."""
+        return wm.open(self.model)
+
+    @property
+    def quantized(self) -> Any:
+        """A quantised tensor."""
+        return wm.open(self.blocks)["w"]
+
+
+# A wrong argument, and the message.
+WRONG: list[tuple[Call, str]] = [
+    (lambda f: f.file.read("w", "foo"), DTYPE.format("'foo'")),
+    (lambda f: f.file.read("w", 5), DTYPE.format("5")),
+    (lambda f: f.file.read("w", "(2,)f4"), DTYPE.format(r"'\(2,\)f4'")),
+    (lambda f: f.quantized.dequantize("foo"), DTYPE.format("'foo'")),
+    (lambda f: f.quantized.dequantize(("f4", (2,))), DTYPE.format(r"\('f4', \(2,\)\)")),
+    (lambda f: f.file.read("w", threads="2"), "threads must be an integer, not str"),
+    (lambda f: f.quantized.dequantize(threads=1.5), "threads must be an integer, not float"),
+    (lambda f: f.file.verify(threads="2"), "threads must be an integer, not str"),
+    (lambda f: f.file.verify(progress=5), "progress must be a function of two numbers"),
+    (lambda f: f.file.prefetch(5), "names must be a name or a sequence of them, not int"),
+    (lambda f: f.file.residency(5), "names must be a name or a sequence of them, not int"),
+    (lambda f: f.file.release(5), "names must be a name or a sequence of them, not int"),
+    (lambda f: wm.open(f.words).embeddings.batch(5), "words must be a sequence of words, not int"),
+    (lambda f: wm.open(f.words).vocab["a"], "a token id must be an integer, not str"),
+    (lambda f: wm.verify(f.model, manifest=5), r"manifest must be a path \(str, bytes or os.PathLike\), not int"),
+    (lambda f: wm.verify(f.model, executor=5), "executor must be a concurrent.futures.Executor, not int"),
+    (lambda f: wm.verify(f.model, progress=5), "progress must be a function of two numbers"),
+    (lambda f: wm.save(None, {}), r"path must be a path \(str, bytes or os.PathLike\), not NoneType"),
+    (lambda f: wm.save(f.target, None), "tensors must be a mapping, not NoneType"),
+    (lambda f: f.save(metadata=[1]), "metadata must be a mapping, not list"),
+    (lambda f: f.save(special_ids=[1]), "special_ids must be a mapping, not list"),
+    (lambda f: f.save(vocab=5), "vocab must be a sequence of tokens, not int"),
+    (lambda f: f.save(vocab="token"), "vocab must be a sequence of tokens, not str"),
+    (lambda f: f.save(progress=5), "progress must be a function of two numbers, done and total, not int"),
+    (lambda f: wm.convert(f.model, None), r"dst must be a path \(str, bytes or os.PathLike\), not NoneType"),
+    (lambda f: f.convert(include=5), "include must be a glob or a sequence of globs, not int"),
+    (lambda f: f.convert(exclude=b"w"), "exclude must be a glob or a sequence of globs, not bytes"),
+    (lambda f: f.convert(quantize_include=[1]), "a glob of quantize_include must be a str, not int"),
+    (lambda f: f.convert(quantize_exclude=["w", None]), "a glob of quantize_exclude must be a str, not NoneType"),
+    (lambda f: f.convert(progress="bar"), "progress must be a function of two numbers, done and total, not str"),
+    (lambda f: f.spread(executor="threads"), "executor must be a concurrent.futures.Executor, not str"),
+    (lambda f: f.spread(manifest=5), r"manifest must be a path \(str, bytes or os.PathLike\), not int"),
+    (lambda f: f.spread(rank="1", world=2), "rank must be an integer, not str"),
+    (lambda f: f.spread(rank=0, world=2.0), "world must be an integer, not float"),
+    (lambda f: f.quantize(block_size="32"), "block_size must be an integer, not str"),
+    (lambda f: f.quantize(block_size={}), "block_size must be an integer, not dict"),
+    (lambda f: f.quantize("adaptive", block_size="32"), "block_size must be an integer, not str"),
+    (lambda f: f.quantize("adaptive", bits="5"), "bits must be a number, not str"),
+    (lambda f: f.quantize("adaptive", bits=None), "bits must be a number, not NoneType"),
+    (lambda f: f.quantize(threads="2"), "threads must be an integer, not str"),
+    (lambda f: wm.diff(f.model, f.model, rtol="0.1"), "rtol must be a number, not str"),
+    (lambda f: wm.diff(f.model, f.model, atol=[1]), "atol must be a number, not list"),
+    (lambda f: f.plan(rank="1"), "rank must be an integer, not str"),
+    (lambda f: f.plan(local_world=None), "local_world must be an integer, not NoneType"),
+    (lambda f: f.plan(gap=1.5), "gap must be an integer, not float"),
+    (lambda f: f.plan(max_over_read="1.1"), "max_over_read must be a number, not str"),
+    (lambda f: f.plan().warm("2"), "threads must be an integer, not str"),
+    (lambda f: f.plan().warm(progress=5), "progress must be a function of two numbers"),
+    (lambda _: wm.shard(None, 0, 0, 1), "name_or_info must be a name, or something with a shape, not NoneType"),
+    (lambda _: wm.shard("w", "0", 0, 1), "dim must be an integer, not str"),
+    (lambda _: wm.open("https://x.invalid/m", concurrency="2"), "concurrency must be an integer, not str"),
+    (lambda _: wm.open("https://x.invalid/m", deadline="2"), "deadline must be a number, not str"),
+    (lambda _: wm.kernels.dequantize_int4(bytes(18), "32", 32), "n must be an integer, not str"),
+    (lambda _: wm.kernels.f16_to_f32("ab"), "a bytes-like object is required, not 'str'"),
+    (lambda _: serialize(None), "tensors must be a mapping, not NoneType"),
+    (lambda _: GGUFReader(None), r"path must be a path \(str, bytes or os.PathLike\), not NoneType"),
+    (lambda _: export(None), "array must be a numpy array or a QuantizedTensor, not NoneType"),
+    (lambda _: train_pq(np.eye(4), n_subquantizers="2"), "n_subquantizers must be an integer, not str"),
+    (lambda _: train_pq(np.eye(4), n_bits="2"), "n_bits must be an integer, not str"),
+    (lambda _: train_pq(np.eye(4), sample="2"), "sample must be an integer, not str"),
+]
+# A wrong argument of which a number of values is right: an error of the class that another wrong value gives.
+VALUES: list[tuple[Call, type[Exception], str]] = [
+    (lambda f: wm.open(f.model, format=[1]), ValueError, r"format is \[1\], expected one of amb, "),
+    (lambda f: f.quantize(scale_type=[1]), wm.QuantError, r"scale_type is \[1\], expected 'fp16' or 'fp32'"),
+    (lambda f: f.quantize([1]), wm.QuantError, r"scheme is \[1\], expected one of int8, "),
+    (lambda f: f.convert(quantize={}), wm.QuantError, r"scheme is \{\}, expected one of int8, "),
+    (lambda f: safe_open(f.model, [1]), wm.UnsupportedError, r"framework is \[1\], expected np, "),
+    (lambda _: train_pq("words"), wm.QuantError, "dtype is <U5, expected real numbers"),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The files that the calls read."""
+    return Files(tmp_path_factory.mktemp("arguments"))
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_an_argument_of_a_wrong_type_is_named(call: Call, message: str, files: Files) -> None:
+    """The error is a TypeError that names the argument and says what it takes; nothing is written."""
+    with pytest.raises(TypeError, match=f"^{message}"):
+        call(files)
+    assert not files.target.exists()
+    assert not list(files.shards.iterdir())
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), VALUES, ids=[message for *_, message in VALUES])
+def test_a_value_that_cannot_be_hashed_is_like_any_wrong_one(
+    call: Call, kind: type[Exception], message: str, files: Files
+) -> None:
+    """Lists and dictionaries, where one of a few words is expected, give the error of any other wrong word."""
+    with pytest.raises(kind, match=message):
+        call(files)
+    assert not files.target.exists()
+
+
+def test_paths_may_be_bytes(files: Files, tmp_path: Path) -> None:
+    """A manifest, as any path that is written, may be bytes."""
+    manifest = tmp_path / "manifest"
+    wm.verify(files.model, manifest=bytes(manifest))
+    assert manifest.exists()
