@@ -20,6 +20,7 @@ from tests.support import DATA, listing, mappings, run_child, same
 
 import weightmap as wm
 from weightmap import kernels
+from weightmap.compat import save_file
 from weightmap.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -534,7 +535,7 @@ def test_a_directory_is_not_taken_for_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "dir").mkdir()
     (tmp_path / "slash link").symlink_to("new/")
     target = os.path.join(tmp_path, name)  # noqa: PTH118 - a Path has no slash at its end
-    with pytest.raises(IsADirectoryError) as caught:
+    with pytest.raises(IsADirectoryError, match="this is a directory: give the name of a file in it, or ") as caught:
         wm.save(target, {"a": BASE}, format="embd")
     assert caught.value.filename == target
     with pytest.raises(IsADirectoryError):
@@ -542,6 +543,15 @@ def test_a_directory_is_not_taken_for_a_file(tmp_path: Path, name: str) -> None:
     assert listing(tmp_path) == ["dir", "slash link", "there"]
     assert (tmp_path / "there").read_bytes() == b"old"
     assert listing(tmp_path / "dir") == []
+
+
+def test_a_directory_needs_no_format_to_be_refused(tmp_path: Path) -> None:
+    """A directory is refused as one before its name is taken for a suffix; files of one array are refused likewise."""
+    with pytest.raises(IsADirectoryError, match="give the name of a file in it, or max_shard_size= for shards"):
+        wm.save(tmp_path, {"a": BASE})
+    with pytest.raises(IsADirectoryError, match="this is a directory: give the name of a file: "):
+        save_file({"a": BASE}, tmp_path)
+    assert listing(tmp_path) == []
 
 
 def test_a_path_without_a_name_is_no_file(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "weightmap"
 
 # From the ground up: a module imports from the rooms below, or from its own.
 LAYERS = [
-    {"amounts", "errors", "lazy", "options", "dtypes", "forking", "typing"},
+    {"amounts", "arguments", "errors", "lazy", "options", "dtypes", "forking", "typing"},
     {"_kernels"},
     {"kernels"},
     {"io"},

@@ -367,10 +367,13 @@ def test_objects_without_bytes(objects: Objects, url: str) -> None:
 # ----------------------------------------------------------------------------------------------------------- addresses
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_a_missing_obstore_is_named_with_its_extra(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without obstore, the error says what to install."""
+    """Without obstore, the error says what to install, and for which address."""
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(MissingDependencyError, match="pip install obstore"):
-        wm.open(f"{scheme}://bucket/model.safetensors")
+    url = f"{scheme}://bucket/folder/model.safetensors"
+    with pytest.raises(
+        MissingDependencyError, match=f"^{url}: {scheme}:// addresses need obstore.* pip install obstore"
+    ):
+        wm.open(url)
 
 
 def test_other_schemes_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

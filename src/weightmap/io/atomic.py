@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weightmap.io.sink import Plan
     from weightmap.kernels import Temporary
 
-__all__ = ["no_directory", "remove_leftovers", "write_plan"]
+__all__ = ["directory_given", "no_directory", "remove_leftovers", "write_plan"]
 
 # What addresses begin with that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
@@ -158,7 +158,7 @@ def _resolved(path: str) -> str:
     """
     for _ in range(_MOST_LINKS):
         if path and not os.path.basename(path):  # "new/" names a directory, even if it does not exist; so says `open`
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise directory_given(path)
         try:
             link = os.readlink(path)
         except FileNotFoundError:  # a new file
@@ -183,11 +183,16 @@ def _target_mode(target: str, path: str) -> tuple[int, int] | None:
             raise
         return None
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise directory_given(path)
     if not stat.S_ISREG(status.st_mode):
         msg = "this is a FIFO, socket or device: only a regular file can be replaced"
         raise NotRegularFileError(msg, path=path)
     return status.st_mode & 0o777, status.st_gid
+
+
+def directory_given(path: str, instead: str = "") -> IsADirectoryError:
+    """Return the error for a target that is a directory; `instead` names another way than a name of a file."""
+    return IsADirectoryError(errno.EISDIR, f"this is a directory: give the name of a file{instead}", path)
 
 
 def no_directory(path: str, target: str | None = None) -> FileNotFoundError:

@@ -65,7 +65,7 @@ def locate(
             raise ValueError(
                 f"the {scheme} address names no {_OF_OBSTORE[scheme][1] if scheme in _OF_OBSTORE else 'host'}"
             )
-        store = _store_of(scheme, host, base, seconds, redirects=redirects, query=query)
+        store = _store_of(path, scheme, host, base, seconds, redirects=redirects, query=query)
     else:
         base += _prefix_of(store, key)
     return Location(base + key.removeprefix(base.split("/", 3)[3]), Access(store, count, seconds), base)
@@ -81,7 +81,7 @@ def _prefix_of(store: Any, key: str) -> str:
     return ""
 
 
-def _store_of(scheme: str, host: str, base: str, deadline: float, *, redirects: bool, query: str) -> Any:
+def _store_of(path: str, scheme: str, host: str, base: str, deadline: float, *, redirects: bool, query: str) -> Any:
     """Return the store for an address, with the credentials that its environment has."""
     if scheme not in _OF_OBSTORE:
         from weightmap.io.web import WebStore  # noqa: PLC0415 - others need none of it
@@ -93,7 +93,7 @@ def _store_of(scheme: str, host: str, base: str, deadline: float, *, redirects: 
         msg = (
             f"{scheme}:// addresses need obstore, the extra [remote]: pip install obstore, or '.[remote]' in a checkout"
         )
-        raise MissingDependencyError(msg, path=base) from None
+        raise MissingDependencyError(msg, path=path) from None
     # Attempts and time are bounded by `Access`; credentials are asked for by the store itself.
     kind, _, prefix = _OF_OBSTORE[scheme]
     plain = os.environ.get(f"{prefix}_ALLOW_HTTP", "").lower() in {"true", "1", "yes", "on"}

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from typing import TYPE_CHECKING, Any
 
 from weightmap.arguments import as_path, check_progress, mistyped
 from weightmap.dtypes import DTYPES, FLOATING
 from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import FORMATS, Format, Payload, Request, Unfit, by_suffix, listed, refuse
-from weightmap.io.atomic import write_plan
+from weightmap.io.atomic import directory_given, write_plan
 from weightmap.model.payload import from_arrays
 from weightmap.model.single import INDEX_SUFFIX, check_replaceable
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from weightmap.io.sink import Plan
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["aligned_to", "check_mappings", "named", "save"]
 
+_SHARDS_INSTEAD = " in it, or max_shard_size= for shards"
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
@@ -246,6 +247,8 @@ def save(
         payloads = from_arrays(tensors)
         chosen = choose_layout(found, layout, metadata)
     except TensorFileError as error:
+        if most is None and os.path.isdir(name):
+            raise directory_given(name, _SHARDS_INSTEAD) from None
         raise error.located(path=name) from None
     check_replaceable(name)
 
@@ -255,6 +258,9 @@ def save(
         return plan_request(path, found, request, "give arrays of TYPE")
 
     if most is None:
-        write_plan(name, plan(name, payloads), progress=progress, durable=durable)
+        try:
+            write_plan(name, plan(name, payloads), progress=progress, durable=durable)
+        except IsADirectoryError:
+            raise directory_given(name, _SHARDS_INSTEAD) from None
     else:
         splitting.write_split(name, found, payloads, most, plan, progress=progress, durable=durable)
