@@ -205,7 +205,7 @@ def test_what_is_no_word_has_no_vector():
     e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), noise(len(WORDS) + 64))
     assert e.get(5) is None
     assert 5 not in e
-    with pytest.raises(TypeError, match="^words must be a sequence of words, not str$"):
+    with pytest.raises(TypeError, match=r"^words must be a sequence of words, not str$"):
         e.batch("words")
     with pytest.raises(TypeError):
         e.batch([5])

@@ -91,6 +91,11 @@ class Verification:
         if self._progress is not None:
             self._progress(done, self.source.size)
 
+    def onwards(self) -> Callable[[int, int], None]:
+        """Return a `progress` for the verification of a part, whose bytes count from here on."""
+        start = self.done
+        return lambda done, _: self.reached(start + done)
+
     def checked(self, what: str) -> None:
         """Record that `what` was checked."""
         self.checks.append(what)

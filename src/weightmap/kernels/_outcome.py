@@ -1,10 +1,14 @@
-"""What became of a call of C that reads and writes files itself."""
+"""Calls of C that read and write files themselves: where their bytes lie, and what became of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import lib
+from weightmap.kernels._native import NULL, as_input, lib
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Failed", "check_outcome"]
 
@@ -34,6 +38,14 @@ class Failed(Exception):  # noqa: N818 - callers turn it into an error that name
         self.what: str = what
         self.at: int = at
         self.error: int = error
+
+
+def place_of(source: int | NDArray[np.uint8]) -> tuple[int, Any, int]:
+    """Return descriptor, memory and size as C takes them: -1 for memory; NULL and 0 for a descriptor."""
+    if isinstance(source, int):
+        return source, NULL, 0
+    memory = as_input(source)
+    return -1, memory, len(memory)
 
 
 def check_outcome(outcome: Any) -> None:

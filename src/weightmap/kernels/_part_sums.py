@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, U32_MAX, as_input, as_output, ffi, from_buffer, lib, thread_count
-from weightmap.kernels._outcome import check_outcome
+from weightmap.kernels._native import NULL, U32_MAX, as_output, ffi, from_buffer, lib, thread_count
+from weightmap.kernels._outcome import check_outcome, place_of
 from weightmap.kernels._rooms import room
 
 if TYPE_CHECKING:
@@ -54,11 +54,10 @@ class PartSummer:
         Failed
         """
         filled = np.zeros(len(gaps), np.bool_)
-        memory, fd = (NULL, source) if isinstance(source, int) else (as_input(source), -1)
-        if isinstance(source, int) and not self._room.size:
+        fd, memory, size = place_of(source)
+        if fd >= 0 and not self._room.size:
             self._room = room(self._threads * lib.WM_SUM_ROOM)
         ranges = from_buffer("uint64_t[]", gaps) if len(gaps) else NULL
-        size = 0 if isinstance(source, int) else len(memory)
         part = ffi.new("wm_summed *", (fd, memory, size, offset, nbytes, ranges, len(gaps)))
         crc, outcome = ffi.new("uint32_t *", value & U32_MAX), ffi.new("wm_outcome *")
         buffer, flags = as_output(self._room, "uint8_t[]"), as_output(filled.view(np.uint8), "uint8_t[]")

@@ -9,7 +9,7 @@ import numpy as np
 from weightmap.kernels._blocks import scale_code
 from weightmap.kernels._differ import COMPARED
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, lib, thread_count
-from weightmap.kernels._outcome import check_outcome
+from weightmap.kernels._outcome import check_outcome, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,9 +94,8 @@ class BlockEncoder:
         Failed
         """
         numbers, pieces = self._numbers, self._pieces
-        memory = NULL if isinstance(source, int) else as_input(source)
-        fd, size = (source, 0) if isinstance(source, int) else (-1, len(memory))
-        numbers.fd, numbers.memory, numbers.size, numbers.at = fd, memory, size, at
+        numbers.fd, memory, numbers.size = place_of(source)
+        numbers.memory, numbers.at = memory, at
         numbers.kind, numbers.n = COMPARED[dtype][0], count
         each = lib.wm_quantize_room(numbers, self._blocks, pieces)
         wanted = min(self._threads, max(pieces[0], 1)) * each

@@ -305,9 +305,7 @@ class Shards:
         run.checked("index of shards")
         run.warnings += disagreements(self, self.load_metadata())
         for name, file in self.shards.items():
-            start = run.done
-            tell = lambda done, _, start=start: run.reached(start + done)  # noqa: E731 - of this shard
-            report = file.verify(progress=tell, threads=run.threads)
+            report = file.verify(progress=run.onwards(), threads=run.threads)
             run.checks += [f"{name}: {check}" for check in report.checks]
             run.warnings += [f"{name}: {warning}" for warning in report.warnings]
 

@@ -319,6 +319,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 # Bytes of the shortest file in the specification layout.
 _LEAST = HEADER.size + FOOTER.size
+# Bytes of the shortest file in the simple layout, to which shorter ones may belong as well.
+_LEAST_SIMPLE = 16
 # Places and sizes of metadata and vocabulary, and the place of the index.
 _PLACES = struct.Struct("<5I")
 
@@ -351,7 +353,12 @@ def _cut_short(head: bytes, size: int) -> FormatError:
     """Return the error for a file that is shorter than the shortest one in the specification layout, which it has."""
     at = OFFSETS["total_file_size"]
     declared = int.from_bytes(head[at : at + 8], "little") if size >= at + 8 else 0
-    return _shorter(size, declared) if declared > size else cut_off("its header and footer", size, _LEAST)
+    if declared > size:
+        return _shorter(size, declared)
+    error = cut_off("its header and footer", size, _LEAST)
+    if size < _LEAST_SIMPLE:
+        error.expected += f", or {_LEAST_SIMPLE} in the simple layout"
+    return error
 
 
 def _shorter(size: int, declared: int) -> FormatError:
