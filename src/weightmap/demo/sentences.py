@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
-__all__ = ["SentenceEncoder", "build_tokenizer"]
+__all__ = ["TOKENIZERS", "SentenceEncoder", "build_tokenizer"]
+
+# The library that cuts sentences up, and how to get it.
+TOKENIZERS = "the tokenizers library: pip install tokenizers"
 
 # A word of more letters is unknown as a whole, as in the original BERT tokeniser.
 _MAX_LETTERS = 100
@@ -49,7 +52,7 @@ def build_tokenizer(vocab: Sequence[str], special_ids: Mapping[str, int], *, max
     try:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     except ImportError as error:
-        raise MissingDependencyError("the demo needs the tokenizers library: pip install tokenizers") from error
+        raise MissingDependencyError(f"the demo needs {TOKENIZERS}") from error
 
     special = {role: vocab[special_ids[role]] for role in ("pad", "unk", "cls", "sep", "mask")}
     ids = {token: number for number, token in enumerate(vocab)}
