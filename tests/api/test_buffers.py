@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from tests.support import run_child
 
+from weightmap import kernels
 from weightmap.io import buffers
 from weightmap.kernels._rooms import room
 
@@ -112,3 +114,20 @@ print((seen[-1] - seen[8]) / (len(seen) - 9))
 """
     faults = float(run_child(child, tmp_path, env={"MALLOC_TRIM_THRESHOLD_": "65536"}).stdout)
     assert faults < 16, "each shard would have a page of its own for each 4 KiB that it reads and writes"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
+def test_a_fresh_buffer_is_not_touched() -> None:
+    """Whoever fills it takes the page faults, on several threads if it has them."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    view = buffers.room(64 << 20)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000
+    assert len(view) == 64 << 20
+
+
+def test_a_buffer_of_no_size() -> None:
+    """A size that is no number is a TypeError."""
+    with pytest.raises(TypeError):
+        kernels.new_buffer("1")  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ def make(size: int, dtype: str) -> Tensor:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("block_size", [24, 32, 4096])
+@pytest.mark.parametrize("block_size", [24, 32, 4096, 16384])
 def test_every_dtype_and_number_of_threads(
     put: Callable[..., Path], tmp_path: Path, block_size: int, threads: int
 ) -> None:
@@ -86,6 +86,34 @@ def test_python_writes_two_pieces_only(
     size = (tmp_path / "q.amb").stat().st_size
     assert size > 20 * STAGE
     assert len(written) <= 3
+
+
+def test_one_call_for_each_stage(put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks across its end take no call of their own; each byte is written once, and the first ones last."""
+    source = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors")
+    calls, written, encode, pwrite = [], [], BlockEncoder.__call__, os.pwrite
+
+    def encoding(self: BlockEncoder, *args: Any) -> tuple[float, float]:
+        earlier: Unwritten | None = args[5]
+        calls.append(len(args[4]))
+        if earlier is not None:
+            written.append((earlier.offset, len(earlier.data)))
+        return encode(self, *args)
+
+    def writing(fd: int, data: memoryview, offset: int) -> int:
+        written.append((offset, len(data)))
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(BlockEncoder, "__call__", encoding)
+    monkeypatch.setattr(os, "pwrite", writing)
+    wm.convert(source, tmp_path / "q.amb", quantize="int4_block", threads=2)
+    size = (tmp_path / "q.amb").stat().st_size
+    assert len(calls) == -(-size // STAGE)
+    assert written[-1] == (0, sink._BEGINNING)
+    written.sort()
+    assert [begin for begin, _ in written] == [0, *(sum(pair) for pair in written[:-1])]
+    assert sum(written[-1]) == size
+    assert all(begin % STAGE == 0 for begin, _ in written[2:])
 
 
 def test_a_tensor_that_is_not_row_major(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 from _thread import _local
 from typing import TYPE_CHECKING
 
+from weightmap import kernels
 from weightmap.kernels._rooms import LINE, to_line
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["keeping", "room"]
 
-# A file takes one to read, up to three to write, one to quantise; the last piece of a tensor may hold one more.
+# A file takes one to read, two to write, one to quantise; the last piece of a tensor may hold one more.
 _MOST = 6
 
 
@@ -48,11 +49,11 @@ def room(nbytes: int) -> memoryview:
     """
     buffers, size = _kept.buffers, nbytes + LINE
     if buffers is None:
-        return _from_line(bytearray(size), nbytes)
+        return _from_line(kernels.new_buffer(size), nbytes)
     for buffer in sorted(buffers, key=len):
         if len(buffer) >= size and _is_free(buffer):
             return _from_line(buffer, nbytes)
-    buffers.append(bytearray(size))
+    buffers.append(kernels.new_buffer(size))
     if len(buffers) > _MOST:
         del buffers[0]
     return _from_line(buffers[-1], nbytes)

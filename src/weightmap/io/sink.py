@@ -20,6 +20,10 @@ __all__ = ["Plan", "Sink", "to_bytes"]
 STAGE = 2 << 20
 # Long data is written in pieces of this many bytes, without a copy; progress is reported after each.
 DIRECT = 16 << 20
+# What `fill` holds back of a file until all else is written: no format knows the file without it.
+_BEGINNING = 4096
+# Bytes behind a staging buffer: what units that `fill` makes there go beyond its end.
+_BEYOND = 4096
 
 
 class Plan:
@@ -47,7 +51,7 @@ class Sink:
 
     A staging buffer collects small data, and all data that needs a checksum: summed and written from the same buffer,
     checksum and bytes agree even if another thread changes the tensor meanwhile. Long data without a checksum is
-    written directly. The first piece, with the header, is written last.
+    written directly. The first piece, with the header, is written last; where `fill` comes to its end, its first bytes.
 
     Attributes
     ----------
@@ -69,7 +73,7 @@ class Sink:
         self._total = total
         self._progress = progress
         self._room = min(STAGE, max(total, 1)) if exact else STAGE
-        self._view = buffers.room(self._room)
+        self._view = buffers.room(self._room + _BEYOND)
         self._filled = 0
         self._summing = False
         self._summed = 0
@@ -128,17 +132,23 @@ class Sink:
         while done < count:
             if self._filled == self._room:
                 self._flush_full()
-            begin, earlier = self._filled, self._waiting
-            size = min(count - done, (self._room - begin) // unit * unit)
-            # A unit across the end of the buffer takes a way round.
-            out = self._view[begin : begin + size] if size else memoryview(bytearray(unit))
+            view, begin, earlier = self._view, self._filled, self._waiting
+            size = min(count - done, (self._room + _BEYOND - begin) // unit * unit)
+            # A large unit across the end of the buffer takes a way round.
+            out = view[begin : begin + size] if size else memoryview(bytearray(unit))
             encode(out, done, earlier)
             self._waiting = None
-            if size:
-                self._filled += size
-            else:
+            done += size or unit
+            end = begin + size
+            if not size:
                 self.write(out)
-            done += len(out)
+            elif end <= self._room:
+                self._filled = end
+            else:
+                self._filled = self._room
+                self._flush_full()
+                self._filled = end - self._room
+                self._view[: self._filled] = view[self._room : end]
         self._filling = False
 
     def pad(self, count: int) -> None:
@@ -163,20 +173,23 @@ class Sink:
 
     def _flush_full(self) -> None:
         """Write the buffer, or set aside the first one, with more to come."""
-        waits = self._first is None
+        waits = self._first is None and not self._filling
         self._flush()
         if waits:
-            self._view = buffers.room(self._room)
+            self._view = buffers.room(self._room + _BEYOND)
 
     def _flush(self) -> None:
         self._sum()
         piece = self._view[: self._filled]
-        if self._first is None:
-            self._first = piece
-        elif self._filling:
+        if self._filling:
             self._settle()
-            self._waiting = kernels.Unwritten(self._fd, piece, self.offset, self._durable)
-            self._view, self._other = self._other or buffers.room(self._room), self._view
+            begin = 0
+            if self._first is None:
+                self._first, begin = memoryview(bytes(piece[:_BEGINNING])), _BEGINNING
+            self._waiting = kernels.Unwritten(self._fd, piece[begin:], self.offset + begin, self._durable)
+            self._view, self._other = self._other or buffers.room(self._room + _BEYOND), self._view
+        elif self._first is None:
+            self._first = piece
         else:
             self._settle()
             _write_all(self._fd, piece, self.offset)

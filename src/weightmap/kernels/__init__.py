@@ -32,6 +32,7 @@ from weightmap.kernels._files import (
     fstat,
     is_set,
     map_file,
+    new_buffer,
     own,
     populate,
     unchanged,

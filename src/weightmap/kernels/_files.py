@@ -58,6 +58,8 @@ unchanged = lib.wm_unchanged
 Descriptor = module.Descriptor
 own = module.own
 with_temporary = module.with_temporary
+# A bytearray of so many bytes, with any content.
+new_buffer = module.new_buffer
 
 # Whether the environment has a variable of this name.
 is_set = module.is_set
