@@ -78,7 +78,7 @@ static void test_combine(void) {
         check(wm_crc32_combine(first, wm_crc32(0, data + split, len - split, 1), len - split) == whole, "combine", len);
         free(data);
     }
-    size_t len = (9u << 20) + 123; /* of which each thread takes two mebibytes at least */
+    size_t len = (17u << 20) + 123; /* of which each thread takes four mebibytes at least */
     uint8_t *data = random_bytes(len);
     uint32_t crc = wm_crc32(7, data, len, 1);
     for (int threads = 0; threads <= 6; threads++) check(wm_crc32(7, data, len, threads) == crc, "threads", (uint64_t)threads);

@@ -48,7 +48,7 @@ LENGTHS = (
     3 * 15360 + 31,  # the same of VPCLMULQDQ
     5 * 11520 + 777,
     65536 + 240,  # as many folds of single registers as there can be after the last whole step
-    2 * MIB,  # the least that a thread gets
+    4 * MIB,  # the least that a thread gets
     364 * 11520 + 31,  # a whole block of additions and PCLMULQDQ: 4 MiB of turns
     273 * 15360 + 31,  # the same of VPCLMULQDQ
     10 * MIB,  # several such blocks
@@ -187,7 +187,7 @@ def test_combine_refuses(len2: int) -> None:
         kernels.crc32_combine(1, 2, len2)
 
 
-SIZES = (0, 1, 4 * MIB - 1, 4 * MIB, 6 * MIB + 5, 9 * MIB + 4095, 32 * MIB)
+SIZES = (0, 1, 8 * MIB - 1, 8 * MIB, 12 * MIB + 5, 17 * MIB + 4095, 32 * MIB)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -221,6 +221,42 @@ def test_no_threads_to_be_had() -> None:
     env = os.environ | {"PYTHONPATH": SOURCES}
     done = subprocess.run([sys.executable, "-c", NO_THREADS], check=True, capture_output=True, text=True, env=env)
     assert done.stdout == "True\n"
+
+
+COUNTING = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+int started;
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*function)(void *), void *context) {
+    int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    *(void **)&create = dlsym(RTLD_NEXT, "pthread_create");
+    started++;
+    return create(thread, how, function, context);
+}
+"""
+STARTED = """
+import ctypes
+from weightmap import kernels
+
+started = ctypes.c_int.in_dll(ctypes.CDLL(None), "started")
+for mebibytes, threads in ((8, 1), (7, 2), (8, 2), (8, 4), (16, 4)):
+    started.value = 0
+    kernels.crc32(bytes(mebibytes << 20), threads=threads)
+    print(started.value)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="replaces a function as Linux does")
+def test_a_thread_has_four_mebibytes(tmp_path: Path) -> None:
+    """Less would take two threads longer than one: starting one takes as long as summing some of them."""
+    compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
+    (tmp_path / "counting.c").write_text(COUNTING)
+    library = tmp_path / "counting.so"
+    subprocess.run([compiler, "-shared", "-fPIC", tmp_path / "counting.c", "-o", library, "-ldl"], check=True)
+    env = os.environ | {"PYTHONPATH": SOURCES, "LD_PRELOAD": str(library)}
+    done = subprocess.run([sys.executable, "-c", STARTED], check=True, capture_output=True, text=True, env=env)
+    assert done.stdout.split() == ["0", "0", "1", "1", "3"]
 
 
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
