@@ -41,7 +41,8 @@ enum { N_TIERS = sizeof tiers / sizeof *tiers };
 static const wm_variants portable = PORTABLE;
 static wm_variants by_tier[N_TIERS];
 static uint32_t cpu;
-static uint64_t stream_least = UINT64_MAX;
+/* 0 until wm_stream_least has asked the CPU. */
+static uint64_t ATOMIC stream_least;
 
 /* Portable until wm_init has run, so that no order of initialisation is wrong. */
 static const wm_variants *ATOMIC in_use = &portable;
@@ -106,10 +107,6 @@ static wm_variants choose(uint32_t features) {
 
 static void wm_init(void) {
     cpu = wm_cpu_features();
-    if (cpu & WM_STREAMING) {
-        const uint64_t cache = wm_cpu_cache(), usual = (uint64_t)32 << 20;
-        stream_least = (cache ? cache : usual) / 4 * 3;
-    }
     wm_ggml_fill_grids();
     int best = 0;
     for (int i = 0; i < N_TIERS; i++) {
@@ -147,11 +144,22 @@ const wm_variants *wm_variants_in_use(void) { return in_use; }
  * AMD's CPUs a quarter where both take a third of the third level and more. */
 int wm_how_to_store(uint64_t input, uint64_t output) {
     const uint64_t both = add_capped(input, output), second_level = (uint64_t)1 << 20;
-    if (both >= stream_least) return WM_STREAMED;
-    return both > second_level && both <= stream_least / 3 ? WM_FETCHED : WM_CACHED;
+    if (both <= second_level) return WM_CACHED;
+    const uint64_t least = wm_stream_least();
+    return both >= least ? WM_STREAMED : both <= least / 3 ? WM_FETCHED : WM_CACHED;
 }
 
-uint64_t wm_stream_least(void) { return stream_least; }
+/* Asked at the first use: in a virtual machine each of the five CPUID instructions may take 30 microseconds, which would be
+ * a hundredth of the time of the import. */
+uint64_t wm_stream_least(void) {
+    uint64_t least = stream_least;
+    if (least == 0) {
+        const uint64_t cache = cpu & WM_STREAMING ? wm_cpu_cache() : 0, usual = (uint64_t)32 << 20;
+        least = cpu & WM_STREAMING ? (cache ? cache : usual) / 4 * 3 : UINT64_MAX;
+        stream_least = least;
+    }
+    return least;
+}
 
 const char *wm_isa_name(int t) { return t >= 0 && t < N_TIERS ? tiers[t].name : NULL; }
 

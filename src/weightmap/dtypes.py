@@ -129,7 +129,7 @@ FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float
 _PACKED = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
 DTYPES: dict[str, DType] = {
-    **{name: DType(name, np.dtype(code).itemsize * 8, np.dtype(code)) for name, code in _NUMPY.items()},
+    **{name: DType(name, dtype.itemsize * 8, dtype) for name, code in _NUMPY.items() for dtype in (np.dtype(code),)},
     **{name: DType(name, bits) for name, bits in (_ML_DTYPES | _PACKED).items()},
 }
 # Apart from the types, since int8 is the name of a type and of a scheme.

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
     from weightmap.errors import TensorFileError
 
-__all__ = ["DEEPEST", "ImportOptions", "Limits", "Options"]
+__all__ = ["DEEPEST", "INFLATION", "ImportOptions", "Limits", "Options"]
 
 # The deepest nesting of objects, arrays and tables in any text of a file: code that recurses through parsed content, to
 # print, compare or copy it, gets no deeper.
 DEEPEST = 128
+# A deflated byte makes at most so many.
+INFLATION = 1032
 
 
 class Limits(tuple[int, int, "int | None", int]):

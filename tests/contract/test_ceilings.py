@@ -9,7 +9,6 @@ import pytest
 from tests.support import listing
 
 import weightmap as wm
-from weightmap.formats.amb import tokenizer as amb_tokenizer
 from weightmap.formats.amb import writing as amb
 from weightmap.formats.embd import writing as embd
 
@@ -52,7 +51,7 @@ def test_a_header_of_100_000_000_bytes_and_no_more(tmp_path: Path, suffix: str) 
 @pytest.fixture
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the bounds of u32 that the writers of EMBD and AMB hold low."""
-    modules: list[ModuleType] = [embd, amb, amb_tokenizer]
+    modules: list[ModuleType] = [embd, amb]
     for module in modules:
         monkeypatch.setattr(module, "U32_MAX", LOW)
 

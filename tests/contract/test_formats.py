@@ -12,7 +12,7 @@ import pytest
 from tests.attacks import sound
 
 import weightmap as wm
-from weightmap.formats._base import module_names
+from weightmap.formats._base import discover, module_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A format whose file lies in a second folder of the package."""
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
-    yield formats._discover()["toy"]
+    yield discover(formats.__name__, formats.__path__, "FORMAT")["toy"]
     del sys.modules["weightmap.formats.toy"], formats.toy
 
 

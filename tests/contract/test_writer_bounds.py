@@ -15,10 +15,9 @@ import pytest
 import weightmap as wm
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.formats import Payload, Request, _writing, by_name
-from weightmap.formats.amb import tokenizer as amb_tokenizer
 from weightmap.formats.amb import writing as amb_writing
 from weightmap.formats.embd import writing as embd_writing
-from weightmap.quant.ref import PQShape
+from weightmap.quant import PQShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -253,7 +252,7 @@ LOW = 1000
 @pytest.fixture
 def low(monkeypatch):
     """Make the bound of a u32 low: content of that size takes more memory than a test may."""
-    for module in (embd_writing, amb_writing, amb_tokenizer):
+    for module in (embd_writing, amb_writing):
         monkeypatch.setattr(module, "U32_MAX", LOW)
 
 

@@ -70,7 +70,7 @@ def without_descriptors(work: Callable[[object], list[object]], source: object) 
 
 def with_mapped_index(work: Callable[[], object]) -> object:
     """Do it as if an index of any size were large, and looked at where it is mapped."""
-    with mock.patch("weightmap.formats.embd.reading.READ_INDEX", 0):
+    with mock.patch("weightmap.formats.embd.READ_INDEX", 0):
         return work()
 
 

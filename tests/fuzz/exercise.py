@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import weightmap as wm
-from weightmap.io.placement import Derived
+from weightmap.io.derived import Derived
 from weightmap.model.parts import locate
 
 # Errors that a file with a checked index may still have: damaged quantised data, and types that `read` lacks.

@@ -19,8 +19,9 @@ from weightmap.dtypes import numpy_dtype
 from weightmap.errors import counted, quoted
 from weightmap.formats import Plan
 from weightmap.io.atomic import write_plan
+from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import check_not_read, check_unchanged, locate
+from weightmap.model.parts import check_unchanged, locate
 from weightmap.model.payload import pieces
 
 if TYPE_CHECKING:

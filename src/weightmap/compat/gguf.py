@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 import numpy as np
 
 from weightmap.arguments import as_path
-from weightmap.formats.gguf import BLOCKS, TYPES
+from weightmap.formats.gguf.header import BLOCKS, TYPES
 from weightmap.formats.gguf.values import NUMBERS, array_at
 from weightmap.model.parts import parts_of
 from weightmap.model.single import DEFAULT_LIMITS, open_file

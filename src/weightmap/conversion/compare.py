@@ -22,7 +22,7 @@ from weightmap.model.parts import check_unchanged, detach_index, locate, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["DiffReport", "diff"]
 

@@ -19,8 +19,9 @@ from weightmap.importers._huggingface import ModelDirectory, read_directory
 from weightmap.importers._words import Words
 from weightmap.io.atomic import write_plan
 from weightmap.io.opening import is_directory, path_of
+from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_or_import
-from weightmap.model.parts import check_not_read, located, name_of
+from weightmap.model.parts import located, name_of
 from weightmap.model.saving import aligned_to, choose, choose_layout, named
 from weightmap.model.sharded import find_model
 from weightmap.model.sharding import sharded_target

@@ -12,7 +12,8 @@ from weightmap.conversion.shard import Piece, ShardTask, read_beside, state_of
 from weightmap.conversion.tensors import Prepared, prepare, regrouper_for
 from weightmap.errors import EncodeError, counted
 from weightmap.formats._metadata import equal
-from weightmap.model.parts import check_not_read, located, name_of, parts_of
+from weightmap.model.inputs import check_not_read
+from weightmap.model.parts import located, name_of, parts_of
 from weightmap.model.saving import choose_layout
 from weightmap.model.sharding import encode_index
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from weightmap.formats import Format
     from weightmap.model.file import TensorFile
     from weightmap.model.sharding import ShardTarget
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["Deal", "deal"]
 

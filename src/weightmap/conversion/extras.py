@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightmap.index.table import Row
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["entries", "extras_of", "file_metadata", "metadata_of", "spared"]
 

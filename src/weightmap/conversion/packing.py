@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.formats import Payload, Tensors
 from weightmap.index.table import Row
-from weightmap.quant.ref import TensorRef
+from weightmap.quant import TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from weightmap.io.sink import Sink
     from weightmap.kernels import Unwritten
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["Quantizer", "matches"]
 

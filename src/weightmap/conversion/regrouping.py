@@ -11,7 +11,7 @@ from weightmap.dtypes import SCHEMES
 from weightmap.errors import QuantError, counted
 from weightmap.formats import Payload
 from weightmap.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
-from weightmap.quant.ref import in_pieces
+from weightmap.quant.pieces import in_pieces
 from weightmap.quant.schemes import BITS, BLOCKED
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["Regrouper"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.options import Limits
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["Piece", "ShardReport", "ShardTask", "convert_shard", "open_piece", "read_beside", "state_of"]
 

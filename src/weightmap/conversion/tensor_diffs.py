@@ -11,7 +11,7 @@ from weightmap.conversion.values import Tolerance, apart, distances, has_numbers
 from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.errors import UnsupportedError
 from weightmap.kernels import COMPARED, Failed, FileComparer, cpus, differing
-from weightmap.quant.ref import in_pieces
+from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.table import Row
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["TensorDiff", "tensor_diffs"]
 

@@ -18,7 +18,7 @@ from weightmap.model.parts import parts_of
 from weightmap.model.payload import from_quantized
 from weightmap.model.saving import choose_layout, plan_request
 from weightmap.model.shards import disagreements
-from weightmap.quant.ref import in_pieces
+from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from weightmap.formats import Format
     from weightmap.importers._huggingface import ModelDirectory
     from weightmap.model.file import TensorFile
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["Prepared", "prepare", "regrouper_for", "unaligned", "unaligned_note"]
 

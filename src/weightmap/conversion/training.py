@@ -25,8 +25,8 @@ from weightmap.dtypes import SCHEMES
 from weightmap.errors import MissingDependencyError, QuantError
 from weightmap.formats import Payload
 from weightmap.importers._words import l2_norms
+from weightmap.quant import PQShape
 from weightmap.quant.product import ProductQuantized
-from weightmap.quant.ref import PQShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightmap.arguments import as_float
 from weightmap.dtypes import DTYPES, numpy_dtype
-from weightmap.quant.ref import in_pieces
+from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.table import Row
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["Tolerance", "apart", "distances", "has_numbers", "pairs"]
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from weightmap.conversion.task import Task
     from weightmap.formats import Format
     from weightmap.model.file import TensorFile
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["convert_words", "from_file"]
 

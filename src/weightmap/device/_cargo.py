@@ -11,9 +11,9 @@ from weightmap import kernels
 from weightmap.device._backend import Change
 from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import quoted
-from weightmap.io.placement import Derived
+from weightmap.io.derived import Derived
 from weightmap.plans.indices import axes_of, runs_of
-from weightmap.quant.ref import in_pieces
+from weightmap.quant.pieces import in_pieces
 from weightmap.quant.schemes import BITS, SCALE, block_bytes
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightmap.device._backend import Backend
     from weightmap.io.source import Source
     from weightmap.plans.indices import Axis
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["Cargo", "Made", "Piece"]
 

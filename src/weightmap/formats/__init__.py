@@ -51,16 +51,8 @@ __getattr__: Callable[[str], Any] = on_demand(
 )
 
 
-def _discover() -> dict[str, Format]:
-    """Import every format with its reading, so that opening a file imports nothing, and opens no other file."""
-    found: dict[str, Format] = discover(__name__, __path__, "FORMAT")
-    for format_ in found.values():
-        if isinstance(format_.parse, later):
-            format_.parse = format_.parse.load()
-    return found
-
-
-FORMATS: dict[str, Format] = _discover()
+# Every format with its reading, so that opening a file imports nothing, and opens no other file.
+FORMATS: dict[str, Format] = discover(__name__, __path__, "FORMAT")
 _BY_MAGIC = {format_.magic[:4]: format_ for format_ in FORMATS.values() if format_.magic}
 _UNMARKED = tuple(format_ for format_ in FORMATS.values() if not format_.magic)
 _GUESSED = tuple(format_ for format_ in _UNMARKED if not format_.leads)

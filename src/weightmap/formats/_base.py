@@ -3,7 +3,7 @@
 To read, `parse` checks the header and returns a `Content`, which holds a table of tensors and no tensor data. To write
 (see `_writing`), `plan` checks everything that could go wrong and returns the exact size of the file and a function
 that writes it: nothing is created for a request that fails. In a format of several modules, `weightmap.lazy.later`
-names both: reading is imported with the package, writing when called.
+names the writing, which is imported when it is called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import UnknownFormatError, trailing_bytes
-from weightmap.quant.ref import TensorRef
+from weightmap.quant import TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

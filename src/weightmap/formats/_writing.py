@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
     from weightmap.io.sink import Sink
-    from weightmap.quant.ref import PQShape
+    from weightmap.quant import PQShape
 
 __all__ = [
     "Filled",

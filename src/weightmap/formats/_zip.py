@@ -30,9 +30,10 @@ from weightmap.errors import (
 )
 from weightmap.formats._base import trailing
 from weightmap.index.strings import StringTable
-from weightmap.io.placement import INFLATION, inflate
+from weightmap.io.placement import inflate
 from weightmap.io.source import CHUNK
 from weightmap.lazy import later
+from weightmap.options import INFLATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from typing import TYPE_CHECKING, Any
@@ -231,7 +232,7 @@ class RecordTable(Table):
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         size = self.RECORD.size
         # Copied, so that the bytes checked are the bytes used.
-        copied = np.frombuffer(bytes(self._index[first * size : last * size]), _RECORD_DTYPE)
+        copied = np.frombuffer(bytes(self._index[first * size : last * size]), _record_dtype())
         ndims = copied["ndim"]
         bad = np.flatnonzero((ndims < self.rules.min_ndim) | (ndims > self.rules.max_ndim))
         if len(bad):
@@ -259,7 +260,11 @@ class RecordTable(Table):
             self.fail(found)
 
 
-_RECORD_DTYPE = np.dtype(
-    [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")]
-)
+@functools.cache
+def _record_dtype() -> np.dtype[Any]:
+    return np.dtype(
+        [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")]
+    )
+
+
 _unpack_record = RecordTable.RECORD.unpack_from

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import cleandoc
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,7 +93,7 @@ def fnv1a64(data: Buffer) -> int:
 # kilobyte. The functions above remain the definitions, types and documentation.
 crc32_by_cffi, fnv1a32_by_cffi, fnv1a64_by_cffi = crc32, fnv1a32, fnv1a64
 _DOCS = [
-    ffi.new("char[]", f"{signature}\n--\n\n{cleandoc(function.__doc__ or '')}".encode())
+    ffi.new("char[]", f"{signature}\n--\n\n{function.__doc__}".encode())
     for signature, function in (
         ("crc32(data, value=0, *, threads=1)", crc32),
         ("fnv1a32(data)", fnv1a32),

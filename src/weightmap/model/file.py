@@ -21,8 +21,9 @@ from weightmap.model.parts import (
     detach_index,
     embeddings_of,
     locate,
-    located,
     not_found,
+    row_of,
+    rows_of,
     shared_descriptor,
 )
 
@@ -236,11 +237,11 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        return locate(self, name).row.info(name)
+        return row_of(self, name).info(name)
 
     def infos(self) -> list[TensorInfo]:
         """Return the `TensorInfo` of every tensor, in file order, without touching any data."""
-        return [row.info(name) for name, (_, row, _) in zip(self, located(self), strict=True)]
+        return [row.info(name) for name, row in zip(self, rows_of(self), strict=True)]
 
     @overload
     def read(

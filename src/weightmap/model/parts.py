@@ -5,7 +5,6 @@ They keep the handle itself free of members that users do not need.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import ItemsView, ValuesView
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TargetError, TensorFileError, TensorNotFoundError, counted, quoted
+from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
 from weightmap.index.table import Row
 
 if TYPE_CHECKING:
@@ -21,17 +20,15 @@ if TYPE_CHECKING:
 
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.io.source import Source
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = [
-    "BESIDE",
     "SHARD",
     "Closed",
     "Items",
     "Values",
     "arrays",
     "check_index",
-    "check_not_read",
     "check_open",
     "check_unchanged",
     "detach_index",
@@ -43,6 +40,8 @@ __all__ = [
     "name_of",
     "not_found",
     "parts_of",
+    "row_of",
+    "rows_of",
     "shared_descriptor",
 ]
 
@@ -51,24 +50,6 @@ _RUN = 4
 OCTET = np.dtype(np.uint8)
 # A row or an offset in a sharded model is that in the shard, plus the number of the shard times this.
 SHARD = 1 << 64
-# Files that lie beside a model in its directory, and without which programs cannot run it.
-BESIDE = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "preprocessor_config.json",
-    "modules.json",
-)
 
 
 def parts_of(file: Any) -> tuple[Any, Any, Any]:
@@ -109,36 +90,6 @@ def check_unchanged(file: Any) -> None:
         part._source.check_unchanged()
 
 
-def check_not_read(file: Any, *targets: str, itself: bool = False) -> None:
-    """Raise `TargetError` if a path leads to a file of this model: itself, an index, a shard, or one of `BESIDE` it.
-
-    With `itself`, a model of one file may be replaced.
-    """
-    there: dict[str, tuple[int, int]] = {}
-    for target in targets:
-        _identify(there, target)
-    if not there:
-        return
-    sources = () if itself and not file.shards else (file._source, *(part._source for part in files_of(file)))
-    # Device and inode come first; objects in stores have others.
-    inputs = dict.fromkeys((source.identity[:2] for source in sources), "this file is an input")
-    beside: dict[str, tuple[int, int]] = {}
-    for name in BESIDE:
-        _identify(beside, os.path.join(os.path.dirname(name_of(file)), name))
-    inputs |= dict.fromkeys(beside.values(), "this file belongs to the source")
-    for target, identity in there.items():
-        if identity in inputs:
-            msg = f"{inputs[identity]}, and would be replaced: choose another target"
-            raise TargetError(msg, path=target)
-
-
-def _identify(found: dict[str, tuple[int, int]], path: str) -> None:
-    """Note device and inode of a file, if there is one."""
-    with contextlib.suppress(OSError, ValueError):  # writing will say what is wrong with it
-        there = os.stat(path)
-        found[path] = there.st_dev, there.st_ino
-
-
 def check_index(file: Any) -> None:
     """Check the handle before its index is used: a file that shrank would make a mapped index fault."""
     source = file._source
@@ -153,6 +104,27 @@ def detach_index(file: Any) -> None:
     check_index(file)
     try:
         file._table.detach_index()
+    except TensorFileError as error:
+        raise error.located(path=file._source.name, format=file.format) from None
+
+
+def row_of(file: Any, name: str) -> Row:
+    """Return the row of a tensor; offsets in a sharded model are those in the shard. Raises `TensorNotFoundError`."""
+    check_index(file)
+    i = file._table.find(name)
+    if i < 0:
+        raise not_found(file, name)
+    try:
+        row: Row = file._table.row(i)
+    except TensorFileError as error:
+        raise error.located(path=file._source.name, format=file.format) from None
+    return row
+
+
+def rows_of(file: Any) -> Iterator[Row]:
+    """Yield the row of every tensor, in file order, as `row_of` returns them."""
+    try:
+        yield from file._table.rows()
     except TensorFileError as error:
         raise error.located(path=file._source.name, format=file.format) from None
 

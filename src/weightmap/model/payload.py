@@ -13,8 +13,8 @@ from weightmap.dtypes import SCHEMES, dtype_of
 from weightmap.errors import EncodeError
 from weightmap.formats import Payload
 from weightmap.model.foreign import is_torch, torch_elements, torch_info
+from weightmap.quant import PQShape
 from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.ref import PQShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightmap.index.table import Row
     from weightmap.io.source import Source
     from weightmap.options import Limits
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["read"]
 

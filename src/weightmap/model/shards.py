@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.model.listing import Listing
+    from weightmap.quant import TensorRef
     from weightmap.quant.blocks import QuantizedTensor
-    from weightmap.quant.ref import TensorRef
 
 __all__ = ["Shards", "disagreements"]
 
@@ -232,6 +232,20 @@ class Shards:
                 continue
             for row in map(content.table.row, self._rows_of(number)):
                 yield row.dtype, row.shape, start + row.offset, row.nbytes, 1, 0
+
+    def row(self, i: int) -> Row:
+        """Return row i in its shard."""
+        source, content, row = self._at(i)
+        if content.table.is_mapped:
+            source.check_unchanged()
+        found: Row = content.table.row(row)
+        return found
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row in its shard, in file order."""
+        for number, file in enumerate(self.shards.values()):
+            table = parts_of(file)[1].table
+            yield from table.rows() if self._listed is None else map(table.row, self._rows_of(number))
 
     def detach_index(self) -> None:
         """Copy the index of every shard into private memory."""

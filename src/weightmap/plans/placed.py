@@ -8,7 +8,7 @@ import numpy as np
 
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import quoted
-from weightmap.io.placement import Fetched
+from weightmap.io.derived import Fetched
 from weightmap.model.parts import parts_of
 from weightmap.plans.indices import Shard, arranged, axes_of
 

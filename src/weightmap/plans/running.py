@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.model.spans import Spans
+    from weightmap.quant import TensorRef
     from weightmap.quant.places import Heads
-    from weightmap.quant.ref import TensorRef
 
 __all__ = ["Part", "Run"]
 

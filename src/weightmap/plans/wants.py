@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from weightmap.index.table import TensorInfo
     from weightmap.model.spans import Spans
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
     Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.io.source import Source
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
     Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 

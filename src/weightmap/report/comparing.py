@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightmap.model.file import TensorFile
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["Comparison", "Pair", "comparison"]
 

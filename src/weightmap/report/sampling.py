@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.ref import TensorRef
+    from weightmap.quant import TensorRef
 
 __all__ = ["SCHEMES", "Cost", "Numbers", "budget", "costs_of", "numbers_of", "sample"]
 

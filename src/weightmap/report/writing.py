@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from weightmap.formats import Plan
 from weightmap.io.atomic import write_plan
 from weightmap.model.file import TensorFile
+from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import check_not_read, name_of
+from weightmap.model.parts import name_of
 from weightmap.report.comparing import comparison
 from weightmap.report.model import model_page
 from weightmap.report.pair import pair_page

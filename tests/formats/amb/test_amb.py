@@ -20,7 +20,6 @@ import weightmap as wm
 from weightmap import cli, kernels
 from weightmap._kernels import ffi, lib
 from weightmap.formats.amb import layout, writing
-from weightmap.formats.amb import tokenizer as tokenizers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -475,7 +474,7 @@ def test_a_tokenizer_that_cannot_be_written(
     tmp_path: Path, tokenizer: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids that are not mapping, and more bytes than a section can have (here 111), are an EncodeError."""
-    monkeypatch.setattr(tokenizers, "U32_MAX", 111)
+    monkeypatch.setattr(writing, "U32_MAX", 111)
     wm.save(tmp_path / "fits.amb", {}, tokenizer={"type": 2, "payload": b"x" * 100})
     with pytest.raises(wm.EncodeError, match=words):
         wm.save(tmp_path / "x.amb", {}, tokenizer=tokenizer)

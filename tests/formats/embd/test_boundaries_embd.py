@@ -12,8 +12,8 @@ from tests.builders import Example, bintensors, cnn_v2, embd, examples, finalfus
 
 import weightmap as wm
 from weightmap.formats import FORMATS, Verification
+from weightmap.formats.embd import _begins_spec
 from weightmap.formats.embd.layout import ALIGNMENT, HEADER, OFFSETS
-from weightmap.formats.embd.reading import _begins_spec
 from weightmap.io.source import Source
 
 if TYPE_CHECKING:

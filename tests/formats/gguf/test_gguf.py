@@ -17,7 +17,7 @@ from tests.support import DATA
 
 import weightmap as wm
 from weightmap import cli, kernels
-from weightmap.formats.gguf import reading
+from weightmap.formats import gguf as reading
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -86,7 +86,7 @@ def test_fields_and_tensors_are_the_same(path: Path) -> None:
 def test_types_have_the_names_and_sizes_of_gguf_py() -> None:
     """Both enumerations and the table of blocks are those of gguf-py."""
     from weightmap.compat import gguf as compat
-    from weightmap.formats.gguf import BLOCKS
+    from weightmap.formats.gguf.header import BLOCKS
 
     for name in ("GGUFValueType", "GGUFEndian"):
         assert [*getattr(compat, name).__members__.items()] == [*getattr(theirs, name).__members__.items()]

@@ -19,7 +19,8 @@ from tests.support import listing, same
 
 import weightmap as wm
 from weightmap.dtypes import DTYPES
-from weightmap.formats.safetensors import reading as safetensors_format
+from weightmap.formats import safetensors as safetensors_format
+from weightmap.formats.safetensors import faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +34,8 @@ def dumps(header: Any) -> bytes:
 
 def test_strings_in_messages() -> None:
     """A string is shown where its end is there too."""
-    assert safetensors_format._string(b'"abc"') == "'abc'"
-    assert safetensors_format._string(b'"abc') == ""
+    assert faults._string(b'"abc"') == "'abc'"
+    assert faults._string(b'"abc') == ""
 
 
 @pytest.mark.parametrize("size", range(4084, 4094))

@@ -18,7 +18,7 @@ from tests.support import DATA
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.io import placement
+from weightmap.io import derived
 from weightmap.model.parts import locate
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def test_any_strides_in_pieces_of_any_size(seed: int, monkeypatch: pytest.Monkey
         step *= int(shape[axis]) * int(random.integers(1, 3))
     elements = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
     for name, sizes in {"_GROUP": (1, 16, 64), "_WINDOW": (4, 32, 1 << 20), "_GAP": (1, 16)}.items():
-        monkeypatch.setattr(placement, name, int(random.choice(sizes)))
+        monkeypatch.setattr(derived, name, int(random.choice(sizes)))
     want = np.lib.stride_tricks.as_strided(np.arange(elements, dtype="<f4"), shape, [4 * s for s in strides]).tobytes()
     with wm.open(strided(shape, tuple(strides), 0, elements)) as f:
         source, row, _ = locate(f, "w")

@@ -1,4 +1,4 @@
-"""The sections of AMB, and the records of its tensors."""
+"""The sections of AMB: header, JSON, tokenizer, and the records of tensors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from weightmap.errors import (
     nonzero_padding,
     shrank,
 )
-from weightmap.formats._base import trailing
-from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
+from weightmap.formats._base import take, trailing
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.io import strict_json
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
     from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.options import Limits, Options
 
-
+MAGIC = b"AMBEE"
 VERSION = 1
 HEADER = struct.Struct("<5sBH3IQ")
 # Before quantised data: quant_type, block_size, scale_type.
@@ -42,6 +41,8 @@ QUANT_HEADER = struct.Struct("<BHB")
 ALIGNMENT = 8
 U16_MAX, U32_MAX = 0xFFFF, 0xFFFFFFFF
 
+DENSE = ("float32", "float16", "bfloat16", "int8")
+SCHEME_CODES = {"int8": 3, "int4": 4, "int5": 5, "int4_block": 6, "int5_block": 7, "adaptive": 8}
 # By the format's codes, then int8 again: code 3 is dense or quantised.
 TYPES: tuple[DType, ...] = (
     *(DTYPES[name] for name in DENSE),
@@ -259,3 +260,112 @@ def table_of(records: Records, header: Header, options: Options) -> ColumnTable:
 
     rules = _Rules(header.weights, header.end, header.end - header.weights, lax=not options.strict)
     return ColumnTable(columns, rules, utf8=True, locate=locate)
+
+
+KINDS = ("BPE", "SentencePiece", "WordPiece", "custom")
+WORDPIECE = KINDS.index("WordPiece")
+SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask")
+NO_ID: int = U16_MAX
+TOKENIZER_FIELDS = struct.Struct("<B5H")
+
+
+class Tokenizer:
+    """The tokenizer of a model file: returned by ``TensorFile.tokenizer``, taken by ``weightmap.save``.
+
+    Attributes
+    ----------
+    type : int
+        0 BPE, 1 SentencePiece, 2 WordPiece, 3 custom.
+    special_ids : dict of str to int
+        By the names bos, eos, pad, unk and mask; without the tokens that the file lacks.
+    payload : bytes
+        The vocabulary, read from the file at the first use.
+    """
+
+    __slots__ = ("_payload", "_place", "_source", "_special_ids", "type")
+
+    def __init__(
+        self,
+        type: int,
+        special_ids: Mapping[str, int],
+        payload: bytes | None = None,
+        *,
+        source: Source | None = None,
+        place: tuple[int, int, Limits] | None = None,
+    ) -> None:
+        self.type: int = type
+        self._special_ids = dict(special_ids)
+        self._payload = payload
+        self._source = source
+        self._place = place
+
+    @property
+    def kind(self) -> str:
+        """Name of the type: "BPE", "SentencePiece", "WordPiece" or "custom"."""
+        return KINDS[self.type]
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """Ids of the special tokens that the file has, by name: bos, eos, pad, unk, mask."""
+        return dict(self._special_ids)
+
+    @property
+    def payload(self) -> bytes:
+        """The vocabulary; its form depends on the type.
+
+        Raises
+        ------
+        LimitError
+            When it has more bytes than ``Limits.max_header_bytes``.
+        ClosedError
+            When the file was closed before the first use.
+        """
+        payload = self._payload
+        if payload is None:
+            assert self._source is not None  # noqa: S101 - for the type checker
+            assert self._place is not None  # noqa: S101
+            offset, size, limits = self._place
+            try:
+                limits.check("max_header_bytes", size, "size of the tokenizer's vocabulary", offset=offset)
+                payload = self._payload = self._source.pread(offset, size)
+            except TensorFileError as error:
+                raise error.located(path=self._source.name, format="amb") from None
+        return payload
+
+    def tokens(self) -> list[str]:
+        """Return the tokens of a WordPiece tokenizer by id: its payload has one on each line (ours).
+
+        Raises
+        ------
+        UnsupportedError
+            For a tokenizer of another type.
+        FormatError
+            When the payload is not UTF-8.
+        """
+        if self.type != WORDPIECE:
+            what = "type of the tokenizer"
+            raise UnsupportedError(what, field="type", actual=KINDS[self.type], expected=KINDS[WORDPIECE])
+        try:
+            text = self.payload.decode()
+        except UnicodeDecodeError as error:
+            msg = f"the vocabulary of the tokenizer is not UTF-8 ({error.reason})"
+            name = None if self._source is None else self._source.name
+            raise FormatError(msg, path=name, format="amb", field="payload") from None
+        return text.removesuffix("\n").split("\n") if text else []
+
+    def __repr__(self) -> str:
+        size = len(self._payload) if self._payload is not None else (self._place or (0, 0))[1]
+        return f"<{KINDS[self.type]} Tokenizer: special ids {self._special_ids}, {size} bytes>"
+
+
+def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Limits) -> Tokenizer | None:
+    """Return the tokenizer of the section [start, end) without reading its vocabulary; None for an empty section."""
+    if start == end:
+        return None
+    kind, *ids = TOKENIZER_FIELDS.unpack(take(source, head, start, TOKENIZER_LEAST))
+    if kind >= len(KINDS):
+        expected = ", ".join(f"{code} ({name})" for code, name in enumerate(KINDS))
+        raise UnsupportedError("tokenizer type", field="type", offset=start, actual=kind, expected=expected)
+    special = {name: i for name, i in zip(SPECIAL_NAMES, ids, strict=True) if i != NO_ID}
+    place = (start + TOKENIZER_LEAST, end - start - TOKENIZER_LEAST, limits)
+    return Tokenizer(kind, special, source=source, place=place)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import LayoutError, counted
-from weightmap.formats.amb.layout import QUANT_HEADER, bare_blocks, read_json, table_of, walk
+from weightmap.formats.amb.layout import QUANT_HEADER, WORDPIECE, bare_blocks, read_json, read_tokenizer, table_of, walk
 from weightmap.formats.amb.quantized import quantization
 from weightmap.formats.amb.scales import check_scales
-from weightmap.formats.amb.tokenizer import WORDPIECE, read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightmap.formats._verifying import Verification
-    from weightmap.formats.amb.layout import Header, Records
-    from weightmap.formats.amb.tokenizer import Tokenizer
+    from weightmap.formats.amb.layout import Header, Records, Tokenizer
     from weightmap.index.table import Table
 
 # Usual names of the matrix of token embeddings.

@@ -10,18 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError
 from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, lacking, refuse
-from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
 from weightmap.formats.amb.layout import (
     ALIGNMENT,
+    DENSE,
     HEADER,
+    KINDS,
+    MAGIC,
+    NO_ID,
     QUANT_HEADER,
     QUANT_TYPES,
     SCALE_TYPES,
+    SCHEME_CODES,
+    SPECIAL_NAMES,
+    TOKENIZER_FIELDS,
+    TOKENIZER_LEAST,
     U16_MAX,
     U32_MAX,
     VERSION,
 )
-from weightmap.formats.amb.tokenizer import encode_tokenizer
 from weightmap.io import strict_json
 from weightmap.options import DEEPEST
 
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
 _CODES = {name: code for code, name in enumerate(DENSE)}
 # As many spaces as metadata is filled up with at most.
 _FILL = b" " * (ALIGNMENT - 1)
+_PARTS = frozenset({"type", "special_ids", "payload"})
 
 
 def plan_amb(request: Request) -> Plan:
@@ -50,7 +57,7 @@ def plan_amb(request: Request) -> Plan:
         weights += _whole(len(head) + tensor.nbytes)
     metadata = _encode_json("metadata", request.metadata, reasons)
     config = _encode_json("config", _config(request), reasons)
-    tokenizer = encode_tokenizer(request.tokenizer, reasons)
+    tokenizer = _encode_tokenizer(request.tokenizer, reasons)
     if reasons:
         refuse("AMB", reasons)
     # Records end at multiples of 8 from the start of the file. The first one begins at such a multiple too, so readers
@@ -167,3 +174,48 @@ def _not_json(value: Any, depth: int) -> str | None:  # noqa: PLR0911 - one retu
     if isinstance(value, (list, tuple)):
         return next((found for inner in value if (found := _not_json(inner, depth + 1)) is not None), None)
     return f"{type(value).__name__} (not JSON)"
+
+
+def _encode_tokenizer(tokenizer: Any, reasons: list[Reason]) -> bytes:
+    """Return the section for a `Tokenizer`, a mapping, or an object with such attributes."""
+    if tokenizer is None:
+        return b""
+    if isinstance(tokenizer, Mapping):
+        unknown = [repr(key)[:80] for key in tokenizer if key not in _PARTS]
+        if unknown:
+            reasons.append(f"tokenizer: {', '.join(unknown[:10])} (expected {', '.join(sorted(_PARTS))})")
+        parts = [tokenizer.get(name) for name in ("type", "special_ids", "payload")]
+    else:
+        parts = [getattr(tokenizer, name, None) for name in ("type", "special_ids", "payload")]
+    kind, special, payload = parts
+    if type(kind) is not int or not 0 <= kind < len(KINDS):
+        reasons.append(f"tokenizer type: {repr(kind)[:80]} (an integer from 0 to {len(KINDS) - 1})")
+        kind = 0
+    ids = _encode_ids({} if special is None else special, reasons)
+    try:
+        vocabulary = b"" if payload is None else bytes(memoryview(payload))
+    except (TypeError, ValueError):
+        reasons.append(f"tokenizer payload: {type(payload).__name__} (bytes)")
+        vocabulary = b""
+    if len(vocabulary) > U32_MAX - TOKENIZER_LEAST:
+        reasons.append(f"tokenizer payload: {len(vocabulary)} bytes (the section has fewer than 2**32)")
+    return TOKENIZER_FIELDS.pack(kind, *ids) + vocabulary
+
+
+def _encode_ids(special: Any, reasons: list[Reason]) -> list[int]:
+    if not isinstance(special, Mapping):
+        reasons.append(f"tokenizer special_ids: {type(special).__name__} (a mapping)")
+        return [NO_ID] * len(SPECIAL_NAMES)
+    unknown = [repr(key)[:80] for key in special if key not in SPECIAL_NAMES]
+    if unknown:
+        reasons.append(f"tokenizer special ids {', '.join(unknown[:10])} (expected {', '.join(SPECIAL_NAMES)})")
+    ids = []
+    for name in SPECIAL_NAMES:
+        value = special.get(name)
+        if value is None:
+            value = NO_ID
+        elif isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() < NO_ID:
+            reasons.append(f"tokenizer special id {name!r}: {repr(value)[:80]} (an integer from 0 to {NO_ID - 1})")
+            value = NO_ID
+        ids.append(value.__index__())
+    return ids

@@ -41,8 +41,35 @@ Ours, where the specification is silent or its implementations differ
 
 from __future__ import annotations
 
-from weightmap.formats._base import Format
+from operator import itemgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.dtypes import DTYPES
+from weightmap.errors import (
+    FormatError,
+    LayoutError,
+    TruncatedError,
+    UnsupportedError,
+    counted,
+    cut_off,
+    quoted,
+    too_many,
+)
+from weightmap.formats._base import Content, Format, trailing
+from weightmap.formats._cursor import LENGTH, read_header, verifier
+from weightmap.index import Rules
+from weightmap.index.columns import ColumnTable
 from weightmap.lazy import later
+from weightmap.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from weightmap.io.source import Source
 
 # By the format's codes.
 DTYPE_NAMES = (
@@ -72,13 +99,224 @@ def sniff(head: bytes, size: int) -> bool:
     return size >= 10 and head[8] <= 1 and 2 <= int.from_bytes(head[:8], "little") < _PRINTABLE
 
 
+_EITHER = 3
+
+
+class _Rules(Rules):
+    __slots__ = ()
+    dtypes = tuple(DTYPES[name] for name in DTYPE_NAMES)
+    fields = MappingProxyType({"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)})
+
+
+def parse(source: Source, head: bytes, options: Options) -> Content:
+    """Check the header in both layouts, and return the content of the one that fits."""
+    header = read_header(source, head, options)
+    strict = options if options.strict else Options(**options.keywords(strict=True))
+    # A header that reads as the specification's layout and then fails a check may still be of the current one.
+    readings = [(_EITHER, strict), (LAYOUTS["current"], strict)]
+    if not options.strict:
+        readings += [(number, options) for number in LAYOUTS.values()]
+    misfits: list[tuple[int, FormatError]] = []
+    for layouts, how in readings:
+        reading = _Reading(source, header, layouts, how)
+        try:
+            return reading.content()
+        except FormatError as error:
+            misfits.append((reading.progress, error))
+    # The reading that got further has the better reason.
+    raise max(misfits[-2:], key=itemgetter(0))[1]
+
+
+class _Reading:
+    """An attempt to read a header in one layout, or in the first that fits."""
+
+    def __init__(self, source: Source, header: bytes, layouts: int, options: Options) -> None:
+        self._source = source
+        self._header = header
+        self._options = options
+        self._warnings: list[str] = []
+        limit = options.limits.max_tensors + 1
+        self._columns, self._found, self._fault = kernels.scan_bincode(header, layouts, limit)
+        self.progress: int = self._found.progress  # how far this attempt got
+
+    def content(self) -> Content:
+        """Return the content. Raises the `FormatError` of the first defect."""
+        source, header, options, found = self._source, self._header, self._options, self._found
+        warnings, base, aliased = self._warnings, LENGTH.size + len(header), False
+        if self._fault is not None:
+            aliased = not options.strict and self._fault.kind in ("BIN_ALIAS", "BIN_INDEX", "BIN_MAP")
+            if not aliased:
+                raise self._error(self._fault)
+            self._read_aliases(self._fault)
+        columns = self._columns
+        if columns.count > options.limits.max_tensors:
+            options.limits.check("max_tensors", columns.count, "number of tensors")
+        self._check_padding()
+        trailing(source, base + found.data_end, options, warnings, "data_offsets")
+        rules = _Rules(base, source.size, found.data_end, lax=aliased)
+        table = ColumnTable(columns, rules, utf8=True, locate=None if aliased else self._locator())
+        table.check()
+        metadata = self._metadata()
+
+        def load() -> dict[str, str]:
+            return dict(_pairs(metadata, found.metadata_count))
+
+        layout = "spec" if found.layout == LAYOUTS["spec"] else "current"
+        verify = verifier(header, table)
+        content = Content(layout, table, load, verify, warnings)
+        content.has_metadata = found.metadata_begin != 0
+        return content
+
+    def _error(self, fault: kernels.Fault) -> FormatError:
+        """Return the error for a fault of the scan."""
+        if fault.kind == "CAPACITY":
+            self._options.limits.check("max_tensors", fault.actual, "number of tensors")
+        part, field = _PARTS[self._found.part]
+        where = part.format(row=fault.row)
+        offset = LENGTH.size + fault.at
+        actual, expected = fault.actual, fault.expected
+        if fault.kind == "BIN_END":
+            return cut_off(where, offset, field=field, whole="the header")
+        if fault.kind == "BIN_COUNT":
+            what, given = _COUNTS[self._found.part].format(row=fault.row), "the bytes left in the header"
+            return too_many(what, actual, expected, field=field, offset=offset, given=given)
+        if fault.kind == "BIN_DTYPE":
+            known = ", ".join(f"{code} {name}" for code, name in enumerate(DTYPE_NAMES))
+            return UnsupportedError(where, field=field, offset=offset, actual=actual, expected=f"one of {known}")
+        if fault.kind == "BIN_UTF8":
+            return FormatError(f"{where}: a string is not UTF-8", field=field, offset=offset)
+        what, wanted = {
+            "BIN_INTEGER": (f"{where}: first byte of an integer", "at most 253"),
+            "BIN_OPTION": (f"{where}: the tag of an optional value", "0 or 1"),
+            "BIN_INDEX": (f"{where}: index of a tensor in entry {fault.row}", f"less than {expected}"),
+            "BIN_ALIAS": (f"{where}: index of a tensor in entry {fault.row}", "one that no earlier entry has"),
+            "BIN_MAP": (f"{where}: its number of entries", f"{expected}, the number of tensors"),
+        }[fault.kind]
+        cls = LayoutError if fault.kind in ("BIN_INDEX", "BIN_ALIAS", "BIN_MAP") else FormatError
+        return cls(what, field=field, offset=offset, actual=actual, expected=wanted)
+
+    def _check_padding(self) -> None:
+        """Check the padding behind the last entry, and warn of legal oddities."""
+        header, found, warnings = self._header, self._found, self._warnings
+        padding = header[found.end :]
+        if len(padding) > 7 or padding.strip(b" "):
+            what, wanted = "padding of the header", "fewer than 8 bytes, all of them spaces"
+            actual, at = f"{counted(len(padding), 'byte')} {padding[:16]!r}", LENGTH.size + found.end
+            error = LayoutError(what, field="padding", offset=at, actual=actual, expected=wanted)
+            self._options.tolerate(error, warnings)
+        if len(header) % 8:
+            warnings.append(f"the header has {len(header)} bytes, not a multiple of 8: data is not aligned")
+        if found.wide < found.end:
+            at = LENGTH.size + found.wide
+            warnings.append(f"an integer of the header takes more bytes than it needs (at byte {at})")
+
+    def _metadata(self) -> bytes:
+        """Return the bytes of the metadata's pairs, after a check for repeated keys."""
+        found = self._found
+        raw = self._header[found.metadata_begin : found.metadata_end]
+        if found.keys_in_doubt:
+            seen: set[str] = set()
+            for key, _ in _pairs(raw, found.metadata_count):
+                if key in seen:
+                    what, at = f"metadata has the key {quoted(key)} twice", LENGTH.size + found.metadata_begin
+                    self._options.tolerate(LayoutError(what, field="metadata", offset=at), self._warnings)
+                    break
+                seen.add(key)
+        return raw
+
+    def _locator(self) -> Callable[[int], int | None]:
+        """Return a function that finds the offset of a tensor's entry, for messages, by another scan."""
+        source, size, layout = self._source, len(self._header), self._found.layout
+
+        def locate(row: int) -> int | None:
+            fault = kernels.scan_bincode(source.pread(LENGTH.size, size), layout, row)[2]
+            return None if fault is None else LENGTH.size + fault.at
+
+        return locate
+
+    def _read_aliases(self, fault: kernels.Fault) -> None:
+        """Make a row of each name in a map that is not a bijection, as bintensors 0.0.5 does."""
+        columns, found, count = self._columns, self._found, self._columns.count
+        position = found.map_begin
+        entries, position = _integer(self._header, position)
+        names: dict[bytes, int] = {}
+        for _ in range(entries):
+            length, position = _integer(self._header, position)
+            name, position = self._header[position : position + length], position + length
+            index, position = _integer(self._header, position)
+            names[name] = index
+            if len(names) > count:  # a map may have millions of names
+                break
+        if len(names) != count:
+            raise self._error(fault)
+        highest = max(names.values())  # the last index of a repeated name counts
+        if highest >= count:
+            what = "the map of names: index of a tensor"
+            raise LayoutError(what, field="index_map", actual=highest, expected=f"less than {count}")
+        begin, end = columns.array(columns.begin, count, "<u8"), columns.array(columns.end, count, "<u8")
+        if begin[0] or (begin[1:] != end[:-1]).any():  # checked here, because rows of the new table may overlap
+            what = "the tensors do not lie one after another"
+            raise LayoutError(what, field="data_offsets")
+        ordered = sorted(names, key=names.__getitem__)
+        self._columns = columns.take(np.array([names[name] for name in ordered]), ordered)
+        found.end, found.wide = position, position
+        self._warnings.append("the map of names has more than one name for a tensor, and none for another")
+
+
+# By the part that the scan was reading at a fault: its name in messages, and its field.
+_PARTS = (
+    ("the metadata", "metadata"),
+    ("the number of tensors", "tensors"),
+    ("the name of tensor {row}", "name"),
+    ("dtype code of tensor {row}", "dtype"),
+    ("the shape of tensor {row}", "shape"),
+    ("the data offsets of tensor {row}", "data_offsets"),
+    ("the map of names", "index_map"),
+)
+# The same for a count or length that is too large; dtypes and data offsets have none.
+_COUNTS = (
+    "the metadata: a count or length",
+    "the number of tensors",
+    "the length of the name of tensor {row}",
+    "",
+    "the number of dimensions of tensor {row}",
+    "",
+    "the map of names: a count or length",
+)
+
+
+def _integer(data: bytes, position: int) -> tuple[int, int]:
+    """Return the integer at `position` and the position behind it. Raises `TruncatedError` when it does not fit."""
+    first = data[position : position + 1]
+    if first and first[0] <= 250:
+        return first[0], position + 1
+    size = {251: 2, 252: 4, 253: 8}.get(first[0] if first else 0, 0)
+    raw = data[position + 1 : position + 1 + size]
+    if not size or len(raw) < size:
+        msg = "the header ends within the map of names, or the map holds an invalid integer"
+        raise TruncatedError(msg, field="index_map", offset=LENGTH.size + position)
+    return int.from_bytes(raw, "little"), position + 1 + size
+
+
+def _pairs(raw: bytes, count: int) -> Iterator[tuple[str, str]]:
+    """Yield the metadata's pairs, which the scan has checked."""
+    position = 0
+    for _ in range(count):
+        length, position = _integer(raw, position)
+        key = raw[position : position + length].decode()
+        position += length
+        length, position = _integer(raw, position)
+        yield key, raw[position : position + length].decode()
+        position += length
+
+
 FORMAT = Format(
     name="bintensors",
     title="BinTensors",
     suffixes=(".bt",),
     layouts=tuple(LAYOUTS),
     sniff=sniff,
-    parse=later(f"{__name__}.reading", "parse"),
+    parse=parse,
     plan=later(f"{__name__}.writing", "plan"),
     carries={layout: frozenset({"metadata"}) for layout in LAYOUTS},
     dtypes={layout: frozenset(DTYPE_NAMES) for layout in LAYOUTS},

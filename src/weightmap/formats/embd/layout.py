@@ -13,7 +13,6 @@ from weightmap.dtypes import DTYPES
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import FormatError, LayoutError, TruncatedError
 from weightmap.formats._base import take
-from weightmap.formats.embd import DTYPE_NAMES
 from weightmap.index import Rules
 from weightmap.index.columns import RecordTable
 from weightmap.index.strings import StringTable
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
     from weightmap.options import Options
 
 
-MAGIC_END = b"DBME"
+MAGIC, MAGIC_END = b"EMBD", b"DBME"
+DTYPE_NAMES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
 HEADER = struct.Struct("<4s2H8I2Q2I")
 FOOTER = struct.Struct("<2I4sI")
 DESCRIPTOR = RecordTable.RECORD

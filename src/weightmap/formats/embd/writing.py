@@ -10,13 +10,14 @@ import numpy as np
 from weightmap import kernels
 from weightmap.errors import counted
 from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, lacking, refuse
-from weightmap.formats.embd import DTYPE_NAMES, MAGIC
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
     CHECKSUM_ENABLED,
     DESCRIPTOR,
+    DTYPE_NAMES,
     FOOTER,
     HEADER,
+    MAGIC,
     MAGIC_END,
     MAX_NDIM,
     NO_ID,

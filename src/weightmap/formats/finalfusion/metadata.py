@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import FormatError, LimitError, MissingDependencyError
+from weightmap.errors import FormatError, LimitError
 from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from weightmap.formats._writing import Reason
-
 
 # Most parts of keys, including those of dotted keys and table names. The parser keeps up to two kilobytes for each.
 MOST_KEYS = 1 << 16
@@ -151,46 +147,3 @@ def load_metadata(raw: bytes, offset: int) -> TomlDocument:
     except ValueError as error:  # from the parser, int or datetime
         reason = "a number has too many digits" if "digits" in str(error) else str(error)[:200]
         raise fail(reason) from None
-
-
-def encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> bytes:
-    """Return metadata as TOML, unchanged metadata as the text that it was read from.
-
-    Adds to `reasons` what TOML cannot express. Raises `MissingDependencyError` when new text needs the missing package
-    tomli_w.
-    """
-    document = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
-    if isinstance(document, TomlDocument) and _says(document):
-        return document.text.encode()
-    if not document:
-        return b""
-    try:
-        import tomli_w  # noqa: PLC0415 - optional
-    except ImportError:
-        msg = "new metadata of finalfusion files needs the package tomli_w: pip install tomli-w"
-        raise MissingDependencyError(msg) from None
-    if not shallow(_plain(document)):
-        reasons.append(f"metadata nested more than {DEEPEST} deep")
-        return b""
-    try:
-        text: str = tomli_w.dumps(document)
-        loads(text)
-        return text.encode()
-    except LimitError as error:
-        reasons.append(str(error))
-        return b""
-    except (TypeError, ValueError, RecursionError, AttributeError) as error:
-        reasons.append(f"metadata that is not TOML: {str(error)[:200]}")
-        return b""
-
-
-def _says(document: TomlDocument) -> bool:
-    """Whether the text of a document still says its content, which the caller may have changed."""
-    try:
-        return loads(document.text) == document
-    except (ValueError, RecursionError):
-        return False
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (dict, list)) else dict(value)

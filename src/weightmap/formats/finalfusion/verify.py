@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap.errors import LayoutError, QuantError, nonzero_padding
-from weightmap.formats.finalfusion.layout import BITS, EXPLICIT, TITLES, Block, Chunks, VocabChunk
+from weightmap.formats.finalfusion.layout import BITS, EXPLICIT, TITLES, Block, Chunks, VocabChunk, product_sizes
 from weightmap.formats.finalfusion.metadata import load_metadata
-from weightmap.formats.finalfusion.storage import product_sizes
 from weightmap.formats.finalfusion.vocabulary import Strings
 
 if TYPE_CHECKING:

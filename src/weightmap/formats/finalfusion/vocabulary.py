@@ -180,7 +180,7 @@ class UniqueStrings(StringTable):
         return LayoutError(msg, field=what, offset=self._offset(second), path=self.path, format=self.format)
 
 
-def vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
+def read_vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
     """Return the vocabulary, to be read at its first use."""
     distinct = None if storage is None else storage.shape[0] - vocab.n_words
     strings = Strings(source, vocab, source.section, distinct, unique=strict)

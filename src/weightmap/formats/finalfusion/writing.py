@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.errors import counted
+from weightmap.errors import LimitError, MissingDependencyError, counted
 from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, encodable, lacking, refuse, write_tensors
-from weightmap.formats.finalfusion import MAGIC, TYPES
 from weightmap.formats.finalfusion.layout import (
     BUCKET,
     CHUNK,
@@ -17,6 +17,7 @@ from weightmap.formats.finalfusion.layout import (
     FASTTEXT,
     HEADER,
     KINDS,
+    MAGIC,
     MATRIX,
     MATRIX_FIELDS,
     MAX_CENTROIDS,
@@ -28,6 +29,7 @@ from weightmap.formats.finalfusion.layout import (
     QUANTIZED_FIELDS,
     SIMPLE,
     SPEC_FIELDS,
+    TYPES,
     U8_CODE,
     U32,
     U32_MAX,
@@ -35,11 +37,12 @@ from weightmap.formats.finalfusion.layout import (
     UPSTREAM_FIELDS,
     VERSION,
 )
-from weightmap.formats.finalfusion.metadata import encode_metadata
+from weightmap.formats.finalfusion.metadata import TomlDocument, loads, shallow
 from weightmap.formats.finalfusion.verify import numbered
+from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -110,7 +113,7 @@ def plan_finalfusion(request: Request) -> Plan:
     if matrix is None:
         reasons.append("there is no tensor 'embeddings', the matrix that every file has")
     reasons.extend(Unfit("tensor", name, "it has only 'embeddings' and 'norms'") for name in others)
-    metadata = None if request.metadata is None else encode_metadata(request.metadata, reasons)
+    metadata = None if request.metadata is None else _encode_metadata(request.metadata, reasons)
     vocab = _encode_vocab(request.vocab, request.layout, reasons)
     if matrix is not None:
         _check_matrix(matrix, vocab, reasons)
@@ -271,3 +274,46 @@ def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngra
     # The n-grams are sorted, because the rows of the matrix stay in their order. If no two share an index, the sorted
     # indices are 0, 1, 2 and so on, as layout "spec" needs them.
     return _Ngrams(table, indices, None if numbered(indices) else np.argsort(indices, kind="stable"))
+
+
+def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> bytes:
+    """Return metadata as TOML, unchanged metadata as the text that it was read from.
+
+    Adds to `reasons` what TOML cannot express. Raises `MissingDependencyError` when new text needs the missing package
+    tomli_w.
+    """
+    document = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
+    if isinstance(document, TomlDocument) and _says(document):
+        return document.text.encode()
+    if not document:
+        return b""
+    try:
+        import tomli_w  # noqa: PLC0415 - optional
+    except ImportError:
+        msg = "new metadata of finalfusion files needs the package tomli_w: pip install tomli-w"
+        raise MissingDependencyError(msg) from None
+    if not shallow(_plain(document)):
+        reasons.append(f"metadata nested more than {DEEPEST} deep")
+        return b""
+    try:
+        text: str = tomli_w.dumps(document)
+        loads(text)
+        return text.encode()
+    except LimitError as error:
+        reasons.append(str(error))
+        return b""
+    except (TypeError, ValueError, RecursionError, AttributeError) as error:
+        reasons.append(f"metadata that is not TOML: {str(error)[:200]}")
+        return b""
+
+
+def _says(document: TomlDocument) -> bool:
+    """Whether the text of a document still says its content, which the caller may have changed."""
+    try:
+        return loads(document.text) == document
+    except (ValueError, RecursionError):
+        return False
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (dict, list)) else dict(value)

@@ -40,47 +40,211 @@ Our choices, where the specification is silent or implementations differ
 
 from __future__ import annotations
 
-from weightmap import kernels
-from weightmap.dtypes import GGML_SCHEMES
-from weightmap.formats._base import TYPED, Format
+import functools
+import os
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NoReturn
+
+from weightmap.dtypes import DECLARED, DTYPES, GGML_SCHEMES, SCHEMES, DType
+from weightmap.embeddings.vocabulary import Vocabulary
+from weightmap.errors import UnsupportedError, cut_off
+from weightmap.formats._base import TYPED, Content, Format, Part, trailing
+from weightmap.formats.gguf.header import (
+    ARRAY,
+    BLOCKS,
+    DENSE,
+    MAGIC,
+    OPAQUE,
+    SPECIAL_IDS,
+    SPLIT_COUNT,
+    SPLIT_NO,
+    SPLIT_TENSORS,
+    STRING,
+    TOKENS,
+    TYPES,
+    Header,
+    aligned,
+    locate,
+    read_header,
+)
+from weightmap.formats.gguf.values import integer, metadata, string_table
+from weightmap.index import Rules
+from weightmap.index.columns import ColumnTable
 from weightmap.lazy import later
 
-# Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.
-DENSE = {
-    "float32": 0,
-    "float16": 1,
-    "int8": 24,
-    "int16": 25,
-    "int32": 26,
-    "int64": 27,
-    "float64": 28,
-    "bfloat16": 30,
-}
-OPAQUE = {"q8_1": 9, "q8_k": 15, "q1_0": 41}
-CODES = DENSE | OPAQUE | GGML_SCHEMES
-TYPES = {code: name for name, code in CODES.items()}
-# Types in blocks: elements and bytes of one.
-BLOCKS = {name: kernels.ggml_block(code) for name, code in GGML_SCHEMES.items()}
-BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292), "q1_0": (128, 18)}
-DEFAULT_ALIGNMENT, ALIGNMENT_UNIT = 32, 8
-ALIGNMENT = "general.alignment"
-TOKENS = "tokenizer.ggml.tokens"
-SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
-# The keys of each special id, by our names. gguf-py misspells "separator".
-SPECIAL_IDS: dict[str, tuple[str, ...]] = {
-    "bos": ("tokenizer.ggml.bos_token_id",),
-    "eos": ("tokenizer.ggml.eos_token_id",),
-    "unk": ("tokenizer.ggml.unknown_token_id",),
-    "pad": ("tokenizer.ggml.padding_token_id",),
-    "sep": ("tokenizer.ggml.separator_token_id", "tokenizer.ggml.seperator_token_id"),
-    "cls": ("tokenizer.ggml.cls_token_id",),
-    "mask": ("tokenizer.ggml.mask_token_id",),
-}
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightmap.index.strings import StringTable
+    from weightmap.index.table import Row
+    from weightmap.io.source import Source
+    from weightmap.options import Options
+    from weightmap.quant.blocks import QuantizedTensor
 
 
-def aligned(size: int, alignment: int) -> int:
-    """Round `size` up to a multiple of the alignment."""
-    return -(-size // alignment) * alignment
+# Name of the first of several files. A model of one part is whole.
+_FIRST_PART = r"(?si)(.*)-00001-of-([0-9]{5})(\.gguf)"
+_FEWEST = 2
+_verify = later(f"{__name__}.verify", "verify")
+
+
+def _dtype(name: str, *, big: bool) -> DType:
+    """Return the type of this name in a file of either byte order."""
+    if name in OPAQUE:
+        return DType(name, DECLARED)
+    dense = DTYPES.get(name)
+    if dense is None:
+        return SCHEMES[name]
+    if not big or dense.bits == 8:
+        return dense
+    # numpy has no big-endian bfloat16: look-ups refuse it as they refuse blocks.
+    return DType(
+        name, dense.bits, None if dense.numpy is None else dense.numpy.newbyteorder(">"), quantized=dense.numpy is None
+    )
+
+
+def _dtypes(*, big: bool) -> tuple[DType | None, ...]:
+    return tuple(_dtype(TYPES[code], big=big) if code in TYPES else None for code in range(max(TYPES) + 1))
+
+
+class _Rules(Rules):
+    __slots__ = ()
+    dtypes = _dtypes(big=False)
+    max_ndim = 4
+    alignment, max_gap = 32, 31
+    fields = MappingProxyType({"data_offset": ("offset", 0), "shape": ("dimensions", 0), "dtype": ("type", 0)})
+
+
+@functools.lru_cache(maxsize=16)
+def _rules(alignment: int, *, big: bool) -> type[Rules]:
+    """Return the rules of files of this alignment and byte order."""
+    if alignment == _Rules.alignment and not big:
+        return _Rules
+    return _Rules.varied(dtypes=_dtypes(big=big), alignment=alignment, max_gap=alignment - 1)
+
+
+class GGUFContent(Content):
+    """The content of a GGUF file.
+
+    Attributes
+    ----------
+    header : Header
+        For `weightmap.compat.gguf` and the command line, which show its raw values.
+    """
+
+    header: Header
+
+
+def parse(source: Source, head: bytes, options: Options) -> Content:
+    """Check the header and return the table of tensors."""
+    header, columns = read_header(source, head, options)
+    scan, warnings = header.scan, list[str]()
+    ordered = scan.ordered or columns.count < 2
+    rules = _rules(header.alignment, big=bool(scan.big))(header.base, source.size, lax=not options.strict)
+    _check_end(source, header, options, warnings)
+    order = None if ordered else columns.order()
+
+    def where(row: int) -> int | None:
+        return locate(header, row if order is None else int(order[row]))
+
+    table = ColumnTable(columns if order is None else columns.take(order), rules, utf8=True, locate=where)
+    if options.checked:
+        table.check()
+    vocab = _vocabulary(header)
+    content = GGUFContent(
+        "gguf",
+        table,
+        functools.partial(metadata, header),
+        functools.partial(_verify, header, table, vocab),
+        warnings,
+    )
+    content.header = header
+    content.vocab = vocab
+    content.part = _part(source, header)
+    content.quantized = _swapped if scan.big else _BLOCKS
+    return content
+
+
+def _check_end(source: Source, header: Header, options: Options, warnings: list[str]) -> None:
+    """Check that the file ends with its last tensor, or with the padding of that tensor."""
+    end = header.base + header.scan.data_end if header.scan.data_end else header.end
+    padded = aligned(end, header.alignment)
+    if end < source.size < padded:
+        if any(source.pread(end, source.size - end)):
+            padded = end
+        else:
+            error = cut_off("the padding of its last tensor", source.size, padded, field="size")
+            options.tolerate(error, warnings)
+            return
+    trailing(source, padded, options, warnings)
+
+
+def _part(source: Source, header: Header) -> Part | None:
+    """Return which part of a model in several files this is; None for a whole model."""
+    number, count = integer(header, (SPLIT_NO,)), integer(header, (SPLIT_COUNT,))
+    if number is None or count is None or count < _FEWEST:
+        return None
+    match = re.fullmatch(_FIRST_PART, os.path.basename(source.path or ""))
+    names: tuple[str, ...] = ()
+    if number == 0 and match is not None and int(match[2]) == count:
+        names = tuple(f"{match[1]}-{i:05}-of-{match[2]}{match[3]}" for i in range(2, count + 1))
+    keys = frozenset((SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS))
+    return Part(number, count, integer(header, (SPLIT_TENSORS,)), names, keys)
+
+
+def _vocabulary(header: Header) -> Vocabulary | None:
+    at = header.find(TOKENS)
+    if at < 0 or header.u32(at) != ARRAY:
+        return None
+    kind, count, _ = header.array(at + 4)
+    if kind != STRING:
+        return None
+
+    def load() -> StringTable:
+        return string_table(header, at, "token")
+
+    def special_ids() -> dict[str, int]:
+        found = {name: integer(header, keys) for name, keys in SPECIAL_IDS.items()}
+        return {name: i for name, i in found.items() if i is not None}
+
+    return Vocabulary(load, count, special_ids)
+
+
+class _Blocks:
+    """Quantised tensors of little-endian files: see `Content.quantized`."""
+
+    def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
+        from weightmap.quant.ggml import GgmlTensor  # noqa: PLC0415 - opening a file needs none of it
+
+        return GgmlTensor(row.dtype.name, row.shape, octets)
+
+    def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
+        """Return offset of the payload, elements of a block, and type of scales."""
+        del head
+        return 0, BLOCKS[row.dtype.name][0], _scale_type(row.dtype.name)
+
+    def glance(self, row: Row, source: Source) -> tuple[int, int, str]:
+        """Return the same: blocks have no header to check."""
+        del source
+        return self.layout(row, b"")
+
+
+@functools.cache
+def _scale_type(scheme: str) -> str:
+    from weightmap.quant.ggml import GgmlTensor  # noqa: PLC0415 - as above
+
+    return GgmlTensor(scheme, (0, BLOCKS[scheme][0]), b"").scale_type
+
+
+_BLOCKS = _Blocks()
+
+
+def _swapped(row: Row, octets: NDArray[np.uint8]) -> NoReturn:
+    del octets
+    what = f"big-endian data of type {row.dtype.name}"
+    raise UnsupportedError(what, field="type", offset=row.offset, expected="a little-endian file for this type")
 
 
 FORMAT = Format(
@@ -88,12 +252,12 @@ FORMAT = Format(
     title="GGUF",
     suffixes=(".gguf",),
     layouts=("gguf",),
-    parse=later(f"{__name__}.reading", "parse"),
+    parse=parse,
     plan=later(f"{__name__}.writing", "plan"),
     carries={"gguf": frozenset({"metadata", "vocab", "special_ids"})},
     dtypes={"gguf": frozenset(DENSE | OPAQUE)},
     schemes={"gguf": frozenset(GGML_SCHEMES)},
-    magic=b"GGUF",
+    magic=MAGIC,
     metadata_kinds=TYPED,
     vocab_keys={TOKENS: None, **{key: name for name, keys in SPECIAL_IDS.items() for key in keys}},
     special_ids=frozenset(SPECIAL_IDS),

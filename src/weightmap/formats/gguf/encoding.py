@@ -11,8 +11,18 @@ import numpy as np
 from weightmap import kernels
 from weightmap.errors import counted
 from weightmap.formats._writing import Unfit, encodable
-from weightmap.formats.gguf import ALIGNMENT, ALIGNMENT_UNIT, SPECIAL_IDS, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, TOKENS
-from weightmap.formats.gguf.header import ARRAY, STRING, U32
+from weightmap.formats.gguf.header import (
+    ALIGNMENT,
+    ALIGNMENT_UNIT,
+    ARRAY,
+    SPECIAL_IDS,
+    SPLIT_COUNT,
+    SPLIT_NO,
+    SPLIT_TENSORS,
+    STRING,
+    TOKENS,
+    U32,
+)
 from weightmap.formats.gguf.values import NUMBERS, KeyValues, Strings, encode_string
 
 if TYPE_CHECKING:

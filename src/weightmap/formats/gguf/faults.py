@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, cut_off, quoted
-from weightmap.formats.gguf import TYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from weightmap import kernels
     from weightmap.io.source import Source
     from weightmap.options import Options
@@ -23,12 +24,7 @@ _WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
     "GGUF_DEPTH": (LimitError, "depth of nested arrays", "value", "at most {}"),
     "GGUF_BLOCK": (LayoutError, "its first dimension", "dimensions", "a multiple of {}, the elements of a block"),
     "TABLE_NDIM": (FormatError, "n_dimensions", "n_dimensions", "0 to {}"),
-    "TABLE_DTYPE": (
-        UnsupportedError,
-        "type",
-        "type",
-        f"one of {', '.join(f'{code} {name}' for code, name in TYPES.items())}",
-    ),
+    "TABLE_DTYPE": (UnsupportedError, "type", "type", "one of {types}"),
     "TABLE_OVERFLOW": (LayoutError, "the product of its shape exceeds 2**63 - 1 bytes", "dimensions", ""),
     "TABLE_RANGE": (LayoutError, "offset", "offset", "at most {}, or the end of the tensor overflows"),
 }
@@ -40,10 +36,14 @@ def check(
     data: bytes | bytearray,
     source: Source,
     options: Options,
+    types: Mapping[int, str],
     *,
     of_tensors: bool,
 ) -> None:
-    """Raise the error for a fault of the scan. Keys whose hashes collide are compared first: they may all differ."""
+    """Raise the error for a fault of a scan that knows `types`, by their codes.
+
+    Keys whose hashes collide are compared first: they may all differ.
+    """
     kind, at, actual, expected = fault.kind, fault.at, fault.actual, fault.expected
     if kind == "NAME_FLOOD":
         first, second = _repeated(data, scan)
@@ -62,16 +62,17 @@ def check(
                 "size of the header", offset=at, actual=most, expected=f"at most {scan.limit}, for 32-bit positions"
             )
     label = f"tensor info {fault.row}" if of_tensors else _label(data, scan, fault)
-    raise _error(fault, label, source.size, field="tensor_infos" if of_tensors else "metadata_kv")
+    known = ", ".join(f"{code} {name}" for code, name in types.items())
+    raise _error(fault, label, source.size, known, field="tensor_infos" if of_tensors else "metadata_kv")
 
 
-def _error(fault: kernels.Fault, label: str, size: int, field: str) -> FormatError:
+def _error(fault: kernels.Fault, label: str, size: int, types: str, field: str) -> FormatError:
     if fault.kind == "GGUF_END":
         return cut_off(label, size, fault.at + fault.expected, field=field)
     cls, what, its_field, expected = _WORDS.get(fault.kind, (FormatError, "the header is damaged", "", ""))
     error = cls(f"{label}: {what}", field=its_field or field, offset=fault.at)
     if expected:
-        error.actual, error.expected = fault.actual, expected.format(fault.expected)
+        error.actual, error.expected = fault.actual, expected.format(fault.expected, types=types)
     return error
 
 

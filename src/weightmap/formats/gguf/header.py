@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap import kernels
+from weightmap.dtypes import DTYPES, GGML_SCHEMES
 from weightmap.errors import FormatError, UnsupportedError, cut_off, too_many
-from weightmap.formats.gguf import ALIGNMENT, ALIGNMENT_UNIT, BLOCKS, DEFAULT_ALIGNMENT, TYPES, aligned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,16 +19,49 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 U32, STRING, ARRAY = 4, 8, 9
+# Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.
+DENSE = {
+    "float32": 0,
+    "float16": 1,
+    "int8": 24,
+    "int16": 25,
+    "int32": 26,
+    "int64": 27,
+    "float64": 28,
+    "bfloat16": 30,
+}
+OPAQUE = {"q8_1": 9, "q8_k": 15, "q1_0": 41}
+CODES = DENSE | OPAQUE | GGML_SCHEMES
+TYPES = {code: name for name, code in CODES.items()}
+# Types in blocks: elements and bytes of one.
+BLOCKS = {name: kernels.ggml_block(code) for name, code in GGML_SCHEMES.items()}
+BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292), "q1_0": (128, 18)}
+DEFAULT_ALIGNMENT, ALIGNMENT_UNIT = 32, 8
+ALIGNMENT = "general.alignment"
+TOKENS = "tokenizer.ggml.tokens"
+SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
+# The keys of each special id, by our names. gguf-py misspells "separator".
+SPECIAL_IDS: dict[str, tuple[str, ...]] = {
+    "bos": ("tokenizer.ggml.bos_token_id",),
+    "eos": ("tokenizer.ggml.eos_token_id",),
+    "unk": ("tokenizer.ggml.unknown_token_id",),
+    "pad": ("tokenizer.ggml.padding_token_id",),
+    "sep": ("tokenizer.ggml.separator_token_id", "tokenizer.ggml.seperator_token_id"),
+    "cls": ("tokenizer.ggml.cls_token_id",),
+    "mask": ("tokenizer.ggml.mask_token_id",),
+}
 VERSIONS = (1, 2, 3)
 # Bytes to read if the first page does not hold the header; each further read doubles what is there.
 _FIRST = 1 << 16
 _POSITIONS = kernels.U32_MAX - 1
 _NATIVE = kernels.gguf_types(
-    [
-        (code, *BLOCKS[name]) if name in BLOCKS else (code, 1, 2 if name == "bfloat16" else np.dtype(name).itemsize)
-        for code, name in TYPES.items()
-    ]
+    [(code, *BLOCKS[name]) if name in BLOCKS else (code, 1, DTYPES[name].bits >> 3) for code, name in TYPES.items()]
 )
+
+
+def aligned(size: int, alignment: int) -> int:
+    """Round `size` up to a multiple of the alignment."""
+    return -(-size // alignment) * alignment
 
 
 class Header:
@@ -119,7 +152,7 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
     if found is not True:
         from weightmap.formats.gguf.faults import check  # noqa: PLC0415 - for damaged files
 
-        check(found, scan, data, source, options, of_tensors=False)
+        check(found, scan, data, source, options, TYPES, of_tensors=False)
     columns, found = scan.tensors(data, _NATIVE, n_tensors)
     while not found:
         data = _extended(source, data, scan.wanted, limit)
@@ -127,7 +160,7 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
     if found is not True:
         from weightmap.formats.gguf.faults import check  # noqa: PLC0415 - for damaged files
 
-        check(found, scan, data, source, options, of_tensors=True)
+        check(found, scan, data, source, options, TYPES, of_tensors=True)
     if type(data) is bytearray:
         del data[scan.end :]
     return Header(source.name, data, scan, version), columns

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.errors import counted
 from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, lacking, refuse
-from weightmap.formats.gguf import BLOCKS, CODES, DENSE, aligned
 from weightmap.formats.gguf.encoding import key_values
-from weightmap.formats.gguf.header import MAGIC
+from weightmap.formats.gguf.header import BLOCKS, CODES, DENSE, MAGIC, aligned
 from weightmap.formats.gguf.values import encode_string
 
 if TYPE_CHECKING:

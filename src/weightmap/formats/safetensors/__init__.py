@@ -23,8 +23,23 @@ Ours
 
 from __future__ import annotations
 
-from weightmap.formats._base import MAX_HEADER, Format
+import functools
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.dtypes import DTYPES
+from weightmap.errors import FormatError, quoted
+from weightmap.formats._base import MAX_HEADER, Content, Format, trailing
+from weightmap.formats._cursor import LENGTH, read_header, verifier
+from weightmap.index import Rules
+from weightmap.index.columns import ColumnTable
+from weightmap.io import strict_json
 from weightmap.lazy import later
+
+if TYPE_CHECKING:
+    from weightmap.io.source import Source
+    from weightmap.options import Options
 
 # In the order of safetensors' own list, by which it sorts tensors: from small to large.
 DTYPE_NAMES = {
@@ -60,13 +75,76 @@ def sniff(head: bytes, size: int) -> bool:
     return 2 <= int.from_bytes(head[:8], "little") <= MAX_HEADER
 
 
+_FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
+_backwards = later(f"{__name__}.faults", "backwards")
+_scan_error = later(f"{__name__}.faults", "scan_error")
+# Most bytes of metadata that are remembered: many files share such metadata, and it costs little memory.
+_REMEMBERED = 4096
+
+
+class _Rules(Rules):
+    __slots__ = ()
+    dtypes = tuple(DTYPES[name] for name in DTYPE_NAMES.values())
+    fields = MappingProxyType({"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)})
+
+
+def parse(source: Source, head: bytes, options: Options) -> Content:
+    """Check the header and return the table of tensors."""
+    header = read_header(source, head, options)
+    base = LENGTH.size + len(header)
+    scanned = kernels.scan_json(header, _FIELDS, options.limits.max_tensors + 1)
+    if isinstance(scanned, kernels.Fault):
+        if scanned.kind == "CAPACITY":
+            options.limits.check("max_tensors", scanned.row, "number of tensors (or more)")
+        raise _scan_error(scanned, header)
+    columns, found = scanned
+    if columns.count > options.limits.max_tensors:
+        options.limits.check("max_tensors", columns.count, "number of tensors")
+    warnings: list[str] = []
+    rules = _Rules(base, source.size, lax=not options.strict)
+
+    def locate(row: int) -> int | None:
+        again = kernels.scan_json(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
+        return LENGTH.size + again.at if isinstance(again, kernels.Fault) else None
+
+    if found.backwards < columns.count:
+        raise _backwards(columns, found.backwards, locate(found.backwards))
+    trailing(source, base + found.data_end, options, warnings, "data_offsets")
+    # The header may list tensors in another order than their data.
+    ordered = found.ordered
+    in_order = columns if ordered else columns.take(columns.order())
+    table = ColumnTable(in_order, rules, utf8=False, locate=locate if ordered else None)
+    if options.checked:
+        table.check()
+    metadata = {}
+    if found.metadata_begin:
+        raw = header[found.metadata_begin : found.metadata_end]
+        parsed = _metadata if len(raw) <= _REMEMBERED else _metadata.__wrapped__
+        metadata = parsed(raw, LENGTH.size + found.metadata_begin)
+    verify = verifier(header, table)
+    content = Content("safetensors", table, metadata.copy, verify, warnings)
+    content.has_metadata = found.metadata_begin != 0
+    return content
+
+
+@functools.lru_cache(maxsize=32)
+def _metadata(raw: bytes, at: int) -> dict[str, str]:
+    """Return the metadata. The last few are remembered, because many files have the same."""
+    metadata = strict_json.loads(raw, "__metadata__", offset=at)
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            what, actual = f"__metadata__: value of {quoted(key)}", strict_json.kind_of(value)
+            raise FormatError(what, field="__metadata__", offset=at, actual=actual, expected="a string")
+    return metadata
+
+
 FORMAT = Format(
     name="safetensors",
     title="safetensors",
     suffixes=(".safetensors",),
     layouts=("safetensors",),
     sniff=sniff,
-    parse=later(f"{__name__}.reading", "parse"),
+    parse=parse,
     plan=later(f"{__name__}.writing", "plan"),
     carries={"safetensors": frozenset({"metadata"})},
     dtypes={"safetensors": frozenset(DTYPE_NAMES.values())},

@@ -38,9 +38,40 @@ Ours
 
 from __future__ import annotations
 
-from weightmap.formats._base import Format
-from weightmap.formats._zip import first_name
-from weightmap.lazy import later
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import (
+    FileChangedError,
+    FormatError,
+    LayoutError,
+    LimitError,
+    UnsupportedError,
+    cut_off,
+    quoted,
+    trailing_bytes,
+)
+from weightmap.formats._base import Content, Format, trailing
+from weightmap.formats._zip import Archive, first_name
+from weightmap.formats.torch.program import DTYPE_NAMES, Program, columns_of, dtypes, error_of, items_of, values_of
+from weightmap.index import Rules
+from weightmap.index.columns import ColumnTable
+from weightmap.index.strings import StringTable
+from weightmap.io.placement import Strided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.dtypes import DType
+    from weightmap.formats._verifying import Verification
+    from weightmap.io.source import Source
+    from weightmap.kernels import Pickle, PickleStorages
+    from weightmap.options import Options
 
 __all__ = ["FORMAT", "MAGIC"]
 
@@ -59,12 +90,375 @@ def _sniff(head: bytes, _size: int) -> bool:
     return head[:1] == b"\x80" and (head.startswith(MAGIC, 2) or (head[2:3] == b"\x95" and head.startswith(MAGIC, 11)))
 
 
+_PROGRAM = "data.pkl"
+# Bytes of the first window of a legacy file in which its programs are run; each further one is so many times as large.
+_WINDOW, _GROWTH = 1 << 16, 4
+# Bytes of the folder in an archive, which torch.save calls as the file; every storage is looked up in it.
+_FOLDER_MOST = 255
+# Mentions of storages that are looked up at once: more would take more memory, and no less time.
+_BATCH = 1024
+_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+_PROTOCOL = 1001
+# What an archive of TorchScript has and a checkpoint has not.
+_SCRIPT = ("constants.pkl", "code/")
+_BFLOAT16 = DTYPE_NAMES.index("bfloat16")
+
+
+class _Rules(Rules):
+    __slots__ = ()
+    dtypes = dtypes(big=False)
+    scattered = True
+
+
+@functools.cache
+def _swapped() -> type[Rules]:
+    """Return the rules of big-endian files."""
+    return _Rules.varied(dtypes=dtypes(big=True))
+
+
+def parse(source: Source, head: bytes, options: Options) -> Content:
+    """Run the program, and return the table of tensors."""
+    return (_parse_zip if head[:1] == b"P" else _parse_legacy)(source, head, options)
+
+
+# ------------------------------------------------------------------------------------------------------- zip
+def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
+    warnings: list[str] = []
+    archive = Archive(source, head, options, warnings)
+    entry, prefix = _find_program(archive)
+    begin, size = archive.begin(entry), archive.size(entry)
+    options.limits.check("max_header_bytes", size, f"size of {_PROGRAM}", offset=begin)
+    _refuse_script(archive, prefix)
+    big = _is_big(archive, prefix)
+    _check_stored(archive, entry)
+    archive.check(entry)
+    program, crc = Program(source, archive.label(entry), begin, size), archive.crc(entry)
+    verifier, sums = archive.verifier, archive.sums
+    pickle = program.run(options)
+    if pickle.end != size:
+        error = trailing_bytes(size, pickle.end, field="pickle", offset=begin + pickle.end, whole=program.name)
+        options.tolerate(error, warnings)
+    begins = _storages_in(archive, prefix, pickle, program, options, warnings)
+    has_values = bool(pickle.n_values)
+    # What is done with goes before the next step: the archive, the program and the table take as much memory each.
+    del archive
+    table = _table(pickle, begins, program, options, big=big)
+    del pickle, begins
+    if options.checked:
+        table.check()
+    metadata = functools.partial(_load_metadata, program, size, crc, options)
+    content = Content("zip", table, metadata, verifier, warnings)
+    content.sums = sums
+    content.has_metadata = has_values
+    return content
+
+
+def _find_program(archive: Archive) -> tuple[int, str]:
+    """Return the entry of the program, and the folder that it lies in."""
+    # All names lie one after another: no Python for each of them.
+    bounds, tail, found = archive.entries.bounds, f"/{_PROGRAM}".encode(), list[int]()
+    text = archive.entries.names
+    at = text.find(tail)
+    while 0 <= at < bounds[-1]:
+        row = int(bounds.searchsorted(np.uint32(at), "right")) - 1
+        if bounds[row + 1] == at + len(tail) and b"/" not in text[bounds[row] : at]:
+            found.append(row)
+        at = text.find(tail, at + 1)
+    if len(found) != 1:
+        what = "entries <prefix>/data.pkl of the archive"
+        raise LayoutError(what, field=_PROGRAM, offset=0, actual=len(found), expected=1)
+    prefix = archive.names[found[0]].removesuffix(_PROGRAM)
+    if len(prefix) > _FOLDER_MOST:
+        what, expected = "length of the name of the archive's folder", f"at most {_FOLDER_MOST}"
+        raise LimitError(what, field=_PROGRAM, offset=archive.begin(found[0]), actual=len(prefix), expected=expected)
+    return found[0], prefix
+
+
+def _refuse_script(archive: Archive, prefix: str) -> None:
+    script = archive.names.find(f"{prefix}constants.pkl")
+    if script >= 0:
+        what = "this archive is a TorchScript program: save model.state_dict() of torch.jit.load(FILE) with torch.save"
+        raise UnsupportedError(what, field="constants.pkl", offset=int(archive.entries.offset[script]))
+
+
+def _is_big(archive: Archive, prefix: str) -> bool:
+    """Say whether storages are big-endian."""
+    entry = archive.names.find(f"{prefix}byteorder")
+    if entry < 0:
+        return False
+    order = archive.read(entry) if archive.size(entry) <= len("little") else b""
+    if order not in (b"little", b"big"):
+        shown = repr(order) if order else f"{archive.size(entry)} bytes"
+        what = "byteorder"
+        raise UnsupportedError(
+            what, field=what, offset=archive.begin(entry), actual=shown, expected="'little' or 'big'"
+        )
+    return order == b"big"
+
+
+def _check_stored(archive: Archive, entry: int) -> None:
+    if not archive.is_stored(entry):
+        what = f"entry {quoted(archive.label(entry))} is deflated: torch.save stores its entries"
+        raise UnsupportedError(what, field="method", offset=int(archive.entries.offset[entry]))
+
+
+def _mentions(pickle: Pickle, prefix: bytes, program: Program, options: Options) -> Iterator[PickleStorages]:
+    """Yield the mentions of storages, some at a time, named by `prefix` and their key."""
+    for found in pickle.storages(prefix, _BATCH):
+        if isinstance(found, kernels.Fault):
+            raise error_of(found, program, options)
+        yield found
+
+
+def _storages_in(
+    archive: Archive, prefix: str, pickle: Pickle, program: Program, options: Options, warnings: list[str]
+) -> NDArray[np.uint64]:
+    """Return where each storage begins in the file, once its entry has been found to be as large as it claims."""
+    entries, names = archive.entries, archive.names
+    folder = f"{prefix}data/".encode()
+    begins = kernels.transient(pickle.n_storages, np.uint64)
+    used = np.zeros(len(archive), np.bool_)
+    first = 0
+    for found in _mentions(pickle, folder, program, options):
+        rows = names.find_spans(found.names, found.bounds)
+        missing = np.flatnonzero(rows < 0)
+        if len(missing):
+            i = int(missing[0])
+            key = found.names[int(found.bounds[i]) : int(found.bounds[i + 1])]
+            what = f"the archive has no entry {quoted(key.decode(errors='replace'))}, a storage"
+            raise LayoutError(what, field="storage", offset=program.offset + int(found.at[i]))
+        sizes = entries.size[rows]
+        unstored = np.flatnonzero((entries.method[rows] != 0) | (entries.stored[rows] != sizes))
+        if len(unstored):
+            _check_stored(archive, int(rows[unstored[0]]))
+        for wrong, tolerated in (
+            (np.flatnonzero(found.nbytes > sizes), False),
+            (np.flatnonzero(found.nbytes < sizes), True),
+        ):
+            if not len(wrong):
+                continue
+            i = int(wrong[0])
+            what = f"bytes that the storage {quoted(archive.label(int(rows[i])))} claims"
+            offset, actual = program.offset + int(found.at[i]), int(found.nbytes[i])
+            error = LayoutError(what, field="storage", offset=offset, actual=actual, expected=int(sizes[i]))
+            if not tolerated:
+                raise error
+            options.tolerate(error, warnings)
+        used[rows] = True
+        begins[first : first + len(rows)] = entries.data[rows]
+        first += len(rows)
+    unused = [i for i in np.flatnonzero(~used).tolist() if names.raw(i).startswith(folder)]
+    warnings.extend(f"no tensor refers to entry {quoted(archive.label(i))}" for i in unused)
+    return begins
+
+
+# ----------------------------------------------------------------------------------------------------- legacy
+def _parse_legacy(source: Source, head: bytes, options: Options) -> Content:
+    if head[:1] != b"\x80":
+        expected = "that of an archive or of a pickle"
+        raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=expected)
+    warnings: list[str] = []
+    programs = _Programs(source, options)
+    number, _ = programs.values("the pickle of the magic number")
+    _expect(number, _MAGIC_NUMBER, "magic number", 0)
+    version, at = programs.values("the pickle of the protocol")
+    _expect(version, _PROTOCOL, "protocol version", at)
+    system, at = programs.values("the pickle of the system")
+    little = system.get("little_endian")
+    if not isinstance(little, bool):
+        raise UnsupportedError(
+            "little_endian", field="sys_info", offset=at, actual=repr(little), expected="True or False"
+        )
+    pickle, program = programs.run("the pickle of the object")
+    begins, end = _storages_behind(programs, pickle, program, options)
+    trailing(source, end, options, warnings)
+    has_values, size = bool(pickle.n_values), pickle.end
+    table = _table(pickle, begins, program, options, big=not little)
+    del pickle, begins
+    if options.checked:
+        table.check()
+    header = Program(source, "the header", 0, programs.at)
+    crc = header.crc32(header.size)
+
+    def verify(run: Verification) -> None:
+        run.unchanged(run.read(0, header.size), crc, header.name)
+        run.checked("header")
+        run.rest()
+
+    metadata = functools.partial(_load_metadata, program, size, program.crc32(size), options)
+    content = Content("legacy", table, metadata, verify, warnings)
+    content.has_metadata = has_values
+    return content
+
+
+class _Programs:
+    """The pickles at the beginning of a legacy file, run one after another.
+
+    Where one ends is known when it has been run: each attempt may take more bytes than the last one.
+    """
+
+    def __init__(self, source: Source, options: Options) -> None:
+        self._source, self._options = source, options
+        self._limit = min(source.size, options.limits.max_header_bytes)
+        self._window = _WINDOW
+        self.at = 0
+
+    def run(self, name: str) -> tuple[Pickle, Program]:
+        """Run the next program."""
+        while True:
+            end = min(self._window, self._limit)
+            program = Program(self._source, name, self.at, end - self.at)
+            pickle = program.attempt(self._options)
+            if pickle.fault is None:
+                self.at += pickle.end
+                return pickle, program
+            if pickle.fault.kind != "PICKLE_END" or end == self._limit:
+                break
+            self._window *= _GROWTH
+        if pickle.fault.kind == "PICKLE_END" and self._limit < self._source.size:
+            self._options.limits.check("max_header_bytes", self._limit + 1, "size of the pickles")
+        raise error_of(pickle.fault, program, self._options)
+
+    def values(self, name: str) -> tuple[dict[str, Any], int]:
+        """Run the next program; return its values, and where it begins. It must not make tensors."""
+        pickle, program = self.run(name)
+        _refuse_tensors(pickle, program)
+        return values_of(pickle, program, self._options), program.offset
+
+
+def _refuse_tensors(pickle: Pickle, program: Program) -> None:
+    if pickle.n_tensors:
+        raise LayoutError(f"{program.name} holds tensors", field="pickle", offset=program.offset)
+
+
+def _expect(found: dict[str, Any], wanted: int, what: str, at: int) -> None:
+    if found != {"": wanted}:
+        shown = quoted(found.get("", "something else"))
+        raise UnsupportedError(what, field="pickle", offset=at, actual=shown, expected=hex(wanted))
+
+
+class _Mentions:
+    """All mentions of storages in a legacy file: a storage is known by its key alone.
+
+    Attributes
+    ----------
+    keys : StringTable
+    at, nbytes, item : ndarray
+        See `PickleStorages`.
+    first : ndarray of int64
+        Of each mention, the number of the first one of the same storage.
+    """
+
+    def __init__(self, pickle: Pickle, program: Program, options: Options) -> None:
+        count = pickle.n_storages
+        text, bounds, first = bytearray(), kernels.transient(count + 1, np.uint32), 0
+        bounds[0] = 0
+        self.at, self.nbytes = (kernels.transient(count, np.uint64) for _ in range(2))
+        self.item = kernels.transient(count, np.uint8)
+        for found in _mentions(pickle, b"", program, options):
+            last = first + len(found.at)
+            bounds[first + 1 : last + 1] = found.bounds[1:] + np.uint32(len(text))
+            text += found.names
+            self.at[first:last], self.nbytes[first:last], self.item[first:last] = found.at, found.nbytes, found.item
+            first = last
+        self.keys = StringTable(text, bounds, 0, "key of a storage")
+        self.first = kernels.transient(count, np.int64)
+        for begin in range(0, count, _BATCH):
+            part = bounds[begin : begin + _BATCH + 1]
+            names = bytes(text[part[0] : part[-1]])
+            self.first[begin : begin + _BATCH] = self.keys.find_spans(names, part - part[0])
+
+
+def _storages_behind(
+    programs: _Programs, pickle: Pickle, program: Program, options: Options
+) -> tuple[NDArray[np.uint64], int]:
+    """Return where each storage begins in a legacy file, and where the last one ends; the pickle of keys comes next."""
+    keys, at, offset = _keys(programs, options)
+    source, mentions = program.source, _Mentions(pickle, program, options)
+    first, nbytes = mentions.first, mentions.nbytes
+    differing = np.flatnonzero(nbytes != nbytes[first])
+    if len(differing):
+        i = int(differing[0])
+        what, expected = "bytes that a storage claims at its second mention", int(nbytes[first[i]])
+        mention = program.offset + int(mentions.at[i])
+        raise LayoutError(what, field="storage", offset=mention, actual=int(nbytes[i]), expected=expected)
+    begins = kernels.transient(len(first), np.uint64)
+    listed = np.zeros(len(first), np.bool_)
+    find = mentions.keys.finder
+    for _, key in keys:
+        i = find(key)
+        if i < 0 or listed[i]:
+            what = f"the list of keys has {quoted(key)} {'which no tensor mentions' if i < 0 else 'twice'}"
+            raise LayoutError(what, field="keys", offset=offset)
+        listed[i] = True
+        size, item = int(nbytes[i]), int(mentions.item[i])
+        count = int.from_bytes(source.pread(at, 8), "little") if at + 8 <= source.size else -1
+        if count < 0 or size > source.size - at - 8:
+            raise cut_off(f"storage {quoted(key)}", source.size, at + 8 + size, field="storage")
+        if count * item != size:
+            what = f"number of elements of storage {quoted(key)}"
+            raise LayoutError(what, field="storage", offset=at, actual=count, expected=size // item)
+        begins[i] = at + 8
+        at += 8 + size
+    count, wanted = int(listed.sum()), int((first == np.arange(len(first))).sum())
+    if count != wanted:
+        what = "number of keys in the list"
+        raise LayoutError(what, field="keys", offset=offset, actual=count, expected=f"{wanted}, that of storages")
+    begins[:] = begins[first]
+    return begins, at
+
+
+def _keys(programs: _Programs, options: Options) -> tuple[Iterator[tuple[str, Any]], int, int]:
+    """Run the pickle of keys; return them, where the pickle ends, and where it begins."""
+    pickle, program = programs.run("the pickle of the keys")
+    _refuse_tensors(pickle, program)
+    return items_of(columns_of(pickle, program, options), program), programs.at, program.offset
+
+
+# ----------------------------------------------------------------------------------------------------- both
+def _table(pickle: Pickle, begins: NDArray[np.uint64], program: Program, options: Options, *, big: bool) -> ColumnTable:
+    """Return the table of tensors, whose storages begin there."""
+    tensors = pickle.tensors(begins)
+    if isinstance(tensors, kernels.Fault):
+        raise error_of(tensors, program, options)
+    columns, strides = tensors
+    if big and (columns.array(columns.dtype, columns.count, "u1") & (kernels.PICKLE_STRIDED - 1) == _BFLOAT16).any():
+        raise UnsupportedError("a big-endian checkpoint has tensors of bfloat16, which numpy lacks", field="byteorder")
+    rules = (_swapped() if big else _Rules)(0, program.source.size)
+    typed = None if strides is None else _strided_types(rules, strides, columns)
+    return ColumnTable(columns, rules, utf8=True, typed=typed)
+
+
+def _strided_types(
+    rules: Rules, strides: NDArray[np.uint64], columns: kernels.Columns
+) -> Callable[[int, DType, tuple[int, ...]], DType]:
+    """Return what gives a tensor that is not row-major a data type with its strides."""
+
+    def typed(row: int, _dtype: DType, _shape: tuple[int, ...]) -> DType:
+        first, last = columns.dim_bounds[row], columns.dim_bounds[row + 1]
+        element = rules.dtypes[columns.dtype[row] & (kernels.PICKLE_STRIDED - 1)]
+        assert element is not None  # noqa: S101 - its twin has been found
+        placed: DType = element.placed(
+            Strided(tuple(step * element.bits // 8 for step in strides[first:last].tolist()))
+        )
+        return placed
+
+    return typed
+
+
+def _load_metadata(program: Program, size: int, crc: int, options: Options) -> dict[str, Any]:
+    """Return the values that are no tensors: the program is run again, since nothing of it is kept."""
+    if program.crc32(size) != crc:
+        raise FileChangedError(f"{program.name} changed after the file was opened", path=program.source.name)
+    return values_of(program.run(options), program, options)
+
+
 FORMAT = Format(
     name="torch",
     title="PyTorch",
     suffixes=(".pt", ".pth", ".bin", ".ckpt"),
     layouts=("zip", "legacy"),
-    parse=later(f"{__name__}.reading", "parse"),
+    parse=parse,
     sniff=_sniff,
     leads=b"P\x80",
     checksums=frozenset({"zip"}),

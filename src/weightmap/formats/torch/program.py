@@ -284,7 +284,7 @@ def _scalar(kind: str, length: int, at: int, window: _Window, program: Program, 
     code, raw = window.read(dtype_at, dtype_len), window.read(raw_at, raw_len)
     if kind == "SCALAR_LATIN":
         raw = _latin(_text(raw, f"the value {quoted(name)}", program), program, name)
-    dtype = _NUMPY.get(code)
+    dtype = np.dtype(code.decode()).newbyteorder("<") if code in _NUMBERS else None
     if dtype is None or dtype.itemsize != len(raw):
         shown = quoted(code.decode(errors="replace"))
         what = f"{program.name}: {quoted(name)} is a scalar of numpy of the type {shown} and {len(raw)} bytes"
@@ -292,10 +292,8 @@ def _scalar(kind: str, length: int, at: int, window: _Window, program: Program, 
     return np.frombuffer(raw, dtype)[0].item()
 
 
-_NUMPY = {
-    code.encode(): np.dtype(code).newbyteorder("<")
-    for code in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
-}
+# numpy's codes of scalars.
+_NUMBERS = frozenset(b"b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split())
 
 
 def dtypes(*, big: bool) -> Sequence[DType | None]:

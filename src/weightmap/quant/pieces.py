@@ -1,0 +1,59 @@
+"""`in_pieces`, which reads a quantised tensor from its file in pieces."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.dtypes import GGML_SCHEMES
+from weightmap.quant import PIECE
+from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.ggml import GgmlTensor
+from weightmap.quant.schemes import BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightmap.quant import TensorRef
+
+__all__ = ["in_pieces"]
+
+
+def in_pieces(place: TensorRef) -> Iterator[QuantizedTensor]:
+    """Yield a quantised tensor as a sequence of one-dimensional tensors, so that memory stays flat.
+
+    Integers with scales, and ggml's blocks, come in pieces of about 2**18 elements; other schemes in one piece.
+    """
+    source, row, _ = place
+    scheme, layout = row.dtype.name, place.layout()
+    if layout is not None and scheme in GGML_SCHEMES:
+        yield from _in_blocks(place)
+        return
+    if layout is None or scheme not in BITS:
+        yield place.decoder()
+        return
+    start, block_size, scale_type = layout
+    bytes_of = functools.partial(kernels.blocks_size, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
+    size, at = math.prod(row.shape), row.offset + start
+    # A single scale is repeated before the codes of each piece; blocks carry their own.
+    scale = b"" if block_size else source.pread(at, bytes_of(0))
+    at += len(scale)
+    step = max(PIECE // block_size, 1) * block_size if block_size else PIECE
+    for first in range(0, size, step):
+        count = min(step, size - first)
+        octets = source.pread(at, bytes_of(count) - len(scale))
+        at += len(octets)
+        yield QuantizedTensor(scheme, (count,), scale + octets, block_size=block_size, scale_type=scale_type)
+
+
+def _in_blocks(place: TensorRef) -> Iterator[QuantizedTensor]:
+    """Yield a tensor of ggml's blocks; any run of blocks is a tensor by itself."""
+    source, row, _ = place
+    size, at = math.prod(row.shape), row.offset
+    for first in range(0, size, PIECE):
+        count = min(PIECE, size - first)
+        octets = source.pread(at, kernels.ggml_size(count, row.dtype.name))
+        at += len(octets)
+        yield GgmlTensor(row.dtype.name, (count,), octets)
