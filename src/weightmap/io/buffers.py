@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["keeping", "room"]
 
-# A file takes one to read, two to write, one to quantise; the last piece of a tensor may hold one more.
+# A file takes one to read, up to three to write, one to quantise; the last piece of a tensor may hold one more.
 _MOST = 6
 
 
