@@ -188,6 +188,8 @@ def test_it_is_not_written(path: Path) -> None:
             wm.save(target, {"w": TENSORS["a"]}, **how)
         with pytest.raises(wm.EncodeError, match="Toy files can be read but not written"):
             wm.convert(path, target, **how)
+    with pytest.raises(wm.EncodeError, match=f"^{path.parent}/: Toy files can be read but not written"):
+        wm.convert(path, f"{path.parent}/", format="toy")
     assert not target.exists()
 
 

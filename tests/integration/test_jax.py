@@ -185,3 +185,12 @@ cycle = [kept]; cycle.append(cycle)
 """
     result = run_child(code, tmp_path / "m.weights")
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "w", [1.0]])
+def test_anything_but_an_array_is_named(wrong):
+    """What is no array is a TypeError that names the argument."""
+    with pytest.raises(
+        TypeError, match=f"^array must be a numpy array or a QuantizedTensor, not {type(wrong).__name__}$"
+    ):
+        to_jax(wrong)

@@ -193,9 +193,8 @@ def convert(
     how.check()
     most = None if max_shard_size is None else bytes_of_size(max_shard_size)
     shards = _shards_at(target, format, how)
-    found: Any = (
-        IMPORTERS[format] if format in NAMES else choose(shards.names(1)[0] if shards else target, format, layout)
-    )
+    named_by = target if shards is None or format is not None else shards.names(1)[0]
+    found: Any = IMPORTERS[format] if format in NAMES else choose(named_by, format, layout)
     words = NO_WORDS._replace(normalize=normalize, subwords=subwords)
     if quantize == "pq":
         words = words._replace(training=Options(n_subquantizers, n_bits, projection, pq_norms, seed=seed))
