@@ -51,12 +51,13 @@ int wm_unchanged(const wm_file *file) { return 1; }
 
 uint8_t *wm_map(int fd, uint64_t size, int kind, int *error) {
     *error = EINVAL;
-    if (size == 0 || size > SIZE_MAX || kind < 0 || kind > 2) return NULL;
+    if (size == 0 || size > SIZE_MAX || kind < 0 || kind > 3) return NULL;
     /* A private writable mapping of a file larger than memory is refused unless it reserves nothing. */
-    int prot = kind == 1 ? PROT_READ | PROT_WRITE : PROT_READ;
+    int prot = kind & 1 ? PROT_READ | PROT_WRITE : PROT_READ;
     /* Before Linux 6.7 sealed memory cannot be mapped shared, not even read-only. A private mapping shows the same pages as
      * long as nobody writes to them. */
     int flags = kind == 0 ? MAP_SHARED : kind == 1 ? MAP_PRIVATE | MAP_NORESERVE : MAP_PRIVATE;
+    if (kind == 3) flags |= MAP_ANONYMOUS;
     void *map = mmap(NULL, (size_t)size, prot, flags, fd, 0);
     *error = map == MAP_FAILED ? errno : 0;
     return map == MAP_FAILED ? NULL : map;

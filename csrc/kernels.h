@@ -358,7 +358,7 @@ int wm_prefer_node(uint8_t *memory, uint64_t size, int node);
 
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file behind fd, which it does not keep. `kind` 0: read-only and shared; 1: private and writable; 2:
- * read-only and private, for sealed memory. Returns the address, or NULL with an errno in *error (ENOSYS without mmap). */
+ * read-only and private, for sealed memory; 3: private and writable memory, without a file (fd is -1). Returns the address, or NULL with an errno in *error (ENOSYS without mmap). */
 uint8_t *wm_map(int fd, uint64_t size, int kind, int *error);
 /* Ends a mapping. */
 void wm_unmap(uint8_t *map, uint64_t size);

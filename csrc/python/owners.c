@@ -131,7 +131,7 @@ static PyObject *map_file(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iKi", &fd, &size, &kind)) return NULL;
     uint8_t *map;
     Py_BEGIN_ALLOW_THREADS map = size > PY_SSIZE_T_MAX ? (error = EFBIG, NULL) : wm_map(fd, size, kind, &error);
-    Py_END_ALLOW_THREADS if (map) return memory_of(map, size, kind != 1, 1);
+    Py_END_ALLOW_THREADS if (map) return memory_of(map, size, !(kind & 1), 1);
     errno = error;
     return PyErr_SetFromErrno(PyExc_OSError);
 }

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import TensorFileError, counted
 from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TypeVar, overload
 
     from weightmap.embeddings.subwords import Subwords
 
-__all__ = ["Vocabulary"]
+    T = TypeVar("T")
 
-T = TypeVar("T")
+__all__ = ["Vocabulary"]
 
 
 class Vocabulary(Sequence[str]):
@@ -91,10 +92,13 @@ class Vocabulary(Sequence[str]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[str]: ...
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, i: int) -> str: ...
+        @overload
+        def __getitem__(self, i: slice) -> list[str]: ...
+
     def __getitem__(self, i: int | slice) -> str | list[str]:
         table = self.table
         if isinstance(i, slice):
@@ -139,10 +143,13 @@ class Vocabulary(Sequence[str]):
             raise ValueError(msg)
         return found
 
-    @overload
-    def get(self, token: str) -> int | None: ...
-    @overload
-    def get(self, token: str, default: T) -> int | T: ...
+    if TYPE_CHECKING:
+
+        @overload
+        def get(self, token: str) -> int | None: ...
+        @overload
+        def get(self, token: str, default: T) -> int | T: ...
+
     def get(self, token: str, default: Any = None) -> Any:
         """Return the id of `token`, or `default` if the vocabulary does not have it."""
         found = self.table.find(token)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, U32_MAX, as_input, as_output, fault_of, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, U32_MAX, as_input, as_output, fault_of, ffi, from_buffer, lib, module
 from weightmap.kernels._strings import Columns
+
+if sys.platform == "win32":
+    import mmap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,10 +53,11 @@ def transient(count: int, dtype: type[Any]) -> NDArray[Any]:
     return np.empty(count, dtype) if nbytes < _MALLOC_MOST else np.frombuffer(_pages(nbytes), dtype)
 
 
-def _pages(nbytes: int) -> mmap.mmap:
+def _pages(nbytes: int) -> Any:
     """Return private memory; a page of it is there when it is touched."""
-    flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    return mmap.mmap(-1, nbytes, **flags)
+    if sys.platform == "win32":
+        return mmap.mmap(-1, nbytes)
+    return module.map_file(-1, nbytes, 3)
 
 
 class ZipEntries:
@@ -62,7 +65,7 @@ class ZipEntries:
 
     Attributes
     ----------
-    names : bytearray or mmap
+    names : ndarray of uint8
         With room behind the last name.
     bounds : ndarray of uint32, shape (n + 1,)
         Name i is names[bounds[i] : bounds[i + 1]].
@@ -80,7 +83,7 @@ class ZipEntries:
     __slots__ = ("bounds", "crc", "data", "later", "method", "names", "offset", "size", "stored")
 
     def __init__(self, count: int, names: int) -> None:
-        self.names: mmap.mmap | bytearray = bytearray(names) if names < _MALLOC_MOST else _pages(names)
+        self.names = transient(names, np.uint8)
         self.bounds = transient(count + 1, np.uint32)
         self.method = transient(count, np.uint16)
         self.later = transient(count, np.uint8)

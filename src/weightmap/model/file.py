@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from weightmap.model.parts import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self, TypeVar
+    from typing import Self, TypeVar, overload
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -243,20 +243,23 @@ class TensorFile(Mapping[str, Any]):
         """Return the `TensorInfo` of every tensor, in file order, without touching any data."""
         return [row.info(name) for name, row in zip(self, rows_of(self), strict=True)]
 
-    @overload
-    def read(
-        self, name: str, dtype: type[np.float32] = ..., *, out: None = None, threads: int | None = None
-    ) -> NDArray[np.float32]: ...
-    @overload
-    def read(
-        self, name: str, dtype: type[T] | np.dtype[T], *, out: None = None, threads: int | None = None
-    ) -> NDArray[T]: ...
-    @overload
-    def read(self, name: str, dtype: DTypeLike = ..., *, out: A, threads: int | None = None) -> A: ...
-    @overload
-    def read(
-        self, name: str, dtype: DTypeLike = ..., *, out: NDArray[Any] | None = None, threads: int | None = None
-    ) -> NDArray[Any]: ...
+    if TYPE_CHECKING:
+
+        @overload
+        def read(
+            self, name: str, dtype: type[np.float32] = ..., *, out: None = None, threads: int | None = None
+        ) -> NDArray[np.float32]: ...
+        @overload
+        def read(
+            self, name: str, dtype: type[T] | np.dtype[T], *, out: None = None, threads: int | None = None
+        ) -> NDArray[T]: ...
+        @overload
+        def read(self, name: str, dtype: DTypeLike = ..., *, out: A, threads: int | None = None) -> A: ...
+        @overload
+        def read(
+            self, name: str, dtype: DTypeLike = ..., *, out: NDArray[Any] | None = None, threads: int | None = None
+        ) -> NDArray[Any]: ...
+
     def read(
         self, name: str, dtype: DTypeLike = np.float32, *, out: NDArray[Any] | None = None, threads: int | None = None
     ) -> NDArray[Any]:

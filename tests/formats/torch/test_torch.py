@@ -18,6 +18,7 @@ from tests.support import DATA
 
 import weightmap as wm
 from weightmap import kernels
+from weightmap.formats import torch as torch_format
 from weightmap.io import derived
 from weightmap.model.parts import locate
 
@@ -139,6 +140,16 @@ def test_an_expanded_tensor_takes_no_more_memory_than_asked_for() -> None:
         assert f.info("w").nbytes == 4 << 40
         with pytest.raises(wm.LimitError):
             f.read("w")
+
+
+@pytest.mark.parametrize("searched", [1, 3, 8, 9, 10, 50])
+def test_the_program_is_found_among_names_searched_in_pieces(searched: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a piece of the names ends, the entry of the program is found, and once."""
+    monkeypatch.setattr(torch_format, "_SEARCHED", searched)
+    checkpoints = [path for path in TRUTH if path.suffix == ".pt" and path.read_bytes()[:1] == b"P"]
+    assert checkpoints
+    for path in checkpoints:
+        test_files_of_torch_and_numpy(path, in_memory=True)
 
 
 def test_tied_tensors_share_memory() -> None:

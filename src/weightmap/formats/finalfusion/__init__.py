@@ -104,7 +104,6 @@ from weightmap.formats.finalfusion.layout import (
     read_product,
     scan_end,
 )
-from weightmap.formats.finalfusion.metadata import TomlDocument, load_metadata
 from weightmap.formats.finalfusion.vocabulary import read_vocabulary
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
@@ -162,7 +161,11 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     vocab, storage, metadata = chunks.vocab, chunks.storage, chunks.metadata
 
     def load() -> dict[str, Any]:
-        return TomlDocument({}, "") if metadata is None else load_metadata(source.pread(*metadata), metadata[0])
+        if metadata is None:
+            return {}
+        from weightmap.formats.finalfusion.metadata import load_metadata  # noqa: PLC0415 - imports the parser of TOML
+
+        return load_metadata(source.pread(*metadata), metadata[0])
 
     def check(run: Verification) -> None:
         from weightmap.formats.finalfusion.verify import verify  # noqa: PLC0415 - not needed to open

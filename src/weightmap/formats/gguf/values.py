@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from weightmap.formats.gguf.header import ARRAY, STRING, Header
 from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
+    from typing import overload
+
     from numpy.typing import NDArray
 
 # numpy's codes by those of GGUF. A bool is a byte, which the scan has found to be 0 or 1.
@@ -64,10 +66,13 @@ class Strings(Sequence[str]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[str]: ...
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, i: int) -> str: ...
+        @overload
+        def __getitem__(self, i: slice) -> list[str]: ...
+
     def __getitem__(self, i: int | slice) -> str | list[str]:
         numbers = range(self._count)[i]
         return self.table[numbers] if isinstance(numbers, int) else [self.table[k] for k in numbers]

@@ -97,6 +97,8 @@ _WINDOW, _GROWTH = 1 << 16, 4
 _FOLDER_MOST = 255
 # Mentions of storages that are looked up at once: more would take more memory, and no less time.
 _BATCH = 1024
+# Bytes of names that are searched at once, in a copy.
+_SEARCHED = 1 << 20
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
 # What an archive of TorchScript has and a checkpoint has not.
@@ -155,15 +157,12 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
 
 def _find_program(archive: Archive) -> tuple[int, str]:
     """Return the entry of the program, and the folder that it lies in."""
-    # All names lie one after another: no Python for each of them.
     bounds, tail, found = archive.entries.bounds, f"/{_PROGRAM}".encode(), list[int]()
-    text = archive.entries.names
-    at = text.find(tail)
-    while 0 <= at < bounds[-1]:
+    text = archive.entries.names[: bounds[-1]]
+    for at in _places_of(tail, text):
         row = int(bounds.searchsorted(np.uint32(at), "right")) - 1
-        if bounds[row + 1] == at + len(tail) and b"/" not in text[bounds[row] : at]:
+        if bounds[row + 1] == at + len(tail) and b"/" not in bytes(text[bounds[row] : at]):
             found.append(row)
-        at = text.find(tail, at + 1)
     if len(found) != 1:
         what = "entries <prefix>/data.pkl of the archive"
         raise LayoutError(what, field=_PROGRAM, offset=0, actual=len(found), expected=1)
@@ -172,6 +171,16 @@ def _find_program(archive: Archive) -> tuple[int, str]:
         what, expected = "length of the name of the archive's folder", f"at most {_FOLDER_MOST}"
         raise LimitError(what, field=_PROGRAM, offset=archive.begin(found[0]), actual=len(prefix), expected=expected)
     return found[0], prefix
+
+
+def _places_of(part: bytes, text: NDArray[np.uint8]) -> Iterator[int]:
+    """Yield where `part` lies in the names of an archive, which follow one another: no Python for each of them."""
+    for begin in range(0, len(text), _SEARCHED):
+        window = bytes(text[begin : begin + _SEARCHED + len(part) - 1])
+        at = window.find(part)
+        while at >= 0:
+            yield begin + at
+            at = window.find(part, at + 1)
 
 
 def _refuse_script(archive: Archive, prefix: str) -> None:
