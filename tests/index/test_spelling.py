@@ -126,7 +126,8 @@ def test_get_looks_for_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (["bias", "weight"], "x", "among 2 tensors; the names are 'bias', 'weight'"),
         (["bias", "weight"], "wieght", "among 2 tensors; similar names: 'weight'"),
-        (["a\x1b" + "b" * 300], "x", f"among 1 tensor; its name is 'a\\x1b{'b' * 198}'... (302 characters)"),
+        (["a\x1bb"], "x", "among 1 tensor; its name is 'a\\x1bb'"),
+        (["a" * 150, "b" * 51], "x", "among 2 tensors"),
         (["a", "b", "c", "d", "e"], "xyz", "among 5 tensors; the names are 'a', 'b', 'c', 'd', 'e'"),
         (["a", "b", "c", "d", "e", "f"], "xyz", "among 6 tensors"),
         ([], "x", "among 0 tensors"),

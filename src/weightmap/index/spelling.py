@@ -20,8 +20,8 @@ _LONG = 400
 _SLACK = 8
 # Two names are alike if at least this part of their characters stands in both, in the same order.
 _ALIKE = 0.7
-# Up to so many names are all shown where none is alike.
-_FEW = 5
+# Up to so many names are all shown where none is alike, if all are no longer than this together.
+_FEW, _SHOWN = 5, 200
 
 
 def others(wanted: object, names: Collection[str]) -> str:
@@ -37,7 +37,7 @@ def others(wanted: object, names: Collection[str]) -> str:
     close = alike(wanted, names)
     if close:
         return f"; similar names: {', '.join(map(quoted, close))}"
-    if not 0 < len(names) <= _FEW:
+    if not 0 < len(names) <= _FEW or sum(map(len, names)) > _SHOWN:
         return ""
     return f"; {'the names are' if len(names) > 1 else 'its name is'} {', '.join(map(quoted, names))}"
 
