@@ -7,6 +7,7 @@ tensor. In each round the readers take turns. Printed for each reader:
 
 * seconds: of the slowest rank, the files in the page cache; the median of the rounds, and that of the ratios to the
   time of Hugging Face's reader in the same round;
+* processor: the time of processors of all ranks together, likewise. Other work on the machine changes it less;
 * disk: what a rank alone reads of the disk with an empty page cache, in multiples of the bytes that it wants, the mean
   of all ranks. A page is the least: slices of columns that are shorter than pages read more;
 * calls: what a rank reads by system calls, in multiples of the same (0 through a mapping);
@@ -81,6 +82,15 @@ class Peak(threading.Thread):
         return self.most
 
 
+def bring_in(index):
+    """Read all shards: a system may have taken pages back since the round before."""
+    buffer = bytearray(8 * MIB)
+    for path in sorted(index.parent.glob("*.safetensors")):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
 def evict(index):
     """Give the pages of all shards back."""
     for path in index.parent.glob("*.safetensors"):
@@ -121,16 +131,19 @@ def rank_of(rank, world, index, rounds, out):
             tensor.to_local().fill_(1)
         wanted = sum(tensor.to_local().nbytes for tensor in state.values())
         for name in readers:
-            found[dim, name] = {"seconds": [], "wanted": wanted}
+            found[dim, name] = {"seconds": [], "processor": [], "wanted": wanted}
         for number in range(rounds + 1):
             for name, make in readers.items():
                 of = found[dim, name]
+                if rank == 0:
+                    bring_in(index)
                 dist.barrier()
-                before, first, start = anonymous(), counted("rchar"), time.perf_counter()
+                before, first, busy, start = anonymous(), counted("rchar"), time.process_time(), time.perf_counter()
                 peak = Peak()
                 if number == 0:  # not timed: memory is watched
                     peak.start()
                 dcp.load(state, storage_reader=make())
+                busy = time.process_time() - busy
                 dist.barrier()
                 seconds = time.perf_counter() - start
                 if number == 0:
@@ -138,6 +151,7 @@ def rank_of(rank, world, index, rounds, out):
                     of["calls"] = (counted("rchar") - first) / wanted
                 else:
                     of["seconds"].append(seconds)
+                    of["processor"].append(busy)
         for name, make in readers.items():
             for turn in range(world):
                 dist.barrier()
@@ -149,6 +163,16 @@ def rank_of(rank, world, index, rounds, out):
         dist.barrier()
     Path(f"{out}.{rank}").write_text(json.dumps([[dim, name, of] for (dim, name), of in found.items()]))
     dist.destroy_process_group()
+
+
+def by_round(function, ranks, what):
+    """Return for each round what a function makes of the numbers of all ranks."""
+    return [function(numbers) for numbers in zip(*(of[what] for of in ranks), strict=True)]
+
+
+def median_ratio(ours, theirs):
+    """Return the median of the ratios of the same round."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def main():
@@ -169,25 +193,27 @@ def main():
         spawn(rank_of, (given.ranks, str(index), given.rounds, out), nprocs=given.ranks)
         ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(given.ranks)]
     rows = []
-    slowest = {
-        (told[0][0], told[0][1]): [max(times) for times in zip(*(of["seconds"] for _, _, of in told), strict=True)]
-        for told in zip(*ranks, strict=True)
-    }
-    for told in zip(*ranks, strict=True):
-        dim, name, _ = told[0]
-        seconds = slowest[dim, name]
+    # Of each round, the time of the slowest rank, and the time of processors of all ranks.
+    every = {(told[0][0], told[0][1]): [of for _, _, of in told] for told in zip(*ranks, strict=True)}
+    slowest = {key: by_round(max, all_of, "seconds") for key, all_of in every.items()}
+    busy = {key: by_round(sum, all_of, "processor") for key, all_of in every.items()}
+    for (dim, name), all_of in every.items():
+        theirs = dim, THEIRS
         row = {
             "slices": f"Shard({dim})",
             "reader": name,
-            "seconds": statistics.median(seconds),
-            "ratio": statistics.median(a / b for a, b in zip(seconds, slowest[dim, THEIRS], strict=True)),
-            "disk": statistics.mean(of["disk"] for _, _, of in told),
-            "calls": max(of["calls"] for _, _, of in told),
-            "anonymous": max(of["anonymous"] for _, _, of in told) / MIB,
+            "seconds": statistics.median(slowest[dim, name]),
+            "ratio": median_ratio(slowest[dim, name], slowest[theirs]),
+            "processor": statistics.median(busy[dim, name]),
+            "processor_ratio": median_ratio(busy[dim, name], busy[theirs]),
+            "disk": statistics.mean(of["disk"] for of in all_of),
+            "calls": max(of["calls"] for of in all_of),
+            "anonymous": max(of["anonymous"] for of in all_of) / MIB,
         }
         rows.append(row)
         sys.stdout.write(
-            f"{row['slices']}  {name:26}  {row['seconds']:7.3f} s  {row['ratio']:4.2f} x   disk {row['disk']:5.2f} x   "
+            f"{row['slices']}  {name:26}  {row['seconds']:7.3f} s  {row['ratio']:4.2f} x   processor "
+            f"{row['processor']:7.3f} s  {row['processor_ratio']:4.2f} x   disk {row['disk']:5.2f} x   "
             f"calls {row['calls']:5.3f} x   anonymous {row['anonymous']:6.1f} MiB\n"
         )
     if given.json:

@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from weightmap.dcp import WeightmapStorageReader, _work  # noqa: E402
 from weightmap.dcp._tensors import Tensors  # noqa: E402
+from weightmap.plans.read_plan import ReadPlan  # noqa: E402
 from weightmap.torch import StateError, load_file  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -149,7 +150,7 @@ def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
-    """Pieces are copied as they come, decoded ones included; where a dense one can be read in its place, nothing is."""
+    """Decoded pieces are copied as they come; of dense ones, those that cannot be read to their place at once."""
     wm.save(tmp_path / "m.amb", {"w": wm.quantize(normal((256, 1024)).array, "int4_block")})
     wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
     seen = []
@@ -163,8 +164,36 @@ def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
         patch.setattr(_work, "to_torch", watch)
         for suffix in ("amb", "safetensors"):
             load({"w": torch.zeros(256, 1024)}, tmp_path / f"m.{suffix}", how=way, chunk=16 << 10)
-    assert len(seen) == (128 if way == "map" else 64)
-    assert max(seen) <= 16 << 10
+        # Views of a mapping take no memory, and so are not cut.
+        assert seen[:64] == [16 << 10] * 64
+        assert seen[64:] == ([1 << 20] if way == "map" else [])
+        del seen[:]
+        for state in (torch.zeros(256, 1024, dtype=torch.float64), torch.zeros(1024, 256).T):
+            load({"w": state}, tmp_path / "m.safetensors", how=way, chunk=16 << 10)
+    assert seen == [16 << 10] * 128
+
+
+def test_a_slice_that_is_read_to_its_place_takes_no_other_memory(tmp_path: Path) -> None:
+    """Not even a budget: it is one piece, however small the chunk."""
+    wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
+    asked = []
+    real = ReadPlan.run
+
+    def run(self: ReadPlan, how: str, *, into: Any, **options: Any) -> Any:
+        self.budget = 8 << 10
+
+        def watched(name: str, nbytes: int) -> Any:
+            asked.append(nbytes)
+            return into(name, nbytes)
+
+        return real(self, how, into=watched, **options)
+
+    state = {"w": torch.zeros(256, 1024)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReadPlan, "run", run)
+        load(state, tmp_path / "m.safetensors", chunk=16 << 10)
+    assert asked == [1 << 20]
+    assert np.array_equal(state["w"].numpy(), normal((256, 1024)).array)
 
 
 def test_names_of_schemes_decode() -> None:

@@ -14,6 +14,7 @@ from tests.builders import normal
 from tests.builders import safetensors as st
 
 import weightmap as wm
+from weightmap.index import table
 from weightmap.model.parts import located, parts_of
 from weightmap.model.spans import spans_of
 
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 EXAMPLES = builders.examples()
 
 
+@pytest.mark.parametrize("few", [0, table._FEW])
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.format}-{e.name}")
-def test_the_columns_of_a_table_are_its_rows(example: builders.Example) -> None:
-    """Begin and bytes of every tensor of every example are those of its row."""
+def test_the_columns_of_a_table_are_its_rows(
+    example: builders.Example, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begin and bytes of every tensor of every example are those of its row, looked at one by one or as columns."""
+    monkeypatch.setattr(table, "_FEW", few)
     with wm.open(memoryview(example.data)) as f:
         begins, sizes = parts_of(f)[1].table.spans()
         rows = [ref.row for ref in located(f)]

@@ -103,6 +103,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         self._rules: dict[str, Any] = {"gap": gap, "max_over_read": max_over_read, "chunk": chunk}
         self._options = open_options
         self._file: TensorFile | None = None
+        self._tensors: Tensors | None = None
         self._error: Exception | None = None
         self.report: LoadReport | None = None
 
@@ -129,11 +130,11 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         try:
             if self._file is None:
                 self._file = open_model(self.checkpoint_id, mode="cow", **{"advise": self._advice(), **self._options})
-            tensors: Mapping[str, Any] = Tensors(self._file, self._names)
+            self._tensors = Tensors(self._file, self._names)
         except Exception as error:  # noqa: BLE001 - raised on the next call, on all ranks
             self._error = error
-            tensors = Unreadable(error)
-        return Metadata(state_dict_metadata=tensors)
+            return Metadata(state_dict_metadata=Unreadable(error))
+        return Metadata(state_dict_metadata=self._tensors)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:  # noqa: ARG002, FBT001 - torch's
         """Raise the error of `read_metadata`, if any."""
@@ -150,14 +151,14 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
 
     def read_data(self, plan: Any, planner: Any) -> Any:
         """Read what a plan of torch asks for, and copy it to where its planner says."""
-        if self._file is None:
+        if self._tensors is None:
             self.read_metadata()
             if self._error is not None:
                 raise self._error
-        assert self._file is not None  # noqa: S101 - opened above
+        assert self._tensors is not None  # noqa: S101 - opened above
         try:
-            work = Work(self._file, self._names, planner, plan.items, self._rules["chunk"])
-            with make_plan(self._file, work.wants, **self._rules) as reads:
+            work = Work(self._tensors, planner, plan.items, self._rules["chunk"])
+            with make_plan(self._tensors.file, work.wants, **self._rules) as reads:
                 self.report = LoadReport(
                     len(plan.items), len(work.parts), reads_of(reads), reads.nbytes, reads.wanted_nbytes
                 )
@@ -173,7 +174,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         return "random" if self._how == "read" else None
 
     def _close(self) -> None:
-        file, self._file = self._file, None
+        file, self._file, self._tensors = self._file, None, None
         if file is not None:
             file.close()
 

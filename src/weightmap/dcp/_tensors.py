@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
-from weightmap.errors import TensorFileError, UnsupportedError
+from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError
 from weightmap.model.foreign import PAIRS
 from weightmap.model.parts import locate, name_of, not_found
 
@@ -61,34 +61,53 @@ class Kind(NamedTuple):
 
 
 class Tensors(Mapping[str, Any]):
-    """The metadata of all tensors, each made when it is asked for: a model may have half a million."""
+    """The metadata of all tensors, each made when it is asked for: a model may have half a million.
+
+    Parameters
+    ----------
+    file : TensorFile
+    names : mapping of str to str
+        The names that the file has for some of the state dict.
+    """
 
     def __init__(self, file: TensorFile, names: Mapping[str, str]) -> None:
-        self._file, self._names = file, names
+        self.file, self._names = file, names
+        # Of those that were asked for.
+        self._found: dict[str, tuple[str, TensorRef, Kind]] = {}
         for name in names.values():
             if name not in file:
                 raise not_found(file, name)
 
     def __getitem__(self, name: str) -> TensorStorageMetadata:
-        if name not in self:
-            raise KeyError(name)
         try:
-            kind = Kind.of(locate(self._file, self._names.get(name, name)))
-        except TensorFileError as error:
-            raise error.located(path=name_of(self._file), format=self._file.format) from None
+            kind = self.found(name)[2]
+        except TensorNotFoundError:
+            raise KeyError(name) from None
         size = torch.Size(kind.shape)
         whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
         return TensorStorageMetadata(TensorProperties(dtype=kind.dtype), size, [whole])
 
+    def found(self, name: str) -> tuple[str, TensorRef, Kind]:
+        """Return the name that the file has for a tensor, where it lies, and how it looks in torch."""
+        found = self._found.get(name)
+        if found is None:
+            own = self._names.get(name, name)
+            ref = locate(self.file, own)
+            try:
+                found = self._found[name] = own, ref, Kind.of(ref)
+            except TensorFileError as error:
+                raise error.located(path=name_of(self.file), format=self.file.format) from None
+        return found
+
     def __contains__(self, name: object) -> bool:
-        return name in self._names or name in self._file
+        return name in self._names or name in self.file
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._file
-        yield from (name for name in self._names if name not in self._file)
+        yield from self.file
+        yield from (name for name in self._names if name not in self.file)
 
     def __len__(self) -> int:
-        return len(self._file) + sum(name not in self._file for name in self._names)
+        return len(self.file) + sum(name not in self.file for name in self._names)
 
 
 class Unreadable(Mapping[str, Any]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,30 +10,30 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.planner import LoadItemType
 
-from weightmap.dcp._tensors import Kind
 from weightmap.errors import quoted
 from weightmap.io.source import Source
-from weightmap.model.parts import locate, name_of
-from weightmap.plans.indices import axes_of, boxes, runs_of
+from weightmap.model.parts import name_of
+from weightmap.plans.indices import MOST_RUNS, axes_of, boxes, runs_of
 from weightmap.torch import StateError, to_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
-    from weightmap.model.file import TensorFile
+    from weightmap.dcp._tensors import Kind, Tensors
     from weightmap.plans.read_plan import ReadPlan
+    from weightmap.quant import TensorRef
 
 __all__ = ["Work"]
 
 
 class _Item:
-    """A slice that torch asks for, and how many of its pieces are to come."""
+    """A slice that torch asks for, and how many of its elements are to come."""
 
     def __init__(self, item: Any) -> None:
         self.item = item
         self.starts, self.sizes = tuple(item.storage_offsets), tuple(item.lengths)
         self.target: Any = None
-        self.left = 0
+        self.left = math.prod(self.sizes)
 
 
 class _Part(NamedTuple):
@@ -40,15 +41,20 @@ class _Part(NamedTuple):
 
     name: str
     kind: Kind
+    # Whether the bytes of the file are those of the tensor.
+    plain: bool
     items: list[_Item]
 
 
-class _Piece(NamedTuple):
-    """What comes of a slice at once: its index there, and in how many arrays it comes."""
+class _Want(NamedTuple):
+    """A slice, or a piece of one, as the plan has it."""
 
     part: _Part
-    where: tuple[slice, ...]
-    arrays: int
+    box: tuple[slice, ...]
+    # The pieces of it that are to come, as indices of the tensor; none before it is cut.
+    pieces: deque[tuple[slice, ...]]
+    # In how many arrays a piece comes.
+    arrays: int = 1
 
 
 class Work:
@@ -56,13 +62,11 @@ class Work:
 
     Parameters
     ----------
-    file : TensorFile
-    names : mapping of str to str
-        The names that the file has for some of the state dict.
+    tensors : Tensors
     planner : LoadPlanner
     items : iterable of ReadItem
     chunk : int
-        Bytes of a piece.
+        Bytes of a piece that needs memory besides its slice.
 
     Attributes
     ----------
@@ -71,103 +75,115 @@ class Work:
         The slices by what they are: slices of several names over the same bytes are one.
     """
 
-    def __init__(self, file: TensorFile, names: Mapping[str, str], planner: Any, items: Any, chunk: int) -> None:
-        self._file, self._planner = file, planner
+    def __init__(self, tensors: Tensors, planner: Any, items: Any, chunk: int) -> None:
+        self._planner, self._chunk = planner, chunk
         self.parts: dict[Any, _Part] = {}
         self._empty: list[_Item] = []
         for asked in items:
-            name = asked.storage_index.fqn
             if asked.type != LoadItemType.TENSOR:
-                what = f"{quoted(name)} of the state dict"
-                raise StateError(what, path=name_of(file), actual="not a tensor", expected="one: models have no more")
-            self._add(_Item(asked), names.get(name, name))
+                what, path = f"{quoted(asked.storage_index.fqn)} of the state dict", name_of(tensors.file)
+                raise StateError(what, path=path, actual="not a tensor", expected="one: models have no more")
+            self._add(_Item(asked), *tensors.found(asked.storage_index.fqn))
         self.wants: list[tuple[str, Any]] = []
         # What the plan hands out of each tensor, in order.
-        self._pieces: dict[str, deque[_Piece]] = {}
+        self._wants: dict[str, deque[_Want]] = {}
+        # The tensor that the next piece can be read to.
+        self._place: Any = None
         for part in self.parts.values():
-            self._cut(part, chunk)
+            self._ask(part)
 
-    def _add(self, item: _Item, name: str) -> None:
-        ref = locate(self._file, name)
+    def _add(self, item: _Item, name: str, ref: TensorRef, kind: Kind) -> None:
         if 0 in item.sizes:
             self._empty.append(item)
             return
         row = ref.row
         same: Any = name
-        if isinstance(ref.source, Source):  # and not one that is derived from a tensor that is not row-major
+        in_file = isinstance(ref.source, Source)  # and not derived from a tensor that is not row-major
+        if in_file:
             same = (ref.source.name, row.offset, row.nbytes, row.dtype.name, row.shape)  # as of tied tensors
-        found = self.parts.setdefault((same, item.starts, item.sizes), _Part(name, Kind.of(ref), []))
+        key = same, item.starts, item.sizes
+        found = self.parts.get(key)
+        if found is None:
+            plain = in_file and not (kind.octets or kind.swapped or kind.decoded)
+            found = self.parts[key] = _Part(name, kind, plain, [])
         found.items.append(item)
 
-    def _cut(self, part: _Part, chunk: int) -> None:
-        """Cut a slice into pieces of at most a chunk: nobody needs memory for more."""
+    def _ask(self, part: _Part) -> None:
+        """Note the wants of a slice: all of it where a plan can have so many runs."""
         starts, sizes, kind = part.items[0].starts, part.items[0].sizes, part.kind
-        pieces = self._pieces.setdefault(part.name, deque())
-        cut = list(boxes(starts, sizes, max(chunk // kind.dtype.itemsize, 1)))
-        whole = len(cut) == 1 and sizes == kind.shape and not kind.decoded
-        for box in cut:
+        wants = self._wants.setdefault(part.name, deque())
+        each = max(self._chunk // kind.dtype.itemsize, 1)
+        whole = sizes == kind.shape and math.prod(sizes) <= each and not kind.decoded
+        for box in boxes(starts, sizes, each if kind.octets else MOST_RUNS):
             keys: list[Any] = [... if whole or not box else box]
             if kind.octets:
                 what = f"tensor {quoted(part.name)}"
                 runs, length = runs_of(axes_of(box, kind.shape, what), kind.shape, what)
                 keys = [slice(start, start + length) for start in runs.tolist()]
             self.wants += [(part.name, key) for key in keys]
-            where = tuple(slice(b.start - start, b.stop - start) for b, start in zip(box, starts, strict=True))
-            pieces.append(_Piece(part, where, len(keys)))
-        for item in part.items:
-            item.left = len(cut)
+            wants.append(_Want(part, box, deque([box] if kind.octets or keys[0] is ... else ()), len(keys)))
 
     def run(self, plan: ReadPlan, how: str, *, verify: bool) -> None:
         """Read everything, and copy it to where it belongs."""
         for item in self._empty:
             self._planner.commit_tensor(item.item, self._target(item, None))
         arrived: list[Any] = []
-        for name, array in plan.run(how, verify=verify, into=self._room):
+        for name, array in plan.run(how, verify=verify, into=self._room, cut=self._cut):
             arrived.append(array)
-            pieces = self._pieces[name]
-            if len(arrived) < pieces[0].arrays:
+            wants = self._wants[name]
+            part, _, pieces, arrays = wants[0]
+            if len(arrived) < arrays:
                 continue
-            part, where, _ = pieces.popleft()
+            box = pieces.popleft()
+            if not pieces:
+                wants.popleft()
             if part.kind.octets:
-                sizes = [cut.stop - cut.start for cut in where]
+                sizes = [cut.stop - cut.start for cut in box]
                 arrived = [np.concatenate([one.reshape(-1) for one in arrived]).reshape(sizes)]
             for item in part.items:
-                self._fill(item, part, where, arrived[0])
-            arrived = []
+                self._fill(item, part, box, arrived[0])
+            arrived, self._place = [], None
 
-    def _room(self, name: str, nbytes: int) -> Any:
-        """Return the memory of the state dict that the next piece of a tensor is for, if it can be read to there."""
-        part, where, arrays = self._pieces[name][0]
-        if len(part.items) > 1 or arrays > 1 or part.kind.octets or part.kind.swapped:
+    def _cut(self, name: str, key: Any) -> Iterable[Any]:
+        """Return the indices of the pieces of a slice: itself, or pieces of a chunk where each needs memory."""
+        part, box, pieces, _ = self._wants[name][0]
+        if pieces:
+            return (key,)
+        if part.plain and len(part.items) == 1:
+            target = self._of(part.items[0], part, box)
+            if target.device.type == "cpu" and target.dtype == part.kind.dtype and target.is_contiguous():
+                self._place = target
+                pieces.append(box)
+                return (key,)
+        starts, sizes = [cut.start for cut in box], [cut.stop - cut.start for cut in box]
+        pieces += boxes(starts, sizes, max(self._chunk // part.kind.dtype.itemsize, 1))
+        return tuple(pieces)
+
+    def _room(self, _: str, nbytes: int) -> Any:
+        """Return the memory of the state dict that the next piece is for, if it can be read to there."""
+        if self._place is None:
             return None
-        item = part.items[0]
-        if item.target is None:
-            item.target = self._target(item, part)
-        target = item.target[where]
-        if target.device.type != "cpu" or target.dtype != part.kind.dtype or not target.is_contiguous():
-            return None
-        room = target.reshape(-1).view(torch.uint8).numpy()
+        room = self._place.reshape(-1).view(torch.uint8).numpy()
         return room if len(room) == nbytes else None
 
-    def _fill(self, item: _Item, part: _Part, where: tuple[slice, ...], array: Any) -> None:
-        if item.target is None:
-            item.target = self._target(item, part)
-        target = item.target[where]
-        if target.device.type == "cpu" and array.nbytes and array.ctypes.data == target.data_ptr():
-            self._done(item)  # it was read to there
-            return
-        on_cpu = target.device.type == "cpu"
-        # A driver never gets mapped pages: it might pin them, or fault them in one by one.
-        source = to_torch(array, copy=None if on_cpu else True)
-        if part.kind.octets:
-            source = source.view(part.kind.dtype)
-        target.copy_(source)
-        self._done(item)
+    def _of(self, item: _Item, part: _Part, box: tuple[slice, ...]) -> Any:
+        """Return what a piece is of the memory that an item has in the state dict."""
+        target = item.target
+        if target is None:
+            target = item.target = self._target(item, part)
+        where = [slice(cut.start - start, cut.stop - start) for cut, start in zip(box, item.starts, strict=True)]
+        return target[tuple(where)]
 
-    def _done(self, item: _Item) -> None:
-        """Note that a piece has come; commit the slice with its last one."""
-        item.left -= 1
-        if not item.left:
+    def _fill(self, item: _Item, part: _Part, box: tuple[slice, ...], array: Any) -> None:
+        target = self._of(item, part, box) if self._place is None else self._place
+        on_cpu = target.device.type == "cpu"
+        # What lies there already was read to there.
+        if not (on_cpu and array.nbytes and array.ctypes.data == target.data_ptr()):
+            # A driver never gets mapped pages: it might pin them, or fault them in one by one.
+            source = to_torch(array, copy=None if on_cpu else True)
+            target.copy_(source.view(part.kind.dtype) if part.kind.octets else source)
+        item.left -= target.numel()
+        if not item.left:  # the last piece
             whole, item.target = item.target, None
             self._planner.commit_tensor(item.item, whole)
 

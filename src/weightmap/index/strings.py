@@ -62,19 +62,16 @@ class StringTable:
     @classmethod
     def joined(cls, tables: Iterable[StringTable], what: str) -> StringTable:
         """Return the strings of tables as one table of less than 4 GiB, back to back."""
-        bounds, end = [np.zeros(1, np.uint32)], np.uint32(0)
+        lengths = [np.zeros(1, np.uint32)]
         data = bytearray()  # which grows in place: the pieces and the whole would take twice the memory
         for table in tables:
             own, gap = table._bounds, table._gap  # noqa: SLF001 - the same class
-            starts = own - own[0]
+            lengths.append(own[1:] - own[:-1] - np.uint32(gap))
             if gap:
-                starts -= np.arange(len(own), dtype=np.uint32) * np.uint32(gap)
                 data += b"".join(table.raws())
             else:
                 data += bytes(table._data[own[0] : own[-1]])  # noqa: SLF001 - the same class
-            bounds.append(starts[1:] + end)
-            end += starts[-1]
-        return cls(data, np.concatenate(bounds), 0, what)
+        return cls(data, np.cumsum(np.concatenate(lengths), dtype=np.uint32), 0, what)
 
     def taken(self, numbers: NDArray[np.int64]) -> StringTable:
         """Return some of the strings as a table of their own, back to back."""

@@ -34,6 +34,8 @@ __all__ = ["Row", "Table", "TensorInfo"]
 
 # Rows made into Python objects at once when all are asked for.
 _BATCH = 4096
+# Up to so many rows, looking at each is faster than at columns of them all: shards often have few.
+_FEW = 8
 
 
 class Row(Named):
@@ -241,6 +243,10 @@ class Table:
     def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the data of each row begins in the file, and its bytes, all checked, in the order of rows."""
         rules, bits = self.rules, np.frombuffer(self.rules.bits, np.uint8)
+        if self.count <= _FEW and not rules.sized:
+            places = [self.place(i)[2:] for i in range(self.count)]
+            columns = np.array(places, np.int64).reshape(-1, 2)
+            return columns[:, 0], columns[:, 1]
         begins, sizes = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
         for first in range(0, self.count, _BATCH):
             last = min(first + _BATCH, self.count)

@@ -106,8 +106,9 @@ def _open_index(source: Source, path: str, options: Options) -> TensorFile:
         names = sorted(map(shard_name, listing.shards))
         options.limits.check("max_shards", len(names), "number of shards")
         _check_listed(path, names)
+        asked = _of_shards(options)
         for name in names:
-            files[name] = _open_shard(path, name, options)
+            files[name] = _open_shard(path, name, asked)
             if len(names) > _KEPT:
                 parts_of(files[name])[0].release_descriptor()
         shards: Any = Shards(source, files, listing)
@@ -138,8 +139,9 @@ def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
     files = {os.path.basename(path): first}
     try:
         options.limits.check("max_shards", part.parts, "number of parts")
+        asked = _of_shards(options)
         for name in part.names:
-            files[name] = _open_shard(path, name, options)
+            files[name] = _open_shard(path, name, asked)
             if part.parts > _KEPT:
                 parts_of(files[name])[0].release_descriptor()
         count = _check_parts(files, part.parts)
@@ -184,22 +186,28 @@ def _check_listed(path: str, names: Iterable[str]) -> None:
         raise LayoutError(f"{what} ({counted(len(missing), 'such shard')})", field="weight_map")
 
 
+def _of_shards(options: Options) -> Options:
+    """Return the options that shards are opened with: "full" verifies the model as a whole, once it is open."""
+    return Options(**options.keywords(verify="header" if options.checked else "none"))
+
+
 def _open_shard(index: str, name: str, options: Options) -> TensorFile:
-    # verify="full" verifies the model as a whole, once it is open.
-    asked = Options(**options.keywords(verify="header" if options.checked else "none"))
     path = beside(index, name)
-    msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
     if name.endswith(INDEX_SUFFIX):  # an index could name itself, and opening would never end
-        raise LayoutError(msg, field="weight_map")
+        raise _no_file(name)
     try:
-        return open_file(path, path, asked)
+        return open_file(path, path, options)
     except IsADirectoryError:
-        raise LayoutError(msg, field="weight_map") from None
+        raise _no_file(name) from None
     except OSError as error:
         if error.errno not in MISSING:
             raise
         msg = f"file {quoted(name)} of this model is missing"
         raise LayoutError(msg, field="weight_map") from None
+
+
+def _no_file(name: str) -> LayoutError:
+    return LayoutError(f"shard {quoted(name)} is an index or a directory, expected a model file", field="weight_map")
 
 
 def _check_total(shards: Shards, metadata: Mapping[str, Any], options: Options) -> None:

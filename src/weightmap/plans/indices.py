@@ -148,10 +148,10 @@ def axes_of(key: Any, shape: tuple[int, ...], what: str) -> list[Axis]:
 def _axis(part: Any, size: int, number: int, what: str) -> Axis:
     if isinstance(part, slice):
         try:
-            chosen = range(*part.indices(size))
+            start, stop, step = part.indices(size)
         except (TypeError, ValueError) as error:
             raise PlanError(f"index of {what}: {part!r} on axis {number}: {error}") from None
-        return Axis(chosen.start, chosen.step, len(chosen), kept=True)
+        return tuple.__new__(Axis, (start, step, len(range(start, stop, step)), True))
     try:
         at = None if isinstance(part, (bool, np.bool_)) else index(part)
     except TypeError:
@@ -168,27 +168,31 @@ def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArra
 
     Raises `PlanError` for more runs than anybody would read one by one.
     """
-    if any(not axis.size for axis in axes):
-        return np.empty(0, np.int64), 0
-    steps = [math.prod(shape[number + 1 :]) for number in range(len(shape))]
-    length, begin, outer = 1, 0, list(range(len(axes)))
+    for axis in axes:
+        if not axis.size:
+            return np.empty(0, np.int64), 0
+    # From the last axis on; `each` is the number of elements from one place on an axis to the next.
+    length, begin, each, outer = 1, 0, 1, len(axes)
     while outer:
-        axis, step = axes[outer[-1]], steps[outer[-1]]
-        if axis.size > 1 and (length != step or abs(axis.step) != 1):
+        start, step, size, _ = axes[outer - 1]
+        if size > 1 and (length != each or abs(step) != 1):
             break
         # One element of this axis, or neighbours of which everything is selected: they are one run.
-        begin += min(axis.start, axis.start + axis.step * (axis.size - 1)) * step
-        length *= axis.size
-        outer.pop()
-    if math.prod(axes[number].size for number in outer) > MOST_RUNS:
+        begin += min(start, start + step * (size - 1)) * each
+        length *= size
+        outer -= 1
+        each *= shape[outer]
+    starts = np.array([begin], np.int64)
+    if math.prod(axis.size for axis in axes[:outer]) > MOST_RUNS:
         expected = f"at most {MOST_RUNS} runs of elements that lie together"
         raise PlanError(f"index of {what}", actual="one of too many parts", expected=expected)
-    starts = np.array([begin], np.int64)
-    for number in reversed(outer):
-        axis = axes[number]
-        first = min(axis.start, axis.start + axis.step * (axis.size - 1))
-        places = (first + abs(axis.step) * np.arange(axis.size, dtype=np.int64)) * steps[number]
+    while outer:
+        outer -= 1
+        start, step, size, _ = axes[outer]
+        first = min(start, start + step * (size - 1))
+        places = (first + abs(step) * np.arange(size, dtype=np.int64)) * each
         starts = (places[:, None] + starts).reshape(-1)
+        each *= shape[outer]
     return starts, length
 
 

@@ -184,6 +184,7 @@ class ReadPlan:
         release: bool = False,
         verify: bool = False,
         into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
+        cut: Callable[[str, Any], Iterable[Any]] | None = None,
     ) -> Iterator[tuple[str, Any]]:
         """Yield name and tensor, or the wanted part of it, in file order: what ``file[name][index]`` gives.
 
@@ -206,6 +207,9 @@ class ReadPlan:
         into : callable, optional
             ``into(name, nbytes)`` returns the memory for the next part of a dense tensor that is to be read: a
             contiguous array of so many bytes, or None.
+        cut : callable, optional
+            ``cut(name, index)`` returns the indices by which a wanted part of a tensor is handed out: pieces of it, in
+            the order of the file. Whoever cuts sees to it that the memory for a piece is there.
 
         Raises
         ------
@@ -222,9 +226,9 @@ class ReadPlan:
         bound = self._bound()
         ways = [self._way(file, how) for file in range(len(self._spans.files))]
         if bound is not None:
-            self._check_bound(bound, ways)
+            self._check_bound(bound, ways, cut=cut is not None)
             release = release or self.nbytes > bound
-        return self._run(ways, bound, release=release, verify=verify, into=into)
+        return self._run(ways, bound, release=release, verify=verify, into=into, cut=cut)
 
     def parts(self) -> Iterator[tuple[TensorFile, list[tuple[int, Any]], list[tuple[int, int]]]]:
         """Yield what is wanted of each file: the file, the numbers and indices of its tensors, and its reads.
@@ -270,12 +274,14 @@ class ReadPlan:
             return how
         return "read" if file_system_of(self._sources[file]).is_remote else "map"
 
-    def _check_bound(self, bound: int, ways: Sequence[str]) -> None:
+    def _check_bound(self, bound: int, ways: Sequence[str], *, cut: bool) -> None:
         """Raise `PlanError` for a tensor that has to be read and is larger than the memory that may be filled."""
         spans, numbers = self._spans, self._numbers
         read = np.array([way == "read" for way in ways])[spans.file[numbers]]
         for place in np.flatnonzero((spans.nbytes[numbers] > bound) & read).tolist():
             number = int(numbers[place])
+            if cut and number in self._indices:
+                continue
             nbytes = int(self._nbytes[place])
             if number in self._ranges:
                 keys = Indices.of(self._indices[number])
@@ -286,7 +292,7 @@ class ReadPlan:
                 raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
 
     def _run(
-        self, ways: Sequence[str], bound: int | None, *, release: bool, verify: bool, into: Any
+        self, ways: Sequence[str], bound: int | None, *, release: bool, verify: bool, into: Any, cut: Any
     ) -> Iterator[tuple[str, Any]]:
         spans, numbers = self._spans, self._numbers
         most = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
@@ -306,6 +312,7 @@ class ReadPlan:
                 release=release,
                 sums=parts_of(spans.files[file])[1].sums() if verify else (),
                 into=into,
+                cut=cut,
                 reads=self._reads_of(file) if way == "read" else (),
                 heads=self._heads,
             )

@@ -57,7 +57,7 @@ class Run:
         Whether pages of what was consumed are given back.
     sums : sequence of Sum
         Checksums to be checked before a tensor that they cover is handed out.
-    into : callable, optional
+    into, cut : callable, optional
         See `ReadPlan.run`.
     reads : iterable of (int, int)
         The reads of the plan in this file, for a store to be asked ahead.
@@ -78,12 +78,13 @@ class Run:
         release: bool,
         sums: Sequence[Sum] = (),
         into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
+        cut: Callable[[str, Any], Iterable[Any]] | None = None,
         reads: Iterable[tuple[int, int]] = (),
         heads: Heads,
     ) -> None:
         self.spans = spans
         self._heads = heads
-        self._into = into
+        self._into, self._cut = into, cut
         self.number: int = file
         self.file: TensorFile = spans.files[file]
         self.source: Source = parts_of(self.file)[0]
@@ -143,6 +144,11 @@ class Run:
                 at += len(piece)
             stored.check(crc)
 
+    def _pieces(self, name: str, number: int) -> Iterator[Any]:
+        """Yield the indices by which a tensor wanted in part is handed out."""
+        keys = Indices.of(self.keys[number])
+        return iter(keys) if self._cut is None else (piece for key in keys for piece in self._cut(name, key))
+
     # ----------------------------------------------------------------------------------------------------- mapping
     def mapped(self, numbers: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
         """Yield names and views of the mapping; ask for the pages of what comes next, where the system does not."""
@@ -162,7 +168,7 @@ class Run:
             name = spans.name(number)
             array = file[name]
             if number in self.keys:
-                for key in Indices.of(self.keys[number]):
+                for key in self._pieces(name, number):
                     yield name, _selected(array, key, name)
             else:
                 yield name, array
@@ -184,8 +190,9 @@ class Run:
                 batch, first, reached = [], begin, end
             if number in self.keys:
                 self._verify(begin, end)
-                for key in Indices.of(self.keys[number]):
-                    yield spans.name(number), self._part(number, key)
+                name = spans.name(number)
+                for key in self._pieces(name, number):
+                    yield name, self._part(number, name, key)
                 self.consumed(begin, end)
                 continue
             batch.append(number)
@@ -229,26 +236,33 @@ class Run:
             self._reader.read_into(at + start, part)
             self.consumed(at + start, at + start + len(part))
 
-    def _part(self, number: int, key: Any) -> Any:
+    def _part(self, number: int, name: str, key: Any) -> Any:
         """Return a part of a tensor, of which no other bytes are read."""
         check_unchanged(self.file)
-        ref, name = self.spans.ref(number), self.spans.name(number)
+        ref = self.spans.ref(number)
         if ref.source is not self.source:
             placed = Placed(self.spans, number, key)
             return placed.array(self._fetch(placed.begin, placed.end))
-        ref = self._heads.of(number, ref)
-        starts, stops = ranges_of(ref, key, name)
         if ref.row.dtype.quantized:
-            return self._part_of_quantized(number, key, starts, stops)
+            return self._part_of_quantized(number, key, *ranges_of(self._heads.of(number, ref), key, name))
         part = Part(ref, key, name)
         target = None if self._into is None else self._into(name, part.nbytes)
         if target is None:
             target = np.empty(part.nbytes, np.uint8)
+        if len(part.starts) == 1:
+            self._fill(target, int(part.starts[0]))
+        else:
+            self._gather(part, target)
+        return part.arranged(target, writeable=self.source.mode != "mmap")
+
+    def _gather(self, part: Part, target: NDArray[np.uint8]) -> None:
+        """Read the runs of a part; those that lie close to each other with what is between them."""
+        starts, stops = part.starts, part.starts + part.length
         nowhere = np.zeros(len(starts), np.uint32)
         _, begins, ends, _ = kernels.join_ranges(nowhere, starts, stops, gap=self.gap, most=self.most)
         if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
             self._apart(starts, part.length, target)
-            return part.arranged(target, writeable=self.source.mode != "mmap")
+            return
         for low, high, begin, end in part.reads(starts, stops, begins, ends, self.chunk):
             if part.length * (high - low) == end - begin:
                 self._fill(target[low * part.length : high * part.length], begin)
@@ -258,7 +272,6 @@ class Run:
             rows = target[low * part.length : high * part.length].reshape(high - low, part.length)
             for row, start in zip(rows, (starts[low:high] - begin).tolist(), strict=True):
                 row[:] = octets[start : start + part.length]
-        return part.arranged(target, writeable=self.source.mode != "mmap")
 
     def _apart(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
         """Read runs that are no neighbours, and nothing between them, about a chunk at a time."""
@@ -317,9 +330,13 @@ class Part:
 
     Attributes
     ----------
+    starts : ndarray of int64
+        Where the runs begin in the file, in order.
     length, nbytes : int
         Bytes of a run and of all.
     """
+
+    starts: NDArray[np.int64]
 
     def __init__(self, ref: TensorRef, key: Any, name: str) -> None:
         row, what = ref.row, f"tensor {quoted(name)}"
@@ -327,7 +344,9 @@ class Part:
         self._dtype: np.dtype[Any] = _OCTET if row.dtype.packed else numpy_dtype(row.dtype)
         self._key, self._axes = key, axes_of(key, shape, what)
         starts, length = runs_of(self._axes, shape, what)
-        self.length: int = length * self._dtype.itemsize
+        itemsize = self._dtype.itemsize
+        self.starts = row.offset + starts * itemsize
+        self.length: int = length * itemsize
         self.nbytes: int = len(starts) * self.length
 
     def reads(
