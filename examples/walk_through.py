@@ -56,7 +56,8 @@ def rank(path: str) -> None:
         for name, tensor in state.items():
             if not torch.equal(tensor.to_local(), torch.from_numpy(file.read(name)[first : first + rows])):
                 sys.exit(f"{name} differs")
-    print(f"rank {dist.get_rank()}: {reader.report}")
+    # Ranks print at the same time, and torchrun's do not buffer: in one write, the line stays whole.
+    sys.stdout.write(f"rank {dist.get_rank()}: {reader.report}\n")
     dist.destroy_process_group()
 
 
