@@ -105,19 +105,30 @@ def detach_index(file: Any) -> None:
     try:
         file._table.detach_index()
     except TensorFileError as error:
-        raise error.located(path=file._source.name, format=file.format) from None
+        raise _located(file, error) from None
+
+
+def _located(file: Any, error: TensorFileError) -> TensorFileError:
+    """Return an error of a table, which knows neither path nor format of the file."""
+    return error.located(path=file._source.name, format=file.format)
+
+
+def _number(file: Any, name: str) -> int:
+    """Return the number of a tensor in the table. Raises `TensorNotFoundError`."""
+    check_index(file)
+    number: int = file._table.find(name)
+    if number < 0:
+        raise not_found(file, name)
+    return number
 
 
 def row_of(file: Any, name: str) -> Row:
     """Return the row of a tensor; offsets in a sharded model are those in the shard. Raises `TensorNotFoundError`."""
-    check_index(file)
-    i = file._table.find(name)
-    if i < 0:
-        raise not_found(file, name)
+    i = _number(file, name)
     try:
         row: Row = file._table.row(i)
     except TensorFileError as error:
-        raise error.located(path=file._source.name, format=file.format) from None
+        raise _located(file, error) from None
     return row
 
 
@@ -126,19 +137,16 @@ def rows_of(file: Any) -> Iterator[Row]:
     try:
         yield from file._table.rows()
     except TensorFileError as error:
-        raise error.located(path=file._source.name, format=file.format) from None
+        raise _located(file, error) from None
 
 
 def locate(file: Any, name: str) -> TensorRef:
     """Return the place of a tensor. Raises `TensorNotFoundError`."""
-    check_index(file)
-    i = file._table.find(name)
-    if i < 0:
-        raise not_found(file, name)
+    i = _number(file, name)
     try:
         ref: TensorRef = file._content.ref(file._source, i)
     except TensorFileError as error:
-        raise error.located(path=file._source.name, format=file.format) from None
+        raise _located(file, error) from None
     return ref
 
 
@@ -147,7 +155,7 @@ def located(file: Any) -> Iterator[TensorRef]:
     try:
         yield from file._content.refs(file._source)
     except TensorFileError as error:
-        raise error.located(path=file._source.name, format=file.format) from None
+        raise _located(file, error) from None
 
 
 def not_found(file: Any, name: object) -> TensorNotFoundError:
