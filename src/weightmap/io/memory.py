@@ -122,11 +122,10 @@ def _unescaped(text: str) -> str:
 def _group(root: str, folder: str, version: int) -> Group | None:
     """Return a control group, or None where it has no limit."""
     names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    limit, used = (f"{folder}/{name}" for name in names)
-    limit = next(iter(_lines(root, limit)), "")
+    limit = _line(root, f"{folder}/{names[0]}")
     if not limit.isdigit() or _number(limit) >= _NO_LIMIT:
         return None
-    used = next(iter(_lines(root, used)), "")
+    used = _line(root, f"{folder}/{names[1]}")
     # "file" would include tmpfs, which is no cache. Version 1 has the groups below under other names.
     wanted = ("active_file", "inactive_file") if version == 2 else ("total_active_file", "total_inactive_file")
     pages = (line.split() for line in _lines(root, f"{folder}/memory.stat"))
@@ -136,6 +135,10 @@ def _group(root: str, folder: str, version: int) -> Group | None:
 
 def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
+
+
+def _line(root: str, path: str) -> str:
+    return next(iter(_lines(root, path)), "")
 
 
 def _lines(root: str, path: str) -> list[str]:
