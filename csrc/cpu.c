@@ -44,6 +44,8 @@ uint32_t wm_cpu_features(void) {
     if ((saved & XMM_YMM_ZMM_MASKS) != XMM_YMM_ZMM_MASKS) return features;
     if (!has(leaf7[EBX], 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)) return features; /* F, DQ, BW, VL */
     features |= WM_AVX512;
+    /* AMD's family 0x19 is Zen 3, without AVX-512, and Zen 4. Bits 8 to 11 are 0xF, and 20 to 27 count on from there. */
+    if (has(features, WM_STREAMING) && (leaf1[EAX] >> 20 & 0xFF) + (leaf1[EAX] >> 8 & 0xF) == 0x19) features |= WM_ZEN4;
     if (has(leaf7[ECX], 1u << 1)) features |= WM_VBMI;
     if (has(leaf7[ECX], 1u << 8)) features |= WM_GFNI;
     return features;

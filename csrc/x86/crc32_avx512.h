@@ -43,7 +43,7 @@ TARGET WM_INLINE __m512i xor3(__m512i a, __m512i b, __m512i c) {
 /* fold_block in each of the four blocks of a register. */
 TARGET WM_INLINE __m512i fold(__m512i r, __m512i next, __m512i k) { return xor3(CLMUL(r, k, 0x00), CLMUL(r, k, 0x11), next); }
 
-TARGET WM_INLINE void prefetch(const uint8_t *data, int bytes) {
-    for (int line = 0; line < bytes; line += 64) _mm_prefetch((const char *)data + AHEAD + line, _MM_HINT_T0);
+TARGET WM_INLINE void prefetch(const uint8_t *ahead, int bytes) {
+    for (int line = 0; line < bytes; line += 64) _mm_prefetch((const char *)ahead + line, _MM_HINT_T0);
 }
 #endif

@@ -50,6 +50,7 @@ enum {
 
 typedef struct {
     const uint8_t *added, *folded; /* what comes next of each part */
+    int ahead;
     folded_type x[FOLDED];
 } streams;
 
@@ -65,8 +66,8 @@ TARGET WM_INLINE void add(__m256i *to, const uint8_t *message, ptrdiff_t near, p
 /* Steps that make the ring's registers from `at` until `end`, or a little further; returns the next one. */
 TARGET WM_INLINE __m256i *take(streams *s, __m256i *at, const __m256i *end, ptrdiff_t near, ptrdiff_t middle, ptrdiff_t far) {
     for (; at < end; at += ADDED, s->added += ADDED * 32, s->folded += FOLDED_STEP) {
-        for (int line = 0; line < ADDED * 32; line += 64) _mm_prefetch((const char *)s->added + AHEAD + line, _MM_HINT_T0);
-        for (int line = 0; line < FOLDED_STEP; line += 64) _mm_prefetch((const char *)s->folded + AHEAD + line, _MM_HINT_T0);
+        for (int line = 0; line < ADDED * 32; line += 64) _mm_prefetch((const char *)s->added + s->ahead + line, _MM_HINT_T0);
+        for (int line = 0; line < FOLDED_STEP; line += 64) _mm_prefetch((const char *)s->folded + s->ahead + line, _MM_HINT_T0);
         add(at, s->added, near, middle, far);
         add(at + 1, s->added + 32, near, middle, far);
         add(at + 2, s->added + 64, near, middle, far);
@@ -87,7 +88,7 @@ TARGET uint32_t MIXED(uint32_t state, const uint8_t *data, size_t len) {
     while (len >= WORTH_WHILE) {
         const size_t turns = len / TURN < MOST_TURNS ? len / TURN : MOST_TURNS;
         const size_t added = turns * ADDED_TURN, folded = turns * FOLDED_TURN;
-        streams s = {.added = data, .folded = data + added};
+        streams s = {.added = data, .folded = data + added, .ahead = wm_crc32_ahead()};
         /* Behind the ring lie copies of its first registers, for steps that read past its end, and zeros up to RING - NEAR
          * registers for the last turn. */
         __m256i ring[2 * RING - NEAR];

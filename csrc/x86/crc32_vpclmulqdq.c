@@ -24,7 +24,7 @@ TARGET uint32_t crc32_x86_vpclmulqdq_avx512(uint32_t state, const uint8_t *data,
         data += 256;
         len -= 256;
         for (; len >= 512; data += 512, len -= 512) {
-            prefetch(data, 512);
+            prefetch(data + AHEAD, 512);
             x0 = fold(x0, load(data), k32);
             x1 = fold(x1, load(data + 64), k32);
             x2 = fold(x2, load(data + 128), k32);

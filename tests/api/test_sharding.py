@@ -76,7 +76,7 @@ def test_names_come_from_the_index(tmp_path: Path) -> None:
     assert target_of(tmp_path, "gguf").path == str(tmp_path / "model.gguf.index.json")
     assert sharding.sharded_target(str(tmp_path / "x.safetensors"), None) is None
     for path, said in (
-        (tmp_path, "a directory gets a model in shards, and has no suffix for their format; give format="),
+        (tmp_path, "this is a directory, which gets a model in shards, and nothing says their format; give format="),
         (tmp_path / "model.index.json", "the name of this index says no format for its shards, as .*; give format="),
     ):
         with pytest.raises(wm.EncodeError, match=said):

@@ -187,6 +187,15 @@ def test_combine_refuses(len2: int) -> None:
         kernels.crc32_combine(1, 2, len2)
 
 
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("given", ["1", 1.0, None])
+def test_combine_refuses_types(place: int, given: Any) -> None:
+    """Anything but integers is a TypeError that says so, as for `crc32`."""
+    arguments = [given if i == place else 1 for i in range(3)]
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        kernels.crc32_combine(*arguments)
+
+
 SIZES = (0, 1, 8 * MIB - 1, 8 * MIB, 12 * MIB + 5, 17 * MIB + 4095, 32 * MIB)
 
 
@@ -423,9 +432,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("this CPU lacks AVX-512")
     compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
     library = tmp_path_factory.mktemp("emulated") / "kernel.so"
-    # The choice of a variant stands in a file that needs all kernels.
+    # What is chosen for a CPU stands in a file that needs all kernels. These prefetch as on a Zen 4, whatever the CPU.
     choice = library.with_name("choice.c")
-    choice.write_text("const void *wm_variants_in_use(void);\nconst void *wm_variants_in_use(void) { return 0; }\n")
+    choice.write_text(
+        "const void *wm_variants_in_use(void);\nconst void *wm_variants_in_use(void) { return 0; }\n"
+        "int wm_crc32_ahead(void);\nint wm_crc32_ahead(void) { return 0; }\n"
+    )
     sources = [CSRC / "crc32.c", CSRC / "threads.c", *sorted(CSRC.glob("x86/crc32_*.c")), choice]
     subprocess.run(
         [compiler, *FLAGS, f"-I{CSRC}", *map(str, sources), "-pthread", "-o", str(library)],

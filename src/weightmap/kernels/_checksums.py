@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,16 +51,19 @@ def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
     ------
     ValueError
         When `len2` is negative, or 2**64 or more.
+    TypeError
+        When one of them is not an integer.
 
     Examples
     --------
     >>> crc32_combine(crc32(b"12345"), crc32(b"6789"), 4) == crc32(b"123456789")
     True
     """
-    if not 0 <= len2 < 1 << 64:
-        msg = f"len2 is {len2}, expected 0 to 2**64 - 1"
+    first, second, length = index(crc1), index(crc2), index(len2)
+    if not 0 <= length < 1 << 64:
+        msg = f"len2 is {length}, expected 0 to 2**64 - 1"
         raise ValueError(msg)
-    crc: int = lib.wm_crc32_combine(crc1 & U32_MAX, crc2 & U32_MAX, len2)
+    crc: int = lib.wm_crc32_combine(first & U32_MAX, second & U32_MAX, length)
     return crc
 
 

@@ -90,7 +90,7 @@ def sharded_target(path: str, found: Format | None) -> ShardTarget | None:
     else:
         return None
     if not suffix:
-        msg = "a directory gets a model in shards, and has no suffix for their format"
+        msg = "this is a directory, which gets a model in shards, and nothing says their format"
         if path.endswith(INDEX_SUFFIX):
             msg = f"the name of this index says no format for its shards, as model.safetensors{INDEX_SUFFIX} does"
         raise EncodeError(msg, path=path, remedy=Remedy("give {}", "format"))
