@@ -332,3 +332,12 @@ def test_the_root_of_the_mean_square_is_over_all_elements(tmp_path: Path, dtype:
         b[0, 0] = np.nan
         path = saved(tmp_path, a=a, nan=b)
         assert np.isnan(wm.diff(path("a"), path("nan")).changed[0].rms)
+
+
+def test_int8_the_scheme_is_not_int8_the_type(tmp_path: Path) -> None:
+    """The name is one, so the report says which tensor is quantised."""
+    dense = np.arange(64, dtype=np.int8).reshape(2, 32)
+    wm.save(tmp_path / "a.amb", {"w": wm.quantize(dense, "int8")})
+    wm.save(tmp_path / "b.amb", {"w": dense})
+    (found,) = wm.diff(tmp_path / "a.amb", tmp_path / "b.amb").changed
+    assert (found.what, found.a, found.b) == ("dtype", "int8 [2, 32], quantised", "int8 [2, 32], not quantised")

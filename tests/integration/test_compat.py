@@ -308,6 +308,19 @@ def test_other_formats_are_read_as_well(tmp_path):
         np.testing.assert_array_equal(file.get_slice("b")[:, ::-1], arrays["b"][:, ::-1])
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int5_block"])
+def test_a_quantised_tensor_has_the_type_that_it_is_decoded_to(tmp_path, scheme):
+    """F32, also for the scheme whose name is that of a type; whole, in part and deserialised."""
+    values = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
+    wm.save(tmp_path / "m.amb", {"q": wm.quantize(values, scheme), "d": np.ones((2, 32), np.int8)})
+    with compat.safe_open(tmp_path / "m.amb", "np") as file:
+        assert [file.get_slice(name).get_dtype() for name in "qd"] == ["F32", "I8"]
+        assert [file.get_tensor(name).dtype for name in "qd"] == [np.float32, np.int8]
+        assert [file.get_slice(name)[:1].dtype for name in "qd"] == [np.float32, np.int8]
+    found = dict(compat.deserialize((tmp_path / "m.amb").read_bytes()))
+    assert [(found[name]["dtype"], len(found[name]["data"])) for name in "qd"] == [("F32", 256), ("I8", 64)]
+
+
 @pytest.mark.parametrize(("code", "nbytes"), [("F4", 16), ("F6_E2M3", 24), ("F6_E3M2", 24)])
 def test_types_below_a_byte_are_bytes(tmp_path, code, nbytes):
     """Packed elements are listed as safetensors lists them, come as bytes, and spoil nothing beside them."""

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.compat._frameworks import Framework
+    from weightmap.index.table import TensorInfo
     from weightmap.model.file import TensorFile
 
-__all__ = ["SafeSlice", "code_of", "load_file", "open_handle", "safe_open"]
+__all__ = ["SafeSlice", "code_of", "dtype_of", "load_file", "open_handle", "safe_open"]
 
 # As safetensors spells the data types, by our names.
 _CODES = {name: code for code, name in DTYPE_NAMES.items()}
@@ -36,6 +37,12 @@ _CODES = {name: code for code, name in DTYPE_NAMES.items()}
 def code_of(dtype: str) -> str:
     """Return a data type as safetensors spells it; "F32" for quantised tensors, which are decoded to that."""
     return _CODES.get(dtype, "F32")
+
+
+def dtype_of(file: TensorFile, info: TensorInfo) -> str:
+    """Return the type that a tensor is read in: "float32" where int8 is no type but the scheme of a quantised one."""
+    decoded = info.dtype == "int8" and locate(file, info.name).row.dtype.quantized
+    return "float32" if decoded else info.dtype
 
 
 class Reader:
@@ -239,7 +246,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         """
         reader = self._open()
         info = reader.file.info(name)
-        return SafeSlice(reader, name, info.dtype, info.shape)
+        return SafeSlice(reader, name, dtype_of(reader.file, info), info.shape)
 
 
 class SafeSlice:

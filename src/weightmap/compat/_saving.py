@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import weightmap as wm
 from weightmap.arguments import as_path
 from weightmap.compat._errors import TorchEncodeError
-from weightmap.compat._opening import code_of, safe_open
+from weightmap.compat._opening import code_of, dtype_of, safe_open
 from weightmap.dtypes import DTYPES
 from weightmap.errors import EncodeError, quoted
 from weightmap.formats import Payload, Request, by_name
@@ -247,7 +247,7 @@ def deserialize(data: Any) -> list[tuple[str, dict[str, Any]]]:
         for info in file.infos():
             array = file[info.name]
             octets = array if hasattr(array, "nbytes") and hasattr(array, "tobytes") else file.read(info.name)
-            shape, dtype = list(info.shape), code_of(info.dtype)
+            shape, dtype = list(info.shape), code_of(dtype_of(file, info))
             found.append((info.name, {"shape": shape, "dtype": dtype, "data": bytearray(octets.tobytes())}))
         return found
 

@@ -112,6 +112,11 @@ def _compare_bits(name: str, a: TensorRef, b: TensorRef, found: _Apart | None) -
     row_a, row_b = a.row, b.row
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
     if _types(row_a) != _types(row_b):
+        if row_a.dtype.name == row_b.dtype.name:  # int8, of which one is the scheme
+            text_a, text_b = (
+                f"{text}, {'' if row.dtype.quantized else 'not '}quantised"
+                for text, row in ((text_a, row_a), (text_b, row_b))
+            )
         known = row_a.shape == row_b.shape and _has_values(row_a) and _has_values(row_b)
         return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if known else (None, None, None)))
     if row_a.shape != row_b.shape:
