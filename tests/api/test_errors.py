@@ -32,6 +32,9 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "ClosedError": (wm.TensorFileError, ValueError),
     "FileChangedError": (wm.TensorFileError, OSError),
     "NotRegularFileError": (wm.TensorFileError, OSError),
+    "RemoteError": (wm.TensorFileError, OSError),
+    "TargetError": (wm.TensorFileError, OSError),
+    "ShardsError": (wm.TensorFileError,),
     "MissingDependencyError": (wm.TensorFileError, ImportError),
 }
 CARRIED = ("path", "format", "field", "offset", "expected", "actual")

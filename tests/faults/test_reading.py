@@ -152,7 +152,9 @@ def test_every_look_up_notices_a_file_that_changed(tmp_path: Path, kind: str, ch
         for use in LOOK_UPS.values():
             with pytest.raises(wm.FileChangedError, match=suffix) as caught:
                 use(f, name)
-            assert isinstance(caught.value, OSError)
+            error = caught.value
+            assert isinstance(error, OSError)
+            assert str(error).endswith(f" it is {error.actual}, expected {error.expected}")
         f.info(name)
         assert held is None or held.shape[0] == 1000
 

@@ -224,7 +224,12 @@ NO_ARRAYS = {
 }
 READ_ONLY = np.zeros(8, np.float32)
 READ_ONLY.flags.writeable = False
-WRONG_ARRAYS = {"short": np.zeros(7, np.float32), "empty": np.zeros(0, np.float32), "read-only": READ_ONLY}
+WRONG_ARRAYS = {
+    "short": np.zeros(7, np.float32),
+    "empty": np.zeros(0, np.float32),
+    "two rows": np.zeros((2, 8), np.float32),  # a row could be assigned to it
+    "read-only": READ_ONLY,
+}
 
 
 @pytest.fixture

@@ -397,6 +397,15 @@ def test_wrong_wants_are_one_clear_error(path: Path, wants: Any, error: type[Exc
         wm.plan(path, wants)
 
 
+def test_an_empty_axis_has_no_integer() -> None:
+    """The error says what fits there, and not a range that ends before it begins."""
+    content = safe.build({"a": normal((2, 0))})
+    for at in (0, -1):
+        with pytest.raises(wm.PlanError, match=rf"on axis 1 is {at}, expected a slice, as the axis is empty$"):
+            wm.plan(content, {"a": (0, at)})
+    assert wm.plan(content, {"a": (0, slice(None))}).wanted_nbytes == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -293,7 +294,7 @@ def test_the_error_on_a_word_without_known_ngrams_says_so():
 
 
 def test_questions_that_make_no_sense():
-    """Unknown words are KeyErrors; wrong shapes, NaN and counts below 1 are ValueErrors."""
+    """Unknown words are KeyErrors; wrong shapes, NaN and counts below 1 are ValueErrors, other counts TypeErrors."""
     e = Embeddings(vocabulary(WORDS), matrix())
     with pytest.raises(KeyError, match="nobody"):
         e.most_similar("nobody")
@@ -303,6 +304,10 @@ def test_questions_that_make_no_sense():
     for k in (0, -1):
         with pytest.raises(ValueError, match="k is"):
             e.most_similar("w1", k)
+    for given in (1.5, "3", None):
+        for ask in (functools.partial(e.most_similar, "w1"), functools.partial(e.analogy, "w1", "w2", "w3")):
+            with pytest.raises(TypeError, match=f"^k must be an integer, not {type(given).__name__}$"):
+                ask(k=given)
     assert Embeddings(vocabulary([]), np.empty((0, 12), np.float32)).most_similar(np.ones(12)) == []
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import numpy as np
 
 from weightmap import kernels
-from weightmap.arguments import mistyped
+from weightmap.arguments import as_integer, mistyped
 from weightmap.dtypes import SCHEMES
 from weightmap.embeddings.rows import gather, unit_sums
 from weightmap.embeddings.search import Search, unit
@@ -206,12 +206,13 @@ class Embeddings:
         Raises
         ------
         TypeError, ValueError
-            When `out` is not an array, or the vector cannot be assigned to it.
+            When `out` is not an array, has another shape or is read-only, or `default` cannot be assigned to it.
         """
         vector = self.get(word, default)
         if vector is None or out is None:
             return vector
-        kernels.given_array(out)[...] = vector
+        kernels.check_out(out, (self.dims,), "a vector")
+        out[...] = vector
         return out
 
     def embedding_with_norm(self, word: str) -> tuple[NDArray[Any], float] | None:
@@ -388,12 +389,13 @@ class Embeddings:
         return {row for row in map(self._vocab.get, words) if row is not None}
 
     def _nearest(self, query: NDArray[np.float32], k: int, skip: set[int]) -> list[tuple[str, float]]:
-        if k < 1:
+        count = as_integer("k", k)
+        if count < 1:
             raise ValueError(f"k is {k}, expected 1 or more")
         search = self._search
         if search is None:
             search = self._search = Search(self._matrix, len(self._vocab))
-        return [(self._vocab[row], cosine) for row, cosine in search.nearest(query, k, skip)]
+        return [(self._vocab[row], cosine) for row, cosine in search.nearest(query, count, skip)]
 
     def __repr__(self) -> str:
         return f"<Embeddings of {counted(len(self._vocab), 'word')}, {counted(self.dims, 'dimension')}>"

@@ -151,5 +151,5 @@ def fail_changed(seen: Any, unchanged: int, name: str) -> NoReturn:
 
 
 def _changed(seen: Any, size: int, mtime_ns: int, name: str) -> FileChangedError:
-    msg = f"the file was changed after it was opened: its size and modification time are {size} bytes and {mtime_ns} ns"
-    return FileChangedError(msg, path=name, expected=f"{seen.size} bytes and {seen.mtime_ns} ns")
+    now, then = (f"{size} bytes, modified at {ns} ns" for size, ns in ((size, mtime_ns), (seen.size, seen.mtime_ns)))
+    return FileChangedError("the file was changed after it was opened: it", path=name, expected=then, actual=now)

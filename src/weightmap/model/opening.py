@@ -204,7 +204,8 @@ def _open_sharded(path: str, options: Options) -> TensorFile:
 def load(source: Any, **open_options: Unpack[OpenOptions]) -> dict[str, NDArray[Any] | Any]:
     """Open a file and return all its tensors as a dictionary of views, in file order.
 
-    The views keep the mapping alive; nothing is copied (unless ``mode="copy"``).
+    The views keep the mapping alive; nothing is copied (unless `mode` is "copy" or "sealed"). A quantised tensor is a
+    `QuantizedTensor`, as ``f[name]`` gives it, which `numpy.asarray` decodes.
 
     Parameters
     ----------

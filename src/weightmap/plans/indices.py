@@ -159,7 +159,8 @@ def _axis(part: Any, size: int, number: int, what: str) -> Axis:
     if at is None:
         raise PlanError(f"index of {what}", actual=repr(part)[:80], expected="integers, slices and an ellipsis")
     if not -size <= at < size:
-        raise PlanError(f"index of {what} on axis {number}", actual=at, expected=f"{-size} to {size - 1}")
+        expected = f"{-size} to {size - 1}" if size else "a slice, as the axis is empty"
+        raise PlanError(f"index of {what} on axis {number}", actual=at, expected=expected)
     return Axis(at % size, 1, 1, kept=False)
 
 
