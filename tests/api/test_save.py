@@ -797,3 +797,13 @@ def test_what_is_no_mapping_is_a_type_error(tmp_path: Path, suffix: str) -> None
         with pytest.raises(TypeError, match="metadata must be a mapping"):
             wm.save(path, {}, metadata=metadata)  # type: ignore[arg-type]
     assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"])
+@pytest.mark.parametrize("format_", ["safetensors", "gguf"])
+def test_elements_that_files_pack_are_refused(tmp_path: Path, name: str, format_: str) -> None:
+    """ml_dtypes gives each a byte: written as they are, they would be more bytes than their shape says."""
+    array = np.zeros(8, getattr(ml_dtypes, name))
+    with pytest.raises(wm.EncodeError, match=f"'w': no format stores dtype {name} with a byte for each element"):
+        wm.save(tmp_path / "t", {"w": array}, format=format_)
+    assert not listing(tmp_path)

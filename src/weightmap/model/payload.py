@@ -88,8 +88,10 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
             continue
         array = value if type(value) is np.ndarray else _asarray(value)
         dtype = None if array is None else dtype_of(array.dtype)
-        if array is None or dtype is None:
+        if array is None or dtype is None or dtype.packed:
             what = f"type {type(value).__name__}" if array is None else f"dtype {array.dtype}"
+            if dtype is not None:  # of ml_dtypes: files pack two of its elements into a byte, or four into three
+                what += " with a byte for each element"
             reasons.append(f"tensor {name!r}: no format stores {what}")
         else:
             payloads.append(Payload(name, dtype, array.shape, array.nbytes, pieces, array))
