@@ -60,6 +60,9 @@ def extras_of(
     carried = found.carries[layout]
     places = found.metadata_keys if "metadata" in carried else frozenset[str]()
     metadata, homeless = fitted(metadata, places, found.metadata_kinds)
+    foreign = found.own_keys & metadata.keys() if file.format != found.name else frozenset[str]()
+    if foreign:
+        metadata = {key: value for key, value in metadata.items() if key not in foreign}
     own, config, tokenizer, notes = file.vocab, file.config, file.tokenizer, []
     vocab: Sequence[str] | None = own
     special_ids = None if own is None else own.special_ids
@@ -84,6 +87,10 @@ def extras_of(
         "tokenizer": tokenizer,
     }
     extras = {name: value for name, value in have.items() if name in carried and value is not None}
+    notes += (
+        f"metadata {key!r} says how a file of {found.title} is laid out, and that of another format is not: left behind"
+        for key in sorted(foreign)
+    )
     lost = []
     if homeless:
         some = ", ".join(map(quoted, homeless[:_NAMED])) + (", ..." if len(homeless) > _NAMED else "")

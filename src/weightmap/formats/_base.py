@@ -193,6 +193,8 @@ class Format:
     vocab_keys : mapping of str to (str or None)
         The metadata keys that hold what `Content.vocab` says, where the format has that there: with the name of a
         special id, or None for the tokens.
+    own_keys : frozenset of str
+        The metadata keys that say how its files are laid out: `convert` takes them from files of this format only.
     special_ids : frozenset of str
         The special ids that its vocabularies have a place for, by name.
     metadata_kinds : frozenset of str
@@ -229,6 +231,7 @@ class Format:
         "metadata_kinds",
         "name",
         "numbered",
+        "own_keys",
         "parse",
         "plan",
         "schemes",
@@ -260,6 +263,7 @@ class Format:
         embeddings: tuple[str, str] | None = None,
         checksums: frozenset[str] = frozenset(),
         vocab_keys: Mapping[str, str | None] = _NO_KEYS,
+        own_keys: frozenset[str] = frozenset(),
         special_ids: frozenset[str] = frozenset(),
         aligns: Mapping[str, int] = _NOWHERE,
         numbered: bool = False,
@@ -282,6 +286,7 @@ class Format:
         self.embeddings: tuple[str, str] | None = embeddings
         self.checksums: frozenset[str] = checksums
         self.vocab_keys: Mapping[str, str | None] = vocab_keys
+        self.own_keys: frozenset[str] = own_keys
         self.special_ids: frozenset[str] = special_ids
         self.aligns: Mapping[str, int] = aligns
         self.numbered: bool = numbered

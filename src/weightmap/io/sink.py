@@ -153,8 +153,10 @@ class Sink:
 
     def pad(self, count: int) -> None:
         """Append zero bytes."""
-        if count:
-            self.write(bytes(count))
+        while count:
+            piece = min(count, STAGE)
+            self.write(bytes(piece))
+            count -= piece
 
     def begin_sum(self) -> None:
         """Start a checksum over everything appended from here on."""

@@ -439,6 +439,53 @@ def test_alignments_that_cannot_be(alignment: Any, tmp_path: Path) -> None:
         wm.save(tmp_path / "t.gguf", {}, metadata={"general.alignment": alignment})
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ".amb"])
+def test_the_alignment_of_a_file_is_its_own(tmp_path: Path, suffix: str) -> None:
+    """It goes to other formats, but not from them: there it may be text, or make a huge file of a small one."""
+    source, between, target = tmp_path / "a.gguf", tmp_path / f"b{suffix}", tmp_path / "c.gguf"
+    wm.save(source, {"w": np.ones(3, np.float32)}, metadata={"general.alignment": 128, "k": "v"})
+    assert not wm.convert(source, between).warnings
+    (warning,) = wm.convert(between, target).warnings
+    assert "metadata 'general.alignment' says how a file of GGUF is laid out" in warning
+    with wm.open(target) as f:
+        assert dict(f.metadata) == {"k": "v"}
+    wm.convert(source, tmp_path / "again.gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("size", [57, 58, 63])
+def test_an_empty_tensor_behind_the_end(size: int, *, strict: bool) -> None:
+    """It lies nowhere, as any other tensor there would: the file was cut, even if no byte of data is missing."""
+    data = gguf.build({"w": normal((0,))})
+    with wm.open(data, verify="full") as f:
+        assert (len(data), f["w"].shape) == (64, (0,))
+    with pytest.raises(wm.TruncatedError, match="within the padding behind its header, expected at least 64 bytes"):
+        wm.open(data[:size], strict=strict)
+
+
+def test_a_file_without_tensors_has_little_padding(tmp_path: Path) -> None:
+    """A few bytes that declare an alignment of 2 GiB do not become 2 GiB."""
+    source, target = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    for alignment, size in ((4096, 4096), (8192, 57), (2**31, 57)):
+        wm.save(source, {}, metadata={"general.alignment": alignment})
+        wm.convert(source, target)
+        assert target.read_bytes() == source.read_bytes()
+        assert target.stat().st_size == size
+        with wm.open(target, verify="full") as f:
+            assert not f
+
+
+def test_padding_takes_no_memory(tmp_path: Path) -> None:
+    """It is written in pieces, however wide the alignment is."""
+    tracemalloc.start()
+    wm.save(tmp_path / "t.gguf", {"w": np.ones(3, np.float32)}, metadata={"general.alignment": 16 << 20}, durable=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "t.gguf").stat().st_size == 32 << 20
+    assert peak < 8 << 20
+
+
 # ------------------------------------------------------------------------------------------------- headers
 
 

@@ -51,6 +51,7 @@ from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import UnsupportedError, cut_off
 from weightmap.formats._base import TYPED, Content, Format, Part, trailing
 from weightmap.formats.gguf.header import (
+    ALIGNMENT,
     ARRAY,
     BLOCKS,
     DENSE,
@@ -143,6 +144,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     scan, warnings = header.scan, list[str]()
     ordered = scan.ordered or columns.count < 2
     rules = _rules(header.alignment, big=bool(scan.big))(header.base, source.size, lax=not options.strict)
+    if columns.count and not scan.data_end and source.size < header.base:  # where look-ups of empty tensors would fail
+        raise cut_off("the padding behind its header", source.size, header.base, field="size")
     _check_end(source, header, options, warnings)
     order = None if ordered else columns.order()
 
@@ -260,6 +263,7 @@ FORMAT = Format(
     magic=MAGIC,
     metadata_kinds=TYPED,
     vocab_keys={TOKENS: None, **{key: name for name, keys in SPECIAL_IDS.items() for key in keys}},
+    own_keys=frozenset({ALIGNMENT}),
     special_ids=frozenset(SPECIAL_IDS),
     aligns={"gguf": 4096},
     numbered=True,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from weightmap.io.sink import Sink
 
 _MAX_NDIM, _VERSION = 4, 3
+# The largest alignment to which a file without tensors is padded: some bytes may declare one of 4 GiB.
+_PADDED = 4096
 
 
 def plan(request: Request) -> Plan:
@@ -40,15 +42,17 @@ def plan(request: Request) -> Plan:
     if len(header) >= kernels.U32_MAX - 1:
         refuse("GGUF", [f"a header of {len(header)} bytes, more than positions of 32 bits"])
     base = aligned(len(header), alignment)
+    padded = len(request.tensors) > 0 or alignment <= _PADDED
 
     def write(sink: Sink) -> None:
         sink.write(header)
         for tensor in request.tensors:
             sink.pad(-sink.position % alignment)
             tensor.write(sink)
-        sink.pad(-sink.position % alignment)
+        if padded:
+            sink.pad(-sink.position % alignment)
 
-    return Plan(base + offset, write)
+    return Plan(base + offset if padded else len(header), write)
 
 
 def _problems(tensor: Payload) -> list[str]:
