@@ -44,8 +44,8 @@ _LITERAL_MOST = 1 << 20
 FIRST = 128
 _VERSIONS = {(1, 0): ("latin-1", 2), (2, 0): ("latin-1", 4), (3, 0): ("utf-8", 4)}
 _KEYS = {"descr", "fortran_order", "shape"}
-# What making a data type of a literal raises for bad input.
-_BAD = (ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError, OverflowError)
+# What making a data type of a literal raises for bad input, and for old spellings where a filter makes warnings errors.
+_BAD = (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, OverflowError, Warning)
 # Texts, whole numbers (of Python 2 with an L behind them), words and brackets.
 _PIECE = r"""(?s)\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\d{1,19})L?|(True|False|None)|([][(){},:]))"""
 _ESCAPE = r"(?s)\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\'\"])|(.))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -416,3 +417,12 @@ def test_a_long_header_is_shown_as_cut() -> None:
     assert "x" not in str(caught.value).split(", expected")[0]
     with pytest.raises(wm.FormatError, match=r"header of the array is b'5 +\\n', expected"):
         wm.open(cut("5", 0, pad=20))
+
+
+@pytest.mark.parametrize("descr", ["'a4'", "[('x', 'a4')]"])
+def test_an_old_spelling_where_warnings_are_errors(descr: str) -> None:
+    """numpy warns of it; where a filter makes that an exception, it is an error of the package all the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(wm.FormatError, match="descr"):
+            wm.open(archive([Entry(b"w.npy", cut(header(descr), 24))]))
