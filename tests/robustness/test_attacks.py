@@ -246,6 +246,9 @@ def test_a_file_that_cannot_be_mapped_is_read(
         assert f["a"].shape == (2, 3)
     assert "cannot be mapped" in caplog.text
     assert all(record.getMessage().isprintable() for record in caplog.records)
+    with wm.open(path, limits=wm.Limits(max_copy_bytes=8)) as f, pytest.raises(wm.LimitError) as bounded:
+        f.prefetch()
+    assert bounded.value.path == str(path)
     with pytest.raises(OSError, match="refused") as caught:
         wm.open(path, mode="mmap")
     assert caught.value.errno == code

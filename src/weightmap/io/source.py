@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import ClosedError, TruncatedError, escape, shrank
+from weightmap.errors import ClosedError, LimitError, TruncatedError, escape, shrank
 from weightmap.io.descriptor import (
     Descriptor,
     aligned,
@@ -386,10 +386,13 @@ class Source:
         """Copy the file into new memory, sealed in that mode; return what `_map` does."""
         sealed = self.mode == "sealed"
         if not (sealed and is_sealed(file)):
-            if self._limits is not None:
-                self._limits.check("max_copy_bytes", self.size, _COPIED)
-            if self.size > _ASKED:
-                check_room(self.size, _COPIED)
+            try:
+                if self._limits is not None:
+                    self._limits.check("max_copy_bytes", self.size, _COPIED)
+                if self.size > _ASKED:
+                    check_room(self.size, _COPIED)
+            except LimitError as error:
+                raise error.located(path=self.name) from None
             if not sealed:
                 data = aligned(self.size)
                 got = read_into(file, memoryview(data), 0, self.name)
