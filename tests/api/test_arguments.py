@@ -90,6 +90,8 @@ WRONG: list[tuple[Call, str]] = [
     (lambda f: f.save(special_ids=[1]), "special_ids must be a mapping, not list"),
     (lambda f: f.save(vocab=5), "vocab must be a sequence of tokens, not int"),
     (lambda f: f.save(vocab="token"), "vocab must be a sequence of tokens, not str"),
+    (lambda f: f.save(align="64"), "align must be an integer, not str"),
+    (lambda f: f.convert(align=64.0), "align must be an integer, not float"),
     (lambda f: f.save(progress=5), "progress must be a function of two numbers, done and total, not int"),
     (lambda f: wm.convert(f.model, None), r"dst must be a path \(str, bytes or os.PathLike\), not NoneType"),
     (lambda f: f.convert(include=5), "include must be a glob or a sequence of globs, not int"),

@@ -427,6 +427,15 @@ def test_wrong_numbers_are_one_clear_error(path: Path, options: dict[str, Any], 
         wm.plan(path, **options)
 
 
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**70])
+def test_numbers_of_any_size_are_no_bound(path: Path, number: int) -> None:
+    """Chunks, gaps and budgets beyond 64 bits are as good as none."""
+    plan = wm.plan(path, gap=number, chunk=number, budget=number)
+    assert plan.warm() >= 0
+    for how in ("map", "read"):
+        assert [name for name, _ in plan.run(how)] == ["a", "b"]
+
+
 def test_runs_without_number_are_refused(tmp_path: Path) -> None:
     """An index of more than 2**24 parts is refused before memory is taken for them."""
     path = tmp_path / "m.safetensors"

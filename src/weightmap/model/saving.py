@@ -7,7 +7,7 @@ import operator
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.arguments import as_path, check_progress, mistyped
+from weightmap.arguments import as_integer, as_path, check_progress, mistyped
 from weightmap.dtypes import DTYPES, FLOATING
 from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import FORMATS, Format, Payload, Request, Unfit, by_suffix, listed, refuse
@@ -136,10 +136,13 @@ def _as_dtype(tensor: Payload, wanted: str, known: Collection[str], schemes: Col
 
 def aligned_to(align: int | None) -> int:
     """Return an alignment that was asked for, 1 for None. Raises ValueError for one that no file may have."""
-    if align is not None and (align not in range(8, 4097) or align & (align - 1)):
-        msg = f"align is {align}, expected a power of two from 8 to 4096"
+    if align is None:
+        return 1
+    bytes_ = as_integer("align", align)
+    if bytes_ not in range(8, 4097) or bytes_ & (bytes_ - 1):
+        msg = f"align is {bytes_}, expected a power of two from 8 to 4096"
         raise ValueError(msg)
-    return 1 if align is None else align
+    return bytes_
 
 
 def check_mappings(tensors: Any, **optional: Any) -> None:

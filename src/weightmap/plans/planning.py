@@ -7,6 +7,7 @@ from typing import Any
 
 from weightmap.arguments import as_float
 from weightmap.errors import PlanError, TensorFileError
+from weightmap.index import INT64_MAX
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import name_of
@@ -80,7 +81,8 @@ def plan(
     >>> p.names, p.nbytes, p.wanted_nbytes
     (('w',), 32, 32)
     """
-    options: dict[str, int | None] = {"gap": at_least(0, "gap", gap), "chunk": at_least(1, "chunk", chunk)}
+    options: dict[str, int | None] = {"gap": at_least(0, "gap", gap)}
+    options["chunk"] = min(at_least(1, "chunk", chunk), INT64_MAX)
     options["budget"] = None if budget is None else at_least(1, "budget", budget)
     options["rank"], options["world"] = number, count = checked_rank(rank, world)
     options["local_rank"], options["local_world"] = checked_rank(local_rank, local_world, ("local_rank", "local_world"))
