@@ -37,7 +37,7 @@ enum { STEP = 3 * 64, WINDOW = 6 * STEP, WORTH_WHILE = 16 << 10 };
 /* Step i: a and b fold by multiplication; the new block `to` takes in those of its kind 6, 4, 2 and 1 steps before. */
 #define TAKE_STEP(i, a, b, to, before6, before4, before2, before1)                                     \
     do {                                                                                               \
-        prefetch(data + ahead + STEP * (i), STEP);                                                     \
+        if (prefetches) prefetch(data + AHEAD + STEP * (i), STEP);                                     \
         a = fold(a, load(data + STEP * (i)), k);                                                       \
         b = fold(b, load(data + STEP * (i) + 64), k);                                                  \
         __m512i taken = xor3(load(data + STEP * (i) + 128), affine(before6, m6), affine(before4, m4)); \
@@ -60,10 +60,8 @@ TARGET WM_INLINE void store_step(uint8_t *to, __m512i a, __m512i b, __m512i m) {
     _mm512_storeu_si512(to + 128, m);
 }
 
-TARGET uint32_t crc32_x86_mixed_avx512(uint32_t state, const uint8_t *data, size_t len) {
-    if (len < WORTH_WHILE) return crc32_x86_vpclmulqdq_avx512(state, data, len);
-
-    const int ahead = wm_crc32_ahead();
+/* `prefetches` is a constant: a branch in each step would cost what it saves. */
+TARGET WM_INLINE uint32_t mixed(uint32_t state, const uint8_t *data, size_t len, int prefetches) {
     const __m512i k = FOLD_ZMM(72); /* a window: 18 blocks of 512 bits are 72 of 128 */
     const __m512i m1 = _mm512_set1_epi64(CRC32_AFFINE_1), m2 = _mm512_set1_epi64(CRC32_AFFINE_2);
     const __m512i m4 = _mm512_set1_epi64(CRC32_AFFINE_4), m6 = _mm512_set1_epi64(CRC32_AFFINE_6);
@@ -95,5 +93,10 @@ TARGET uint32_t crc32_x86_mixed_avx512(uint32_t state, const uint8_t *data, size
     store_step(last + 5 * STEP, a5, b5, y5);
     state = crc32_x86_vpclmulqdq_avx512(0, last, WINDOW);
     return crc32_x86_vpclmulqdq_avx512(state, data + WINDOW, len - WINDOW);
+}
+
+TARGET uint32_t crc32_x86_mixed_avx512(uint32_t state, const uint8_t *data, size_t len) {
+    if (len < WORTH_WHILE) return crc32_x86_vpclmulqdq_avx512(state, data, len);
+    return wm_crc32_prefetches() ? mixed(state, data, len, 1) : mixed(state, data, len, 0);
 }
 #endif

@@ -88,7 +88,7 @@ TARGET uint32_t MIXED(uint32_t state, const uint8_t *data, size_t len) {
     while (len >= WORTH_WHILE) {
         const size_t turns = len / TURN < MOST_TURNS ? len / TURN : MOST_TURNS;
         const size_t added = turns * ADDED_TURN, folded = turns * FOLDED_TURN;
-        streams s = {.added = data, .folded = data + added, .ahead = wm_crc32_ahead()};
+        streams s = {.added = data, .folded = data + added, .ahead = wm_crc32_prefetches() ? AHEAD : 0};
         /* Behind the ring lie copies of its first registers, for steps that read past its end, and zeros up to RING - NEAR
          * registers for the last turn. */
         __m256i ring[2 * RING - NEAR];
