@@ -50,7 +50,7 @@ enum {
 
 typedef struct {
     const uint8_t *added, *folded; /* what comes next of each part */
-    int ahead;
+    int ahead;                     /* bytes from there to what is prefetched; 0 asks for what is read next, and costs nothing */
     folded_type x[FOLDED];
 } streams;
 

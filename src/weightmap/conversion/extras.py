@@ -88,7 +88,7 @@ def extras_of(
     }
     extras = {name: value for name, value in have.items() if name in carried and value is not None}
     notes += (
-        f"metadata {key!r} says how a file of {found.title} is laid out, and that of another format is not: left behind"
+        f"metadata {key!r} says how a file of {found.title} is laid out, and this model is not from one: left behind"
         for key in sorted(foreign)
     )
     lost = []

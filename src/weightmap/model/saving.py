@@ -138,11 +138,11 @@ def aligned_to(align: int | None) -> int:
     """Return an alignment that was asked for, 1 for None. Raises ValueError for one that no file may have."""
     if align is None:
         return 1
-    bytes_ = as_integer("align", align)
-    if bytes_ not in range(8, 4097) or bytes_ & (bytes_ - 1):
-        msg = f"align is {bytes_}, expected a power of two from 8 to 4096"
+    multiple = as_integer("align", align)
+    if multiple not in range(8, 4097) or multiple & (multiple - 1):
+        msg = f"align is {multiple}, expected a power of two from 8 to 4096"
         raise ValueError(msg)
-    return bytes_
+    return multiple
 
 
 def check_mappings(tensors: Any, **optional: Any) -> None:

@@ -82,7 +82,7 @@ def plan(
     (('w',), 32, 32)
     """
     options: dict[str, int | None] = {"gap": at_least(0, "gap", gap)}
-    options["chunk"] = min(at_least(1, "chunk", chunk), INT64_MAX)
+    options["chunk"] = min(at_least(1, "chunk", chunk), INT64_MAX)  # the reads of columns count in 64 bits
     options["budget"] = None if budget is None else at_least(1, "budget", budget)
     options["rank"], options["world"] = number, count = checked_rank(rank, world)
     options["local_rank"], options["local_world"] = checked_rank(local_rank, local_world, ("local_rank", "local_world"))
