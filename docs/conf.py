@@ -14,14 +14,15 @@ project = "weightmap"
 author = "weightmap developers"
 project_copyright = author
 release = version = weightmap.__version__
-REPOSITORY = "https://github.com/weightmap/weightmap"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["_build"]
+# The first page includes it.
+exclude_patterns = ["start.md"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_title = f"weightmap {release}"
-html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
@@ -34,31 +35,46 @@ numpydoc_show_class_members = False
 # Single backquotes name objects of Python; those that have a page become links.
 default_role = "py:obj"
 
-# The modules whose names are public; weightmap.__init__ exports those that most programs need.
-MODULES = (
-    "weightmap",
-    "weightmap.compat",
-    "weightmap.compat.torch",
-    "weightmap.compat.numpy",
-    "weightmap.compat.gguf",
-    "weightmap.torch",
-    "weightmap.device",
-    "weightmap.jax",
-    "weightmap.dlpack",
-    "weightmap.dcp",
-    "weightmap.vllm",
-    "weightmap.remote",
-    "weightmap.kernels",
-    "weightmap.errors",
-    "weightmap.typing",
-)
-
-
-def present() -> list[str]:
-    """Return the public modules that this tree has."""
-    package = ROOT / "src"
-    paths = [(name, package / Path(*name.split("."))) for name in MODULES]
-    return [name for name, path in paths if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()]
+# The names of `weightmap`, in the order in which a program meets them.
+USES = {
+    "Open and read": ("open", "load", "TensorFile", "TensorInfo", "QuantizedTensor", "Limits", "formats"),
+    "Write": ("save", "convert", "Quantize", "Run", "quantize", "ConvertReport"),
+    "Check and compare": ("verify", "VerifyReport", "diff", "DiffReport", "TensorDiff"),
+    "Words": ("Vocabulary", "Embeddings"),
+    "Read by plan": ("plan", "shard", "ReadPlan"),
+    "Errors": (
+        "TensorFileError",
+        "FormatError",
+        *("UnknownFormatError", "UnsupportedError", "TruncatedError", "LayoutError", "ChecksumError", "LimitError"),
+        *("EncodeError", "TargetError", "QuantError", "PlanError", "ClosedError"),
+        *(
+            "TensorNotFoundError",
+            "UnknownWordError",
+            "FileChangedError",
+            "NotRegularFileError",
+            "RemoteError",
+            "MissingDependencyError",
+            "ShardsError",
+        ),
+    ),
+}
+# The other public modules, a page each, and what they are for.
+MODULES = {
+    "weightmap.torch": "PyTorch: tensors of a file, parameters of a module",
+    "weightmap.jax": "jax arrays and shardings",
+    "weightmap.compat": "the interface of safetensors, on every format",
+    "weightmap.compat.torch": "that of safetensors.torch",
+    "weightmap.compat.numpy": "that of safetensors.numpy",
+    "weightmap.compat.gguf": "gguf-py's reader",
+    "weightmap.dlpack": "memory for any library that takes DLPack",
+    "weightmap.device": "loading to GPUs",
+    "weightmap.vllm": "the load format of vLLM, the loader of SGLang",
+    "weightmap.dcp": "torch.distributed.checkpoint",
+    "weightmap.words": "word vectors of other programs",
+    "weightmap.kernels": "checksums, hashes, widening and decoding in C",
+    "weightmap.errors": "every error, with its fields",
+    "weightmap.typing": "the types of arguments",
+}
 
 
 def formats_page() -> str:
@@ -73,24 +89,57 @@ def formats_page() -> str:
     return "\n".join(parts)
 
 
-def api_page() -> str:
-    """Return the page of the interface: every public name of every public module."""
-    parts = ["# API", "", "Every public name. `import weightmap as wm` has those that most programs need.", ""]
-    for name in present():
-        options = [f".. automodule:: {name}", "   :members:", "   :imported-members:", "   :show-inheritance:"]
-        parts += [f"## {name}", "", "```{eval-rst}", *options, "```", ""]
-    return "\n".join(parts)
+def directive(kind: str, name: str, *options: str) -> list[str]:
+    """Return the lines that have Sphinx describe an object."""
+    return ["```{eval-rst}", f".. auto{kind}:: {name}", *(f"   :{option}:" for option in options), "```", ""]
+
+
+def api_pages() -> dict[str, str]:
+    """Return the pages of the interface: an index by use, and a page for each module."""
+    listed = {name for names in USES.values() for name in names} | {"kernels"}
+    if listed != set(weightmap.__all__):
+        raise ValueError(f"USES and weightmap.__all__ differ: {listed ^ set(weightmap.__all__)}")
+    index = ["# API", "", "`import weightmap as wm` has what most programs need.", "", "| use | names |", "|---|---|"]
+    page = ["# weightmap", ""]
+    for use, names in USES.items():
+        index += [f"| {use} | " + " · ".join(f"{{py:obj}}`~weightmap.{name}`" for name in names) + " |"]
+        page += [f"## {use}", ""]
+        for name in names:
+            is_class = isinstance(getattr(weightmap, name), type)
+            options = ("members", "show-inheritance") if is_class else ()
+            page += directive("class" if is_class else "function", f"weightmap.{name}", *options)
+    index += ["", "| module | what it is for |", "|---|---|"]
+    index += [f"| [{name}](api/{name}.md) | {use} |" for name, use in MODULES.items()]
+    index += ["", "```{toctree}", ":hidden:", "api/weightmap", *(f"api/{name}" for name in MODULES), "```", ""]
+    pages = {"api.md": index, "api/weightmap.md": page}
+    for name in MODULES:
+        pages[f"api/{name}.md"] = [
+            f"# {name}",
+            "",
+            *directive("module", name, "members", "imported-members", "show-inheritance"),
+        ]
+    return {name: "\n".join(lines) for name, lines in pages.items()}
+
+
+def skip_fields(app, what, name, obj, skip, options):  # noqa: ANN001, ANN201, ARG001 - as Sphinx calls it
+    """Leave out the fields of named tuples that say nothing but their number."""
+    return True if (obj.__doc__ or "").startswith("Alias for field number") else None
 
 
 def rewrite_links(app, docname, source):  # noqa: ANN001, ANN201, ARG001 - as Sphinx calls it
-    """Lead links to files that are no pages to the repository."""
-    source[0] = re.sub(r"\]\(\.\./([^)]+)\)", rf"]({REPOSITORY}/blob/main/\1)", source[0])
+    """Name files of the checkout that are not pages, instead of linking to them."""
+    source[0] = re.sub(
+        r"\[([^\]]+)\]\(\.\./([^)]+)\)",
+        lambda link: f"`{link[2]}`" if link[2].endswith(link[1]) else f"{link[1]} (`{link[2]}`)",
+        source[0],
+    )
 
 
 def write_pages(app):  # noqa: ANN001, ANN201, ARG001 - as Sphinx calls it
     """Write the pages that come from docstrings, where their text has changed."""
-    for name, text in (("file-formats.md", formats_page()), ("api.md", api_page())):
+    for name, text in {"file-formats.md": formats_page(), **api_pages()}.items():
         path = DOCS / name
+        path.parent.mkdir(exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
@@ -98,4 +147,5 @@ def write_pages(app):  # noqa: ANN001, ANN201, ARG001 - as Sphinx calls it
 def setup(app):  # noqa: ANN001, ANN201 - as Sphinx calls it
     """Connect the two."""
     app.connect("builder-inited", write_pages)
+    app.connect("autodoc-skip-member", skip_fields)
     app.connect("source-read", rewrite_links)
