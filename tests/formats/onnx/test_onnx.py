@@ -1,0 +1,521 @@
+"""ONNX models: what a reader must make of them, data in other files, and the onnx package as the judge."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import known, noise, normal
+from tests.builders.onnx import CODES, HEAD, field, graph, model, numbers, packed, tensor_proto
+from tests.fuzz.mutate import mutant
+from tests.remote.servers import Objects, Server
+
+import weightmap as wm
+from weightmap import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+onnx = pytest.importorskip("onnx")
+from onnx import helper, numpy_helper  # noqa: E402 - once it is known to be there
+
+DATA = Path(__file__).parent / "models"
+EXPECTED = json.loads((DATA / "expected.json").read_text(encoding="utf-8"))
+# Elements of less than a byte.
+BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
+ARRAY = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+# ------------------------------------------------------------------------------------------------- files of others
+
+
+@pytest.mark.parametrize("name", EXPECTED["good"])
+def test_models_of_the_onnx_package(name: str) -> None:
+    """Names, types, shapes, bytes and metadata of every one; those that we may refuse are right where we do not."""
+    expected = EXPECTED["good"][name]
+    options = {"format": "onnx"} if expected["format"] else {}
+    try:
+        f = wm.open(DATA / "good" / name / "model.onnx", **options)
+    except wm.LayoutError:
+        assert expected["verdict"] == "either"
+        return
+    with f:
+        infos = {info.name: (info.dtype, list(info.shape)) for info in f.infos()}
+        assert infos == {name: (dtype, shape) for name, dtype, shape, _ in expected["tensors"]}
+        for tensor, *_, digest in expected["tensors"]:
+            assert hashlib.sha256(f[tensor].tobytes()).hexdigest() == digest
+        # A text that is not there is left out; the package says that it is empty.
+        assert expected["metadata"].items() <= (dict.fromkeys(expected["metadata"], "") | dict(f.metadata)).items()
+        assert not set(expected["never"]) & set(f)
+        f.verify()
+
+
+@pytest.mark.parametrize("name", EXPECTED["bad"])
+def test_malformed_models_are_refused(name: str) -> None:
+    """With an error of ours, at opening or when the tensor is used."""
+    path = DATA / "bad" / name / "model.onnx"
+    refused = EXPECTED["bad"][name] == "reject"
+    with pytest.raises(wm.FormatError) if refused else contextlib.suppress(wm.FormatError):
+        wm.load(path, format="onnx")
+
+
+# ---------------------------------------------------------------------------------------------- what onnx makes of them
+
+
+def octets(array: np.ndarray[Any, Any]) -> bytes:
+    """The bytes of an array of the onnx package as a file has them: packed below the byte, the first lowest."""
+    bits = BITS.get(array.dtype.name)
+    if bits is None:
+        return array.astype(array.dtype.newbyteorder("<")).tobytes()
+    codes = array.reshape(-1).view(np.uint8)
+    each = np.unpackbits(codes[:, None], axis=1, bitorder="little")[:, :bits]
+    return np.packbits(each, bitorder="little").tobytes()
+
+
+def judged(path: Path, data: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
+    """Dtype, shape and bytes of every initialiser by the onnx package; None where it refuses the file."""
+    try:
+        found = onnx.load_model_from_string(data)
+        arrays = [(one.name, numpy_helper.to_array(one, str(path.parent))) for one in found.graph.initializer]
+    except Exception:  # noqa: BLE001 - whatever it raises
+        return None
+    return {name: (array.dtype.name, array.shape, octets(array)) for name, array in arrays}
+
+
+def ours(path: Path, **options: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """The same by weightmap; bits behind the last element are zero."""
+    found = {}
+    with wm.open(path, **options) as f:
+        for info in f.infos():
+            data, bits = bytearray(f[info.name].tobytes()), math.prod(info.shape) * BITS.get(info.dtype, 8)
+            if bits % 8:
+                data[-1] &= (1 << bits % 8) - 1
+            found[info.name] = info.dtype, info.shape, bytes(data)
+    return found
+
+
+def every_type() -> Iterable[tuple[int, Any]]:
+    """The types of the package but strings, with an array of five of each, of any bits."""
+    raw = np.random.default_rng(5).integers(0, 256, 80, np.uint8)
+    for name, code in onnx.TensorProto.DataType.items():
+        if name in {"UNDEFINED", "STRING"}:
+            continue
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(code))
+        values = raw[: 5 * dtype.itemsize] & (1 if name == "BOOL" else 255)
+        if dtype.name in BITS:
+            values = values & ((1 << BITS[dtype.name]) - 1)
+            if dtype.name.startswith("int"):  # with a sign
+                top = 1 << BITS[dtype.name] - 1
+                values = ((values.astype(np.int8) ^ top) - top).view(np.uint8)
+        yield code, np.ascontiguousarray(values.astype(np.uint8)).view(dtype)
+
+
+@pytest.mark.parametrize("apart", ["inside", "one file", "a file for each", "large ones"])
+def test_every_type_as_the_package_saves_it(tmp_path: Path, apart: str) -> None:
+    """Raw and in numbers, inside and in other files: what we read is what the package reads, bit for bit."""
+    protos = []
+    for code, array in every_type():
+        protos.append(numpy_helper.from_array(array, f"raw.{code}"))
+        assert protos[-1].data_type == code
+        typed = onnx.TensorProto(name=f"numbers.{code}", data_type=code, dims=array.shape)
+        where = CODES.get(array.dtype.name, (code, 5))[1]
+        if where == 4:
+            typed.float_data.extend(array.view(np.float32).tolist())
+        elif where == 10:
+            typed.double_data.extend(array.view(np.float64).tolist())
+        elif where in {7, 11}:
+            getattr(typed, "int64_data" if where == 7 else "uint64_data").extend(array.tolist())
+        elif BITS.get(array.dtype.name, 8) < 6:
+            typed.int32_data.extend(octets(array))
+        else:
+            kind = "i" if array.dtype.name.startswith("int") else "u"
+            mask = 63 if array.dtype.name in BITS else -1
+            typed.int32_data.extend(n & mask for n in array.view(f"{kind}{array.itemsize}").tolist())
+        protos.append(typed)
+    path = tmp_path / "m.onnx"
+    saved = helper.make_model(helper.make_graph([], "g", [], [], protos), producer_name="p")
+    how = {"inside": {}, "one file": {"location": "m.data"}, "a file for each": {"all_tensors_to_one_file": False}}
+    how["large ones"] = {"size_threshold": 60}
+    options = {"size_threshold": 0} | how[apart] if apart != "inside" else {}
+    onnx.save_model(saved, path, save_as_external_data=apart != "inside", **options)
+    expected = judged(path, path.read_bytes())
+    assert expected is not None
+    assert len(expected) == len(protos)
+    assert ours(path) == expected
+    assert (len(list(tmp_path.iterdir())) > 1) == (apart != "inside")
+    with wm.open(path) as f:
+        assert f.nbytes == sum(file.stat().st_size for file in tmp_path.iterdir())
+        report = f.verify()
+        assert report.nbytes == f.nbytes
+        plan = wm.plan(f)
+        assert {name: value.tobytes() for name, value in plan.run("read")} == {name: f[name].tobytes() for name in f}
+    kept = {name: found for name, found in expected.items() if found[0] not in {*BITS, "complex128"}}
+    wm.convert(path, tmp_path / "m.safetensors", include=[*kept])
+    assert ours(tmp_path / "m.safetensors") == kept
+
+
+@pytest.mark.parametrize("count", range(10))
+def test_six_bits_of_any_number(tmp_path: Path, count: int) -> None:
+    """Elements that end anywhere within a byte, as numbers: packed as the package packs them."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(one(field(1, count), field(2, 27), field(5, packed(range(61, 61 - count, -1)))))
+    expected = judged(path, path.read_bytes())
+    assert expected
+    assert ours(path) == expected
+
+
+def same_as_package(path: Path, data: bytes, **options: Any) -> bool:
+    """Whether the package reads a file as we do; where either refuses it, they do not differ."""
+    path.write_bytes(data)
+    try:
+        found = ours(path, format="onnx", **options)
+    except wm.FormatError:
+        return True
+    expected = judged(path, data)
+    return expected is None or {name: expected.get(name) for name in found} == found
+
+
+def one(*parts: bytes) -> bytes:
+    """A model of one tensor, called w, of these fields."""
+    return model([field(8, b"w") + b"".join(parts)])
+
+
+FLOAT = struct.pack("<f", 1.5)
+BYTES = field(1, 2) + field(2, 2)  # the fields of two bytes, and these
+AB = field(9, b"ab")
+LEGAL = {
+    "numbers one by one": one(field(1, 3), field(2, 7), *(field(7, n) for n in (1, -2, 3))),
+    "numbers in pieces": one(field(1, 4), field(7, packed([1])), field(7, packed([2, 3])), field(2, 7), field(7, 4)),
+    "floats one by one": one(field(1, 2), field(2, 1), field(4, FLOAT, 5) * 2),
+    "floats in pieces": one(field(1, 3), field(2, 1), field(4, FLOAT * 2), field(4, FLOAT, 5)),
+    "doubles in pieces": one(field(1, 2), field(2, 11), field(10, bytes(7) + b"?") * 2),
+    "dims packed and not": one(field(1, packed([2, 1])), field(1, 3), field(2, 2), field(9, b"abcdef")),
+    "the last of each counts": one(field(2, 6), field(9, bytes(4)), field(8, b"v"), BYTES, field(8, b"w"), AB),
+    "long varints": one(b"\x08\x82\x80\x00\x10\x82\x80\x80\x00", b"\x4a\x82\x00ab"),
+    "minus one in 5 and in 10 bytes": one(field(1, 2), field(2, 6), field(5, packed([2**32 - 1, -1]))),
+    "an empty piece beside raw data": one(BYTES, field(4, b""), AB),
+    "unknown fields": one(field(200, 1), BYTES, field(201, bytes(8), 1), field(99, b"x"), AB),
+    "the graph in pieces": HEAD
+    + field(7, graph([tensor_proto("v", normal((2,)))]))
+    + field(5, 1)
+    + field(7, graph([tensor_proto("w", normal((3,)))])),
+    "no data, no elements": one(field(1, 0), field(2, 7)),
+    "a scalar": one(field(2, 7), field(7, packed([-5]))),
+    "external_data that says nothing": one(BYTES, AB, field(13, field(1, b"location") + field(2, b"x"))),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_other_ways_to_write_the_same(tmp_path: Path, name: str) -> None:
+    """What protobuf allows and few write: read as the package reads it."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(LEGAL[name])
+    expected = judged(path, LEGAL[name])
+    assert expected
+    assert ours(path, format="onnx", verify="full") == expected
+
+
+# `MUTANTS` more: python -m pytest tests/formats/onnx -k differ, with WEIGHTMAP_ONNX=100000.
+COUNT = int(os.environ.get("WEIGHTMAP_ONNX", "400"))
+
+
+def test_mutants_differ_from_the_package_nowhere(tmp_path: Path) -> None:
+    """Of damaged models, whatever both read is the same in both."""
+    for number in range(COUNT):
+        data = mutant("onnx", number).files[""]
+        for strict in (True, False):
+            assert same_as_package(tmp_path / "m.onnx", data, strict=strict), number
+
+
+# -------------------------------------------------------------------------------------------------------- other files
+
+
+def apart(name: str, location: str, array: np.ndarray[Any, Any] = ARRAY, **entries: object) -> bytes:
+    """The TensorProto of an array that lies elsewhere."""
+    pairs = {"location": location} | entries
+    there = b"".join(field(13, field(1, key.encode()) + field(2, str(value).encode())) for key, value in pairs.items())
+    code = CODES[array.dtype.name][0]
+    return (
+        b"".join(field(1, dim) for dim in array.shape) + field(2, code) + field(8, name.encode()) + there + field(14, 1)
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A model with tensors in three places, the first and the last in other files."""
+    target = tmp_path / "m.onnx"
+    inner = tensor_proto("inner", noise("int16", (300,)), typed=True)
+    (tmp_path / "w.bin").write_bytes(bytes(4096) + ARRAY.tobytes() + (2 * ARRAY).tobytes())
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "v.bin").write_bytes((-ARRAY).tobytes())
+    sides = [
+        apart("a", "w.bin", offset=4096, length=96),
+        inner,
+        apart("b", "sub/v.bin"),
+        apart("c", "w.bin", offset=4192),
+    ]
+    target.write_bytes(model(sides))
+    return target
+
+
+def test_data_in_other_files(path: Path) -> None:
+    """Look-ups, plans, sizes, pages and copies have the tensors of all files, in the order of the model."""
+    with wm.open(path) as f:
+        assert list(f) == ["a", "inner", "b", "c"]
+        for name, factor in {"a": 1, "b": -1, "c": 2}.items():
+            assert np.array_equal(f[name], factor * ARRAY)
+        assert f.nbytes == path.stat().st_size + 4096 + 192 + 96
+        assert f.verify().nbytes == f.nbytes
+        plan = wm.plan(f, gap=0)
+        assert plan.wanted_nbytes == 3 * 96 + len(numbers(noise("int16", (300,))))  # those of the file
+        assert {Path(str(file)).name for file, _, _ in plan.reads} == {"m.onnx", "w.bin", "v.bin"}
+        for how in ("map", "read"):
+            assert np.array_equal(dict(plan.run(how))["b"], -ARRAY)
+            assert np.array_equal(dict(wm.plan(f, {"inner": np.s_[7:30:3]}).run(how))["inner"], f["inner"][7:30:3])
+        assert {name: found.nbytes for name, found in f.residency().items() if name != "inner"} == dict.fromkeys(
+            "abc", 96
+        )
+        with pickle.loads(pickle.dumps(f)) as copy:
+            assert np.array_equal(copy["c"], 2 * ARRAY)
+    wm.convert(path, path.with_name("m.safetensors"))
+    assert wm.diff(path, path.with_name("m.safetensors"), tensors_only=True).equal
+
+
+USES: dict[str, Callable[[Any], object]] = {
+    "a look-up": lambda f: f["c"],
+    "a plan": lambda f: wm.plan(f, ["a"]),
+    "verify": lambda f: f.verify(),
+    "residency": lambda f: f.residency("c"),
+    "a copy": lambda f: pickle.loads(pickle.dumps(f)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_another_file_that_changed(use: str, path: Path) -> None:
+    """It is noticed like the model itself; what lies elsewhere is there."""
+    with wm.open(path) as f:
+        os.utime(path.with_name("w.bin"), ns=(1, 1))
+        with pytest.raises(wm.FileChangedError, match=r"w\.bin"):
+            USES[use](f)
+        assert np.array_equal(f["b"], -ARRAY)
+        assert len(f["inner"]) == 300
+
+
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+def test_modes(mode: str, path: Path) -> None:
+    """Arrays of other files, and those that are made, may be written where those of the model may."""
+    with wm.open(path, mode=mode) as f:
+        assert {f[name].flags.writeable for name in f} == {mode != "mmap"}
+
+
+def test_a_model_without_a_path_has_no_other_files(path: Path) -> None:
+    """Bytes have no directory."""
+    with pytest.raises(wm.UnsupportedError, match="by its path"):
+        wm.open(path.read_bytes())
+
+
+def test_a_link_that_leads_out_of_the_directory(path: Path, tmp_path: Path) -> None:
+    """Nothing is read outside; a directory is no file."""
+    other = tmp_path / "sub" / "model"
+    other.mkdir()
+    (other / "w.bin").symlink_to(tmp_path / "w.bin")
+    for location in ("w.bin", "."):
+        (other / "m.onnx").write_bytes(model([apart("a", location)]))
+        with pytest.raises(wm.LayoutError) as caught:
+            wm.open(other / "m.onnx")
+        assert caught.value.field == "location"
+    path.write_bytes(model([apart("a", "sub")]))
+    with pytest.raises(wm.LayoutError, match="is a directory"):
+        wm.open(path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "field"),
+    [
+        ({"offset": 4288 - 95}, wm.TruncatedError, "offset"),
+        ({"offset": 10**17}, wm.TruncatedError, "offset"),
+        ({"length": 95}, wm.LayoutError, "length"),
+        ({"length": 97}, wm.LayoutError, "length"),
+    ],
+)
+def test_ranges_of_other_files(path: Path, entries: dict[str, int], error: type[wm.FormatError], field: str) -> None:
+    """They lie within their file and are as long as the shape says; the error names that file."""
+    path.write_bytes(model([apart("a", "w.bin", **entries)]))
+    with pytest.raises(error) as caught:
+        wm.open(path)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{path.with_name('w.bin')}: ")
+
+
+def test_names_are_unique_among_all_files(path: Path) -> None:
+    """A name inside and one outside are one too many."""
+    path.write_bytes(model([tensor_proto("a", normal((2,))), apart("a", "w.bin")]))
+    with pytest.raises(wm.LayoutError, match="both called 'a'"):
+        wm.open(path)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_checksums(path: Path, right: bool) -> None:
+    """`verify` compares the SHA-1 of another file with the one that the model has, in either case of letters."""
+    digest = hashlib.sha1(path.with_name("w.bin").read_bytes()).hexdigest()
+    texts = (digest.upper(), digest) if right else (digest, "0" * 40)
+    path.write_bytes(model([apart(name, "w.bin", checksum=text) for name, text in zip("ab", texts, strict=True)]))
+    with wm.open(path) as f:
+        if right:
+            assert "SHA-1 of 1 file" in f.verify().checks
+            return
+        with pytest.raises(wm.ChecksumError, match=r"w\.bin") as caught:
+            f.verify()
+        assert caught.value.field == "checksum"
+
+
+def test_a_file_for_each_of_many_tensors(tmp_path: Path) -> None:
+    """More files than descriptors are kept for: each is read, and their number is limited."""
+    for i in range(70):
+        (tmp_path / f"{i}.bin").write_bytes((ARRAY + i).tobytes())
+    (tmp_path / "m.onnx").write_bytes(model([apart(f"w{i}", f"{i}.bin") for i in reversed(range(70))]))
+    with wm.open(tmp_path / "m.onnx") as f:
+        assert all(np.array_equal(f[f"w{i}"], ARRAY + i) for i in range(70))
+        assert next(iter(f)) == "w69"
+    with pytest.raises(wm.LimitError, match="max_shards"):
+        wm.open(tmp_path / "m.onnx", limits=wm.Limits(max_shards=69))
+
+
+def test_a_model_in_a_store(path: Path, tmp_path: Path) -> None:
+    """The other files are objects below that of the model; nothing else is asked for."""
+    names = ("m.onnx", "w.bin", "sub/v.bin")
+    objects: dict[str, Any] = {f"models/{name}": (tmp_path / name).read_bytes() for name in names}
+    objects |= {"secret": bytes(96), "models/bad.onnx": model([apart("a", "../secret")])}
+    with Server(Objects(objects)) as server:
+        with wm.open(f"{server.url}/models/m.onnx") as f:
+            assert np.array_equal(f["b"], -ARRAY)
+            assert np.array_equal(f["c"], 2 * ARRAY)
+            assert f.verify().nbytes == f.nbytes
+        with pytest.raises(wm.LayoutError) as caught:
+            wm.open(f"{server.url}/models/bad.onnx")
+        assert caught.value.field == "location"
+
+
+# ------------------------------------------------------------------------------------------------------- what is left
+
+
+def test_tensors_of_strings_and_sparse_ones(tmp_path: Path) -> None:
+    """Strings are refused by name, or left out by request; sparse initialisers are left out, with a warning."""
+    strings = field(1, 2) + field(2, 8) + field(8, b"s") + field(6, b"one") + field(6, b"two")
+    data = model([strings, tensor_proto("w", normal((2,)))], field(15, b""))
+    with pytest.raises(wm.UnsupportedError, match="'s' holds strings"):
+        wm.open(data)
+    with wm.open(data, strict=False) as f:
+        assert list(f) == ["w"]
+        assert f.info("w").offset == data.index(normal((2,)).data)
+        warnings = f.verify().warnings
+    assert len(warnings) == 2
+    assert "1 sparse initialiser left out" in warnings
+    (tmp_path / "m.onnx").write_bytes(data)
+    report = wm.convert(tmp_path / "m.onnx", tmp_path / "m.safetensors", strict=False)
+    assert sum("left out" in warning or "holds strings" in warning for warning in report.warnings) == 2
+
+
+def test_a_repeated_key_of_metadata() -> None:
+    """An error, or by request its last value."""
+    tail = b"".join(field(14, field(1, b"k") + field(2, value)) for value in (b"1", b"2"))
+    with wm.open(model([], tail=tail)) as f, pytest.raises(wm.LayoutError, match="'k' comes twice"):
+        _ = f.metadata
+    with wm.open(model([], tail=tail), strict=False) as f:
+        assert f.metadata["k"] == "2"
+
+
+@pytest.mark.parametrize("part", [b"\x0a\x05k", b"\x0a\x80", b"\xff" * 12, b"\x0d\0", field(1, b"\xff")])
+def test_metadata_that_is_damaged(part: bytes) -> None:
+    """A message that ends within a field, a number without an end, a text that is not UTF-8."""
+    with wm.open(model([], tail=field(14, part))) as f:
+        with pytest.raises(wm.FormatError):
+            _ = f.metadata
+        with pytest.raises(wm.FormatError):
+            f.verify()
+
+
+def test_a_made_tensor_is_made_within_limits() -> None:
+    """Like inflated ones: a handle that may not copy so much refuses it when it is used."""
+    data = model([tensor_proto("w", noise("int64", (100,)), typed=True)])
+    with wm.open(data, limits=wm.Limits(max_copy_bytes=799)) as f, pytest.raises(wm.LimitError):
+        _ = f["w"]
+
+
+def test_a_model_that_changes_is_noticed_by_verify(tmp_path: Path) -> None:
+    """Fields that are others than at opening."""
+    target = tmp_path / "m.onnx"
+    target.write_bytes(model([tensor_proto("w", normal((2,)))]))
+    with wm.open(target) as f:
+        status = target.stat()
+        with target.open("r+b") as file:
+            file.write(model([tensor_proto("v", normal((2,)))]))
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with pytest.raises((wm.FileChangedError, wm.LayoutError)):
+            f.verify()
+
+
+def test_a_model_that_shrinks_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it is not taken for a model."""
+    target, scan = tmp_path / "m.onnx", kernels.scan_model
+    target.write_bytes(model([tensor_proto("w", normal((2000,)))]))
+
+    def cutting(*args: Any) -> Any:
+        os.truncate(target, 40)
+        return scan(*args)
+
+    monkeypatch.setattr(kernels, "scan_model", cutting)
+    with pytest.raises(wm.TruncatedError, match="became shorter while it was being read") as caught:
+        wm.open(target)
+    assert caught.value.path == str(target)
+
+
+OTHERS = {
+    "a SavedModel of TensorFlow": field(1, 1) + field(2, field(1, b"x" * 100)),
+    "a long one": field(1, 1) + field(2, bytes(5000)),
+    "a model of Core ML": field(1, 4) + field(2, field(1, b"x")) + field(500, field(1, b"y")),
+    "no version": field(2, b"p") + field(7, b""),
+    "version 0": field(1, 0) + field(7, b""),
+    "version 256": field(1, 256) + field(7, b""),
+    "two versions": field(1, 1) + field(1, 1) + field(7, b""),
+    "a producer that is a number": field(1, 1) + field(2, 1) + field(7, b""),
+    "no graph": field(1, 1) + field(2, b"p") + field(8, b""),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_files_of_protobuf_are_not_recognised(name: str) -> None:
+    """A file is a model of ONNX when its first fields are, up to the graph."""
+    with pytest.raises(wm.UnknownFormatError):
+        wm.open(OTHERS[name])
+
+
+def test_the_length_of_a_header_may_look_like_a_model() -> None:
+    """A header of 87 MB, of which the first bytes are a version and a graph: safetensors has it."""
+    with pytest.raises(wm.TruncatedError, match="its header") as caught:
+        wm.open(struct.pack("<Q", 0x053A1008) + b'{"w":{' + bytes(100))
+    assert caught.value.format == "safetensors"
+
+
+@pytest.mark.parametrize("size", [0, 10, 5000])
+def test_a_text_before_the_graph_may_be_long(size: int) -> None:
+    """doc_string comes before the graph, and may be longer than what is looked at."""
+    with wm.open(model([tensor_proto("w", normal((2,)))], head=HEAD + field(6, b"d" * size))) as f:
+        assert f.format == "onnx"
+        assert f.metadata["doc_string"] == "d" * size
+
+
+def test_the_builder_knows_every_type() -> None:
+    """All that the package has, but strings and what takes less than a byte."""
+    names = {np.dtype(helper.tensor_dtype_to_np_dtype(code)).name for code, _ in every_type()}
+    assert names - set(BITS) == set(CODES)
+    assert set(CODES) <= {value.dtype for example in known()["onnx"].examples() for value in example.tensors.values()}
