@@ -8,11 +8,12 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz fuzz-guided lint format clients-test torch-test vllm-test distributed-test device-test device-bench browser-test gensim-test bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test test-all fuzz fuzz-guided lint format clients-test torch-test vllm-test distributed-test device-test device-bench browser-test gensim-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
-	@echo "make test    all tests, and every benchmark once"
+	@echo "make test    the tests, and every benchmark once: four minutes on two processors"
+	@echo "make test-all  these, and the slow ones, which compile the C sources again or try very many files: what CI runs"
 	@echo "make lint    ruff, mypy --strict, clang-format, and the C sources with warnings as errors"
 	@echo "make format  lay the sources out as make lint wants them"
 	@echo "make bench   the benchmarks with all their rivals; writes benchmark.json"
@@ -49,9 +50,15 @@ demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
 
 # One process for each processor, up to four; make test JOBS=0 runs everything in one process, and names the files.
 JOBS := auto
-test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo $(VENV)/.extra-pages
+TEST := $(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal
+test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo
 	@echo "Running the tests, and each benchmark once"
-	@$(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal tests benchmarks
+	@$(TEST) -m "not slow" tests benchmarks
+
+# These, and then the slow ones: `make test test-all` runs no test twice.
+test-all: test $(VENV)/.extra-pages
+	@echo "Running the slow tests"
+	@$(TEST) -m slow tests
 
 # Mutants of each format; a stopped campaign goes on with the FIRST that it named last. Failing mutants stay in build/fuzz.
 MUTANTS := 10000000
@@ -219,7 +226,7 @@ $(TORCH)/.installed: requirements/torch.txt
 
 torch-test: $(MODULE) $(TORCH)/.installed
 	@WEIGHTMAP_TORCH=1 PYTHONPATH=$(CURDIR)/src $(TORCH)/bin/python -m pytest -p no:cacheprovider \
-	    tests/integration/test_checkpoints.py
+	    tests/integration/test_checkpoints.py tests/integration/test_pickle_programs.py
 
 vllm-test: $(MODULE) $(VENV)/.extra-test $(VLLM)/.installed
 	@WEIGHTMAP_VLLM=$(abspath $(VLLM))/bin/python $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py

@@ -8,7 +8,7 @@ CHECKS := build/checks
 
 # --------------------------------------------------------------------------------- the module under the sanitisers
 # A choice of tests: make sanitize SANITIZE_TESTS="-n 2 tests/kernels/test_crc32.py". tests/sanitised.py lists the tests left
-# out, with reasons, and the options of the sanitisers; `make test` runs a part.
+# out, with reasons, and the options of the sanitisers; `make test-all` runs a part.
 SANITIZE_TESTS := tests
 SANITIZED := build/sanitize/lib
 
@@ -71,10 +71,12 @@ coverage: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-checks
 	@$(BIN)/python -m tests.branches --data-file=$(CHECKS)/coverage
 
 # Changes each comparison of the parsers in each wrong way; some test must fail: docs/mutation.md. Runs the mutants without a
-# verdict for their present source; MUTATION='--again --sample 300' draws some of all. Needs clang.
+# verdict for their present source, once the tests of their makers pass; MUTATION='--again --sample 300' draws some of all.
+# Needs clang.
 MUTATION :=
 mutation: $(MODULE) $(VENV)/.extra-test
-	@$(BIN)/python -m tests.mutation $(MUTATION)
+	@PYTHONPATH=fuzz $(PYTEST) --quiet -n 0 fuzz/mutation
+	@PYTHONPATH=fuzz $(BIN)/python -m mutation $(MUTATION)
 
 # ------------------------------------------------------------------------------------------------------------ arm64
 # The arm64 kernels, cross-compiled and run under an emulator. On Debian and Ubuntu it needs the packages

@@ -1,6 +1,8 @@
-"""Builds the C module; pyproject.toml describes the rest of the package."""
+"""Builds the C module and the package's description; pyproject.toml describes the rest."""
 
+import re
 import sysconfig
+from pathlib import Path
 
 from setuptools import setup
 
@@ -8,7 +10,14 @@ from setuptools import setup
 # ABI yet and needs its own wheel.
 abi3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+# Relative links lead into a checkout. The package's description has none beside it: a link keeps its text and names its
+# file, which the source distribution has.
+readme = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+description = re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)]+)\)", r"\1 (`\2`)", readme)
+
 setup(
     cffi_modules=["csrc/build_ffi.py:make_ffi"],
+    long_description=description,
+    long_description_content_type="text/markdown",
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if abi3 else {},
 )

@@ -69,7 +69,7 @@ class Cluster:
         """Convert on so many workers, 0 for a serial run, and return what it took."""
         executor: Executor | None = self._executors[workers]
         before, here, start = self._processors(), time.process_time(), time.perf_counter()
-        wm.convert(model, f"{out}/", **OPTIONS, executor=executor)
+        wm.convert(model, f"{out}/", run=wm.Run(executor), **OPTIONS)
         wall, here = time.perf_counter() - start, time.process_time() - here
         shutil.rmtree(out)
         return Took(wall, here, self._processors() - before)

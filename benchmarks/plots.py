@@ -9,13 +9,14 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from results import Run
+    from targets import Outcome
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, and a mark for each, for print.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
@@ -188,19 +189,67 @@ def plots(run: Run) -> Iterator[tuple[str, str, Figure]]:
         "opening": ("opening time by number of tensors", lambda: opening(run)),
         "memory": ("memory after loading MiniLM and a model of 4 GiB", lambda: memory(run)),
     }
-    with mpl.rc_context(STYLE):
-        for name, (description, draw) in kinds.items():
-            if (figure := draw()) is not None:
-                yield name, description, figure
-                plt.close(figure)
+    for name, (description, draw) in kinds.items():
+        if (figure := draw()) is not None:
+            yield name, description, figure
 
 
-def save_all(run: Run, folder: Path) -> dict[str, str]:
-    """Write the plots as SVG, and return {file name: description}."""
+def ratios(outcomes: list[Outcome], title: str, label: str, *, log: bool) -> Figure:
+    """Draw how many times as fast each figure is, as a bar from 1; from 0 where the scale is not logarithmic."""
+    figure, ax = plt.subplots(figsize=(8, 0.9 + 0.3 * len(outcomes)), layout="constrained")
+    who = range(len(outcomes))
+    found = [one.value or 0.0 for one in outcomes]
+    start = 1.0 if log else 0.0
+    colours = [BLUE if value >= 1 or not log else RED for value in found]
+    ax.barh(who, [value - start for value in found], left=start, color=colours, height=0.6)
+    ax.set_yticks(who, [f"{one.figure.label}: {short(one)}" if log else one.figure.label for one in outcomes])
+    ax.invert_yaxis()
+    if log:
+        ax.set_xscale("log")
+        ax.set_xlim(min(0.7, *found) / 1.15, max(found) * 3)
+    else:
+        ax.set_xlim(0, max(1.15, max(found) * 1.1))
+    for at, one, value in zip(who, outcomes, found, strict=True):
+        place = max(value, 1.0) if log else 0.0
+        ax.annotate(f" {one.format(value)}", (place, at), va="center", fontsize=9, color="black" if log else "white")
+    plain(ax.xaxis)
+    ax.axvline(1, color=GREY, linestyle="-" if log else "--", linewidth=1.5)
+    ax.grid(axis="y", visible=False)
+    ax.set_title(title, loc="left")
+    ax.set_xlabel(label)
+    return figure
+
+
+def short(outcome: Outcome) -> str:
+    """Name the rival of a figure in a few words."""
+    return outcome.figure.whom if isinstance(outcome.figure.beside, str) else "the fastest of four"
+
+
+def summary(outcomes: list[Outcome]) -> Iterator[tuple[str, str, Figure]]:
+    """Yield name, description and figure of the plots of the page: opening, kernels, limits of the machine."""
+    there = [one for one in outcomes if one.figure.label and one.value is not None]
+    rivals = [one for one in there if one.figure.beside != "limit"]
+    opening = [one for one in rivals if one.figure.section == "Opening"]
+    kinds = {
+        "opening": (opening, "Opening and loading, beside others"),
+        "kernels": ([one for one in rivals if one not in opening], "Checksums, decoding, words, beside others"),
+        "limits": ([one for one in there if one not in rivals], "How near to the limit of the machine"),
+    }
+    for name, (chosen, title) in kinds.items():
+        if chosen:
+            log = name != "limits"
+            label = "times as fast as this rival" if log else "1 is the limit: reading, writing or system calls alone"
+            yield f"benchmarks-{name}", title, ratios(chosen, title, label, log=log)
+
+
+def save(made: Iterable[tuple[str, str, Figure]], folder: Path) -> dict[str, str]:
+    """Write plots as SVG, and return {file name: description}."""
     folder.mkdir(parents=True, exist_ok=True)
     mpl.use("svg")
-    made = {}
-    for name, description, figure in plots(run):
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
-        made[f"{name}.svg"] = description
-    return made
+    saved = {}
+    with mpl.rc_context(STYLE):
+        for name, description, figure in made:
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+            plt.close(figure)
+            saved[f"{name}.svg"] = description
+    return saved

@@ -74,7 +74,7 @@ def ours(checkpoint: Path, folder: Path, exact: Mapping[str, Any], embeddings: N
     """Quantise in every scheme, and measure."""
     for scheme, size, include in ROWS:
         path, block_size = folder / f"{scheme}.amb", 32 if size is None else size
-        wm.convert(checkpoint, path, quantize=scheme, block_size=block_size, quantize_include=include, threads=2)
+        wm.convert(checkpoint, path, quantize=wm.Quantize(scheme, block_size=block_size, include=include), threads=2)
         with wm.open(path) as file:
             tensors = {name: value for name, value in file.items() if isinstance(value, wm.QuantizedTensor)}
             bits = 8 * sum(t.nbytes for t in tensors.values()) / sum(t.size for t in tensors.values())

@@ -5,8 +5,8 @@
     make report
     python benchmarks/report.py [benchmark.json [later.json ...]] [--into docs/benchmarks.md] [--no-plots]
 
-The page has one line for each figure of `targets.toml`. The details have all times, the limits of the machine and
-memory.
+The page has the plots of figures, which lie beside it, and one line for each figure of `targets.toml`. The details
+have all times, the limits of the machine and memory.
 """
 
 from __future__ import annotations
@@ -34,27 +34,24 @@ HEAD = """# Benchmarks
 
 <!-- Written by `make report` from the results of `make bench`: change benchmarks/, not this page. -->
 
-All contenders for a question are timed in turns, in the same rounds, so that a busy machine slows all of them alike.
-The page compares medians. A ratio says how many times as fast weightmap is: 2 × is half the time. The *limit* is the
-best that the machine can do, measured in the same rounds: the fastest of several C loops (`benchmarks/limits.c`) that
-read, write or copy as many bytes with as many threads, or the system calls that every reader needs.
-
-`make bench` times every contender. `make report` writes this page, and all times, memory and plots into
-`build/benchmarks/`.
+All contenders for a question are timed in turns, in the same rounds, and the page compares medians: 2 × is half the
+time. Rivals do the same work, the fastest that we know among them. The *limit* is the best that the machine can do in
+the same rounds: C loops (`benchmarks/limits.c`) that read, write or copy as many bytes, or the system calls that every
+reader needs.
 """
 FIGURES = """## Figures
 
-Each figure was set before it was measured. "With AVX2" is the same figure on a CPU without AVX-512, set by
-`use_isa("avx2")`; the others keep AVX-512 (zlib-ng folds 512 bits at once, which 256 cannot equal: 30 GB/s here). A
-figure for several sizes shows the worst of them.
+"With AVX2" is the same figure without AVX-512, set by `use_isa("avx2")`; the rivals keep AVX-512. A figure for several
+sizes shows the worst of them, in brackets. † is less than was asked for, before it was measured: see [what was
+missed](#what-was-missed).
 """
 
 
 def about(run: Run) -> Iterator[str]:
-    """Yield machine, versions, date and command."""
+    """Yield machine, versions, date and commit."""
     machine = run.machine
     caches = ", ".join(f"{level} {size}" for level, size in machine.get("caches", {}).items())
-    yield "## Machine and command"
+    yield "## Machine and versions"
     yield ""
     yield (
         f"Measured on {run.date}, at commit {run.commit}: {machine.get('cpu')}, {machine.get('cores')} cores "
@@ -65,48 +62,47 @@ def about(run: Run) -> Iterator[str]:
     versions: Mapping[str, str] = machine.get("versions", {})
     yield "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
     yield ""
-    yield f"Command, as `make bench` runs it: `{machine.get('command')}`."
-    yield ""
-    again: dict[str, list[str]] = {}
+    again: dict[str, dict[str, None]] = {}
     for group, commit in run.again.items():
-        again.setdefault(commit, []).append(group)
-    for commit, groups in again.items():
-        yield f"Measured again in later runs, at commit {commit}: {'; '.join(groups)}."
+        again.setdefault(commit, {})[group.partition("/")[0]] = None
+    for commit, topics in again.items():
+        few = topics if len(topics) < 8 else dict.fromkeys(topic.partition(" ")[0] for topic in topics)
+        yield f"Measured again in later runs, at commit {commit}: {', '.join(few)}."
         yield ""
+    yield (
+        "`make bench` times every contender; `make report` writes this page, and all times, the limits of the machine, "
+        "memory and plots by size into `build/benchmarks/`."
+    )
 
 
 def figures(outcomes: list[Outcome]) -> Iterator[str]:
     """Yield one table for each section of figures."""
     yield FIGURES
-    counts = Counter(outcome.verdict for outcome in outcomes)
-    yield "In short: " + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())) + "."
-    yield ""
     for section in dict.fromkeys(outcome.figure.section for outcome in outcomes):
-        yield f"### {section}"
-        yield ""
-        rows = []
-        for outcome in outcomes:
-            figure = outcome.figure
-            if figure.section == section:
-                where = f" ({outcome.where.partition('/')[2]})" if len(figure.groups) > 1 and outcome.where else ""
-                verdict = f"**{outcome.verdict}**" if outcome.verdict == "missed" else outcome.verdict
-                measured = outcome.format(outcome.value) + where
-                rows.append(
-                    [figure.question, figure.asked, measured, outcome.times, outcome.format(outcome.avx2), verdict]
-                )
-        yield from table(["", "asked", "measured", "ours, other", "with AVX2", "verdict"], rows, "  >>> ")
+        rows = [
+            [outcome.figure.question, *outcome.cells, outcome.format(outcome.avx2)]
+            for outcome in outcomes
+            if outcome.figure.section == section and outcome.value is not None
+        ]
+        if rows:
+            yield f"### {section}"
+            yield ""
+            yield from table(["", "weightmap", "beside", "times as fast", "with AVX2"], rows, " > >>")
 
 
 def missed(outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield what was tried for each missed figure, and which figures this run has no results for."""
-    if missed := [outcome for outcome in outcomes if outcome.verdict == "missed"]:
-        yield "## Missed figures"
-        yield ""
-        for outcome in missed:
-            figure = outcome.figure
-            measured = f"{outcome.format(outcome.value)}, asked {figure.asked}"
+    """Yield why figures are missed, and which ones this run has no results for."""
+    yield "## What was missed"
+    yield ""
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    yield f"{counts['missed']} of {counts['missed'] + counts['reached']} figures are worse than what was asked for."
+    yield ""
+    for outcome in outcomes:
+        figure = outcome.figure
+        if outcome.verdict == "missed":
+            measured = f"{outcome.format(outcome.value)}, asked for {figure.asked}"
             yield f"- **{figure.question}** ({measured}). {figure.tried.strip() or UNEXPLAINED}"
-        yield ""
+    yield ""
     if absent := [outcome for outcome in outcomes if outcome.verdict == "not measured"]:
         yield "## Figures without a result"
         yield ""
@@ -114,12 +110,20 @@ def missed(outcomes: list[Outcome]) -> Iterator[str]:
         yield ""
 
 
-def page(run: Run, outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield the lines of docs/benchmarks.md."""
+def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of docs/benchmarks.md; `drawn` are {path from the page: description}."""
     yield HEAD
-    yield from about(run)
+    yield (
+        f"Measured on {run.date} on {run.machine.get('cpu')}, {run.machine.get('cores')} cores "
+        "([more](#machine-and-versions)), from the page cache where nothing else is said."
+    )
+    yield ""
+    for path, description in drawn.items():
+        yield f"![{description}]({path})"
+        yield ""
     yield from figures(outcomes)
     yield from missed(outcomes)
+    yield from about(run)
 
 
 def write(path: Path, lines: Iterator[str]) -> None:
@@ -139,11 +143,13 @@ def main(arguments: list[str] | None = None) -> int:
     run = results.load(*options.results)
     outcomes = [targets.evaluate(figure, run) for figure in targets.load()]
     drawn: dict[str, str] = {}
+    summary: dict[str, str] = {}
     if not options.no_plots:
         import plots
 
-        drawn = plots.save_all(run, options.details)
-    write(options.into, page(run, outcomes))
+        drawn = plots.save(plots.plots(run), options.details)
+        summary = plots.save(plots.summary(outcomes), options.into.parent)
+    write(options.into, page(run, outcomes, summary))
     write(options.details / "details.md", details.page(run, drawn))
     for outcome in outcomes:
         if outcome.verdict == "missed" and not outcome.figure.tried:

@@ -28,9 +28,9 @@ class Figure:
     ours: str
     section: str
     tried: str
+    label: str = ""
     beside: str | list[str] = ""
     at_least: float | None = None
-    stretch: float | None = None
     at_most: float | None = None
     unit: str = ""
     info: str = ""
@@ -46,16 +46,21 @@ class Figure:
         """Return the bound, for people."""
         if self.at_least is None:
             return f"at most {self.at_most:g} {self.unit}".rstrip()
-        whom = " and ".join(self.rivals).replace("limit", "the limit")
-        hoped = f" (stretch {self.stretch:g})" if self.stretch else ""
-        return f"{self.at_least:g} × {whom}{hoped}"
+        return f"{self.at_least:g} × {self.whom}"
 
-    def reached(self, value: float, bound: float | None = None) -> bool:
-        """Tell whether a value keeps the bound, or `bound` in its place."""
+    @property
+    def whom(self) -> str:
+        """Return what ours is compared with, for people."""
+        if self.beside == "limit":
+            return "the limit"
+        return self.beside if isinstance(self.beside, str) else f"the fastest of {', '.join(self.beside)}"
+
+    def reached(self, value: float) -> bool:
+        """Tell whether a value keeps the bound."""
         if self.at_least is None:
             assert self.at_most is not None
             return value <= self.at_most
-        return value >= (self.at_least if bound is None else bound)
+        return value >= self.at_least
 
 
 @dataclass(frozen=True)
@@ -73,21 +78,21 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Return "reached", "stretch reached", "missed", "not measured" or "does not apply"."""
+        """Return "reached", "missed", "not measured" or "does not apply"."""
         if self.pointless:
             return "does not apply"
         if self.value is None:
             return "not measured"
-        if not self.figure.reached(self.value):
-            return "missed"
-        if self.figure.stretch and self.figure.reached(self.value, self.figure.stretch):
-            return "stretch reached"
-        return "reached"
+        return "reached" if self.figure.reached(self.value) else "missed"
 
     @property
-    def times(self) -> str:
-        """Return both times, for people; nothing where the figure is no ratio."""
-        return f"{span(self.ours.median)}, {span(self.other.median)}" if self.ours and self.other else ""
+    def cells(self) -> list[str]:
+        """Return ours, the other and the ratio of a measured figure, for people; one of these where it is no ratio."""
+        measured = self.format(self.value) + (" †" if self.verdict == "missed" else "")
+        if not self.ours or not self.other:
+            return [measured, "", ""]
+        where = f" ({self.where.partition('/')[2]})" if len(self.figure.groups) > 1 else ""
+        return [span(self.ours.median), f"{span(self.other.median)}, {self.figure.whom}", measured + where]
 
     def format(self, value: float | None) -> str:
         """Return a value with its unit."""

@@ -9,10 +9,13 @@
  *     _rebuild_tensor_v2(storage, offset, shape, strides, ...)               a tensor
  *     _rebuild_parameter(tensor, ...)                                        that tensor
  *
- * A storage is made by `Q` of the tuple ("storage", type, key, device, number of elements); its bytes lie elsewhere.
+ * A program with any other name is refused; or, in lax mode, the result of such a name, whatever its arguments and state, is one
+ * value that is left out.
  *
- * Memory is an arena that the caller supplies, eight words for each byte of the program. The stack grows down from its
- * end. From its beginning grow the directory of the memo, whose pages have 256 entries, and the pool: tuples, the chunks of
+ * `Q` makes a storage of the tuple ("storage", type, key, device, number of elements); its bytes lie elsewhere.
+ *
+ * Memory is an arena that the caller supplies, four words for each byte of the program: a value that takes one byte has two on the
+ * stack, and two more in a tuple or list. The stack grows down from its end. From its beginning grow the directory of the memo, whose pages have 256 entries, and the pool: tuples, the chunks of
  * lists and dictionaries, storages, tensors. Strings stay where they are, in the program.
  *
  * Picklers put almost everything into the memo, and take little of it out again. So the program is read twice: at first for the
@@ -38,20 +41,21 @@ static void copy_values(machine *m, uint64_t first, uint64_t n, uint64_t to) {
 
 /* Appends n values that lie from `first` downwards, under the stack's top by now, to the container that is the top. */
 static int append(machine *m, uint64_t first, uint64_t n) {
-    const uint64_t stack = m->stack, list = top(m, 0).at;
+    const uint64_t stack = m->stack;
     if (!n) return 0;
     m->stack = first - (n - 1) * VALUE_WORDS; /* the pool must not grow over them */
-    const uint64_t to = add_chunk(m, list, n);
+    const uint64_t list = make_container(m, stack), to = list == NOWHERE ? NOWHERE : add_chunk(m, list, n);
     m->stack = stack;
     if (to == NOWHERE) return -1;
     copy_values(m, first, n, to);
     return 0;
 }
 
-/* Appends what lies above the last mark to the container that lies under it. */
+/* Appends everything above the last mark to the container under it. A value that is left out accepts anything. */
 static int append_marked(machine *m, uint32_t kind) {
     uint64_t first, n;
     if (pop_mark(m, &first, &n)) return -1;
+    if (m->stack != m->words && top(m, 0).kind == ODD) return 0;
     if (m->stack == m->words || top(m, 0).kind != kind || (kind == DICT && n % 2)) return bad_stack(m);
     return append(m, first, n);
 }
@@ -70,6 +74,7 @@ static int make_tuple(machine *m, uint64_t first, uint64_t n) {
 /* --------------------------------------------------------------------------------------------------- the memo */
 /* The word of entry i, whose page is made when `make` says so; NOWHERE when there is none. */
 static uint64_t memo_entry(machine *m, uint64_t i, int make) {
+    for (; m->pages <= i / PAGE; m->pages++) m->arena[m->pages] = NOWHERE;
     const uint64_t page = m->arena[i / PAGE];
     if (page != NOWHERE || !make) return page == NOWHERE ? NOWHERE : page + i % PAGE * VALUE_WORDS;
     const uint64_t made = take(m, PAGE * VALUE_WORDS);
@@ -82,13 +87,15 @@ static uint64_t memo_entry(machine *m, uint64_t i, int make) {
 /* Whether an entry of the memo, which has a page, is taken out anywhere: its kind is no MARK when it has been put in. */
 static int is_wanted(value entry) { return entry.kind != MARK || entry.n; }
 
-/* Picklers number the memo's entries one after another, so no number exceeds the bytes that were read. */
+/* Picklers number the memo's entries one after another, from 0 or 1, so no number exceeds how many were put in. */
 static int remember(machine *m, uint64_t i) {
     if (m->stack == m->words || top(m, 0).kind == MARK) return bad_stack(m);
-    if (i >= m->at) return fail(m, WM_FAULT_PICKLE_MEMO, i, m->memo_used);
+    if (i > ++m->puts) return fail(m, WM_FAULT_PICKLE_MEMO, i, m->puts + 1);
     const uint64_t entry = memo_entry(m, i, 0);
+    m->memo_gaps |= i > m->memo_used;
     if (i >= m->memo_used) m->memo_used = i + 1;
     if (entry == NOWHERE || !is_wanted(get(m, entry))) return 0;
+    if (is_container(top(m, 0)) && make_container(m, m->stack) == NOWHERE) return -1;
     put(m, entry, top(m, 0));
     m->kept = m->pool;
     return 0;
@@ -186,14 +193,20 @@ static int run_call(machine *m, uint8_t op) {
     }
     if (above(m) < 2) return bad_stack(m);
     const value args = top(m, 0), target = top(m, 1);
-    if (op == 'b') { /* the state of a dictionary or tensor, such as the versions of modules; of a dtype, its byte order */
-        if (target.kind != DICT && target.kind != TENSOR && target.kind != KIND) return bad_call(m);
+    if (op == 'b') {
         m->stack += VALUE_WORDS;
-        return 0;
+        return wm_pickle_build(m, target, args);
     }
-    if (target.kind != NAME || args.kind != TUPLE) return bad_call(m);
     m->stack += 2 * VALUE_WORDS;
-    return wm_pickle_call(m, target, args);
+    return op == 'R' ? wm_pickle_call(m, target, args) : wm_pickle_make(m, target, args);
+}
+
+/* Calls a class with arguments and keyword arguments: no class in the list takes any. */
+static int run_class(machine *m) {
+    if (above(m) < 3 || top(m, 2).kind != ODD) return bad_stack(m);
+    const value class_ = top(m, 2);
+    m->stack += 3 * VALUE_WORDS;
+    return push(m, ODD, class_.n, class_.at);
 }
 
 /* Runs one opcode. Returns 0, 1 after the last, or -1. */
@@ -233,7 +246,6 @@ static int run(machine *m, uint8_t op) {
     case 0x8e:
     case 0x96: return push(m, BYTES, (uint32_t)n, m->at - n);
     case ')': return make_tuple(m, 0, 0);
-    case 't': return pop_mark(m, &first, &n) ? -1 : make_tuple(m, first, n);
     case 0x85:
     case 0x86:
     case 0x87:
@@ -242,22 +254,27 @@ static int run(machine *m, uint8_t op) {
         first = m->stack + (n - 1) * VALUE_WORDS;
         m->stack += n * VALUE_WORDS;
         return make_tuple(m, first, n);
-    case ']': return new_container(m, LIST);
-    case '}': return new_container(m, DICT);
+    case ']': return push(m, LIST, 0, NOWHERE);
+    case '}': return push(m, DICT, 0, NOWHERE);
     case 'a':
     case 's':
         n = op == 'a' ? 1 : 2;
-        if (above(m) <= n || top(m, n).kind != (op == 'a' ? LIST : DICT)) return bad_stack(m);
+        if (above(m) <= n || (top(m, n).kind != (op == 'a' ? LIST : DICT) && top(m, n).kind != ODD)) return bad_stack(m);
         first = m->stack + (n - 1) * VALUE_WORDS;
         m->stack += n * VALUE_WORDS;
-        return append(m, first, n);
+        return top(m, 0).kind == ODD ? 0 : append(m, first, n);
     case 'e': return append_marked(m, LIST);
     case 'u': return append_marked(m, DICT);
+    case 0x90: return append_marked(m, SET);
+    case 0x8f: return push(m, SET, 0, NOWHERE);
+    case 0x91: /* a frozen set */ return pop_mark(m, &first, &n) || push(m, SET, 0, NOWHERE) ? -1 : append(m, first, n);
+    case 't': return pop_mark(m, &first, &n) ? -1 : make_tuple(m, first, n);
     case 'h':
     case 'j': return recall(m, n);
     case 'q':
     case 'r': return remember(m, n);
-    case 0x94: return remember(m, m->memo_used);
+    case 0x94: /* the number of entries is that of the next one */
+        return m->memo_gaps ? fail(m, WM_FAULT_PICKLE_OPCODE, op, 0) : remember(m, m->memo_used);
     case 'c': return read_line(m, &line) || read_line(m, &name) ? -1 : wm_pickle_name(m, line, name);
     case 0x93:
         if (above(m) < 2) return bad_stack(m);
@@ -266,7 +283,9 @@ static int run(machine *m, uint8_t op) {
         return wm_pickle_name(m, line, name);
     case 'R':
     case 'b':
+    case 0x81:
     case 'Q': return run_call(m, op);
+    case 0x92: return run_class(m);
     default: return fail(m, WM_FAULT_PICKLE_OPCODE, op, 0);
     }
 }
@@ -282,11 +301,12 @@ static int next(machine *m) {
 
 /* Makes an entry of the memo for each number that the program takes out. What is wrong with a program is found when it is run. */
 static int find_wanted(machine *m) {
-    uint64_t n = 0;
+    uint64_t n = 0, puts = 0;
     value line;
     while (!next(m) && m->code != '.' && !read_operand(m, m->code, &n)) {
         if (m->code == 'c' && (read_line(m, &line) || read_line(m, &line))) break;
-        if ((m->code != 'h' && m->code != 'j') || n >= m->len) continue;
+        puts += m->code == 'q' || m->code == 'r' || m->code == 0x94;
+        if ((m->code != 'h' && m->code != 'j') || n > puts) continue;
         const uint64_t entry = memo_entry(m, n, 1);
         if (entry == NOWHERE) return -1;
         put(m, entry, (value){MARK, 1, 0});
@@ -296,9 +316,8 @@ static int find_wanted(machine *m) {
 }
 
 static int run_all(machine *m, wm_pickle *out) {
-    m->pool = m->len / PAGE + 1; /* behind the directory of the memo, which has fewer entries than the program bytes */
+    m->pool = m->len / PAGE + 1; /* behind the directory of the memo, which has no more entries than the program bytes */
     if (m->words < m->pool) return fail(m, WM_FAULT_PICKLE_MEMORY, m->words, m->pool);
-    memset(m->arena, 0, m->pool * sizeof *m->arena);
     if (find_wanted(m)) return -1;
     m->kept = m->pool;
     for (int done = 0; !done;) {

@@ -14,16 +14,23 @@ enum {
     BYTES,   /* the same */
     LATIN,   /* bytes, spelled as a text of the characters 0 to 255 */
     TUPLE,   /* n values in the pool, from `at` on */
-    LIST,    /* a container at `at` */
+    LIST,    /* a container at `at`, NOWHERE while it is empty and nothing else refers to it */
     DICT,    /* the same; keys and values take turns */
     NAME,    /* at: its number in the list of names */
     DTYPE,   /* of torch; at: its code, n: its number in the list of names */
     DEVICE,  /* a device of torch: n % 256 bytes at `at`, and its number, if any, is n / 256 - 1 */
     STORAGE, /* a record at `at` */
     TENSOR,  /* the same */
-    KIND,    /* a dtype of numpy: n bytes at `at` */
-    SCALAR   /* of numpy; at: two values, its dtype and its bytes */
+    KIND,    /* a dtype of numpy; at: two values, its text and what its state says */
+    SCALAR,  /* of numpy; at: two values, its dtype and its bytes */
+    COMPLEX, /* at: two values */
+    PATH,    /* at: n / 2 texts; n is odd on Windows */
+    ARRAY,   /* of numpy; at: ARRAY_PARTS values: its shape, dtype, order and bytes; all MARK until its state is there */
+    ODD,     /* what is left out; n: a WM_PICKLE_ODD_ constant; at: two values, module and name, or nothing */
+    SET,     /* a container at `at`, as a list */
+    OBJECT   /* a container at `at`, as a dictionary: the attributes of a namespace */
 };
+enum { ARRAY_PARTS = 4 };
 
 typedef struct {
     uint32_t kind, n;
@@ -48,9 +55,10 @@ typedef struct {
 } storage_record;
 typedef struct {
     uint32_t storage;
-    uint16_t ndim, dtype;
-    uint64_t begin, end; /* its bytes in the storage */
+    uint16_t ndim, dtype; /* the dtype with WM_PICKLE_STRIDED and RETYPED, where they hold */
+    uint64_t begin, end;  /* its bytes in the storage */
 } tensor_record;
+enum { RETYPED = 256 }; /* its numbers are of another width than those of its storage */
 enum { STORAGE_WORDS = sizeof(storage_record) / 8, TENSOR_WORDS = sizeof(tensor_record) / 8, NDIM_MOST = 64 };
 
 /* ------------------------------------------------------------------------------------------------ the program
@@ -84,7 +92,11 @@ typedef struct {
     uint64_t pool, stack; /* the first free word, and the top of the stack; the stack ends with the arena */
     uint64_t kept;        /* what lies below this word of the pool stays there */
     uint64_t mark;        /* where on the stack the last mark is; `words` when there is none */
-    uint64_t memo_used, storages, first_storage, last_storage;
+    uint64_t memo_used, puts,
+        pages; /* entries of the memo, how often one was put in, and pages of its directory that are cleared */
+    uint64_t storages, first_storage, last_storage;
+    uint64_t looked; /* members of the states of tensors, each as often as it was looked at */
+    int memo_gaps;   /* an entry was numbered past the next one */
     wm_fault *fault;
 } machine;
 
@@ -92,7 +104,7 @@ static inline int fail(const machine *m, int code, uint64_t actual, uint64_t exp
     return m->in.broken ? -1 : wm_fail(m->fault, code, 0, m->op, actual, expected);
 }
 
-/* What stands on the stack is not what the opcode takes. */
+/* The stack does not hold what the opcode takes. */
 static inline int bad_stack(const machine *m) { return fail(m, WM_FAULT_PICKLE_STACK, m->code, 0); }
 
 /* A call whose arguments are not those that torch.save writes. */
@@ -121,17 +133,31 @@ static inline int push(machine *m, uint32_t kind, uint32_t n, uint64_t at) {
     return 0;
 }
 
-/* How many values lie above the last mark, or on the whole stack when there is none. */
+/* Number of values above the last mark, or on the whole stack when there is none. */
 static inline uint64_t above(const machine *m) { return (m->mark - m->stack) / VALUE_WORDS; }
 
 /* Value i from the top, 0 being the top. */
 static inline value top(const machine *m, uint64_t i) { return get(m, m->stack + i * VALUE_WORDS); }
 
-static inline int new_container(machine *m, uint32_t kind) {
-    const uint64_t at = take(m, CONTAINER_WORDS);
-    if (at == NOWHERE) return -1;
-    memcpy(m->arena + at, &(container){NOWHERE, NOWHERE, 0}, sizeof(container));
-    return push(m, kind, 0, at);
+/* The place of the container that the value at this place is. It is made on demand: most containers that a program pushes by one
+ * byte stay empty. NOWHERE, with the fault filled, when there is no room. */
+static inline uint64_t make_container(machine *m, uint64_t place) {
+    value v = get(m, place);
+    if (v.at != NOWHERE) return v.at;
+    v.at = take(m, CONTAINER_WORDS);
+    if (v.at == NOWHERE) return NOWHERE;
+    memcpy(m->arena + v.at, &(container){NOWHERE, NOWHERE, 0}, sizeof(container));
+    put(m, place, v);
+    return v.at;
+}
+
+static inline int is_container(value v) { return v.kind == LIST || v.kind == DICT || v.kind == SET || v.kind == OBJECT; }
+
+/* The content of a list, dictionary, set or object. */
+static inline container contents(const uint64_t *arena, value v) {
+    container c = {NOWHERE, NOWHERE, 0};
+    if (v.at != NOWHERE) memcpy(&c, arena + v.at, sizeof c);
+    return c;
 }
 
 /* Adds a chunk for n values to a container; returns where they go, or NOWHERE. */
@@ -152,8 +178,28 @@ static inline uint64_t add_chunk(machine *m, uint64_t list, uint64_t n) {
     return at + CHUNK_WORDS;
 }
 
+/* Pushes a placeholder for something that is neither tensor nor value, or refuses it. */
+static inline int leave_out(machine *m, uint32_t odd, uint64_t at) {
+    return m->in.source->lax ? push(m, ODD, odd, at) : fail(m, WM_FAULT_PICKLE_ODD, odd, 0);
+}
+
+/* pickle_values.c */
+int wm_pickle_collect(machine *m, uint32_t kind, value from);
+int wm_pickle_update(machine *m, value from);
+int wm_pickle_new_array(machine *m);
+int wm_pickle_fill_array(machine *m, uint64_t at, value state);
+int wm_pickle_buffer(machine *m, value args);
+int wm_pickle_is_odd(const machine *m, value kind);
+
 /* pickle_calls.c */
 int wm_pickle_name(machine *m, value module, value name);
 int wm_pickle_storage(machine *m, value id);
 int wm_pickle_call(machine *m, value function, value args);
+int wm_pickle_build(machine *m, value target, value state);
+int wm_pickle_make(machine *m, value class_, value args);
+
+/* pickle_keys.c: checks that a dictionary has no key twice, with a step of 2; or a set no member, with 1. *bytes counts the bytes of
+ * keys that were looked at, `most` at most. Returns 0, the WM_FAULT_ constant of what is wrong, or -1 when the program cannot be
+ * read. */
+int wm_pickle_keys(reader *in, const uint64_t *arena, container c, uint64_t step, uint64_t *bytes, uint64_t most);
 #endif

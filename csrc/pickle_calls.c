@@ -15,8 +15,22 @@ enum {
     NUMPY_DTYPE,
     ENCODE,
     UNTYPED,
-    A_STORAGE, /* of the type `dtype` */
-    A_DTYPE
+    A_STORAGE,   /* of the type `dtype` */
+    ODD_STORAGE, /* of a type that no tensor here has */
+    A_DTYPE,
+    A_SET,
+    A_DICT,
+    COUNTER,
+    A_NAMESPACE,
+    A_COMPLEX,
+    A_BYTEARRAY,
+    A_TYPE, /* of Python, the default of a dictionary */
+    A_LAYOUT,
+    POSIX_PATH,
+    WINDOWS_PATH,
+    AN_ARRAY, /* the class */
+    NUMPY_ARRAY,
+    NUMPY_BUFFER
 };
 
 static const struct {
@@ -39,8 +53,40 @@ static const struct {
     {"numpy._core.multiarray", "scalar", NUMPY_SCALAR, 0, 0},
     {"numpy", "dtype", NUMPY_DTYPE, 0, 0},
     {"_codecs", "encode", ENCODE, 0, 0},
-    {"torch.storage", "UntypedStorage", UNTYPED, 0, 1},
-    {"torch", "UntypedStorage", UNTYPED, 0, 1},
+    {"torch.storage", "UntypedStorage", UNTYPED, 8, 1}, /* torch takes it for one of uint8 */
+    {"torch", "UntypedStorage", UNTYPED, 8, 1},
+    {"torch", "QInt8Storage", ODD_STORAGE, 7, 1},
+    {"torch", "QUInt8Storage", ODD_STORAGE, 8, 1},
+    {"torch", "QInt32Storage", ODD_STORAGE, 5, 4},
+    {"torch", "QUInt4x2Storage", ODD_STORAGE, 8, 1},
+    {"torch", "QUInt2x4Storage", ODD_STORAGE, 8, 1},
+    {"torch.serialization", "_get_layout", A_LAYOUT, 0, 0},
+    {"collections", "defaultdict", A_DICT, 0, 0},
+    {"collections", "Counter", COUNTER, 0, 0},
+    {"argparse", "Namespace", A_NAMESPACE, 0, 0},
+    {"numpy", "ndarray", AN_ARRAY, 0, 0},
+    {"numpy.core.multiarray", "_reconstruct", NUMPY_ARRAY, 0, 0},
+    {"numpy._core.multiarray", "_reconstruct", NUMPY_ARRAY, 0, 0},
+    {"numpy.core.numeric", "_frombuffer", NUMPY_BUFFER, 0, 0},
+    {"numpy._core.numeric", "_frombuffer", NUMPY_BUFFER, 0, 0},
+#define PYTHON(role, name) {"__builtin__", name, role, 0, 0}, {"builtins", name, role, 0, 0}
+    PYTHON(A_SET, "set"),
+    PYTHON(A_SET, "frozenset"),
+    PYTHON(A_COMPLEX, "complex"),
+    PYTHON(A_BYTEARRAY, "bytearray"),
+    PYTHON(A_BYTEARRAY, "bytes"),
+    PYTHON(A_TYPE, "bool"),
+    PYTHON(A_TYPE, "dict"),
+    PYTHON(A_TYPE, "float"),
+    PYTHON(A_TYPE, "int"),
+    PYTHON(A_TYPE, "list"),
+    PYTHON(A_TYPE, "str"),
+    PYTHON(A_TYPE, "tuple"),
+#define PATH_OF(role, name) {"pathlib", name, role, 0, 0}, {"pathlib._local", name, role, 0, 0}
+    PATH_OF(POSIX_PATH, "PosixPath"),
+    PATH_OF(POSIX_PATH, "PurePosixPath"),
+    PATH_OF(WINDOWS_PATH, "WindowsPath"),
+    PATH_OF(WINDOWS_PATH, "PureWindowsPath"),
 #define TYPE(code, bytes, name) {"torch", name, A_DTYPE, code, bytes}
 #define STORED(code, bytes, dtype, type) \
     TYPE(code, bytes, dtype), { "torch", type, A_STORAGE, code, bytes }
@@ -65,7 +111,7 @@ static const struct {
     TYPE(18, 1, "float8_e5m2fnuz"),
     TYPE(19, 1, "float8_e8m0fnu"),
 };
-enum { N_NAMES = sizeof NAMES / sizeof *NAMES, NAME_MOST = 32 };
+enum { N_NAMES = sizeof NAMES / sizeof *NAMES, NAME_MOST = 32, ARGS_MOST = 16, PARTS_MOST = 255 };
 
 /* --------------------------------------------------------------------------------------------------- calls */
 /* Copies a text that is no longer than the names in the list may be; any other, and what is none, becomes zeros. Returns 0 or -1. */
@@ -87,7 +133,21 @@ int wm_pickle_name(machine *m, value module, value name) {
         if (!same(first, module, NAMES[i].module) || !same(second, name, NAMES[i].name)) continue;
         return NAMES[i].role == A_DTYPE ? push(m, DTYPE, (uint32_t)i, NAMES[i].dtype) : push(m, NAME, 0, i);
     }
-    return wm_fail(m->fault, WM_FAULT_PICKLE_NAME, module.at, name.at, name.n, module.n);
+    if (!m->in.source->lax) return wm_fail(m->fault, WM_FAULT_PICKLE_NAME, module.at, name.at, name.n, module.n);
+    const uint64_t at = take(m, (uint64_t)2 * VALUE_WORDS);
+    if (at == NOWHERE) return -1;
+    put(m, at, module);
+    put(m, at + VALUE_WORDS, name);
+    m->kept = m->pool;
+    return push(m, ODD, WM_PICKLE_ODD_UNKNOWN, at);
+}
+
+/* The place in the tuple of a call's first odd argument, which makes the result odd; without one, the number of arguments. No
+ * function of the list takes as many as are looked at, and a long tuple may be mentioned often. */
+static uint64_t odd_one(const machine *m, value args) {
+    uint64_t i = 0;
+    while (i < args.n && i < ARGS_MOST && get(m, args.at + i * VALUE_WORDS).kind != ODD) i++;
+    return i < ARGS_MOST ? i : args.n;
 }
 
 /* Gives the words of a call's arguments back to the pool, but for those that the memo or a container has. Each value on the stack
@@ -96,7 +156,7 @@ static void give_back(machine *m, value args) {
     uint64_t first = m->pool;
     for (uint64_t i = 0; i <= args.n; i++) {
         const value v = i < args.n ? get(m, args.at + i * VALUE_WORDS) : args;
-        const int in_pool = v.kind == LIST || v.kind == DICT || (v.kind == TUPLE && v.n);
+        const int in_pool = is_container(v) || (v.kind == TUPLE && v.n);
         if (in_pool && v.at >= m->kept && v.at < first) first = v.at;
     }
     m->pool = first;
@@ -116,15 +176,23 @@ static int read_shape(const machine *m, value v, uint64_t shape[NDIM_MOST]) {
 /* Pushes the storage of a tuple ("storage", type, key, device, number of elements), or of six where the last one is None. */
 int wm_pickle_storage(machine *m, value id) {
     char word[NAME_MOST];
+    const uint64_t odd = id.kind == TUPLE ? odd_one(m, id) : 0;
+    if (id.kind == TUPLE && odd < id.n) { /* a type that is not known; in old files a class, with its source */
+        const value what = get(m, id.at + odd * VALUE_WORDS);
+        return push(m, ODD, what.n, what.at);
+    }
     if (id.kind != TUPLE || (id.n != 5 && id.n != 6)) return bad_call(m);
     value part[6] = {{0, 0, 0}};
     for (uint64_t i = 0; i < id.n; i++) part[i] = get(m, id.at + i * VALUE_WORDS);
+    if (short_text(m, part[3], word)) return -1;
+    const int meta = same(word, part[3], "meta"); /* a device without data */
     if (short_text(m, part[0], word)) return -1;
-    const int typed = part[1].kind == NAME && (NAMES[part[1].at].role == A_STORAGE || NAMES[part[1].at].role == UNTYPED);
+    const int role = part[1].kind == NAME ? NAMES[part[1].at].role : A_CLASS;
+    const int typed = role == A_STORAGE || role == ODD_STORAGE || role == UNTYPED;
     const int counted = part[4].kind == INTEGER && part[4].at <= INT64_MAX / 16;
     /* A key may be mentioned by every tensor, and is looked up each time. */
     const int named = part[2].kind == TEXT && part[2].n <= WM_PICKLE_KEY;
-    if (!same(word, part[0], "storage") || !typed || !named || !counted || (id.n == 6 && part[5].kind != NONE))
+    if (!same(word, part[0], "storage") || !typed || !named || meta || !counted || (id.n == 6 && part[5].kind != NONE))
         return bad_call(m);
     if (m->storages == UINT32_MAX) return fail(m, WM_FAULT_CAPACITY, m->storages, UINT32_MAX);
     give_back(m, id);
@@ -143,6 +211,30 @@ int wm_pickle_storage(machine *m, value id) {
     return push(m, STORAGE, 0, at);
 }
 
+/* Bytes of a number of a type; for a complex type, of each half. */
+static uint32_t number_bytes(uint32_t type) {
+    return NAMES[type].dtype == 10 || NAMES[type].dtype == 11 ? NAMES[type].bytes / 2u : NAMES[type].bytes;
+}
+
+/* Whether a dictionary marks a tensor as conjugated or negated: a WM_PICKLE_ODD_ constant, else 0; or -1. */
+static int view_of(machine *m, value extra) {
+    int conjugate = 0, negative = 0;
+    if (extra.kind != NONE && extra.kind != DICT) return bad_call(m);
+    const container c = extra.kind == DICT ? contents(m->arena, extra) : (container){NOWHERE, NOWHERE, 0};
+    if (c.count > 4) return bad_call(m);
+    for (uint64_t at = c.first; at; at = m->arena[at]) {
+        for (uint64_t i = 0; i < m->arena[at + 1]; i += 2) { /* a chunk has whole pairs */
+            char word[NAME_MOST];
+            const value key = get(m, at + CHUNK_WORDS + i * VALUE_WORDS), is = get(m, at + CHUNK_WORDS + (i + 1) * VALUE_WORDS);
+            if (short_text(m, key, word)) return -1;
+            const int conj = same(word, key, "conj");
+            if (key.kind != TEXT || is.kind != BOOLEAN || (!conj && !same(word, key, "neg"))) return bad_call(m);
+            *(conj ? &conjugate : &negative) = 1; /* whether it is True or False: torch looks whether it is there */
+        }
+    }
+    return conjugate ? WM_PICKLE_ODD_CONJUGATE : negative ? WM_PICKLE_ODD_NEGATIVE : 0;
+}
+
 /* Pushes the tensor of (storage, offset, shape, strides, ...), of the dtype of its storage or the one given. */
 static int make_tensor(machine *m, value args, int role) {
     value part[7] = {{0, 0, 0}};
@@ -155,12 +247,10 @@ static int make_tensor(machine *m, value args, int role) {
         !read_shape(m, part[3], strides) || part[2].n != part[3].n || (role == REBUILD_V3 && part[6].kind != DTYPE))
         return bad_call(m);
     memcpy(&storage, m->arena + part[0].at, sizeof storage);
-    if (args.n > least) { /* what the values are besides: conjugated, negated */
-        const value extra = get(m, args.at + least * VALUE_WORDS);
-        if (extra.kind != NONE && (extra.kind != DICT || m->arena[extra.at])) return bad_call(m);
-    }
+    const int odd = args.n > least ? view_of(m, get(m, args.at + least * VALUE_WORDS)) : 0;
+    if (odd) return odd < 0 ? -1 : leave_out(m, (uint32_t)odd, NOWHERE);
     uint32_t type = role == REBUILD_V3 ? part[6].n : storage.type;
-    if (NAMES[type].role == UNTYPED) return bad_call(m);
+    if (NAMES[type].role == UNTYPED || NAMES[type].role == ODD_STORAGE) return bad_call(m);
     const uint64_t bytes = NAMES[type].bytes, room = storage.nbytes / bytes, ndim = part[2].n;
     /* The last element's place, counted without overflow, as far as the storage goes. */
     uint64_t last = part[1].at, dense = 1;
@@ -178,6 +268,8 @@ static int make_tensor(machine *m, value args, int role) {
     uint32_t strided = 0;
     for (uint64_t i = ndim; i > 0; i--) { /* numpy multiplies the other dimensions of an empty tensor too */
         const uint64_t dim = shape[i - 1];
+        if (dim == 1)
+            strides[i - 1] = dense; /* whatever it says, nothing is stepped over, and numpy takes no step beyond 2^63 */
         if (dim > 1 && !empty && strides[i - 1] != dense) strided = WM_PICKLE_STRIDED;
         if (dim && dense > INT64_MAX / bytes / dim) return fail(m, WM_FAULT_PICKLE_OVERFLOW, dim, INT64_MAX);
         if (dim) dense *= dim;
@@ -186,12 +278,116 @@ static int make_tensor(machine *m, value args, int role) {
     const uint64_t at = take(m, TENSOR_WORDS + (strided ? 2 * ndim : ndim));
     if (at == NOWHERE) return -1;
     const uint64_t begin = empty ? 0 : part[1].at * bytes, end = empty ? 0 : (last + 1) * bytes;
-    const tensor_record record = {storage.number, (uint16_t)ndim, (uint16_t)(NAMES[type].dtype | strided), begin, end};
+    const uint32_t retyped = !empty && number_bytes(type) != number_bytes(storage.type) ? RETYPED : 0;
+    const tensor_record record = {storage.number, (uint16_t)ndim, (uint16_t)(NAMES[type].dtype | strided | retyped), begin,
+                                  end};
     memcpy(m->arena + at, &record, sizeof record);
     memcpy(m->arena + at + TENSOR_WORDS, shape, ndim * sizeof *shape);
     if (strided) memcpy(m->arena + at + TENSOR_WORDS + ndim, strides, ndim * sizeof *strides);
     m->kept = m->pool;
     return push(m, TENSOR, 0, at);
+}
+
+/* Whether no attribute in a dictionary changes a tensor's values; None is an empty dictionary. 0 or 1, or -1. */
+static int is_harmless(machine *m, value attributes) {
+    if (attributes.kind != DICT) return attributes.kind == NONE;
+    for (uint64_t at = contents(m->arena, attributes).first; at; at = m->arena[at]) {
+        /* One dictionary may be the state of many tensors: looked at as often, it would take time without end. */
+        m->looked += m->arena[at + 1];
+        if (m->looked > m->len) return fail(m, WM_FAULT_PICKLE_LAUGHS, m->looked, m->len);
+        for (uint64_t i = 0; i < m->arena[at + 1]; i += 2) { /* a chunk has whole pairs */
+            char word[NAME_MOST];
+            const value key = get(m, at + CHUNK_WORDS + i * VALUE_WORDS);
+            if (short_text(m, key, word)) return -1;
+            if (key.kind != TEXT || same(word, key, "data") || same(word, key, "real") || same(word, key, "imag")) return 0;
+        }
+    }
+    return 1;
+}
+
+/* Checks the state of a tensor: its attributes, or a pair of those and of its slots. They are left out. */
+static int check_state(machine *m, value state) {
+    const int pair = state.kind == TUPLE && state.n == 2;
+    const int first = is_harmless(m, pair ? get(m, state.at) : state);
+    const int second = first == 1 && pair ? is_harmless(m, get(m, state.at + VALUE_WORDS)) : first;
+    return second < 0 ? -1 : second ? 0 : bad_call(m);
+}
+
+/* Checks the state of a dtype of numpy: (version, byte order, None, None, None, ...), the order little-endian or none. */
+static int check_dtype(machine *m, value kind, value state) {
+    char word[NAME_MOST];
+    if (state.kind != TUPLE || state.n != 8) return bad_call(m);
+    const value order = get(m, state.at + VALUE_WORDS);
+    if (short_text(m, order, word)) return -1;
+    int plain = same(word, order, "<") || same(word, order, "|") || same(word, order, "=");
+    for (uint64_t i = 2; i < 5; i++) plain &= get(m, state.at + i * VALUE_WORDS).kind == NONE;
+    if (!plain && !m->in.source->lax) return fail(m, WM_FAULT_PICKLE_ODD, WM_PICKLE_ODD_ARRAY, 0);
+    put(m, kind.at + VALUE_WORDS, (value){BOOLEAN, 0, (uint64_t)!plain});
+    return 0;
+}
+
+int wm_pickle_build(machine *m, value target, value state) {
+    if (target.kind == ODD) return 0;
+    if (target.kind == KIND) return check_dtype(m, target, state);
+    if (target.kind == ARRAY) return wm_pickle_fill_array(m, target.at, state);
+    if (target.kind == OBJECT) return wm_pickle_update(m, state);
+    /* Attributes of a dictionary, such as the versions of modules. The state of a tensor would give it another storage. */
+    return target.kind == DICT && state.kind == DICT ? 0 : bad_call(m);
+}
+
+/* Pushes the dtype of numpy of (text, ...); its state is to come. */
+static int make_dtype(machine *m, value args) {
+    const value text = get(m, args.at);
+    give_back(m, args);
+    const uint64_t at = take(m, (uint64_t)2 * VALUE_WORDS);
+    if (at == NOWHERE) return -1;
+    put(m, at, text);
+    put(m, at + VALUE_WORDS, (value){BOOLEAN, 0, 0});
+    m->kept = m->pool;
+    return push(m, KIND, 0, at);
+}
+
+/* Whether the arguments are n, or fewer, values of a kind. */
+static int are_all(const machine *m, value args, uint64_t n, uint32_t kind, uint32_t other) {
+    for (uint64_t i = 0; i < args.n && i < n; i++) {
+        const value v = get(m, args.at + i * VALUE_WORDS);
+        if (v.kind != kind && v.kind != other) return 0;
+    }
+    return args.n <= n;
+}
+
+/* Calls the names that make everyday objects of Python and numpy. */
+static int call_python(machine *m, int role, value args) {
+    const value nothing = {MARK, 0, 0}, first = args.n ? get(m, args.at) : nothing;
+    char word[NAME_MOST];
+    switch (role) {
+    case A_SET: return args.n > 1 ? bad_call(m) : wm_pickle_collect(m, SET, first);
+    case COUNTER: return args.n > 1 ? bad_call(m) : wm_pickle_collect(m, DICT, first);
+    case A_DICT: /* what makes a value that is missing is of no use here */
+        if (args.n > 1 || (args.n && first.kind != NONE && first.kind != NAME && first.kind != ODD)) return bad_call(m);
+        return push(m, DICT, 0, NOWHERE);
+    case A_COMPLEX: return args.n == 2 && are_all(m, args, 2, REAL, INTEGER) ? push(m, COMPLEX, 0, args.at) : bad_call(m);
+    case A_BYTEARRAY:
+        if (!args.n) return push(m, BYTES, 0, 0);
+        if (args.n == 2) { /* a text and its encoding */
+            const value encoding = get(m, args.at + VALUE_WORDS);
+            if (short_text(m, encoding, word)) return -1;
+            return first.kind == TEXT && same(word, encoding, "latin-1") ? push(m, LATIN, first.n, first.at) : bad_call(m);
+        }
+        if (first.kind != BYTES && first.kind != LATIN) return bad_call(m);
+        return push(m, first.kind, first.n, first.at);
+    case A_LAYOUT: return args.n == 1 && first.kind == TEXT ? push(m, TEXT, first.n, first.at) : bad_call(m);
+    case POSIX_PATH:
+    case WINDOWS_PATH:
+        if (!are_all(m, args, PARTS_MOST, TEXT, TEXT)) return bad_call(m);
+        return push(m, PATH, args.n * 2 + (role == WINDOWS_PATH), args.at);
+    case NUMPY_ARRAY: /* of a class, which gets its state from BUILD */
+        if (args.n != 3 || first.kind != NAME || NAMES[first.at].role != AN_ARRAY) return bad_call(m);
+        give_back(m, args);
+        return wm_pickle_new_array(m);
+    case NUMPY_BUFFER: return wm_pickle_buffer(m, args);
+    default: return bad_call(m);
+    }
 }
 
 /* Calls name number `name` with the tuple `args`, which has been taken off the stack. */
@@ -202,12 +398,11 @@ static int call(machine *m, uint64_t name, value args) {
     switch (role) {
     case ORDERED_DICT: /* of a list of pairs, where it was pickled so */
         if (args.n > 1 || (args.n && first.kind != LIST)) return bad_call(m);
-        if (new_container(m, DICT)) return -1;
+        if (push(m, DICT, 0, NOWHERE)) return -1;
         if (args.n) {
-            const uint64_t dict = top(m, 0).at;
-            container c;
-            memcpy(&c, m->arena + first.at, sizeof c);
-            for (uint64_t at = c.first; at; at = m->arena[at]) {
+            const uint64_t dict = make_container(m, m->stack);
+            if (dict == NOWHERE) return -1;
+            for (uint64_t at = contents(m->arena, first).first; at; at = m->arena[at]) {
                 for (uint64_t i = 0; i < m->arena[at + 1]; i++) {
                     const value pair = get(m, at + CHUNK_WORDS + i * VALUE_WORDS);
                     if (pair.kind != TUPLE || pair.n != 2) return bad_call(m);
@@ -223,6 +418,7 @@ static int call(machine *m, uint64_t name, value args) {
     case REBUILD_V3: return make_tensor(m, args, role);
     case REBUILD_PARAMETER:
         if (args.n < 3 || args.n > 4 || first.kind != TENSOR) return bad_call(m);
+        if (args.n == 4 && check_state(m, get(m, args.at + 3 * VALUE_WORDS))) return -1;
         give_back(m, args);
         return push(m, TENSOR, 0, first.at);
     case REBUILD_FROM_TYPE: { /* (function, class, arguments, state) */
@@ -230,14 +426,14 @@ static int call(machine *m, uint64_t name, value args) {
         const value class_ = get(m, args.at + VALUE_WORDS), inner = get(m, args.at + 2 * VALUE_WORDS);
         const int rebuilds = NAMES[first.at].role >= REBUILD_V1 && NAMES[first.at].role <= REBUILD_PARAMETER;
         if (!rebuilds || class_.kind != NAME || NAMES[class_.at].role != A_CLASS || inner.kind != TUPLE) return bad_call(m);
-        return call(m, first.at, inner);
+        return check_state(m, get(m, args.at + 3 * VALUE_WORDS)) ? -1 : call(m, first.at, inner);
     }
     case SIZE:
-        if (args.n != 1 || (first.kind != TUPLE && first.kind != LIST)) return bad_call(m);
-        return push(m, first.kind, first.n, first.at);
+        if (args.n != 1 || first.kind != TUPLE) return bad_call(m);
+        return push(m, TUPLE, first.n, first.at);
     case A_DEVICE: { /* a name, and perhaps a number */
         const value number = args.n == 2 ? get(m, args.at + VALUE_WORDS) : (value){INTEGER, 0, 0};
-        if (!args.n || args.n > 2 || first.kind != TEXT || first.n > 255 || number.kind != INTEGER || number.at > 255)
+        if (!args.n || args.n > 2 || first.kind != TEXT || first.n > 255 || number.kind != INTEGER || number.at > INT8_MAX)
             return bad_call(m);
         return push(m, DEVICE, first.n | (args.n == 2 ? (uint32_t)number.at + 1 : 0) << 8, first.at);
     }
@@ -248,18 +444,31 @@ static int call(machine *m, uint64_t name, value args) {
         return push(m, LATIN, first.n, first.at);
     case NUMPY_DTYPE:
         if (args.n != 3 || first.kind != TEXT) return bad_call(m);
-        return push(m, KIND, first.n, first.at);
+        return make_dtype(m, args);
     case NUMPY_SCALAR: {
         const value raw = args.n == 2 ? get(m, args.at + VALUE_WORDS) : first;
-        if (args.n != 2 || first.kind != KIND || (raw.kind != BYTES && raw.kind != LATIN) || first.n > 255 || raw.n > 255)
-            return bad_call(m);
-        return push(m, SCALAR, 0, args.at);
+        if (args.n != 2 || first.kind != KIND || (raw.kind != BYTES && raw.kind != LATIN) || raw.n > 255) return bad_call(m);
+        return wm_pickle_is_odd(m, first) ? leave_out(m, WM_PICKLE_ODD_ARRAY, NOWHERE) : push(m, SCALAR, 0, args.at);
     }
-    default: return bad_call(m);
+    default: return call_python(m, role, args);
     }
 }
 
-int wm_pickle_call(machine *m, value function, value args) { return call(m, function.at, args); }
+int wm_pickle_call(machine *m, value function, value args) {
+    if (function.kind == ODD) return push(m, ODD, function.n, function.at);
+    if (args.kind != TUPLE || function.kind != NAME) return bad_call(m);
+    const uint64_t odd = NAMES[function.at].role == A_DICT ? args.n : odd_one(m, args);
+    if (odd == args.n) return call(m, function.at, args);
+    const value what = get(m, args.at + odd * VALUE_WORDS);
+    give_back(m, args);
+    return push(m, ODD, what.n, what.at);
+}
+
+int wm_pickle_make(machine *m, value class_, value args) {
+    if (class_.kind == ODD) return push(m, ODD, class_.n, class_.at);
+    const int empty = class_.kind == NAME && NAMES[class_.at].role == A_NAMESPACE && args.kind == TUPLE && !args.n;
+    return empty ? push(m, OBJECT, 0, NOWHERE) : bad_call(m);
+}
 
 static int list(reader *in, const uint64_t *arena, uint64_t *cursor, uint64_t count, const wm_pickle_storages *out) {
     uint64_t names = 0;
@@ -272,7 +481,8 @@ static int list(reader *in, const uint64_t *arena, uint64_t *cursor, uint64_t co
         if (wm_pickle_copy(in, storage.key, storage.key_len, out->names + names)) return -1;
         names += storage.key_len;
         out->bounds[i + 1] = (uint32_t)names;
-        out->at[i] = storage.key, out->nbytes[i] = storage.nbytes, out->item[i] = NAMES[storage.type].bytes;
+        out->at[i] = storage.key, out->nbytes[i] = storage.nbytes;
+        out->item[i] = NAMES[storage.type].bytes, out->type[i] = NAMES[storage.type].dtype;
         *cursor = storage.next;
     }
     return 0;

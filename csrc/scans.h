@@ -98,10 +98,11 @@ enum {
     WM_FAULT_PICKLE_DEEP = 127,   /* containers lie too deep within each other */
     WM_FAULT_PICKLE_LAUGHS = 128, /* containers that hold each other many times make more members than the program has bytes */
     WM_FAULT_PICKLE_NAMES = 129,  /* actual: bytes of names, expected: the most */
-    WM_FAULT_PICKLE_KEY = 130,    /* a key that is neither a string nor an integer */
-    WM_FAULT_PICKLE_LEAF = 131,   /* a storage, or a class, where a tensor or value is expected */
+    WM_FAULT_PICKLE_CYCLE = 130,  /* a container that holds itself */
+    WM_FAULT_PICKLE_ODD = 131,    /* actual: what is there in place of a tensor or value, a WM_PICKLE_ODD_ constant */
     WM_FAULT_PICKLE_OVERFLOW = 132, /* a tensor of more bytes than 2**63 - 1 (expected); actual: the dimension */
     WM_FAULT_PICKLE_MEMORY = 133,   /* actual: words of the arena, which are too few */
+    WM_FAULT_PICKLE_REPEATED = 135, /* a key that its dictionary has already */
     WM_FAULT_PICKLE_READ = 134,     /* at: what cannot be read; actual: errno, or 0 where the file ends */
     /* archives; row: the entry */
     WM_FAULT_ZIP_DIRECTORY = 136, /* at: in the central directory, where no entry is */
@@ -110,8 +111,30 @@ enum {
     WM_FAULT_ZIP_ENCRYPTED = 139, /* at: in the central directory */
     WM_FAULT_ZIP_READ = 140,      /* at: what cannot be read; actual: errno, or 0 where the file ends */
     WM_FAULT_ZIP_OVERLAP =
-        141,               /* row, or the number of entries for the directory; actual: its begin, expected: an end before */
-    WM_FAULT_ZIP_GAP = 142 /* at: bytes that belong to no entry; actual: how many */
+        141,                 /* row, or the number of entries for the directory; actual: its begin, expected: an end before */
+    WM_FAULT_ZIP_GAP = 142,  /* at: bytes that belong to no entry; actual: how many */
+    WM_FAULT_ZIP_NAME = 143, /* at: in the central directory; actual: why readers may not agree, a WM_ZIP_ constant */
+    /* messages of ONNX; at: where the field begins, from the start of the file; row: number of the initialiser */
+    WM_FAULT_ONNX_END = 152,      /* its message ends within a field; actual: bytes left, expected: bytes needed */
+    WM_FAULT_ONNX_VARINT = 153,   /* more than 64 bits */
+    WM_FAULT_ONNX_TAG = 154,      /* actual: a tag that no field has */
+    WM_FAULT_ONNX_KIND = 155,     /* actual: a kind of fields that protobuf has not, or that of groups */
+    WM_FAULT_ONNX_WIRE = 156,     /* actual: the kind of a field that has another one (expected) */
+    WM_FAULT_ONNX_DIM = 157,      /* actual: a negative dimension */
+    WM_FAULT_ONNX_NAME = 158,     /* actual: bytes of a name, 0 or more than expected */
+    WM_FAULT_ONNX_NAMES = 159,    /* actual: bytes of all names, expected: the most */
+    WM_FAULT_ONNX_KEPT = 160,     /* actual: bytes of metadata, expected: the most */
+    WM_FAULT_ONNX_TWICE = 161,    /* data in two fields; actual: the number of the other one */
+    WM_FAULT_ONNX_FIELD = 162,    /* data in a field that is not for its type (actual) */
+    WM_FAULT_ONNX_PACKED = 163,   /* actual: bytes of packed numbers, expected: a multiple of it */
+    WM_FAULT_ONNX_COUNT = 164,    /* actual: bytes of numbers, or how many they are, expected: numbers by the shape */
+    WM_FAULT_ONNX_NUMBER = 165,   /* actual: a number that does not fit its type, expected: the bits of that */
+    WM_FAULT_ONNX_SEGMENT = 166,  /* a tensor in segments */
+    WM_FAULT_ONNX_LOCATION = 167, /* actual: an unknown data_location */
+    WM_FAULT_ONNX_DECIMAL = 168,  /* an offset or a length that is no decimal number; actual: its characters */
+    WM_FAULT_ONNX_PATH = 169,     /* actual: bytes of a location, 0 or more than expected */
+    WM_FAULT_ONNX_GRAPH = 170,    /* the model has no graph; at: the end of the file */
+    WM_FAULT_ONNX_READ = 171      /* at: what cannot be read; actual: errno, or 0 where the file ends */
 };
 
 /* ------------------------------------------------------------------------------------------------ columns
@@ -295,6 +318,54 @@ int64_t wm_gguf_find(const uint8_t *data, uint64_t len, const uint32_t *keys, ui
 int64_t wm_gguf_array(const uint8_t *data, uint64_t len, uint64_t pos, uint32_t version, int big);
 /* wm_walk_strings for the items of an array of strings; the gap is 4 in version 1, else 8. */
 int64_t wm_gguf_strings(const uint8_t *data, uint64_t len, uint64_t count, uint32_t version, int big, uint32_t *bounds);
+
+/* -------------------------------------------------------------------------------------------------------- ONNX
+ * Walks an ONNX model and fills the columns with the initialisers of its graph, in the order of the file. Reads by `read` if it is
+ * not NULL, by pread from the descriptor fd or, with fd -1, from memory; no tensor data but what shares a window with fields.
+ *
+ * dtype[i] is the data_type, 1 to 28. Alone, begin and end are the data in this file. With WM_ONNX_MADE, they are the fields of
+ * numbers that wm_onnx_numbers makes the data of; with WM_ONNX_EXTERNAL, the data in another file, the last of `files` up to that
+ * tensor. Tensors of strings (data_type 8) are listed, with no data. at[i] is where tensor i begins. `kept` receives the fields of
+ * the model but the graph: 1 to 6, 8 and 14. Checks the structure, and that fields hold as many numbers as the shape says, or for
+ * varints as many as these bytes can; see wm_columns_check for the rest.
+ *
+ * Capacities may be 0, but for the bounds: the walk goes on beyond them, `out` has those needed, and the columns hold the first
+ * tensors alone. `at` holds as many as the columns. Returns 0, or -1 with *fault filled, the message in out->message and the number
+ * of the field in out->number.
+ */
+enum { WM_ONNX_MADE = 32, WM_ONNX_EXTERNAL = 64, WM_ONNX_PATH = 4096 };
+enum { WM_ONNX_MODEL = 0, WM_ONNX_GRAPH = 1, WM_ONNX_TENSOR = 2, WM_ONNX_ENTRY = 3 };
+/* From tensor `row` on, the name of the other file and its checksum lie here in this one. */
+typedef struct {
+    uint64_t row, path, path_len, sum, sum_len;
+} wm_onnx_place;
+typedef struct {
+    int32_t fd;
+    const uint8_t *data; /* with fd -1: the file */
+    uint64_t size;
+    uint64_t max_tensors; /* more are a fault CAPACITY */
+    uint64_t max_names;   /* of all names together; below 2^32 - 1 */
+    uint64_t max_kept;    /* bytes */
+    uint64_t *at;
+    wm_onnx_place *files;
+    uint8_t *kept;
+    uint64_t files_cap, kept_cap;
+    wm_read read;
+    void *context;
+} wm_onnx_file;
+typedef struct {
+    uint64_t n_tensors, n_dims, names_len, n_files, kept_len;
+    uint64_t n_strings; /* tensors of strings */
+    uint64_t n_sparse;  /* sparse initialisers, which are not in the columns */
+    uint64_t number;    /* with a fault: of the field, */
+    int32_t message;    /* and the message that it belongs to */
+    int32_t has_graph;
+} wm_onnx;
+int wm_onnx_scan(const wm_onnx_file *file, const wm_columns *columns, wm_onnx *out, wm_fault *fault);
+/* Makes `count` elements of `bits` bits (6, 8, 16, 32 or 64) of the numbers in the fields `number` of a row of fields in
+ * data[0, len): out has count * bits / 8 bytes, rounded up. Returns 0, or -1 with *fault filled (`at`: in data). */
+int wm_onnx_numbers(const uint8_t *data, uint64_t len, uint64_t number, uint64_t bits, uint64_t count, uint8_t *out,
+                    wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------------- finalfusion
  * Lists of strings in its vocabularies. Each entry is a u32 length, that many bytes, and `tail` bytes: none after a word, the

@@ -9,6 +9,9 @@
  * sizes and offsets that do not fit 32 bits the fields are 0xFFFFFFFF, and the numbers stand in an "extra field" of type 1. A writer
  * that did not know size and checksum when it wrote the header leaves zeros there (flag 8).
  *
+ * A name has to be one name for every reader. Some end it at a zero byte; names that are not ASCII are UTF-8 with flag 0x800, and of
+ * code page 437 for many readers without; and an extra field of type 0x7075 has another name, which some readers prefer.
+ *
  * The central directory is in private memory. The headers are read one at a time, by pread or a function in its place, or from
  * the memory of a buffer.
  */
@@ -16,7 +19,8 @@
 
 #include "internal.h"
 
-enum { CENTRAL = 46, LOCAL = 30, ENCRYPTED = 1, LATER = 8, HEADER_ROOM = LOCAL + 2 * 65535 };
+enum { CENTRAL = 46, LOCAL = 30, ENCRYPTED = 1, LATER = 8, UTF8 = 0x800, HEADER_ROOM = LOCAL + 2 * 65535 };
+enum { WIDE_FIELD = 1, NAME_FIELD = 0x7075 };
 static const uint32_t WIDE = 0xffffffff;
 
 typedef struct {
@@ -44,27 +48,43 @@ static const uint8_t *look(const scan *s, uint64_t at, uint64_t n) {
     return s->buffer;
 }
 
+/* The first extra field of a type in extra[0, len), and its length in *n; NULL without one. */
+static const uint8_t *find_field(const uint8_t *extra, uint64_t len, uint32_t type, uint64_t *n) {
+    for (uint64_t at = 0; len - at >= 4; at += 4 + *n) {
+        *n = load_le16(extra + at + 2);
+        if (*n > len - at - 4) return NULL;
+        if (load_le16(extra + at) == type) return extra + at + 4;
+    }
+    return NULL;
+}
+
 /* Replaces the fields of `e` that are too narrow by those of the extra field of type 1 in extra[0, len). Returns 0 when it lacks
  * one. */
 static int widen(const uint8_t *extra, uint64_t len, extent *e) {
     uint64_t *const fields[] = {&e->size, &e->stored, &e->offset}; /* in this order, those alone that are needed */
     if (e->size != WIDE && e->stored != WIDE && e->offset != WIDE) return 1;
-    for (uint64_t at = 0; len - at >= 4;) {
-        const uint64_t n = load_le16(extra + at + 2);
-        if (n > len - at - 4) return 0;
-        if (load_le16(extra + at) == 1) {
-            uint64_t used = 0;
-            for (int i = 0; i < 3; i++) {
-                if (*fields[i] != WIDE) continue;
-                if (n - used < 8) return 0;
-                *fields[i] = load_le64(extra + at + 4 + used);
-                used += 8;
-            }
-            return 1;
-        }
-        at += 4 + n;
+    uint64_t n, used = 0;
+    const uint8_t *field = find_field(extra, len, WIDE_FIELD, &n);
+    if (!field) return 0;
+    for (int i = 0; i < 3; i++) {
+        if (*fields[i] != WIDE) continue;
+        if (n - used < 8) return 0;
+        *fields[i] = load_le64(field + used);
+        used += 8;
     }
-    return 0;
+    return 1;
+}
+
+/* Why readers may disagree about the name of the entry at `c` of the central directory: a WM_ZIP_ constant, or 0. */
+static int ambiguous(const uint8_t *c, uint64_t name_len, uint64_t extra_len) {
+    uint64_t n;
+    uint8_t high = 0;
+    for (uint64_t i = 0; i < name_len; i++) {
+        if (!c[CENTRAL + i]) return WM_ZIP_ENDED;
+        high |= c[CENTRAL + i];
+    }
+    if (high & 0x80 && !(load_le16(c + 8) & UTF8)) return WM_ZIP_UNMARKED;
+    return find_field(c + CENTRAL + name_len, extra_len, NAME_FIELD, &n) ? WM_ZIP_RENAMED : 0;
 }
 
 /* Checks that the entry's own header says what the central directory says at `c`; *data is where its bytes begin. */
@@ -108,6 +128,8 @@ static int walk(scan *s, const uint8_t *central, uint64_t len, const wm_zip_entr
         if (whole > left) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, whole, left);
         if (!widen(c + CENTRAL + name_len, extra_len, &e)) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, 0, 0);
         if (load_le16(c + 8) & ENCRYPTED) return fail(s, WM_FAULT_ZIP_ENCRYPTED, at, 0, 0);
+        const int reason = ambiguous(c, name_len, extra_len);
+        if (reason) return fail(s, WM_FAULT_ZIP_NAME, at, (uint64_t)reason, 0);
         if (check_header(s, c, &e, &out->data[i])) return -1;
         memcpy(out->names + names, c + CENTRAL, name_len); /* names are part of the directory, so there is room */
         names += name_len;

@@ -8,6 +8,8 @@ import sys
 import weightmap
 from weightmap.demo import SentenceEncoder
 
+if len(sys.argv) < 4:
+    sys.exit(__doc__)
 path, query, *sentences = sys.argv[1:]
 with weightmap.open(path) as file:
     embeddings = SentenceEncoder(file).embed([query, *sentences])

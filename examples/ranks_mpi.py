@@ -12,9 +12,9 @@ from typing import Any
 import weightmap as wm
 
 
-def load_slices(path: str, dim: int, rank: int, world: int) -> tuple[dict[str, Any], int]:
+def load_slices(path: str, dim: int, rank: int, world_size: int) -> tuple[dict[str, Any], int]:
     """Return a rank's slice of every tensor along `dim`, and the bytes that were read for them."""
-    with wm.plan(path, wm.shard("", dim, rank, world)) as plan:
+    with wm.plan(path, wm.shard("", dim, rank, world_size)) as plan:
         return dict(plan.run("read")), plan.nbytes
 
 
@@ -28,4 +28,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     main(sys.argv[1])

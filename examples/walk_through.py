@@ -1,4 +1,4 @@
-"""The walk-through of docs/distributed.md: ``walk_through.py model`` fills a bucket, ``walk_through.py rank`` loads.
+"""Walk-through of docs/distributed.md: ``walk_through.py model`` fills a bucket, ``walk_through.py rank MODEL`` loads.
 
 `model` needs obstore and the variables of an S3 server, `rank` is one of the processes that ``torchrun`` starts.
 """
@@ -62,4 +62,9 @@ def rank(path: str) -> None:
 
 
 if __name__ == "__main__":
-    model() if sys.argv[1] == "model" else rank(sys.argv[2])
+    if sys.argv[1:] == ["model"]:
+        model()
+    elif len(sys.argv) == 3 and sys.argv[1] == "rank":
+        rank(sys.argv[2])
+    else:
+        sys.exit(__doc__)

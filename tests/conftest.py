@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-from tests import sanitised
+from tests import leftovers, sanitised
 
 from weightmap import kernels
 
@@ -26,8 +26,30 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Fail tests that leave something behind."""
+    config.pluginmanager.register(leftovers)
+
+
+# What the tests themselves are made of stays out of collections of garbage: each took a tenth of a second.
+def pytest_collection() -> None:
+    """Collect no garbage while tests are collected."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Keep what the tests themselves are made of out of later collections of garbage: each took a tenth of a second."""
+    """Leave the tests out of later collections of garbage."""
+    _freeze()
+    gc.enable()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Leave out what the tests of a file have imported and cached."""
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()
 
@@ -39,6 +61,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = sanitised.reason_to_skip(item.nodeid)
         if reason:
             item.add_marker(pytest.mark.skip(reason=f"under the sanitisers: {reason}"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads the user's cache, nor writes to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tests import zip_files
-from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, gguf, safetensors, torch
+from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, gguf, onnx, safetensors, torch
 from tests.table_support import rules
 
 from weightmap._kernels import ffi, lib
@@ -597,6 +597,40 @@ def _wm_amb_walk(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_onnx_scan(p: Place, size: int) -> Any:
+    found = []
+    value = Tensor("float32", (1, 2), bytes(8))
+    apart = onnx.field(13, onnx.field(1, b"location") + onnx.field(2, b"x")) + onnx.field(14, 1)
+    protos = [onnx.tensor_proto(name, value, typed=i % 2 == 0) for i, name in enumerate(tensors(size))]
+    data = onnx.model([*protos, onnx.field(2, 1) + onnx.field(8, b"x") + apart])
+    for end in (len(data), len(data) - 1, min(size, len(data))):
+        for cap in (0, len(protos) + 1):
+            columns = _columns(p, cap, 2 * cap, size + 1 if cap else 0)
+            filled = p.room(cap, "uint64_t"), p.room(cap, "wm_onnx_place"), p.room(100), cap, 100
+            values = (-1, p.give(data[:end]), end, 1000, 2**20, 2**20, *filled)
+            out, fault = p.struct("wm_onnx"), p.struct("wm_fault")
+            done = lib.wm_onnx_scan(ffi.new("wm_onnx_file *", values), columns, out, fault)
+            found.append((done, fields(out), fields(fault)))
+    return found
+
+
+def _wm_onnx_numbers(p: Place, size: int) -> Any:
+    found = []
+    data = onnx.field(5, onnx.packed([1, 50] * (size // 2))) + onnx.field(5, 7) * (size % 2)
+    floats = onnx.field(4, bytes(4 * (size // 2))) + onnx.field(4, bytes(4), 5) * (size // 2)
+    for number, bits, count, text in (
+        *((5, bits, size, data) for bits in (6, 8, 16, 32, 64)),
+        (4, 32, 2 * (size // 2), floats),
+        (5, 8, size + 1, data),
+        (5, 8, size // 2, data),
+        (5, 6, size, data[:-1]),
+    ):
+        fault, out = p.struct("wm_fault"), p.room((count * bits + 7) // 8)
+        done = lib.wm_onnx_numbers(p.give(text), len(text), number, bits, count, out, fault)
+        found.append((done, fields(fault)))
+    return found
+
+
 def _wm_finalfusion_skip(p: Place, size: int) -> Any:
     blob, bounds = strings(size, 4)
     return [
@@ -830,7 +864,7 @@ def _wm_pickle_list(p: Place, size: int) -> Any:
         columns.names = p.room(count * (len(prefix) + 1))  # keys are a digit
         columns.bounds = p.room(count + 1, "uint32_t")
         columns.at, columns.nbytes = p.room(count, "uint64_t"), p.room(count, "uint64_t")
-        columns.item = p.room(count)
+        columns.item, columns.type = p.room(count), p.room(count)
         found.append(lib.wm_pickle_list(source, arena, cursor, count, columns, fault))
     return found, fields(fault)
 

@@ -52,12 +52,13 @@ LEFT_OUT = {
             "tests/faults/test_threads.py::test_ten_thousand_openings_leave_nothing",
             "tests/faults/test_threads.py::test_ten_thousand_failures_leave_nothing",
             "tests/formats/torch/test_checkpoint_memory.py::test_the_most_memory_that_opening_takes",
+            "tests/formats/torch/test_checkpoint_memory.py::test_the_most_memory_for_each_byte_of_a_program",
         ),
         "counts memory, of which the sanitiser keeps for a while what was freed",
     ),
     **dict.fromkeys(
         (
-            "tests/contract/test_growth.py::test_a_million_tensors_open_in_bounded_time_and_memory[embd-simple]",
+            "tests/contract/test_growth.py::test_very_many_tensors_open_in_bounded_time_and_memory",
             "tests/contract/test_toy.py::test_every_suite_takes_the_new_format_up[growth]",
         ),
         "limits the processor time, of which Python's own loops take a multiple",
@@ -76,9 +77,7 @@ LEFT_OUT = {
     "tests/robustness/test_sanitised.py": "runs the others like this",
 }
 
-# What a run of all tests takes of this, besides all attacks: seconds. WEIGHTMAP_SANITIZED=most takes every test but
-# those of LATER, each with the reason why it can wait for `make sanitize`: minutes, which continuous integration has.
-FEW = ("tests/index/test_table.py",)
+# What `make test-all` leaves to `make sanitize`, each with the reason why it can wait.
 LATER = {
     "benchmarks": "each once, on what tests have had",
     "tests/faults/": "minutes; what fails there are calls of the system, and C gets what other tests give it",
@@ -100,20 +99,13 @@ LATER = {
     ),
     **dict.fromkeys(
         (
-            *(
-                suite(name)
-                for name in ("docs", "imports", "mutation", "packaging", "page", "registry", "report", "toy")
-            ),
+            *(suite(name) for name in ("docs", "imports", "packaging", "page", "registry", "toy")),
             "tests/integration/test_pages.py",
             "tests/remote/test_requests.py",
         ),
         "nothing of the C module, or next to it",
     ),
     "tests/remote/test_stores.py::test_no_more_requests_at_a_time_than_asked_for": "waits for its server",
-    **dict.fromkeys(
-        ("tests/kernels/test_crc32.py::test_emulated", "tests/kernels/test_isa.py::test_c_driver"),
-        "C that they compile themselves",
-    ),
 }
 
 SETTINGS = {
@@ -132,10 +124,13 @@ def reason_to_skip(nodeid: str) -> str | None:
 
 
 def selection() -> list[str]:
-    """Return the arguments for pytest by which a run of all tests takes a part of this, as the environment says."""
-    if os.environ.get("WEIGHTMAP_SANITIZED") != "most":
-        return list(FEW)
-    return [f"--deselect={start}" if "::" in start else f"--ignore={start}" for start in LATER] + ["tests"]
+    """Return the arguments for pytest by which `make test-all` takes a part of this."""
+    return [
+        "-m",
+        "not slow",
+        *(f"--deselect={start}" if "::" in start else f"--ignore={start}" for start in LATER),
+        "tests",
+    ]
 
 
 def library() -> str | None:

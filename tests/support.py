@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 import weightmap as wm
+from weightmap import kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+
     from tests.builders import Tensor
 
 DATA = Path(__file__).parent / "data"
@@ -44,6 +51,24 @@ def preloaded(library: Path) -> str:
     That is the sanitiser's library, under the sanitisers: the package loads only where it came first.
     """
     return " ".join(filter(None, (os.environ.get("LD_PRELOAD"), str(library))))
+
+
+def each(cases: Iterable[Any], check: Callable[[Any], object], name: Callable[[Any], object] = str) -> None:
+    """Call `check` with one case after another, and fail with the failures of all: for cases by the hundred.
+
+    An item of pytest for each would take longer to collect, to hand out and to report than most checks take.
+    """
+    failures: list[BaseException] = []
+    for case in cases:
+        try:
+            check(case)
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - the other cases are tried as well
+            error.add_note(f"in the case {name(case)}")
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        raise BaseExceptionGroup(f"{len(failures)} cases", failures)
 
 
 def mappings(path: Path) -> list[tuple[int, int]]:
@@ -98,6 +123,13 @@ def survives(data: bytes) -> str:
         str(error)
         return type(error).__name__
     return ""
+
+
+def kernel_modules() -> list[ModuleType]:
+    """Every module of the kernels, all imported: one that is imported while another is patched would keep the patch."""
+    return [
+        importlib.import_module(found.name) for found in pkgutil.iter_modules(kernels.__path__, "weightmap.kernels.")
+    ]
 
 
 def listing(folder: Path) -> list[str]:

@@ -29,7 +29,8 @@ LOCATOR = ("signature", "disk", "place", "disks")
 FORMATS = {LOCAL: "<4s5H3I2H", CENTRAL: "<4s6H3I5H2I", END: "<4s4H2IH", WIDE_END: "<4sQ2H2I4Q", LOCATOR: "<4sIQI"}
 NARROW = 0xFFFFFFFF
 SHORT = 0xFFFF
-LATER = 8
+LATER, UTF8 = 8, 0x800
+NAME = 0x7075
 
 
 def record(names: tuple[str, ...], values: Mapping[str, Any]) -> bytes:
@@ -43,7 +44,7 @@ class Entry:
     """A file of an archive.
 
     `local` and `central` replace fields of its two headers, `packed` its bytes in the file; `extra` stands in the local
-    header, `gap` before it.
+    header, `more` in that of the directory, `gap` before the entry.
     """
 
     name: bytes
@@ -53,6 +54,7 @@ class Entry:
     descriptor: int = 0
     align: int = 1
     extra: bytes = b""
+    more: bytes = b""
     gap: bytes = b""
     packed: bytes | None = None
     local: dict[str, Any] = field(default_factory=dict)
@@ -87,13 +89,15 @@ def archive(
     wide_end: Mapping[str, Any] | None = None,
     locator: Mapping[str, Any] | None = None,
     before_end: bytes = b"",
+    inside: bytes = b"",
 ) -> bytes:
     """An archive; the last arguments replace fields of its last records."""
     out, central = bytearray(), bytearray()
     for entry in entries:
         out += entry.gap
         offset, stored, crc = len(out), entry.stored, zlib.crc32(entry.data)
-        said = {"version": 20, "flags": LATER if entry.descriptor else 0, "method": entry.method, "date": 33}
+        flags = (LATER if entry.descriptor else 0) | (0 if entry.name.isascii() else UTF8)
+        said = {"version": 20, "flags": flags, "method": entry.method, "date": 33}
         said |= {"crc": crc, "stored": len(stored), "size": len(entry.data), "name_len": len(entry.name)}
         here = dict(said)
         if entry.descriptor:
@@ -108,9 +112,9 @@ def archive(
             extra += struct.pack("<2s H", b"FB", room - 4) + b"Z" * (room - 4)
         out += record(LOCAL, here | {"signature": b"PK\3\4", "extra_len": len(extra)} | entry.local)
         out += entry.name + extra + stored + descriptor(entry)
-        wide_extra = b""
+        wide_extra = entry.more
         if entry.wide:
-            wide_extra = struct.pack("<2H3Q", 1, 24, len(entry.data), len(stored), offset)
+            wide_extra += struct.pack("<2H3Q", 1, 24, len(entry.data), len(stored), offset)
             said |= {"stored": NARROW, "size": NARROW}
         said |= {"signature": b"PK\1\2", "offset": NARROW if entry.wide else offset, "extra_len": len(wide_extra)}
         central += record(CENTRAL, said | entry.central) + entry.name + wide_extra
@@ -120,6 +124,7 @@ def archive(
     if wide:
         at = len(out)
         out += record(WIDE_END, {"signature": b"PK\6\6", "record": 44} | numbers | (wide_end or {}))
+        out += inside
         out += record(LOCATOR, {"signature": b"PK\6\7", "place": at, "disks": 1} | (locator or {}))
         numbers = {"here": SHORT, "count": SHORT, "length": NARROW, "begin": NARROW}
     out += record(END, {"signature": b"PK\5\6", "comment_len": len(comment)} | numbers | (end or {}))

@@ -57,8 +57,8 @@ static PyObject *pack_texts(PyObject *module, PyObject *const *args, Py_ssize_t 
     if (!before || !after || PyObject_GetBuffer(args[BOUNDS], &view, PyBUF_WRITABLE)) return NULL;
     if ((words = PySequence_Tuple(args[WORDS]))) { /* a tuple cannot change meanwhile */
         uint32_t *bounds = view.buf;
-        if ((view.len / 4 - 1) != PyTuple_Size(words)) {
-            PyErr_SetString(PyExc_ValueError, "bounds are one more than words");
+        if ((uintptr_t)view.buf % sizeof *bounds || (view.len / 4 - 1) != PyTuple_Size(words)) {
+            PyErr_SetString(PyExc_ValueError, "bounds are aligned, and one more than words");
         } else {
             const long long size = pack(words, before, after, NULL, bounds);
             if (size > UINT32_MAX)

@@ -7,8 +7,8 @@ static const uint64_t MOST_BEGIN = 1ULL << 62;
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *program = new_array(size, 1); /* of its own, so that reading behind it is noticed */
     if (size) memcpy(program, data, size);
-    const uint64_t words = 8 * size + 1024;
-    const wm_pickle_source source = {-1, program, 0, size};
+    const uint64_t words = 4 * size + size / 256 + 1024;
+    const wm_pickle_source source = {-1, program, 0, size, size % 2};
     uint64_t *arena = new_array(words, sizeof *arena);
     wm_pickle found;
     wm_fault fault;
@@ -23,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         storages.bounds = new_array(count + 1, sizeof *storages.bounds);
         storages.at = new_array(count, sizeof *storages.at);
         storages.nbytes = new_array(count, sizeof *storages.nbytes);
-        storages.item = new_array(count, 1);
+        storages.item = new_array(count, 1), storages.type = new_array(count, 1);
         uint64_t cursor = found.storages;
         CHECK(!wm_pickle_list(&source, arena, &cursor, count, &storages, &fault));
         for (uint64_t i = 0; i < count; i++)
@@ -46,7 +46,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         check_columns(&columns, n, n_dims, names_len);
         for (uint64_t i = 0; i < n; i++) CHECK(columns.begin[i] <= columns.end[i]);
         free_columns(&columns);
-        free(storages.names), free(storages.bounds), free(storages.at), free(storages.nbytes), free(storages.item);
+        free(storages.names), free(storages.bounds), free(storages.at), free(storages.nbytes), free(storages.item),
+            free(storages.type);
         free(begins), free(tensors.strides), free(path);
         free(values.names), free(values.bounds), free(values.kind), free(values.length), free(values.at);
     }

@@ -46,6 +46,13 @@ def of_archive(data: bytes) -> Iterator[tuple[str, bytes]]:
         yield "pickle", data[program : program + 2048]
 
 
+def of_model(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield an ONNX model, and its end as the numbers of a tensor, in every field and of every size."""
+    yield "onnx", bytes((1, 99, 9, 0, 0)) + data
+    for number in range(25):
+        yield "onnx", bytes((0, 0, 0, number, 3)) + data[-40:]
+
+
 def seeds(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the inputs that this file has for targets: their name and the input."""
     if data[:4] == b"EMBD" and len(data) >= 64:
@@ -87,7 +94,7 @@ def seeds(data: bytes) -> Iterator[tuple[str, bytes]]:
 def all_seeds() -> Iterator[tuple[str, bytes]]:
     """Yield every input, with the name of its target."""
     for data in files():
-        yield from seeds(data)
+        yield from of_model(data) if data[:1] == b"\x08" and any(data[4:8]) else seeds(data)
     yield from (("json", text) for text in BAD_JSON.values())
     yield from (("utf8", text) for text in (*BAD_UTF8.values(), "ü€😀".encode() * 9, b"a" * 70))
     yield "json", b'"a\\u00e9\\ud83d\\ude00\\n" '

@@ -32,25 +32,28 @@ from weightmap.errors import (
     TensorNotFoundError,
     TruncatedError,
     UnknownFormatError,
+    UnknownWordError,
     UnsupportedError,
 )
 from weightmap.formats import formats
 from weightmap.lazy import later as _later
 from weightmap.lazy import on_demand
+from weightmap.model import single as _single
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import load, open
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
     from weightmap.conversion.compare import DiffReport, diff
-    from weightmap.conversion.converting import convert
-    from weightmap.conversion.quantizing import quantize
-    from weightmap.conversion.reports import ConvertReport
+    from weightmap.conversion.converting import convert, quantize
+    from weightmap.conversion.running import Run
+    from weightmap.conversion.spec import Quantize
     from weightmap.conversion.tensor_diffs import TensorDiff
     from weightmap.conversion.verifying import verify
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.index.table import TensorInfo
+    from weightmap.index.row import TensorInfo
+    from weightmap.model.reports import ConvertReport
     from weightmap.model.saving import save
     from weightmap.model.verifying import VerifyReport
     from weightmap.plans.indices import shard
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
     from weightmap.plans.read_plan import ReadPlan
     from weightmap.quant.blocks import QuantizedTensor
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "ChecksumError",
@@ -76,9 +79,11 @@ __all__ = [
     "NotRegularFileError",
     "PlanError",
     "QuantError",
+    "Quantize",
     "QuantizedTensor",
     "ReadPlan",
     "RemoteError",
+    "Run",
     "ShardsError",
     "TargetError",
     "TensorDiff",
@@ -88,6 +93,7 @@ __all__ = [
     "TensorNotFoundError",
     "TruncatedError",
     "UnknownFormatError",
+    "UnknownWordError",
     "UnsupportedError",
     "VerifyReport",
     "Vocabulary",
@@ -106,25 +112,31 @@ __all__ = [
 
 # Imported at first use: opening a file does not need these.
 _ON_DEMAND = {
-    "ConvertReport": "conversion.reports",
+    "ConvertReport": "model.reports",
     "DiffReport": "conversion.compare",
     "Embeddings": "embeddings.embeddings",
+    "Quantize": "conversion.spec",
     "QuantizedTensor": "quant.blocks",
     "ReadPlan": "plans.read_plan",
+    "Run": "conversion.running",
     "TensorDiff": "conversion.tensor_diffs",
-    "TensorInfo": "index.table",
+    "TensorInfo": "index.row",
     "VerifyReport": "model.verifying",
     "Vocabulary": "embeddings.vocabulary",
     "convert": "conversion.converting",
     "diff": "conversion.compare",
     "plan": "plans.planning",
-    "quantize": "conversion.quantizing",
+    "quantize": "conversion.converting",
     "save": "model.saving",
     "shard": "plans.indices",
     "verify": "conversion.verifying",
 }
-__getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
+# Their frameworks need not be installed, so neither __all__ nor dir() has them.
+_MODULES = ("compat", "dcp", "device", "dlpack", "errors", "jax", "report", "torch", "typing", "vllm", "words")
+__getattr__ = on_demand(__name__, globals(), _ON_DEMAND, _MODULES)
 
+# A file that no format recognises may hold words, which stand on handles.
+_single.importers = _later(f"{__name__}.words.importers", "every")
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(before=_later(f"{__name__}.forking", "load_all"))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from weightmap.errors import counted
 
-__all__ = ["brief", "size", "sizes"]
-
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 

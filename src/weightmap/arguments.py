@@ -1,15 +1,16 @@
-"""Arguments of a wrong type: what public functions say of them. Hot paths import this only when they found one."""
+"""Errors for arguments of a wrong type. Hot paths import this only once they have found one."""
 
 from __future__ import annotations
 
 import operator
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["as_float", "as_integer", "as_path", "check_progress", "mistyped"]
+Globs: TypeAlias = str | Sequence[str] | None
 
 
 def mistyped(name: str, given: object, expected: str) -> TypeError:
@@ -17,6 +18,7 @@ def mistyped(name: str, given: object, expected: str) -> TypeError:
 
     Examples
     --------
+    >>> from weightmap.arguments import mistyped
     >>> mistyped("gap", "64K", "an integer")
     TypeError('gap must be an integer, not str')
     """
@@ -42,11 +44,24 @@ def as_float(name: str, given: Any) -> float:
 
 
 def as_path(name: str, given: Any) -> str:
-    """Return an argument as the path that it is. Raises TypeError for anything else."""
+    """Return an argument as a path. Raises TypeError for anything else."""
     try:
         return os.fsdecode(os.fspath(given))
     except TypeError:
         raise mistyped(name, given, "a path (str, bytes or os.PathLike)") from None
+
+
+def as_globs(name: str, given: Any) -> Globs:
+    """Return globs as a string or a tuple of strings. Raises TypeError for anything else."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise mistyped(name, given, "a glob or a sequence of globs")
+    listed = tuple(given)
+    for glob in listed:
+        if not isinstance(glob, str):
+            raise mistyped(f"a glob of {name}", glob, "a str")
+    return listed
 
 
 def check_progress(progress: Callable[[int, int], None] | None) -> None:

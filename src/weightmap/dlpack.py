@@ -60,7 +60,7 @@ def export(array: NDArray[Any] | QuantizedTensor) -> Exported:
     UnsupportedError
         DLPack has no such type.
     """
-    if not hasattr(array, "dtype") and not isinstance(array, QuantizedTensor):
+    if not hasattr(array, "dtype"):
         raise mistyped("array", array, "a numpy array or a QuantizedTensor")
     return Exported(array.dequantize() if isinstance(array, QuantizedTensor) else array)
 

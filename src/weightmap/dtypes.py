@@ -12,38 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.errors import MissingDependencyError, UnsupportedError
+from weightmap.errors import MissingDependencyError, QuantError, UnsupportedError
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    from numpy.typing import DTypeLike, NDArray
-
-    class Placement(Protocol):
-        """How a tensor lies whose elements do not follow one another in the file: see weightmap.io.placement.
-
-        Attributes
-        ----------
-        in_place : bool
-            Whether the elements are in the file as they are, `strides` bytes apart; otherwise they are made from it.
-        """
-
-        in_place: bool
-
-        @property
-        def strides(self) -> tuple[int, ...] | None:
-            """Bytes between elements; None for row-major order."""
-
-        def array(
-            self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
-        ) -> NDArray[Any]:
-            """Return the tensor, a view of the mapping where that is possible."""
-
-        def derived(self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> Any:
-            """Return a source that has the `nbytes` bytes of the tensor in row-major order, from `offset` on."""
-
-
-__all__ = ["DECLARED", "DTYPES", "NUMPY_MAX_NDIM", "SCHEMES", "DType", "dtype_of", "numpy_dtype"]
+    from numpy.typing import DTypeLike
 
 
 class DType:
@@ -60,35 +32,26 @@ class DType:
     quantized : bool
         Whether this is a scheme.
     declared : bool
-        Whether the file says how many bytes a tensor takes.
+        Whether the file declares the size of each tensor.
     swapped : bool
-        Whether the bytes of elements are the other way round than in `DTYPES`: big-endian.
+        Whether elements are big-endian, unlike those of `DTYPES`.
     packed : bool
-        Whether an element takes no whole number of bytes: arrays hold their bytes, as uint8.
-    placement : Placement or None
-        How a tensor lies that is not row-major in the file; `numpy` is None then, `element` the type of its elements.
-    element : DType
-        Itself but for a type with a placement.
+        Whether elements do not fill whole bytes: arrays hold the packed bytes, as uint8.
+    loaded : dtype or None
+        The numpy dtype of arrays, once it is known: `numpy`, or that of ml_dtypes after `numpy_dtype` imported it.
     """
 
-    __slots__ = ("bits", "declared", "element", "name", "numpy", "packed", "placement", "quantized", "swapped")
+    __slots__ = ("bits", "declared", "loaded", "name", "numpy", "packed", "quantized", "swapped")
 
     def __init__(self, name: str, bits: int, numpy: np.dtype[Any] | None = None, *, quantized: bool = False) -> None:
         self.name: str = name
         self.bits: int = bits
         self.numpy: np.dtype[Any] | None = numpy
+        self.loaded: np.dtype[Any] | None = numpy
         self.quantized: bool = quantized
         self.declared: bool = bits == DECLARED
         self.swapped: bool = numpy is not None and numpy.str[0] == ">"
         self.packed: bool = not quantized and bits % 8 != 0
-        self.element: DType = self
-        self.placement: Placement | None = None
-
-    def placed(self, placement: Placement) -> DType:
-        """Return this type, of a tensor with a placement."""
-        made = DType(self.name, self.bits)
-        made.element, made.placement = self, placement
-        return made
 
 
 # Stands for the bits of a scheme; no element has so many. kernels.h has the same number.
@@ -123,6 +86,15 @@ _ML_DTYPES = {
     "float8_e5m2fnuz": 8,
     "float8_e8m0fnu": 8,
 }
+# Short names that callers may use.
+SHORT = {
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
 # The types between which values are converted.
 FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 # Packed below the byte: numpy lacks them, so they are listed, copied between files, and returned as bytes.
@@ -137,7 +109,6 @@ SCHEMES: dict[str, DType] = {
     name: DType(name, DECLARED, quantized=True)
     for name in ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "pq")
 }
-_loaded: dict[str, np.dtype[Any]] = {}
 _known: dict[np.dtype[Any], DType | None] = {}
 _KNOWN_MOST = 256
 
@@ -152,12 +123,9 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     MissingDependencyError
         When ml_dtypes is not installed.
     """
-    dtype = dtype.element
-    if dtype.numpy is not None:
-        return dtype.numpy
-    found = _loaded.get(dtype.name)
+    found = dtype.loaded
     if found is None:
-        found = _loaded[dtype.name] = _load(dtype)
+        found = dtype.loaded = _load(dtype)
     return found
 
 
@@ -179,11 +147,11 @@ def _load(dtype: DType) -> np.dtype[Any]:
 
 
 def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return a numpy dtype, also for names that only ml_dtypes knows, such as "bfloat16".
+    """Return a numpy dtype, also for names that only ml_dtypes knows, such as "bfloat16", and for short ones: "bf16".
 
-    Raises TypeError for anything that is none, and for one of arrays, which would add dimensions.
+    Raises TypeError for anything else, and for dtypes of sub-arrays, which would add dimensions.
     """
-    named = DTYPES.get(dtype) if isinstance(dtype, str) else None
+    named = DTYPES.get(SHORT.get(dtype, dtype)) if isinstance(dtype, str) else None
     if named is not None:
         return numpy_dtype(named)
     try:
@@ -192,7 +160,19 @@ def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:
             return found
     except TypeError:
         pass
-    raise TypeError(f"dtype is {dtype!r}, expected one that numpy has, such as 'float32', or {', '.join(_ML_DTYPES)}")
+    known = ", ".join((*_ML_DTYPES, *SHORT))
+    raise TypeError(f"dtype is {dtype!r}, expected one that numpy has, such as 'float32', or {known}")
+
+
+def scale_type_named(scale_type: Any) -> str:
+    """Return "fp16" or "fp32" for a type of scales by any of its names. Raises `QuantError` for any other."""
+    try:
+        name = dtype_named(scale_type).name
+    except TypeError:
+        name = ""
+    if name not in ("float16", "float32"):
+        raise QuantError("scale_type", field="scale_type", actual=repr(scale_type), expected="'fp16' or 'fp32'")
+    return "fp16" if name == "float16" else "fp32"
 
 
 def dtype_of(dtype: DTypeLike) -> DType | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from weightmap.lazy import Named
+from weightmap.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ __all__ = [
     "TensorNotFoundError",
     "TruncatedError",
     "UnknownFormatError",
+    "UnknownWordError",
     "UnsupportedError",
     "counted",
     "cut_off",
@@ -79,6 +80,7 @@ def escape(text: str) -> str:
 
     Examples
     --------
+    >>> from weightmap.errors import escape
     >>> print(escape("layer\x1b[31m.weight"))
     layer\x1b[31m.weight
     """
@@ -96,6 +98,7 @@ def quoted(name: object) -> str:
 
     Examples
     --------
+    >>> from weightmap.errors import quoted
     >>> print(quoted("weight"), quoted("w" * 1000)[-30:])
     'weight' wwwwwwww'... (1000 characters)
     """
@@ -109,20 +112,19 @@ def counted(number: int, what: str) -> str:
 
     Examples
     --------
+    >>> from weightmap.errors import counted
     >>> counted(1, "tensor"), counted(1234, "tensor")
     ('1 tensor', '1,234 tensors')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-class Remedy(Named):
+class Remedy(NamedTuple):
     """An option that would help the caller; Python and the command line spell it differently."""
-
-    __slots__ = ()
 
     words: str  # with ``{}`` in the place of the option
     option: str  # its name in Python
-    value: str | None = None  # the value that helps, if it is known
+    value: str | bool | None = None  # the value that helps, if it is known
     switch: bool = False  # whether the option is on or off, and off by default
 
 
@@ -137,7 +139,8 @@ class TensorFileError(Exception):
     Parameters
     ----------
     what : str
-        The defect; or, with `actual`, the thing whose value is wrong.
+        The defect; or, with `actual`, the thing whose value is wrong. Other objects become text once the message is
+        rendered.
     path : str, optional
         The file, or a word in angle brackets for a source without a name, such as ``<bytes>``.
     format : str, optional
@@ -159,7 +162,7 @@ class TensorFileError(Exception):
 
     def __init__(
         self,
-        what: str,
+        what: Any,
         *,
         path: str | None = None,
         format: str | None = None,
@@ -186,11 +189,14 @@ class TensorFileError(Exception):
         return self
 
     def __str__(self) -> str:
-        return self.told(_in_python)
+        return self.render(_in_python)
 
-    def told(self, spell: Callable[[Remedy], str]) -> str:
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def render(self, spell: Callable[[Remedy], str]) -> str:
         """Return the message; `spell` spells the remedy's option."""
-        text = self.what
+        text = str(self.what)
         if self.actual is not None:
             text += f" is {self.actual}"
         if self.expected is not None:
@@ -203,7 +209,7 @@ class TensorFileError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An ImportError keeps its path outside of its dictionary.
-        return _rebuild, (type(self), vars(self) | {"path": self.path})
+        return _rebuild, (type(self), vars(self) | {"what": str(self.what), "path": self.path})
 
 
 def _rebuild(cls: type[TensorFileError], attributes: dict[str, Any]) -> TensorFileError:
@@ -258,11 +264,23 @@ class QuantError(TensorFileError, ValueError):
 
 
 class PlanError(TensorFileError, ValueError, IndexError):
-    """There is no such plan: an index out of range, a rank past the last one, a budget that is too small."""
+    """The plan is impossible: an index out of range, a rank past the last one, a budget that is too small."""
 
 
 class TensorNotFoundError(TensorFileError, KeyError):
     """The file has no tensor of this name."""
+
+
+class UnknownWordError(TensorFileError, KeyError):
+    """The model has no vector for this word.
+
+    Attributes
+    ----------
+    word : object
+        The word that was asked for.
+    """
+
+    word: object = None
 
 
 class ClosedError(TensorFileError, ValueError):
@@ -274,7 +292,7 @@ class FileChangedError(TensorFileError, OSError):
 
 
 class RemoteError(TensorFileError, OSError):
-    """A store does not deliver an object, or not as it was asked to."""
+    """A store fails to deliver an object, or answers a request wrongly."""
 
     __str__ = TensorFileError.__str__
 
@@ -284,11 +302,11 @@ class NotRegularFileError(TensorFileError, OSError):
 
 
 class TargetError(TensorFileError, OSError):
-    """The target is taken: by a sharded model, by another run that is writing one, or by a file that is read."""
+    """The target exists and may not be replaced, is being written by another run, or belongs to the source."""
 
 
 class ShardsError(TensorFileError):
-    """Shards of a model failed, by errors of several classes or of one that is not weightmap's.
+    """Shards of a model failed, with errors of several classes or of a foreign one.
 
     Attributes
     ----------
@@ -313,6 +331,7 @@ def cut_off(
 
     Examples
     --------
+    >>> from weightmap.errors import cut_off
     >>> print(cut_off("the name of tensor 0", 60, 80))
     the file ends within the name of tensor 0, expected at least 80 bytes (at byte 60)
     """
@@ -335,6 +354,7 @@ def too_many(
 
     Examples
     --------
+    >>> from weightmap.errors import too_many
     >>> print(too_many("number of words", 5, 3, field="n", offset=8))
     number of words is 5, expected at most 3, given the bytes that follow (at byte 8)
     """
@@ -348,6 +368,7 @@ def trailing_bytes(
 
     Examples
     --------
+    >>> from weightmap.errors import trailing_bytes
     >>> print(trailing_bytes(200, 176, field="size"))
     there are trailing bytes: the size of the file is 200, expected 176 (at byte 176)
     """
@@ -362,6 +383,7 @@ def nonzero_padding(where: str, offset: int) -> LayoutError:
 
     Examples
     --------
+    >>> from weightmap.errors import nonzero_padding
     >>> print(nonzero_padding("between sections", 96))
     padding between sections is not zero (at byte 96)
     """

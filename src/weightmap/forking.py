@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["load_all"]
-
 # Not needed for reading files: programs, integrations, conversions of word embeddings, and requests to stores, whose
 # libraries take a quarter of a second and register hooks of their own.
 _APART = frozenset(
-    {"__main__", "cli", "compat", "dcp", "demo", "importers", "jax", "report", "torch", "typing", "vllm", "words"}
+    {"__main__", "cli", "compat", "dcp", "demo", "jax", "report", "torch", "typing", "vllm", "words"}
     | {"ahead", "fetching", "location", "remote", "stores", "web"}
 )
 # Without `logging` and `concurrent.futures`: imported during a fork, they would register their own hooks too late.

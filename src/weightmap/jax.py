@@ -18,6 +18,7 @@ import numpy as np
 from weightmap.arguments import mistyped
 from weightmap.errors import MissingDependencyError
 from weightmap.model.opening import open as open_model
+from weightmap.model.parts import check_copied
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def load_file(path: Any, sharding: Any = None) -> dict[str, Any]:
     path : str or os.PathLike
         Anything that `weightmap.open` takes.
     sharding : jax.sharding.Sharding, or mapping or function of names to one, optional
-        Where the parts of each array go; each device's part is read alone. None, and for a name that the mapping
-        lacks, is the device where jax puts arrays.
+        Where the parts of each array go; each device's part is read alone. None, or a name missing in the mapping,
+        means the device where jax puts arrays.
 
     Returns
     -------
@@ -84,7 +85,7 @@ def load_file(path: Any, sharding: Any = None) -> dict[str, Any]:
     choose = _chooser(sharding)
     with open_model(path) as file:
         return {
-            name: to_jax(file[name]) if wanted is None else read_sharded(file, name, wanted)
+            name: to_jax(_viewed(file, name)) if wanted is None else read_sharded(file, name, wanted)
             for name, wanted in ((name, choose(name)) for name in file)
         }
 
@@ -108,14 +109,22 @@ def read_sharded(file: TensorFile, name: str, sharding: Any) -> Any:
     TensorNotFoundError
     """
     jax = _jax()
-    tensor = file[name]
+    tensor = _viewed(file, name)
 
-    stored = np.dtype(np.float32) if isinstance(tensor, QuantizedTensor) else tensor.dtype.newbyteorder("=")
+    stored = tensor.dtype.newbyteorder("=")
 
     def part(index: tuple[slice, ...]) -> Any:
         return np.asarray(tensor[index or ...], stored)
 
     return jax.make_array_from_callback(tensor.shape, sharding, part)
+
+
+def _viewed(file: TensorFile, name: str) -> Any:
+    """Return a tensor. Raises `LimitError` for a view that jax, which copies it, would make too large."""
+    tensor = file[name]
+    if isinstance(tensor, np.ndarray) and not tensor.flags.c_contiguous:
+        check_copied(file, name, tensor.nbytes)
+    return tensor
 
 
 def _chooser(sharding: Any) -> Callable[[str], Any]:

@@ -1,27 +1,34 @@
-"""What keeps `import weightmap` short: imports deferred to the first use, and named tuples that are quick to define."""
+"""Keeps `import weightmap` short: imports deferred to the first use, and named tuples that are quick to define."""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from importlib import import_module
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, dataclass_transform
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Self
+    from collections.abc import Callable, Collection, Mapping
+    from typing import NamedTuple as NamedTuple  # noqa: PLC0414 - passed on
+else:
 
-try:
-    from collections import _tuplegetter as _getter  # type: ignore[attr-defined] # what named tuples of Python have
-except ImportError:
+    class _NamedTupleType(type):
+        def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+            if not bases:
+                return super().__new__(cls, name, bases, body)
+            fields = body.pop("__annotations__")
+            defaults = [body.pop(field) for field in fields if field in body]
+            made = namedtuple(name, fields, defaults=defaults, module=body["__module__"])  # noqa: PYI024 - see below
+            for key, value in body.items():
+                setattr(made, key, value)
+            return made
 
-    def _getter(place: int, doc: str) -> property:
-        return property(itemgetter(place), doc=doc)
+    class NamedTuple(metaclass=_NamedTupleType):
+        """That of `typing` for modules that `import weightmap` loads: it does not compile each annotation as code."""
 
 
-__all__ = ["Named", "later", "on_demand"]
-
-
-def on_demand(package: str, namespace: dict[str, Any], where: Mapping[str, str]) -> Callable[[str], Any]:
+def on_demand(
+    package: str, namespace: dict[str, Any], where: Mapping[str, str], modules: Collection[str] = ()
+) -> Callable[[str], Any]:
     """Return a ``__getattr__`` for a package that imports each name from its module at first use.
 
     Parameters
@@ -32,9 +39,13 @@ def on_demand(package: str, namespace: dict[str, Any], where: Mapping[str, str])
         Its globals, which keep each name once it is loaded.
     where : mapping of str to str
         For each name the module, relative to the package, that defines it.
+    modules : collection of str
+        Names that are modules of the package themselves.
     """
 
     def get(name: str) -> Any:
+        if name in modules:
+            return import_module(f"{package}.{name}")
         module = where.get(name)
         if module is None:
             msg = f"module {package!r} has no attribute {name!r}"
@@ -64,56 +75,3 @@ class later:  # noqa: N801 - it takes the place of a function
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Call it."""
         return self.load()(*args, **named)
-
-
-@dataclass_transform(frozen_default=True)
-class Named(tuple[Any, ...]):
-    """Base of named tuples: a subclass names its fields by annotations, and gives defaults as values.
-
-    Defining one takes 7 microseconds, one of `typing.NamedTuple` with eight fields 90: the import pays for each. Making
-    one takes half a microsecond longer.
-    """
-
-    __slots__ = ()
-    _fields: tuple[str, ...] = ()
-    _defaults: dict[str, Any] = {}  # noqa: RUF012 - of a class, and nobody changes it
-
-    def __init_subclass__(cls) -> None:
-        cls._fields = tuple(cls.__annotations__)
-        cls._defaults = {name: cls.__dict__[name] for name in cls._fields if name in cls.__dict__}
-        for place, name in enumerate(cls._fields):
-            setattr(cls, name, _getter(place, f"Field {place}."))
-
-    def __new__(cls, *values: Any, **named: Any) -> Self:
-        """Make one of values in the order of the fields, by name, or both."""
-        if named or len(values) != len(cls._fields):
-            given = dict(zip(cls._fields, values, strict=False))
-            every = {**cls._defaults, **given, **named}
-            if len(values) > len(given) or given.keys() & named.keys() or every.keys() != set(cls._fields):
-                msg = f"{cls.__name__} takes {', '.join(cls._fields)}, not {values} and {named}"
-                raise TypeError(msg)
-            values = tuple(every[name] for name in cls._fields)
-        return tuple.__new__(cls, values)
-
-    @classmethod
-    def _make(cls, values: tuple[Any, ...]) -> Self:
-        """Make one of a tuple of all values, which takes less than a call with them."""
-        return tuple.__new__(cls, values)
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return tuple(self)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._asdict().items())})"
-
-    def _asdict(self) -> dict[str, Any]:
-        """Return the values by name."""
-        return dict(zip(self._fields, self, strict=True))
-
-    def _replace(self, **named: Any) -> Self:
-        """Return one with other values in these fields."""
-        values = tuple(map(named.pop, self._fields, self))
-        if named:
-            msg = f"{type(self).__name__} has no field {', '.join(named)}"
-            raise TypeError(msg)
-        return self._make(values)

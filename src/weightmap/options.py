@@ -12,13 +12,11 @@ if TYPE_CHECKING:
 
     from weightmap.errors import TensorFileError
 
-__all__ = ["DEEPEST", "INFLATION", "ImportOptions", "Limits", "Options"]
-
 # The deepest nesting of objects, arrays and tables in any text of a file: code that recurses through parsed content, to
 # print, compare or copy it, gets no deeper.
 DEEPEST = 128
-# A deflated byte makes at most so many.
-INFLATION = 1032
+# A deflated byte makes at most so many; so may any other, besides some to spare: see `check_expansion`.
+INFLATION, SPARE = 1032, 64 << 20
 
 
 class Limits(tuple[int, int, "int | None", int]):
@@ -32,15 +30,19 @@ class Limits(tuple[int, int, "int | None", int]):
     max_tensors : int
         Largest number of tensors in a file, or in a whole sharded model.
     max_copy_bytes : int, optional
-        Most bytes that ``mode="copy"``, `convert`, `load` and `read` copy; None for no bound. Set it for files from
-        strangers: a sparse file of a terabyte costs its author nothing.
+        Most bytes that ``mode="copy"``, `convert`, `load` and `read` copy; None for no bound. Set it for untrusted
+        files: a sparse file of a terabyte costs its author nothing. It also replaces a built-in bound: unless it allows
+        more, tensors are not read, written or compared if they expand to more than 1,032 times the bytes of their file
+        plus 64 MiB. In a PyTorch checkpoint, one number may stand for 2**40 elements, and many tensors may share the
+        same bytes.
     max_shards : int
         Largest number of files of a sharded model. Each is mapped, and Linux grants a process 65,530 mappings,
         including those of its own memory: the default takes half of them.
 
     Examples
     --------
-    >>> Limits(max_tensors=10).check("max_tensors", 11, "number of tensors")
+    >>> import weightmap as wm
+    >>> wm.Limits(max_tensors=10).check("max_tensors", 11, "number of tensors")
     Traceback (most recent call last):
     weightmap.errors.LimitError: number of tensors is 11, expected at most 10 (Limits.max_tensors)
     """
@@ -67,13 +69,6 @@ class Limits(tuple[int, int, "int | None", int]):
                 raise ValueError(f"{name} is {bound}, expected at least 0")
         return tuple.__new__(cls, bounds)
 
-    @classmethod
-    def given(cls, limits: Limits) -> Limits:
-        """Return limits that a caller gave. Raises TypeError for anything else."""
-        if not isinstance(limits, cls):
-            raise TypeError(f"limits must be weightmap.Limits, not {type(limits).__name__}")
-        return limits
-
     max_header_bytes: int = property(itemgetter(0))  # type: ignore[assignment]
     max_tensors: int = property(itemgetter(1))  # type: ignore[assignment]
     max_copy_bytes: int | None = property(itemgetter(2))  # type: ignore[assignment]
@@ -90,6 +85,26 @@ class Limits(tuple[int, int, "int | None", int]):
         bound = getattr(self, name)
         if bound is not None and value > bound:
             raise LimitError(what, field=name, offset=offset, actual=value, expected=f"at most {bound} (Limits.{name})")
+
+
+def validated_limits(limits: Limits | None) -> Limits:
+    """Return the caller's limits, by default the usual ones. Raises TypeError for anything else."""
+    if limits is None:
+        return Limits()
+    if not isinstance(limits, Limits):
+        raise TypeError(f"limits must be weightmap.Limits, not {type(limits).__name__}")
+    return limits
+
+
+def check_expansion(limits: Limits, nbytes: int, stored: int, what: str, path: str) -> None:
+    """Raise `LimitError` if a file of `stored` bytes may not expand to `nbytes`.
+
+    Called, by `Source.check_size`, before walking over elements that the file may store once for many.
+    """
+    most, bound = INFLATION * stored + SPARE, limits.max_copy_bytes
+    if nbytes > most and (bound is None or nbytes > bound):
+        expected = f"at most {most} of a file of {stored} bytes (Limits(max_copy_bytes=...) allows more)"
+        raise LimitError(what, path=path, field="max_copy_bytes", actual=nbytes, expected=expected)
 
 
 class Options:
@@ -151,6 +166,6 @@ class ImportOptions(Options):
 
     importing = True
 
-    def __init__(self, limits: Limits, *, lossy: bool) -> None:
-        super().__init__(limits, private=True)
+    def __init__(self, limits: Limits, *, lossy: bool, strict: bool = True) -> None:
+        super().__init__(limits, private=True, strict=strict)
         self.lossy: bool = lossy

@@ -20,6 +20,7 @@ class TensorLike(Protocol):
     Examples
     --------
     >>> import numpy as np
+    >>> from weightmap.typing import TensorLike
     >>> def elements(tensor: TensorLike) -> int:
     ...     return int(np.prod(tensor.shape))
     >>> elements(np.zeros((2, 3)))

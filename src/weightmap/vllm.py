@@ -2,7 +2,7 @@
 
 vLLM finds `register` by the entry-point group ``vllm.general_plugins`` in each of its processes::
 
-    vllm serve ./model --load-format weightmap --model-loader-extra-config '{"threads": 8}'
+    python -m vllm.entrypoints.openai.api_server --model ./model --load-format weightmap
 
 The model is a directory with ``config.json`` and files of safetensors, EMBD, BinTensors, AMB or GGUF, with the names
 that Hugging Face gives to tensors.
@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError, quoted
-from weightmap.formats import FORMATS
+from weightmap.formats import FORMATS, of_ranks
 from weightmap.model.opening import open as open_model
 from weightmap.model.single import INDEX_SUFFIX
 from weightmap.plans.planning import plan
@@ -27,6 +27,7 @@ from weightmap.torch import load_plan, read_tensor, writable_mode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from weightmap.plans.sums import Check
     from weightmap.typing import Mode, Verify
 
 __all__ = ["Settings", "has_head", "loader_class", "model_files", "register", "register_sglang", "sglang_loader_class"]
@@ -46,7 +47,7 @@ class Settings(NamedTuple):
     """What ``model_loader_extra_config`` sets."""
 
     mode: Mode | None = None
-    verify: Verify = "header"
+    verify: Verify = "full"
     threads: int | None = None
     upload: bool = True
 
@@ -57,10 +58,12 @@ class Settings(NamedTuple):
         Parameters
         ----------
         config : dict
-            ``mode`` and ``verify`` as for `weightmap.open`, by default what suits the device, and "header";
-            ``threads``, how many bring a file into memory before its tensors are used, 8 by default and 0 for none;
-            ``upload``, whether tensors for a model on a GPU go there by `weightmap.device` before the model takes its
-            parts of them, which is the default.
+            ``mode`` as for `weightmap.open`, by default what suits the device; ``verify``, "full" by default: checksums
+            of tensors, where the file has any, are computed as the tensors are handed out, and a wrong one is an error
+            before the last of them; "header" and "none" as for `weightmap.open`; ``threads``, how many bring a file
+            into memory before its tensors are used, 8 by default and 0 for none; ``upload``, whether tensors for a
+            model on a GPU go there by `weightmap.device` before the model takes its parts of them, which is the
+            default.
 
         Raises
         ------
@@ -98,7 +101,7 @@ def model_files(folder: str) -> tuple[list[str], str]:
     UnknownFormatError
         When it has several indices and none of the usual name, or, without an index, files of several formats.
     FormatError
-        When the index or a shard is damaged, or a shard is missing.
+        When the index or a shard is damaged, or a shard is missing; or when each file holds parts of tensors.
     """
     suffixes = {format_: FORMATS[format_].suffixes for format_ in _FORMATS}
     every = tuple(suffix for own in suffixes.values() for suffix in own)
@@ -120,7 +123,10 @@ def model_files(folder: str) -> tuple[list[str], str]:
     if len(present) > 1:
         msg = f"this directory has model files of several formats: {', '.join(quoted(files[0]) for files in present)}"
         raise UnknownFormatError(msg, path=folder)
-    return [os.path.join(folder, name) for name in present[0]], _USUAL_INDEX
+    files = present[0]
+    if len(files) > 1 and (parts := of_ranks(files, folder)) is not None:
+        raise parts
+    return [os.path.join(folder, name) for name in files], _USUAL_INDEX
 
 
 def _natural(name: str) -> list[Any]:
@@ -156,7 +162,8 @@ def tensors(
         Whether tensors may share the pages of files, copy-on-write, where the settings name no mode. Otherwise each is
         a copy of its own, for a driver that gets mapped pages may pin or migrate them.
     skip : callable
-        Tells by its name whether a tensor is left out; its bytes are not read.
+        Tells by its name whether a tensor is left out; its bytes are read only where a checksum to be checked covers
+        them.
     local : (int, int)
         Number of this process among those on this machine that load the same model, and how many these are: each
         brings a part of every file into memory.
@@ -165,11 +172,14 @@ def tensors(
     """
     mode = settings.mode or (writable_mode() if shared else "mmap")
     away = device is not None and settings.upload
+    # In the pass that loads: whoever stops before the last tensor, as servers do not, gets some unchecked.
+    check: Check = "last" if settings.verify == "full" else False
+    opened: Verify = "header" if check else settings.verify
     done: set[str] = set()  # the first file of a split model opens all
     for path in paths:
         if path in done:
             continue
-        with open_model(path, mode=mode, verify=settings.verify) as file:
+        with open_model(path, mode=mode, verify=opened) as file:
             done.update(os.path.join(os.path.dirname(path), name) for name in file.shards)
             names = [name for name in file if not skip(name)]
             if any(map(_LLAMA_CPP.match, names)):
@@ -180,9 +190,9 @@ def tensors(
             if settings.threads != 0 and mode in {"mmap", "cow"} and (local[1] > 1 or not away):
                 reads.warm(settings.threads)
             if away:
-                yield from load_plan(reads, device, group=_GROUP)
+                yield from load_plan(reads, device, verify=check, group=_GROUP)
                 continue
-            for name, array in reads.run():
+            for name, array in reads.run(verify=check):
                 yield name, read_tensor(file, name, array)
 
 

@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
     """A safetensors file whose data begins at no multiple of 16."""
     path = tmp_path / "source.safetensors"
     for length in range(64):
-        wm.save(path, TENSORS, metadata={"k": "v" * length})
+        wm.save(path, TENSORS, metadata={"k": "v" * length, "general.architecture": "llama"})
         if wm.open(path).infos()[0].offset % 16:
             return path
     raise AssertionError

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import weightmap as wm
+from weightmap import words
+from weightmap.cli import main
 from weightmap.compat import safe_open, serialize
 from weightmap.compat.gguf import GGUFReader
 from weightmap.dlpack import export
@@ -70,6 +72,9 @@ WRONG: list[tuple[Call, str]] = [
     (lambda f: f.file.read("w", "foo"), DTYPE.format("'foo'")),
     (lambda f: f.file.read("w", 5), DTYPE.format("5")),
     (lambda f: f.file.read("w", "(2,)f4"), DTYPE.format(r"'\(2,\)f4'")),
+    (lambda f: wm.open(f.model, store=3), "store must be an object store with the methods of obstore's, not int"),
+    (lambda _: wm.open("s3://a/b", store="s3://a"), "store must be an object store .*, not str"),
+    (lambda f: wm.open(f.model, deadline="1"), "deadline must be a number, not str"),
     (lambda f: f.quantized.dequantize("foo"), DTYPE.format("'foo'")),
     (lambda f: f.quantized.dequantize(("f4", (2,))), DTYPE.format(r"\('f4', \(2,\)\)")),
     (lambda f: f.file.read("w", threads="2"), "threads must be an integer, not str"),
@@ -81,8 +86,13 @@ WRONG: list[tuple[Call, str]] = [
     (lambda f: f.file.release(5), "names must be a name or a sequence of them, not int"),
     (lambda f: wm.open(f.words).embeddings.batch(5), "words must be a sequence of words, not int"),
     (lambda f: wm.open(f.words).vocab["a"], "a token id must be an integer, not str"),
-    (lambda f: wm.verify(f.model, manifest=5), r"manifest must be a path \(str, bytes or os.PathLike\), not int"),
-    (lambda f: wm.verify(f.model, executor=5), "executor must be a concurrent.futures.Executor, not int"),
+    (lambda f: wm.verify(f.model, run=5), "run must be a weightmap.Run, not int"),
+    (lambda f: f.spread(run={"manifest": "m"}), "run must be a weightmap.Run, not dict"),
+    (lambda f: f.convert(rename=5), "rename must be a mapping of names or a function of a name, not int"),
+    (lambda f: f.convert(rename=len), "the new name of tensor 'w' must be a str, not int"),
+    (lambda f: words.convert(f.words, f.target, pq="8"), "pq must be a weightmap.words.Pq, not str"),
+    (lambda f: words.convert(f.words, f.target, threads="2"), "threads must be an integer, not str"),
+    (lambda f: words.Pq(n_bits="8"), "n_bits must be an integer, not str"),
     (lambda f: wm.verify(f.model, progress=5), "progress must be a function of two numbers"),
     (lambda f: wm.save(None, {}), r"path must be a path \(str, bytes or os.PathLike\), not NoneType"),
     (lambda f: wm.save(f.target, None), "tensors must be a mapping, not NoneType"),
@@ -96,13 +106,13 @@ WRONG: list[tuple[Call, str]] = [
     (lambda f: wm.convert(f.model, None), r"dst must be a path \(str, bytes or os.PathLike\), not NoneType"),
     (lambda f: f.convert(include=5), "include must be a glob or a sequence of globs, not int"),
     (lambda f: f.convert(exclude=b"w"), "exclude must be a glob or a sequence of globs, not bytes"),
-    (lambda f: f.convert(quantize_include=[1]), "a glob of quantize_include must be a str, not int"),
-    (lambda f: f.convert(quantize_exclude=["w", None]), "a glob of quantize_exclude must be a str, not NoneType"),
+    (lambda f: wm.Quantize("int8", include=[1]), "a glob of include must be a str, not int"),
+    (lambda f: wm.Quantize("int8", exclude=["w", None]), "a glob of exclude must be a str, not NoneType"),
     (lambda f: f.convert(progress="bar"), "progress must be a function of two numbers, done and total, not str"),
-    (lambda f: f.spread(executor="threads"), "executor must be a concurrent.futures.Executor, not str"),
-    (lambda f: f.spread(manifest=5), r"manifest must be a path \(str, bytes or os.PathLike\), not int"),
-    (lambda f: f.spread(rank="1", world=2), "rank must be an integer, not str"),
-    (lambda f: f.spread(rank=0, world=2.0), "world must be an integer, not float"),
+    (lambda f: wm.Run("threads"), "executor must be a concurrent.futures.Executor, not str"),
+    (lambda f: wm.Run(manifest=5), r"manifest must be a path \(str, bytes or os.PathLike\), not int"),
+    (lambda f: wm.Run(rank="1", world_size=2), "rank must be an integer, not str"),
+    (lambda f: wm.Run(world_size=2.0), "world_size must be an integer, not float"),
     (lambda f: f.quantize(block_size="32"), "block_size must be an integer, not str"),
     (lambda f: f.quantize(block_size={}), "block_size must be an integer, not dict"),
     (lambda f: f.quantize("adaptive", block_size="32"), "block_size must be an integer, not str"),
@@ -147,6 +157,32 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(tmp_path_factory.mktemp("arguments"))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("fp16", "float16"),
+        ("bf16", "bfloat16"),
+        ("fp32", "float32"),
+        ("fp64", "float64"),
+        ("fp8_e4m3", "float8_e4m3fn"),
+        ("fp8_e5m2", "float8_e5m2"),
+        ("float8_e4m3fn", "float8_e4m3fn"),
+        ("<f2", "float16"),
+        (np.float64, "float64"),
+    ],
+)
+def test_data_types_have_the_same_names_everywhere(files: Files, tmp_path: Path, dtype: Any, name: str) -> None:
+    """What reads, decodes and converts takes numpy's names and objects, those of ml_dtypes, and short ones."""
+    target = tmp_path / "o.safetensors"
+    wm.convert(files.model, target, dtype=dtype)
+    with wm.open(target) as f:
+        assert f.info("w").dtype == name
+    assert (files.file.read("w", dtype).dtype, files.quantized.dequantize(dtype).dtype) == (name, name)
+    if isinstance(dtype, str):
+        assert main(["convert", str(files.model), str(target), "--dtype", dtype]) == 0
+        assert wm.load(target)["w"].dtype == name
+
+
 @pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_an_argument_of_a_wrong_type_is_named(call: Call, message: str, files: Files) -> None:
     """The error is a TypeError that names the argument and says what it takes; nothing is written."""
@@ -169,5 +205,5 @@ def test_a_value_that_cannot_be_hashed_is_like_any_wrong_one(
 def test_paths_may_be_bytes(files: Files, tmp_path: Path) -> None:
     """A manifest, as any path that is written, may be bytes."""
     manifest = tmp_path / "manifest"
-    wm.verify(files.model, manifest=bytes(manifest))
+    wm.verify(files.model, run=wm.Run(manifest=bytes(manifest)))
     assert manifest.exists()

@@ -92,7 +92,7 @@ def test_shards_share_their_buffers(tmp_path: Path) -> None:
 import resource, sys, json
 from pathlib import Path
 import numpy as np, weightmap as wm
-from weightmap.conversion import shard, shards
+from weightmap.conversion import shards, tasks
 
 root, count = Path(sys.argv[1]), 24
 (root / "model").mkdir()
@@ -102,7 +102,7 @@ for i in range(count):
     where[f"w{i}"] = f"{i}.safetensors"
 (root / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 seen = []
-convert_shard = shard.convert_shard
+convert_shard = tasks.convert_shard
 
 def counted(task):
     seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)

@@ -198,7 +198,7 @@ def test_options_are_spelt_as_the_command_line_has_them(write, run, tmp_path):
         weightmap.convert(tmp_path / "words.txt", tmp_path / "out.fifu")
     weightmap.save(tmp_path / "two.weights", dict.fromkeys("ab", np.ones((2, 4), np.float32)), vocab=["x", "y"])
     _, _, err = run("convert", tmp_path / "two.weights", tmp_path / "out.txt", "--format", "text")
-    assert err.endswith("; --include chooses it\n")
+    assert err.endswith("; convert with --include chooses it\n")
     with pytest.raises(weightmap.EncodeError, match=r"or give format=$"):
         weightmap.convert(path, tmp_path / "out.unknown")
 
@@ -352,8 +352,7 @@ def test_json_gives_back_the_name_exactly(write, run):
 
 
 def test_markup_in_a_name_is_text(write):
-    """On a terminal, where rich draws the table, a tensor called [red]… keeps its brackets."""
-    pytest.importorskip("rich")
+    """On a terminal, a tensor called [red]… keeps its brackets."""
     path = write(tensors={NASTY["markup"]: floats(1), NASTY["escape"]: floats(2)})
     status, sent = on_terminal("inspect", path)
     assert status == 0
@@ -546,10 +545,10 @@ def test_verify_says_first_when_it_could_check_the_structure_only(write, embd, r
     assert status == 0
     lines = [line for line in out.splitlines() if not line.startswith("  ")]
     assert lines[0].startswith(f"{plain}: ok (")
-    assert lines[0].endswith(", structure only: safetensors has no checksums")
+    assert lines[0].endswith(", structure only, every byte readable: safetensors has no checksums")
     assert "structure" not in lines[1]
     first, second = json.loads(run("verify", "--json", plain, embd)[1])["files"]
-    assert first["scope"] == "structure only: safetensors has no checksums"
+    assert first["scope"] == "structure only, every byte readable: safetensors has no checksums"
     assert first["structure_only"] == "safetensors has no checksums"
     assert (second["scope"], second["structure_only"]) == ("structure and checksums", None)
 
@@ -583,6 +582,7 @@ def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
     for options, said in (
         (["--format", "nope"], "weightmap: --format is 'nope', expected one of "),
         (["--layout", "nope"], "weightmap: --layout is 'nope', expected one of "),
+        (["--layout", "nope", "--format", "gguf"], "weightmap: --layout is 'nope', and GGUF has none"),
         (["--dtype", "layout=3"], "weightmap: --dtype is 'layout=3', expected one of "),
         (["--format", "text", "--layout", "spec"], "weightmap: --layout is not for files of format text"),
     ):
@@ -610,26 +610,21 @@ def test_options_may_stand_anywhere(given, names):
     assert (args.file, args.names, args.threads) == ("FILE", names, 2)
 
 
-def test_the_page_of_a_report_may_be_named_anywhere():
-    """A second model may follow --output."""
-    for given in (
-        ["A", "B", "-o", "C"],
-        ["A", "-o", "C", "B"],
-        ["-o", "C", "A", "B"],
-        ["A", "-oC", "--no-verify", "B"],
-    ):
+def test_the_page_of_a_report_is_named_last():
+    """It comes last, behind one model or two; a name that is not one of a page is refused: it may be a model."""
+    for given, other in ((["A", "C"], None), (["A", "B", "C"], "B"), (["A", "--no-verify", "B", "C"], "B")):
         args = parser.build_parser().parse_args(["report", *given])
-        assert (args.file, args.other, args.output) == ("A", "B", "C")
+        assert (args.file, args.other, args.out) == ("A", other, "C")
 
 
 @pytest.mark.parametrize(
-    "given", [["A", "-o"], ["A", "-o", "--", "B"], ["A", "-o", "--no-verify", "B"], ["A", "-o", "C", "-x"]]
+    "given", [["A", "--dtype"], ["A", "--dtype", "--", "B"], ["A", "B", "--dtype", "--verify"], ["A", "B", "-x"]]
 )
 def test_an_option_without_its_value_is_a_usage_error(run, given):
     """An option that lacks its value, or that does not exist, ends the command as before."""
-    status, out, err = run("report", *given)
+    status, out, err = run("convert", *given)
     assert (status, out) == (2, "")
-    assert "unrecognized arguments: -x" in err or "expected one argument" in err
+    assert "there is no option -x" in err or "expected one argument" in err
 
 
 def test_diff_of_equal_files_is_0(write, run):
@@ -720,6 +715,28 @@ def test_convert_takes_globs_repeatedly(write, run, tmp_path):
     assert {tensor["name"] for tensor in json.loads(out)["tensors"]} == {"a.w", "b.w"}
 
 
+def test_inspect_finds_tensors_in_several_files(write, run, tmp_path):
+    """--include and --exclude choose tensors, and the files that have some; --sort orders those of each file."""
+    one = write(tensors={"a.w": floats(1, 2), "a.bias": floats(*range(9)), "b.w": floats(1, 2, 3)})
+    two, three = tmp_path / "two.safetensors", tmp_path / "three.safetensors"
+    two.write_bytes(safetensors_bytes({"c.w": floats(1)}))
+    three.write_bytes(safetensors_bytes({"c.bias": floats(1)}))
+    options = ["--include", "*.w", "--include", "*bias", "--exclude", "c.b*"]
+    for by, names in ((["--sort", "nbytes"], ["a.bias", "b.w", "a.w"]), (["--sort", "name"], ["a.bias", "a.w", "b.w"])):
+        status, out, err = run("inspect", one, two, three, *options, *by, "--json")
+        assert (status, err) == (0, "")
+        files = json.loads(out)["files"]
+        assert [Path(file["path"]) for file in files] == [Path(one), two]
+        assert [[tensor["name"] for tensor in file["tensors"]] for file in files] == [names, ["c.w"]]
+        assert [total["tensors"] for file in files for total in file["totals"].values()] == [3, 1]
+    out = run("inspect", one, two, three, *options)[1]
+    assert [line for line in out.splitlines() if line.startswith("file")] == [f"file  {one}", f"file  {two}"]
+    assert all(name in out for name in ("a.w", "a.bias", "b.w", "c.w"))
+    assert "c.bias" not in out
+    assert run("inspect", two, "--include", "d*") == (2, "", "weightmap: --include 'd*': none of 1 tensor is left\n")
+    assert run("inspect", two, tmp_path / "none")[0] == 4
+
+
 def test_globs_that_leave_nothing_are_usage_errors(write, run, tmp_path):
     """A mistyped glob is an error that names it, and the file that was there stays."""
     target = tmp_path / "out.safetensors"
@@ -730,6 +747,9 @@ def test_globs_that_leave_nothing_are_usage_errors(write, run, tmp_path):
         (["--exclude", "*"], "--exclude is '*', which leaves none of 2 tensors"),
     ):
         assert run("convert", write(), target, *options) == (2, "", f"weightmap: {said}\n")
+    options = ["--quantize", "q8_0", "--format", "gguf", "--quantize-include", "wieght*"]
+    said = "--quantize-include is 'wieght*', which matches none of 2 tensors"
+    assert run("convert", write(), target, *options) == (2, "", f"weightmap: {said}\n")
     assert target.read_bytes() == b"old"
 
 
@@ -766,14 +786,25 @@ def test_an_unknown_choice_is_a_usage_error(write, run, tmp_path, option):
 
 def test_numpy_loads_exported_files(write, run, tmp_path):
     """The .npy file holds the tensor; an existing file is replaced, under exactly the name given."""
-    target = tmp_path / "out.array"
+    target = tmp_path / "out.NPY"
     target.write_bytes(b"old")
     status, _, err = run("export", write(), "weight", target)
     assert (status, err) == (0, "")
     loaded = np.load(target)
     assert loaded.dtype == np.float32
     assert loaded.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "out.array"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "out.NPY"]
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out", "out.npz", "weight.npy.csv"])
+def test_export_writes_no_other_format_than_its_name_says(write, run, tmp_path, name):
+    """Another suffix than .npy is refused, and names it; a file that is there stays."""
+    target = tmp_path / name
+    target.write_text("old")
+    status, out, err = run("export", write(), "weight", target)
+    assert (status, out) == (2, "")
+    assert "expected a name that ends in .npy" in err
+    assert target.read_text() == "old"
 
 
 def test_export_of_bfloat16_becomes_float32_and_says_so(write, run, tmp_path):
@@ -786,13 +817,17 @@ def test_export_of_bfloat16_becomes_float32_and_says_so(write, run, tmp_path):
 
 
 def outputs(file):
-    """The commands that write something else than a model, to this file."""
-    return [("export", file, "weight"), ("report", file, "-o"), ("report", file, file, "-o")]
+    """The commands that write a file."""
+    return [
+        ("export", file, "weight"),
+        ("convert", file, "--include", "half", "--format", "safetensors"),
+        ("quantize", file, "--scheme", "int8", "--format", "amb"),
+    ]
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_an_output_never_replaces_an_input(write, run, tmp_path, number):
-    """A tensor or a page over its own model is refused, by whatever path: link, hard link or another spelling."""
+    """A tensor, page or model over its own model is refused, by whatever path: link, hard link or another spelling."""
     path = Path(write())
     content = path.read_bytes()
     (tmp_path / "link.out").symlink_to(path)
@@ -804,22 +839,32 @@ def test_an_output_never_replaces_an_input(write, run, tmp_path, number):
         tmp_path / "." / ".." / tmp_path.name / path.name,
     ):
         status, out, err = run(*outputs(path)[number], target)
-        assert (status, out) == (4, "")
+        assert (status, out) == (2, "")
         assert err == f"weightmap: {target}: this file is an input, and would be replaced: choose another target\n"
     assert path.read_bytes() == content
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["hard.out", "link.out", path.name]
 
 
+def test_a_page_never_replaces_a_model(write, run, tmp_path):
+    """A page over a model that it is about is refused; over any other too, by its name."""
+    path = Path(write())
+    (tmp_path / "hard.html").hardlink_to(path)
+    status, out, err = run("report", path, path, tmp_path / "hard.html")
+    assert (status, out, "this file is an input" in err) == (2, "", True)
+    status, out, err = run("report", path, path)
+    assert (status, out, "expected a name that ends in .html" in err) == (2, "", True)
+
+
 @pytest.mark.parametrize("target", ["a.safetensors", "b.safetensors", "m.safetensors.index.json"])
 def test_an_output_never_replaces_a_part_of_a_model(write, run, tmp_path, target):
-    """Neither a shard nor the index is replaced, by convert either, which may replace a model of one file by itself."""
+    """Neither a shard nor the index is replaced."""
     write("a.safetensors", {"weight": floats(1.0)})
     write("b.safetensors", {"other": floats(2.0)})
     index = tmp_path / "m.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"weight": "a.safetensors", "other": "b.safetensors"}}))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for command in (*outputs(index), ("convert", index)):
-        assert run(*command, tmp_path / target)[0] == 4, command
+    for command in outputs(index):
+        assert run(*command, tmp_path / target)[0] == 2, command
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -860,7 +905,7 @@ def test_an_error_is_a_document_too(run, tmp_path, command, content):
         path.write_bytes(content)
     rest = {
         "convert": ["o.bt"],
-        "report": ["-o", "o.html"],
+        "report": ["o.html"],
         "quantize": ["o.amb", "--scheme", "int8"],
         "diff": [path],
         "analogy": ["a", "b", "c"],
@@ -879,12 +924,64 @@ def test_an_error_is_a_document_too(run, tmp_path, command, content):
 
 
 @pytest.mark.parametrize(
+    ("command", "rest"),
+    [
+        ("inspect", []),
+        ("verify", []),
+        ("convert", ["o.bt"]),
+        ("quantize", ["o.amb", "--scheme", "int8"]),
+        ("export", ["weight", "o.npy"]),
+        ("doctor", []),
+        ("residency", []),
+    ],
+)
+def test_lenient_is_named_where_it_helps(write, run, tmp_path, monkeypatch, command, rest):
+    """A harmless defect is an error that names the option, which works; other defects, and commands, do not name it."""
+    monkeypatch.chdir(tmp_path)
+    path = Path(write())
+    sound = path.read_bytes()
+    path.write_bytes(sound + b"xx")
+    status, out, err = run(command, path, *rest)
+    assert status == 3
+    assert "; --lenient tolerates this (at byte " in out + err
+    status, out, err = run(command, path, *rest, "--lenient")
+    assert (status, err) == (0, "")
+    if command == "convert":
+        assert "warning: tolerated in the source: there are trailing bytes" in out
+    path.write_bytes(sound[:-2])
+    assert "--lenient" not in "".join(run(command, path, *rest)[1:])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="arguments are UTF-16 there")
+def test_names_among_the_arguments_are_utf_8(tmp_path):
+    """So they are in files, whatever encoding the system says that arguments have."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safetensors_bytes({"über": floats(1), "w": floats(1)}))
+    environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0"}
+    for argv in (["inspect", path, "--include", "über"], ["export", path, "über", tmp_path / "o.npy"]):
+        done = start(*argv, env=environment)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
     ("argv", "command", "said"),
     [
-        (["--json"], None, "COMMAND"),
-        (["frobnicate", "--json"], "frobnicate", "frobnicate"),
+        (["--json"], None, "--json"),
+        (["--bogus", "--json"], None, "there is no option --bogus (weightmap help lists them all)"),
+        (["frobnicate", "--json"], "frobnicate", "there is no command 'frobnicate' (weightmap help lists them all)"),
+        (["insepct", "--json"], "insepct", "there is no command 'insepct'; did you mean inspect?"),
+        (["help", "convrt", "--json"], "help", "there is no command 'convrt'; did you mean convert?"),
+        (["inspect", "f", "--lenint", "--json"], "inspect", "there is no option --lenint; did you mean --lenient?"),
+        (["verify", "f", "g", "--jsn=3", "--json"], "verify", "there is no option --jsn; did you mean --json?"),
+        (
+            ["convert", "f", "g", "--quantize", "int8", "--scale-type", "fp", "--json"],
+            "convert",
+            "--scale-type is 'fp', ",
+        ),
+        (["report", "f", "g.gguf", "--json"], "report", "OUT is 'g.gguf', expected a name that ends in .html"),
+        (["completions", "csh", "--json"], "completions", "SHELL is 'csh', expected one of bash, zsh, fish"),
         (["inspect", "--json"], "inspect", "FILE"),
-        (["inspect", "--json", "f", "\x1b]0;t\x07"], "inspect", "\\x1b]0;t\\x07"),
+        (["doctor", "--json", "f", "\x1b]0;t\x07"], "doctor", "\\x1b]0;t\\x07"),
         (["similar", "f", "w", "-k", "0", "--json"], "similar", "-k"),
         (["convert", "f", "g", "--block-size", "8", "--json"], "convert", "--quantize"),
         (["export", "--json", "f", "n", "o"], "export", "--json"),
@@ -934,18 +1031,38 @@ def test_wrong_usage_is_2(run, argv):
     """Missing or unknown arguments print the usage and exit with 2."""
     status, out, err = run(*argv)
     assert (status, out) == (2, "")
-    assert err.startswith("usage: weightmap")
+    assert len(err.splitlines()) == 1
+    assert err.endswith(
+        " --help shows the options)\n"
+        if argv[:1] in (["inspect"], ["verify"])
+        else " (weightmap help lists them all)\n"
+    )
+
+
+def test_a_wrong_mode_of_the_environment_is_2(write, run, tmp_path, monkeypatch):
+    """Every command refuses a WEIGHTMAP_MODE that does not exist in one line, of a file and of a directory."""
+    path = write()
+    monkeypatch.setenv("WEIGHTMAP_MODE", "bogus")
+    said = "weightmap: the environment variable WEIGHTMAP_MODE is 'bogus', expected one of mmap, cow, copy, sealed\n"
+    for argv in (["inspect", path], ["doctor", tmp_path], ["convert", path, tmp_path / "o.safetensors"]):
+        assert run(*argv) == (2, "", said)
 
 
 def test_help_and_version_are_0(run):
-    """--help names every command and the exit statuses; --version prints one line."""
+    """--help and help name every command and the exit statuses; --version, -v and -V print one line."""
     status, out, _ = run("--help")
     assert status == 0
+    assert run("help") == (0, out, "")
     for word in ("inspect", "verify", "convert", "diff", "export", "lookup", "demo", "exit status"):
         assert word in out
-    status, out, _ = run("--version")
-    assert status == 0
-    assert out.startswith("weightmap ")
+    version = 0, f"weightmap {weightmap.__version__}\n", ""
+    assert [run("--version"), run("-v"), run("-V")] == [version] * 3
+    assert run("help", "convert") == run("convert", "--help")
+    told = " ".join(run("convert", "--help")[1].split())
+    assert "whatever the suffix of DST: amb, bintensors, cnn_v2, embd, finalfusion, gguf, safetensors, " in told
+    assert "v2 or v1 of cnn_v2; spec or simple of embd" in told
+    status, out, err = run()
+    assert (status, out, err.splitlines()[-1]) == (2, "", "weightmap: which command? (weightmap help lists them all)")
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly(write):
@@ -961,13 +1078,15 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(write):
 
 
 def test_interrupting_is_130_without_traceback(write, run, monkeypatch):
-    """Ctrl-C ends a command with the status that shells expect."""
+    """Ctrl-C ends a command with one line, and the status that shells expect."""
 
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("weightmap.cli.reading.open_privately", interrupted)
-    assert run("inspect", write()) == (128 + signal.SIGINT, "", "")
+    assert run("inspect", write()) == (128 + signal.SIGINT, "", "weightmap: interrupted\n")
+    status, out, _ = run("inspect", write(), "--json")
+    assert (status, json.loads(out)["error"]["message"]) == (128 + signal.SIGINT, "interrupted")
 
 
 def test_a_pipe_gets_no_progress_and_no_escapes(write, tmp_path):
@@ -1004,10 +1123,18 @@ def test_terminal_tables_survive_without_rich(write, run, monkeypatch):
     assert "weight  float32" in out
 
 
-def test_columns_line_up_with_wide_and_combining_characters():
+def test_columns_line_up_with_wide_and_combining_characters(capsys):
     """A Chinese character counts as two columns, a combining accent as none."""
-    table = cli.show._plain_table(("name", "n"), [["重み", "1"], ["e\u0301", "2"], ["abcdef", "3"]], set())
-    assert list(table) == ["name    n", "重み    1", "e\u0301       2", "abcdef  3"]
+    cli.show.emit_table(("name", "n"), [["重み", "1"], ["e\u0301", "2"], ["abcdef", "3"]])
+    assert capsys.readouterr().out == "name    n\n重み    1\ne\u0301       2\nabcdef  3\n"
+
+
+def test_a_terminal_gets_every_name_in_one_piece(write):
+    """A table that is wider than the terminal has a line for each row all the same, and names can be copied."""
+    name = "encoder.layers.0." + "w" * 150
+    status, sent = on_terminal("inspect", "--flat", write(tensors={name: floats(1)}))
+    assert status == 0
+    assert f"{name}  float32  [1]" in sent
 
 
 @pytest.mark.parametrize(
@@ -1061,7 +1188,7 @@ def test_demo_passes_its_arguments_on(run, monkeypatch):
 
 def test_export_never_replaces_a_device_or_a_fifo(write, run, tmp_path):
     """Exporting to what is not a regular file exits 4 and leaves it what it was."""
-    fifo = tmp_path / "fifo"
+    fifo = tmp_path / "fifo.npy"
     os.mkfifo(fifo)
     status, _, err = run("export", write(), "weight", fifo)
     assert status == 4
@@ -1072,10 +1199,10 @@ def test_export_never_replaces_a_device_or_a_fifo(write, run, tmp_path):
 
 def test_messages_name_the_target_and_no_temporary_file(write, run, tmp_path):
     """A target in a folder that is not there is named as it was given, and so is the folder."""
-    target = tmp_path / "missing" / "out.safetensors"
-    said = f"the directory '{target.parent}' does not exist"
-    for command in (("convert", write(), target), ("export", write(), "weight", target)):
-        status, _, err = run(*command)
+    said = f"the directory '{tmp_path / 'missing'}' does not exist"
+    for suffix, command in ((".npy", ("export", write(), "weight")), (".safetensors", ("convert", write()))):
+        target = tmp_path / "missing" / f"out{suffix}"
+        status, _, err = run(*command, target)
         assert (status, err) == (4, f"weightmap: {target}: {said}\n")
     assert run("convert", write(), f"{target.parent}/shards/", "--format", "safetensors") == (
         4,

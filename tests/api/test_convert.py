@@ -65,16 +65,6 @@ def test_between_the_layouts(put: Callable[..., Path], tmp_path: Path) -> None:
     assert parsed.vocab == ["x", "y"]
 
 
-def test_converting_in_place(put: Callable[..., Path]) -> None:
-    """Source and target may be one path."""
-    path = put(embd.simple(MODEL_F32, ["x"]))
-    wm.convert(path, path)
-    assert embd.parse(path.read_bytes()).tensors == dict(MODEL_F32)
-
-
-MODEL_F32 = [(name, value) for name, value in MODEL.items() if value.dtype == "float32"]
-
-
 def test_include_and_exclude(put: Callable[..., Path], tmp_path: Path) -> None:
     """Include keeps what matches, exclude drops what matches, together they narrow."""
     source, out = put(st.build(MODEL), "a.safetensors"), tmp_path / "out.weights"
@@ -143,7 +133,7 @@ def test_decoded_values_that_overflow_are_counted(tmp_path: Path) -> None:
     assert said == "128 values of 1 tensor are out of the range of float16: they became infinite"
     assert not [line for line in wm.convert(source, out, dtype="bfloat16").warnings if "range" in line]
     wm.save(out, {"w": np.array([np.inf, 65504], np.float16)})
-    assert wm.convert(out, out, dtype="bfloat16").warnings == ()
+    assert wm.convert(out, tmp_path / "again.safetensors", dtype="bfloat16").warnings == ()
 
 
 @pytest.mark.parametrize("options", [{"include": "lyaer*"}, {"include": ["a", "b"]}, {"exclude": "*"}], ids=str)
@@ -160,14 +150,27 @@ def test_globs_that_leave_nothing_are_errors(put: Callable[..., Path], tmp_path:
     assert (empty.tensors, empty.warnings) == (0, ("there is no tensor to write",))
 
 
-def test_a_part_of_the_source_is_no_target(tmp_path: Path) -> None:
-    """A shard or the index of the source is not replaced by the whole model."""
-    wm.save(tmp_path / "m.safetensors", {name: np.ones(64, np.float32) for name in "abc"}, max_shard_size=300)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for name in before:
-        with pytest.raises(wm.TargetError):
-            wm.convert(tmp_path / "m.safetensors.index.json", tmp_path / name)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+@pytest.mark.parametrize("options", [{}, {"include": "a"}, {"dtype": "float16"}, {"quantize": "int8"}], ids=str)
+@pytest.mark.parametrize("kind", ["file", "descriptor", "words", "shards"])
+def test_nothing_is_converted_onto_its_source(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    """Not onto the file by any path, nor onto a shard or the index: they stay as they are."""
+    path, sources = tmp_path / "m.amb", ["m.amb"]
+    if kind in {"file", "descriptor"}:
+        wm.save(path, {name: np.ones((4, 64), np.float32) for name in "abc"})
+    elif kind == "words":
+        path.write_text("a 1 2\nb 3 4\n")
+    else:
+        wm.save(path, {name: np.ones((4, 64), np.float32) for name in "abc"}, max_shard_size=1100)
+        sources = sorted(entry.name for entry in tmp_path.iterdir())
+        path = tmp_path / "m.amb.index.json"
+    before = {name: (tmp_path / name).read_bytes() for name in sources}
+    (tmp_path / "link.amb").symlink_to(sources[-1])
+    os.link(tmp_path / sources[-1], tmp_path / "hard.amb")
+    for name in (*sources, "link.amb", "hard.amb"):
+        with path.open("rb") as source, pytest.raises(wm.TargetError):
+            wm.convert(source if kind == "descriptor" else path, tmp_path / name, format="amb", **options)
+    assert {name: (tmp_path / name).read_bytes() for name in sources} == before
+    assert sorted(listing(tmp_path)) == sorted([*sources, "link.amb", "hard.amb"])
 
 
 def test_what_cannot_be_expressed_is_an_error_before_a_file(put: Callable[..., Path], tmp_path: Path) -> None:
@@ -265,6 +268,7 @@ TARGETS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "options"), TARGETS, ids=[name for name, _ in TARGETS])
 def test_a_tensor_more_takes_little_memory(tmp_path: Path, target: str, options: dict[str, str]) -> None:
     """Each tensor of 128 bytes takes less than 600 bytes of memory: for buffers, the new index and the report."""
@@ -494,16 +498,24 @@ def test_damage_is_found_when_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "scheme", "said"),
     [
-        ("t.gguf", "int8", "GGUF has no scheme int8: it holds .*q4_0"),
-        ("t.amb", "q4_k", "has no scheme q4_k: it holds adaptive, int4"),
-        ("t.safetensors", "int8", "safetensors has no scheme int8: it holds no quantised tensors$"),
+        ("t.gguf", "int8", r"GGUF has no scheme int8: it is written with q4_0, .* q6_k; the nearest is q8_0$"),
+        ("t.gguf", "Int4-Block", "GGUF has no scheme int4_block: .*; the nearest is q4_0$"),
+        ("t.amb", "q4_k", "has no scheme q4_k: it is written with int8, .*, adaptive; the nearest is int4_block$"),
+        ("t.safetensors", "int8", "safetensors has no scheme int8: it holds no quantised tensors, as AMB does$"),
+        ("t.safetensors", "q4_K_M", "has no scheme q4_K_M: it holds no quantised tensors, as AMB and .* and GGUF do$"),
+        ("t.gguf", "q4_K_M", r"scheme is 'q4_K_M', expected one of q4_0, .*, q6_k; the nearest is q4_k$"),
+        ("t.gguf", "q5_k", r"scheme is 'q5_k', expected one of q4_0, .*, q6_k; the nearest is q5_0$"),
+        ("t.amb", "Q4_K_M", r"scheme is 'Q4_K_M', expected one of int8, .*, adaptive; the nearest is int4_block$"),
+        ("t.amb", "q8", r"scheme is 'q8', expected one of int8, .*, adaptive; the nearest is int8$"),
+        ("t.gguf", "zip", r"scheme is 'zip', expected one of q4_0, [^;]*, q6_k$"),
     ],
 )
 def test_a_scheme_that_the_target_lacks(put: Callable[..., Path], tmp_path: Path, name: str, scheme: str, said: str):
-    """The error says what the target holds instead, and nothing is written."""
+    """The error says what can be written to the target, of that the nearest, and nothing else; nothing is written."""
     source = put(st.build(MODEL), "a.safetensors")
-    with pytest.raises(wm.EncodeError, match=said):
+    with pytest.raises(wm.EncodeError if "has no" in said else wm.QuantError, match=said) as caught:
         wm.convert(source, tmp_path / name, quantize=scheme)
+    assert "iq4_nl" not in str(caught.value)
     assert not (tmp_path / name).exists()
 
 
@@ -531,40 +543,72 @@ UNHELD: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
         {"w": np.ones(3, np.int64)},
         "m.weights",
         {"dtype": "float32"},
-        "dtype int64 (expected float32, float16, bfloat16, int32, int16, int8, uint32, uint16, uint8)",
+        (
+            "dtype int64 (expected float32, float16, bfloat16, int32, int16, int8, uint32, uint16, uint8); "
+            "write bintensors, gguf or safetensors"
+        ),
     ),
     "complex numbers": (
         {"w": np.ones(3, np.complex64)},
         "m.gguf",
         {},
-        "dtype complex64 (expected float32, float16, int8, int16, int32, int64, float64, bfloat16)",
+        "dtype complex64 (expected float32, float16, int8, int16, int32, int64, float64, bfloat16); write safetensors",
     ),
     "floats beside integers": (
         {"x": np.ones(3, np.int64)} | DOUBLES,
         "m.amb",
         {},
-        "tensor 'w': dtype float64 (expected float32, float16, bfloat16, int8)",
+        "tensor 'w': dtype float64 (expected float32, float16, bfloat16, int8); write bintensors, gguf or safetensors",
+    ),
+    "booleans beside others": (
+        {"b": np.ones(3, bool), "w": np.ones(3, np.float32)},
+        "m.gguf",
+        {},
+        "; leave these out with exclude=, or write bintensors or safetensors",
+    ),
+    "integers beside others": (
+        {"b": np.ones(3, np.int64), "w": np.ones(3, np.float32)},
+        "m.amb",
+        {},
+        "; leave these out with exclude=, or write bintensors, gguf or safetensors",
     ),
     "floats of another shape": (
         DOUBLES,
         "m.bin",
         {},
-        "dtype float64 (expected float16), 2 dimensions (expected 4: out, in, kernel, kernel)",
+        (
+            "dtype float64 (expected float16), 2 dimensions (expected 4: out, in, kernel, kernel); "
+            "give format='word2vec' or fasttext for words, safetensors for a model"
+        ),
+    ),
+    "a suffix of others": (
+        {"w": np.ones(3, np.float32)},
+        "m.bin",
+        {},
+        "m.bin: .bin means CNN v2 here, weights of convolutions in float16: CNN v2 cannot express this: ",
+    ),
+    "a suffix of words": (
+        {"w": np.ones(3, np.float32)},
+        "m.txt",
+        {},
+        "; for words give format='text', textdims or word2vec",
     ),
 }
 
 
 @pytest.mark.parametrize("case", UNHELD)
 def test_a_type_that_the_target_lacks(tmp_path: Path, case: str) -> None:
-    """The error names the types that the target holds, and the option dtype where it cures the whole conversion."""
+    """The error names the types that the target holds, and what helps: a type for all, leaving out, another format."""
     tensors, name, options, said = UNHELD[case]
     wm.save(tmp_path / "a.safetensors", tensors)
     with pytest.raises(wm.EncodeError) as caught:
         wm.convert(tmp_path / "a.safetensors", tmp_path / name, **options)
-    assert str(caught.value).endswith(said)
+    assert said in str(caught.value)
     assert listing(tmp_path) == ["a.safetensors"]
-    if caught.value.remedy is not None:
-        options = {caught.value.remedy.option: caught.value.remedy.value}
+    remedy = caught.value.remedy
+    if remedy.option == "dtype":
+        assert str(caught.value).endswith(said)
+        options = {"dtype": remedy.value}
         assert wm.convert(tmp_path / "a.safetensors", tmp_path / name, **options).tensors == len(tensors)
 
 

@@ -203,8 +203,11 @@ def test_positions_that_do_not_count_up_are_a_difference(directory: Path) -> Non
 
 @every_suffix
 def test_a_model_in_shards_and_what_convert_made_of_it_are_equal(tmp_path: Path, suffix: str) -> None:
-    """The total size in an index of shards is not metadata of the model."""
+    """The totals in an index of shards are not metadata of the model."""
     index = st.shard(tmp_path, {"one.safetensors": {"a": normal((2,), 1)}, "two.safetensors": {"b": normal((3,), 2)}})
+    content = json.loads(index.read_text())
+    content["metadata"] |= {"total_parameters": 5}
+    index.write_text(json.dumps(content))
     target = tmp_path / "folder" / f"target{suffix}"
     target.parent.mkdir()
     wm.convert(index, target)

@@ -29,6 +29,7 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "QuantError": (wm.TensorFileError, ValueError),
     "PlanError": (wm.TensorFileError, ValueError, IndexError),
     "TensorNotFoundError": (wm.TensorFileError, KeyError),
+    "UnknownWordError": (wm.TensorFileError, KeyError),
     "ClosedError": (wm.TensorFileError, ValueError),
     "FileChangedError": (wm.TensorFileError, OSError),
     "NotRegularFileError": (wm.TensorFileError, OSError),
@@ -77,7 +78,7 @@ def test_every_class_survives_pickling(name: str, protocol: int) -> None:
     error = cls("flags", **values)
     for again in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
         assert type(again) is cls
-        assert str(again) == str(error)
+        assert (str(again), repr(again)) == (str(error), f"{name}({str(error)!r})")
         assert {key: getattr(again, key) for key in CARRIED} == values
 
 

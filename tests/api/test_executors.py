@@ -20,10 +20,9 @@ from tests.support import run_child
 
 import weightmap as wm
 from weightmap.conversion import manifest as manifests
-from weightmap.conversion import running, verifying
-from weightmap.conversion import shard as shard_work
+from weightmap.conversion import running, tasks, verifying
 from weightmap.conversion import shards as conversions
-from weightmap.conversion.scales import moved_scales
+from weightmap.conversion.dealing import moved_scales
 from weightmap.io import buffers
 
 if TYPE_CHECKING:
@@ -119,8 +118,8 @@ def test_executors_write_what_a_serial_run_writes(model: Path, tmp_path: Path, e
         shared = wm.convert(
             model,
             tmp_path / "shared" / "x.amb.index.json",
-            executor=pool,
             progress=lambda done, total: seen.append((done, total)),
+            run=wm.Run(pool),
             **QUANTISED,
         )
     assert content(tmp_path / "shared") == content(tmp_path / "serial")
@@ -146,8 +145,8 @@ def test_shards_hold_what_one_file_holds(model: Path, tmp_path: Path, format_: s
 def test_tasks_are_small_and_plain(model: Path, tmp_path: Path) -> None:
     """A task pickles to less than 4 KiB; tasks and reports name no classes but those of this package."""
     with Inline() as pool:
-        wm.convert(model, f"{tmp_path}/out/", executor=pool, include=["layer.*"], limits=wm.Limits(), **QUANTISED)
-        wm.verify(model, executor=pool)
+        wm.convert(model, f"{tmp_path}/out/", include=["layer.*"], limits=wm.Limits(), run=wm.Run(pool), **QUANTISED)
+        wm.verify(model, run=wm.Run(pool))
     assert len(pool.tasks) == 2 * COUNT
     for value in (*pool.tasks, *pool.results):
         pickled = pickle.dumps(value)
@@ -162,14 +161,14 @@ def test_tasks_are_small_and_plain(model: Path, tmp_path: Path) -> None:
 def test_a_task_of_a_directory_that_it_leaves_is_refused(model: Path, tmp_path: Path) -> None:
     """Names in a task are those of files below its two directories, whoever made the task."""
     with Inline() as pool:
-        wm.convert(model, f"{tmp_path}/out/", executor=pool, **QUANTISED)
+        wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED)
     task = pool.tasks[0]
     for name in ("../x.amb", "/tmp/x.amb", "a/../../x.amb", "C:x", ""):
         with pytest.raises(wm.FormatError, match="relative path within the directory"):
-            shard_work.convert_shard(task._replace(name=name))
+            tasks.convert_shard(task._replace(name=name))
         bad = task._replace(pieces=(task.pieces[0]._replace(name=name),))
         with pytest.raises(wm.FormatError, match="relative path within the directory"):
-            shard_work.convert_shard(bad)
+            tasks.convert_shard(bad)
     assert set(content(tmp_path / "out")) == {name_of(i, suffix=".amb") for i in range(1, COUNT + 1)} | {
         "model.amb.index.json"
     }
@@ -186,9 +185,9 @@ def test_a_report_of_another_kind_is_refused(model: Path, tmp_path: Path) -> Non
             return lie
 
     with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.amb': the executor returned something else"):
-        wm.convert(model, f"{tmp_path}/out/", executor=Lying(), **QUANTISED)
+        wm.convert(model, f"{tmp_path}/out/", run=wm.Run(Lying()), **QUANTISED)
     with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.safetensors': the executor returned"):
-        wm.verify(model, executor=Lying())
+        wm.verify(model, run=wm.Run(Lying()))
 
 
 def kept() -> int:
@@ -199,10 +198,10 @@ def kept() -> int:
 def test_only_workers_of_their_own_keep_their_buffers(model: Path, tmp_path: Path) -> None:
     """A process of workers keeps them from call to call; threads of this process free theirs."""
     with ThreadPoolExecutor(1) as threads:
-        wm.convert(model, f"{tmp_path}/a/", executor=threads, **QUANTISED)
+        wm.convert(model, f"{tmp_path}/a/", run=wm.Run(threads), **QUANTISED)
         assert threads.submit(kept).result() == 0
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
-        wm.convert(model, f"{tmp_path}/b/", executor=processes, **QUANTISED)
+        wm.convert(model, f"{tmp_path}/b/", run=wm.Run(processes), **QUANTISED)
         assert processes.submit(kept).result() > 0
 
 
@@ -234,11 +233,11 @@ def test_a_run_is_not_answered_with_an_earlier_one(model: Path, tmp_path: Path) 
         os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
         if number == 0:
             with pytest.raises(wm.QuantError, match="is nan"):
-                wm.convert(model, f"{tmp_path}/out/", executor=pool, **QUANTISED)
+                wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED)
             continue
-        assert wm.convert(model, f"{tmp_path}/out/", executor=pool, **QUANTISED).shards == COUNT
+        assert wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED).shards == COUNT
         assert len(content(tmp_path / "out")) == COUNT + 1
-        wm.verify(tmp_path / "out", executor=pool)
+        wm.verify(tmp_path / "out", run=wm.Run(pool))
         shutil.rmtree(tmp_path / "out")
     assert len(pool.tasks) == COUNT + 4 * COUNT
     assert len(set(pool.known)) == len(pool.tasks)
@@ -257,19 +256,19 @@ def test_a_run_goes_on_where_another_ended(model: Path, tmp_path: Path, converte
             raise Stops
 
     with pytest.raises(Stops):
-        wm.convert(model, f"{out}/", manifest=path, progress=stop, **QUANTISED)
+        wm.convert(model, f"{out}/", progress=stop, run=wm.Run(manifest=path), **QUANTISED)
     assert converted == [name_of(i, suffix=".amb") for i in (1, 2, 3)]
     assert "model.amb.index.json" not in content(out)
     (out / ".model-00005-of-00006.amb.0123456789ab.tmp").touch()
     converted.clear()
-    report = wm.convert(model, f"{out}/", manifest=path, **QUANTISED)
+    report = wm.convert(model, f"{out}/", run=wm.Run(manifest=path), **QUANTISED)
     assert converted == [name_of(i, suffix=".amb") for i in (4, 5, 6)]
     assert (report.shards, report.skipped, len(report.quantized)) == (6, 3, 3)
     wm.convert(model, f"{tmp_path}/serial/", **QUANTISED)
     whole = content(tmp_path / "serial")
     assert content(out) == whole
     converted.clear()
-    assert wm.convert(model, f"{out}/", manifest=path, **QUANTISED).skipped == 6
+    assert wm.convert(model, f"{out}/", run=wm.Run(manifest=path), **QUANTISED).skipped == 6
     damaged, missing, long = (out / name_of(i, suffix=".amb") for i in (2, 4, 6))
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1
@@ -278,14 +277,14 @@ def test_a_run_goes_on_where_another_ended(model: Path, tmp_path: Path, converte
     with long.open("ab") as file:
         file.write(b"\0")
     assert not converted
-    assert wm.convert(model, f"{out}/", manifest=path, **QUANTISED).skipped == 3
+    assert wm.convert(model, f"{out}/", run=wm.Run(manifest=path), **QUANTISED).skipped == 3
     assert converted == [damaged.name, missing.name, long.name]
     assert content(out) == whole
     (out / "model.amb.index.json").unlink()
     source = model / name_of(3)
     source.write_bytes(source.read_bytes())
     converted.clear()
-    assert wm.convert(model, f"{out}/", manifest=path, **QUANTISED).skipped == 5
+    assert wm.convert(model, f"{out}/", run=wm.Run(manifest=path), **QUANTISED).skipped == 5
     assert converted == [name_of(3, suffix=".amb")]
     assert content(out) == whole
     record = json.loads(path.read_text())["shards"][name_of(1, suffix=".amb")]
@@ -319,14 +318,14 @@ def test_a_bad_manifest_is_one_clear_error(
     """A manifest that is damaged, of another version or of another run is refused; nothing is written or changed."""
     path, out = tmp_path / "manifest.json", tmp_path / "out"
     out.mkdir()
-    wm.convert(model, out, manifest=path, **QUANTISED)
+    wm.convert(model, out, run=wm.Run(manifest=path), **QUANTISED)
     (out / "model.amb.index.json").unlink()
     (out / name_of(1, suffix=".amb")).write_bytes(b"not ours")
     text = damage if isinstance(damage, str) else json.dumps(json.loads(path.read_text()) | {"shards": damage})
     path.write_text(text)
     before = content(out)
     with pytest.raises(error, match=words) as caught:
-        wm.convert(model, out, manifest=path, **QUANTISED)
+        wm.convert(model, out, run=wm.Run(manifest=path), **QUANTISED)
     assert str(caught.value).startswith(f"{path}: ")
     assert path.read_text() == text
     assert content(out) == before
@@ -337,20 +336,20 @@ def test_a_manifest_longer_than_limits_allow(model: Path, tmp_path: Path) -> Non
     path = tmp_path / "manifest.json"
     path.write_text(" " * 1_000_000)
     with pytest.raises(wm.LimitError, match="size of the manifest"):
-        wm.verify(model, manifest=path, limits=wm.Limits(max_header_bytes=500_000))
+        wm.verify(model, limits=wm.Limits(max_header_bytes=500_000), run=wm.Run(manifest=path))
 
 
 def test_a_manifest_of_other_arguments(model: Path, tmp_path: Path) -> None:
     """Another scheme or target needs another manifest; threads and limits do not."""
     path = tmp_path / "manifest.json"
-    wm.convert(model, f"{tmp_path}/out/", manifest=path, **QUANTISED)
+    wm.convert(model, f"{tmp_path}/out/", run=wm.Run(manifest=path), **QUANTISED)
     before = content(tmp_path / "out")
     with pytest.raises(wm.TargetError, match="another target or other arguments"):
-        wm.convert(model, f"{tmp_path}/out/", manifest=path, **QUANTISED | {"quantize": "int5_block"})
+        wm.convert(model, f"{tmp_path}/out/", run=wm.Run(manifest=path), **QUANTISED | {"quantize": "int5_block"})
     with pytest.raises(wm.TargetError, match="another target or other arguments"):
-        wm.verify(model, manifest=path)
+        wm.verify(model, run=wm.Run(manifest=path))
     more = {"threads": 1, "limits": wm.Limits(max_tensors=10_000)}
-    assert wm.convert(model, f"{tmp_path}/out/", manifest=path, **QUANTISED, **more).skipped == COUNT
+    assert wm.convert(model, f"{tmp_path}/out/", run=wm.Run(manifest=path), **QUANTISED, **more).skipped == COUNT
     assert content(tmp_path / "out") == before
 
 
@@ -359,7 +358,7 @@ def test_a_model_that_no_manifest_accounts_for_is_not_replaced(model: Path, tmp_
     out = tmp_path / "out"
     wm.convert(model, f"{out}/", **QUANTISED)
     before = content(out)
-    for more in ({}, {"manifest": tmp_path / "manifest.json"}):
+    for more in ({}, {"run": wm.Run(manifest=tmp_path / "manifest.json")}):
         with pytest.raises(wm.TargetError, match="this model exists already"):
             wm.convert(model, out, **QUANTISED, **more)
     assert content(out) == before
@@ -405,7 +404,7 @@ def test_the_first_error_stops_what_has_not_begun(model: Path, tmp_path: Path, c
     assert converted == [name_of(i, suffix=".amb") for i in (1, 2)]
     pool = Inline()
     with pytest.raises(wm.QuantError, match=rf"{name_of(3)}: "):
-        wm.convert(model, f"{tmp_path}/b/", executor=pool, manifest=path, **QUANTISED)
+        wm.convert(model, f"{tmp_path}/b/", run=wm.Run(pool, manifest=path), **QUANTISED)
     assert len(pool.held) == 3
     assert all(future.cancelled() for future in pool.held)
     assert set(content(tmp_path / "b")) == {name_of(i, suffix=".amb") for i in (1, 2)}
@@ -416,9 +415,9 @@ def test_the_first_error_stops_what_has_not_begun(model: Path, tmp_path: Path, c
 def test_keep_going_collects_errors(model: Path, tmp_path: Path, *, threads: bool) -> None:
     """All other shards are there and recorded; one error names each that is not; there is no index."""
     damage(model, 3, 5)
-    more: dict[str, Any] = {"executor": ThreadPoolExecutor(2)} if threads else {}
+    run = wm.Run(ThreadPoolExecutor(2) if threads else None, keep_going=True)
     with pytest.raises(wm.ShardsError, match=r"2 shards failed: .*layer") as caught:
-        wm.convert(model, f"{tmp_path}/a/", keep_going=True, **QUANTISED, **more)
+        wm.convert(model, f"{tmp_path}/a/", run=run, **QUANTISED)
     assert sorted(name for name, _ in caught.value.errors) == [name_of(i, suffix=".amb") for i in (3, 5)]
     assert {type(error) for _, error in caught.value.errors} == {wm.QuantError}
     assert pickle.loads(pickle.dumps(caught.value)).errors[0][0] == caught.value.errors[0][0]
@@ -432,7 +431,7 @@ def test_errors_name_files_as_the_caller_did(
 ) -> None:
     """Relative paths stay relative: of a shard that cannot be written, of one that cannot be read or verified."""
     monkeypatch.chdir(tmp_path)
-    more: dict[str, Any] = {"keep_going": keep_going, "executor": None if pool is None else pool(1)}
+    more: dict[str, Any] = {"run": wm.Run(None if pool is None else pool(1), keep_going=keep_going)}
     taken = name_of(2, suffix=".amb")
     (tmp_path / "out" / taken).mkdir(parents=True)
 
@@ -500,17 +499,17 @@ def test_an_error_within_a_call_keeps_what_was_before_it(many: Path, converted: 
     os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
     out, manifest = f"{many.parent}/out/", many.parent / "manifest.json"
     with Inline() as pool, pytest.raises(wm.QuantError, match=r"model-00005"):
-        wm.convert(many, out, executor=pool, manifest=manifest, **QUANTISED)
+        wm.convert(many, out, run=wm.Run(pool, manifest=manifest), **QUANTISED)
     assert not {name_of(5, 48, ".amb"), name_of(6, 48, ".amb")} & set(converted)
     assert name_of(4, 48, ".amb") in converted
     assert [len(bundle) for bundle in running.bundled(range(48), [1] * 48)] == [3] * 16
     with Inline() as pool, pytest.raises(wm.ShardsError, match=r"1 shard failed: .*model-00005"):
-        wm.convert(many, out, executor=pool, manifest=manifest, keep_going=True, **QUANTISED)
+        wm.convert(many, out, run=wm.Run(pool, manifest=manifest, keep_going=True), **QUANTISED)
     assert sorted(converted) == [name_of(i, 48, ".amb") for i in range(1, 49) if i != 5]
     bad.write_bytes(whole)
     os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
     with Inline() as pool:
-        report = wm.convert(many, out, executor=pool, manifest=manifest, **QUANTISED)
+        report = wm.convert(many, out, run=wm.Run(pool, manifest=manifest), **QUANTISED)
     assert (report.shards, report.skipped) == (48, 47)
     wm.convert(many, f"{many.parent}/serial/", **QUANTISED)
     assert content(many.parent / "out") == content(many.parent / "serial")
@@ -532,15 +531,15 @@ def test_errors_of_the_executor_name_the_shard(model: Path, tmp_path: Path) -> N
             return future
 
     with pytest.raises(wm.ShardsError, match=r"1 shard failed: 'model-00003-of-00006\.amb': RuntimeError: the pool is"):
-        wm.convert(model, f"{tmp_path}/a/", executor=Broken(), **QUANTISED)
+        wm.convert(model, f"{tmp_path}/a/", run=wm.Run(Broken()), **QUANTISED)
     with pytest.raises(
         wm.ShardsError, match=r"'model-00001-of-00006\.amb': RuntimeError: the worker is gone"
     ) as caught:
-        wm.convert(model, f"{tmp_path}/b/", executor=Gone(), **QUANTISED)
+        wm.convert(model, f"{tmp_path}/b/", run=wm.Run(Gone()), **QUANTISED)
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert not (tmp_path / "b").exists()
     with pytest.raises(wm.ShardsError, match=r"6 shards failed: .*; and 3 more"):
-        wm.convert(model, f"{tmp_path}/b/", executor=Gone(), keep_going=True, **QUANTISED)
+        wm.convert(model, f"{tmp_path}/b/", run=wm.Run(Gone(), keep_going=True), **QUANTISED)
 
 
 def test_what_cannot_be_expressed_is_found_before_work_is_dealt(model: Path, tmp_path: Path) -> None:
@@ -551,7 +550,7 @@ def test_what_cannot_be_expressed_is_found_before_work_is_dealt(model: Path, tmp
         path.write_bytes(st.build(tensors | {f"layer.{number}.bias": tensor(np.ones((8,), np.uint32))}))
     pool = Inline()
     with pytest.raises(wm.EncodeError, match=r"'layer\.2\.bias'.*; and 1 more shard cannot be written") as caught:
-        wm.convert(model, f"{tmp_path}/out/", format="gguf", executor=pool)
+        wm.convert(model, f"{tmp_path}/out/", format="gguf", run=wm.Run(pool))
     assert [line.split("'")[1] for line in caught.value.refused] == ["layer.2.bias", "layer.5.bias"]
     assert not pool.tasks
     assert not (tmp_path / "out").exists()
@@ -562,34 +561,32 @@ def test_what_cannot_be_expressed_is_found_before_work_is_dealt(model: Path, tmp
 def test_a_source_that_changes_after_the_deal(model: Path, tmp_path: Path) -> None:
     """A task is for the file that was looked at: another one in its place is a FileChangedError that names it."""
     pool = Inline()
-    wm.convert(model, f"{tmp_path}/out/", executor=pool, **QUANTISED)
+    wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED)
     path = model / name_of(1)
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(wm.FormatError):
-        shard_work.convert_shard(pool.tasks[0])
+        tasks.convert_shard(pool.tasks[0])
     path.write_bytes(st.build({"layer.1.weight": normal((2, 2), 1)}))
     with pytest.raises(wm.FileChangedError, match=f"{name_of(1)}: the file was changed after its shards were dealt"):
-        shard_work.convert_shard(pool.tasks[0])
+        tasks.convert_shard(pool.tasks[0])
 
 
 def test_wrong_arguments(model: Path, tmp_path: Path) -> None:
     """Executors are for shards, ranks need a manifest, words and bytes have no shards."""
     one = tmp_path / "one.amb"
-    for more in ({"executor": Inline()}, {"manifest": "m"}, {"keep_going": True}, {"rank": 0, "world": 2}):
-        with pytest.raises(ValueError, match=r"are for shards, and '.*one\.amb' is one file"):
-            wm.convert(model, one, **more)
+    for run in (wm.Run(Inline()), wm.Run(manifest="m"), wm.Run(keep_going=True), wm.Run(world_size=2)):
+        with pytest.raises(ValueError, match=r"run= is for shards, and '.*one\.amb' is one file"):
+            wm.convert(model, one, run=run)
     for rank, world in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ValueError, match=f"rank is {rank} of world {world}, expected 0 <= rank < world"):
-            wm.convert(model, f"{tmp_path}/o/", format="amb", rank=rank, world=world)
-        with pytest.raises(ValueError, match=f"rank is {rank} of world {world}, expected 0 <= rank < world"):
-            wm.verify(model, rank=rank, world=world)
+        with pytest.raises(ValueError, match=f"rank is {rank} and world_size {world}, expected 0 <= rank < world_size"):
+            wm.Run(rank=rank, world_size=world)
     with pytest.raises(ValueError, match="manifest= is needed by ranks"):
-        wm.convert(model, f"{tmp_path}/o/", format="amb", rank=0, world=2)
+        wm.convert(model, f"{tmp_path}/o/", format="amb", run=wm.Run(rank=0, world_size=2))
     data = (model / name_of(1)).read_bytes()
     with pytest.raises(ValueError, match="<bytes>, expected a path"):
         wm.convert(data, f"{tmp_path}/o/", format="amb")
     with pytest.raises(ValueError, match="<bytes>, expected a path"):
-        wm.verify(data, executor=Inline())
+        wm.verify(data, run=wm.Run(Inline()))
     words = tmp_path / "words.txt"
     words.write_text("a 1 2\nb 3 4\n")
     with pytest.raises(ValueError, match="words and their rows are not written to shards"):
@@ -603,23 +600,23 @@ def test_ranks_share_the_shards_out(model: Path, tmp_path: Path, converted: list
     """Each rank writes its shards and a manifest; the last one writes the index, whichever it is."""
     wm.convert(model, f"{tmp_path}/serial/", **QUANTISED)
     converted.clear()
-    out, how = tmp_path / "out", {"manifest": tmp_path / "m", "world": 4, **QUANTISED}
+    out, runs = tmp_path / "out", [wm.Run(manifest=tmp_path / "m", rank=rank, world_size=4) for rank in range(4)]
     for i, rank in enumerate((2, 0, 3)):
-        report = wm.convert(model, f"{out}/", rank=rank, **how)
+        report = wm.convert(model, f"{out}/", run=runs[rank], **QUANTISED)
         assert report.warnings[-1].endswith("of other ranks are missing: the rank that ends last writes the index")
         assert "model.amb.index.json" not in content(out), i
     assert report.tensors == 8
-    report = wm.convert(model, f"{out}/", rank=1, **how)
+    report = wm.convert(model, f"{out}/", run=runs[1], **QUANTISED)
     assert (report.warnings, report.tensors, report.shards) == ((), 12, 2)
     assert len(converted) == COUNT
     assert content(out) == content(tmp_path / "serial")
-    assert wm.convert(model, f"{out}/", rank=2, **how).skipped == 1
+    assert wm.convert(model, f"{out}/", run=runs[2], **QUANTISED).skipped == 1
     assert content(out) == content(tmp_path / "serial")
     assert sorted(path.name for path in tmp_path.glob("m.*")) == [f"m.{i}-of-4" for i in range(4)]
     (tmp_path / "m.3-of-4").write_text("{")
     with pytest.raises(wm.FormatError, match=r"m\.3-of-4: "):
-        wm.convert(model, f"{out}/", rank=0, **how)
-    verified = [wm.verify(model, rank=rank, world=4) for rank in range(4)]
+        wm.convert(model, f"{out}/", run=runs[0], **QUANTISED)
+    verified = [wm.verify(model, run=wm.Run(rank=rank, world_size=4)) for rank in range(4)]
     assert sum(report.nbytes for report in verified) == wm.verify(model).nbytes
 
 
@@ -634,7 +631,7 @@ def test_scales_go_to_the_shard_of_their_weights(tmp_path: Path) -> None:
     }
     st.shard(tmp_path, shards)
     pool = Inline()
-    report = wm.convert(tmp_path, f"{tmp_path}/out/", format="embd", executor=pool)
+    report = wm.convert(tmp_path, f"{tmp_path}/out/", format="embd", run=wm.Run(pool))
     assert report.warnings == ("2 tensors of scales went to the shards of their weights",)
     assert [[(piece.name, piece.rows) for piece in task.pieces] for task in pool.tasks] == [
         [(name_of(1, 3), ((0, 1),)), (name_of(2, 3), ((0, 1),))],
@@ -684,7 +681,7 @@ def test_a_directory_keeps_its_configuration(model: Path, tmp_path: Path) -> Non
         assert list(file.vocab or ()) == ["[PAD]", "[UNK]", "wörd"]
         assert [part.vocab is not None for part in file.shards.values()] == [True, *[False] * (COUNT - 1)]
     path = tmp_path / "manifest.json"
-    options: dict[str, Any] = {"format": "embd", "manifest": path}
+    options: dict[str, Any] = {"format": "embd", "run": wm.Run(manifest=path)}
     wm.convert(model, f"{tmp_path}/b/", **options)
     (model / "config.json").touch()
     assert wm.convert(model, f"{tmp_path}/b/", **options).skipped == COUNT
@@ -747,30 +744,30 @@ def test_verify_by_an_executor_says_the_same(model: Path, tmp_path: Path, monkey
     monkeypatch.setattr(verifying, "verify_shard", watched)
     assert wm.verify(out) == serial
     with ThreadPoolExecutor(2) as pool:
-        assert wm.verify(out, executor=pool) == serial
+        assert wm.verify(out, run=wm.Run(pool)) == serial
         assert threads == {1}  # the executor shares the processors out
-        assert wm.verify(out, executor=pool, threads=2) == serial
+        assert wm.verify(out, threads=2, run=wm.Run(pool)) == serial
         assert threads == {1, 2}
         verified.clear()
         seen: list[tuple[int, int]] = []
-        assert wm.verify(out, executor=pool, manifest=path, progress=lambda *now: seen.append(now)) == serial
+        assert wm.verify(out, progress=lambda *now: seen.append(now), run=wm.Run(pool, manifest=path)) == serial
         assert seen[-1][0] == seen[-1][1] == serial.nbytes
-        assert wm.verify(out, executor=pool, manifest=path) == serial
+        assert wm.verify(out, run=wm.Run(pool, manifest=path)) == serial
         assert len(verified) == COUNT
     one = out / name_of(2, suffix=".weights")
     with wm.open(one) as file:
         alone = file.verify()
-    assert wm.verify(one, executor=ThreadPoolExecutor(1)) == alone
+    assert wm.verify(one, run=wm.Run(ThreadPoolExecutor(1))) == alone
     data = bytearray(one.read_bytes())
     data[-100] ^= 1
     one.write_bytes(data)
     verified.clear()
     with pytest.raises(wm.ChecksumError, match=one.name):
-        wm.verify(out, manifest=path)
+        wm.verify(out, run=wm.Run(manifest=path))
     assert verified == [one.name]
     verified.clear()
     with pytest.raises(wm.ShardsError, match="1 shard failed"):
-        wm.verify(out, keep_going=True)
+        wm.verify(out, run=wm.Run(keep_going=True))
     assert len(verified) == COUNT
 
 
@@ -779,7 +776,7 @@ def test_quantize_writes_models(model: Path, tmp_path: Path) -> None:
     wm.convert(model, f"{tmp_path}/a/", **QUANTISED)
     with ThreadPoolExecutor(2) as pool:
         report = wm.quantize(
-            model, "int4_block", f"{tmp_path}/b/", format="amb", executor=pool, manifest=tmp_path / "m"
+            model, "int4_block", f"{tmp_path}/b/", format="amb", run=wm.Run(pool, manifest=tmp_path / "m")
         )
     assert report.shards == COUNT
     assert content(tmp_path / "a") == content(tmp_path / "b")
@@ -788,11 +785,15 @@ def test_quantize_writes_models(model: Path, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=said):
         wm.quantize("m.amb", "int8")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="with dst="):
-        wm.quantize(np.ones(4), "int8", executor=Inline())
+        wm.quantize(np.ones(4), "int8", run=wm.Run(Inline()))
+    with pytest.raises(TypeError, match="fields of run="):
+        wm.verify(model, run=wm.Run(), executor=Inline())
+    assert wm.verify(model, executor=Inline()).nbytes == wm.verify(model).nbytes
     with pytest.raises(TypeError, match="surprise: for scheme 'pq'"):
         wm.quantize(np.ones(4), "int8", surprise=1)
 
 
+@pytest.mark.slow
 def test_a_converter_takes_little_memory(tmp_path: Path) -> None:
     """Peak anonymous memory of a conversion with an executor stays below 128 MiB and a piece of 16 MiB."""
     folder = tmp_path / "model"
@@ -816,7 +817,7 @@ wm.convert({str(folder)!r}, {str(tmp_path / "warm") + "/"!r}, format="amb", quan
 before = peak = anonymous()
 with ThreadPoolExecutor(1) as pool:
     work = threading.Thread(target=lambda: wm.convert({str(folder)!r}, {str(tmp_path / "out") + "/"!r}, format="amb",
-                            quantize="int4_block", executor=pool))
+                            quantize="int4_block", run=wm.Run(pool)))
     work.start()
     while work.is_alive():
         peak = max(peak, anonymous())
@@ -844,7 +845,7 @@ def test_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     out, manifest = f"{tmp_path}/out/", tmp_path / "m"
     for rank in (1, 0):
         argv = ("quantize", model, out, "--scheme", "int4_block", "--format", "amb", "--manifest", manifest)
-        status, text, err = run(capsys, *argv, "--rank", rank, "--world", 2, "--json")
+        status, text, err = run(capsys, *argv, "--rank", rank, "--world-size", 2, "--json")
         assert status == 0, err
         assert (json.loads(text)["shards"], json.loads(text)["skipped"]) == (3, 0)
     wm.convert(model, f"{tmp_path}/serial/", **QUANTISED)
@@ -857,12 +858,17 @@ def test_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         path.write_bytes(path.read_bytes()[:-70] + b"x" * 70 if i == 4 else b"")
     status, text, _ = run(capsys, "verify", tmp_path / "embd", "--keep-going")
     assert status == 3
-    status, _, err = run(capsys, "verify", model, "--rank", 2, "--world", 2)
-    assert (status, err) == (2, "weightmap: --rank is 2 and --world 2, expected 0 <= rank < world\n")
+    status, _, err = run(capsys, "verify", model, "--rank", 2, "--world-size", 2)
+    assert (status, err) == (2, "weightmap: --rank is 2 and --world-size 2, expected 0 <= rank < world-size\n")
+    for command in (("verify", model), ("convert", model, f"{tmp_path}/alone/")):
+        for given, lacking in (("--rank", "--world-size"), ("--world-size", "--rank")):
+            status, _, err = run(capsys, *command, given, 0 if given == "--rank" else 2)
+            assert (status, f"weightmap: {given} needs {lacking}: " in err) == (2, True)
+    assert not (tmp_path / "alone").exists()
     status, _, err = run(capsys, "verify", model, model, "--manifest", "m")
     assert (status, err.startswith("weightmap: --manifest: for one FILE")) == (2, True)
     files = [model / name_of(i) for i in (1, 2, 3)]
-    status, text, _ = run(capsys, "verify", *files, "--rank", 1, "--world", 2)
+    status, text, _ = run(capsys, "verify", *files, "--rank", 1, "--world-size", 2)
     assert (status, text.count(": ok"), name_of(2) in text) == (0, 1, True)
     status, _, err = run(capsys, "convert", model, tmp_path / "one.amb", "--keep-going")
     assert (status, "is one file: give a directory or an *.index.json" in err) == (2, True)

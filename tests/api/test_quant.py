@@ -7,7 +7,7 @@ import itertools
 import math
 import pickle
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,9 @@ from tests.support import run_child
 
 import weightmap as wm
 from weightmap.quant.blocks import QuantizedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 SCALES = {"fp16": "<e", "fp32": "<f"}
@@ -499,6 +502,32 @@ def test_repr_shows_scheme_shape_and_size() -> None:
     tensor, _ = make("int4_block", (5, 13), 32)
     assert repr(tensor) == "<QuantizedTensor int4_block [5, 13], blocks of 32, fp16 scales, 54 bytes>"
     assert repr(make("int8", (4,), 0, "fp32")[0]) == "<QuantizedTensor int8 [4], fp32 scales, 8 bytes>"
+    assert repr(wm.quantize(np.ones((2, 32)), "q8_0")) == "<QuantizedTensor q8_0 [2, 32], blocks of 32, 68 bytes>"
+
+
+@pytest.mark.parametrize("name", ["T", "astype", "reshape", "tobytes"])
+def test_what_arrays_have_says_to_decode_first(name) -> None:
+    """Members of arrays that a quantised tensor lacks name the remedy; `dtype` is that of the decoded array."""
+    tensor, _ = make("int4_block", (5, 13), 32)
+    with pytest.raises(AttributeError, match=rf"decode it first, dequantize\(\)\.{name}"):
+        getattr(tensor, name)
+    assert tensor.dtype == tensor.dequantize().dtype
+    assert not hasattr(tensor, "no_such_member")
+
+
+@pytest.mark.parametrize(
+    "make_sum", [lambda q: q + 1, lambda q: 2.0 * q, lambda q: q - q, lambda q: q > 0, lambda q: -q]
+)
+def test_arithmetic_says_to_decode_first(make_sum: Callable[[Any], object]) -> None:
+    """So it does with numbers and among quantised tensors; with arrays it is that of the decoded tensor."""
+    for tensor in (make("int4_block", (5, 13), 32)[0], wm.quantize(np.ones((2, 32)), "q8_0")):
+        with pytest.raises(
+            TypeError, match=r"^a QuantizedTensor has no arithmetic: decode it first, with dequantize\(\)$"
+        ):
+            make_sum(tensor)
+        ones = np.ones(tensor.shape, np.float32)
+        assert identical(tensor + ones, tensor.dequantize() + ones)
+        assert identical(np.float32(2) * tensor, 2 * tensor.dequantize())
 
 
 @pytest.mark.parametrize("change", [-1, 1, 4])

@@ -46,7 +46,9 @@ def test_every_dtype_and_number_of_threads(
     """Blocks that end within a stage, across its end and beyond: the bytes and errors are those of `quantize`."""
     model = {f"{dtype} {size}": make(size, dtype) for dtype in DTYPES for size in (1, 33, 40_001, 170_000)}
     source = put(st.build(model), "m.safetensors")
-    report = wm.convert(source, tmp_path / "q.amb", quantize="int5_block", block_size=block_size, threads=threads)
+    report = wm.convert(
+        source, tmp_path / "q.amb", quantize=wm.Quantize("int5_block", block_size=block_size), threads=threads
+    )
     for info in report.quantized:
         values = np.asarray(model[info.name].array, np.float32)
         expected = wm.quantize(values, "int5_block", block_size=block_size)

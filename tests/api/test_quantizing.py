@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import re
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,13 @@ MODEL = {
 CHOSEN = ["layer.0.Attention.weight", "layer.1.attention.weight", "empty", "wide"]
 
 
+def of_its_own(scheme: str, block_size: int, bits: float) -> dict[str, Any]:
+    """Return the options that a scheme has: blocks, bits."""
+    if scheme == "adaptive":
+        return {"block_size": block_size, "bits": bits}
+    return {"block_size": block_size} if scheme.endswith("_block") else {}
+
+
 def quantised_names(path: Path) -> list[str]:
     """Names of the quantised tensors of a file, in its order."""
     with wm.open(path) as file:
@@ -55,7 +63,7 @@ def model(put: Callable[..., Path]) -> Path:
 
 def test_matrices_are_quantised_and_all_else_stays(model: Path, tmp_path: Path) -> None:
     """By default: of floating point, two dimensions or more, no embedding by its name. The rest keeps every bit."""
-    report = wm.convert(model, tmp_path / "q.amb", quantize="int5_block", block_size=8)
+    report = wm.convert(model, tmp_path / "q.amb", quantize=wm.Quantize("int5_block", block_size=8))
     assert [info.name for info in report.quantized] == CHOSEN == quantised_names(tmp_path / "q.amb")
     with wm.open(tmp_path / "q.amb") as file:
         assert list(file) == list(MODEL)
@@ -70,31 +78,38 @@ def test_matrices_are_quantised_and_all_else_stays(model: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"quantize_include": "*"}, [*MODEL]),
-        ({"quantize_include": ["*.bias", "*norm"]}, ["layer.0.attention.bias", "layer.1.norm"]),
-        ({"quantize_include": "*attention*"}, ["layer.0.attention.bias", "layer.1.attention.weight"]),
-        ({"quantize_include": "*Embed*", "quantize_exclude": "*tok*"}, []),
-        ({"quantize_exclude": "layer.?.*"}, ["empty", "wide"]),
-        ({"quantize_exclude": ["layer.0*", "w*"]}, ["layer.1.attention.weight", "empty"]),
-        ({"quantize_include": "*", "quantize_exclude": "*weight"}, [name for name in MODEL if "weight" not in name]),
-        ({"quantize_include": "nothing"}, []),
-        ({"include": "layer.*"}, ["layer.0.Attention.weight", "layer.1.attention.weight"]),
-        ({"exclude": "layer.*", "quantize_include": "*"}, [name for name in MODEL if "layer" not in name]),
+        ({"include": "*"}, [*MODEL]),
+        ({"include": ["*.bias", "*norm"]}, ["layer.0.attention.bias", "layer.1.norm"]),
+        ({"include": "*attention*"}, ["layer.0.attention.bias", "layer.1.attention.weight"]),
+        ({"include": "*Embed*", "exclude": "*tok*"}, []),
+        ({"exclude": "layer.?.*"}, ["empty", "wide"]),
+        ({"exclude": ["layer.0*", "w*"]}, ["layer.1.attention.weight", "empty"]),
+        ({"include": "*", "exclude": "*weight"}, [name for name in MODEL if "weight" not in name]),
+        ({"exclude": "*"}, []),
     ],
 )
 def test_globs_choose(model: Path, tmp_path: Path, options: dict[str, Any], names: list[str]) -> None:
-    """`quantize_include` takes just what matches, whatever its shape, `quantize_exclude` leaves out; integers stay."""
-    report = wm.convert(model, tmp_path / "q.amb", quantize="int8", **options)
+    """`include` takes just what matches, whatever its shape, `exclude` leaves out; integers stay."""
+    report = wm.convert(model, tmp_path / "q.amb", quantize=wm.Quantize("int8", **options))
     expected = [name for name in names if name != "ids"]
     assert [info.name for info in report.quantized] == quantised_names(tmp_path / "q.amb") == expected
+
+
+def test_a_glob_that_matches_no_tensor_is_refused(model: Path, tmp_path: Path) -> None:
+    """As one of `convert` itself: it is mistyped, or all that it matches is left out."""
+    for options in ({}, {"exclude": "*norm"}):
+        glob = "*norm" if options else "nothing"
+        with pytest.raises(wm.EncodeError, match=rf"Quantize\.include is '{re.escape(glob)}', which matches none of"):
+            wm.convert(model, tmp_path / "q.amb", quantize=wm.Quantize("int8", include=glob), **options)
+    assert not (tmp_path / "q.amb").exists()
 
 
 @pytest.mark.parametrize("scale_type", ["fp16", "fp32"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_bytes_are_those_of_quantize(model: Path, tmp_path: Path, scheme: str, scale_type: str) -> None:
     """Each tensor of the file has the bytes that `quantize` makes of the array."""
-    options: dict[str, Any] = {"block_size": 16, "scale_type": scale_type, "bits": 7.0}
-    wm.convert(model, tmp_path / "q.amb", quantize=scheme, threads=2, **options)
+    options: dict[str, Any] = {"scale_type": scale_type, **of_its_own(scheme, 16, 7)}
+    wm.convert(model, tmp_path / "q.amb", quantize=wm.Quantize(scheme, **options), threads=2)
     with wm.open(tmp_path / "q.amb") as file:
         for name in CHOSEN:
             expected = wm.quantize(MODEL[name].array, scheme, **options)
@@ -111,8 +126,8 @@ def test_a_tensor_of_several_pieces(put: Callable[..., Path], tmp_path: Path, sc
     """A tensor that is read in pieces gives the same bytes, though blocks are of no size that divides a piece."""
     value = normal((3, 270_001), 8)
     source = put(st.build({"w": value}), "big.safetensors")
-    options: dict[str, Any] = {"block_size": block_size, "bits": 6.0}
-    [info] = wm.convert(source, tmp_path / "q.amb", quantize=scheme, **options).quantized
+    options = of_its_own(scheme, block_size, 6)
+    [info] = wm.convert(source, tmp_path / "q.amb", quantize=wm.Quantize(scheme, **options)).quantized
     expected = wm.quantize(value.array, scheme, **options)
     with wm.open(tmp_path / "q.amb") as file:
         assert file["w"].payload.tobytes() == expected.payload.tobytes()
@@ -130,11 +145,11 @@ def test_adaptive_tensors_too_large_to_be_kept(model: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(quantizing, "quantize", counted)
     kept = wm.convert(model, tmp_path / "kept.amb", quantize="adaptive")
-    assert calls == [1, *(MODEL[name].array.size for name in CHOSEN)]
+    assert calls == [*(MODEL[name].array.size for name in CHOSEN)]
     calls.clear()
     monkeypatch.setattr(quantizing, "_KEEP", 0)
     again = wm.convert(model, tmp_path / "again.amb", quantize="adaptive")
-    assert len(calls) == 1 + 2 * len(CHOSEN) - sum(info.nbytes == 0 for info in again.quantized)
+    assert len(calls) == 2 * len(CHOSEN) - sum(info.nbytes == 0 for info in again.quantized)
     assert again.quantized == kept.quantized
     assert (tmp_path / "again.amb").read_bytes() == (tmp_path / "kept.amb").read_bytes()
 
@@ -142,7 +157,7 @@ def test_adaptive_tensors_too_large_to_be_kept(model: Path, tmp_path: Path, monk
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_report_has_size_and_error(model: Path, tmp_path: Path, scheme: str) -> None:
     """Sizes, bits per weight, RMSE and relative error are those that one computes from the two files."""
-    report = wm.convert(model, tmp_path / "q.amb", quantize=scheme, block_size=8, bits=8.0)
+    report = wm.convert(model, tmp_path / "q.amb", quantize=wm.Quantize(scheme, **of_its_own(scheme, 8, 8)))
     assert report.nbytes == (tmp_path / "q.amb").stat().st_size
     with wm.open(tmp_path / "q.amb") as file:
         for info in report.quantized:
@@ -209,24 +224,30 @@ def test_what_is_no_number_is_named_and_no_file_is_left(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantize": "int3"}, "int3"),
-        ({"quantize": "int4_block", "block_size": 3}, "3, expected"),
-        ({"quantize": "int5_block", "block_size": 4}, "4, expected"),
-        ({"quantize": "adaptive", "bits": 3.0}, "bits is 3"),
-        ({"quantize": "int8", "scale_type": "fp64"}, "fp64"),
+        ({"scheme": "int3"}, "int3"),
+        ({"scheme": "int4_block", "block_size": 3}, "3, expected"),
+        ({"scheme": "int5_block", "block_size": 4}, "4, expected"),
+        ({"scheme": "adaptive", "bits": 3.0}, "bits is 3"),
+        ({"scheme": "int8", "scale_type": "fp64"}, "fp64"),
+        ({"scheme": "int8", "block_size": 64}, "block_size is for .* and adaptive: int8 has no blocks"),
+        ({"scheme": "q4_0", "block_size": 64}, "block_size is for .*: q4_0 has blocks of one size"),
+        ({"scheme": "int4_block", "bits": 6.0}, "bits is for adaptive: int4_block has a fixed number of bits"),
     ],
 )
 def test_options_that_do_not_exist_are_refused_first(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    """Wrong options are an error before the source is opened, which need not even exist."""
+    """Wrong options are an error before there is a file to quantise."""
     with pytest.raises(wm.QuantError, match=message):
-        wm.convert(tmp_path / "missing.safetensors", tmp_path / "q.amb", **options)
+        wm.Quantize(**options)
+    with pytest.raises(wm.QuantError, match=message):
+        wm.quantize(tmp_path / "missing.safetensors", dst=tmp_path / "q.amb", **options)
     assert listing(tmp_path) == []
 
 
-def test_a_block_size_without_a_scheme_is_refused(model: Path, tmp_path: Path) -> None:
-    """`block_size` alone means nothing, and is a ValueError."""
-    with pytest.raises(ValueError, match="block_size"):
-        wm.convert(model, tmp_path / "q.amb", block_size=32)
+@pytest.mark.parametrize("name", ["fp32", "float32", np.float32, np.dtype("f4")])
+def test_types_of_scales_have_every_name(name: Any) -> None:
+    """Scales are named as all types are, by short names, numpy's names and its objects."""
+    assert wm.Quantize("INT4-Block", scale_type=name) == wm.Quantize("int4_block", scale_type="fp32")
+    assert wm.quantize(np.ones(32), "int4_block", scale_type=name).scale_type == "fp32"
 
 
 def test_formats_without_schemes_refuse(model: Path, tmp_path: Path) -> None:
@@ -274,7 +295,7 @@ def test_amb_to_amb_keeps_quantised_tensors(
 ) -> None:
     """Tensors that are quantised already go along as they are, also while others are quantised."""
     path, tensors = quantised
-    report = wm.convert(path, tmp_path / "again.amb", quantize=quantize, quantize_include="*" if quantize else None)
+    report = wm.convert(path, tmp_path / "again.amb", quantize=quantize and wm.Quantize(quantize, include="*"))
     assert [info.name for info in report.quantized] == (["dense"] if quantize else [])
     if quantize is None:
         assert (tmp_path / "again.amb").read_bytes() == path.read_bytes()
@@ -287,7 +308,7 @@ def test_amb_to_amb_keeps_quantised_tensors(
 def test_a_dtype_for_dense_tensors_decodes_nothing(quantised: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """With both dtype= and quantize=, tensors that are quantised already stay so; dense ones become that type."""
     path, tensors = quantised
-    wm.convert(path, tmp_path / "again.amb", quantize="int8", quantize_include="none", dtype="float16")
+    wm.convert(path, tmp_path / "again.amb", quantize=wm.Quantize("int8", exclude="*"), dtype="float16")
     with wm.open(tmp_path / "again.amb") as file:
         assert {name: file.info(name).dtype for name in file} == {
             **{name: value.scheme for name, value in tensors.items() if name != "dense"},

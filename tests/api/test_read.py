@@ -52,6 +52,18 @@ def layouts(shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, np.ndarra
     }
 
 
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize(("kind", "default"), [("f2", "f4"), ("f4", "f4"), ("f8", "f8"), ("c8", "c8"), ("i8", "f4")])
+def test_the_default_keeps_what_float32_cannot_hold(order: str, kind: str, default: str, tmp_path: Path) -> None:
+    """float64 and complex numbers come as they are, in this machine's byte order; None is the default."""
+    values = np.array([1 / 3, -5], order + kind)
+    np.save(tmp_path / "a.npy", values)
+    with wm.open(tmp_path / "a.npy") as f:
+        for got in (f.read(""), f.read("", None)):
+            assert got.dtype.str == np.dtype(default).str
+            assert got.tolist() == values.astype(default).tolist()
+
+
 @pytest.mark.parametrize("wanted", WANTED, ids=str)
 @pytest.mark.parametrize("stored", STORED)
 def test_every_dtype_as_every_other(stored: str, wanted: np.dtype[Any], every_dtype: wm.TensorFile) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap.formats import Request, by_name
+from weightmap.formats import Request, Tensors, by_name
 from weightmap.io import atomic
 from weightmap.model import sharding
 from weightmap.model.payload import from_arrays
@@ -36,7 +36,9 @@ def target_of(path: Any, format_: str | None = None) -> sharding.ShardTarget:
 def write(target: sharding.ShardTarget, shards: Any = SHARDS, format_: str = "safetensors", **options: Any) -> int:
     """Write arrays as shards."""
     found = by_name(format_)
-    plans = [(plan_request("x", found, Request(from_arrays(some), found.layouts[0])), list(some)) for some in shards]
+    plans = [
+        (plan_request("x", found, Request(Tensors(from_arrays(some)), found.layouts[0])), list(some)) for some in shards
+    ]
     return sharding.write_shards(target, plans, **options)
 
 
@@ -76,7 +78,7 @@ def test_names_come_from_the_index(tmp_path: Path) -> None:
     assert target_of(tmp_path, "gguf").path == str(tmp_path / "model.gguf.index.json")
     assert sharding.sharded_target(str(tmp_path / "x.safetensors"), None) is None
     for path, said in (
-        (tmp_path, "this is a directory, which gets a model in shards, and nothing says their format; give format="),
+        (tmp_path, "this is a directory, .* nothing says a format for them that can be written; give format="),
         (tmp_path / "model.index.json", "the name of this index says no format for its shards, as .*; give format="),
     ):
         with pytest.raises(wm.EncodeError, match=said):
@@ -162,12 +164,12 @@ def test_an_index_that_opening_refuses_is_not_written(tmp_path: Path, monkeypatc
 def test_an_error_leaves_no_index(tmp_path: Path) -> None:
     """A shard that cannot be written ends the run: what is there is no model."""
     found = by_name("safetensors")
-    plan = plan_request("x", found, Request(from_arrays(SHARDS[0]), found.layouts[0]))
+    plan = plan_request("x", found, Request(Tensors(from_arrays(SHARDS[0])), found.layouts[0]))
 
     def fails(_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    bad = sharding.Plan(plan.size, fails)
+    bad = sharding.WritePlan(plan.size, fails)
     with pytest.raises(OSError, match="No space") as caught:
         sharding.write_shards(target_of(tmp_path, "safetensors"), [(plan, ["a", "b"]), (bad, ["c"])])
     assert str(caught.value.filename).endswith("model-00002-of-00002.safetensors")

@@ -18,6 +18,7 @@ KIND = "npz"
 A, B = normal((2,)), normal((3,), 1)
 SOUND = {KIND: npz.build({"a": A, "b": B})}
 ROWS = zipped.ROWS | {
+    "Z9": "Two entries that numpy has by one name, `a.npy` and `a.npy.npy`: LayoutError.",
     "Y5": "A deflated member that inflates to more or less than it says, or is not deflated: an error when it is used.",
     "Y6": "A member that is no array: LayoutError, left out if not strict. Bytes behind an array: LayoutError.",
 }
@@ -37,6 +38,10 @@ def cases() -> Iterator[Case]:
     yield Case(
         "C10", KIND, "a and a.npy", zip_files.archive([npz.entry("a", A), entry(b"a", whole)]), "LayoutError", "name"
     )
+    for name, order in {"a.npy.npy behind a.npy": (0, 1), "a.npy.npy before a.npy": (1, 0)}.items():
+        both = [npz.entry("a", A), npz.entry("a.npy", B)]
+        raw = zip_files.archive([both[i] for i in order])
+        yield Case("Z9", KIND, name, raw, "LayoutError", "name", raw.index(b"PK\3\4", 4 * order[1]))
     for case in members.cases():
         if case.row == "Y3" and isinstance(case.data, bytes):
             yield Case(

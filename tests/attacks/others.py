@@ -1,9 +1,9 @@
 """What other libraries make of the attacks: ``python -m tests.attacks.others [LIBRARY=INTERPRETER ...] [--into FILE]``.
 
-Prints tables in Markdown, or puts them into a document between two marks: what was tried and when; by row, how many
-attacks each library lets through, answers with something other than an error of its own or a ValueError, or does not
-survive, in 4 GiB of address space; and what it does in a few situations. A library is tried where the interpreter has
-it; ``finalfusion=/path/to/python`` names another interpreter for one.
+Prints tables in Markdown: what was tried and when; by row, how many attacks each library lets through, answers with
+something other than an error of its own or a ValueError, or does not survive, in 4 GiB of address space; and what it
+does in a few situations. ``--into docs/reliability.md`` puts the last one there, between two marks. A library is tried
+where the interpreter has it; ``finalfusion=/path/to/python`` names another interpreter for one.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ def version(library: str, interpreter: str) -> str:
     return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def lines(interpreters: Mapping[str, str]) -> Iterator[str]:
-    """Try every library that is there; yield what was found."""
+def lines(interpreters: Mapping[str, str], *, attacks: bool) -> Iterator[str]:
+    """Try every library that is there, in the situations and by the attacks; yield what was found."""
     found: dict[str, dict[str, Counter[str]]] = {}
     scenes: dict[str, list[str]] = {name: [] for name in SCENES}
     versions = []
@@ -241,7 +241,7 @@ def lines(interpreters: Mapping[str, str]) -> Iterator[str]:
                 child.close()
                 continue
             found[library] = defaultdict(Counter)
-            for case in chosen(library):
+            for case in chosen(library) if attacks else ():
                 found[library][case.row][child.outcome(case.write(Path(folder)))] += 1
             child.close()
         versions.append(f"{library} {version(library, interpreter)}")
@@ -251,8 +251,9 @@ def lines(interpreters: Mapping[str, str]) -> Iterator[str]:
     system = f"{platform.system()} on {platform.machine()}, CPython {platform.python_version()}"
     yield f"Measured on {today}, {system}: {', '.join(versions)}."
     yield ""
-    yield from table(found)
-    yield ""
+    if attacks:
+        yield from table(found)
+        yield ""
     yield "| situation | " + " | ".join(found) + " |"
     yield "|---|" + "---|" * len(found)
     for name, answers in scenes.items():
@@ -268,7 +269,7 @@ def main() -> None:
     interpreters: dict[str, str] = dict.fromkeys(READ, sys.executable)
     interpreters |= dict(argument.split("=", 1) for argument in args.interpreters)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
-    text = list(lines(interpreters))
+    text = list(lines(interpreters, attacks=args.into is None))
     if args.into is None:
         print("\n".join(text))  # noqa: T201 - a command
     else:

@@ -1,22 +1,19 @@
-"""The rows of the threat tables, with what shows each: ``python -m tests.attacks.table [--into docs/reliability.md]``.
+"""The rows of the threat tables, with what shows each: ``python -m tests.attacks.table`` prints them.
 
 A row is shown by files, which `tests.attacks` makes and `test_attacks.py` tries, by tests that it names, or by both.
 """
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import TESTS, cases, parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 __all__ = ["between", "lines", "put_between"]
-
-MARK = "tests.attacks.table"
 
 
 def lines() -> Iterator[str]:
@@ -52,16 +49,5 @@ def put_between(path: Path, name: str, text: Iterable[str]) -> None:
     path.write_text(f"{before}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
-def main() -> None:
-    """Print the table, or put it into a document."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.table", description=__doc__)
-    parser.add_argument("--into", type=Path, metavar="FILE", help="a document with the two marks")
-    into = parser.parse_args().into
-    if into is None:
-        print("\n".join(lines()).strip("\n"))  # noqa: T201 - a command
-    else:
-        put_between(into, MARK, lines())
-
-
 if __name__ == "__main__":
-    main()
+    print("\n".join(lines()).strip("\n"))  # noqa: T201 - a command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from tests import zip_files
@@ -19,6 +20,7 @@ ROWS = {
     "Z4": "ZIP64 records that are missing, elsewhere, or say other numbers than the others: LayoutError.",
     "Z5": "Several parts, encrypted entries, methods other than stored and deflated: UnsupportedError.",
     "Z6": "Two end records, a comment that ends elsewhere than the file: LayoutError or TruncatedError.",
+    "Z8": "A name with a zero byte: LayoutError. Not ASCII without its flag, or a second one: UnsupportedError.",
     "Z7": "A data descriptor that says something else: LayoutError of verify.",
 }
 
@@ -147,6 +149,10 @@ def cases(kind: str, entries: Callable[[], list[zip_files.Entry]]) -> Iterator[C
         "Z3", "a longer extra field", "LayoutError", "central directory", listed, change=central(extra_len=65535)
     )
     yield case("Z4", "the record elsewhere", "LayoutError", "locator", wide=True, locator={"place": 0})
+    inner = zip_files.record(zip_files.WIDE_END, {"signature": b"PK\6\6", "record": 44})
+    yield case(
+        "Z4", "a record within the record", "LayoutError", "locator", wide=True, wide_end={"record": 100}, inside=inner
+    )
     yield case("Z4", "the record past the file", "LayoutError", "locator", wide=True, locator={"place": 2**64 - 1})
     yield case("Z4", "a longer record", "LayoutError", "locator", wide=True, wide_end={"record": 45})
     yield case(
@@ -194,7 +200,42 @@ def cases(kind: str, entries: Callable[[], list[zip_files.Entry]]) -> Iterator[C
     yield case("Z5", "of two parts", "UnsupportedError", "locator", wide=True, locator={"disks": 2})
     end = zip_files.record(zip_files.END, {"signature": b"PK\5\6", "comment_len": 2})
     yield case("Z6", "an end record in the comment", "LayoutError", "end record", comment=end + b"..")
+    hidden = zip_files.archive(entries()[:1], end={"comment_len": 0}) + b".."
+    yield case("Z6", "an archive in the comment, with bytes behind it", "LayoutError", "end record", comment=hidden)
     yield case("Z6", "a comment cut short", "TruncatedError", "end record", len(sound), end={"comment_len": 9})
+
+    def called(name: bytes, **fields: Any) -> Callable[[list[zip_files.Entry]], Any]:
+        def change(found: list[zip_files.Entry]) -> None:
+            found[1].name = name
+            found[1].local |= fields
+            found[1].central |= fields
+
+        return change
+
+    own = entries()[1].name
+    for name, other, fields, error in (
+        ("the first name and a zero byte", entries()[0].name + b"\0x", {}, "LayoutError"),
+        ("a zero byte", b"\0", {}, "LayoutError"),
+        ("a name that is not marked as UTF-8", "ü".encode() + own, {"flags": 0}, "UnsupportedError"),
+    ):
+        moved = listed + len(other) - len(own)
+        yield case("Z8", name, error, "name", moved, change=called(other, **fields))
+    # A version, the CRC-32 of the name, and another name.
+    second_name = struct.pack("<BI", 1, zlib.crc32(own)) + b"z"
+    for name, content, before in (
+        ("a second name", second_name, b""),
+        ("a second name behind an empty field", second_name, bytes(4)),
+        ("an empty second name", b"", b""),
+    ):
+        field = before + struct.pack("<2H", zip_files.NAME, len(content)) + content
+        yield case(
+            "Z8",
+            name,
+            "UnsupportedError",
+            "name",
+            listed,
+            change=lambda found, field=field: setattr(found[1], "more", field),
+        )
 
     def described(found: list[zip_files.Entry]) -> None:
         found[0].descriptor = 16

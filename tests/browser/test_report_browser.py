@@ -51,9 +51,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     small |= {"half": np.ones(300, np.float16), "odd": np.array([np.nan, np.inf], np.float32)}
     wm.save(folder / "a.safetensors", small, metadata={HOSTILE: HOSTILE})
     wm.save(folder / "b.safetensors", {name: array * 1.5 for name, array in small.items()} | {HOSTILE: np.ones(2)})
+    wm.save(folder / "c.safetensors", small | {"half": np.full(300, 2, np.float16)})
+    wm.save(folder / "constant.safetensors", {"half": small["half"]})
     many = {f"layer.{i // 100}.expert.{i % 100}.w": np.full((2, 32), i, np.float32) for i in range(MANY)}
     wm.save(folder / "many.safetensors", many)
-    pages = {"one": ("a", None), "two": ("a", "b"), "many": ("many", None)}
+    pages = {"one": ("a", None), "two": ("a", "b"), "outside": ("a", "c"), "many": ("many", None)}
+    pages["constant"] = ("constant", None)
     for name, (a, b) in pages.items():
         other = None if b is None else folder / f"{b}.safetensors"
         write_report(folder / f"{name}.html", folder / f"{a}.safetensors", other)
@@ -92,7 +95,12 @@ def status(browser: Any, table: str) -> str:
 
 @pytest.mark.parametrize(
     ("page", "charts"),
-    [("one", ["bytes-map", "ranges", "histogram", "costs", "cost-heat"]), ("two", ["heat"]), ("many", ["bytes-map"])],
+    [
+        ("one", ["bytes-map", "ranges", "histogram", "costs", "cost-heat"]),
+        ("two", ["heat"]),
+        ("many", ["bytes-map", "ranges"]),
+        ("constant", ["ranges", "histogram"]),
+    ],
 )
 def test_it_draws_without_errors_and_fetches_nothing(
     browser: Any, made: dict[str, Path], page: str, charts: list[str]
@@ -116,6 +124,50 @@ def test_it_draws_without_errors_and_fetches_nothing(
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (colour == "rgb(255, 255, 255)") is not browser.dark
+
+
+def coloured(browser: Any, chart: str, colour: str) -> int:
+    """Return how many pixels of a chart have a colour, written as a browser writes it."""
+    script = """
+        const canvas = document.querySelector(`#${arguments[0]} canvas`);
+        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        let count = 0;
+        for (let i = 0; i < pixels.length; i += 4)
+            count += pixels[i + 3] === 255 && `rgb(${pixels.slice(i, i + 3).join(", ")})` === arguments[1];
+        return count;
+    """
+    found: int = browser.execute_script(script, chart, colour)
+    return found
+
+
+def test_a_change_outside_layers_shows(browser: Any, made: dict[str, Path]) -> None:
+    """One tensor that differs has one cell in the colour of the largest value; the rest of the map is blank."""
+    visit(browser, made["outside"])
+    colour = "rgb(253, 231, 37)" if browser.dark else "rgb(68, 1, 84)"  # both ends of viridis
+    cells = browser.execute_script("return JSON.parse(document.getElementById('data').textContent).sets.heat.length")
+    area = browser.execute_script("const c = document.querySelector('#heat canvas'); return c.width * c.height")
+    assert 100 < coloured(browser, "heat", colour) < area / cells
+    assert browser.get_log("browser") == []
+
+
+def test_a_constant_is_seen(browser: Any, made: dict[str, Path]) -> None:
+    """A tensor of equal elements is a point among the ranges, and one bar with room beside it in the histogram."""
+    visit(browser, made["constant"])
+    assert coloured(browser, "ranges", "rgb(76, 139, 214)") > 5
+    bar, width = browser.execute_script(
+        "const c = document.querySelector('#histogram canvas'); return [c.height * c.width, c.width]"
+    )
+    assert width < coloured(browser, "histogram", "rgb(76, 139, 214)") < bar / 4
+
+
+def test_bars_begin_under_one_another(browser: Any, made: dict[str, Path]) -> None:
+    """Bars of modules begin at one place, on narrow screens too, whatever the depth."""
+    visit(browser, made["one"])
+    browser.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
+    script = "return Array.from(document.querySelectorAll('.meter'), e => e.getBoundingClientRect().left)"
+    places = browser.execute_script(script)
+    assert len(places) > 5
+    assert max(places) - min(places) < 1
 
 
 def test_filters_and_sorts(browser: Any, made: dict[str, Path]) -> None:

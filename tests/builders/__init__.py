@@ -143,15 +143,15 @@ class Builder:
         Returns a list of `Example`: sound files, and everything that a correct reader finds in them.
     damage : tuple of str
         The names of modules that damage files, with one lie each. They define `SOUND`, by kind the sound
-        file; `cases()`, which yields every `tests.attacks.Case`; and `ROWS`, if the tables in
-        docs/reliability.md have a part for the format.
+        file; `cases()`, which yields every `tests.attacks.Case`; and `ROWS`, if the format
+        has threat tables of its own.
     growing : mapping of str to callable
         By kind, a function that returns a file with a given number of tensors, the last of zeros; or, for a format with
         a single matrix, of words.
     anatomy : callable
         Takes a sound file apart for the fuzzer: see `tests.fuzz.anatomy`.
     errors : tuple of int and int
-        5,000 mutants, and 100,000, must raise more different errors (class and field) than these numbers.
+        2,000 mutants, and 100,000, must raise more different errors (class and field) than these numbers.
     magic : bytes
         The first bytes of every file; empty if these vary.
     seconds : mapping of str to int

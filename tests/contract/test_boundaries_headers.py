@@ -251,15 +251,6 @@ def test_metadata_that_is_there_and_empty():
             assert content.load_metadata() == (metadata or {})
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_more_tensors_than_allowed_by_any_number(count):
-    """However many tensors there are too many, the error is the same one, of safetensors and of BinTensors."""
-    tensors = {f"t{i}": noise("uint8", (1,)) for i in range(4 + count)}
-    for data in (st.build(tensors), bt.build(tensors), bt.build(tensors, layout="current")):
-        error = refused(data, limits=wm.Limits(max_tensors=4))
-        assert (type(error), error.field) == (wm.LimitError, "max_tensors")
-
-
 @pytest.mark.parametrize("text", [b"{}", b"\0\0"])
 def test_the_smallest_files(text):
     """The smallest files of safetensors and BinTensors have ten bytes; what is shorter is recognised as neither."""
@@ -631,7 +622,7 @@ def test_dimensions_of_a_row(ndim):
     """A row has one to four dimensions, whether it is looked up or listed; others are an error, and no shape."""
     table = record_table((1, 1, 0, 2, 0, 0, 0, 0), (1, ndim, 0, 2, 2, 2, 2, 2))
     if 1 <= ndim <= 4:
-        assert table.place(1) == (DTYPES["int8"], (2,) * ndim, 502, 2**ndim)
+        assert table.place(1) == (DTYPES["int8"], (2,) * ndim, 502, 2**ndim, None)
         assert [row[1] for row in table.rows()] == [(2,), (2,) * ndim]
     else:
         for use in (lambda: table.place(1), lambda: list(table.rows())):
@@ -671,8 +662,8 @@ def test_data_of_a_row_ends_with_the_section(offset):
     """A row may end where its section does, and not a byte behind it."""
     table = record_table((0, 2, 0, 2, 1, 0, 0, offset))
     if offset <= 92:
-        assert table.place(0)[2:] == (500 + offset, 8)
-        assert [row[2] for row in table.rows()] == [500 + offset]
+        assert table.place(0)[2:4] == (500 + offset, 8)
+        assert [row.offset for row in table.rows()] == [500 + offset]
     else:
         for use in (lambda: table.place(0), lambda: list(table.rows())):
             with pytest.raises(wm.LayoutError, match="end of its data") as caught:
@@ -716,7 +707,7 @@ def test_where_a_row_lies():
 def runs(*rows: tuple[Any, ...]) -> list[tuple[int, int, int]]:
     """Offset of the first row, number of rows and step of each run."""
     found = record_table(*rows, size=10**6).runs()
-    return [(offset - 500, count, step) for _, _, offset, _, count, step in found]
+    return [(row.offset - 500, count, step) for row, count, step in found]
 
 
 def test_rows_that_are_alike_are_one_run():

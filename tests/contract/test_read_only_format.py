@@ -22,9 +22,9 @@ from weightmap.dtypes import DTYPES
 from weightmap.formats import _BY_MAGIC, FORMATS, fitted
 from weightmap.formats._base import Content, Format
 from weightmap.formats._cursor import Cursor
-from weightmap.importers import NAMES as WORDS
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
+from weightmap.words.importers import NAMES as WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,7 +173,7 @@ def test_what_it_declares_not_is_checked_all_the_same() -> None:
             wm.open(build(TENSORS, offset=65).ljust(1000, b"\0"), strict=strict)
     with pytest.raises(
         wm.TruncatedError,
-        match=r"the file ends within tensor 'c', expected at least 232 bytes \(at byte 200\)",
+        match=r"ends within tensor 'c' \(was the download complete\?\), expected at least 232 bytes \(at byte 200\)",
     ):
         wm.open(build(TENSORS, offset=96))
     with wm.open(build(TENSORS, offset=96), verify="none") as file, pytest.raises(wm.TruncatedError):
@@ -244,9 +244,9 @@ def test_typed_metadata_are_converted_by_one_rule(path: Path, name: str) -> None
     dtypes = FORMATS[name].dtypes[FORMATS[name].layouts[0]]
     include = [name for name, array in TENSORS.items() if array.dtype.name in dtypes]
     report = wm.convert(path, target, format=name, dtype=None, include=include)
-    lines = [line for line in report.warnings if "metadata" in line]
+    lines = [line for line in report.warnings if "metadata entr" in line]
     assert len(lines) == bool(behind)
-    assert all(repr(key) in lines[0] for key in list(behind)[:5])
+    assert all(repr(key) in lines[0] for key in behind)
     with wm.open(target) as file:
         found = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in file.metadata.items()}
         assert found == expected

@@ -21,8 +21,6 @@ TOY = ROOT / "tests" / "toy"
 # Where each of the two files goes, and by which mark docs/formats.md shows it.
 PLACES = {"toy_format.py": "src/weightmap/formats/toy.py", "toy_builder.py": "tests/builders/toy.py"}
 SUITES = ("contract", "attacks", "damage", "fuzz", "determinism", "formats", "diff", "growth")
-# Takes minutes, needs a tool that is not everywhere, and adds nothing about the two files.
-LEFT_OUT = "not ten_times_as_many"
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +30,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     without = shutil.ignore_patterns("__pycache__", "*.jsonl")
     shutil.copytree(Path(wm.__file__).parent, folder / "src" / "weightmap", ignore=without)
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=without)
+    shutil.copytree(ROOT / "fuzz", folder / "fuzz", ignore=without)
     shutil.copy(ROOT / "pyproject.toml", folder)
     for name, place in PLACES.items():
         shutil.copy(TOY / name, folder / place)
@@ -46,7 +45,10 @@ def test_the_two_files_are_short() -> None:
 def python(installation: Path, *arguments: str) -> str:
     """Run Python there; return what it prints."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(installation / "src"), "WEIGHTMAP_FUZZ": "1000"}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join((f"{installation}/src", f"{installation}/fuzz")),
+        "WEIGHTMAP_FUZZ": "1000",
+    }
     command = [sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=installation, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -55,13 +57,15 @@ def python(installation: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUITES)
 def test_every_suite_takes_the_new_format_up(installation: Path, name: str) -> None:
     """Contract, attacks, damage, mutants, growth, determinism and comparison run on it, and nothing of that fails."""
-    options = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", f"-ktoy and {LEFT_OUT}")
+    options = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "-ktoy")
     assert " passed" in python(installation, "-m", "pytest", *options, suite(name))
 
 
+@pytest.mark.slow
 def test_guided_fuzzing_takes_the_new_format_up(installation: Path) -> None:
     """`make fuzz-guided` and OSS-Fuzz go through the formats that `tests.fuzz.seeds` prints, each with its inputs."""
     printed = python(installation, "-m", "tests.fuzz.seeds", "--plain", "seeds").split()
@@ -73,13 +77,14 @@ def test_guided_fuzzing_takes_the_new_format_up(installation: Path) -> None:
 # In an installation: the files whose comparisons become mutants, and the tests that look for them.
 MUTATED = """
 from pathlib import Path
-from tests.mutation import __main__ as mutation, python_sources
+from mutation import __main__ as mutation, python_sources
 switch = python_sources.install(Path("src").resolve(), mutation.MODULES)
 print(*{site.file for site in switch.sites})
 print(*mutation.TESTS)
 """
 
 
+@pytest.mark.slow
 def test_mutation_takes_the_new_format_up(installation: Path) -> None:
     """`make mutation` changes the comparisons of the new format, and runs tests that open its files."""
     files, tests = python(installation, "-c", MUTATED).splitlines()
@@ -87,6 +92,7 @@ def test_mutation_takes_the_new_format_up(installation: Path) -> None:
     assert suite("attacks") in tests.split()
 
 
+@pytest.mark.slow
 def test_coverage_takes_the_new_format_up(installation: Path) -> None:
     """`make coverage` measures the branches of the new format, and runs tests that open its files."""
     settings = tomllib.loads((installation / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["coverage"]

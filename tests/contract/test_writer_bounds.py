@@ -14,7 +14,7 @@ import pytest
 
 import weightmap as wm
 from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.formats import Payload, Request, _writing, by_name
+from weightmap.formats import Payload, Request, Tensors, _writing, by_name
 from weightmap.formats.amb import writing as amb_writing
 from weightmap.formats.embd import writing as embd_writing
 from weightmap.quant import PQShape
@@ -35,7 +35,7 @@ def planned(format: str, *tensors: Payload, layout: str | None = None, **options
     """The size of the file that would be written."""
     found = by_name(format)
     assert found.plan is not None
-    return found.plan(Request(tensors, layout or found.layouts[0], **options)).size
+    return found.plan(Request(Tensors(tensors), layout or found.layouts[0], **options)).size
 
 
 def refused(format: str, *tensors: Payload, layout: str | None = None, **options: Any) -> str:

@@ -171,11 +171,14 @@ class Proxy:
         self.always = ""
         self.connections = 0
         self._ended = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """End it."""
         self._ended.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._thread.join()
         self._listener.close()
 
     def _listen(self) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ import weightmap as wm
 from distributed import Client
 address, src, dst, manifest = sys.argv[1:]
 with Client(address, set_as_default=False) as client, client.get_executor(retries=3) as executor:
-    report = wm.convert(src, dst, executor=executor, manifest=manifest, format="amb", quantize="int4_block")
+    report = wm.convert(src, dst, run=wm.Run(executor, manifest=manifest), format="amb", quantize="int4_block")
 print(json.dumps([report.shards, report.skipped]))
 """
 
@@ -52,14 +53,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster():
     """Two worker processes, each with one thread, that import this weightmap."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
-    ) as cluster:
-        yield cluster
+    with mock.patch.dict(os.environ):  # in which Dask sets variables of its own
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
+        with distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+        ) as cluster:
+            yield cluster
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -123,8 +125,8 @@ def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_pa
     after = files(out)
     again = {name for name, inode in before.items() if after[name] != inode}
     assert again <= in_flight
-    # Each of two workers ran 16 tasks in one call; as many were done, and not yet recorded, when the client died.
-    assert len(in_flight) <= 64
+    # At most 16 calls of 16 tasks are out at a time.
+    assert len(in_flight) <= 256
     assert not list(tmp_path.glob(".*"))
 
 
@@ -159,12 +161,12 @@ def test_the_first_error_on_dask_names_its_shard(cluster, tmp_path):
     bad = part / "b.safetensors"
     with distributed.Client(cluster, set_as_default=False) as client, client.get_executor() as executor:
         with pytest.raises(wm.QuantError, match=r"b\.safetensors: tensor 'b'") as held:
-            wm.convert(part, f"{tmp_path}/out/", executor=executor, **OPTIONS)
+            wm.convert(part, f"{tmp_path}/out/", run=wm.Run(executor), **OPTIONS)
         with contextlib.suppress(FileNotFoundError):
             assert "model.amb.index.json" not in content(tmp_path / "out")
         state = bad.stat()
         wm.save(bad, {"b": np.full((4, 32), 2.0, np.float32)})
         os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
         wait_for(lambda: not any(client.run(running).values()))
-        assert wm.convert(part, f"{tmp_path}/out/", executor=executor, **OPTIONS).shards == 2
+        assert wm.convert(part, f"{tmp_path}/out/", run=wm.Run(executor), **OPTIONS).shards == 2
     del held

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make distributed-tes
 import inspect  # noqa: E402 - nothing here makes sense without torch
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint import HuggingFaceStorageWriter  # noqa: E402
 
 from weightmap.dcp import WeightmapStorageReader, _work  # noqa: E402
 from weightmap.dcp._tensors import Tensors  # noqa: E402
@@ -148,6 +149,17 @@ def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path: Path) -> None:
     assert torch.equal(state["head"], shared)
 
 
+def test_tensors_over_the_same_bytes_in_another_order_are_not_tied(tmp_path: Path) -> None:
+    """A square matrix and its transpose share begin, size, type and shape, and no order of elements."""
+    square = torch.arange(9.0).reshape(3, 3)
+    torch.save({"a": square, "b": square.t(), "c": square.t()}, tmp_path / "square.pt")
+    state = {name: torch.zeros(3, 3) for name in ("a", "b", "c")}
+    load(state, tmp_path / "square.pt")
+    assert torch.equal(state["a"], square)
+    assert torch.equal(state["b"], square.t())
+    assert torch.equal(state["c"], square.t())
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
     """Decoded pieces are copied as they come; of dense ones, those that cannot be read to their place at once."""
@@ -202,3 +214,13 @@ def test_names_of_schemes_decode() -> None:
         metadata = Tensors(file, {})
         assert {entry.properties.dtype for entry in metadata.values()} == {torch.float32}
         assert len(metadata) == len(file)
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_what_hugging_faces_writer_saves(distributed: bool, tmp_path: Path) -> None:
+    """Of the file of a rank `verify` says that its shapes may be parts; not of one that one rank saves for all."""
+    state = {"w": torch.arange(6.0), "s": torch.ones(2, 3)}
+    dcp.save(state, storage_writer=HuggingFaceStorageWriter(tmp_path, save_distributed=distributed), no_dist=True)
+    with wm.open(tmp_path) as f:
+        assert set(f) == set(state)
+        assert len(f.verify().warnings) == distributed

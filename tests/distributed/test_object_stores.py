@@ -155,7 +155,7 @@ def test_a_rank_fetches_its_part(world: int, sliced: bool, web: Nginx) -> None:
         own = f"rank-{rank}-of-{world}-{sliced}.safetensors"  # so that requests are told apart
         write(web.data / own)
         with wm.open(f"{web.url}{own}") as file:
-            plan = wm.plan(file, wm.shard("layer.0.w", 0, rank, world) if sliced else None, rank=rank, world=world)
+            plan = wm.plan(file, wm.shard("layer.0.w", 0, rank, world) if sliced else None, rank=rank, world_size=world)
             for name, array in plan.run():
                 seen.setdefault(name, []).append(array)
         opening, *asked = [entry for entry in web.asked() if entry[0] == f"/{own}"]
@@ -349,9 +349,9 @@ def test_executors_take_addresses(kind: str, environment: dict[str, str], tmp_pa
         executor.submit = lambda *of: sent.append(pickle.dumps(of)) or submit(*of)
         out, manifest = f"{tmp_path}/out/", tmp_path / "manifest.json"
         for skipped in (0, 4):
-            arguments = {"format": "amb", "quantize": "int4_block", "executor": executor, "manifest": manifest}
-            assert wm.convert("s3://bucket/model", out, **arguments).skipped == skipped
-        assert wm.verify("s3://bucket/model", executor=executor).checks
+            run = wm.Run(executor, manifest=manifest)
+            assert wm.convert("s3://bucket/model", out, format="amb", quantize="int4_block", run=run).skipped == skipped
+        assert wm.verify("s3://bucket/model", run=wm.Run(executor)).checks
     same = {path.name: path.read_bytes() for path in (tmp_path / "serial").iterdir()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == same
     assert sent
@@ -376,10 +376,10 @@ def test_executors_notice_another_object(environment: dict[str, str], endpoint: 
                 store.put("pair/b.safetensors", (tmp_path / "new.safetensors").read_bytes())
             return super().submit(call)
 
-    options = {"format": "amb", "manifest": tmp_path / "manifest.json"}
+    arguments, manifest = ("s3://bucket/pair", f"{tmp_path}/out/"), tmp_path / "manifest.json"
     with Replaces(1) as executor, pytest.raises(FileChangedError, match=r"s3://bucket/pair/b\.safetensors"):
-        wm.convert("s3://bucket/pair", f"{tmp_path}/out/", executor=executor, **options)
-    assert wm.convert("s3://bucket/pair", f"{tmp_path}/out/", **options).skipped == 1
+        wm.convert(*arguments, format="amb", run=wm.Run(executor, manifest=manifest))
+    assert wm.convert(*arguments, format="amb", run=wm.Run(manifest=manifest)).skipped == 1
     with wm.open(tmp_path / "out") as file:
         assert (file["a"].sum(), file["b"].sum()) == (256, 0)
 
@@ -390,11 +390,11 @@ def test_a_manifest_notices_another_configuration(endpoint: str, tmp_path: Path)
     store = bucket(endpoint)
     for name in ("model.safetensors.index.json", *(f"model-{i:05}-of-00004.safetensors" for i in (1, 2, 3, 4))):
         store.put(f"configured/{name}", bytes(store.get(f"model/{name}").bytes()))
-    options = {"format": "amb", "manifest": tmp_path / "manifest.json"}
+    run = wm.Run(manifest=tmp_path / "manifest.json")
     for size, skipped in ((64, 0), (64, 4), (65, 3)):
         store.put("configured/config.json", json.dumps({"hidden_size": size}).encode())
         (tmp_path / "out" / "model.amb.index.json").unlink(missing_ok=True)
-        assert wm.convert("s3://bucket/configured", f"{tmp_path}/out/", **options).skipped == skipped
+        assert wm.convert("s3://bucket/configured", f"{tmp_path}/out/", format="amb", run=run).skipped == skipped
         with wm.open(tmp_path / "out") as file:
             assert file.config is not None
             assert file.config["n_embd"] == size
@@ -485,7 +485,7 @@ def test_executors_take_addresses_of_google(tmp_path: Path) -> None:
     """Spawned workers find the server by their environment; what they write is that of a serial run."""
     wm.convert("gs://bucket/model", f"{tmp_path}/serial/", format="embd")
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
-        wm.convert("gs://bucket/model", f"{tmp_path}/out/", format="embd", executor=executor)
+        wm.convert("gs://bucket/model", f"{tmp_path}/out/", format="embd", run=wm.Run(executor))
     assert right(wm.open(tmp_path / "out"))
     for path in (tmp_path / "serial").iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()

@@ -48,7 +48,7 @@ def test_opening_and_planning_make_no_call_for_a_tensor(models: dict[int, Path])
         with f:
             wm.plan(f).nbytes  # noqa: B018 - makes the columns
             _, sliced = calls(lambda f=f: wm.plan(f, wm.shard("", 0, 3, 8)))
-            _, dealt = calls(lambda f=f: wm.plan(f, rank=3, world=1024))
+            _, dealt = calls(lambda f=f: wm.plan(f, rank=3, world_size=1024))
         counts[count] = opening, sliced, dealt
     for few, many in zip(counts[1_000], counts[10_000], strict=True):
         assert many <= 1.2 * few + 50, counts
@@ -60,7 +60,7 @@ def test_the_slices_of_all_ranks_are_the_model(models: dict[int, Path]) -> None:
     with wm.open(models[10_000]) as f:
         total = sum(info.nbytes for info in f.infos())
         assert sum(wm.plan(f, wm.shard("", 0, rank, 8), gap=0).wanted_nbytes for rank in range(8)) == total
-        assert sum(wm.plan(f, rank=rank, world=1024).wanted_nbytes for rank in range(1024)) == total
+        assert sum(wm.plan(f, rank=rank, world_size=1024).wanted_nbytes for rank in range(1024)) == total
         if sys.platform == "linux":
             assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
 

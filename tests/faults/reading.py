@@ -64,7 +64,7 @@ def sealed(source: object) -> list[object]:
 
 def without_descriptors(work: Callable[[object], list[object]], source: object) -> list[object]:
     """Do it with a sharded model that keeps no descriptors, as one of many files."""
-    with mock.patch.object(sharded, "_KEPT", 0):
+    with mock.patch.object(sharded, "KEPT", 0):
         return work(source)
 
 

@@ -51,7 +51,13 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module", params=FILES)
+# What takes longest; the other files have operations of each kind.
+SLOW = {"a.weights", "q.amb"}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FILES]
+)
 def swept(request: pytest.FixtureRequest, shim: Path, memory: Callable[[], Path]) -> dict[str, Any]:
     """The outcome of each fault of each call of every operation on one file."""
     name = request.param
@@ -259,7 +265,7 @@ def diff():
     wm.diff(path, target)
 
 def export():
-    if cli.main(["export", path, "t3", target]):
+    if cli.main(["export", path, "t3", target + ".npy"]):
         raise OSError
 
 def run(number):
@@ -301,9 +307,17 @@ SHRINKING = {
     # Of an index that is mapped, opening in mode "mmap" looks into the mapping, unless all is verified.
     "model.weights": ("full", "copy", *SEALED, "convert", "diff", "export"),
 }
+SHRINKING_SLOWLY = {("model.weights", "convert"), ("model.weights", "diff")}
 
 
-@pytest.mark.parametrize(("name", "action"), [(name, action) for name in SHRINKING for action in SHRINKING[name]])
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [
+        pytest.param(name, action, marks=[pytest.mark.slow] * ((name, action) in SHRINKING_SLOWLY))
+        for name in SHRINKING
+        for action in SHRINKING[name]
+    ],
+)
 def test_a_file_that_shrinks_meanwhile_is_an_exception(tmp_path: Path, name: str, action: str) -> None:
     """Reading, verifying, comparing or converting a file never ends in SIGBUS, whenever it is truncated meanwhile.
 

@@ -55,7 +55,15 @@ FORGIVEN = {
 NO_FLUSH = {"open", "fsync"}
 
 
-@pytest.fixture(scope="module", params=SWEEPS, ids=" ".join)
+# By day every format, a conversion, a command, and a file that has a name from the beginning.
+SLOW = {*OPERATIONS[-6:], "convert to amb", "convert quantised", "save quantised"} - {"command convert"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(sweep, marks=[pytest.mark.slow] * (sweep[0] in SLOW)) for sweep in SWEEPS],
+    ids=" ".join,
+)
 def swept(request: pytest.FixtureRequest, shim: Path, memory: Callable[[], Path]) -> list[dict[str, Any]]:
     """The state of the folder after each fault of each call of one operation."""
     rows: list[dict[str, Any]] = drive("writing.py", shim, memory(), *request.param)
@@ -252,6 +260,15 @@ def test_a_directory_that_may_not_be_written(folder: Path) -> None:
     assert listing(folder) == ["out.weights"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+@pytest.mark.parametrize("target", ["/proc/x.gguf", "/proc/x/"])
+def test_a_directory_that_takes_no_files(target: str) -> None:
+    """The error does not say that the directory is missing: it is there."""
+    options = {"format": "gguf", "max_shard_size": 100} if target.endswith("/") else {}
+    with pytest.raises(FileNotFoundError, match=r"its directory takes no new files \(No such file.*/proc/x"):
+        wm.save(target, {"a": np.ones(3, np.float32)}, **options)
+
+
 def test_a_directory_that_may_not_be_read(folder: Path) -> None:
     """Files can be saved into a directory that may be written and not listed."""
     folder.chmod(0o333)
@@ -311,6 +328,7 @@ print(torn, litter, idle, sorted(os.listdir(folder)) == sorted(map(os.path.basen
 )
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     """210 times kill -9 at a random moment, in every format: always a whole file, and at most one hidden beside it.
 

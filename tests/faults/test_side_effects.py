@@ -19,7 +19,7 @@ SUFFIXES = {suffix for found in FORMATS.values() for suffix in found.suffixes}
 # An audit hook sees each file opened, module imported, process started, socket made, code compiled, object unpickled.
 # `ctypes` and `cffi` name none of those; "object." is about attributes.
 AUDIT = """
-import json, sys
+import json, os, sys
 import numpy as np
 import weightmap as wm
 from weightmap.model.parts import check_unchanged
@@ -39,7 +39,7 @@ def use(path, strict):
     with wm.open(path, strict=strict) as f:
         repr(f), len(f), list(f), f.infos(), dict(f.metadata), f.format, f.layout, f.config, f.tokenizer
         for name in f:
-            f.info(name), f[name], f.read(name) if not f.info(name).dtype.startswith("complex") else None
+            f.info(name), f[name], f.read(name)
         f.values(), "no such tensor" in f, f.get("no such tensor"), f.prefetch(), check_unchanged(f)
         if f.vocab is not None:
             len(f.vocab), list(f.vocab), f.vocab.get("no such word"), f.vocab.special_ids, f.vocab.ngram_indices("word")
@@ -62,7 +62,7 @@ for path in paths:
     attempt(path, False)
 loaded = set(sys.modules)
 sys.addaudithook(hook)
-odd, opened = [], 0
+odd, opened, folder = [], 0, os.path.dirname(sys.argv[1])
 for path in paths:
     for strict in (True, False):
         events.clear()
@@ -70,7 +70,10 @@ for path in paths:
         attempt(path, strict)
         on = False
         opened += sum(event == "open" and what == path for event, what in events)
-        odd += [(path, *event) for event in events if event not in (("open", path), ("mmap.__new__", "-1"))]
+        fine = {("open", path), ("mmap.__new__", "-1")}
+        if path.endswith(".onnx"):  # its data may lie in other files of its folder
+            fine |= {event for event in events if event[0] == "open" and os.path.dirname(event[1]) == folder}
+        odd += [(path, *event) for event in events if event not in fine]
 assert set(sys.modules) == loaded, set(sys.modules) - loaded
 print(json.dumps([odd[:10], opened / len(paths)]))
 # All modules of a fresh process come from the package, the standard library, or the declared dependencies.
@@ -86,7 +89,7 @@ def test_reading_any_file_opens_that_path_and_nothing_else(tmp_path: Path) -> No
     """
     examples = {f"{i}-{e.name}{e.suffix}": e.data for i, e in enumerate(builders.examples())}
     alone = (case for case in cases() if isinstance(case.data, bytes) and case.size is None)
-    attacks = {f"{i}-attack": case.data for i, case in enumerate(alone)}
+    attacks = {f"{i}-attack{'.onnx' * case.kind.startswith('onnx')}": case.data for i, case in enumerate(alone)}
     paths = []
     for name, data in (examples | attacks).items():
         paths.append(str(tmp_path / name.replace("/", "_")))

@@ -152,7 +152,14 @@ def test_no_control_character_of_a_file_reaches_a_terminal(
     assert statuses >= {0, 1, 3, 4}
 
 
-@pytest.mark.parametrize("text", ["escape", "link", "markup", "reversed", "carriage return"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "escape",
+        "markup",
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("link", "reversed", "carriage return")),
+    ],
+)
 def test_a_terminal_gets_the_text_spelt_out(text: str, tmp_path: Path) -> None:
     """On a terminal, where rich draws tables and progress bars, the text of a file arrives escaped and in one piece."""
     pytest.importorskip("rich")

@@ -365,6 +365,7 @@ print(after[0] - before[0], after[1] - before[1], after[2] - before[2])
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_openings_leave_nothing(paths: dict[str, Path]) -> None:
     """14,000 handles opened, used and dropped, in every format and mode: descriptors, maps and memory are flat."""
     descriptors, maps, memory = map(int, run_child(CYCLES, 500, *paths.values()).stdout.split())
@@ -373,6 +374,7 @@ def test_ten_thousand_openings_leave_nothing(paths: dict[str, Path]) -> None:
     assert memory < 2 << 20
 
 
+@pytest.mark.slow
 def test_ten_thousand_failures_leave_nothing(tmp_path: Path) -> None:
     """The same for files that are refused: truncated ones of every format, opened 10,000 times in all."""
     examples = [example for example in builders.examples() if len(example.data) // 2 not in example.prefixes]

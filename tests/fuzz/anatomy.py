@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# How a field is written: little-endian, as a variable-length integer of BinTensors, as decimal digits; a text, which
-# has its length elsewhere; a lexical token of JSON or TOML that is no number.
-NUMBER, VARINT, DECIMAL, TEXT, TOKEN = "number", "varint", "decimal", "text", "token"
+# How a field is written: little-endian, as a variable-length integer of BinTensors or of protobuf (seven bits a byte),
+# as decimal digits; a text, which has its length elsewhere; a lexical token of JSON or TOML that is no number.
+NUMBER, VARINT, LEB, DECIMAL, TEXT, TOKEN = "number", "varint", "leb", "decimal", "text", "token"
 
 
 class Field(NamedTuple):
@@ -144,6 +144,8 @@ def value_of(kind: str, text: bytes) -> int:
         return int.from_bytes(text, "little")
     if kind == VARINT:
         return text[0] if len(text) == 1 else int.from_bytes(text[1:], "little")
+    if kind == LEB:
+        return sum((byte & 127) << 7 * i for i, byte in enumerate(text))
     try:
         return int(text[:20])
     except ValueError:
@@ -157,6 +159,9 @@ def encoded(kind: str, value: int, size: int) -> bytes:
     if kind == DECIMAL:
         return b"%d" % value
     value &= 2**64 - 1
+    if kind == LEB:
+        count = max(1, -(-value.bit_length() // 7))
+        return bytes(value >> 7 * i & 127 | (128 if i < count - 1 else 0) for i in range(count))
     width = 0 if value <= 250 else 2 if value < 2**16 else 4 if value < 2**32 else 8
     return bytes([value]) if width == 0 else bytes([250 + width.bit_length() - 1]) + value.to_bytes(width, "little")
 
@@ -196,6 +201,11 @@ class Walk:
         """A variable-length integer."""
         first = self.data[self.at]
         return self.field(1 if first <= 250 else 1 + (2, 4, 8)[first - 251], VARINT)
+
+    def leb(self) -> Field:
+        """A variable-length integer of protobuf."""
+        size = next(i for i in range(1, 11) if self.data[self.at + i - 1] < 128)
+        return self.field(size, LEB)
 
     def string(self, size: int = 0) -> None:
         """A text behind its length, of `size` bytes or, where that is 0, variable."""

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 import weightmap as wm
-from weightmap.io.derived import Derived
-from weightmap.model.parts import locate
+from weightmap.io.geometry import Derived
+from weightmap.model.parts import dense_row
 
 # Errors that a file with a checked index may still have: damaged quantised data, and types that `read` lacks.
 LATE = (wm.QuantError, wm.UnsupportedError)
-# Elements of less than a byte, which numpy lacks.
-PACKED = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
 # Of a vocabulary, so many words are looked up: from the first on, and the last.
 WORDS = 12
 
@@ -45,28 +43,28 @@ def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE, *, brief:
         dict(f.tokenizer.special_ids)
     _vocabulary(f)
     with contextlib.suppress(late):
-        assert [array.shape for array in f.values()] == list(map(_shape, f.infos()))
+        assert [array.shape for array in f.values()] == [_shape(dense_row(f, info.name), info) for info in f.infos()]
     assert f.get("no such tensor") is None
     infos = f.infos()
     assert [info.name for info in infos] == names
     assert all(f.info(name) in infos for name in names)
 
 
-def _shape(info: wm.TensorInfo) -> tuple[int, ...]:
-    """The shape of what a look-up gives: of packed elements that of their bytes."""
-    return (info.nbytes,) if info.dtype in PACKED else info.shape
+def _shape(row: Any, info: wm.TensorInfo) -> tuple[int, ...]:
+    """The shape of what a look-up gives: of packed elements, which numpy lacks, that of their bytes."""
+    return (info.nbytes,) if row.dtype.packed else info.shape
 
 
 def _tensor(f: wm.TensorFile, name: str, data: bytes | None, *, brief: bool) -> None:
     info = f.info(name)
     assert info.name == name
-    place = locate(f, name)
+    place = dense_row(f, name)
     direct = data is not None and not isinstance(place.source, Derived)
     if data is not None:
         assert 0 <= info.offset <= len(data)
         assert not direct or info.offset + info.nbytes <= len(data)
     tensor = f[name]
-    assert tensor.shape == _shape(info)
+    assert tensor.shape == _shape(place, info)
     if isinstance(tensor, np.ndarray):
         assert tensor.nbytes == info.nbytes
         assert not direct or tensor.tobytes() == data[info.offset : info.offset + info.nbytes]
@@ -87,7 +85,7 @@ def _derived(tensor: np.ndarray[Any, Any], info: wm.TensorInfo, source: Derived,
         # numpy refuses strides that leave the buffer.
         np.ndarray(tensor.shape, tensor.dtype, data, info.offset, tensor.strides)
     try:
-        source.check_size(info.name)
+        source.check_size(info.name, info.nbytes)
     except wm.LimitError:
         return
     assert b"".join(map(bytes, source.chunks(info.offset, info.nbytes))) == tensor.tobytes()

@@ -6,7 +6,10 @@ and random, and nothing is fetched.
 
 import contextlib
 import importlib
+import json
 import os
+import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -22,6 +25,12 @@ from weightmap import compat  # noqa: E402
 from weightmap.compat import _opening  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+# A test that leaves something behind fails: these set variables when they are imported, and tqdm would start a thread.
+with contextlib.suppress(ImportError), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    importlib.import_module("tqdm").tqdm.monitor_interval = 0
+    importlib.import_module("jax")
+    importlib.import_module("sentence_transformers")
 
 
 @pytest.fixture
@@ -221,28 +230,209 @@ def test_diffusers(both):
     both(use)
 
 
-def test_sentence_transformers(both):
-    """An encoder of sentences is saved, loaded and used."""
+def encoder(folder):
+    """Save a tiny encoder of sentences that projects what it has pooled."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "sentence", "another", "one"]
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    tokenizer = transformers.BertTokenizerFast(vocab=dict(zip(words, range(len(words)), strict=True)))
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **shape))
+    model.save_pretrained(folder / "bert")
+    tokenizer.save_pretrained(folder / "bert")
+    parts = importlib.import_module("sentence_transformers.models")
+    word = parts.Transformer(str(folder / "bert"))
+    pooling = parts.Pooling(16)
+    whole = sentence_transformers.SentenceTransformer(modules=[word, pooling, parts.Dense(16, 4)], device="cpu")
+    whole.save(str(folder / "st"))
+    return folder / "st"
 
-    def use(folder):
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "sentence", "another", "one"]
-        (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-        tokenizer = transformers.BertTokenizerFast(vocab=dict(zip(words, range(len(words)), strict=True)))
-        shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-        model = transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **shape))
-        model.save_pretrained(folder / "bert")
-        tokenizer.save_pretrained(folder / "bert")
-        parts = importlib.import_module("sentence_transformers.models")
-        word = parts.Transformer(str(folder / "bert"))
-        pooling = parts.Pooling(16)
-        encoder = sentence_transformers.SentenceTransformer(modules=[word, pooling, parts.Dense(16, 4)], device="cpu")
-        encoder.save(str(folder / "st"))
-        loaded = sentence_transformers.SentenceTransformer(str(folder / "st"), device="cpu")
-        return loaded.encode(["a short sentence", "another one"])
 
-    both(use)
+def encoded(folder):
+    """Load an encoder, and use it."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    loaded = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    return loaded.encode(["a short sentence", "another one"])
+
+
+def test_sentence_transformers(both):
+    """An encoder of sentences is saved, loaded and used."""
+    both(lambda folder: encoded(encoder(folder)))
+
+
+# ----------------------------------------------------------------------------------------- directories that we wrote
+WRITTEN = ["safetensors", "gguf", "embd", "amb", "bintensors"]
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """A Llama in bfloat16, as its directory in several files; and what it answers."""
+    torch.manual_seed(7)
+    model = llama().to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "a", max_shard_size="6KB")
+    return tmp_path / "a", model(IDS).logits
+
+
+def answer(folder, **options):
+    """Load a model by its configuration, and run it."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)(IDS).logits
+
+
+@pytest.mark.parametrize("format_", WRITTEN)
+def test_a_converted_directory_is_loaded(sharded, tmp_path, format_):
+    """safetensors as it is, every format within the block: shards, one shard, and what was converted back."""
+    folder, logits = sharded
+    assert wm.convert(folder, f"{tmp_path}/b/", format=format_).shards > 1
+    wm.convert(folder, tmp_path / "one.safetensors")
+    wm.convert(tmp_path / "one.safetensors", f"{tmp_path}/c/", format=format_)
+    (tmp_path / "c" / "config.json").write_bytes((folder / "config.json").read_bytes())
+    wm.convert(tmp_path / "b", f"{tmp_path}/back/", format="safetensors")
+    assert torch.equal(answer(tmp_path / "back"), logits)
+    if format_ == "safetensors":
+        assert torch.equal(answer(tmp_path / "b"), logits)
+    else:
+        with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+            answer(tmp_path / "b")
+    with compat.patched():
+        for name in ("b", "c", "back"):
+            assert torch.equal(answer(tmp_path / name), logits)
+            assert torch.equal(answer(tmp_path, subfolder=name), logits)
+
+
+@pytest.mark.parametrize("format_", WRITTEN)
+def test_accelerate_loads_a_converted_directory(sharded, tmp_path, format_):
+    """It finds the index of any name, and asks `torch.load` for its shards; safetensors it loads as they are."""
+    accelerate = pytest.importorskip("accelerate")
+    folder, logits = sharded
+    wm.convert(folder, f"{tmp_path}/b/", format=format_)
+    with compat.patched() if format_ != "safetensors" else contextlib.nullcontext():
+        with accelerate.init_empty_weights():
+            empty = llama().to(torch.bfloat16)
+        loaded = accelerate.load_checkpoint_and_dispatch(empty, tmp_path / "b", device_map={"": "cpu"})
+    assert torch.equal(loaded(IDS).logits, logits)
+
+
+def test_a_pytorch_directory_becomes_one_of_safetensors(sharded, tmp_path):
+    """The files have the metadata that accelerate asks for, though PyTorch's files have none."""
+    accelerate = pytest.importorskip("accelerate")
+    folder, logits = sharded
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with wm.open(folder) as file:
+        where = {name: f"part-{i % 2}.bin" for i, name in enumerate(file)}
+        for part in ("part-0.bin", "part-1.bin"):
+            state = {name: compat.safe_open(folder, "pt").get_tensor(name) for name in file if where[name] == part}
+            torch.save(state, tmp_path / "bin" / part)
+    index = {"metadata": {}, "weight_map": where}
+    (tmp_path / "bin" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert wm.convert(tmp_path / "bin", f"{tmp_path}/b/", format="safetensors").shards == 2
+    assert torch.equal(answer(tmp_path / "b"), logits)
+    with accelerate.init_empty_weights():
+        empty = llama().to(torch.bfloat16)
+    loaded = accelerate.load_checkpoint_and_dispatch(empty, tmp_path / "b", device_map={"": "cpu"})
+    assert torch.equal(loaded(IDS).logits, logits)
+
+
+@pytest.mark.parametrize("name", ["own.amb", "own.gguf", "own.safetensors", "own.npz", "own.pt"])
+def test_one_file_of_any_name_is_loaded(sharded, tmp_path, name):
+    """The one model of a directory, within the block; what the caller chooses is not replaced by it."""
+    folder, _ = sharded
+    tensors = {key: array.astype(np.float32) for key, array in wm.load(folder).items()}
+    (tmp_path / "b").mkdir()
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": "float32"}
+    (tmp_path / "b" / "config.json").write_text(json.dumps(config))
+    wm.save(tmp_path / "b" / "model.safetensors", tensors)
+    logits = answer(tmp_path / "b")
+    (tmp_path / "b" / "model.safetensors").unlink()
+    if name.endswith(".npz"):
+        np.savez(tmp_path / "b" / name, **tensors)
+    elif name.endswith(".pt"):
+        torch.save({key: torch.from_numpy(array) for key, array in tensors.items()}, tmp_path / "b" / name)
+    else:
+        wm.save(tmp_path / "b" / name, tensors)
+    with compat.patched():
+        assert torch.equal(answer(tmp_path / "b"), logits)
+        for chosen in ({"variant": "fp16"}, {"use_safetensors": True}):
+            with pytest.raises(OSError, match="no file named"):
+                answer(tmp_path / "b", **chosen)
+        wm.save(tmp_path / "b" / "other.bt", tensors)
+        with pytest.raises(wm.UnknownFormatError, match="several model files"):
+            answer(tmp_path / "b")
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "empty" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(OSError, match="no file named"):
+            answer(tmp_path / "empty")
+
+
+def test_quantised_tensors_are_decoded(sharded, tmp_path):
+    """Blocks of GGUF arrive as the values that they stand for, in the type of the configuration."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(7)
+    model = llama(hidden_size=64, intermediate_size=64)
+    model.save_pretrained(tmp_path / "wide")
+    report = wm.convert(tmp_path / "wide", f"{tmp_path}/q/", format="gguf", quantize="q8_0")
+    assert report.quantized
+    with compat.patched():
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "q")
+    with wm.open(tmp_path / "q") as file:
+        for name, tensor in loaded.state_dict().items():
+            assert torch.equal(tensor, torch.from_numpy(file.read(name, np.float32))), name
+    assert loaded.dtype is torch.float32
+
+
+def test_the_type_of_a_converted_model(sharded, tmp_path):
+    """A model that was converted to another type is loaded in that, not in the one that its configuration had."""
+    transformers = pytest.importorskip("transformers")
+    wm.convert(sharded[0], f"{tmp_path}/b/", format="safetensors", dtype="float32")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b", dtype="auto")
+    assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
+    assert torch.equal(loaded.to(torch.bfloat16)(IDS).logits, sharded[1])
+
+
+@pytest.mark.parametrize("format_", ["safetensors", "amb"])
+def test_a_converted_encoder_of_sentences(tmp_path, format_):
+    """Its modules went along: it is loaded from the new directory, and encodes the same."""
+    source = encoder(tmp_path / "source")
+    assert "2_Dense/model.safetensors" in wm.convert(source, f"{tmp_path}/b/", format=format_).copied
+    with compat.patched() if format_ == "amb" else contextlib.nullcontext():
+        assert np.array_equal(encoded(tmp_path / "b"), encoded(source))
+
+
+def test_torch_loads_its_own_files(tmp_path):
+    """Within the block, `torch.load` loads PyTorch's own files as before, errors and all; afterwards it is itself."""
+    before = torch.load
+    torch.save({"x": torch.ones(2), "n": 3}, tmp_path / "a.pt")
+    torch.save({"x": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    wm.save(tmp_path / "a.amb", {"x": np.full(2, 5, np.float32)})
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "text.pt").write_bytes(b"no tensors at all")
+    with compat.patched(), compat.patched():
+        assert torch.load is torch.serialization.load is not before
+        assert torch.load(tmp_path / "a.pt", "cpu", weights_only=True)["n"] == 3
+        assert torch.load(tmp_path / "a.pt", map_location=lambda storage, _: storage)["n"] == 3
+        assert torch.load(tmp_path / "old.pt", mmap=False)["x"].tolist() == [1, 1]
+        with (tmp_path / "a.pt").open("rb") as file:
+            assert torch.load(file)["n"] == 3
+        for where in (None, "cpu", torch.device("cpu"), {"cuda:0": "cpu"}, lambda storage, _: storage):
+            state = torch.load(str(tmp_path / "a.amb"), where, weights_only=True)
+            assert state["x"].tolist() == [5, 5]
+        state["x"][0] = 7  # and the file stays
+        assert torch.load(tmp_path / "a.amb", map_location="meta")["x"].is_meta
+        for name, error in (
+            ("none.pt", FileNotFoundError),
+            ("empty.pt", EOFError),
+            ("text.pt", pickle.UnpicklingError),
+        ):
+            with pytest.raises(error):
+                torch.load(tmp_path / name)
+            with pytest.raises(error):
+                before(tmp_path / name)
+    assert torch.load is torch.serialization.load is before
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "a.amb")
 
 
 def test_patching_ends(tmp_path):

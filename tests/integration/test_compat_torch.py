@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import struct
 from pathlib import Path
 
@@ -244,7 +245,7 @@ def test_models_that_do_not_fit_are_a_runtime_error_and_stay_as_they_are(tmp_pat
     ours.save_file({"weight": torch.ones(3, 2), "bias": torch.ones(2)}, path)
     layer = torch.nn.Linear(2, 2)
     before = copy.deepcopy(layer)
-    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(path))}: .*size mismatch for weight"):
         ours.load_model(layer, path)
     assert_same_state(layer, before)
 

@@ -288,18 +288,17 @@ def test_a_float32_amb_file_gives_the_same_embeddings(checkpoint, encoder, tmp_p
     ("options", "least"),
     [
         ({"dtype": "float16"}, 0.99999),
-        ({"dtype": "bfloat16"}, 0.999),
+        pytest.param({"dtype": "bfloat16"}, 0.999, marks=pytest.mark.slow),
         ({"quantize": "int8"}, 0.99),
-        ({"quantize": "int5_block", "dtype": "float16"}, 0.98),
+        pytest.param({"quantize": "int5_block", "dtype": "float16"}, 0.98, marks=pytest.mark.slow),
         (
             {
-                "quantize": "adaptive",
-                "quantize_include": ["*.layer.0.*", "*.bias", "*.[pt]o*_emb*"],
+                "quantize": weightmap.Quantize("adaptive", include=["*.layer.0.*", "*.bias", "*.[pt]o*_emb*"]),
                 "dtype": "float16",
             },
             0.98,
         ),
-        ({"quantize": "int5_block", "quantize_include": "*"}, 0.96),
+        pytest.param({"quantize": weightmap.Quantize("int5_block", include="*")}, 0.96, marks=pytest.mark.slow),
     ],
     ids=["float16", "bfloat16", "int8", "int5_block-float16", "adaptive-float16", "int5_block-all"],
 )
@@ -385,7 +384,13 @@ def test_gguf_py_reads_the_model(checkpoint, minilm, tmp_path):
     assert reader.get_field("tokenizer.ggml.cls_token_id").contents() == minilm.vocab.special_ids["cls"]
 
 
-@pytest.mark.parametrize(("scheme", "least"), [("q8_0", 0.999), ("q5_1", 0.99), ("q4_k", 0.98), ("q6_k", 0.999)])
+@pytest.mark.parametrize(
+    ("scheme", "least"),
+    [
+        ("q4_k", 0.98),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("q8_0", 0.999), ("q5_1", 0.99), ("q6_k", 0.999))),
+    ],
+)
 def test_the_model_quantised_to_gguf(checkpoint, encoder, tmp_path, scheme, least):
     """Quantised to a type of GGUF, the model's embeddings stay close to those of float32."""
     weightmap.convert(checkpoint, tmp_path / "q.gguf", quantize=scheme)

@@ -19,13 +19,3 @@ def test_the_snippets_of_a_guide_run(page, tmp_path, monkeypatch):
     names = {}
     for snippet in snippets:
         exec(compile(snippet, page, "exec"), names)
-
-
-def test_the_readme_leads_to_each_guide():
-    """Its first screen names compat, torch and modes; it links each guide."""
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    for page in NEEDS:
-        assert f"/docs/{page})" in readme
-    first = "\n".join(readme.splitlines()[:40])
-    for word in ("weightmap.compat", "weightmap.torch", 'mode="cow"'):
-        assert word in first

@@ -6,6 +6,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.builders import torch as files
 from tests.support import address, run_child
 
 jax = pytest.importorskip("jax")
@@ -67,6 +68,18 @@ def test_files_are_loaded_whole(tmp_path):
     assert list(tensors) == ["d", "q"]
     assert tensors["d"].tolist() == [[0, 1, 2], [3, 4, 5]]
     np.testing.assert_array_equal(np.asarray(tensors["q"]), np.asarray(q))
+
+
+def test_an_expanded_tensor_is_not_copied(tmp_path):
+    """A number that stands for 4 TiB is a LimitError, of load_file and of compat."""
+    shape = (1 << 20, 1 << 20)
+    stored = files.Stored("0", "float32", 1, 0, shape, (0, 0))
+    path = tmp_path / "a.pt"
+    path.write_bytes(files.zipped(files.dump({"w": stored}), {"0": np.float32(1).tobytes()}))
+    on_all = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for load in (load_file, lambda path: load_file(path, on_all), compat.flax.load_file):
+        with pytest.raises(wm.LimitError, match="size of tensor 'w'"):
+            load(path)
 
 
 # Eight devices need a process of their own, which is told so before jax is there.

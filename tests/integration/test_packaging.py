@@ -1,5 +1,6 @@
 """Users install a source distribution that builds by itself, or one wheel for every Python from 3.11 on."""
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
 SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*.[ch]"))
 
 # Writes a file, opens it again and compares, through the installed package alone.
@@ -86,6 +88,17 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"weightmap"}
     assert not [name for name in names if name.endswith((".c", ".h", ".o"))]
     assert [name for name in names if name.endswith("licenses/LICENSE")]
+
+
+def test_the_description_leads_nowhere_that_is_not_there(wheel):
+    """The package's description is the README, without links into a checkout; its metadata invents no address."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata, _, description = archive.read(name).decode().partition("\n\n")
+    assert description.startswith("# weightmap\n")
+    assert not re.findall(r"\]\((?!https?:)[^)]*\)", description)
+    assert "`docs/start.md`" in description
+    assert not re.findall(r"^(?:Project-URL|Home-page):.*", metadata, re.MULTILINE)
 
 
 def test_the_wheel_works_where_it_is_installed(wheel, tmp_path):

@@ -16,6 +16,7 @@ from tests.device_support import FakeDevice
 import weightmap as wm
 from weightmap.device import load
 from weightmap.errors import (
+    ChecksumError,
     LayoutError,
     NotRegularFileError,
     TruncatedError,
@@ -283,9 +284,9 @@ def test_tensors_of_a_model_on_a_gpu_go_there_some_at_a_time(registered, tmp_pat
     device = FakeDevice()
     asked = []
 
-    def load_plan(plan, where, *, group):
+    def load_plan(plan, where, *, verify, group):
         asked.append(where.type)
-        return load(plan, device, group=group)
+        return load(plan, device, verify=verify, group=group)
 
     monkeypatch.setattr(ours, "load_plan", load_plan)
     monkeypatch.setattr(ours, "_GROUP", 1)
@@ -345,6 +346,43 @@ def test_damaged_and_missing_shards_are_our_errors(registered, tmp_path):
     path.unlink()
     with pytest.raises(LayoutError, match=r"model-7\.safetensors"):
         list(loader()._get_weights_iterator(Source(str(tmp_path))))
+
+
+@pytest.mark.parametrize("extra", [{}, {"mode": "mmap"}, {"mode": "copy"}, {"mode": "sealed"}, {"gpu": True}], ids=str)
+@pytest.mark.parametrize("where", [0, 2, 3])
+def test_a_flipped_bit_ends_the_load_before_its_last_tensor(registered, tmp_path, monkeypatch, extra, where):
+    """Without a setting, where the format has a checksum; also in an expert of another rank. Settings turn it off."""
+    names = [f"m.experts.{number}.w" for number in range(4)]
+    path = tmp_path / "model.weights"
+    wm.save(path, arrays(*names))
+    with wm.open(path) as file:
+        at = file.info(names[where]).offset + 5
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+    extra = dict(extra)
+    gpu = extra.pop("gpu", False)
+    monkeypatch.setattr(ours, "load_plan", lambda plan, where, **named: load(plan, FakeDevice(), **named))
+    monkeypatch.setattr(ours, "_GROUP", 1)
+    parameter = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda" if gpu else "cpu"))
+    model = types.SimpleNamespace(parameters=lambda: [parameter])
+
+    def handed_out(**settings):
+        made = loader(**extra, **settings)
+        made.local_expert_ids = {0, 1, 2}
+        made.load_weights(model, types.SimpleNamespace(quantization=None))
+        for name, _ in made._get_weights_iterator(Source(str(tmp_path))):
+            found.append(name)
+
+    for settings in ({}, {"verify": "full"}):
+        found = []
+        with pytest.raises(ChecksumError, match=r"model\.weights: stored CRC-32 of the tensor data"):
+            handed_out(**settings)
+        assert found == names[:2]
+    for setting in ("header", "none"):
+        found = []
+        handed_out(verify=setting)
+        assert found == names[:3]
 
 
 def test_names_of_llama_cpp_are_refused(registered, tmp_path):

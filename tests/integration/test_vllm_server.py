@@ -142,7 +142,7 @@ def test_every_format_gives_the_same_model(models, load, stock, tmp_path, name, 
     assert load(folder, "weightmap") == stock(name)
 
 
-@pytest.mark.parametrize("extra", [{"mode": "mmap"}, {"mode": "copy", "verify": "full"}, {"threads": 0}], ids=str)
+@pytest.mark.parametrize("extra", [{"mode": "mmap"}, {"mode": "copy", "verify": "header"}, {"threads": 0}], ids=str)
 def test_settings_change_no_bit(models, load, stock, extra):
     """Modes, verification and threads are matters of memory and time."""
     assert load(models / "llama", "weightmap", **extra) == stock("llama")
@@ -172,6 +172,17 @@ def damaged(models, tmp_path):
     return folder
 
 
+@pytest.fixture
+def flipped(models, tmp_path):
+    """The Llama as EMBD with a flipped bit in the middle of its tensors."""
+    folder = rewritten(models / "llama", tmp_path / "flipped", ".weights")
+    path = folder / "model.weights"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return folder
+
+
 @contextlib.contextmanager
 def serving(model, surroundings, log):
     """The OpenAI-compatible server; gives the process and its address."""
@@ -185,23 +196,29 @@ def serving(model, surroundings, log):
         yield process, f"http://127.0.0.1:{port}"
 
 
-def test_loading_ends_with_our_error_on_a_damaged_shard(damaged, surroundings, tmp_path):
+DEFECTS = [("damaged", "TruncatedError", "model-00002-of-00003.safetensors"), ("flipped", "ChecksumError", ".weights")]
+
+
+@pytest.mark.parametrize(("model", "error", "file"), DEFECTS)
+def test_loading_ends_with_our_error_on_a_damaged_shard(request, model, error, file, surroundings, tmp_path):
     """The log names the file and the defect; nothing hangs."""
-    arguments = [CHILD, "load", damaged, '{"load_format": "weightmap"}', tmp_path / "result.json"]
+    folder = request.getfixturevalue(model)
+    arguments = [CHILD, "load", folder, '{"load_format": "weightmap"}', tmp_path / "result.json"]
     with running(arguments, surroundings, tmp_path / "log") as process:
         status, log = ended(process, tmp_path / "log")
     assert status != 0
-    assert "TruncatedError" in log, log[-4000:]
-    assert "model-00002-of-00003.safetensors" in log
+    assert error in log, log[-4000:]
+    assert file in log
 
 
-def test_the_server_ends_with_our_error_on_a_damaged_shard(damaged, surroundings, tmp_path):
+@pytest.mark.parametrize(("model", "error", "file"), DEFECTS)
+def test_the_server_ends_with_our_error_on_a_damaged_shard(request, model, error, file, surroundings, tmp_path):
     """The log names the file and the defect; nothing hangs."""
-    with serving(damaged, surroundings, tmp_path / "log") as (process, _):
+    with serving(request.getfixturevalue(model), surroundings, tmp_path / "log") as (process, _):
         status, log = ended(process, tmp_path / "log")
     assert status != 0
-    assert "TruncatedError" in log, log[-4000:]
-    assert "model-00002-of-00003.safetensors" in log
+    assert error in log, log[-4000:]
+    assert file in log
 
 
 def test_the_server_answers_as_on_the_stock_loader(models, stock, surroundings, tmp_path):

@@ -480,6 +480,7 @@ def emulated(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Callable[[
 MIXED_LENGTHS = range(16384, 16384 + 2 * 1152, 61)
 
 
+@pytest.mark.slow
 def test_emulated(emulated: Callable[..., int]) -> None:
     """All of these kernels but the two instructions is right, also on CPUs without them.
 
@@ -492,6 +493,7 @@ def test_emulated(emulated: Callable[..., int]) -> None:
         assert emulated(part, length) == zlib.crc32(part, length), length
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_emulated_guard_pages(emulated: Callable[..., int], at: str) -> None:

@@ -166,6 +166,7 @@ def test_switching_while_others_work() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_c_driver(tmp_path: Path) -> None:
     """The test driver in C, the same that runs under an arm64 emulator, passes on this machine.
 

@@ -6,8 +6,6 @@ of the same files, wherever they lie, kernels get numbers only where C may load 
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 from tests import builders, kernel_calls
 from tests.kernel_calls import CALLS, Place
-from tests.support import DATA
+from tests.support import DATA, kernel_modules
 
 import weightmap as wm
 from weightmap import kernels
@@ -43,6 +41,8 @@ IN_PART = {
     "wm_bintensors_scan": "columns beyond the tensors that the result counts",
     "wm_cnn_layers": "columns beyond the tensors that the result counts",
     "wm_amb_walk": "columns beyond the tensors that the result counts",
+    "wm_onnx_scan": "columns, files and bytes beyond those that the result counts",
+    "wm_onnx_numbers": "elements from the first number that is refused on",
     "wm_gguf_values": "keys beyond those that the result counts",
     "wm_gguf_tensors": "columns beyond the tensors that the result counts",
     **dict.fromkeys(("wm_pickle_run", "wm_pickle_walk", "wm_pickle_list"), "the arena, as far as a program goes"),
@@ -185,8 +185,8 @@ def test_kernels_get_aligned_numbers(monkeypatch: pytest.MonkeyPatch, corpus: di
                 askew.append(ctype)
         return pointer
 
-    for found in pkgutil.iter_modules(kernels.__path__, "weightmap.kernels."):
-        monkeypatch.setattr(importlib.import_module(found.name), "from_buffer", checked, raising=False)
+    for module in kernel_modules():
+        monkeypatch.setattr(module, "from_buffer", checked, raising=False)
     for data in corpus.values():
         memory = memoryview(bytes(64 + shift) + data)[64 + shift :]
         with wm.open(memory) as f, np.errstate(all="ignore"):

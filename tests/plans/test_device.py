@@ -218,7 +218,7 @@ def test_whole_tensors_are_dealt_out(models):
     """Without names, each rank gets whole tensors; together they are the model."""
     found: dict[str, Any] = {}
     for rank in range(3):
-        with wm.plan(models["a.safetensors"], rank=rank, world=3) as plan:
+        with wm.plan(models["a.safetensors"], rank=rank, world_size=3) as plan:
             found |= dict(load(plan, FakeDevice()))
     assert set(found) == set(DENSE)
 
@@ -550,6 +550,28 @@ def test_a_damaged_byte_is_found_before_a_tensor_is_handed_out(tmp_path, where, 
         assert device.alive == 0
         with wm.plan(path) as plan:
             assert len(dict(load(plan, device))) == 3  # nobody asked
+
+
+@pytest.mark.parametrize("staging", STAGINGS, ids=["16K", "64K", "default"])
+@pytest.mark.parametrize("where", ["w", "odd", "x"])
+def test_a_damaged_byte_is_found_before_the_last_tensor(tmp_path, where, staging):
+    """With verify="last" what one checksum covers is not held on the device together; the other bytes are right."""
+    path = _saved(tmp_path / "a.weights", SUMMED)
+    with wm.open(path) as file:
+        info, names = file.info(where), list(file)
+    with wm.plan(path) as plan:
+        got = dict(load(plan, FakeDevice(), verify="last", group=1, staging=staging))
+        assert_same(got["x"], SUMMED["x"])
+    _damaged(path, info.offset + info.nbytes // 2)
+    device, handed = FakeDevice(), []
+    with wm.plan(path) as plan, pytest.raises(wm.ChecksumError):
+        handed.extend(name for name, _ in load(plan, device, verify="last", group=1, staging=staging))
+    assert handed == names[:-1]
+    assert device.count("allocate") == 3
+    gc.collect()
+    assert device.alive == 0
+    with wm.plan(path) as plan, pytest.raises(ValueError, match="verify is 'full', expected True, False or 'last'"):
+        dict(load(plan, device, verify="full"))
 
 
 def test_bytes_between_tensors_are_checked_too(tmp_path):

@@ -158,7 +158,7 @@ def spoil(f: wm.TensorFile, data: bytes, plan: wm.ReadPlan) -> bytes:
 def test_ranks_share_the_work(data: bytes, world: int, how: dict[str, Any]) -> None:
     """Every tensor is dealt to one rank, every byte once, and no rank gets more than its part and one tensor."""
     with wm.open(memoryview(data)) as f:
-        plans = [wm.plan(f, rank=rank, world=world, **how) for rank in range(world)]
+        plans = [wm.plan(f, rank=rank, world_size=world, **how) for rank in range(world)]
         assert sum((plan.names for plan in plans), ()) == wm.plan(f).names
         total = wm.plan(f).wanted_nbytes
         assert sum(plan.wanted_nbytes for plan in plans) == total
@@ -176,7 +176,7 @@ def test_tensors_that_share_bytes_are_dealt_together(tmp_path: Path) -> None:
     )
     header += b'"c":{"dtype":"U8","shape":[8],"data_offsets":[16,24]}}'
     with wm.open(memoryview(safe.raw(header.ljust(256), bytes(24))), strict=False) as f:
-        assert [wm.plan(f, rank=rank, world=2).names for rank in range(2)] == [("a", "b"), ("c",)]
+        assert [wm.plan(f, rank=rank, world_size=2).names for rank in range(2)] == [("a", "b"), ("c",)]
         assert wm.plan(f).wanted_nbytes == 24
 
 
@@ -186,7 +186,7 @@ def test_reads_never_join_files(tmp_path: Path) -> None:
     with wm.plan(index, gap=1 << 40, max_over_read=1e9) as plan:
         assert [path for path, _, _ in plan.reads] == [str(tmp_path / f"{i}.safetensors") for i in range(3)]
         assert plan.nbytes == plan.wanted_nbytes == 3 * 64
-        assert wm.plan(plan.file, rank=1, world=3).names == ("t1",)
+        assert wm.plan(plan.file, rank=1, world_size=3).names == ("t1",)
 
 
 # ----------------------------------------------------------------------------------------------- quantised tensors
@@ -409,9 +409,9 @@ def test_an_empty_axis_has_no_integer() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 2, "world": 2}, "rank is 2, expected 0 to 1, as world is 2"),
-        ({"rank": -1, "world": 2}, "rank is -1"),
-        ({"world": 0}, "world is 0, expected at least 1"),
+        ({"rank": 2, "world_size": 2}, "rank is 2, expected 0 to 1, as world_size is 2"),
+        ({"rank": -1, "world_size": 2}, "rank is -1"),
+        ({"world_size": 0}, "world_size is 0, expected at least 1"),
         ({"local_rank": 1}, "local_rank is 1, expected 0 to 0, as local_world is 1"),
         ({"gap": -1}, "gap is -1"),
         ({"chunk": 0}, "chunk is 0, expected at least 1"),
@@ -476,5 +476,5 @@ def test_an_empty_model_has_an_empty_plan() -> None:
     for tensors in ({}, {"a": Tensor("float32", (0, 3), b"")}):
         with wm.open(memoryview(safe.build(tensors))) as f:
             for rank in range(3):
-                assert wm.plan(f, rank=rank, world=3).reads == ()
-            assert sum((wm.plan(f, rank=rank, world=3).names for rank in range(3)), ()) == tuple(tensors)
+                assert wm.plan(f, rank=rank, world_size=3).reads == ()
+            assert sum((wm.plan(f, rank=rank, world_size=3).names for rank in range(3)), ()) == tuple(tensors)

@@ -9,7 +9,7 @@ import mmap
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -28,8 +28,9 @@ from weightmap.io import pages
 from weightmap.io.filesystem import FileSystem, file_system_of, known
 from weightmap.io.memory import Headroom
 from weightmap.io.opening import from_path, open_source
+from weightmap.io.source import Source
 from weightmap.model.parts import parts_of
-from weightmap.plans import read_plan, running, warming
+from weightmap.plans import delivery, read_plan, warming
 from weightmap.plans.warming import pieces, share
 from weightmap.quant import places
 
@@ -73,8 +74,9 @@ def test_runs_over_every_format(example: builders.Example, way: str, tmp_path: P
     path = tmp_path / f"example{example.suffix}"
     path.write_bytes(example.data)
     with wm.open(path) as f:
-        for name, tensor in wm.plan(f, chunk=100).run(way, verify=True, release=True):
-            assert equal(tensor, f[name]), name
+        for verify in (True, "last"):
+            for name, tensor in wm.plan(f, chunk=100).run(way, verify=verify, release=True):
+                assert equal(tensor, f[name]), name
         first = {name: 0 for name in f if f[name].ndim and f[name].shape[0]}
         for name, tensor in wm.plan(f, first).run(way):
             assert np.asarray(tensor).tobytes() == np.asarray(f[name][0]).tobytes()
@@ -99,7 +101,7 @@ def test_tensors_that_do_not_lie_row_major(suffix: str, tmp_path: Path) -> None:
         write(path, a=matrix, b=np.arange(60, dtype=">i4").reshape(5, 12), c=np.zeros((0, 3), order="F"))
     keys = [None, 1, -1, ..., np.s_[1:3], np.s_[..., 2:9:3], np.s_[::-1], np.s_[3:1], np.s_[3, ..., 2], np.s_[0, ...]]
     with wm.open(path) as f:
-        assert any(parts_of(f)[1].table.row(number).dtype.placement for number in range(len(f)))
+        assert any(parts_of(f)[1].table.row(number).geometry for number in range(len(f)))
         for key in keys:
             wants = {name: key for name in f if key is None or (f[name].size and f[name].ndim == 2)}
             plan = wm.plan(f, wants, gap=0)
@@ -161,7 +163,7 @@ def test_shards_come_one_after_another(tmp_path: Path) -> None:
     with wm.open(index) as f:
         for way in WAYS:
             for rank in range(4):
-                plan = wm.plan(f, rank=rank, world=4)
+                plan = wm.plan(f, rank=rank, world_size=4)
                 assert tuple(name for name, array in plan.run(way) if equal(array, f[name])) == plan.names
 
 
@@ -173,7 +175,7 @@ def test_split_models_come_part_by_part(way: str) -> None:
         f = plan.file
         assert len({read[0] for read in plan.reads}) == 3
         assert all(equal(array, f[name]) for name, array in plan.run(way))
-        ranks = [wm.plan(f, rank=rank, world=2) for rank in range(2)]
+        ranks = [wm.plan(f, rank=rank, world_size=2) for rank in range(2)]
         assert sum((rank.names for rank in ranks), ()) == plan.names
         assert sum(rank.wanted_nbytes for rank in ranks) == plan.wanted_nbytes
 
@@ -306,14 +308,14 @@ def test_other_tensors_stay_when_some_are_given_back(disk: Path, monkeypatch: py
     """A plan of some tensors gives back theirs, and not those between them."""
     path = put(disk / "m.safetensors", model(8, 8 * MIB))
     ranges: list[tuple[int, int]] = []
-    real = running.give_back
+    real = delivery.give_back
 
     def recorded(source: Any, given: Any) -> None:
         listed = list(given)
         ranges.extend(listed)
         real(source, listed)
 
-    monkeypatch.setattr(running, "give_back", recorded)
+    monkeypatch.setattr(delivery, "give_back", recorded)
     with wm.open(path) as f:
         warmed(f)
         for _ in wm.plan(f, ["t001", "t005"]).run("map", release=True):
@@ -441,7 +443,7 @@ def test_what_the_system_reads_ahead_is_not_asked_for(
     """It says by device how many KiB it reads ahead; "random" turns that off, and where it says nothing, plans ask."""
     path = put(tmp_path / "m.safetensors", model(3, 4096))
     asked: list[int] = []
-    monkeypatch.setattr(running, "ask_for", lambda _, offset, nbytes: asked.append(nbytes))
+    monkeypatch.setattr(delivery, "ask_for", lambda _, offset, nbytes: asked.append(nbytes))
     monkeypatch.setattr(pages, "open", lambda *_, **__: io.StringIO(ahead), raising=False)
     pages._ahead.cache_clear()
     with wm.open(path, advise=advice) as f:
@@ -477,7 +479,7 @@ def test_local_ranks_warm_all_of_it_together(brought: list[tuple[int, int]], *, 
     """The shares of local ranks are disjoint, and all of them are everything; whole tensors dealt out are shares."""
     with wm.open(memoryview(model(9, MIB))) as f:
         for rank in range(3):
-            ranks = {"rank": rank, "world": 3} if dealt else {}
+            ranks = {"rank": rank, "world_size": 3} if dealt else {}
             count = wm.plan(f, local_rank=rank, local_world=3, chunk=MIB, **ranks).warm()
             assert abs(count - 3 * MIB) <= PAGE
         assert sum(end - begin for begin, end in brought) == wm.plan(f).nbytes
@@ -529,8 +531,32 @@ def test_nothing_is_handed_out_before_it_is_verified(way: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("chunk", [100, 1 << 20])
+@pytest.mark.parametrize("where", ["t0", "t2", "t3", "behind t1"])
+def test_a_changed_byte_is_an_error_before_the_last_tensor(way: str, chunk: int, where: str, tmp_path: Path) -> None:
+    """With verify="last" all but the last wanted tensor come, wherever the byte lies: wanted, unwanted, or padding."""
+    data = bytearray(embd.Draft([(f"t{i}", normal((40, 49), i)) for i in range(4)]).seal())
+    path = tmp_path / "m.weights"
+    path.write_bytes(data)
+    wants: list[Any] = [None, ["t0", "t2"], {"t0": 3, "t1": np.s_[:, 7:9], "t3": ...}, ["t3"]]
+    with wm.open(path) as f:
+        info = f.info(where[-2:])
+        whole = [list(wm.plan(f, want, chunk=chunk).run(way, verify="last")) for want in wants]
+    data[info.offset + info.nbytes if " " in where else info.offset + 9] ^= 1
+    path.write_bytes(data)
+    for want, expected in zip(wants, whole, strict=True):
+        found = []
+        with pytest.raises(wm.ChecksumError, match=r"m\.weights: stored CRC-32 of the tensor data"):
+            found.extend(wm.plan(path, want, chunk=chunk).run(way, verify="last", release=True))
+        assert [name for name, _ in found] == [name for name, _ in expected[:-1]]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("suffix", [".npz", ".pt"])
-def test_entries_of_archives_are_verified_one_by_one(suffix: str, way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verify", [True, "last"])
+def test_entries_of_archives_are_verified_one_by_one(
+    suffix: str, way: str, verify: Literal[True, "last"], tmp_path: Path
+) -> None:
     """A changed byte is an error before its tensor comes; those before it do come."""
     path = tmp_path / f"m{suffix}"
     arrays = {f"t{i}": normal((40, 50), i) for i in range(4)}
@@ -541,25 +567,26 @@ def test_entries_of_archives_are_verified_one_by_one(suffix: str, way: str, tmp_
         path.write_bytes(checkpoints.zipped(checkpoints.dump(state), storages))
     with wm.open(path) as f:
         at = f.info("t2").offset + 7
-        assert [name for name, _ in wm.plan(f).run(way, verify=True)] == list(arrays)
+        assert [name for name, _ in wm.plan(f).run(way, verify=verify)] == list(arrays)
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-    run = wm.plan(path, chunk=1).run(way, verify=True)
+    run = wm.plan(path, chunk=1).run(way, verify=verify)
     assert [next(run)[0], next(run)[0]] == ["t0", "t1"]
     with pytest.raises(wm.ChecksumError, match=rf"m\{suffix}: stored CRC-32 of entry '.*[2/].*' is 0x"):
         next(run)
-    assert [name for name, _ in wm.plan(path, ["t0", "t3"]).run(way, verify=True)] == ["t0", "t3"]
+    assert [name for name, _ in wm.plan(path, ["t0", "t3"]).run(way, verify=verify)] == ["t0", "t3"]
 
 
-def test_verifying_reads_once_what_a_checksum_covers(tmp_path: Path) -> None:
-    """The bytes under the checksum are read once for it, and not again for each tensor."""
+@pytest.mark.parametrize(("way", "verify"), [("map", True), ("map", "last"), ("read", "last")])
+def test_verifying_reads_once_what_a_checksum_covers(way: str, verify: Literal[True, "last"], tmp_path: Path) -> None:
+    """The bytes under the checksum are read once for it, and not again for each tensor; "last" reads nothing else."""
     path = tmp_path / "m.weights"
     path.write_bytes(embd.Draft([(f"t{i}", normal((400, 500), i)) for i in range(4)]).seal())
     with wm.open(path) as f:
         plan = wm.plan(f)
         before = bytes_read()
-        for _ in plan.run("map", verify=True):
+        for _ in plan.run(way, verify=verify):
             pass
         assert plan.nbytes <= bytes_read() - before <= plan.nbytes + 8192
 
@@ -655,7 +682,7 @@ def test_runs_of_a_file_that_becomes_shorter(left: int, tmp_path: Path, monkeypa
     path.write_bytes(safe.build({"w": normal((50, 100))}))
     with wm.open(path) as f:
         run = wm.plan(f, {"w": np.s_[:, 10:12]}, gap=0).run("read")
-        monkeypatch.setattr(running, "check_unchanged", lambda _: os.truncate(path, first + left))
+        monkeypatch.setattr(Source, "check_unchanged", lambda _: os.truncate(path, first + left))
         first = f.info("w").offset + 4 * (20 * 100 + 10)
         at = first + left if left < 8 else first + 400
         with pytest.raises(wm.TruncatedError, match=r"m\.safetensors.*became shorter") as caught:
@@ -724,7 +751,7 @@ def test_a_run_that_is_left_early_gives_back_what_it_had(tmp_path: Path, monkeyp
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(3, MIB))
     given: list[tuple[int, int]] = []
-    monkeypatch.setattr(running, "give_back", lambda _, ranges: given.extend(ranges))
+    monkeypatch.setattr(delivery, "give_back", lambda _, ranges: given.extend(ranges))
     with wm.open(path) as f:
         run = wm.plan(f).run("map", release=True)
         next(run)

@@ -15,7 +15,7 @@ from tests.builders import safetensors as st
 
 import weightmap as wm
 from weightmap.index import table
-from weightmap.model.parts import located, parts_of
+from weightmap.model.parts import dense_rows, parts_of
 from weightmap.model.spans import spans_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def test_the_columns_of_a_table_are_its_rows(
     monkeypatch.setattr(table, "_FEW", few)
     with wm.open(memoryview(example.data)) as f:
         begins, sizes = parts_of(f)[1].table.spans()
-        rows = [ref.row for ref in located(f)]
+        rows = list(dense_rows(f))
         assert begins.tolist() == [row.offset for row in rows]
         assert sizes.tolist() == [row.nbytes for row in rows]
         for dim in (-3, -2, -1, 0, 1, 2):
@@ -58,8 +58,8 @@ def test_numbers_are_in_file_order(example: builders.Example) -> None:
         assert sorted(names) == sorted(f)
         for number, name in enumerate(names):
             assert spans.name(number) == name
-            assert spans.find(f, name) == number
-            assert spans.ref(number).row.offset == spans.begin[number] == f.info(name).offset
+            assert spans.find(name) == number
+            assert spans.of(number).offset == spans.begin[number] == f.info(name).offset
         assert spans_of(f).begin is spans.begin
 
 
@@ -86,7 +86,7 @@ def test_rows_in_another_order_than_the_data() -> None:
     }
     with wm.open(memoryview(st.raw(json.dumps(header).encode().ljust(256), data))) as f:
         assert wm.plan(f).names == ("first", "middle", "last")
-        assert [spans_of(f).find(f, name) for name in ("first", "middle", "last")] == [0, 1, 2]
+        assert [spans_of(f).find(name) for name in ("first", "middle", "last")] == [0, 1, 2]
         assert wm.plan(f, ["last", "first"]).names == ("first", "last")
 
 
@@ -102,4 +102,4 @@ def test_tensors_that_the_index_of_shards_leaves_out_are_not_planned(tmp_path: P
         plan = wm.plan(f)
         assert plan.names == tuple(f)
         assert plan.wanted_nbytes == 3 * 16
-        assert [spans_of(f).find(f, name) for name in plan.names] == [0, 1, 2]
+        assert [spans_of(f).find(name) for name in plan.names] == [0, 1, 2]

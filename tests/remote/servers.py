@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import posixpath
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,13 +20,14 @@ MODIFIED = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 
 
 class Request(NamedTuple):
-    """What was asked for."""
+    """What was asked for; `target` is how a server was asked."""
 
     key: str
     begin: int
     end: int
     if_match: str | None
     head: bool = False
+    target: str = ""
 
 
 class Virtual:
@@ -49,7 +52,9 @@ class Objects:
     ----------
     faults : list of str
         Taken by one request each: a status such as "503", or "reset", "short", "elsewhere", "whole", "stall", "drip",
-        "silent" (no Content-Range), "more"; "" for none. `always` stands for every request behind those.
+        "silent" (no Content-Range), "more", "trickle"; "" for none. `always` stands for every request behind those.
+    headers : dict of str to (str or None)
+        Headers of every answer of a server, in UTF-8, instead of its own ones.
     etags : dict of str to (str or None)
         '"1"' when a key is missing here.
     conditional : bool
@@ -64,7 +69,9 @@ class Objects:
         self.etags: dict[str, str | None] = {}
         self.modified: dt.datetime | None = MODIFIED
         self.conditional = True
-        self.redirect = "/elsewhere"
+        self.redirect: str | None = "/elsewhere"
+        self.headers: dict[str, str | None] = {}
+        self.outlasted = False  # whether a reader listened to the end of a trickle
         self.released = threading.Event()  # what a stalled request waits for
         self.entered: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
@@ -96,19 +103,35 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Answer a request for a range, or meet a fault."""
+        """Answer a request for a range, or meet a fault. As servers do, decode and normalise the path."""
         objects, head = self.server.objects, self.command == "HEAD"
-        key = self.path.partition("?")[0].lstrip("/")
+        key = posixpath.normpath(unquote(self.path.partition("?")[0])).lstrip("/")
         begin, end = 0, 0
         if not head:
             first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
             begin, end = int(first), int(last) + 1
-        objects.requests.append(Request(key, begin, end, self.headers.get("If-Match"), head))
+        objects.requests.append(Request(key, begin, end, self.headers.get("If-Match"), head, self.path))
         objects.entered()
         fault = objects.next_fault()
-        if fault.isdecimal():
+        if fault == "trickle":
+            self._trickle()
+        elif fault.isdecimal():
             self._answer(int(fault), b"secret body of the server")
-            return
+        else:
+            self._object(key, begin, end, fault)
+
+    def _trickle(self) -> None:
+        """Begin a header that does not end."""
+        self.close_connection = True
+        self.wfile.write(b"HTTP/1.1 206 Partial Content\r\nX: ")
+        for _ in range(400):
+            self.wfile.write(b"x")
+            self.wfile.flush()
+            self.server.objects.released.wait(0.01)
+        self.server.objects.outlasted = True
+
+    def _object(self, key: str, begin: int, end: int, fault: str) -> None:
+        objects, head = self.server.objects, self.command == "HEAD"
         data, etag = objects.objects.get(key), objects.etag(key)
         if data is None:
             self._answer(404)
@@ -150,10 +173,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         modified = self.server.objects.modified
         if modified is not None:
-            self.send_header("Last-Modified", f"{modified:%a, %d %b %Y %H:%M:%S} GMT")
-        for name, value in {**headers, "Content-Length": str(length)}.items():
+            headers["Last-Modified"] = f"{modified:%a, %d %b %Y %H:%M:%S} GMT"
+        for name, value in {**headers, "Content-Length": str(length), **self.server.objects.headers}.items():
             if value is not None:
-                self.send_header(name, value)
+                self.send_header(name, value.encode().decode("latin-1"))
         self.end_headers()
 
 

@@ -17,6 +17,7 @@ import weightmap as wm
 from weightmap.errors import FileChangedError, RemoteError
 from weightmap.io import fetching
 from weightmap.io.fetching import ATTEMPTS, StoreError, fault_of_status
+from weightmap.io.stores import location_of
 from weightmap.io.web import WebStore
 
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def objects() -> Objects:
-    """A store with one model."""
-    return Objects({"m": MODEL})
+def objects() -> Iterator[Objects]:
+    """A store with one model; no request is stalled for longer than the test."""
+    objects = Objects({"m": MODEL})
+    yield objects
+    objects.released.set()
 
 
 @pytest.fixture(params=["server", "store", "async"])
@@ -191,6 +194,85 @@ def test_stores_without_strong_tags(tag: str | None, objects: Objects, opened: A
         file["w"]
 
 
+def test_objects_without_a_version_are_refused_unless_asked_for(objects: Objects, opened: Any) -> None:
+    """Where neither tag nor time tells two objects of one size apart, a tensor could be of both: nothing is read."""
+    objects.etags["m"], objects.modified = None, None
+    with pytest.raises(
+        RemoteError, match=r"neither an ETag nor a time of modification.* open it with unversioned=True"
+    ):
+        opened()
+    file = opened(unversioned=True)
+    assert right(file)
+    objects.objects["m"] = MODEL + b" "
+    with pytest.raises(FileChangedError):
+        file["w"]
+
+
+# ------------------------------------------------------------------------------------------------------- odd headers
+ODD = {
+    "year": (
+        "Last-Modified",
+        "Fri, 02 Jan 99999999999999999999 03:04:05 GMT",
+        "Last-Modified of the answer is no date",
+    ),
+    "year 10000": ("Last-Modified", "Fri, 02 Jan 10000 03:04:05 GMT", "no date"),
+    "zone": ("Last-Modified", "Fri, 02 Jan 2026 03:04:05 +99999999999999999999", "no date"),
+    "zone of days": ("Last-Modified", "Fri, 02 Jan 2026 03:04:05 +9999", "no date"),
+    "digits": ("Last-Modified", "9" * 5000, "no date"),
+    "words": ("Last-Modified", "yesterday", "no date"),
+    "year 1": ("Last-Modified", "Mon, 01 Jan 0001 00:00:00 +2359", None),
+    "no zone": ("Last-Modified", "Mon, 01 Jan 0001 00:00:00 -0000", None),
+    "empty date": ("Last-Modified", "", None),
+    "folded tag": ("ETag", '"1\r\n 2"', "ETag of the answer has control characters"),
+    "tag of NUL": ("ETag", '"\0"', "control characters"),
+    "long tag": ("ETag", "x" * 70000, "5 attempts"),
+    "range without an end": ("Content-Range", "bytes 0-/10", "does not say which bytes"),
+    "range of letters": ("Content-Range", "bytes a-b/c", "does not say which bytes"),
+    "range of any size": ("Content-Range", "bytes 0-32767/*", "does not say which bytes"),
+    "range of 2**63": ("Content-Range", "bytes 0-32767/9223372036854775808", "does not say which bytes"),
+    "backward range": ("Content-Range", f"bytes 9-0/{len(MODEL)}", "other bytes"),
+    "length": ("Content-Length", "many", None),
+    "negative length": ("Content-Length", "-5", None),
+    "no chunk": ("Transfer-Encoding", "chunked", "ended early|cannot be reached"),
+    "no encoding": ("Transfer-Encoding", "\N{LATIN SMALL LETTER E WITH ACUTE}", None),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_headers_are_one_error(case: str, objects: Objects) -> None:
+    """A header of the server, whatever it says, is a RemoteError or none, at opening and at each later request."""
+    name, value, words = ODD[case]
+    with Server(objects) as server:
+        file = wm.open(server.url + "m", deadline=1)
+        objects.headers = {name: value}
+        for read in (lambda: right(wm.open(server.url + "m", deadline=1)), lambda: right(file)):
+            if words is not None:
+                with pytest.raises(RemoteError, match=words):
+                    read()
+            elif read() is not True:
+                pytest.fail("other bytes")
+
+
+@pytest.mark.parametrize("length", [None, "many", "-5", "1_0", "9" * 5000, "\N{SUPERSCRIPT TWO}"])
+def test_an_object_without_bytes_has_a_length(length: str | None, objects: Objects) -> None:
+    """What says that the range is too far, and then not how long the object is, is refused."""
+    objects.objects["m"] = b""
+    objects.headers = {"Content-Length": length, "Connection": "close"}
+    with Server(objects) as server, pytest.raises(RemoteError, match=r"416|how long"):
+        wm.open(server.url + "m")
+
+
+def test_a_header_that_does_not_end_holds_no_thread(objects: Objects) -> None:
+    """A server that sends a byte now and then keeps the reader until the deadline, and its thread not much longer."""
+    objects.always = "trickle"
+    with Server(objects) as server:
+        path: Any = location_of(server.url + "m", deadline=0.05)
+        with pytest.raises(RemoteError, match="took too long"):
+            wm.open(path)
+        path.access._threads.shutdown(wait=True)
+    assert not objects.outlasted
+
+
 # -------------------------------------------------------------------------------------------------------- the deadline
 def test_a_stuck_request_is_cancelled(objects: Objects, opened: Any) -> None:
     """A request that brings nothing is given up at the deadline, and tried again."""
@@ -267,6 +349,57 @@ def test_redirects_are_refused_unless_asked_for(objects: Objects) -> None:
         objects.always = "302"
         with pytest.raises(RemoteError, match="in a circle"):
             wm.open(server.url + "m", redirects=True)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://[::1",
+        "http://host:99999/m",
+        "http://host:abc/m",
+        "http://host:-1/m",
+        f"http://{'a' * 64}/m",
+        "http://a..b/m",
+        "http://.a/m",
+        "http://ho\0st/m",
+        "http://\N{ACCOUNT OF}/m",
+        "https:",
+        "//[",
+    ],
+)
+def test_redirects_to_no_address_are_refused(target: str, objects: Objects) -> None:
+    """A Location that no request can go to is one error, at once."""
+    objects.always, objects.redirect = "302", target
+    with Server(objects) as server:
+        with pytest.raises(RemoteError, match=r"redirects to (what is no address|an address that names no host)"):
+            wm.open(server.url + "m", redirects=True)
+        with pytest.raises(RemoteError, match="redirects"):
+            wm.open(server.url + "m")
+    assert len(objects.requests) == 2
+
+
+@pytest.mark.parametrize("target", [None, "", "?", "http:", "#"])
+def test_redirects_to_itself_end(target: str | None, objects: Objects) -> None:
+    """A Location that says nothing leads back, a few times."""
+    objects.always, objects.redirect = "302", target
+    with Server(objects) as server, pytest.raises(RemoteError, match="in a circle"):
+        wm.open(server.url + "m", redirects=True)
+
+
+def test_the_query_stays_behind_at_a_redirect(objects: Objects) -> None:
+    """Another host, or another path, gets nothing of what the caller's address has behind its question mark."""
+    other, name = Objects({"m \N{LATIN SMALL LETTER E WITH ACUTE}": MODEL}), "m \N{LATIN SMALL LETTER E WITH ACUTE}"
+    objects.objects[name] = MODEL
+    objects.faults = ["302", "", "302"]
+    with Server(objects) as server, Server(other) as elsewhere:
+        for objects.redirect in (f"/{name}", f"{elsewhere.url}{name}?own=1"):
+            wm.open(server.url + "m?token=SECRET", redirects=True)
+    assert [request.target for request in objects.requests] == [
+        "/m?token=SECRET",
+        "/m%20%C3%A9",
+        "/m?token=SECRET",
+    ]
+    assert [request.target for request in other.requests] == ["/m%20%C3%A9?own=1"]
 
 
 @pytest.mark.parametrize("target", ["http://host/m", "file:///etc/passwd", "ftp://host/m"])

@@ -9,6 +9,8 @@ import pickle
 import struct
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 from tests import attacks, builders
 from tests.builders import safetensors as safe
 from tests.remote.servers import AsyncStore, Objects, Server, Stored, Virtual
-from tests.support import same
+from tests.support import run_child, same
 
 import weightmap as wm
 from weightmap.cli import main
@@ -34,8 +36,8 @@ from weightmap.io import fetching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+DATA = Path(__file__).parent.parent / "data"
 EXAMPLES = {example.name: example for example in builders.examples()}
 KIB, GIB = 1 << 10, 1 << 30
 FLOATS = {f"layer.{i}.w": np.arange(64 * 256, dtype=np.float32).reshape(64, 256) + i for i in range(24)}
@@ -207,7 +209,7 @@ def test_a_rank_reads_its_part(world: int, objects: Objects, url: str, tmp_path:
         for rank in range(world):
             file = wm.open(url + "m")
             plan = wm.plan(
-                file, None if wants is None else wm.shard("layer.0.w", 0, rank, world), rank=rank, world=world
+                file, None if wants is None else wm.shard("layer.0.w", 0, rank, world), rank=rank, world_size=world
             )
             objects.requests.clear()
             for name, array in plan.run():
@@ -296,13 +298,87 @@ def test_a_store_that_lists_less_than_the_index_names(objects: Objects, url: str
         wm.open(url + "model/model.safetensors.index.json")
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "https://elsewhere/x", "s3://b/x", "a//x"])
-def test_shards_elsewhere_are_never_asked_for(name: str, objects: Objects) -> None:
-    """An index in a store names objects below its folder alone."""
-    objects.objects["m/a.index.json"] = json.dumps({"weight_map": {"w": name}}).encode()
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "/x",
+        "https://elsewhere/x",
+        "s3://b/x",
+        "a//x",
+        "%2e%2e/x",
+        ".%2E/x",
+        "..%2fx",
+        "a/%2e%2e%2f../x",
+        "..%5cx",
+        "%252e%252e/x",
+        "%25%32%65%25%32%65/x",
+        f"%{'25' * 20}2e/x",
+        ".. /x",
+        "..%20/x",
+        "...",
+        "%2e",
+        "%2fx",
+    ],
+)
+def test_shards_elsewhere_are_never_asked_for(name: str, objects: Objects, url: str, tmp_path: Path) -> None:
+    """An index names files below its folder alone, however it spells a way out: in a store and on a disk."""
+    index = json.dumps({"weight_map": {"w": name}}).encode()
+    objects.objects |= {"m/a.index.json": index, "x": safe.build({"w": builders.normal((2, 2))})}
+    (tmp_path / "a.index.json").write_bytes(index)
+    for source, store in (("m/a.index.json", Stored(objects)), (f"{url}m/a.index.json?token=SECRET", None)):
+        with pytest.raises(TensorFileError, match="relative path within the directory"):
+            wm.open(source, store=store)
     with pytest.raises(TensorFileError, match="relative path within the directory"):
-        wm.open("m/a.index.json", store=Stored(objects))
+        wm.open(tmp_path / "a.index.json")
     assert {request.key for request in objects.requests} == {"m/a.index.json"}
+
+
+@pytest.mark.parametrize(
+    "name", ["a%41", "50%25", "a b/\N{LATIN SMALL LETTER E WITH ACUTE}", "a?b#c", "..;/x", "a%2fb", "a+b&c=d~"]
+)
+def test_names_are_what_they_are(name: str, objects: Objects, url: str, tmp_path: Path) -> None:
+    """A name in an index, with any characters, is asked for as it is: on a disk, by a store, of a server."""
+    shard, index = safe.build({"w": builders.normal((2, 2))}), json.dumps({"weight_map": {"w": name}}).encode()
+    objects.objects |= {"my 100%/a.index.json": index, f"my 100%/{name}": shard}
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(shard)
+    (tmp_path / "a.index.json").write_bytes(index)
+    address = f"{url}my%20100%25/a.index.json?token=1%202"
+    for source, store in (
+        (str(tmp_path / "a.index.json"), None),
+        ("my 100%/a.index.json", Stored(objects)),
+        (address, Stored(objects)),
+        (address, None),
+    ):
+        objects.requests.clear()
+        with wm.open(source, store=store) as file:
+            assert list(file.shards) == [name]
+            assert file["w"].shape == (2, 2)
+        assert {request.key for request in objects.requests} <= {"my 100%/a.index.json", f"my 100%/{name}"}
+    with pickle.loads(pickle.dumps(file)) as again:
+        assert again["w"].shape == (2, 2)
+    assert {request.target.partition("?")[2] for request in objects.requests} == {"token=1%202"}
+
+
+def test_what_lies_beside_is_asked_for_as_its_model_is(objects: Objects, url: str, tmp_path: Path) -> None:
+    """Parts, configuration and vectors beside a model: with escapes as in its address, and what comes behind the ?."""
+    parts = sorted((DATA / "gguf").glob("split-*-of-*.gguf"))
+    objects.objects |= {f"my %41/a b{part.name.removeprefix('split')}": part.read_bytes() for part in parts}
+    first = parts[0].name.removeprefix("split")
+    with wm.open(f"{url}my%20%2541/a%20b{first}?token=1") as file, wm.open(parts[0]) as local:
+        assert len(file.shards) == len(parts)
+        assert sorted(file) == sorted(local)
+        wm.verify(file.path, run=wm.Run(ThreadPoolExecutor(1)))
+    objects.objects |= {f"hub 1%/{key.partition('/')[2]}": data for key, data in sharded().items()}
+    objects.objects["hub 1%/config.json"] = b'{"model_type": "llama", "hidden_size": 256, "_name_or_path": "me/model"}'
+    for executor in (None, ThreadPoolExecutor(1)):
+        target = tmp_path / f"{executor is None}"
+        wm.convert(f"{url}hub%201%25/?token=1", f"{target}/", format="amb", run=wm.Run(executor))
+        with wm.open(target) as file:
+            assert np.array_equal(file["layer.7.w"], FLOATS["layer.7.w"])
+            assert file.config["n_embd"] == 256
+    assert {request.target.partition("?")[2] for request in objects.requests} == {"token=1"}
 
 
 # ------------------------------------------------------------------------------------------------------------- handles
@@ -329,6 +405,25 @@ def test_a_forked_child_asks_for_itself(objects: Objects, url: str, tmp_path: Pa
         os._exit(0 if np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"]) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"])
+
+
+def test_the_end_of_a_process_waits_for_the_threads_of_stores(objects: Objects, url: str, tmp_path: Path) -> None:
+    """A thread that a store started, on its way back from handing over a result, is there before Python ends."""
+    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
+    child = """
+import _thread, os, sys, threading, time, weightmap as wm
+
+def call_soon_threadsafe():  # as obstore's threads do: nothing of Python lies below it
+    entered.set()
+    time.sleep(0.3)
+    os.write(1, b"back")
+
+wm.open(sys.argv[1]).close()
+entered = threading.Event()
+_thread.start_new_thread(call_soon_threadsafe, ())
+entered.wait()
+"""
+    assert run_child(child, f"{url}m").stdout == "back"
 
 
 def test_nothing_of_it_is_in_memory(objects: Objects, url: str, tmp_path: Path) -> None:
@@ -390,6 +485,13 @@ def test_other_schemes_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("source", "options"),
     [
         ("https://user:SECRET@host/m", {}),
+        ("https://user:SECRET@ho\N{ACCOUNT OF}st/m", {}),
+        ("https:///m", {}),
+        ("https://[::1/m?SECRET", {}),
+        ("https://host:99999/m?SECRET", {}),
+        ("https://host:SECRET/m", {}),
+        (f"https://{'a' * 64}/m", {}),
+        ("https://a..b/m", {}),
         ("s3://KEY:SECRET@bucket/m", {}),
         ("s3:///m", {}),
         ("https://host/m", {"concurrency": 0}),
@@ -434,7 +536,9 @@ def test_signatures_are_shown_to_the_server_alone(
     caplog.set_level(logging.DEBUG)
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     file = wm.open(url + "m?X-Amz-Signature=SECRET")
-    said = [repr(file), str(file.path), repr(wm.plan(file)), str(wm.plan(file).explain())]
+    with pytest.raises(NotRegularFileError) as folder:
+        wm.open(url.removesuffix("/") + "?X-Amz-Signature=SECRET@a")
+    said = [str(folder.value), repr(file), str(file.path), repr(wm.plan(file)), str(wm.plan(file).explain())]
     for fault in ("403", "404", "410", "400", "500", "302", "reset", "elsewhere", "whole", "silent", "412", "416"):
         objects.always = fault
         objects.redirect = "https://other.example/m?X-Amz-Signature=SECRET"
@@ -475,7 +579,12 @@ def test_a_directory_of_a_hub_is_converted_with_its_files(objects: Objects, url:
         "hub/model.safetensors": saved(".safetensors", tmp=tmp_path),
         "hub/config.json": json.dumps(config).encode(),
         "hub/vocab.txt": b"[PAD]\n[UNK]\nword\n",
+        "hub/modules.json": b'[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Normalize"}]',
+        "hub/1_Pooling/config.json": b"{}",
     }
+    copied = ("config.json", "vocab.txt", "modules.json", "1_Pooling/config.json")
+    assert wm.convert(url + "hub/", f"{tmp_path}/out/", format="amb").copied == copied
+    assert (tmp_path / "out" / "1_Pooling" / "config.json").read_bytes() == b"{}"
     wm.convert(url + "hub/", tmp_path / "m.weights")
     with wm.open(tmp_path / "m.weights") as file:
         assert list(file.vocab or ()) == ["[PAD]", "[UNK]", "word"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import html.parser
 import json
+import os
 import re
 import sys
 import tracemalloc
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +21,18 @@ from weightmap import cli
 from weightmap.model.modules import module_tree, separator
 from weightmap.report import write_report
 from weightmap.report.comparing import comparison
+from weightmap.report.layers import OUTSIDE, by_layer
+from weightmap.report.library import library
+from weightmap.report.pooling import pooled_bars, pooled_ranges
 from weightmap.report.sampling import SCHEMES, budget, numbers_of, sample
 from weightmap.report.survey import alignment, survey
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytest.importorskip("vl_convert")
+NAME = f"vega-{metadata.version('vl-convert-python')}.js"
 HOSTILE = [
     "<script>alert(1)</script>",
     "</script><img src=x onerror=alert(2)>",
@@ -39,7 +46,7 @@ HOSTILE = [
 _STRUCTURE = (
     "html head meta title link style script body a header h1 h2 h3 nav ul li main section p dl dt dd div span wbr"
 )
-_TABLES = "table caption thead tbody tr th td button label input select option output details summary meter code"
+_TABLES = "table caption thead tbody tr th td button label input select option output details summary noscript code"
 ELEMENTS = frozenset(f"{_STRUCTURE} {_TABLES}".split())
 
 
@@ -120,6 +127,8 @@ def test_the_page_of_a_model(tmp_path: Path) -> None:
     assert [row[0] for row in page.tables["schemes"][1:]] == list(SCHEMES)
     assert [row[0] for row in page.tables["each"][1:]] == ["layer.0.w", "layer.1.w"]
     assert "safetensors has no checksums" in page.text
+    assert "1 metadata entry" in page.text
+    assert {row["layer"] for row in page.data["sets"]["cost-heat"]} == {"layer.0", "layer.1"}
     for _, attributes in page.elements:
         assert not {"src", "srcset", "action"} & attributes.keys()
         assert (attributes.get("href") or "#").startswith(("#", "data:"))
@@ -172,6 +181,7 @@ def test_complex_elements_are_magnitudes(tmp_path: Path) -> None:
         write_report(tmp_path / "r.html", path)
         page = Page(tmp_path / "r.html")
         assert page.tables["values"][1][3:7] == [low, low, low, "0"]
+        assert page.tables["values"][1][9].strip() == "█"  # the histogram of a constant
         assert ("Of complex elements, the table has the magnitudes." in page.text) is (dtype is np.complex64)
         assert "schemes" not in page.tables
 
@@ -237,13 +247,77 @@ def test_a_page_that_compares(tmp_path: Path) -> None:
     assert [pair.largest, pair.rms, pair.relative, pair.cosine] == pytest.approx(expected, rel=1e-9)
     assert rows["shape"][-1] == "the shapes differ"
     assert page.tables["alone"][1:] == [["only", "A"], ["other", "B"]]
-    assert {row["layer"] for row in page.data["sets"]["heat"]} == {"layer.0", "layer.1"}
+    heat = {(row["layer"], row["slot"]): row["largest"] for row in page.data["sets"]["heat"]}
+    assert heat.keys() == {
+        *((f"layer.{i}", slot) for i in range(2) for slot in "bw"),
+        *((OUTSIDE, name) for name in ("embed.weight", "shape")),
+    }
+    assert heat["layer.1", "w"] == pair.largest
+    assert heat[OUTSIDE, "shape"] == "cannot be measured"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "shown"),
+    [
+        ("embed", 1, 2, 1),
+        ("embed", 0, 2, "infinite"),
+        ("layer.0.w", 2, 1, 0.5),
+        ("layer.0.w", 1, np.nan, None),
+        ("embed", 1, 1, None),
+    ],
+)
+def test_a_change_shows_wherever_it_is(tmp_path: Path, name: str, before: float, after: float, shown: Any) -> None:
+    """One tensor that differs is one cell that is not 0, outside of layers too; models that are equal have no map."""
+    for file, value in (("a", before), ("b", after)):
+        tensors = {"embed": np.ones(2), "layer.0.w": np.ones(2), "layer.1.w": np.ones(2)} | {name: np.full(2, value)}
+        wm.save(tmp_path / f"{file}.safetensors", tensors)
+    write_report(tmp_path / "r.html", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    page = Page(tmp_path / "r.html")
+    heat = page.data["sets"].get("heat", [])
+    changed = [row for row in heat if row["relative"] or row["odd"]]
+    assert [bool(heat), "All values are equal." in page.text] == [before != after, before == after]
+    assert [row["relative"] or None for row in changed] == [shown][: len(changed)]
+    assert len(changed) == (before != after)
+
+
+@pytest.mark.parametrize("form", ["l.{}.w", "x{}x", "l.0.x{}x"], ids=["layers", "outside", "slots"])
+def test_a_heat_map_of_forty_thousand_tensors_has_room(form: str) -> None:
+    """Neighbours share rows and columns, and the one tensor that differs still shows."""
+    rows = [(form.format(i), {"rms": float(i == 777)}) for i in range(40_000)]
+    heat = by_layer(rows)
+    assert 20 < len(heat) <= 200
+    [changed] = [row for row in heat if row["rms"]]
+    first, last = (int(re.sub(r"\D|^l\.0\.", "", part)) for part in (changed["layer"] + changed["slot"]).split(" … "))
+    assert first <= 777 <= last
+
+
+def test_a_map_of_forty_thousand_tensors_has_room() -> None:
+    """Neighbours share bars, which cover the same bytes; files stay apart; few tensors stay as they are."""
+    rows = [
+        {"file": f"{i // 20_000}", "name": f"{i}", "type": "int8" if i % 20_000 < 100 else "bool"}
+        | {"begin": at, "end": at + 9, "nbytes": 9, "align": 1, "resident": 1.0}
+        for i in range(40_000)
+        for at in (9 * (i % 20_000),)
+    ]
+    bars = pooled_bars(rows, 180_000)
+    assert [(bar["file"], bar["type"], bar["begin"], bar["end"], bar["name"]) for bar in bars] == [
+        ("0", "int8", 0, 900, "0 … 99"),
+        ("0", "bool", 900, 180_000, "100 … 19999"),
+        ("1", "int8", 0, 900, "20000 … 20099"),
+        ("1", "bool", 900, 180_000, "20100 … 39999"),
+    ]
+    assert sum(bar["nbytes"] for bar in bars) == 9 * 40_000
+    assert pooled_bars(rows[:900], 180_000) == rows[:900]
+    [*most, last] = pooled_ranges([{"name": f"{i}", "low": -i, "high": i, "below": 0, "above": 1} for i in range(1001)])
+    assert len(most) == 500
+    assert most[1] == {"at": 2, "name": "2 … 3", "low": -3, "below": 0, "high": 3, "above": 1}
+    assert (last["at"], last["name"]) == (1000, "1000")
 
 
 def test_a_quantised_model_beside_its_source(tmp_path: Path) -> None:
     """Tensors compare by value, whatever stores them; one that is NaN in places counts those apart."""
     path = model(tmp_path / "m.safetensors", odd=np.array([1, np.nan, np.inf], np.float32))
-    wm.convert(path, tmp_path / "m.gguf", quantize="q8_0", quantize_include="layer.*.w")
+    wm.convert(path, tmp_path / "m.gguf", quantize=wm.Quantize("q8_0", include="layer.*.w"))
     with wm.open(path) as one, wm.open(tmp_path / "m.gguf") as two:
         found = {pair.name: pair for pair in comparison(one, two, None).pairs}
         assert found["odd"].odd == 2
@@ -263,11 +337,11 @@ def test_damage_is_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "Verification failed" in page.text
     assert "NaN or infinite elements in 1 tensor, of those looked at" in page.text
     assert write_report(tmp_path / "r.html", path, verify=False) is True
-    assert cli.main(["report", str(path), "-o", str(tmp_path / "r.html")]) == 1
+    assert cli.main(["report", str(path), str(tmp_path / "r.html")]) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{path}: failed: stored CRC-32 of the tensor data is ")
     assert second.startswith(f"{tmp_path / 'r.html'}: ")
-    assert cli.main(["report", str(path), "-o", str(tmp_path / "r.html"), "--json"]) == 1
+    assert cli.main(["report", str(path), str(tmp_path / "r.html"), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["verified"], document["damage"].startswith(f"{path}: stored CRC-32")) == (False, True)
 
@@ -299,16 +373,16 @@ def test_samples_of_quantised_tensors_are_their_values(tmp_path: Path, scheme: s
     values = np.random.default_rng(2).standard_normal((300, 512), np.float32)
     path = tmp_path / f"m.{'gguf' if scheme[0] == 'q' else 'amb'}"
     wm.save(path, {"w": wm.quantize(values, scheme)})
-    locate = import_module("weightmap.model.parts").locate
+    dense_row = import_module("weightmap.model.parts").dense_row
     with wm.open(path) as f:
         whole = f.read("w").ravel()
-        found = sample(locate(f, "w"), 1 << 14)
+        found = sample(dense_row(f, "w"), 1 << 14)
         assert found is not None
         assert len(found) == 1 << 14
         assert np.array_equal(found[:256], whole[:256])
         if scheme != "adaptive":
             assert np.array_equal(found[-256:], whole[-256:])
-        everything = sample(locate(f, "w"), 1 << 20)
+        everything = sample(dense_row(f, "w"), 1 << 20)
         assert np.array_equal(everything, whole)
 
 
@@ -318,13 +392,95 @@ def test_the_budget_bounds_what_is_read() -> None:
     assert budget(4000) == 8192
 
 
-def test_without_the_package_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["the package", "the distribution"])
+def test_without_the_package_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     """MissingDependencyError says what to install; no page is written."""
     path = model(tmp_path / "m.safetensors")
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    if missing == "the package":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setitem(sys.modules, "vl_convert", None)
+    else:
+        monkeypatch.setattr(metadata, "version", unpackaged)
     with pytest.raises(wm.MissingDependencyError, match=r"the extra \[report\]: pip install vl-convert-python"):
         write_report(tmp_path / "r.html", path)
     assert not (tmp_path / "r.html").exists()
+
+
+def unpackaged(name: str) -> str:
+    """Stand for a system without that distribution."""
+    raise metadata.PackageNotFoundError(name)
+
+
+@pytest.fixture
+def bundler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bundler]:
+    """A stand-in for vl-convert-python, and an empty cache."""
+    made = Bundler(tmp_path / "cache" / "weightmap")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "vl_convert", made)
+    before = os.umask(0o002)  # of systems where each user has a group
+    yield made
+    os.umask(before)
+
+
+class Bundler:
+    """Counts how often it bundles."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.times = folder, 0
+
+    def javascript_bundle(self) -> str:
+        """Return a script."""
+        self.times += 1
+        return "'é </script'"
+
+    @property
+    def stored(self) -> Path:
+        """The only file in the cache."""
+        [path] = self.folder.iterdir()
+        return path
+
+
+def test_the_library_is_bundled_once_a_version(bundler: Bundler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later runs read what the first one stored, in a directory closed to others; another version is bundled anew."""
+    assert {library() for _ in range(3)} == {"'é <\\/script'"}
+    assert bundler.times == 1
+    assert bundler.folder.stat().st_mode & 0o777 == 0o700
+    assert metadata.version("vl-convert-python") in bundler.stored.name
+    monkeypatch.setattr(metadata, "version", lambda _: "99")
+    library()
+    assert bundler.times == 2
+
+
+POISONS: dict[str, Callable[[Bundler, pytest.MonkeyPatch], object]] = {
+    "damaged": lambda b, _: b.stored.write_bytes(b.stored.read_bytes()[:-1]),
+    "no digest": lambda b, _: b.stored.write_bytes(b"alert(1)"),
+    "empty": lambda b, _: b.stored.write_bytes(b""),
+    "not UTF-8": lambda b, _: b.stored.write_bytes(b"//%s\n\xff" % hashlib.sha256(b"\xff").hexdigest().encode()),
+    "a link": lambda b, _: (b.folder / NAME).symlink_to(b.stored.rename(b.folder.parent / "x.js")),
+    "a FIFO": lambda b, _: os.mkfifo(b.stored.rename(b.folder.parent / "x.js") and b.folder / NAME),
+    "a directory": lambda b, _: (b.stored.rename(b.folder.parent / "x.js") and b.folder / NAME).mkdir(),
+    "open to others": lambda b, _: b.folder.chmod(0o770),
+    "a linked directory": lambda b, _: b.folder.symlink_to(b.folder.rename(b.folder.parent / "x")),
+    "another user's": lambda _, patch: patch.setattr(os, "geteuid", lambda: 12345),
+    "no directory": lambda _, patch: patch.setenv("XDG_CACHE_HOME", os.devnull),
+    "no home": lambda _, patch: (patch.setenv("XDG_CACHE_HOME", "relative"), patch.setenv("HOME", "relative")),
+    "no owners": lambda _, patch: patch.delattr(os, "geteuid"),
+}
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_cache_that_others_can_have_written_is_not_trusted(
+    bundler: Bundler, monkeypatch: pytest.MonkeyPatch, poison: str
+) -> None:
+    """Damage, files of others, links and places that cannot be written: the script is bundled, without an error."""
+    library()
+    POISONS[poison](bundler, monkeypatch)
+    assert library() == "'é <\\/script'"
+    assert bundler.times == 2
+    library()
+    assert bundler.times == (2 if poison in {"damaged", "no digest", "empty", "not UTF-8"} else 3)
 
 
 def test_progress_ends_where_all_is_read(tmp_path: Path) -> None:
@@ -340,7 +496,7 @@ def test_progress_ends_where_all_is_read(tmp_path: Path) -> None:
 def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--json has the output and its size."""
     path, out = model(tmp_path / "m.safetensors"), tmp_path / "r.html"
-    assert cli.main(["report", str(path), "-o", str(out), "--json"]) == 0
+    assert cli.main(["report", str(path), str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["command"], document["output"], document["nbytes"]) == ("report", str(out), out.stat().st_size)
 

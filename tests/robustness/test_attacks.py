@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import errno
 import re
+import string
 import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,20 +18,31 @@ from tests.attacks import TESTS, Case, cases, rows, sound
 from tests.attacks.__main__ import OUTCOMES, write_all
 from tests.attacks.others import Child, table
 from tests.attacks.rows import parts
-from tests.attacks.table import MARK, between, lines
-from tests.support import exercise, run_child
+from tests.support import each, exercise, run_child
 
 import weightmap as wm
 from weightmap.io import source as sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CASES = cases()
 REFUSED = [case for case in CASES if case.error]
 LEGAL = [case for case in CASES if not case.error]
 
 
-def by_id(chosen: list[Case]) -> Any:
-    """Run a test for each of these cases."""
-    return pytest.mark.parametrize("case", chosen, ids=[case.id for case in chosen])
+def of_every(chosen: list[Case]) -> Callable[[Callable[[Case, Path], None]], Callable[..., None]]:
+    """Make a test of one case one of all these cases of a kind: 5,000 items took longer than the tests."""
+    kinds = {case.kind: [other for other in chosen if other.kind == case.kind] for case in chosen}
+
+    def decorate(test: Callable[[Case, Path], None]) -> Callable[..., None]:
+        def run(kind: str, folder: Path) -> None:
+            each(kinds[kind], lambda case: test(case, folder), name=lambda case: case.id)
+
+        run.__doc__ = test.__doc__
+        return pytest.mark.parametrize("kind", kinds)(run)
+
+    return decorate
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +77,11 @@ def test_the_tests_that_rows_name_are_there() -> None:
     assert {name for names in TESTS.values() for name in names} - found == set()
 
 
-def test_the_published_table_is_current() -> None:
-    """docs/reliability.md has the rows as they are: `python -m tests.attacks.table --into docs/reliability.md`."""
-    document = (Path(__file__).resolve().parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
-    assert between(document, MARK).splitlines() == "\n".join(lines()).strip("\n").splitlines()
-
-
 def test_no_two_rows_have_one_name() -> None:
-    """A letter belongs to one part of the threat tables."""
-    assert len(rows()) == sum(map(len, parts().values()))
+    """No two parts of the threat tables have a row of one name."""
+    counts = Counter(name for found in parts().values() for name in found)
+    free = sorted(set(string.ascii_uppercase) - {name[0] for name in counts})
+    assert not [name for name, count in counts.items() if count > 1], f"these letters are free: {free}"
 
 
 def test_no_two_cases_have_one_name() -> None:
@@ -93,7 +101,7 @@ def test_the_files_that_attacks_change_are_sound(kind: str) -> None:
 # ------------------------------------------------------------------------------------------------- the cases
 
 
-@by_id(REFUSED)
+@of_every(REFUSED)
 def test_the_attack_is_refused(case: Case, folder: Path) -> None:
     """The very class of error, the field and the byte, and a message for people; and little memory is taken for it."""
     path = case.write(folder)
@@ -115,7 +123,7 @@ def test_the_attack_is_refused(case: Case, folder: Path) -> None:
     assert peak < 2**21 + 32 * (len(case.data) if isinstance(case.data, bytes) else 0)
 
 
-@by_id([case for case in REFUSED if case.late])
+@of_every([case for case in REFUSED if case.late])
 def test_what_verify_finds_opening_leaves_unread(case: Case, folder: Path) -> None:
     """A lie among the data does not keep a file from being opened, unless opening verifies everything."""
     path = case.write(folder)
@@ -129,7 +137,7 @@ def test_what_verify_finds_opening_leaves_unread(case: Case, folder: Path) -> No
     )
 
 
-@by_id(REFUSED)
+@of_every(REFUSED)
 def test_no_option_lets_an_attack_through(case: Case, folder: Path) -> None:
     """Not recognising the format, not being strict and verifying nothing each refuse it, tell it, or do no harm."""
     path = case.write(folder)
@@ -163,7 +171,7 @@ def harmless(path: Path, case: Case, options: dict[str, Any]) -> None:
     assert case.file in found
 
 
-@by_id(LEGAL)
+@of_every(LEGAL)
 def test_what_only_looks_like_an_attack_opens(case: Case, folder: Path) -> None:
     """A legal file opens, recognised or named; `verify` has the warning that is due to it and no other."""
     path = case.write(folder)

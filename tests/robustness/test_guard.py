@@ -238,6 +238,7 @@ def input_of(kernel: str) -> tuple[bytes, int, int, int]:
     return np.linspace(-3, 3, ELEMENTS).astype(np.float16).tobytes(), ELEMENTS, 0, ELEMENTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "tier"), [(kernel, tier) for kernel, (_, tiers) in INSTRUCTIONS.items() for tier in tiers]
 )

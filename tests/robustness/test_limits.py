@@ -19,6 +19,7 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap.embeddings.subwords import Subwords
 from weightmap.index.strings import StringTable
+from weightmap.words import convert as convert_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +100,7 @@ def write_sparse(path: Path, parts: list[bytes | int]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_files_full_of_holes_are_refused_in_little_memory(tmp_path: Path) -> None:
     """Billions of empty words, and one word of gibibytes, that take no room on the disk: LimitError in time and memory.
 
@@ -179,7 +181,7 @@ def test_a_bomb_of_ngrams_is_refused_in_little_memory(tmp_path: Path) -> None:
 
     def convert() -> None:
         with pytest.raises(wm.LimitError, match="n-grams of a word is 168171004") as caught:
-            wm.convert(path, tmp_path / "x.fifu", subwords="explicit")
+            convert_words(path, tmp_path / "x.fifu", subwords="explicit")
         assert caught.value.path == str(tmp_path / "x.fifu")
 
     assert peak_of(convert) < 4 << 20
@@ -198,11 +200,11 @@ def test_listed_ngrams_are_bounded(tmp_path: Path) -> None:
     path.write_bytes(ff.build([ff.hashed(ff.BUCKET, words, 2, 50, 4), ff.matrix(normal((24, 2)))]))
     expected = listed(words, 2, 50)
     size = sum(map(len, expected)) + 12 * len(expected)
-    wm.convert(path, tmp_path / "x.fifu", subwords="explicit", limits=wm.Limits(max_header_bytes=size))
+    convert_words(path, tmp_path / "x.fifu", subwords="explicit", limits=wm.Limits(max_header_bytes=size))
     with wm.open(tmp_path / "x.fifu") as f:
         assert list(f.vocab.subwords.ngrams()[0]) == expected
     with pytest.raises(wm.LimitError) as caught:
-        wm.convert(path, tmp_path / "y.fifu", subwords="explicit", limits=wm.Limits(max_header_bytes=size - 1))
+        convert_words(path, tmp_path / "y.fifu", subwords="explicit", limits=wm.Limits(max_header_bytes=size - 1))
     assert caught.value.actual == size
 
 
@@ -213,7 +215,7 @@ def test_listed_ngrams_are_those_of_the_definition(tmp_path: Path) -> None:
     rows = np.arange(len(words) + 512, dtype=np.float32)[:, None] + 1
     path = tmp_path / "in.bin"
     path.write_bytes(fasttext(words, rows, 512))
-    wm.convert(path, tmp_path / "x.fifu", subwords="explicit", normalize=False)
+    convert_words(path, tmp_path / "x.fifu", subwords="explicit", normalize=False)
     expected = listed(words, 3, 6)
     assert len(expected) > 2**17
     with wm.open(tmp_path / "x.fifu", verify="full") as f:
@@ -223,6 +225,7 @@ def test_listed_ngrams_are_those_of_the_definition(tmp_path: Path) -> None:
     assert (stored == rows[[len(words) + fasttext_hash(ngram) % 512 for ngram in expected], 0]).all()
 
 
+@pytest.mark.slow
 def test_listing_ngrams_takes_memory_for_each_one_once(tmp_path: Path) -> None:
     """Four times as many words with nearly the same n-grams take the same memory: that of what is compared at once."""
     peaks = []
@@ -230,8 +233,8 @@ def test_listing_ngrams_takes_memory_for_each_one_once(tmp_path: Path) -> None:
         words = [letters(400, 1) + f"{i:x}" for i in range(count)]
         path = tmp_path / "in.fifu"
         path.write_bytes(ff.build([ff.hashed(ff.BUCKET, words, 1, 40, 4), ff.matrix(normal((count + 16, 1)))]))
-        wm.convert(path, tmp_path / "warm.fifu", subwords="explicit")
-        peaks.append(peak_of(lambda path=path: wm.convert(path, tmp_path / "x.fifu", subwords="explicit")))
+        convert_words(path, tmp_path / "warm.fifu", subwords="explicit")
+        peaks.append(peak_of(lambda path=path: convert_words(path, tmp_path / "x.fifu", subwords="explicit")))
     assert peaks[1] < peaks[0] + (2 << 20)
 
 
@@ -242,13 +245,13 @@ def test_means_of_long_words_take_little_memory(tmp_path: Path) -> None:
     rows[6:] = [[2], [3]]
     path = tmp_path / "in.bin"
     path.write_bytes(fasttext(words, rows, 2, minn=1, maxn=2**30))
-    wm.convert(path, tmp_path / "x.fifu", normalize=False)
+    convert_words(path, tmp_path / "x.fifu", normalize=False)
     steps = (
         (path, {"dst": tmp_path / "y.fifu", "normalize": False}),
         (tmp_path / "x.fifu", {"dst": tmp_path / "y.bin", "format": "fasttext"}),
     )
     for source, options in steps:
-        assert peak_of(lambda source=source, options=options: wm.convert(source, **options)) < 64 << 20
+        assert peak_of(lambda source=source, options=options: convert_words(source, **options)) < 64 << 20
     with wm.open(tmp_path / "y.fifu") as f:
         count = 1402 * 1403 // 2
         means = f["embeddings"][:6]

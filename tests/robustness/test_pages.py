@@ -248,7 +248,6 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     """Put it in the place of the real one, with pieces of 256 KiB."""
-    until(idle)
     stand_in = Slow()
     monkeypatch.setattr(kernels, "populate", stand_in)
     monkeypatch.setattr(prefetching, "PIECE", 1 << 18)
@@ -318,7 +317,11 @@ for path, delay in zip(sys.argv[1:], (None, 0, 1e-4, 1e-3)):
     f = wm.open(path, mode="mmap")
     if delay is None:
         os.truncate(path, 4096)
-        f.prefetch()
+        try:
+            f.prefetch()
+            raise AssertionError("the change went unnoticed")
+        except wm.FileChangedError:
+            pass
     else:
         f.prefetch()
         time.sleep(delay)

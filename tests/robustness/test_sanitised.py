@@ -13,6 +13,7 @@ from tests.attacks import cases
 from tests.attacks.__main__ import OUTCOMES, write_all
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """A client that mypy checks strictly, as a user's program: `make lint` fails when a public type is lost."""
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from weightmap.typing import Mode, OpenOptions, TensorLike
 def halved(path: str, mode: Mode = "cow") -> dict[str, NDArray[np.float16]]:
     """Every tensor of a file in float16."""
     with wm.open(path, mode=mode) as file:
-        assert_type(file.read("weight"), NDArray[np.float32])
+        assert_type(file.read("weight"), NDArray[Any])  # float32, or float64 where that is stored
+        assert_type(file.read("weight", np.float32), NDArray[np.float32])
         return {name: file.read(name, np.float16) for name in file}
 
 

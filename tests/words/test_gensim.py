@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.remote.servers import Objects, Server
 
 import weightmap as wm
+from weightmap.words import convert as convert_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +58,7 @@ def build(words: list[str] = WORDS, protocol: int = 4, vectors: Any = ROWS, **mo
 def converted(path: Path, **options: Any) -> tuple[list[str], np.ndarray]:
     """Convert a file to finalfusion, rows as they are; return words and rows."""
     target = path.with_suffix(".fifu")
-    wm.convert(path, target, normalize=False, **options)
+    convert_words(path, target, normalize=False, **options)
     with wm.open(target) as f:
         assert f.vocab is not None
         return list(f.vocab), f["embeddings"].copy()
@@ -87,6 +89,8 @@ def test_vectors_beside_the_file(tmp_path: Path) -> None:
         wm.convert(path, tmp_path / "o.fifu")
     np.save(beside, ROWS)
     assert np.array_equal(converted(path)[1], ROWS)
+    with pytest.raises(wm.TargetError, match=r"m\.kv\.vectors\.npy: this file is an input"):
+        wm.convert(path, beside, format="text")
     for wrong in (ROWS[:5], ROWS.ravel(), ROWS.astype(np.int32), np.asfortranarray(ROWS)):
         np.save(beside, wrong)
         with pytest.raises(wm.FormatError):
@@ -97,6 +101,20 @@ def test_vectors_beside_the_file(tmp_path: Path) -> None:
         wm.convert(path, tmp_path / "o.fifu")
     with pytest.raises(wm.UnsupportedError, match="has no path"):
         wm.convert(path.read_bytes(), tmp_path / "o.fifu")
+
+
+def test_vectors_beside_a_file_on_a_server(tmp_path: Path) -> None:
+    """Of an address, they are asked for at the address beside it, with what it has behind the question mark."""
+    np.save(tmp_path / "rows.npy", ROWS)
+    vectors = (tmp_path / "rows.npy").read_bytes()
+    objects = Objects({"a b/m.kv": build(vectors=None, __numpys=["vectors"]), "a b/m.kv.vectors.npy": vectors})
+    with Server(objects) as server:
+        convert_words(f"{server.url}a%20b/m.kv?token=1", tmp_path / "o.fifu", normalize=False)
+    assert np.array_equal(wm.open(tmp_path / "o.fifu")["embeddings"], ROWS)
+    assert {request.target for request in objects.requests} == {
+        "/a%20b/m.kv?token=1",
+        "/a%20b/m.kv.vectors.npy?token=1",
+    }
 
 
 class Evil:

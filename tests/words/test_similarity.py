@@ -263,20 +263,20 @@ def test_a_damaged_code_is_an_error():
 
 
 def test_errors_on_unknown_words_name_the_file_and_similar_words(tmp_path):
-    """Look-up, most_similar and analogy raise a KeyError that says so; the word itself is its argument."""
+    """Look-up, most_similar and analogy raise an UnknownWordError that says so and has the word."""
     path = tmp_path / "w.weights"
     wm.save(path, {"e": np.eye(3, dtype=np.float32)}, vocab=["Berlin", "Paris", "Wien"])
     with wm.open(path) as f:
         e = f.embeddings
         for ask in (e.__getitem__, e.most_similar, lambda word: e.analogy("Paris", word, "Wien")):
-            with pytest.raises(KeyError) as caught:
+            with pytest.raises(wm.UnknownWordError) as caught:
                 ask("Berln")
-            assert caught.value.args == ("Berln",)
+            assert (caught.value.word, caught.value.args) == ("Berln", ("Berln",))
             assert str(caught.value) == (
                 f"{path}: there is no vector for 'Berln' among those of 3 words; similar words: 'Berlin'"
             )
         copied = pickle.loads(pickle.dumps(caught.value))
-        assert (type(copied), copied.args) == (KeyError, (str(caught.value),))
+        assert (type(copied), copied.word, str(copied)) == (wm.UnknownWordError, "Berln", str(caught.value))
         with pytest.raises(KeyError, match=r"no vector for 5 among those of 3 words; words are strings \(str\)$"):
             e[5]
         with pytest.raises(KeyError) as caught:

@@ -13,7 +13,7 @@ from tests import word_files as wb
 
 import weightmap as wm
 from weightmap import words
-from weightmap.conversion import training
+from weightmap.words import training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,8 +126,8 @@ def test_files_are_quantised(projection: bool, put: Callable[..., Path], tmp_pat
     """The file decodes to rows as far from the old ones as the report says, and norms stay exact."""
     rows, names = wb.matrix(900, 6, 7), [f"w{i}" for i in range(900)]
     source = put(wb.word2vec(names, rows), "w.bin")
-    options = {"quantize": "pq", "n_subquantizers": 3, "n_bits": 5, "projection": projection}
-    report = wm.convert(source, tmp_path / "q.fifu", **options)
+    pq = words.Pq(3, n_bits=5, projection=projection)
+    report = words.convert(source, tmp_path / "q.fifu", pq=pq)
     (info,) = report.quantized
     with wm.open(tmp_path / "q.fifu") as f:
         f.verify()
@@ -144,7 +144,7 @@ def test_files_are_quantised(projection: bool, put: Callable[..., Path], tmp_pat
         np.testing.assert_allclose(info.rmse, error, rtol=1e-4)
         np.testing.assert_allclose(info.relative_error, error / np.sqrt(np.square(unit).mean()), rtol=1e-4)
         assert 0 < info.relative_error < 0.5
-    wm.convert(source, tmp_path / "again.fifu", **options)
+    words.convert(source, tmp_path / "again.fifu", pq=pq)
     assert (tmp_path / "again.fifu").read_bytes() == (tmp_path / "q.fifu").read_bytes()
 
 
@@ -155,7 +155,7 @@ def test_a_dense_file_is_quantised_and_decoded_to_word2vec(put: Callable[..., Pa
     wm.convert(put(wb.word2vec([f"w{i}" for i in range(40)], rows)), tmp_path / "a.fifu")
     wm.convert(tmp_path / "a.fifu", tmp_path / "b.fifu", quantize="pq")
     wm.convert(tmp_path / "b.fifu", tmp_path / "c", format="word2vec")
-    wm.convert(tmp_path / "c", tmp_path / "d.fifu", normalize=False)
+    words.convert(tmp_path / "c", tmp_path / "d.fifu", normalize=False)
     with wm.open(tmp_path / "d.fifu") as f:
         np.testing.assert_allclose(f["embeddings"], rows, atol=1e-5)
 
@@ -167,7 +167,7 @@ def test_formats_without_such_tensors(put: Callable[..., Path], tmp_path: Path) 
     with pytest.raises(wm.EncodeError, match="no tensors of scheme pq"):
         wm.convert(source, tmp_path / "a.weights", quantize="pq")
     with pytest.raises(wm.EncodeError, match="n_subquantizers is 2"):
-        wm.convert(source, tmp_path / "a.fifu", quantize="pq", n_subquantizers=2)
+        words.convert(source, tmp_path / "a.fifu", pq=words.Pq(2))
 
 
 @needs_scipy

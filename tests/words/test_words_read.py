@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ import pytest
 from tests import word_files as wb
 
 import weightmap as wm
+from weightmap.cli import main
+from weightmap.words import convert as convert_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +55,7 @@ def test_rows_become_unit_vectors_and_norms(kind: str, put: Callable[..., Path],
 @pytest.mark.parametrize("data", FILES.values(), ids=FILES)
 def test_rows_are_kept_bit_by_bit_on_request(data: bytes, put: Callable[..., Path], tmp_path: Path) -> None:
     """normalize=False: the very numbers of the file, and no norms."""
-    wm.convert(put(data, "source.bin"), tmp_path / "out.fifu", normalize=False)
+    convert_words(put(data, "source.bin"), tmp_path / "out.fifu", normalize=False)
     with wm.open(tmp_path / "out.fifu") as f:
         assert list(f) == ["embeddings"]
         assert f["embeddings"].tobytes() == ROWS.tobytes()
@@ -78,20 +81,20 @@ def test_other_formats_take_words_too(put: Callable[..., Path], tmp_path: Path) 
 
 def test_words_with_spaces_in_text(put: Callable[..., Path], tmp_path: Path) -> None:
     """A word of GloVe may be several fields, as long as the later ones are no numbers."""
-    words = [". . .", "a b", "c"]
-    wm.convert(put(b"x 1 2\n. . . 3 4\na b 5 6\nc 7 8\n"), tmp_path / "out.fifu", normalize=False)
-    with wm.open(tmp_path / "out.fifu") as f:
-        assert list(f.vocab) == ["x", *words]
-        assert f["embeddings"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    for lines in (b"x 1 2\n. . . 3 4\na b 5 6\nc 7 8\n", b". . . 3 4\na b 5 6\nx 1 2\n", b"a b 5 6\nx 1 2\n"):
+        found = {line[:-4].decode(): [int(line[-3:-2]), int(line[-1:])] for line in lines.splitlines()}
+        convert_words(put(lines), tmp_path / "out.fifu", normalize=False)
+        with wm.open(tmp_path / "out.fifu") as f:
+            assert dict(zip(f.vocab, f["embeddings"].tolist(), strict=True)) == found
 
 
 def test_blocks_are_joined_rightly(put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many blocks give what one block gives, wherever lines and words are cut."""
     rows, names = wb.matrix(400, 7), [f"wörd{i}" for i in range(400)]
     for module in ("_lines", "_word2vec", "fasttext.reading", "_words"):
-        monkeypatch.setattr(f"weightmap.importers.{module}.BLOCK", 1000)
+        monkeypatch.setattr(f"weightmap.words.importers.{module}.BLOCK", 1000)
     for data in (wb.text(names, rows), wb.word2vec(names, rows), wb.fasttext(names, rows, 0, minn=0, maxn=0)):
-        wm.convert(put(data), tmp_path / "out.fifu", normalize=False)
+        convert_words(put(data), tmp_path / "out.fifu", normalize=False)
         with wm.open(tmp_path / "out.fifu") as f:
             assert list(f.vocab) == names
             assert f["embeddings"].tobytes() == rows.tobytes()
@@ -102,14 +105,14 @@ def test_lines_longer_than_a_block(
     put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """They are joined from their pieces, up to a bound; a line beyond it is named by its first byte."""
-    monkeypatch.setattr("weightmap.importers._lines.BLOCK", block)
+    monkeypatch.setattr("weightmap.words.importers._lines.BLOCK", block)
     data = b"2 3\na 1 2 3\n" + b"b" * 90 + b" 4 5 6\n"
-    wm.convert(put(data), tmp_path / "out.fifu", normalize=False)
+    convert_words(put(data), tmp_path / "out.fifu", normalize=False)
     with wm.open(tmp_path / "out.fifu") as f:
         assert list(f.vocab) == ["a", "b" * 90]
         assert f["embeddings"].tolist() == [[1, 2, 3], [4, 5, 6]]
     if block < 50:
-        monkeypatch.setattr("weightmap.importers._lines.LONGEST", 50)
+        monkeypatch.setattr("weightmap.words.importers._lines.LONGEST", 50)
         with pytest.raises(
             wm.FormatError, match=r"a line without end, expected one of at most 50 bytes \(at byte 12\)"
         ):
@@ -130,7 +133,7 @@ def test_fasttext_words_are_means(put: Callable[..., Path], tmp_path: Path) -> N
     pytest.importorskip("tomli_w")
     words = ["one", "zwei", "три", "a", "</s>", "hello"]
     rows = wb.matrix(6 + 37, 5, 3)
-    wm.convert(put(wb.fasttext(words, rows, 37)), tmp_path / "out.fifu", normalize=False)
+    convert_words(put(wb.fasttext(words, rows, 37)), tmp_path / "out.fifu", normalize=False)
     with wm.open(tmp_path / "out.fifu") as f:
         np.testing.assert_allclose(f["embeddings"][:6], wb.averaged(words, rows, 37), rtol=2e-5, atol=1e-6)
         assert f["embeddings"][6:].tobytes() == rows[6:].tobytes()
@@ -191,7 +194,7 @@ def test_the_end_of_a_model_of_fasttext_is_looked_for(put: Callable[..., Path], 
 
 def test_lossy_replaces(put: Callable[..., Path], tmp_path: Path) -> None:
     """lossy=True puts U+FFFD where bytes are no UTF-8."""
-    wm.convert(put(DAMAGED), tmp_path / "out.fifu", lossy=True)
+    convert_words(put(DAMAGED), tmp_path / "out.fifu", lossy=True)
     with wm.open(tmp_path / "out.fifu") as f:
         assert list(f.vocab) == ["ok", "z\ufffdz"]
 
@@ -211,7 +214,7 @@ WRONG: list[tuple[str, bytes, str, str]] = [
         "word2vec, twice",
         wb.word2vec(["a", "b", "a"], [[1, 2]] * 3),
         "word2vec",
-        r"word 2 is 'a', as 0 is: .*\(at byte 26\)",
+        r"word 2 is 'a', as 0 is: .*lossy=True keeps the first row of each word \(at byte 26\)",
     ),
     ("word2vec, NaN", wb.word2vec(["a", "b"], [[1, 2], [3, np.nan]]), "word2vec", r"number 1 of row 1 is nan.*byte 17"),
     ("word2vec, infinite", wb.word2vec(["a"], [[1, np.inf]]), "word2vec", "number 1 of row 0 is inf"),
@@ -273,7 +276,7 @@ WRONG: list[tuple[str, bytes, str, str]] = [
     ("textdims, fewer lines", b"9 2\na 1 2\nb 3 4\n", "textdims", "number of lines with words is 2, expected 9"),
     ("textdims, huge", b"%d 2\na 1 2\n" % BIG, "textdims", "number of lines with words is 1"),
     ("textdims, other columns", b"2 3\na 1 2\nb 3 4\n", "textdims", "numbers in line 2 is 2, expected 3"),
-    ("textdims, twice", b"2 2\na 1 2\na 3 4\n", "textdims", "word 1 is 'a', as 0 is"),
+    ("textdims, twice", b"2 2\na 1 2\na 3 4\n", "textdims", "the word of line 3 is 'a', as 2 is"),
     ("fastText, version", model(version=11), "fasttext", r"version is 11, expected 12 \(at byte 4\)"),
     ("fastText, supervised", model(nlabels=2), "fasttext", "supervised"),
     ("fastText, pruned", model(pruned=4), "fasttext", "pruned"),
@@ -303,11 +306,42 @@ def test_the_message_says_what_is_wrong(
     assert [path.name for path in tmp_path.iterdir()] == ["source.bin"]
 
 
+REPEATED = ["a", "b", "a", "c", "b", "a"]
+
+
+@pytest.mark.parametrize("data", [wb.word2vec, wb.text, functools.partial(wb.text, dims=True)])
+@pytest.mark.parametrize("block", [24, 1 << 20])
+def test_repeated_words_are_left_out_on_demand(
+    put: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    data: Callable[..., bytes],
+    block: int,
+) -> None:
+    """The first row of each word stays, in its order, and the report counts the others; the command does the same."""
+    for module in ("_lines", "_word2vec", "_words"):
+        monkeypatch.setattr(f"weightmap.words.importers.{module}.BLOCK", block)
+    rows = wb.matrix(len(REPEATED), 3)
+    source = put(data(REPEATED, rows))
+    report = convert_words(source, tmp_path / "out.fifu", lossy=True, normalize=False)
+    assert "3 repeated words left out: the first row of each word stays" in report.warnings
+    with wm.open(tmp_path / "out.fifu") as f:
+        assert list(f.vocab) == ["a", "b", "c"]
+        assert f["embeddings"].tobytes() == rows[[0, 1, 3]].tobytes()
+    target = tmp_path / "again.fifu"
+    assert main(["convert", str(source), str(target), "--lossy", "--no-normalize"]) == 0
+    assert "3 repeated words left out" in capsys.readouterr().out
+    assert target.read_bytes() == (tmp_path / "out.fifu").read_bytes()
+    assert main(["convert", str(source), str(target)]) == 3
+    assert "--lossy keeps the first row of each word" in capsys.readouterr().err
+
+
 def test_duplicates_that_replacement_made_are_errors(put: Callable[..., Path], tmp_path: Path) -> None:
     """Two damaged words that become the same are an error even with lossy=True, which says so."""
     data = wb.word2vec([b"z\xff", b"z\xfe"], [[1, 2], [3, 4]])
     with pytest.raises(wm.FormatError, match="word 1 is 'z\ufffd' once bytes that are not UTF-8 are replaced, as 0 is"):
-        wm.convert(put(data), tmp_path / "out.fifu", lossy=True)
+        convert_words(put(data), tmp_path / "out.fifu", lossy=True)
 
 
 @pytest.mark.parametrize("kind", ["word2vec", "text", "textdims", "model"])

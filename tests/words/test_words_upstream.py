@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
+from weightmap.words import convert as convert_words
 
 _DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "groundtruth"
 ROOT = Path(os.environ.get("WEIGHTMAP_GROUNDTRUTH", _DEFAULT)) / "upstream"
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="needs the test files 
 @pytest.mark.parametrize("name", ["similarity.bin", "similarity.txt", "similarity.nodims"])
 def test_the_rust_projects_files(name: str, tmp_path: Path) -> None:
     """word2vec, and text with and without dimensions, give the rows and words of its similarity.fifu."""
-    wm.convert(RUST / name, tmp_path / "a.fifu", normalize=False)
+    convert_words(RUST / name, tmp_path / "a.fifu", normalize=False)
     with wm.open(tmp_path / "a.fifu") as f, wm.open(RUST / "similarity.fifu") as expected:
         assert list(f.vocab) == list(expected.vocab)
         assert f["embeddings"].tobytes() == expected["embeddings"].tobytes()
@@ -59,13 +60,13 @@ def test_the_fasttext_model(tmp_path: Path) -> None:
             np.testing.assert_allclose(again["embeddings"], f["embeddings"], atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "number"), [("bin", "word 1"), ("dims", "word 1"), ("txt", "line 2")])
+@pytest.mark.parametrize(("name", "number"), [("bin", "word 1"), ("dims", "line 3"), ("txt", "line 2")])
 def test_damaged_utf8(name: str, number: str, tmp_path: Path) -> None:
-    """Refused with the number of the word, and read with a replacement character when asked to."""
+    """Refused with the number of the word or its line, and read with a replacement character when asked to."""
     source = RUST / f"utf8-incomplete.{name}"
     with pytest.raises(wm.FormatError, match=f"{number}, .* is not UTF-8"):
         wm.convert(source, tmp_path / "a.fifu")
-    wm.convert(source, tmp_path / "a.fifu", lossy=True)
+    convert_words(source, tmp_path / "a.fifu", lossy=True)
     with wm.open(tmp_path / "a.fifu") as f:
         assert list(f.vocab) == ["meren", "zee\ufffdn", "rivieren"]
         root = 0.5**0.5

@@ -14,10 +14,11 @@ from tests.builders import safetensors as st
 from tests.support import run_child
 
 import weightmap as wm
-from weightmap import importers
 from weightmap.embeddings.subwords import Subwords
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.formats._base import discover
+from weightmap.words import convert as convert_words
+from weightmap.words import importers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ def test_there_and_back(name: str, put: Callable[..., Path], tmp_path: Path) -> 
     wm.convert(put(BUILT["word2vec"]), tmp_path / "a.fifu")
     report = wm.convert(tmp_path / "a.fifu", tmp_path / "b", format=name)
     assert (report.format, report.nbytes) == (name, (tmp_path / "b").stat().st_size)
-    wm.convert(tmp_path / "b", tmp_path / "c.fifu", normalize=False)
+    convert_words(tmp_path / "b", tmp_path / "c.fifu", normalize=False)
     with wm.open(tmp_path / "c.fifu") as f:
         assert list(f.vocab) == wb.WORDS
         np.testing.assert_allclose(f["embeddings"], ROWS, rtol=2e-7)
@@ -63,8 +64,8 @@ def test_unit_vectors_on_request(put: Callable[..., Path], tmp_path: Path) -> No
     """normalize=True writes rows of norm 1, with and without norms in the source."""
     wm.convert(put(BUILT["text"]), tmp_path / "a.fifu")
     for source in (put(BUILT["text"]), tmp_path / "a.fifu"):
-        wm.convert(source, tmp_path / "b", format="word2vec", normalize=True)
-        wm.convert(tmp_path / "b", tmp_path / "c.fifu", normalize=False)
+        convert_words(source, tmp_path / "b", format="word2vec", normalize=True)
+        convert_words(tmp_path / "b", tmp_path / "c.fifu", normalize=False)
         with wm.open(tmp_path / "c.fifu") as f:
             np.testing.assert_allclose(np.linalg.norm(f["embeddings"], axis=1), 1, rtol=1e-6)
 
@@ -110,7 +111,7 @@ def test_explicit_ngrams(kind: str, tmp_path: Path) -> None:
     """Each n-gram of the words is listed with the row of its bucket, rows numbered by first appearance."""
     rows, norms = wb.matrix(13, 3), np.arange(1, 6, dtype=np.float32)
     subword_file(tmp_path / "a.fifu", kind, rows, norms=norms)
-    wm.convert(tmp_path / "a.fifu", tmp_path / "b.fifu", subwords="explicit")
+    convert_words(tmp_path / "a.fifu", tmp_path / "b.fifu", subwords="explicit")
     with wm.open(tmp_path / "a.fifu") as a, wm.open(tmp_path / "b.fifu") as b:
         b.verify()
         table, indices = b.vocab.subwords.ngrams()
@@ -130,9 +131,9 @@ def test_explicit_ngrams(kind: str, tmp_path: Path) -> None:
 def test_explicit_needs_buckets(put: Callable[..., Path], tmp_path: Path) -> None:
     """A simple vocabulary has no n-grams to list; another word for subwords= is a ValueError."""
     with pytest.raises(wm.EncodeError, match="the vocabulary is simple"):
-        wm.convert(put(BUILT["text"]), tmp_path / "a.fifu", subwords="explicit")
+        convert_words(put(BUILT["text"]), tmp_path / "a.fifu", subwords="explicit")
     with pytest.raises(ValueError, match="subwords is 'all', expected 'explicit'"):
-        wm.convert(put(BUILT["text"]), tmp_path / "a.fifu", subwords="all")
+        convert_words(put(BUILT["text"]), tmp_path / "a.fifu", subwords="all")
 
 
 BAD_WORDS = [
@@ -161,7 +162,9 @@ def test_options_that_mean_nothing_there(put: Callable[..., Path], tmp_path: Pat
         {"format": "word2vec", "layout": "spec"},
         {"format": "text", "quantize": "pq"},
         {"format": "finalfusion", "quantize": "int8"},
-        {"format": "finalfusion", "block_size": 32},
+        {"format": "finalfusion", "include": "*"},
+        {"format": "finalfusion", "rename": {"a": "b"}},
+        {"format": "text", "max_shard_size": 100},
         {"format": "finalfusion", "dtype": "float16"},
     ):
         with pytest.raises(ValueError, match=r"is not for|has no blocks|no other type"):
@@ -218,8 +221,8 @@ def test_without_one_matrix_for_the_words(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- recognition
 TOY = """
 from weightmap.formats import Importer
-from weightmap.importers._words import Words
-from weightmap.importers.text import IMPORTER as TEXT
+from weightmap.words.importers._words import Words
+from weightmap.words.importers.text import IMPORTER as TEXT
 
 def read(source, head, options):
     return TEXT.read(source, head, options)._replace(format="toy")
@@ -237,7 +240,7 @@ def test_an_importer_is_added_by_adding_a_file(
     """
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     monkeypatch.setattr(importers, "__path__", [*importers.__path__, str(tmp_path)])
-    found = discover("weightmap.importers", importers.__path__, "IMPORTER")
+    found = discover("weightmap.words.importers", importers.__path__, "IMPORTER")
     try:
         assert list(found) == sorted([*importers.IMPORTERS, "toy"])
         monkeypatch.setattr(importers, "IMPORTERS", {"toy": found["toy"]})
@@ -245,14 +248,14 @@ def test_an_importer_is_added_by_adding_a_file(
         with pytest.raises(wm.UnknownFormatError, match="this is a toy: convert it") as caught:
             wm.open(source)
         assert (caught.value.path, caught.value.format, caught.value.offset) == (str(source), "toy", 0)
-        wm.convert(source, tmp_path / "a.fifu", normalize=False)
+        convert_words(source, tmp_path / "a.fifu", normalize=False)
         with wm.open(tmp_path / "a.fifu") as f:
             assert f["embeddings"].tolist() == [[1, 2], [3, 4]]
         monkeypatch.setattr(importers, "IMPORTERS", found)
         with pytest.raises(wm.UnknownFormatError, match="more than one format recognises this file: text, toy"):
             wm.convert(source, tmp_path / "b.fifu")
     finally:
-        del sys.modules["weightmap.importers.toy"], importers.toy
+        del sys.modules["weightmap.words.importers.toy"], importers.toy
 
 
 OPENED = """
@@ -302,8 +305,8 @@ def test_memory_stays_flat(put: Callable[..., Path], tmp_path: Path) -> None:
 import resource, sys
 import numpy as np
 import weightmap as wm
-from weightmap.conversion import words as converting
-from weightmap.importers import _word2vec
+from weightmap.words import converting
+from weightmap.words.importers import _word2vec
 import io; np.loadtxt(io.BytesIO(b"1 2"))
 wm.convert(sys.argv[1] + ".small", sys.argv[2] + ".small.fifu")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -13,16 +13,23 @@ from typing import TYPE_CHECKING
 
 from weightmap.cli import show
 from weightmap.cli.ending import undoing
-from weightmap.cli.outcome import INPUT_OUTPUT, UsageError, error_document, reason, status_of, status_of_verify
+from weightmap.cli.outcome import (
+    INPUT_OUTPUT,
+    INTERRUPTED,
+    UsageError,
+    error_document,
+    reason,
+    status_of,
+    status_of_verify,
+    suggest_lenient,
+)
 from weightmap.cli.parser import build_parser
 from weightmap.errors import TensorFileError
+from weightmap.model.single import mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
-_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for a program that the signal ended
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
@@ -51,28 +58,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return _BROKEN_PIPE
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    except KeyboardInterrupt:  # a second one, while the first was reported
+        return INTERRUPTED
 
 
 def _run(argv: list[str]) -> int:
     """Run one command and report the error that ends it, if any."""
-    verifies = False
+    verifies, args = False, None
     try:
         args = build_parser().parse_args(argv)
         verifies = getattr(args, "verify", False)
+        _check_environment()
         status: int = args.run(args)
         show.flush()
     except SystemExit as leaving:  # after --help or --version
         return leaving.code if isinstance(leaving.code, int) else 2
     except BrokenPipeError:
         raise
-    except (UsageError, TensorFileError, OSError, MemoryError) as error:
+    except (UsageError, TensorFileError, OSError, MemoryError, KeyboardInterrupt) as error:
+        source = getattr(args, "src", None) or getattr(args, "file", None)
+        if source is not None:
+            suggest_lenient(args, error, source)
         show.complain(reason(error))
         if "--json" in argv[: argv.index("--") if "--" in argv else None]:
             _tell_in_json(argv, error)
         return status_of_verify(error) if verifies else status_of(error)
     return status
+
+
+def _check_environment() -> None:
+    """Raise `UsageError` for an unknown WEIGHTMAP_MODE, even if this command would not use it."""
+    try:
+        mode_of(None)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _tell_in_json(argv: list[str], error: BaseException) -> None:

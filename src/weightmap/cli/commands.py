@@ -17,11 +17,11 @@ from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import counted, quoted
-from weightmap.formats import Plan
 from weightmap.io.atomic import write_plan
+from weightmap.io.sink import WritePlan
 from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import check_unchanged, locate
+from weightmap.model.parts import check_unchanged, dense_row
 from weightmap.model.payload import pieces
 
 if TYPE_CHECKING:
@@ -32,22 +32,8 @@ if TYPE_CHECKING:
 
 
 def convert(args: argparse.Namespace) -> int:
-    """Write a file in another format and say what stayed behind."""
-    quantising.check(args.quantize, args)
-    names = (
-        "format",
-        "layout",
-        "include",
-        "exclude",
-        "lossy",
-        "normalize",
-        "subwords",
-        "align",
-        "max_shard_size",
-        "verify",
-    )
-    given = {name: getattr(args, name) for name in names}
-    report, took = quantising.converted(args, "convert", **given, **quantising.options(args.quantize, args))
+    """Write a file in another format, and report what stayed behind."""
+    report, took = quantising.converted(args, "convert")
     if args.json:
         document = quantising.document(args, "convert", report, took)
         if args.quantize is None:
@@ -106,7 +92,7 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
     if report.changed:
         show.emit("")
         show.emit_table(
-            ("tensor", "what", "A", "B", "elements", "largest", "RMS"),
+            ("tensor", "what", "A", "B", "elements differing", "largest", "RMS"),
             [
                 (
                     change.name,
@@ -119,7 +105,7 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
                 )
                 for change in report.changed
             ],
-            right=("elements", "largest", "RMS"),
+            right=("elements differing", "largest", "RMS"),
         )
     if report.metadata:
         show.emit("")
@@ -133,15 +119,18 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
 
 def export(args: argparse.Namespace) -> int:
     """Write one tensor as a ``.npy`` file, through a temporary file beside it."""
-    with open_privately(args.file) as file:
+    with open_privately(args.file, strict=not args.lenient) as file:
         check_not_read(file, args.out)
-        source, row, _ = locate(file, args.name)
+        if not args.out.lower().endswith(".npy"):
+            raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .npy, the format of export")
+        row = dense_row(file, args.name)
+        row.source.check_size(f"tensor {quoted(args.name)}", row.nbytes)
         check_unchanged(file)
         stored = None if row.dtype.quantized else numpy_dtype(row.dtype)
         # numpy.load could not interpret the raw "void" records of ml_dtypes' types.
         chunks: Iterable[bytes | memoryview]
         if native := stored is not None and stored.type.__module__ == "numpy":
-            dtype, chunks = stored, source.chunks(row.offset, row.nbytes)
+            dtype, chunks = stored, row.source.chunks(row.offset, row.nbytes)
         else:
             dtype, chunks = np.dtype("<f4"), pieces(file.read(args.name, np.float32))
         size = _save_npy(args.out, dtype, row.shape, chunks)
@@ -166,7 +155,7 @@ def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: I
         for chunk in chunks:
             sink.write(chunk)
 
-    return write_plan(path, Plan(len(head.getvalue()) + math.prod(shape) * dtype.itemsize, write))
+    return write_plan(path, WritePlan(len(head.getvalue()) + math.prod(shape) * dtype.itemsize, write))
 
 
 def demo(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The command ``completions``: what bash, zsh and fish need to complete commands, options and their values.
+"""The command ``completions``: scripts by which bash, zsh and fish complete commands, options and their values.
 
 The script is made of the parser itself, so that it knows every option. It starts no Python when it completes.
 """
@@ -15,13 +15,11 @@ from weightmap.cli.outcome import OK
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SHELLS", "completions"]
-
 SHELLS = ("bash", "zsh", "fish")
 
 
 class _Option(NamedTuple):
-    """An option: its spellings, what it is for, whether a value follows, and the values that it may have."""
+    """An option: its spellings, its help, whether it takes a value, and the possible values."""
 
     flags: tuple[str, ...]
     help: str
@@ -30,7 +28,7 @@ class _Option(NamedTuple):
 
 
 class _Command(NamedTuple):
-    """A command: its options, and the values that its arguments may have; none where they are paths or words."""
+    """A command: its options, and the possible values of its arguments; none for paths and words."""
 
     name: str
     help: str

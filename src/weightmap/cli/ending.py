@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["undoing"]
-
 # Sent to stop a service, and by a terminal that closes. (Ctrl+C raises an exception in Python anyway.)
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 

@@ -1,10 +1,11 @@
-"""The options of commands that share the files of a model out: to Dask's workers, or to ranks."""
+"""The options for distributing the files of a model: to Dask's workers, or to ranks."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import weightmap as wm
 from weightmap.cli.outcome import UsageError
 from weightmap.errors import MissingDependencyError
 
@@ -18,23 +19,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models in several files")
     group.add_argument("--dask", metavar="ADDRESS", help="run on the workers of a Dask scheduler, tcp://HOST:PORT")
     group.add_argument("--rank", type=int, metavar="R", help="do every N-th file, from number R on (0 to N - 1)")
-    group.add_argument("--world", type=int, metavar="N", help="the number of ranks, which share a file system")
+    group.add_argument("--world-size", type=int, metavar="N", help="the number of ranks, which share a file system")
     group.add_argument("--manifest", metavar="FILE", help="record finished files, and skip them when started again")
     group.add_argument("--keep-going", action="store_true", help="go on after an error, and report all of them")
 
 
 @contextlib.contextmanager
-def execution(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of `weightmap.convert` and `verify` for these options."""
-    given = {name: getattr(args, name) for name in ("manifest", "rank", "world")}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    rank, world = chosen.get("rank", 0), chosen.get("world", 1)
-    if rank not in range(world):
-        raise UsageError(f"--rank is {rank} and --world {world}, expected 0 <= rank < world")
-    if args.keep_going:
-        chosen["keep_going"] = True
+def execution(args: argparse.Namespace) -> Iterator[wm.Run]:
+    """Yield the `run` of `weightmap.convert` and `verify` for these options."""
+    for given, name, other in (("rank", "--rank", "--world-size"), ("world_size", "--world-size", "--rank")):
+        if getattr(args, given) is not None and None in {args.rank, args.world_size}:
+            raise UsageError(f"{name} needs {other}: each rank gives its own number and how many there are")
+    rank, size = args.rank or 0, 1 if args.world_size is None else args.world_size
+    if rank not in range(size):
+        raise UsageError(f"--rank is {rank} and --world-size {size}, expected 0 <= rank < world-size")
+    how = {"manifest": args.manifest, "rank": rank, "world_size": size, "keep_going": args.keep_going}
     if args.dask is None:
-        yield chosen
+        yield wm.Run(**how)
         return
     try:
         from distributed import Client
@@ -47,4 +48,4 @@ def execution(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         Client(args.dask, set_as_default=False) as client,
         client.get_executor(retries=3) as executor,  # a task whose worker died runs again elsewhere
     ):
-        yield {**chosen, "executor": executor}
+        yield wm.Run(executor, **how)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weightmap.amounts import size
+from weightmap.amounts import brief, size
 from weightmap.cli import show
 from weightmap.cli.outcome import OK
 from weightmap.errors import counted
@@ -23,7 +23,7 @@ def doctor(args: argparse.Namespace) -> int:
     """Say what using a model will cost here, and what to do about it."""
     from weightmap.plans.planning import plan
 
-    with open_privately(args.file) as file:
+    with open_privately(args.file, strict=not args.lenient) as file:
         report = plan(file).explain()
         kind, shards = show.kind(file.format, file.layout), len(file.shards)
     if args.json:
@@ -40,7 +40,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 def residency(args: argparse.Namespace) -> int:
     """Print how much of each tensor is in memory."""
-    with open_privately(args.file) as file:
+    with open_privately(args.file, strict=not args.lenient) as file:
         found = file.residency(args.names or None)
     resident, nbytes = _totals(found)
     if args.json:
@@ -63,7 +63,7 @@ def warm(args: argparse.Namespace) -> int:
 
     start = time.perf_counter()
     with (
-        open_privately(args.file) as file,
+        open_privately(args.file, strict=not args.lenient) as file,
         show.progress_bar(f"warm {Path(args.file).name}") as progress,
     ):
         wants = plan(file, args.names or None)
@@ -73,14 +73,14 @@ def warm(args: argparse.Namespace) -> int:
     if args.json:
         show.emit_json({"command": "warm", "path": args.file, "cold": cold, "nbytes": nbytes, "seconds": took})
         return OK
-    rate = f", {cold / took / 1e9:.1f} GB/s" if cold else ""
+    rate = f", {brief(max(1, round(cold / took)))}/s" if cold else ""
     show.emit(f"{show.clean(args.file)}: {size(cold)} of {size(nbytes)} were cold ({show.seconds(took)}{rate})")
     return OK
 
 
 def evict(args: argparse.Namespace) -> int:
     """Give the pages of the tensors of a model back to the system."""
-    with open_privately(args.file) as file:
+    with open_privately(args.file, strict=not args.lenient) as file:
         released = file.release(args.names or None)
         resident, nbytes = _totals(file.residency(args.names or None))
     if args.json:
@@ -93,7 +93,7 @@ def evict(args: argparse.Namespace) -> int:
 
 
 def _percent(part: int, whole: int) -> str:
-    """Return a part as a percentage that is 0 or 100 only where it is nothing or all."""
+    """Return a part as a percentage: 0 and 100 mean exactly none and all."""
     if part in (0, whole):
         return "100%" if part == whole else "0%"
     return f"{min(max(100 * part / whole, 0.1), 99.9):.1f}%"

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from weightmap.cli import show
 from weightmap.errors import (
     ChecksumError,
     EncodeError,
+    FormatError,
     MissingDependencyError,
     Remedy,
     ShardsError,
+    TargetError,
     TensorFileError,
     TensorNotFoundError,
+    UnknownWordError,
 )
+from weightmap.model.opening import open_privately
+
+if TYPE_CHECKING:
+    import argparse
 
 OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
+INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for a program that the signal ended
 
 
 class UsageError(Exception):
@@ -27,7 +37,11 @@ def no_embeddings(path: str) -> UsageError:
 
 def status_of(error: BaseException) -> int:
     """Return the exit status for an error that ended a command."""
-    if isinstance(error, UsageError | TensorNotFoundError | EncodeError):
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, UnknownWordError):
+        return DIFFERENT
+    if isinstance(error, UsageError | TensorNotFoundError | EncodeError | TargetError):
         return USAGE
     if isinstance(error, OSError | MissingDependencyError | MemoryError):
         return INPUT_OUTPUT
@@ -37,7 +51,7 @@ def status_of(error: BaseException) -> int:
 
 
 def status_of_verify(error: BaseException) -> int:
-    """Return the exit status of commands that verify: that is to look for bytes that contradict their checksum."""
+    """Return the exit status of commands that verify, for which a wrong checksum is a finding."""
     errors = [one for _, one in error.errors] if isinstance(error, ShardsError) else [error]
     # Other errors mean that it could not look.
     return max([DIFFERENT if isinstance(one, ChecksumError) else status_of(one) for one in errors], default=MALFORMED)
@@ -50,9 +64,25 @@ def reason(error: BaseException) -> str:
         place = "" if error.filename is None else f"{_path_text(error.filename)}: "
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         return show.clean(f"{place}{error.strerror}{notes}")
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     if isinstance(error, MemoryError):
         return show.clean(f"out of memory: {error}" if str(error) else "out of memory")
-    return show.clean(error.told(_option) if isinstance(error, TensorFileError) else error)
+    return show.clean(error.render(_option) if isinstance(error, TensorFileError) else error)
+
+
+def suggest_lenient(args: argparse.Namespace | None, error: BaseException, source: str) -> None:
+    """Let an error name ``--lenient``, if the command has it and only with it the file can be opened."""
+    if getattr(args, "lenient", True) or not isinstance(error, FormatError) or error.remedy is not None:
+        return
+    for strict in (True, False):
+        try:
+            open_privately(source, strict=strict).close()
+        except (TensorFileError, OSError, MemoryError):
+            continue
+        if not strict:
+            error.remedy = Remedy("{} tolerates this", "lenient")
+        return
 
 
 def failed(path: str, why: str) -> str:
@@ -63,8 +93,8 @@ def failed(path: str, why: str) -> str:
 
 def _option(remedy: Remedy) -> str:
     """Spell an argument of a function as the option of a command."""
-    option = f"--{remedy.option.replace('_', '-')}"
-    return option if remedy.value is None else f"{option} {remedy.value}"
+    option = "--lenient" if remedy.option == "strict" else f"--{remedy.option.replace('_', '-')}"
+    return option if not remedy.value else f"{option} {remedy.value}"
 
 
 def error_document(error: BaseException) -> dict[str, object]:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.cli import commands, completions, executing, memory, quantising, reading, reporting, show, words
 from weightmap.cli.outcome import UsageError
 from weightmap.conversion.schemes import SCHEMES
+from weightmap.dtypes import FLOATING, SHORT
+from weightmap.formats import FORMATS
+from weightmap.words.importers import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     _Command = Callable[..., argparse.ArgumentParser]
 
@@ -26,8 +30,10 @@ _VERIFY = (
 _DIFF = (
     "Tensors, metadata and vocabulary count; formats may differ. A file and its conversion do not differ, unless "
     "convert was asked to change something, or reported that it renamed something or left it behind. What convert "
-    "adds, such as metadata from the config.json of a model directory, does not count."
+    "adds, such as metadata from the config.json of a model directory, does not count. The table counts the elements "
+    "that differ: with a tolerance, those beyond it."
 )
+_HELP = "weightmap help lists them all"
 _LINES = "Without words, each line of standard input is a question."
 _EPILOG = """\
 exit status:
@@ -49,8 +55,9 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("-v", "-V", "--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.set_defaults(run=lambda _: parser.error("which command?"))
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def command(
         name: str, run: Callable[[argparse.Namespace], int], summary: str, details: str = ""
@@ -72,18 +79,30 @@ def build_parser() -> argparse.ArgumentParser:
         "For example: source <(weightmap completions bash)",
     )
     sub.add_argument("shell", metavar="SHELL", choices=completions.SHELLS, help=", ".join(completions.SHELLS))
+    sub = command(
+        "help",
+        lambda args: parser.parse_args(["--help"] if args.about is None else [args.about, "--help"]).run(args),
+        "show the commands, or the options of one",
+    )
+    sub.add_argument("about", metavar="COMMAND", nargs="?", choices=subparsers.choices)
     return parser
 
 
 def _add_readers(command: _Command) -> None:
     """Add the commands that read models and write none."""
-    sub = command("inspect", reading.inspect, "show the contents of a file", "No tensor data is read.")
-    sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
+    sub = command("inspect", reading.inspect, "show the contents of files", "No tensor data is read.")
+    sub.add_argument("files", metavar="FILE", nargs="+", help="a tensor file, a model directory or an *.index.json")
     shape = sub.add_mutually_exclusive_group()
     shape.add_argument(
         "--tree", action="store_true", help="show modules, those built alike in one line (the default on a terminal)"
     )
     shape.add_argument("--flat", action="store_true", help="show a line for each tensor (the default in a pipe)")
+    for name, what in (
+        ("include", "list only tensors with such a name, and files that have some"),
+        ("exclude", "list no tensors with such a name"),
+    ):
+        sub.add_argument(f"--{name}", metavar="GLOB", type=_text, action="append", help=f"{what} (repeatable)")
+    sub.add_argument("--sort", choices=("nbytes", "name"), help="list the largest tensors first, or by name (flat)")
     _add_json(sub)
     _add_lenient(sub)
 
@@ -119,7 +138,7 @@ def _add_readers(command: _Command) -> None:
     )
     sub.add_argument("file", metavar="MODEL", help="a tensor file, a model directory or an *.index.json")
     sub.add_argument("other", metavar="OTHER", nargs="?", help="a model to compare it with")
-    sub.add_argument("-o", "--output", metavar="OUT", required=True, help="the page to write, for example report.html")
+    sub.add_argument("out", metavar="OUT", help="the page to write, whose name ends in .html")
     sub.add_argument("--no-verify", action="store_true", help="do not read the whole file to verify it")
     _add_json(sub)
 
@@ -130,8 +149,9 @@ def _add_readers(command: _Command) -> None:
         "OUT is replaced if it exists. Types that .npy files lack (bfloat16, float8, quantised) become float32.",
     )
     sub.add_argument("file", metavar="FILE")
-    sub.add_argument("name", metavar="NAME", help="the name of the tensor")
-    sub.add_argument("out", metavar="OUT", help="the .npy file to write")
+    sub.add_argument("name", metavar="NAME", type=_text, help="the name of the tensor")
+    sub.add_argument("out", metavar="OUT", help="the file to write, whose name ends in .npy")
+    _add_lenient(sub)
 
 
 def _add_writers(command: _Command) -> None:
@@ -139,34 +159,11 @@ def _add_writers(command: _Command) -> None:
     sub = command(
         "convert", commands.convert, "write a file in another format or layout", "DST is replaced in one step."
     )
-    sub.add_argument(
-        "src", metavar="SRC", help="a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
-    )
-    sub.add_argument(
-        "dst",
-        metavar="DST",
-        help="the file to write; its suffix decides the format; or a directory or *.index.json, for shards",
-    )
-    sub.add_argument("--format", help="the format to write, whatever the suffix of DST")
-    sub.add_argument("--layout", help="a layout of that format other than its usual one")
-    sub.add_argument("--dtype", help="store floating-point tensors as this type, for example float16")
-    sub.add_argument(
-        "--align", type=int, metavar="BYTES", help="let tensors begin at multiples of a power of two, for example 64"
-    )
-    sub.add_argument(
-        "--max-shard-size", metavar="SIZE", help="write files with up to so many bytes of tensors, for example 5GB"
-    )
-    sub.add_argument(
-        "--include", metavar="GLOB", action="append", help="convert only tensors with such a name (repeatable)"
-    )
-    sub.add_argument(
-        "--exclude", metavar="GLOB", action="append", help="leave out tensors with such a name (repeatable)"
-    )
-    _add_verify(sub)
-    _add_quantisation(sub, "; for pq: bits of a code, 1 to 8 (default: 8)")
+    source = "a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
+    _add_conversion(sub, source, [*(name for name, found in FORMATS.items() if found.plan), *NAMES])
+    schemes = _Offered((*SCHEMES, "pq"))
+    sub.add_argument("--quantize", metavar="SCHEME", choices=schemes, help=f"one of {', '.join(schemes)}")
     _add_words(sub)
-    executing.add_options(sub)
-    _add_json(sub)
 
     sub = command(
         "quantize",
@@ -175,13 +172,72 @@ def _add_writers(command: _Command) -> None:
         "DST (AMB; GGUF for schemes that begin with q) is replaced in one step. Tensors of one dimension, embeddings "
         "(by their names) and tensors that are quantised already stay as they are.",
     )
-    _add_quantize(sub)
-
-
-def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--verify", action="store_true", help="verify SRC first; without this, checksums of tensors are not looked at"
+    able = {name: frozenset().union(*found.schemes.values()) for name, found in FORMATS.items() if found.plan}
+    held = [name for name, schemes in able.items() if schemes & {*SCHEMES}]
+    _add_conversion(sub, "a tensor file or a model directory", held)
+    sub.add_argument(
+        *("--scheme", "--quantize"),
+        dest="quantize",
+        required=True,
+        metavar="SCHEME",
+        choices=_Offered(SCHEMES),
+        help=", ".join(SCHEMES),
     )
+
+
+def _add_conversion(sub: argparse.ArgumentParser, source: str, formats: Sequence[str]) -> None:
+    """Add the arguments common to all commands that write models."""
+    sub.add_argument("src", metavar="SRC", help=source)
+    sub.add_argument(
+        "dst",
+        metavar="DST",
+        help="the file to write; its suffix decides the format; or a directory (OUT/, or from a model directory a name "
+        "without a suffix; of the format of SRC) or *.index.json, for shards; to a directory, configuration and "
+        "tokenizer of a model directory go along, and replace no file",
+    )
+    about = f"the format to write, whatever the suffix of DST: {', '.join(formats)}"
+    sub.add_argument("--format", metavar="FORMAT", choices=_Offered(formats), help=about)
+    layouts = {name: found.layouts for name in formats if (found := FORMATS.get(name)) and len(found.layouts) > 1}
+    sub.add_argument(
+        "--layout",
+        metavar="LAYOUT",
+        choices=_Offered(layout for several in layouts.values() for layout in several),
+        help="a layout of that format other than its first one: "
+        + "; ".join(f"{' or '.join(several)} of {name}" for name, several in layouts.items())
+        if layouts
+        else "a layout of that format other than its first one",
+    )
+    about = f"store floating-point tensors as this type: {', '.join(FLOATING)}"
+    sub.add_argument("--dtype", metavar="DTYPE", choices=_Offered((*FLOATING, *SHORT)), help=about)
+    sub.add_argument(
+        "--align", type=int, metavar="BYTES", help="align tensors to multiples of a power of two, for example 64"
+    )
+    sub.add_argument("--max-shard-size", metavar="SIZE", help="most bytes of tensors per file, for example 5GB")
+    for option, what in (
+        ("--include GLOB", "convert only tensors with such a name"),
+        ("--exclude GLOB", "leave out tensors with such a name"),
+        ("--rename OLD=NEW", "give a tensor another name"),
+        ("--quantize-include GLOB", "quantise only tensors with such a name"),
+        ("--quantize-exclude GLOB", "do not quantise tensors with such a name"),
+    ):
+        name, metavar = option.split()
+        sub.add_argument(name, metavar=metavar, type=_text, action="append", help=f"{what} (repeatable)")
+    sub.add_argument(
+        "--block-size",
+        type=int,
+        metavar="N",
+        help="elements with one scale, for int4_block, int5_block and adaptive (default: 32)",
+    )
+    sub.add_argument("--bits", type=float, metavar="B", help="for adaptive: bits per weight, 4.5 to 16 (default: 5)")
+    sub.add_argument("--scale-type", metavar="DTYPE", help="the type of scales, fp16 or fp32 (default: fp16)")
+    _add_threads(sub)
+    sub.add_argument("--no-overwrite", dest="overwrite", action="store_false", help="refuse a DST that exists")
+    sub.add_argument(
+        "--verify", action="store_true", help="verify SRC first; otherwise checksums of tensors are ignored"
+    )
+    _add_lenient(sub)
+    executing.add_options(sub)
+    _add_json(sub)
 
 
 def _add_memory(command: _Command) -> None:
@@ -195,6 +251,7 @@ def _add_memory(command: _Command) -> None:
     )
     sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
     _add_json(sub)
+    _add_lenient(sub)
     for run, summary, details in (
         (memory.residency, "show how much of each tensor is in memory", "No tensor is read."),
         (memory.warm, "bring a model into memory", "As much of it as memory and control group leave."),
@@ -202,10 +259,11 @@ def _add_memory(command: _Command) -> None:
     ):
         sub = command(run.__name__, run, summary, details)
         sub.add_argument("file", metavar="FILE")
-        sub.add_argument("names", metavar="NAME", nargs="*", default=[], help="only tensors of these names")
+        sub.add_argument("names", metavar="NAME", type=_text, nargs="*", default=[], help="only tensors of these names")
         if run is memory.warm:
             _add_threads(sub, "8")
         _add_json(sub)
+        _add_lenient(sub)
 
 
 def _add_lookups(command: _Command) -> None:
@@ -213,12 +271,12 @@ def _add_lookups(command: _Command) -> None:
     # Without a default, an argument that may be missing is named among those that are required.
     sub = command("lookup", words.lookup, "print the embeddings of words", _LINES)
     sub.add_argument("file", metavar="FILE")
-    sub.add_argument("words", metavar="WORD", nargs="*", default=[])
+    sub.add_argument("words", metavar="WORD", type=_text, nargs="*", default=[])
     _add_json(sub)
 
     sub = command("similar", words.similar, "print the words most similar to a word", f"By cosine. {_LINES}")
     sub.add_argument("file", metavar="FILE")
-    sub.add_argument("word", metavar="WORD", nargs="?", help="the result leaves it out")
+    sub.add_argument("word", metavar="WORD", type=_text, nargs="?", help="the result leaves it out")
     _add_search(sub)
 
     sub = command(
@@ -229,9 +287,10 @@ def _add_lookups(command: _Command) -> None:
     )
     sub.add_argument("file", metavar="FILE")
     for name in "abc":
-        sub.add_argument(name, metavar=name.upper(), nargs="?")
+        sub.add_argument(name, metavar=name.upper(), type=_text, nargs="?")
     for name, what in (("positive", "add"), ("negative", "subtract")):
-        sub.add_argument(f"--{name}", metavar="WORD", action="append", help=f"{what} the vector of a word (repeatable)")
+        about = f"{what} the vector of a word (repeatable)"
+        sub.add_argument(f"--{name}", metavar="WORD", type=_text, action="append", help=about)
     _add_search(sub)
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
@@ -243,48 +302,20 @@ def _add_lookups(command: _Command) -> None:
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", type=int, default=10, metavar="N", help="print at most this many words (default: 10)")
-    parser.add_argument("--skip", metavar="WORD", action="append", help="leave a word out (repeatable)")
+    parser.add_argument("--skip", metavar="WORD", type=_text, action="append", help="leave a word out (repeatable)")
     _add_json(parser)
-
-
-def _add_quantize(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("src", metavar="SRC", help="a tensor file or a model directory")
-    parser.add_argument("dst", metavar="DST", help="the file to write; or a directory or *.index.json, for shards")
-    parser.add_argument("--format", help="the format to write, whatever the suffix of DST")
-    parser.add_argument("--scheme", required=True, metavar="SCHEME", choices=SCHEMES, help=", ".join(SCHEMES))
-    _add_quantisation(parser)
-    parser.add_argument("--dtype", help="store dense tensors as this type, for example float16")
-    parser.add_argument(
-        "--include", metavar="GLOB", action="append", help="quantise only tensors with such a name (repeatable)"
-    )
-    parser.add_argument(
-        "--exclude", metavar="GLOB", action="append", help="leave such tensors as they are (repeatable)"
-    )
-    _add_verify(parser)
-    executing.add_options(parser)
-    _add_json(parser)
-
-
-def _add_quantisation(parser: argparse.ArgumentParser, bits: str = "") -> None:
-    """Add the options of quantising; `bits` is what one of them means besides."""
-    parser.add_argument(
-        "--block-size",
-        type=int,
-        metavar="N",
-        help="elements with one scale, for int4_block, int5_block and adaptive (default: 32)",
-    )
-    parser.add_argument(
-        "--bits",
-        type=float,
-        metavar="B",
-        help=f"for adaptive: bits per weight, 4.5 to 16 (default: 5){bits}",
-    )
-    parser.add_argument("--scale-type", choices=("fp16", "fp32"), help="the type of scales (default: fp16)")
-    _add_threads(parser)
 
 
 def _add_threads(parser: argparse.ArgumentParser, default: str = "one for each CPU") -> None:
     parser.add_argument("--threads", type=_threads, metavar="N", help=f"use at most N threads (default: {default})")
+
+
+def _text(given: str) -> str:
+    """Return a name of a tensor or a word, which are UTF-8 in files: an argument is text of the system's encoding."""
+    try:
+        return os.fsencode(given).decode("utf-8", "surrogateescape")
+    except UnicodeError:  # no argument of a process: what a caller of `main` made up
+        return given
 
 
 def _threads(text: str) -> int:
@@ -298,16 +329,19 @@ def _threads(text: str) -> int:
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `convert` for word embeddings, and with pq that for all schemes."""
-    schemes = (*SCHEMES, "pq")
-    parser.add_argument("--quantize", metavar="SCHEME", choices=schemes, help=f"one of {', '.join(schemes)}")
+    """Add the options of `convert` for word embeddings."""
     group = parser.add_argument_group("word embeddings")
-    group.add_argument("--lossy", action="store_true", help="replace bytes of words that are not UTF-8")
+    group.add_argument(
+        "--lossy",
+        action="store_true",
+        help="replace bytes of words that are not UTF-8; keep the first row of a word that is repeated",
+    )
     group.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, help="make unit vectors and store norms, or undo that"
     )
     group.add_argument("--subwords", choices=("explicit",), help="list the n-grams of a vocabulary with buckets")
-    group.add_argument("--subquantizers", type=int, metavar="N", help="for pq: codes of a row (default: dims / 2)")
+    group.add_argument("--n-subquantizers", type=int, metavar="N", help="for pq: codes per row (default: dims / 2)")
+    group.add_argument("--n-bits", type=int, metavar="N", help="for pq: bits per code, 1 to 8 (default: 8)")
     group.add_argument("--projection", action="store_true", help="for pq: rotate the rows first")
     group.add_argument("--seed", type=int, metavar="N", help="for pq: seed of all random choices (default: 0)")
 
@@ -320,15 +354,39 @@ def _add_lenient(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lenient", action="store_true", help="tolerate harmless defects, such as trailing bytes")
 
 
+class _Offered(tuple[str, ...]):
+    """Values that completions offer. The command refuses others itself: it knows more about them."""
+
+    __slots__ = ()
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that raises an error where argparse would end the process. Commands use this class too."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Let options stand anywhere: argparse misses an optional argument that follows one."""
+        """Let options stand anywhere: argparse misses an optional argument that follows one. Take no unknown ones."""
         given = sys.argv[1:] if args is None else args
-        return super().parse_known_args(given if self._subparsers else self._options_first(given), namespace)
+        found, unknown = super().parse_known_args(given if self._subparsers else self._options_first(given), namespace)
+        if unknown:
+            option = unknown[0].partition("=")[0]
+            if not option.startswith("-"):
+                self.error(f"there are too many arguments: {' '.join(unknown)}")
+            self.error(f"there is no option {option}{_alike(option, self._option_string_actions)}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is not one of the choices; for a command, suggest similar ones."""
+        if action.choices is None or value in action.choices:
+            return
+        if action.metavar == "COMMAND":
+            self.error(f"there is no command {value!r}{_alike(value, action.choices)}")
+        name, known = "/".join(action.option_strings) or action.metavar, ", ".join(action.choices)
+        self.error(f"{name} is {value!r}, expected one of {known}")
 
     def _options_first(self, args: Sequence[str]) -> list[str]:
         """Return the arguments with the options and their values first."""
@@ -348,9 +406,16 @@ class _Parser(argparse.ArgumentParser):
         return [*options, "--", *others] if others else options
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and raise the message as UsageError; printing it will clean the arguments that it quotes."""
-        show.emit(self.format_usage().rstrip(), stream=sys.stderr)
-        raise UsageError(message)
+        """Raise the message as UsageError, with where to look; printing it will clean the arguments that it quotes."""
+        raise UsageError(f"{message} ({_HELP if self._subparsers else f'{self.prog} --help shows the options'})")
+
+
+def _alike(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message about a misspelt word: similar known ones."""
+    from weightmap.index.spelling import alike
+
+    found = alike(word, known)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 class _Version(argparse.Action):

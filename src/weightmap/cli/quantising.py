@@ -1,4 +1,4 @@
-"""The command ``quantize``, and what ``convert --quantize`` has in common with it: options and the report."""
+"""The command ``quantize``, and the options and report that ``convert --quantize`` shares with it."""
 
 from __future__ import annotations
 
@@ -12,83 +12,46 @@ import weightmap as wm
 from weightmap.amounts import sizes
 from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, reason
-from weightmap.conversion.quantizer import Quantizer
-from weightmap.dtypes import GGML_SCHEMES
+from weightmap.conversion.schemes import folded
 from weightmap.errors import EncodeError, QuantError, TensorFileError, counted, quoted
 from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from weightmap.conversion.reports import QuantizedInfo
+    from weightmap.model.reports import QuantizedInfo
 
-_BLOCKED = ("int4_block", "int5_block", "adaptive")
-
-
-def check(scheme: str | None, args: argparse.Namespace) -> None:
-    """Raise UsageError for options of quantisation that contradict each other, before any file is opened."""
-    wrong = next(_mistakes(scheme, args), None)
-    if wrong is not None:
-        raise UsageError(wrong)
-
-
-def _mistakes(scheme: str | None, args: argparse.Namespace) -> Iterator[str]:
-    training = _given(args, "subquantizers", "projection", "seed")
-    if scheme == "pq":
-        if unused := _given(args, "block_size", "scale_type", "threads"):
-            yield f"{', '.join(unused)}: not for pq"
-        if args.bits is not None and args.bits not in range(1, 9):
-            yield f"--bits is {args.bits:g}, expected a whole number from 1 to 8 for pq"
-    elif training:
-        yield f"{', '.join(training)}: only for --quantize pq"
-    elif scheme is None:
-        if unused := _given(args, "block_size", "bits", "scale_type", "threads"):
-            yield f"{', '.join(unused)}: only with --quantize, which was not given"
-    else:
-        if args.block_size is not None and scheme not in _BLOCKED:
-            blocks = "blocks of one size" if scheme in GGML_SCHEMES else "one scale for the whole tensor, and no blocks"
-            yield f"--block-size: {scheme} has {blocks}"
-        if args.bits is not None and scheme != "adaptive":
-            yield f"--bits: only for adaptive; {scheme} has a fixed number of bits"
-        chosen = options(scheme, args)
-        try:
-            Quantizer(chosen.pop("quantize"), **chosen)
-        except QuantError as error:
-            yield _as_written(error, args)
+# Options that say how to quantise, and those of `weightmap.words.convert`, with the ones for pq.
+_QUANTISING = ("block_size", "bits", "scale_type", "quantize_include", "quantize_exclude", "threads")
+_WORDS: dict[str, Any] = {"lossy": False, "normalize": None, "subwords": None}
+_PQ = ("n_subquantizers", "n_bits", "projection", "seed")
+_RUN = ("dask", "rank", "world_size", "manifest", "keep_going")
+# Options that `weightmap.convert` takes as they are.
+_TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size")
 
 
 def _given(args: argparse.Namespace, *names: str) -> list[str]:
-    """Return those of these options that were given, as the user wrote them."""
+    """Return which of these options were given, as the user wrote them."""
     given = vars(args)
     return [f"--{name.replace('_', '-')}" for name in names if given.get(name) not in (None, False)]
 
 
-def options(scheme: str | None, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `weightmap.convert` that say how to quantise."""
-    if scheme is None:
-        return {}
-    if scheme == "pq":
-        return {
-            "quantize": scheme,
-            "n_bits": 8 if args.bits is None else int(args.bits),
-            "n_subquantizers": args.subquantizers,
-            "projection": args.projection,
-            "seed": args.seed or 0,
-        }
-    chosen = {name: getattr(args, name) for name in ("block_size", "scale_type", "bits", "threads")}
-    return {"quantize": scheme} | {name: value for name, value in chosen.items() if value is not None}
-
-
-def converted(args: argparse.Namespace, command: str, **options: Any) -> tuple[wm.ConvertReport, float]:
+def converted(args: argparse.Namespace, command: str) -> tuple[wm.ConvertReport, float]:
     """Convert SRC to DST; return the report, and how many seconds that took."""
     start = time.perf_counter()
     try:
+        function, options = _words(args) if _of_words(args) else _tensors(args)
         with (
-            executing.execution(args) as how,
+            executing.execution(args) as run,
             show.progress_bar(f"{command} {Path(args.src).name}") as progress,
         ):
-            report = wm.convert(args.src, args.dst, dtype=args.dtype, progress=progress, **how, **options)
+            if function is wm.convert:
+                options["run"] = run
+            elif run != wm.Run():
+                raise UsageError(f"{', '.join(_given(args, *_RUN))}: words and their rows are not written to shards")
+            options |= {"format": args.format, "strict": not args.lenient, "progress": progress}
+            report = function(args.src, args.dst, **options)
     except (TypeError, ValueError) as error:  # a format, layout, suffix or type that does not exist
         text = _as_written(error, args)
         if isinstance(error, TensorFileError) and not text.startswith("--"):
@@ -97,8 +60,52 @@ def converted(args: argparse.Namespace, command: str, **options: Any) -> tuple[w
     return report, time.perf_counter() - start
 
 
-# The options of parameters that have another name.
-_OPTIONS = {"n_bits": "bits", "n_subquantizers": "subquantizers"}
+def _of_words(args: argparse.Namespace) -> bool:
+    """Whether the options are those of `weightmap.words.convert`."""
+    given = vars(args)
+    return any(given.get(name, unset) != unset for name, unset in _WORDS.items()) or (
+        "lossy" in given and folded(args.quantize) == "pq"
+    )
+
+
+def _words(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport], dict[str, Any]]:
+    """Return `weightmap.words.convert` and its arguments."""
+    from weightmap import words
+
+    of_pq = folded(args.quantize) == "pq"
+    if not of_pq and args.quantize is not None:
+        raise UsageError("--quantize: word embeddings are quantised by the scheme pq alone")
+    tensors = (*_TENSORS, "rename", "verify", *_QUANTISING)
+    if unused := [option for option in _given(args, *tensors) if option != "--quantize-include" or not of_pq]:
+        raise UsageError(f"{', '.join(unused)}: not for word embeddings")
+    options: dict[str, Any] = {name: getattr(args, name) for name in _WORDS}
+    if of_pq:
+        chosen = {name: getattr(args, name) for name in _PQ if getattr(args, name) is not None}
+        options["pq"] = words.Pq(**chosen, include=args.quantize_include)
+    elif unused := _given(args, *_PQ):
+        raise UsageError(f"{', '.join(unused)}: only for --quantize pq")
+    return words.convert, options
+
+
+def _tensors(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport], dict[str, Any]]:
+    """Return `weightmap.convert` and its arguments."""
+    if unused := _given(args, *_PQ):
+        raise UsageError(f"{', '.join(unused)}: only for --quantize pq")
+    options: dict[str, Any] = {name: getattr(args, name) for name in (*_TENSORS, "overwrite", "verify", "threads")}
+    if args.rename is not None:
+        pairs = [given.partition("=") for given in args.rename]
+        if wrong := next((old for old, sign, _ in pairs if not sign), None):
+            raise UsageError(f"--rename is {wrong!r}, expected OLD=NEW")
+        options["rename"] = {old: new for old, _, new in pairs}
+    if args.quantize is None:
+        if unused := _given(args, *_QUANTISING):
+            raise UsageError(f"{', '.join(unused)}: only with --quantize, which was not given")
+        return wm.convert, options
+    given = {name.removeprefix("quantize_"): getattr(args, name) for name in _QUANTISING if name != "threads"}
+    given = {name: value for name, value in given.items() if value is not None}
+    # A scheme alone is given as it is: the conversion says which are near, of those that its target has.
+    options["quantize"] = wm.Quantize(args.quantize, **given) if given else args.quantize
+    return wm.convert, options
 
 
 def _as_written(error: Exception, args: argparse.Namespace) -> str:
@@ -108,12 +115,10 @@ def _as_written(error: Exception, args: argparse.Namespace) -> str:
         if not isinstance(error, QuantError | EncodeError):  # it may begin with a field of a file
             return text
         text = text.removeprefix(f"{show.clean(error.path or '')}: ")
-    names = "|".join((*vars(args), *_OPTIONS))
-    return re.sub(
-        rf"^({names})=?(?= (is|of|for) )",
-        lambda match: f"--{_OPTIONS.get(match[1], match[1]).replace('_', '-')}",
-        text,
-    )
+    options = {name: f"--{name.replace('_', '-')}" for name in vars(args)}
+    options |= {"Quantize.include": "--quantize-include"}
+    options |= {"scheme": "--quantize" if "lossy" in options else "--scheme", "run": ", ".join(_given(args, *_RUN))}
+    return re.sub(rf"^({'|'.join(options)})=?(?= (is|of|for|has) )", lambda match: options[match[1]], text)
 
 
 def document(args: argparse.Namespace, command: str, report: wm.ConvertReport, took: float) -> dict[str, Any]:
@@ -130,21 +135,17 @@ def document(args: argparse.Namespace, command: str, report: wm.ConvertReport, t
         "warnings": report.warnings,
         "quantized": [info._asdict() for info in report.quantized],
         "seconds": took,
-        **({"shards": report.shards, "skipped": report.skipped} if report.shards else {}),
+        **({"shards": report.shards, "skipped": report.skipped, "copied": report.copied} if report.shards else {}),
     }
 
 
 def quantize(args: argparse.Namespace) -> int:
     """Write a quantised copy of a model, and report size and error of every tensor."""
-    check(args.scheme, args)
-    with open_privately(args.src) as file:
+    with open_privately(args.src, strict=not args.lenient) as file:
         before = file.nbytes
-    chosen = options(args.scheme, args)
-    chosen |= {"format": args.format, "quantize_include": args.include, "quantize_exclude": args.exclude}
-    chosen["verify"] = args.verify
-    report, took = converted(args, "quantize", **chosen)
+    report, took = converted(args, "quantize")
     if args.json:
-        about = {"scheme": args.scheme, "nbytes_before": before, "total": total(report.quantized)}
+        about = {"scheme": args.quantize, "nbytes_before": before, "total": total(report.quantized)}
         show.emit_json(document(args, "quantize", report, took) | about)
         return OK
     _report(report)
@@ -180,20 +181,22 @@ def _report(report: wm.ConvertReport) -> None:
 
 
 def in_files(report: wm.ConvertReport) -> str:
-    """Say in how many files a model is that has several."""
+    """Count the files of a model in several."""
     return f" in {counted(report.shards, 'file')}" if report.shards else ""
 
 
 def emit_left_behind(report: wm.ConvertReport) -> None:
-    """Print what did not go along with a conversion."""
+    """Print what a conversion left behind."""
     for name, why in report.dropped:
         show.emit(f"dropped {show.clean(quoted(name))}: {show.clean(why)}")
     for warning in report.warnings:
         show.emit(f"warning: {show.clean(warning)}")
+    if report.copied:
+        show.emit(f"copied {', '.join(report.copied)}")
 
 
 def total(infos: Sequence[QuantizedInfo]) -> dict[str, int | float]:
-    """Return what the quantised tensors come to, all together.
+    """Return the totals of the quantised tensors.
 
     Returns
     -------
@@ -217,10 +220,9 @@ def total(infos: Sequence[QuantizedInfo]) -> dict[str, int | float]:
 def summary(report: wm.ConvertReport) -> str:
     """Return one line on the quantised tensors of a conversion."""
     if not report.quantized:
-        others = "no other" if report.warnings else "none"  # a warning names those that the scheme does not fit
         return (
-            f"no tensor was quantised: {others} that was selected holds floating-point numbers and, unless --include "
-            "names it, has two or more dimensions and is no embedding by its name"
+            "no tensor was quantised: those of floating-point numbers with two dimensions or more are, embeddings "
+            "(by their names) excepted; --quantize-include chooses others"
         )
     whole = total(report.quantized)
     schemes = " and ".join(dict.fromkeys(info.scheme for info in report.quantized))

@@ -1,7 +1,8 @@
-"""The commands that look at one file: ``inspect`` and ``verify``."""
+"""The commands that look at files: ``inspect`` and ``verify``."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -12,48 +13,81 @@ from typing import TYPE_CHECKING, Any
 import weightmap as wm
 from weightmap.amounts import brief, sizes
 from weightmap.cli import executing, show
-from weightmap.cli.outcome import OK, UsageError, error_document, failed, reason, status_of_verify
-from weightmap.errors import QuantError, TensorFileError, counted
+from weightmap.cli.outcome import OK, UsageError, error_document, failed, reason, status_of_verify, suggest_lenient
+from weightmap.errors import QuantError, TensorFileError, counted, quoted
+from weightmap.globs import takes
 from weightmap.model.modules import module_tree, separator
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import located
+from weightmap.model.parts import dense_rows, warnings_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import TypeAlias
+
+    from weightmap.index.row import Row
+
+    _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
 
 # Lines that the tree shows of one module.
 _MOST_LINES = 64
 
 
 def inspect(args: argparse.Namespace) -> int:
-    """Print the contents of a file."""
-    with open_privately(args.file, strict=not args.lenient) as file:
-        if args.json:
-            show.emit_json(_inspect_document(args.file, file))
-        else:
-            _inspect_text(args.file, file, tree=args.tree or (sys.stdout.isatty() and not args.flat))
+    """Print the contents of files; with globs, only of those that have such tensors."""
+    tree = args.tree or (sys.stdout.isatty() and not args.flat and args.sort is None)
+    selective, count = bool(args.include or args.exclude), 0
+    documents: list[dict[str, object]] = []
+    found = False
+    for path in args.files:
+        args.file = path  # an error is about this one
+        with open_privately(path, strict=not args.lenient) as file:
+            chosen, count = _chosen(file, args), count + len(file)
+            if selective and not chosen:
+                continue
+            if args.json:
+                documents.append(_inspect_document(path, file, chosen))
+            else:
+                if found:
+                    show.emit("")
+                _inspect_text(path, file, chosen, tree=tree, selective=selective)
+            found = True
+    if not found:
+        given = [f"--{name} {quoted(glob)}" for name in ("include", "exclude") for glob in getattr(args, name) or ()]
+        raise UsageError(f"{' '.join(given)}: none of {counted(count, 'tensor')} is left")
+    if args.json:
+        several = len(args.files) > 1
+        show.emit_json({"command": "inspect", **({"files": documents} if several else documents[0])})
     return OK
 
 
-def _totals(file: wm.TensorFile) -> dict[str, dict[str, int]]:
+def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
+    """Return the tensors to list, in the order to list them."""
+    every = zip(file.infos(), dense_rows(file), strict=True)
+    chosen = [(info, row) for info, row in every if takes(info.name, args.include, args.exclude)]
+    if args.sort is not None:
+        chosen.sort(key=lambda one: (-one[0].nbytes if args.sort == "nbytes" else 0, one[0].name))
+    return chosen
+
+
+def _totals(chosen: _Chosen) -> dict[str, dict[str, int]]:
     """Return the number of tensors and of bytes of each dtype, the largest first."""
     tensors: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
-    for info in file.infos():
+    for info, _ in chosen:
         tensors[info.dtype] += 1
         nbytes[info.dtype] += info.nbytes
     return {dtype: {"tensors": tensors[dtype], "nbytes": total} for dtype, total in nbytes.most_common()}
 
 
-def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | None]]:
+def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | None]]:
     """Yield each tensor, and how it is quantised; None for a dense one.
 
     This reads the header of a quantised tensor, and the mask of an adaptive one. Damage there is reported in place of
     the numbers, and does not stop `inspect`.
     """
-    for info, place in zip(file.infos(), located(file), strict=True):
-        if not place.row.dtype.quantized:  # the name does not tell: "int8" is a dense type and a scheme
+    for info, place in chosen:
+        if not place.dtype.quantized:  # the name does not tell: "int8" is a dense type and a scheme
             yield info, None
             continue
         try:
@@ -83,10 +117,9 @@ def _types(file: wm.TensorFile) -> dict[str, str]:
     return getattr(file.metadata.copy(), "types", {})  # type: ignore[attr-defined]  # what a file's metadata is a view of
 
 
-def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
+def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen) -> dict[str, object]:
     vocab, tokenizer, shards = file.vocab, file.tokenizer, _shards(file)
     return {
-        "command": "inspect",
         "path": path,
         "format": file.format,
         "layout": file.layout,
@@ -108,19 +141,41 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
                 **({"shard": shards[info.name]} if shards else {}),
                 **({} if how is None else how),
             }
-            for info, how in _storage(file)
+            for info, how in _storage(chosen)
         ],
-        "totals": _totals(file),
+        "totals": _totals(chosen),
+        "warnings": warnings_of(file),
     }
 
 
-def _inspect_text(path: str, file: wm.TensorFile, *, tree: bool) -> None:
-    infos = file.infos()
+def _inspect_text(path: str, file: wm.TensorFile, chosen: _Chosen, *, tree: bool, selective: bool) -> None:
+    if selective:
+        show.emit_pairs([("file", show.clean(path))])
+    else:
+        _about_text(path, file)
+    if chosen:
+        show.emit("")
+        if tree:
+            _tree_table([info for info, _ in chosen])
+        else:
+            _tensor_table(file, chosen)
+        show.emit("")
+        show.emit_table(
+            ("total", "tensors", "bytes"),
+            [(dtype, f"{of['tensors']:,}", sizes(of["nbytes"])) for dtype, of in _totals(chosen).items()],
+            right=("tensors", "bytes"),
+        )
+    for warning in warnings_of(file):
+        show.emit(f"\nwarning: {show.clean(warning)}")
+
+
+def _about_text(path: str, file: wm.TensorFile) -> None:
+    """Print a file's properties besides its tensors."""
     pairs = [
         ("file", show.clean(path)),
         ("format", show.kind(file.format, file.layout)),
         ("size", sizes(file.nbytes)),
-        ("tensors", f"{len(infos):,}"),
+        ("tensors", f"{len(file):,}"),
     ]
     if file.vocab is not None:
         pairs.append(("vocabulary", f"{counted(len(file.vocab), 'token')}{_ids_text(file.vocab.special_ids)}"))
@@ -140,20 +195,11 @@ def _inspect_text(path: str, file: wm.TensorFile, *, tree: bool) -> None:
         if mapping:
             show.emit(f"\n{title}")
             show.emit_pairs(((k, show.shorten(show.value(v))) for k, v in mapping.items()), indent="  ")
-    if infos:
-        show.emit("")
-        (_tree_table if tree else _tensor_table)(file)
-        show.emit("")
-        show.emit_table(
-            ("total", "tensors", "bytes"),
-            [(dtype, f"{of['tensors']:,}", sizes(of["nbytes"])) for dtype, of in _totals(file).items()],
-            right=("tensors", "bytes"),
-        )
 
 
-def _tensor_table(file: wm.TensorFile) -> None:
+def _tensor_table(file: wm.TensorFile, chosen: _Chosen) -> None:
     """Print a line for each tensor; columns of quantisation only where there is one."""
-    stored, shards = list(_storage(file)), _shards(file)
+    stored, shards = list(_storage(chosen)), _shards(file)
     columns, rows = ["name", "dtype", "shape", *(["shard"] if shards else []), "offset", "bytes"], []
     if any(how is not None for _, how in stored):
         columns += ["block", "scales", "bits"]
@@ -171,9 +217,8 @@ def _tensor_table(file: wm.TensorFile) -> None:
     show.emit_table(columns, rows, right=("offset", "bytes", "block", "bits"))
 
 
-def _tree_table(file: wm.TensorFile) -> None:
+def _tree_table(infos: Sequence[wm.TensorInfo]) -> None:
     """Print a line for each module, those built alike in one, and for each tensor in them."""
-    infos = file.infos()
     mark = separator(info.name for info in infos)
     root = module_tree(infos, mark)
     rows = []
@@ -189,17 +234,15 @@ def verify(args: argparse.Namespace) -> int:
     """Check files one after the other; the worst outcome decides the exit status."""
     if args.manifest is not None and len(args.files) > 1:
         raise UsageError("--manifest: for one FILE, which may be a model of many")
-    with executing.execution(args) as how:
-        if args.threads is not None:
-            how["threads"] = args.threads
-        files = args.files
-        if len(files) > 1 and "world" in how:  # ranks share them out
-            files = files[how.pop("rank", 0) :: how.pop("world")]
-        return _verify(args, files, how)
+    with executing.execution(args) as run:
+        if len(args.files) == 1:
+            return _verify(args, args.files, run)
+        # Ranks share the files out.
+        return _verify(args, args.files[run.rank :: run.world_size], dataclasses.replace(run, rank=0, world_size=1))
 
 
-def _verify(args: argparse.Namespace, files: list[str], how: dict[str, Any]) -> int:
-    """Verify these files, with these arguments of `weightmap.verify`."""
+def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
+    """Verify these files, as this run shares them out."""
     worst = OK
     documents: list[dict[str, object]] = []
     for path in files:
@@ -207,8 +250,9 @@ def _verify(args: argparse.Namespace, files: list[str], how: dict[str, Any]) -> 
         document: dict[str, object] = {"path": path}
         try:
             with show.progress_bar(f"verify {Path(path).name}") as progress:
-                report = wm.verify(path, strict=not args.lenient, progress=progress, **how)
+                report = wm.verify(path, strict=not args.lenient, progress=progress, run=run, threads=args.threads)
         except (TensorFileError, OSError, MemoryError) as error:
+            suggest_lenient(args, error, path)
             worst = max(worst, status_of_verify(error))
             document |= {"ok": False, "error": error_document(error)}
             line = failed(path, reason(error))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from weightmap.amounts import sizes
 from weightmap.cli import show
-from weightmap.cli.outcome import DIFFERENT, OK, failed
+from weightmap.cli.outcome import DIFFERENT, OK, UsageError, failed
+from weightmap.errors import quoted
 
 if TYPE_CHECKING:
     import argparse
@@ -18,16 +19,18 @@ def report(args: argparse.Namespace) -> int:
     """Write the page; 1 if verification failed, which the page then says."""
     from weightmap.report.writing import write_page
 
+    if not args.out.lower().endswith(".html"):
+        raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .html")
     start = time.perf_counter()
     with show.progress_bar(f"report {Path(args.file).name}") as progress:
-        damage = write_page(args.output, args.file, args.other, verify=not args.no_verify, progress=progress)
+        damage = write_page(args.out, args.file, args.other, verify=not args.no_verify, progress=progress)
     took = time.perf_counter() - start
-    size = Path(args.output).stat().st_size
+    size = Path(args.out).stat().st_size
     if args.json:
-        about = {"path": args.file, "other": args.other, "output": args.output, "nbytes": size}
+        about = {"path": args.file, "other": args.other, "output": args.out, "nbytes": size}
         show.emit_json({"command": "report", **about, "verified": damage is None, "damage": damage, "seconds": took})
     else:
         if damage is not None:
             show.emit(failed(args.file, show.clean(damage)))
-        show.emit(f"{show.clean(args.output)}: {sizes(size)}, {show.seconds(took)}")
+        show.emit(f"{show.clean(args.out)}: {sizes(size)}, {show.seconds(took)}")
     return OK if damage is None else DIFFERENT

@@ -1,8 +1,8 @@
 """Prints for the command line: escaped text, tables, JSON and progress bars.
 
 Commands print through `emit`, and everything that comes from a file passes `clean` first: a tensor name printed raw
-could move the cursor, retitle the window, write to the clipboard or reverse the reading order of the line. rich gets
-``Text`` objects and never markup, so a tensor called ``[red]`` is printed as ``[red]``.
+could move the cursor, retitle the window, write to the clipboard or reverse the reading order of the line. rich, which
+draws the progress bars, gets no markup, so a file called ``[red]`` is called that.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import math
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from importlib.util import find_spec
+from typing import TextIO
 
 from weightmap.errors import escape
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _SCHEMA = 1
 
@@ -27,9 +25,6 @@ _WIDEST = 200
 
 # The characters of a bar.
 _FULL, _PARTS, _EMPTY = "█", " ▏▎▍▌▋▊▉", "·"
-
-# rich measures and wraps every cell, which costs seconds on a file with 100,000 tensors.
-_MAX_RICH_ROWS = 2000
 
 
 def clean(text: object) -> str:
@@ -60,7 +55,7 @@ def value(item: object) -> str:
 
 
 def some(item: object, most: int = 6) -> tuple[str, int | None]:
-    """Return a value on one line, and of a list its length: of a long one the first items are shown."""
+    """Return a value on one line; for a list its length and, if it is long, only the first items."""
     if isinstance(item, str) or not hasattr(item, "__len__") or isinstance(item, Mapping):
         return value(item), None
     first, count = item[:most], len(item)  # type: ignore[index]
@@ -100,7 +95,7 @@ def complain(text: str) -> None:
 
 
 def bar(part: int, whole: int, width: int = 24) -> str:
-    """Return a bar for a part of a whole: full only where all is there, empty only where nothing is."""
+    """Return a bar for a part of a whole: full only for all, empty only for none."""
     steps = width * len(_PARTS)
     filled = steps if part >= whole else min(max(part * steps // whole, part > 0), steps - 1)
     cells, rest = divmod(filled, len(_PARTS))
@@ -139,7 +134,7 @@ def emit_pairs(pairs: Iterable[tuple[str, str]], *, indent: str = "") -> None:
 
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Iterable[str] = ()) -> None:
-    """Print a table: drawn by rich on a terminal, in aligned columns elsewhere.
+    """Print a table in aligned columns, a line for each row: a terminal breaks lines so that names can be copied.
 
     Parameters
     ----------
@@ -152,12 +147,13 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, righ
     """
     cells = [[cell(entry) for entry in row] for row in rows]
     numeric = {index for index, column in enumerate(columns) if column in frozenset(right)}
-    console = _console(sys.stdout) if len(cells) <= _MAX_RICH_ROWS else None
-    if console is not None:
-        emit(_rich_table(console, columns, cells, numeric))
-        return
-    for line in _plain_table(columns, cells, numeric):
-        emit(line)
+    widths = [max(map(_width, column)) for column in zip(columns, *cells, strict=True)]
+    for row in (columns, *cells):
+        parts = []
+        for index, (text, width) in enumerate(zip(row, widths, strict=True)):
+            blank = " " * (width - _width(text))
+            parts.append(blank + text if index in numeric else text + blank)
+        emit("  ".join(parts).rstrip())
 
 
 @contextlib.contextmanager
@@ -166,12 +162,13 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
 
     It is None unless standard error is a terminal and rich is installed.
     """
-    console = _console(sys.stderr)
-    if console is None:
+    if not sys.stderr.isatty() or find_spec("rich") is None:
         yield None
         return
     from rich import progress as bars
+    from rich.console import Console
 
+    console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
     text = shorten(clean(label), 40).encode(console.encoding, "backslashreplace").decode(console.encoding)
     with bars.Progress(
         bars.TextColumn("{task.description}", markup=False),
@@ -188,45 +185,6 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
             bar.update(task, completed=done, total=total)
 
         yield update
-
-
-def _console(stream: TextIO) -> Console | None:
-    """Return a rich console on a terminal, None in a pipe or without rich."""
-    if not stream.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console(file=stream, markup=False, highlight=False, emoji=False)
-
-
-def _rich_table(console: Console, columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: set[int]) -> str:
-    """Render a table at the width of the terminal."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for index, column in enumerate(columns):
-        # Folding keeps every character of a long name, where the default would put an ellipsis.
-        table.add_column(Text(column), justify="right" if index in numeric else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get().rstrip("\n")
-
-
-def _plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: set[int]) -> Iterator[str]:
-    """Yield the rows in columns two spaces apart."""
-    widths = [max(map(_width, column)) for column in zip(columns, *cells, strict=True)]
-    for row in (columns, *cells):
-        parts = []
-        for index, (text, width) in enumerate(zip(row, widths, strict=True)):
-            blank = " " * (width - _width(text))
-            parts.append(blank + text if index in numeric else text + blank)
-        yield "  ".join(parts).rstrip()
 
 
 def _width(text: str) -> int:

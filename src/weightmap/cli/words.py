@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import weightmap as wm
 from weightmap.cli import show
-from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings
+from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
 from weightmap.embeddings.unknown import no_vector
 from weightmap.errors import quoted
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Query(NamedTuple):
-    """A question: what the JSON document calls its words, and all of them."""
+    """A question: the JSON document's names for its words, and all words."""
 
     named: dict[str, Any]
     words: list[str]
@@ -134,4 +134,4 @@ def _complain(word: str, file: wm.TensorFile, *, suggest: bool) -> None:
     """Report a word without a vector, as the library's error does; `suggest` similar words for few words only."""
     vocab = file.vocab
     assert vocab is not None  # noqa: S101 - a file with embeddings has a vocabulary
-    show.complain(no_vector(word, vocab, suggest=suggest))
+    show.complain(reason(no_vector(word, vocab, suggest=suggest)))

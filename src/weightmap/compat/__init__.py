@@ -37,8 +37,7 @@ docs/safetensors.md has the whole list, with the cases of safetensors' own tests
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weightmap.compat._opening import SafeSlice, load_file, safe_open
 from weightmap.compat._opening import open_handle as _safe_open_handle
@@ -64,17 +63,13 @@ __all__ = [
 ]
 
 _MODULES = ("flax", "gguf", "mlx", "numpy", "tensorflow", "torch")
-_name = on_demand(
+__getattr__ = on_demand(
     __name__,
     globals(),
     dict.fromkeys(("TensorSpec", "deserialize", "save_file", "serialize", "serialize_file"), "_saving")
     | {"patched": "_patching"},
+    _MODULES,
 )
-
-
-def __getattr__(name: str) -> Any:
-    """Import what few programs need, modules of frameworks among it, at its first use."""
-    return import_module(f"{__name__}.{name}") if name in _MODULES else _name(name)
 
 
 def __dir__() -> list[str]:

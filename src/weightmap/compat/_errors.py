@@ -6,8 +6,6 @@ from typing import Any
 
 from weightmap.errors import EncodeError, TensorFileError
 
-__all__ = ["MissingFileError", "SliceError", "TorchEncodeError"]
-
 
 class MissingFileError(FileNotFoundError):
     """There is no such file: the error of the system, in the words of safetensors."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from weightmap.typing import Mode
 
-__all__ = ["Framework", "framework_named", "imported"]
-
 
 def imported(module: str, package: str) -> Any:
     """Import an optional library. Raises `MissingDependencyError` without it."""

@@ -15,7 +15,7 @@ from weightmap.dtypes import DTYPES
 from weightmap.errors import ClosedError, UnsupportedError
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import locate
+from weightmap.model.parts import check_copied, row_of
 from weightmap.model.spans import spans_of
 
 if TYPE_CHECKING:
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.compat._frameworks import Framework
-    from weightmap.index.table import TensorInfo
+    from weightmap.index.row import TensorInfo
     from weightmap.model.file import TensorFile
-
-__all__ = ["SafeSlice", "code_of", "dtype_of", "load_file", "open_handle", "safe_open"]
 
 # As safetensors spells the data types, by our names.
 _CODES = {name: code for code, name in DTYPE_NAMES.items()}
@@ -41,7 +39,7 @@ def code_of(dtype: str) -> str:
 
 def dtype_of(file: TensorFile, info: TensorInfo) -> str:
     """Return the type that a tensor is read in: "float32" where int8 is no type but the scheme of a quantised one."""
-    decoded = info.dtype == "int8" and locate(file, info.name).row.dtype.quantized
+    decoded = info.dtype == "int8" and row_of(file, info.name).dtype.quantized
     return "float32" if decoded else info.dtype
 
 
@@ -86,7 +84,7 @@ class Reader:
     def _delivered(self, name: str, value: Any) -> Any:
         """Return a value of the file, decoded where it is quantised, as the framework has it."""
         array = value if isinstance(value, np.ndarray) else self.file.read(name, np.float32)
-        return array if self._convert is None else self._convert(array)
+        return self.deliver(name, array)
 
     @property
     def _away(self) -> bool:
@@ -122,16 +120,18 @@ class Reader:
 
                 return load_tensors(file, {name: index}, self.device)[name]
             if self.pread:
-                return self.deliver(read_part(file, name, index))
+                return self.deliver(name, read_part(file, name, index))
             value = file[name]
             # Quantised tensors are read before they are decoded, as by `TensorFile.read`, and not mapped.
-            array = value if isinstance(value, np.ndarray) else locate(file, name).decoder()
-            return self.deliver(array[index])
+            array = value if isinstance(value, np.ndarray) else row_of(file, name).decoder()
+            return self.deliver(name, array[index])
         except IndexError as error:
             raise SliceError.of(index, file.info(name).shape, error) from None
 
-    def deliver(self, array: NDArray[Any]) -> Any:
-        """Return an array as it is, or as a tensor on the device."""
+    def deliver(self, name: str, array: NDArray[Any]) -> Any:
+        """Return an array of this tensor as it is, or as a tensor on the device."""
+        if self._convert is not None and (self._away or self.device is None) and not array.flags.c_contiguous:
+            check_copied(self.file, name, array.nbytes)  # PyTorch shares memory, on the CPU; others copy
         if not self._away:
             return array if self._convert is None else self._convert(array)
         from weightmap.torch import to_device

@@ -10,15 +10,14 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import numpy_dtype
-from weightmap.model.parts import locate, parts_of
+from weightmap.errors import quoted
+from weightmap.model.parts import dense_row, parts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from weightmap.index.row import Row
     from weightmap.model.file import TensorFile
-    from weightmap.quant import TensorRef
-
-__all__ = ["read_part", "read_whole"]
 
 # Bytes between two runs that are read with them: a read of its own would take as long.
 _GAP = 64 << 10
@@ -26,12 +25,11 @@ _GAP = 64 << 10
 
 def read_whole(file: TensorFile, name: str) -> NDArray[Any]:
     """Return a tensor in private memory: quantised ones as float32, those packed below the byte as bytes."""
-    place = locate(file, name)
-    row = place.row
+    row = dense_row(file, name)
     if not row.dtype.packed:
         return file.read(name, np.float32 if row.dtype.quantized else numpy_dtype(row.dtype))
     octets = kernels.empty(row.nbytes, np.uint8)
-    _fill(place, 0, octets)
+    _fill(row, 0, octets)
     return octets
 
 
@@ -41,10 +39,9 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
     Where it consists of integers and slices, only its elements are read, and what lies between them where that is
     little; any other index reads the whole tensor. Raises IndexError as numpy does.
     """
-    place = locate(file, name)
-    row = place.row
+    row = dense_row(file, name)
     if row.dtype.quantized:
-        return np.asarray(place.decoder()[index])
+        return np.asarray(row.decoder()[index])
     if not all(part is Ellipsis or part is None or _is_integer(part) or isinstance(part, slice) for part in index):
         return np.asarray(read_whole(file, name)[index])
     dims = _dims(index, len(row.shape))
@@ -55,11 +52,13 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
     stored = numpy_dtype(row.dtype)
     box = _box(touched, row.shape, stored.itemsize)
     shape = tuple(map(len, box))
-    parts_of(file)[2].limits.check("max_copy_bytes", math.prod(shape) * stored.itemsize, f"size of a part of {name!r}")
+    nbytes, what = math.prod(shape) * stored.itemsize, f"a part of tensor {quoted(name)}"
+    parts_of(file)[2].limits.check("max_copy_bytes", nbytes, f"size of {what}")
+    row.source.check_size(what, nbytes)
     read = kernels.empty(shape, stored)
     if read.size:
-        place.source.check_unchanged()
-        _read_box(place, box, read)
+        row.source.check_unchanged()
+        _read_box(row, box, read)
     return np.asarray(
         read[tuple(
             part if dim is None else _within(part, touched[dim], box[dim])
@@ -128,9 +127,9 @@ def _box(touched: list[range], shape: tuple[int, ...], itemsize: int) -> list[ra
     return box[::-1]
 
 
-def _read_box(place: TensorRef, box: list[range], out: NDArray[Any]) -> None:
+def _read_box(place: Row, box: list[range], out: NDArray[Any]) -> None:
     """Fill `out` with the elements of a box, one read for each run of neighbours."""
-    shape, octets = place.row.shape, out.reshape(-1).view(np.uint8)
+    shape, octets = place.shape, out.reshape(-1).view(np.uint8)
     steps = [math.prod(shape[dim + 1 :]) * out.itemsize for dim in range(len(shape))]
     outer = max((dim for dim, positions in enumerate(box) if len(positions) < shape[dim]), default=0)
     first = 0
@@ -144,9 +143,9 @@ def _read_box(place: TensorRef, box: list[range], out: NDArray[Any]) -> None:
         _fill(place, offset, octets[number * run : (number + 1) * run])
 
 
-def _fill(place: TensorRef, offset: int, octets: NDArray[np.uint8]) -> None:
+def _fill(place: Row, offset: int, octets: NDArray[np.uint8]) -> None:
     """Fill an array with the bytes of a tensor from `offset` on."""
     done = 0
-    for piece in place.source.chunks(place.row.offset + offset, len(octets)):
+    for piece in place.source.chunks(place.offset + offset, len(octets)):
         octets[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
         done += len(piece)

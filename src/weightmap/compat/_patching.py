@@ -8,14 +8,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from weightmap.compat import _opening, _saving
+from weightmap.compat import _finding, _opening, _saving
 from weightmap.compat._frameworks import imported
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = ["patched"]
 
 # What takes the place of the names of safetensors itself.
 _PACKAGE = {
@@ -36,25 +34,34 @@ _MODULES = {
     "tensorflow": _BOTH,
     "torch": (*_BOTH, "load_model", "save_model"),
 }
+# Functions around which ours go, each where its library has been imported: safetensors.torch imports torch.
+_WRAPPED = (
+    ("torch", "serialization", "load", _finding.loading),
+    ("transformers", "modeling_utils", "_get_resolved_checkpoint_files", _finding.looking_up),
+)
 
 
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
     """Make libraries that import safetensors use `weightmap.compat`, within a ``with`` block.
 
-    Every module that has imported a name of safetensors gets ours in its place, whatever it calls it, and so does every
-    module that is imported within the block. At its end all of them have again what they had.
+    Every module that has imported a name of safetensors gets ours instead, under whatever alias, and so does every
+    module imported within the block. The end of the block restores them all.
+
+    ``torch.load`` is replaced likewise: it reads files of every format, and indexes of shards; PyTorch's own files load
+    as before. ``from_pretrained`` of transformers takes directories of every format: where no file has a name that it
+    knows, it loads the one model that `weightmap.open` opens. Tensors need the names of Hugging Face.
 
     Raises
     ------
     MissingDependencyError
-        When safetensors is not installed: its modules are what is patched.
+        When safetensors is not installed: its modules are patched.
 
     Notes
     -----
     It holds for the whole process, other threads included. Modules that imported `weightmap.compat` before the block
     keep that; those imported within it do not. Names that a library has stored elsewhere, as the default of an argument
-    for instance, are not found.
+    for instance, are not found. Import transformers before the block, or it finds no directories of other formats.
 
     Examples
     --------
@@ -68,11 +75,15 @@ def patched() -> Iterator[None]:
         with contextlib.suppress(ImportError):  # the library is not installed
             theirs, ours = import_module(f"safetensors.{part}"), import_module(f"weightmap.compat.{part}")
             pairs.append((theirs, {name: getattr(ours, name) for name in names}))
+    for library, part, name, around in _WRAPPED:
+        with contextlib.suppress(ImportError):  # transformers without torch
+            if library in sys.modules and hasattr(theirs := import_module(f"{library}.{part}"), name):
+                pairs.append((theirs, {name: around(getattr(theirs, name))}))
     swaps = {
         id(old): (old, new)
         for theirs, names_of in pairs
         for name, new in names_of.items()
-        if (old := getattr(theirs, name, None)) is not None and old is not new
+        if (old := getattr(theirs, name, None)) is not None and not _is_ours(old)  # by a block around this one
     }
     back = {id(new): (new, old) for old, new in swaps.values()}
     own = {(module, name) for module, name, _ in _found(back)}  # these modules import weightmap.compat themselves
@@ -97,6 +108,11 @@ def _found(pairs: dict[int, tuple[Any, Any]]) -> list[tuple[ModuleType, str, Any
             if pair is not None and pair[0] is value:
                 found.append((module, name, pair[1]))
     return found
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a class or function is of this package."""
+    return str(getattr(value, "__module__", None)).partition(".")[0] == "weightmap"
 
 
 def _foreign(module: Any) -> bool:

@@ -13,7 +13,7 @@ from weightmap.compat._errors import TorchEncodeError
 from weightmap.compat._opening import code_of, dtype_of, safe_open
 from weightmap.dtypes import DTYPES
 from weightmap.errors import EncodeError, quoted
-from weightmap.formats import Payload, Request, by_name
+from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.io.atomic import write_plan
 from weightmap.io.sink import to_bytes
@@ -24,9 +24,7 @@ from weightmap.model.saving import check_mappings, plan_request
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightmap.formats import Plan
-
-__all__ = ["TensorSpec", "check_torch", "deserialize", "save", "save_file", "serialize", "serialize_file", "shared"]
+    from weightmap.io.sink import WritePlan
 
 _FORMAT = by_name("safetensors")
 # What `TensorSpec` takes: names of numpy and torch.
@@ -204,7 +202,7 @@ def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str]
     Raises
     ------
     EncodeError
-        A tensor has other bytes than its shape takes, or safetensors cannot express something.
+        The size of a tensor does not match its shape, or safetensors cannot express something.
     TypeError
         A value is no `TensorSpec`.
     """
@@ -258,7 +256,7 @@ def load(data: Any, framework: str) -> dict[str, Any]:
     Raises
     ------
     TypeError
-        `data` is no content but a path, perhaps.
+        `data` is not bytes, but perhaps a path.
     """
     with safe_open(memoryview(data), framework) as file:  # type: ignore[arg-type]
         return file.get_tensors()
@@ -272,7 +270,7 @@ def _payloads(tensor_dict: Mapping[str, TensorSpec]) -> list[Payload]:
     return [spec.payload(name) for name, spec in tensor_dict.items()]
 
 
-def _planned(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None) -> Plan:
+def _planned(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None) -> WritePlan:
     try:
         payloads = from_arrays(tensors)
     except EncodeError as error:
@@ -280,6 +278,6 @@ def _planned(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] 
     return _plan(path, payloads, metadata)
 
 
-def _plan(path: str, payloads: list[Payload], metadata: Mapping[str, str] | None) -> Plan:
-    request = Request(payloads, _FORMAT.layouts[0], metadata, None, None, None, None)
-    return plan_request(path, _FORMAT, request, "give tensors of TYPE")
+def _plan(path: str, payloads: list[Payload], metadata: Mapping[str, str] | None) -> WritePlan:
+    request = Request(Tensors(payloads), _FORMAT.layouts[0], metadata)
+    return plan_request(path, _FORMAT, request, "give tensors of TYPE", "leave these out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,10 +11,9 @@ from weightmap.compat import _opening, _saving
 from weightmap.compat._errors import TorchEncodeError
 from weightmap.errors import EncodeError, quoted
 from weightmap.model.foreign import check_module
-from weightmap.torch import load_state
+from weightmap.torch import StateError, load_state
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"]
@@ -125,7 +125,10 @@ def load_model(
     state = load_file(filename, device, backend=backend)
     removed = _remove_duplicate_names(model.state_dict(), preferred_names=state)
     duplicates = {name for names in removed.values() for name in names}
-    return load_state(model, state, strict=strict, duplicates=duplicates)
+    try:
+        return load_state(model, state, strict=strict, duplicates=duplicates)
+    except StateError as error:
+        raise error.located(path=os.fsdecode(filename)) from None
 
 
 def storage_ptr(tensor: torch.Tensor) -> int:

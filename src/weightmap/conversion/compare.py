@@ -7,24 +7,21 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.conversion.extras import file_metadata, spared
-from weightmap.conversion.tensor_diffs import TensorDiff, tensor_diffs
-from weightmap.conversion.values import Tolerance
+from weightmap.conversion.extras import dropped_because, file_metadata, token_keys
+from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, tensor_diffs
 from weightmap.errors import counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
-from weightmap.importers import _huggingface as hub
 from weightmap.io.opening import is_directory, path_of
+from weightmap.model import directory as hub
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import check_unchanged, detach_index, locate, name_of
+from weightmap.model.parts import check_unchanged, dense_row, detach_index, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from weightmap.quant import TensorRef
-
-__all__ = ["DiffReport", "diff"]
+    from weightmap.index.row import Row
 
 
 class DiffReport(NamedTuple):
@@ -38,11 +35,11 @@ class DiffReport(NamedTuple):
         Names of tensors.
     changed : tuple of TensorDiff
     metadata : tuple of (key, value in a, value in b)
-        None where a file does not have the key.
+        None where a file lacks the key.
     vocab : str or None
         How the vocabularies differ; None when they do not.
     notes : tuple of str
-        Parts of one file alone that do not count as differences: `convert` adds them or leaves them out by itself.
+        Parts of one file alone that are not differences: `convert` adds or drops them unasked.
     """
 
     a: str
@@ -83,10 +80,10 @@ def diff(
         Compare names, dtypes, shapes and values of tensors, and neither metadata nor vocabulary.
     by_value : bool
         Compare numbers, not bits: tensors of one shape with equal values do not differ, whatever their dtypes, and
-        quantised ones count with the values that they decode to. 0 equals -0, and NaN equals NaN.
+        quantised ones count by their decoded values. 0 equals -0, and NaN equals NaN.
     rtol, atol : float, optional
-        Compare by value, and let an element differ by up to ``atol + rtol * abs(b)``, as `numpy.isclose` does; what is
-        not given is 0. An infinity equals only itself.
+        Compare by value, and let an element differ by up to ``atol + rtol * abs(b)``, as `numpy.isclose` does; each is
+        0 if only the other is given. An infinity equals only itself.
 
     Returns
     -------
@@ -134,37 +131,59 @@ class _Side:
         """Configuration and vocabulary of the directory, read when the other side has some."""
         return None if self._folder is None else hub.read_directory(self._folder, self.file.path or "")
 
-    def metadata(self, wanted: Iterable[str]) -> dict[str, Any]:
-        """Return the metadata, and what `convert` would have added for the `wanted` keys that it lacks."""
-        found = file_metadata(self.file)
-        for key in self.format.vocab_keys if self.format is not None and self.file.vocab is not None else ():
-            found.pop(key, None)  # compared as the vocabulary
+    @functools.cached_property
+    def own(self) -> dict[str, Any]:
+        """The metadata of the file, with their types as far as they are known."""
+        return file_metadata(self.file)
+
+    def vocab_keys(self, other: _Side) -> list[str]:
+        """Return the keys of metadata that are compared as the vocabulary; not those that both sides have as such."""
+        keys = {} if self.format is None or self.file.vocab is None else self.format.vocab_keys
+        both = self.own.keys() & other.own.keys()
+        return [key for key, name in keys.items() if name is None or (key not in both and other.has_id(name))]
+
+    def has_id(self, name: str) -> bool:
+        """Say whether the vocabulary has a place for a special id."""
+        return self.file.vocab is None or self.format is None or name in self.format.special_ids
+
+    def holds_tokens(self, other: _Side) -> bool:
+        """Say whether the metadata hold the tokens of the other side's vocabulary, and the file has no vocabulary."""
+        keys = token_keys(other.file) & other.own.keys()
+        return self.file.vocab is None and bool(keys) and keys <= self.own.keys()
+
+    def metadata(self, wanted: Iterable[str], apart: Iterable[str]) -> dict[str, Any]:
+        """Return the metadata but for the keys `apart`, and what `convert` would have added for the `wanted` keys."""
+        found = self.own.copy()
+        for key in apart:
+            found.pop(key, None)
         lacking = [key for key in wanted if key not in found]
         if lacking and self.directory is not None:
             known = self.directory.metadata | self.directory.about
             found |= {key: known[key] for key in lacking if key in known}
         return found
 
-    def vocabulary(self, *, wanted: bool) -> tuple[Sequence[str], Mapping[str, int]] | None:
-        """Return tokens and special ids: of the file, else of its directory if they are `wanted`."""
-        vocab = self.file.vocab
-        if vocab is not None:
-            return vocab, vocab.special_ids
-        if not wanted or self.directory is None or self.directory.vocab is None:
-            return None
-        return self.directory.vocab, self.directory.special_ids or {}
+    def vocabulary(self, other: _Side) -> tuple[Sequence[str], Mapping[str, int]] | None:
+        """Return tokens, and special ids that the other side has a place for: of the file, or of its directory.
+
+        The directory counts if the other side has a vocabulary.
+        """
+        vocab: Any = self.file.vocab
+        ids = None if vocab is None else vocab.special_ids
+        if vocab is None and other.file.vocab is not None and self.directory is not None:
+            vocab, ids = self.directory.vocab, self.directory.special_ids
+        return None if vocab is None else (vocab, {name: i for name, i in (ids or {}).items() if other.has_id(name)})
 
     def states(self, key: str) -> bool:
         """Say whether every file of the format has a field for this key, and none for keys of other names."""
         return self.format is not None and self.format.metadata_keys is not None and key in self.format.metadata_keys
 
-    def does_without(self, name: str, place: TensorRef) -> str | None:
+    def does_without(self, name: str, place: Row) -> str | None:
         """Say why `convert` leaves a tensor of another file out of such a file; None when it does not."""
         layout = self.file.layout
         return (
             None
             if self.format is None or layout not in self.format.dtypes
-            else spared(name, place, self.format, layout)
+            else dropped_because(name, place, self.format, layout)
         )
 
 
@@ -180,15 +199,15 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None
     notes: list[str] = []
     only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
     common = (name for name in a.file if name in b)
-    places = ((name, locate(a.file, name), locate(b.file, name)) for name in common)
-    changed = tuple(tensor_diffs(places, tolerance))
+    changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance))
     metadata: tuple[tuple[str, Any, Any], ...] = ()
     vocab = None
     if not tensors_only:
-        metadata = tuple(_metadata(a, b, notes))
-        vocab = _vocabularies(
-            a.vocabulary(wanted=b.file.vocab is not None), b.vocabulary(wanted=a.file.vocab is not None)
-        )
+        within = a.holds_tokens(b) or b.holds_tokens(a)
+        apart = [] if within else [*a.vocab_keys(b), *b.vocab_keys(a)]
+        metadata = tuple(_metadata(a, b, apart, notes))
+        if not within:
+            vocab = _vocabularies(a.vocabulary(b), b.vocabulary(a))
     return DiffReport(name_of(a.file), name_of(b.file), only_in_a, only_in_b, changed, metadata, vocab, tuple(notes))
 
 
@@ -198,7 +217,7 @@ def _lone(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str,
     for name in side.file:
         if name in other:
             continue
-        why = other.does_without(name, locate(side.file, name))
+        why = other.does_without(name, dense_row(side.file, name))
         if why is None:
             names.append(name)
         else:
@@ -206,9 +225,9 @@ def _lone(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str,
     return tuple(names)
 
 
-def _metadata(a: _Side, b: _Side, notes: list[str]) -> Iterator[tuple[str, Any, Any]]:
+def _metadata(a: _Side, b: _Side, apart: Iterable[str], notes: list[str]) -> Iterator[tuple[str, Any, Any]]:
     """Yield differences of the metadata, but note keys that only one side has because its format always states them."""
-    left, right = a.metadata(b.file.metadata), b.metadata(a.file.metadata)
+    left, right = a.metadata(b.own, apart), b.metadata(a.own, apart)
     for key in left | right:
         one, other = left.get(key), right.get(key)
         if _alike(one, other):

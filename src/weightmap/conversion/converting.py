@@ -1,47 +1,45 @@
-"""Conversion from any format to any other, tensor by tensor, with flat memory."""
+"""`convert`: from any format to any other, tensor by tensor, with flat memory; `quantize`: an array, or a model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, overload
 
-from weightmap.arguments import as_path
-from weightmap.conversion.overflow import overflow_note
-from weightmap.conversion.reports import ConvertReport
-from weightmap.conversion.running import Execution
+from weightmap.arguments import as_globs, as_path, check_progress
+from weightmap.conversion import schemes
+from weightmap.conversion.running import Run, validated_run
+from weightmap.conversion.schemes import SCHEMES, near, scheme_named
 from weightmap.conversion.shards import convert_model
-from weightmap.conversion.task import NO_WORDS, Arguments, floating, plain_globs
-from weightmap.conversion.tensors import prepare, regrouper_for, unaligned, unaligned_note
-from weightmap.conversion.training import Options
-from weightmap.conversion.words import convert_words, from_file
-from weightmap.errors import EncodeError, TensorFileError
-from weightmap.importers import IMPORTERS, NAMES
-from weightmap.importers._huggingface import ModelDirectory, read_directory
-from weightmap.importers._words import Words
-from weightmap.io.atomic import write_plan
-from weightmap.io.opening import is_directory, path_of
+from weightmap.conversion.spec import Quantize, Spec, floating
+from weightmap.conversion.tensors import Recoder, overflow_note, prepare, unaligned, unaligned_note
+from weightmap.errors import EncodeError, Remedy, TensorFileError
+from weightmap.formats import FORMATS, Format
+from weightmap.io.atomic import file_exists, write_plan
+from weightmap.model.directory import directory_around, find_source
 from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_or_import
-from weightmap.model.parts import located, name_of
-from weightmap.model.saving import aligned_to, choose, choose_layout, named
-from weightmap.model.sharded import find_model
-from weightmap.model.sharding import sharded_target
+from weightmap.model.parts import dense_rows, name_of, warnings_of
+from weightmap.model.reports import ConvertReport
+from weightmap.model.saving import aligned_to, choose_layout, format_named, meant_by_suffix
+from weightmap.model.sharding import beside, bytes_of_size, is_folder, sharded_target
 from weightmap.model.single import check_replaceable
-from weightmap.model.splitting import beside, bytes_of_size
-from weightmap.options import Limits
+from weightmap.options import Limits, validated_limits
+from weightmap.words.converting import hand_over, target_format
+from weightmap.words.importers import NAMES
+from weightmap.words.importers._words import Words
+from weightmap.words.training import Pq
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from numpy.typing import DTypeLike
+    from numpy.typing import ArrayLike, DTypeLike
 
-    from weightmap.conversion.task import Task
-    from weightmap.formats import Format
+    from weightmap.model.directory import ModelDirectory
     from weightmap.model.file import TensorFile
     from weightmap.model.sharding import ShardTarget
-
-__all__ = ["convert"]
+    from weightmap.quant.blocks import QuantizedTensor
 
 
 def convert(
@@ -52,37 +50,22 @@ def convert(
     layout: str | None = None,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
     dtype: DTypeLike | str | None = None,
-    quantize: str | None = None,
-    block_size: int | None = None,
-    scale_type: str = "fp16",
-    bits: float = 5.0,
-    quantize_include: str | Sequence[str] | None = None,
-    quantize_exclude: str | Sequence[str] | None = None,
-    lossy: bool = False,
-    normalize: bool | None = None,
-    subwords: str | None = None,
-    n_subquantizers: int | None = None,
-    n_bits: int = 8,
-    projection: bool = False,
-    pq_norms: bool = True,
-    seed: int = 0,
+    quantize: Quantize | str | None = None,
+    align: int | None = None,
+    max_shard_size: int | str | None = None,
+    verify: bool = False,
+    overwrite: bool = True,
+    run: Run | None = None,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     limits: Limits | None = None,
-    align: int | None = None,
-    executor: Executor | None = None,
-    manifest: str | os.PathLike[str] | None = None,
-    keep_going: bool = False,
-    rank: int = 0,
-    world: int = 1,
-    max_shard_size: int | str | None = None,
-    verify: bool = False,
+    strict: bool = True,
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
 
-    A target that is a directory or an ``*.index.json`` gets a shard for each file of the source, and the index last:
-    see `executor`.
+    A target that is a directory or an ``*.index.json`` gets a shard for each file of the source, and the index last.
 
     Parameters
     ----------
@@ -90,76 +73,65 @@ def convert(
         The path of a file, an index of shards, or a Hugging Face model directory, whose configuration
         (``config.json``) and vocabulary (``vocab.txt``) go along where the target has a place for them; bytes are
         content. Or word embeddings of another program: word2vec binary, text with or without a line of dimensions
-        (GloVe), a dense fastText model. See `weightmap.words`.
+        (GloVe), a dense fastText model: as `weightmap.words.convert` does by default.
     dst : str, bytes or os.PathLike
-        Always a path, written atomically, as by `save`. A directory (one that exists, or a path that ends in a slash;
-        `format` says which) or an ``*.index.json`` gets numbered shards, one for each file of the source that has
-        tensors to write; scales go to the shard of their weights. It must not hold such a model yet.
+        Always a path, written atomically, as by `save`; never that of the source, which would lose what is left out. A
+        directory (one that exists, a path that ends in a slash, or, from a model directory, a name without a suffix) or
+        an ``*.index.json`` gets numbered shards, one for each file of the source that has tensors to write; scales go
+        to the shard of their weights. It must not hold such a model yet. From a Hugging Face directory, or a file or
+        index beside a ``config.json``, to a directory, configuration, tokenizer, chat template, licence, code
+        (``*.py``) and the modules of sentence-transformers go along as files, before the index, so that it is one
+        again; no file there is replaced, and beside a path that names a file nothing is copied.
+        transformers, vLLM and llama.cpp find shards of safetensors and GGUF by their names; transformers loads
+        directories of all formats within `weightmap.compat.patched`.
     format, layout : str, optional
-        Format and layout of the target; by default its suffix decides. "word2vec", "text", "textdims" and "fasttext"
-        take a vocabulary and the matrix of its rows; the other formats are those of `weightmap.open`.
+        Format and layout of the target; by default its suffix decides, and a directory gets the format of the source.
+        "word2vec", "text", "textdims" and "fasttext" take a vocabulary and the matrix of its rows; the other formats
+        are those of `weightmap.open`.
     include, exclude : glob or sequence of globs, optional
         Convert tensors whose name matches an `include` (default: all) and no `exclude`. If no tensor of the source is
         left, that is an EncodeError.
+    rename : mapping of str to str, or callable, optional
+        New names of tensors by their old ones, or a function that returns the new name for an old one. `include`,
+        `exclude`, `quantize` and the report use the old names.
     dtype : dtype_like, optional
         Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
         out of its range become infinite, in float8_e4m3fn NaN; the report's warnings count them. With `quantize`, this
-        does not apply to tensors that are quantised before or after. Without `dtype`, a conversion between AMB and GGUF
-        turns int4_block into q4_0, int5_block into q5_0, int8 into q8_0, and back: the same integers and scales,
-        without decoding. The report says so; if blocks or scales do not allow it, so does the error.
-    quantize : str, optional
+        does not apply to tensors that are quantised before or after; without, the ``dtype`` (``torch_dtype``) in a
+        ``config.json`` that goes along becomes this type too, unless that is a float8: transformers and vLLM load a
+        model in the type that stands there. Without `dtype`, a conversion between AMB and GGUF turns int4_block into
+        q4_0, int5_block into q5_0, int8 into q8_0, and back: the same integers and scales, without decoding. The
+        report says so; if blocks or scales do not allow it, so does the error.
+    quantize : Quantize or str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB, GGUF): see `weightmap.quantize`. Tensors that
         are one-dimensional, embeddings (by their names) or quantised already stay as they are. If rows are not whole
         blocks of 256, q5_0 replaces q4_k and q8_0 replaces q6_k, as in llama.cpp; if they are not whole blocks of 32,
-        the tensor stays as it is. The report's warnings list both. Or "pq", for word embeddings in finalfusion: see
-        `weightmap.words.train_pq`.
-    block_size : int, optional
-        Elements of a block, for int4_block, int5_block and adaptive; 32 by default.
-    scale_type, bits : str, float
-        As for `weightmap.quantize`.
-    quantize_include, quantize_exclude : glob or sequence of globs, optional
-        Quantise only floating-point tensors whose name matches, of any shape; never those that match the second.
-    lossy : bool
-        Replace bytes that are not UTF-8 in words of other programs' files.
-    normalize : bool, optional
-        True divides rows of words by their norms and stores these; False multiplies rows by stored norms. By default
-        rows are divided on the way from other programs to finalfusion, multiplied on the way back, and else unchanged.
-    subwords : str, optional
-        "explicit": list the n-grams of the words of a bucket or fastText vocabulary.
-    n_subquantizers, n_bits, projection, pq_norms, seed
-        For ``quantize="pq"``: see `weightmap.words.train_pq`, whose `norms` is `pq_norms` here.
+        the tensor stays as it is. The report's warnings list both. Or "pq", for word embeddings in finalfusion: as
+        ``pq=Pq()`` of `weightmap.words.convert`.
+    align : int, optional
+        Align tensors in the file to multiples of this power of two, from 8 to 4096: jax shares memory aligned to 64
+        bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. In safetensors, and in
+        BinTensors up to 64, nothing may lie between tensors: the header is padded, tensors whose size is a multiple
+        come first, and the report counts those that are not aligned. Other formats refuse.
+    max_shard_size : int or str, optional
+        Most bytes of tensors per shard, such as ``"5GB"`` or ``"4GiB"``. Larger shards of the source are split; a
+        larger tensor gets its own shard. `dst` may be a file, too: a model that does not fit into it becomes shards and
+        ``DST.index.json`` in its place, as for `save`.
+    verify : bool
+        Verify the source first, as `TensorFile.verify` does; that reads it once more. Otherwise checksums of tensors
+        are ignored, and the target gets new ones: damage then looks sound. Words of other programs have no checksums.
+    overwrite : bool
+        Replace an existing file. False raises a TargetError instead, also for a file that appears meanwhile. Never
+        replaced are a sharded model, and files in the place of those that go along.
+    run : Run, optional
+        How the shards of a model are distributed: to an executor or to ranks, with a manifest of finished ones.
     threads : int, optional
         At most this many threads share the work of quantising; by default one for each CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target; for shards in bytes of the source.
     limits : Limits, optional
-    align : int, optional
-        Let tensors begin at multiples of this power of two, from 8 to 4096, in the file: jax shares memory aligned to
-        64 bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``; safetensors, and
-        BinTensors up to 64, have a longer header and tensors whose size is a multiple first, since nothing may lie
-        between tensors: the report says how many are not aligned. Other formats refuse.
-    executor : concurrent.futures.Executor, optional
-        Shares out the shards, one task for each: threads, processes, ``dask.distributed.Client.get_executor()``. Tasks
-        hold paths and ranges, less than 4 KiB pickled; source and target lie on a file system that all workers have.
-        Each task uses one thread unless `threads` says more. By default, shards are written here, one by one. The files
-        are the same byte for byte.
-    manifest : str or os.PathLike, optional
-        A file that records finished shards, with size and checksum. A run with the same arguments skips those that are
-        whole and whose source has not changed.
-    keep_going : bool
-        After an error in a shard, write the other ones, and raise all errors together. By default, shards that have not
-        begun do not begin, and the first error is raised. There is no index in either case.
-    rank, world : int
-        Write every `world`-th shard, from number `rank` on, beside other processes that write the rest. `manifest` is
-        needed; each rank writes one of its own, and the rank that ends last writes the index.
-    max_shard_size : int or str, optional
-        Write shards with up to so many bytes of tensors each, such as ``"5GB"`` or ``"4GiB"``, and split those of the
-        source that are larger; a larger tensor gets a shard for itself. `dst` may be a file, too: where the model does
-        not fit into it, shards and ``DST.index.json`` lie in its place, as for `save`.
-    verify : bool
-        Verify the source first, as `TensorFile.verify` does; that reads it once more. Without this, checksums of
-        tensors are not looked at, and the target gets new ones: damage then looks sound. Words of other programs have
-        no checksums.
+    strict : bool
+        False tolerates harmless defects of the source, as for `open`; the report's warnings list them.
 
     Returns
     -------
@@ -170,133 +142,317 @@ def convert(
     EncodeError
         When the target cannot express a tensor; it names every such tensor, and no file was created. One exception:
         where the target has no int64, a buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported,
-        since every program that reads such a model knows these numbers. Also when globs leave no tensor.
+        since every program that reads such a model knows these numbers. Also when globs leave no tensor, or
+        choose none to quantise, and for two tensors of one name.
     TargetError
-        When a sharded target exists, or another run is writing it, or `manifest` is that of another run; or when the
-        target is a shard or the index of the source.
+        When a sharded target exists, its directory has another model under a usual name, or another run is writing it,
+        or the manifest is that of another run; when the place of a file that goes along has one of other content; when
+        the target exists, with ``overwrite=False``; or when it is the source, by whatever path, or a shard, the index
+        or another file of it.
     ShardsError
-        When several shards failed, with `keep_going`; or one by an error of the executor.
+        When several shards failed, with `keep_going`; or when the executor did.
     FormatError, MissingDependencyError, OSError
         As from `open` and `save`.
+
+    Examples
+    --------
+    >>> import numpy as np, weightmap as wm
+    >>> wm.save("model.safetensors", {"layer.0.up": np.ones((4, 64), np.float32), "bias": np.zeros(4, np.float32)})
+    >>> report = wm.convert("model.safetensors", "model.gguf", quantize="q4_0", rename={"bias": "output.bias"})
+    >>> report.tensors, report.quantized[0].bits_per_weight
+    (2, 4.5)
     """
-    path, target, boundary = path_of(src), as_path("dst", dst), aligned_to(align)
-    limits = Limits() if limits is None else Limits.given(limits)
-    model: Any = src if path is None else path
-    directory = None
-    if path is not None and is_directory(path):
-        model = find_model(path)
-        directory = read_directory(path, model)
+    boundary, limits, run = aligned_to(align), validated_limits(limits), validated_run(run)
+    target = as_path("dst", dst)
+    check_progress(progress)
     if align is not None and format in NAMES:
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
-    recorded = None if manifest is None else as_path("manifest", manifest)
-    how = Execution(executor, recorded, keep_going, rank, world, progress)
-    how.check()
+    path, model, directory = find_source(src)
     most = None if max_shard_size is None else bytes_of_size(max_shard_size)
-    shards = _shards_at(target, format, how)
+    if directory is not None and format not in NAMES and "." not in os.path.basename(target):
+        target = target if os.path.lexists(target) else os.path.join(target, "")
+    if format is None and path is not None and is_folder(target):
+        format = _stored(model, limits, strict=strict)
+    shards = _shards_at(target, format, run)
+    if directory is None and path is not None and shards is not None and shards.whole:
+        directory = directory_around(path)
+    if shards is None and not overwrite and os.path.lexists(target):
+        raise file_exists(target)
     named_by = target if shards is None or format is not None else shards.names(1)[0]
-    found: Any = IMPORTERS[format] if format in NAMES else choose(named_by, format, layout)
-    words = NO_WORDS._replace(normalize=normalize, subwords=subwords)
-    if quantize == "pq":
-        words = words._replace(training=Options(n_subquantizers, n_bits, projection, pq_norms, seed=seed))
-    arguments = Arguments(
-        layout=layout,
-        include=plain_globs("include", include),
-        exclude=plain_globs("exclude", exclude),
-        dtype=None if dtype is None else floating(dtype),
-        quantize=None if quantize == "pq" else quantize,
-        block_size=block_size,
-        scale_type=scale_type,
-        bits=bits,
-        quantize_include=plain_globs("quantize_include", quantize_include),
-        quantize_exclude=plain_globs("quantize_exclude", quantize_exclude),
-        threads=threads,
-        limits=limits,
-        align=boundary,
-        max_shard_size=most,
-    )
-    task = arguments.task("", target, found, progress, words)  # refuses wrong arguments before it reads the source
+    with _or_a_slash(wanted=directory is not None and shards is None):
+        found = target_format(named_by, format, layout)
+    by_suffix = found if format is None and quantize is None else None
+    how = None if quantize is None else _quantize_given(quantize, found, layout, target)
+    pq = Pq() if how is not None and how.scheme == "pq" else None
+    globs = as_globs("include", include), as_globs("exclude", exclude)
+    wanted = None if dtype is None else floating(dtype)
     # In mode "mmap" this touches no page: tensors are read by pread.
-    opened = open_or_import(model, limits, lossy=lossy)
-    task = task._replace(source=path or (opened.path if isinstance(opened, Words) else name_of(opened)))
-    of_words = isinstance(opened, Words) or format in NAMES or words != NO_WORDS
-    if block_size is not None and (of_words or task.quantizer is None):
-        what = "word embeddings are quantised by the scheme pq, which has no blocks"
-        raise ValueError(what if of_words else "block_size= is for quantize=, which was not given")
-    if of_words and shards is not None:
-        raise ValueError(f"dst is {target!r}, expected a file: words and their rows are not written to shards")
-    if isinstance(opened, Words):
-        return convert_words(opened, task)
-    with opened as file:
-        if shards is None:
-            check_not_read(file, target, itself=True)
-        if not of_words:
-            task.check_globs(file)
-        if arguments.quantize is not None and not of_words:
-            _check_scheme(found, layout, arguments.quantize, target)
-        if verify:
-            file.verify()
-        if of_words:
-            vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
-            return convert_words(from_file(file, vocab, task), task)
-        if most is not None and shards is None and not _fits(file, task, most):
+    opened = open_or_import(model, limits, lossy=False, strict=strict)
+    of_words = isinstance(opened, Words)
+    with contextlib.nullcontext() if of_words else opened, meant_by_suffix(target, by_suffix):
+        if shards is None and not of_words:
+            check_not_read(opened, target)
+        if verify and not of_words:
+            opened.verify()
+        if of_words or pq is not None or not isinstance(found, Format):
+            tensors = {"rename": rename, "dtype": dtype, "max_shard_size": most, "quantize": None if pq else quantize}
+            options = {"source": path, "limits": limits, "progress": progress, "layout": layout, "align": boundary}
+            return hand_over(opened, directory, target, found, globs, tensors, **options, overwrite=overwrite, pq=pq)
+        spec = Spec(
+            format=found.name,
+            layout=layout,
+            include=globs[0],
+            exclude=globs[1],
+            dtype=wanted,
+            quantize=how,
+            align=boundary,
+            max_shard_size=most,
+            threads=threads,
+            strict=strict,
+            configured=directory is not None and bool(directory.metadata),
+            limits=limits,
+        )
+        source = path or name_of(opened)
+        spec.check_globs(opened, source)
+        if how is not None:
+            _check_scheme(found, layout, how.scheme, target)
+        renamed = spec.renamed(opened, rename, source)
+        if most is not None and shards is None and not _fits(opened, target, spec):
             shards = beside(target, found)
-        if shards is not None:
-            return convert_model(file, None if directory is None else model, shards, found, arguments, how)
-        return _convert_file(file, directory, task)
+        if shards is None:
+            report = _convert_file(opened, directory, target, spec, renamed, progress, overwrite=overwrite)
+        else:
+            inside = None if directory is None else model
+            report = convert_model(opened, inside, shards, spec, renamed, run, progress, overwrite=overwrite)
+        tolerated = (f"tolerated in the source: {warning}" for warning in warnings_of(opened))
+        return report._replace(src=source, warnings=(*tolerated, *report.warnings))
 
 
-def _shards_at(target: str, format_: str | None, how: Execution) -> ShardTarget | None:
+def _stored(source: Any, limits: Limits, *, strict: bool) -> str | None:
+    """Return the format of a source, which its copy in a directory has too; None where it is not written."""
+    opened = open_or_import(source, limits, lossy=False, strict=strict)
+    if isinstance(opened, Words):
+        return None
+    with opened:
+        found = FORMATS.get(opened.format)
+        return None if found is None or found.plan is None else found.name
+
+
+@contextlib.contextmanager
+def _or_a_slash(*, wanted: bool) -> Iterator[None]:
+    """Let the error of a suffix that no format has say how a directory is named."""
+    try:
+        yield
+    except EncodeError as error:
+        if wanted and error.remedy == Remedy("or give {}", "format"):
+            error.remedy = Remedy("give {}, or end the name of a directory in a slash", "format")
+        raise
+
+
+def _shards_at(target: str, format_: str | None, run: Run) -> ShardTarget | None:
     """Return the target of a sharded model if `target` names one, else None; refuse what does not go with a file."""
-    shards = None if format_ in NAMES else sharded_target(target, None if format_ is None else named(format_, NAMES))
+    shards = (
+        None if format_ in NAMES else sharded_target(target, None if format_ is None else format_named(format_, NAMES))
+    )
     if shards is None:
-        if how._replace(progress=None) != Execution():
-            what = "executor=, manifest=, keep_going=, rank= and world= are for shards"
-            raise ValueError(f"{what}, and {target!r} is one file: give a directory or an *.index.json")
+        if run != Run():
+            raise ValueError(f"run= is for shards, and {target!r} is one file: give a directory or an *.index.json")
         check_replaceable(target)
     return shards
 
 
+def _quantize_given(given: Any, found: Any, layout: str | None, target: str) -> Quantize:
+    """Return what `convert` is given to quantise by. Raises `QuantError` for no scheme, with the target's nearest."""
+    if isinstance(given, Quantize):
+        return given
+    writable = _writable(found, layout)
+    try:
+        return Quantize(scheme_named(given, writable or (*SCHEMES, "pq")))
+    except TensorFileError as error:
+        if isinstance(found, Format) and isinstance(given, str) and not writable:
+            _check_scheme(found, layout, given, target)
+        raise error.located(path=target) from None
+
+
+def _writable(found: Any, layout: str | None) -> list[str]:
+    """Return the schemes that this target can be written with, none for words of other programs."""
+    held = found.schemes.get(choose_layout(found, layout, None), ()) if isinstance(found, Format) else ()
+    return [scheme for scheme in (*SCHEMES, "pq") if scheme in held]
+
+
 def _check_scheme(found: Format, layout: str | None, scheme: str, target: str) -> None:
-    """Refuse a scheme that the target has not, before any tensor is read."""
-    known = found.schemes.get(choose_layout(found, layout, None), frozenset())
-    if scheme not in known:
-        holds = f"it holds {', '.join(sorted(known))}" if known else "it holds no quantised tensors"
-        raise EncodeError(f"{found.title} has no scheme {scheme}: {holds}", path=target, format=found.name)
+    """Refuse a scheme that the target lacks, before any tensor is read."""
+    writable = _writable(found, layout)
+    if scheme in writable:
+        return
+    if writable:
+        holds = f"it is written with {', '.join(writable)}{near(scheme, writable)}"
+    else:
+        every = {other.title: _writable(other, None) for other in FORMATS.values() if other.plan is not None}
+        able = [title for title in every if scheme in every[title]] or [title for title in every if every[title]]
+        holds = f"it holds no quantised tensors, as {' and '.join(able)} {'does' if len(able) == 1 else 'do'}"
+    raise EncodeError(f"{found.title} has no scheme {scheme}: {holds}", path=target, format=found.name)
 
 
-def _fits(file: TensorFile, task: Task, most: int) -> bool:
+def _fits(file: TensorFile, target: str, spec: Spec) -> bool:
     """Say whether the tensors of a conversion take at most so many bytes."""
-    trial = task.arguments.task(task.source, task.target, task.format)
-    regrouper = regrouper_for(task.format, choose_layout(task.format, task.layout, None))
-    places = zip(file, located(file), strict=True)
-    return prepare(file, places, None, trial, regrouper, trial=True).tensors.nbytes <= most
+    places = zip(file, dense_rows(file), strict=True)
+    made = prepare(file, places, None, target, spec, {}, recoder=Recoder(spec), trial=True)
+    return made.tensors.nbytes <= (spec.max_shard_size or 0)
 
 
-def _convert_file(file: TensorFile, directory: ModelDirectory | None, task: Task) -> ConvertReport:
+def losses(file: TensorFile, found: Format, align: int = 1) -> int | None:
+    """Count the losses that converting to this format would report; None if it cannot hold the tensors as stored.
+
+    No tensor is read.
+    """
+    spec = Spec(format=found.name, layout=found.layouts[0], align=align)
+    held = {False: found.dtypes[found.layouts[0]], True: found.schemes.get(found.layouts[0], frozenset())}
+    places = list(zip(file, dense_rows(file), strict=True))
+    if not all(place.dtype.name in held[place.dtype.quantized] for _, place in places):
+        return None
+    try:
+        made = prepare(file, places, None, "", spec, {}, trial=True)
+    except TensorFileError:
+        return None
+    return len(made.warnings) + len(made.dropped)
+
+
+def _convert_file(
+    file: TensorFile,
+    directory: ModelDirectory | None,
+    target: str,
+    spec: Spec,
+    renamed: Mapping[str, str],
+    progress: Callable[[int, int], None] | None,
+    *,
+    overwrite: bool,
+) -> ConvertReport:
     """Convert a model to one file, with configuration and vocabulary of its directory."""
-    target, align = task.target, task.arguments.align
-    made = prepare(file, zip(file, located(file), strict=True), directory, task)
-    warnings = made.warnings
+    made = prepare(file, zip(file, dense_rows(file), strict=True), directory, target, spec, renamed)
+    warnings, recoder = made.warnings, made.recoder
     if not made.tensors:
         warnings.append("there is no tensor to write")
     try:
-        size = write_plan(target, made.plan, progress=task.progress)
+        size = write_plan(target, made.plan, progress=progress, overwrite=overwrite)
     except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
-        raise error.located(path=task.source) from None
-    if align > 1:
-        warnings += unaligned_note(*unaligned(target, align), align)
-    warnings += overflow_note(*task.overflow.total, task.arguments.dtype)
-    quantizer = task.quantizer
-    if quantizer is not None:
-        warnings += quantizer.notes
+        raise error.located(path=name_of(file)) from None
+    if spec.align > 1:
+        warnings += unaligned_note(*unaligned(target, spec.align), spec.align)
+    warnings += overflow_note(*recoder.overflow.total, spec.dtype)
     return ConvertReport(
-        task.source,
+        name_of(file),
         target,
-        task.format.name,
+        spec.format,
         made.layout,
         len(made.tensors),
         size,
         tuple(made.dropped),
         tuple(warnings),
-        () if quantizer is None else tuple(quantizer.done),
+        () if recoder.quantizer is None else tuple(recoder.quantizer.done),
     )
+
+
+@overload
+def quantize(
+    array: ArrayLike,
+    scheme: str,
+    dst: None = None,
+    *,
+    block_size: int = 32,
+    scale_type: str = "fp16",
+    bits: float = 5.0,
+    threads: int | None = None,
+    **training: Any,
+) -> QuantizedTensor: ...
+
+
+@overload
+def quantize(
+    array: Any,
+    scheme: str,
+    dst: str | bytes | os.PathLike[Any],
+    *,
+    block_size: int = 32,
+    scale_type: str = "fp16",
+    bits: float = 5.0,
+    threads: int | None = None,
+    executor: Executor | None = None,
+    manifest: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> ConvertReport: ...
+
+
+def quantize(
+    array: Any,
+    scheme: str,
+    dst: str | bytes | os.PathLike[Any] | None = None,
+    *,
+    block_size: int = 32,
+    scale_type: str = "fp16",
+    bits: float = 5.0,
+    threads: int | None = None,
+    executor: Executor | None = None,
+    manifest: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> QuantizedTensor | ConvertReport:
+    """Quantise an array; or, with `dst`, a model.
+
+    Parameters
+    ----------
+    array : array_like; with `dst`, str, os.PathLike or whatever else `convert` takes
+        Real numbers, of any strides and byte order; taken as float32. Of any shape, of two dimensions for "pq".
+    scheme : str
+        "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4,
+        int5 or float16 for each block, by its error): integers of few bits with scales of the least squared error,
+        found by a search. Or a type of GGUF's blocks: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" (32 elements each, the
+        bytes of gguf-py and llama.cpp), "q4_k" or "q6_k" (256 elements, scales found by a search); the last dimension
+        is a multiple of the block. Or "pq": product quantisation. Upper case and ``-`` for ``_`` mean the same.
+    dst : str, bytes or os.PathLike, optional
+        Write a quantised copy of a model there, by ``convert(array, dst, quantize=Quantize(scheme, ...), ...)``.
+    block_size : int
+        Elements per block, for int4_block (an even number), int5_block and adaptive (multiples of 8).
+    scale_type : str
+        "fp16" or "fp32", by any of their names; types of GGUF have "fp16".
+    bits : float
+        For "adaptive": bits per weight for codes and scales, 4.5 to 16. The mask takes 2 more bits per block.
+    threads : int, optional
+        At most this many threads share the work, except for "pq". The result does not depend on it. By default one for
+        an array, for a model as many as `convert` takes.
+    executor, manifest
+        With `dst`: short for ``run=Run(executor, manifest=manifest)``.
+    **options
+        For "pq": see `weightmap.words.train_pq`. With `dst`: other arguments of `convert`, such as `run`.
+
+    Returns
+    -------
+    QuantizedTensor, or ConvertReport with `dst`
+
+    Raises
+    ------
+    QuantError
+        For an element that is NaN or infinite (the message has its index), for anything but an array of real numbers
+        without masked elements, for unknown schemes, for invalid block sizes, scale types or bits, and for rows that
+        are not whole blocks of a GGUF type.
+    MissingDependencyError
+        For "pq", when scipy is not installed.
+
+    Examples
+    --------
+    >>> import weightmap as wm
+    >>> q = wm.quantize([[7.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
+    >>> q.dequantize()
+    array([[ 7.,  1.],
+           [ 2., -8.]], dtype=float32)
+    """
+    own: dict[str, Any] = {"block_size": block_size, "scale_type": scale_type, "bits": bits}
+    if dst is not None:
+        run = validated_run(options.pop("run", None), executor, manifest)
+        return convert(array, dst, quantize=Quantize(scheme, **own), run=run, threads=threads, **options)
+    if "run" in options or executor is not None or manifest is not None:
+        raise TypeError("run=, executor= and manifest= are for models of several files, with dst=")
+    if isinstance(array, (str, os.PathLike)):
+        raise TypeError(
+            f"array is the path {os.fspath(array)!r}, expected numbers; a model is quantised to a file, dst="
+        )
+    return schemes.quantize(array, scheme, **own, threads=1 if threads is None else threads, **options)

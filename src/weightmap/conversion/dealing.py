@@ -1,32 +1,58 @@
-"""Deals out the work of a conversion to shards, and finds everything that can go wrong before a file is there."""
+"""Divides a conversion to shards into tasks, and finds errors before any file exists."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.conversion.manifest import digest
-from weightmap.conversion.scales import moved_scales
-from weightmap.conversion.shard import Piece, ShardTask, read_beside, state_of
-from weightmap.conversion.tensors import Prepared, prepare, regrouper_for
+from weightmap.conversion.tasks import FileRows, ShardTask, read_beside, state_of
+from weightmap.conversion.tensors import Prepared, Recoder, check_total, prepare
 from weightmap.errors import EncodeError, counted
+from weightmap.formats import check_names
 from weightmap.formats._metadata import equal
+from weightmap.io.opening import called, folder_of
 from weightmap.model.inputs import check_not_read
-from weightmap.model.parts import located, name_of, parts_of
-from weightmap.model.saving import choose_layout
+from weightmap.model.parts import dense_rows, name_of, parts_of
 from weightmap.model.sharding import encode_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from weightmap.conversion.task import Arguments
-    from weightmap.formats import Format
+    from weightmap.conversion.spec import Spec
+    from weightmap.index.row import Row
     from weightmap.model.file import TensorFile
     from weightmap.model.sharding import ShardTarget
-    from weightmap.quant import TensorRef
 
-__all__ = ["Deal", "deal"]
+# Names that belong to the weights of which they hold scales, zero points, shapes or orders: FP8 of Hugging Face
+# (weight_scale_inv), compressed-tensors (weight_scale), GPTQ and AWQ (scales, qzeros, g_idx), bitsandbytes (absmax,
+# quant_map, quant_state), gpt-oss (blocks and scales).
+_SCALES = re.compile(
+    r"(?P<of>.+?)(?:"
+    r"[._](?:scales?|scale_inv|scale_2|global_scale|zeros|qzeros|zero_points?|g_idx|shape|absmax|nested_absmax|quant_map"
+    r"|nested_quant_map)|\.quant_state\..+)",
+    re.DOTALL,
+)
+# What the name of the weights may have behind the rest.
+_WEIGHTS = ("", ".weight", ".qweight", ".weight_packed", "_packed", "_blocks", ".blocks")
+
+
+def moved_scales(where: Mapping[str, str]) -> dict[str, str]:
+    """Return the shard of the weights for each tensor of scales that lies in another one.
+
+    A shard that is converted with its scales can be used alone; `where` is the shard of each tensor.
+    """
+    moved = {}
+    for name, shard in where.items():
+        match = _SCALES.fullmatch(name)
+        if match is None:
+            continue
+        weights = next((match["of"] + ending for ending in _WEIGHTS if match["of"] + ending in where), None)
+        if weights is not None and weights != name and where[weights] != shard:
+            moved[name] = where[weights]
+    return moved
 
 
 class Deal(NamedTuple):
@@ -46,7 +72,7 @@ class Deal(NamedTuple):
     dropped, warnings, layout
         As in the report.
     folders : dict
-        The directories of source and target, which tasks know as absolute ones, and each as the caller gave it.
+        The absolute directories of source and target, as in tasks, each with the caller's spelling.
     """
 
     tasks: list[ShardTask]
@@ -60,24 +86,23 @@ class Deal(NamedTuple):
     folders: dict[str, str]
 
 
-def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format, arguments: Arguments) -> Deal:
+def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, renamed: Mapping[str, str]) -> Deal:
     """Deal out the shards of a model, a task for each that has a tensor to write.
 
-    Everything that could go wrong without reading data is checked here, for all shards, before any file is there.
+    Everything that can be checked without reading data is checked here, for all shards, before any file exists.
     """
     source = parts_of(file)[0]
     if source.absolute is None:
         raise ValueError(f"src is {name_of(file)}, expected a path: shards are read from files")
-    folder = os.path.dirname(source.absolute)
-    files: Mapping[str, TensorFile] = file.shards or {os.path.basename(source.absolute): file}
-    work = arguments.task(name_of(file), target.path, found)
+    folder = folder_of(source.absolute)
+    files: Mapping[str, TensorFile] = file.shards or {called(source.absolute): file}
     where = {name: shard for shard, part in files.items() for name in part if not file.shards or name in file}
-    taken = {name: shard for name, shard in where.items() if work.takes(name)}
-    parts = _parts(files, taken, target, found, arguments)
+    taken = {name: shard for name, shard in where.items() if spec.takes(name)}
+    parts = _parts(files, taken, target, spec)
     moved = moved_scales(parts)
     arriving = {shard: [name for name, to in moved.items() if to == shard] for shard in set(moved.values())}
-    regrouper = regrouper_for(found, choose_layout(found, arguments.layout, None))
-    made: list[tuple[str, tuple[Piece, ...], Prepared, int]] = []
+    recoder = Recoder(spec)
+    made: list[tuple[str, tuple[FileRows, ...], Prepared, int]] = []
     dropped: list[tuple[str, str]] = []
     warnings: dict[str, None] = {}
     refused: list[EncodeError] = []
@@ -93,25 +118,36 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
             chosen.setdefault(where[name], []).append(name)
         pieces, places = _pieces(files, chosen)
         try:
-            one = prepare(part, places, None if made else beside, work, regrouper, part=True, trial=True)
+            one = prepare(
+                part,
+                places,
+                None if made else beside,
+                target.path,
+                spec,
+                renamed,
+                recoder=recoder,
+                part=True,
+                trial=True,
+            )
         except EncodeError as error:
             refused.append(error)
             continue
         dropped += one.dropped
         if one.tensors:
             warnings |= dict.fromkeys(one.warnings)
-            made.append((shard, pieces, one, sum(place.row.nbytes for _, place in places)))
+            made.append((shard, pieces, one, sum(place.nbytes for _, place in places)))
     if refused:
         raise _together(refused)
-    work.limits.check("max_copy_bytes", sum(one.tensors.nbytes for _, _, one, _ in made), "bytes of tensors to copy")
-    notes = [*warnings, *regrouper.notes, *([] if work.quantizer is None else work.quantizer.notes)]
+    check_total(file, spec, sum(one.tensors.nbytes for _, _, one, _ in made))
+    check_names((one.tensors for _, _, one, _ in made), target.path)
+    notes = [*warnings, *recoder.notes]
     if moved:
         notes.append(f"{counted(len(moved), 'tensor')} of scales went to the shards of their weights")
     if not made:
         raise EncodeError("there is no tensor to write", path=target.path)
     names = target.names(len(made))
     check_not_read(file, *(os.path.join(target.folder, name) for name in names))
-    whole = {tensor.name: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.tensors}
+    whole = {tensor: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.tensors.names()}
     into = os.path.abspath(target.folder)
     tasks = [
         ShardTask(
@@ -120,17 +156,19 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
             pieces=pieces,
             target=into,
             name=name,
-            format=found.name,
-            arguments=arguments,
-            model=None if i or model is None else str(model),
-            part=(i, len(names), len(whole)) if found.numbered else None,
+            spec=spec,
+            model=None if i else model,
+            part=(i, len(names), len(whole)) if spec.target_format.numbered else None,
+            renamed=tuple((name, renamed[name]) for name in one.tensors.origins() if name in renamed)
+            if renamed
+            else (),
             done=None,
         )
-        for i, (name, (_, pieces, _, _)) in enumerate(zip(names, made, strict=True))
+        for i, (name, (_, pieces, one, _)) in enumerate(zip(names, made, strict=True))
     ]
     along = None if beside is None else (sorted(beside.metadata.items()), sorted(beside.seen.items()))
     keys = [
-        digest(task.number, len(tasks), task.pieces, along if task.model else None, *(task.part or ()))
+        digest(task.number, len(tasks), task.pieces, along if task.model else None, task.renamed, *(task.part or ()))
         for task in tasks
     ]
     encode_index(target, whole, 2**63, _index_metadata(file))
@@ -148,18 +186,16 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
 
 
 def _parts(
-    files: Mapping[str, TensorFile], taken: Mapping[str, str], target: ShardTarget, found: Format, arguments: Arguments
+    files: Mapping[str, TensorFile], taken: Mapping[str, str], target: ShardTarget, spec: Spec
 ) -> dict[str, str]:
     """Return for each tensor that is taken a label of its new shard: one for each source file, or parts of it."""
-    most, labels = arguments.max_shard_size, dict(taken)
+    most, labels = spec.max_shard_size, dict(taken)
     for shard, part in files.items() if most is not None else ():
-        places = [(name, place) for name, place in zip(part, located(part), strict=True) if taken.get(name) == shard]
-        sizes = {name: place.row.nbytes for name, place in places}
+        places = [(name, place) for name, place in zip(part, dense_rows(part), strict=True) if taken.get(name) == shard]
+        sizes = {name: place.nbytes for name, place in places}
         # A tensor that cannot be written is refused with all others of its kind, later.
         with contextlib.suppress(EncodeError):
-            work = arguments.task(name_of(part), target.path, found)
-            regrouper = regrouper_for(found, choose_layout(found, arguments.layout, None))
-            made = prepare(part, places, None, work, regrouper, part=True, trial=True)
+            made = prepare(part, places, None, target.path, spec, {}, recoder=Recoder(spec), part=True, trial=True)
             sizes |= {tensor.name: tensor.nbytes for tensor in made.tensors}
         number = filled = 0
         for name, _ in places:
@@ -172,14 +208,16 @@ def _parts(
 
 def _pieces(
     files: Mapping[str, TensorFile], chosen: Mapping[str, Sequence[str]]
-) -> tuple[tuple[Piece, ...], list[tuple[str, TensorRef]]]:
+) -> tuple[tuple[FileRows, ...], list[tuple[str, Row]]]:
     """Return the pieces of a task, and the places of its tensors, which are chosen by the shard that they lie in."""
     pieces, places = [], []
     for shard, names in chosen.items():
         wanted = frozenset(names)
         rows = [i for i, name in enumerate(files[shard]) if name in wanted]
-        pieces.append(Piece(shard, *state_of(parts_of(files[shard])[0]), tuple(_ranges(rows))))
-        places += [(name, ref) for name, ref in zip(files[shard], located(files[shard]), strict=True) if name in wanted]
+        pieces.append(FileRows(shard, *state_of(files[shard]), tuple(_ranges(rows))))
+        places += [
+            (name, ref) for name, ref in zip(files[shard], dense_rows(files[shard]), strict=True) if name in wanted
+        ]
     return tuple(pieces), places
 
 

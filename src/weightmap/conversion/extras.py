@@ -8,34 +8,30 @@ import numpy as np
 
 from weightmap.errors import counted, quoted
 from weightmap.formats import FORMATS, fitted
+from weightmap.formats._metadata import TYPES, entries, typed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightmap.formats import Format
-    from weightmap.importers._huggingface import ModelDirectory
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
+    from weightmap.index.row import Row
+    from weightmap.model.directory import ModelDirectory
     from weightmap.model.file import TensorFile
-    from weightmap.quant import TensorRef
-
-__all__ = ["entries", "extras_of", "file_metadata", "metadata_of", "spared"]
-
-# Keys of metadata that a message names.
-_NAMED = 5
-
-
-def entries(number: int) -> str:
-    """Return a number of metadata entries in words."""
-    return "1 metadata entry" if number == 1 else f"{number:,} metadata entries"
 
 
 def file_metadata(file: TensorFile) -> dict[str, Any]:
     """Return the metadata of a file that a conversion takes along."""
     metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
     if file.layout == "sharded":
-        metadata.pop("total_size", None)  # the size of the shards, not of the new file
-    return metadata
+        for key in ("total_size", "total_parameters"):  # the books of the index, not what the model is
+            metadata.pop(key, None)
+    return typed(metadata)
+
+
+def token_keys(file: TensorFile) -> set[str]:
+    """Return the keys of the metadata that hold the tokens of a file's vocabulary."""
+    keys = FORMATS[file.format].vocab_keys if file.format in FORMATS else {}
+    return {key for key, name in keys.items() if name is None}
 
 
 def metadata_of(file: TensorFile, directory: ModelDirectory | None, found: Format) -> dict[str, Any]:
@@ -45,21 +41,30 @@ def metadata_of(file: TensorFile, directory: ModelDirectory | None, found: Forma
     """
     metadata = file_metadata(file)
     if file.format != found.name and file.vocab is not None and "vocab" in found.carries[found.layouts[0]]:
-        for key, name in FORMATS[file.format].vocab_keys.items() if file.format in FORMATS else ():
-            if name is None or name in found.special_ids:  # it goes along with the vocabulary
-                metadata.pop(key, None)
+        for key in token_keys(file):  # they go along as the vocabulary; ids of special ones stay for their types
+            metadata.pop(key, None)
     if directory is None:
         return metadata
     return metadata | (directory.about if "config" in found.carries[found.layouts[0]] else directory.metadata)
 
 
 def extras_of(
-    file: TensorFile, directory: ModelDirectory | None, metadata: dict[str, Any], found: Format, layout: str
+    file: TensorFile,
+    directory: ModelDirectory | None,
+    metadata: dict[str, Any],
+    found: Format,
+    layout: str,
+    *,
+    along: bool,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the accompanying parts by their names in a `Request`, and lines about those that stay behind."""
+    """Return the accompanying parts by their names in a `Request`, and lines about those that stay behind.
+
+    Where files of the directory go `along`, its vocabulary does not stay behind.
+    """
     carried = found.carries[layout]
     places = found.metadata_keys if "metadata" in carried else frozenset[str]()
-    metadata, homeless = fitted(metadata, places, found.metadata_kinds)
+    odd = getattr(metadata, "odd", ())
+    metadata, homeless = fitted(metadata, places, found.metadata_kinds, found.metadata_most)
     foreign = found.own_keys & metadata.keys() if file.format != found.name else frozenset[str]()
     if foreign:
         metadata = {key: value for key, value in metadata.items() if key not in foreign}
@@ -91,32 +96,41 @@ def extras_of(
         f"metadata {key!r} says how a file of {found.title} is laid out, and this model is not from one: left behind"
         for key in sorted(foreign)
     )
+    if odd:
+        some = ", ".join(map(quoted, odd))
+        notes.append(f"{entries(len(odd))} ({some}): not of the type that {TYPES!r} states, kept as stored")
     lost = []
     if homeless:
-        some = ", ".join(map(quoted, homeless[:_NAMED])) + (", ..." if len(homeless) > _NAMED else "")
-        lost.append(f"{entries(len(homeless))} ({some})")
+        lost.append(f"{entries(len(homeless))} ({', '.join(map(quoted, homeless))})")
     if config and "config" not in carried:
         lost.append("the configuration")
     if tokenizer is not None and "tokenizer" not in carried:
         lost.append("the tokenizer")
-    if vocab is not None and "vocab" not in carried:
+    tokens = not token_keys(file) & metadata.keys() if vocab is own else not along
+    if vocab is not None and "vocab" not in carried and tokens:
         lost.append(f"the vocabulary of {counted(len(vocab), 'token')}")
+    expected = found.expected_keys.items() if file.format != found.name else ()
+    notes += [
+        f"there is no metadata {key!r}: {what}" for key, what in expected if key not in extras.get("metadata", ())
+    ]
     return extras, notes + [f"{found.title} has no place for {what}: left behind" for what in lost]
 
 
-def spared(name: str, place: TensorRef, format_: Format, layout: str) -> str | None:
+def dropped_because(name: str, row: Row, format_: Format, layout: str) -> str | None:
     """Say why a layout that cannot hold a tensor can do without it; None if it cannot."""
-    row = place.row
     buffer = row.dtype.name == "int64" and name.rpartition(".")[2] == "position_ids" and len(row.shape) > 0
-    if not buffer or "int64" in format_.dtypes[layout] or not _counts(place.source, row):
+    if not buffer or "int64" in format_.dtypes[layout]:
+        return None
+    row.source.check_size(f"tensor {quoted(name)}", row.nbytes)
+    if not _counts(row):
         return None
     return f"{format_.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}"
 
 
-def _counts(source: Source, row: Row) -> bool:
+def _counts(row: Row) -> bool:
     """Say whether each last axis of an int64 tensor counts 0, 1, 2 ..."""
     period, position = row.shape[-1], 0
-    for chunk in source.chunks(row.offset, row.nbytes):
+    for chunk in row.source.chunks(row.offset, row.nbytes):
         values = np.frombuffer(chunk, "<i8")
         if not np.array_equal(values, np.arange(position, position + len(values)) % period):
             return False

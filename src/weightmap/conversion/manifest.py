@@ -1,4 +1,4 @@
-"""The manifest of a run over many shards: which of them are finished, so that the next run does not begin anew."""
+"""The manifest of a run over many shards: it records finished ones, so that the next run resumes there."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError, TargetError, TensorFileError, UnsupportedError, quoted
-from weightmap.formats import Plan
 from weightmap.io import strict_json
 from weightmap.io.atomic import remove_leftovers, write_plan
 from weightmap.io.opening import from_path
+from weightmap.io.sink import WritePlan
 from weightmap.model.sharding import plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightmap.options import Limits
-
-__all__ = ["Manifest", "digest"]
 
 _VERSION = 1
 _MARK = "weightmap_manifest"
@@ -117,7 +115,7 @@ class Manifest:
         """Write all records. Not flushed to the disk: after a power cut, shards are only done over."""
         head = json.dumps(self._head)[:-1].encode()
         data = b'%s, "shards": {\n%s\n}}\n' % (head, b",\n".join(self._lines.values()))
-        write_plan(self.path, Plan(len(data), lambda sink: sink.write(data)), durable=False)
+        write_plan(self.path, WritePlan(len(data), lambda sink: sink.write(data)), durable=False)
 
     def clean(self) -> None:
         """Remove temporary files of a run that was killed while it wrote this manifest."""

@@ -1,4 +1,4 @@
-"""`Packed`, the tensors of a conversion as columns: a payload is made when it is asked for, and lives as long."""
+"""`Packed`, the tensors of a conversion as columns: payloads are made on demand, and not kept."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from weightmap.formats import Payload, Tensors
-from weightmap.index.table import Row
-from weightmap.quant import TensorRef
+from weightmap.index.row import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-__all__ = ["Packed", "nothing"]
+    from collections.abc import Callable, Iterator, Mapping
 
 # Names kept as one text: each as an object would take twice its length and more.
 _TOGETHER = 4096
 
 
 class Packed(Tensors):
-    """Tensors of which few kinds exist, in some 40 bytes for each.
+    """Tensors of few kinds, in some 40 bytes per tensor.
 
     A tensor is its name, the number of its kind, and the offset of its data in the source. Its payload with the place
     that it refers to would take 400 bytes.
+
+    Parameters
+    ----------
+    renamed : mapping of str to str
+        The new name of each renamed tensor.
 
     Attributes
     ----------
@@ -33,21 +35,23 @@ class Packed(Tensors):
 
     kinds: list[Payload]
 
-    def __init__(self) -> None:
+    def __init__(self, renamed: Mapping[str, str]) -> None:
         super().__init__([])
+        self._renamed = renamed
+        self.distinct = not renamed  # as in the source, whose index was checked
         self.nbytes = 0
-        self._places: list[TensorRef] = []
+        self._places: list[Row] = []
         self._names = _Names()
         self._numbers, self._offsets = array("I"), array("Q")
 
-    def add_kind(self, payload: Payload, place: TensorRef) -> int:
+    def add_kind(self, payload: Payload, place: Row) -> int:
         """Return the number of a new kind, that of a tensor with this payload and place."""
         self.kinds.append(payload)
         self._places.append(place)
         return len(self.kinds) - 1
 
     def add(self, name: str, kind: int, offset: int) -> None:
-        """Append a tensor."""
+        """Append a tensor by its name in the source."""
         self._names.append(name)
         self._numbers.append(kind)
         self._offsets.append(offset)
@@ -57,21 +61,33 @@ class Packed(Tensors):
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Payload]:
-        kinds, places, new = self.kinds, self._places, tuple.__new__
+        kinds, places, new, renamed = self.kinds, self._places, tuple.__new__, self._renamed
         for name, number, offset in zip(self._names, self._numbers, self._offsets, strict=True):
-            source, (dtype, shape, _, nbytes), quantized = places[number]
-            place = new(TensorRef, (source, new(Row, (dtype, shape, offset, nbytes)), quantized))
-            yield kinds[number].again(name, place)
+            dtype, shape, source, _, nbytes, geometry, quantized = places[number]
+            place = new(Row, (dtype, shape, source, offset, nbytes, geometry, quantized))
+            tensor = kinds[number].again(name, place)
+            if renamed:
+                tensor.name = renamed.get(name, name)
+            yield tensor
+
+    def names(self) -> Iterator[str]:
+        """Yield the names in the new file."""
+        return (self._renamed.get(name, name) for name in self._names) if self._renamed else iter(self._names)
+
+    def origins(self) -> Iterator[str]:
+        """Yield the names in the source."""
+        return iter(self._names)
 
     def arranged(self, rank: Callable[[Payload], Any]) -> Packed:
         """Return the tensors by the rank of their kind, and those of one rank by the bytes of their names."""
         names, numbers = list(self._names), self._numbers
+        written = list(self.names()) if self._renamed else names
         # In the order of code points, which is that of the bytes of UTF-8.
-        order = sorted(range(len(names)), key=names.__getitem__)
+        order = sorted(range(len(names)), key=written.__getitem__)
         ranks = list(map(rank, self.kinds))
         if any(other != ranks[0] for other in ranks):
             order.sort(key=lambda i: ranks[numbers[i]])
-        found = Packed()
+        found = Packed(self._renamed)
         found.kinds, found._places = self.kinds, self._places
         for i in order:
             found.add(names[i], numbers[i], self._offsets[i])
@@ -102,6 +118,6 @@ class _Names:
         yield from self._last
 
 
-def nothing(_name: str, _place: TensorRef) -> tuple[()]:
+def nothing(_name: str, _place: Row) -> tuple[()]:
     """Return the bytes of a tensor that the format refuses."""
     return ()

@@ -1,8 +1,7 @@
-"""Quantises tensors in a conversion: chooses them, encodes them, and measures the error."""
+"""Quantises tensors in a conversion, and measures the error; regroups quantised ones into the target's blocks."""
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import math
 import os
@@ -12,25 +11,28 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.conversion.packing import nothing
-from weightmap.conversion.reports import QuantizedInfo
 from weightmap.conversion.schemes import quantize
+from weightmap.conversion.spec import quantize_options, quantize_zeros
 from weightmap.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
 from weightmap.errors import QuantError, counted
 from weightmap.formats import Filled, Payload, listed
+from weightmap.globs import matches
 from weightmap.io.buffers import room
 from weightmap.kernels import COMPARED, BlockEncoder, Failed
+from weightmap.model.reports import QuantizedInfo
+from weightmap.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
+from weightmap.quant.pieces import in_pieces
 from weightmap.quant.schemes import BITS, BLOCKED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
+    from weightmap.conversion.spec import Quantize
+    from weightmap.index.row import Row
     from weightmap.io.sink import Sink
     from weightmap.kernels import Unwritten
-    from weightmap.quant import TensorRef
-
-__all__ = ["Quantizer", "matches"]
 
 # Elements quantised at once: as float32 half of the second-level cache of common CPUs.
 _PIECE = 1 << 17
@@ -43,13 +45,71 @@ _EMBEDDINGS = ("embed", "embd")
 _INSTEAD = {"q4_k": "q5_0", "q6_k": "q8_0"}
 
 
-def matches(name: str, globs: str | Sequence[str]) -> bool:
-    """Say whether a name matches one of these globs. Upper and lower case differ."""
-    return any(fnmatch.fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs))
+class Regrouper:
+    """Regroups quantised tensors into the blocks of a target, and reports them.
+
+    Parameters
+    ----------
+    held : collection of str
+        The schemes of the target.
+    """
+
+    def __init__(self, held: Collection[str]) -> None:
+        self._held = held
+        self._done: dict[str, int] = {}
+
+    def wants(self, scheme: str) -> bool:
+        """Whether the target lacks this scheme and has another one for the same integers and scales."""
+        return scheme not in self._held and COUNTERPARTS.get(scheme) in self._held
+
+    def payload(self, name: str, row: Row, block_size: int, scale_type: str, *, trial: bool = False) -> Payload:
+        """Return the payload of a tensor in the target's scheme.
+
+        If its blocks or scales do not allow this, it keeps its scheme, which the writer refuses with the reason. A
+        `trial` does not look at the scales.
+        """
+        scheme, size = COUNTERPARTS[row.dtype.name], math.prod(row.shape)
+        try:
+            check_counterpart(row.dtype.name, row.shape, block_size)
+            if not trial and (
+                scheme == "int8" or scale_type == "fp32"
+            ):  # it depends on the scales: look before a file is made
+                for _ in _regrouped(name, row):
+                    pass
+        except QuantError as error:
+            return Payload(name, row.dtype, row.shape, 0, nothing, name, row, refused=str(error))
+        self._done[row.dtype.name] = self._done.get(row.dtype.name, 0) + 1
+        into = GGML_BLOCK if scheme in BLOCKED else 0
+        if scheme in BITS:
+            nbytes = kernels.blocks_size(size, bits=BITS[scheme], block_size=into, scale_type="fp16")
+        else:
+            nbytes = kernels.ggml_size(size, scheme)
+        made = _regrouped, name, row
+        return Payload(name, SCHEMES[scheme], row.shape, nbytes, *made, block_size=into, scale_type="fp16")
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about the tensors that got another scheme."""
+        return [
+            f"{counted(count, 'tensor')} of {scheme} became {COUNTERPARTS[scheme]}: "
+            "the same integers and scales, nothing was decoded"
+            for scheme, count in self._done.items()
+        ]
+
+
+def _regrouped(_: str, place: Row) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of a tensor in the other scheme, piece by piece."""
+    first, scale = 0, None
+    for piece in in_pieces(place) if math.prod(place.shape) else [place.decoder()]:
+        made = regroup(piece, first=first, scale=scale)
+        one_scale = made.scheme == "int8"
+        yield made.payload[made.scales.nbytes :] if one_scale and first else made.payload
+        first += piece.n_blocks
+        scale = made.scales if one_scale else None
 
 
 class _Blocks(NamedTuple):
-    """A scheme of blocks that are quantised one by one: elements and bytes of a block, and what encodes them."""
+    """A scheme of blocks that are quantised one by one: elements and bytes per block, and the encoder."""
 
     elements: int
     nbytes: int
@@ -57,7 +117,7 @@ class _Blocks(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Elements of a tensor: what they are read from, where and as what; the number of the first one, and how many."""
+    """A run of a tensor's elements: their source, place and type; the number of the first, and their count."""
 
     source: int | NDArray[np.uint8]
     begin: int
@@ -71,51 +131,28 @@ class Quantizer:
 
     Parameters
     ----------
-    scheme, block_size, scale_type, bits
-        As for `weightmap.quantize`.
+    how : Quantize
     threads : int, optional
         At most this many share the work; by default one for each CPU that this process may use.
-    include, exclude : glob or sequence of globs, optional
-        Quantise floating-point tensors whose name matches an `include`, by default those with two dimensions or more
-        that are not embeddings (by their names), and no `exclude`.
 
     Attributes
     ----------
     done : list of QuantizedInfo
-        What became of each tensor.
+        The outcome of each tensor.
     """
 
-    def __init__(
-        self,
-        scheme: str,
-        *,
-        block_size: int = 32,
-        scale_type: str = "fp16",
-        bits: float = 5.0,
-        threads: int | None = None,
-        include: str | Sequence[str] | None = None,
-        exclude: str | Sequence[str] | None = None,
-    ) -> None:
-        self.scheme = scheme
-        self._options: dict[str, Any] = {
-            "block_size": block_size,
-            "scale_type": scale_type,
-            "bits": bits,
-            "threads": kernels.cpus() if threads is None else threads,
-        }
-        self._include, self._exclude = include, exclude
+    def __init__(self, how: Quantize, threads: int | None = None) -> None:
+        self.scheme = how.scheme
+        self._options = {**quantize_options(how), "threads": kernels.cpus() if threads is None else threads}
+        self._include, self._exclude = how.include, how.exclude
         self.done: list[QuantizedInfo] = []
         self._kept = 0
         self._encoders: dict[str, _Blocks] = {}
         self._others: dict[str | None, list[str]] = {}
-        # Wrong options raise before any file is read.
-        row = kernels.GGML_TYPES[scheme].block_size if isinstance(scheme, str) and scheme in GGML_SCHEMES else 1
-        trial = quantize(np.zeros(row, np.float32), scheme, **self._options)
-        self.block_size: int = trial.block_size
+        self.block_size: int = quantize_zeros(how, self._options["threads"]).block_size
 
-    def wants(self, name: str, place: TensorRef) -> bool:
+    def wants(self, name: str, row: Row) -> bool:
         """Whether to quantise this tensor."""
-        row = place.row
         if row.dtype.quantized or row.dtype.name not in FLOATING or (self._exclude and matches(name, self._exclude)):
             return False
         if self._include is not None:
@@ -146,22 +183,22 @@ class Quantizer:
             for scheme, names in self._others.items()
         ]
 
-    def payload(self, name: str, place: TensorRef, held: Collection[str], *, trial: bool = False) -> Payload:
+    def payload(self, name: str, place: Row, held: Collection[str], *, trial: bool = False) -> Payload:
         """Return the payload of a tensor for a format that holds these schemes. It is read when it is written.
 
         A `trial` only estimates the size where that depends on the values.
         """
-        row, scale_type = place.row, self._options["scale_type"]
-        size = math.prod(row.shape)
-        scheme = self.scheme_of(row.shape) or self.scheme
+        shape, scale_type = place.shape, self._options["scale_type"]
+        size = math.prod(shape)
+        scheme = self.scheme_of(shape) or self.scheme
         if scheme not in held:  # the writer will refuse it by its name
-            return Payload(name, SCHEMES[scheme], row.shape, 0, nothing, name, place)
+            return Payload(name, SCHEMES[scheme], shape, 0, nothing, name, place)
         blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole
         if blocks is not None:
             nbytes = -(-size // blocks.elements) * blocks.nbytes
             made = self._by_blocks, name, place, scheme, blocks, nbytes
             kind: dict[str, Any] = {"block_size": blocks.elements, "scale_type": scale_type}
-            return Filled(name, SCHEMES[scheme], row.shape, nbytes, *made, **kind)
+            return Filled(name, SCHEMES[scheme], shape, nbytes, *made, **kind)
         if scheme in BITS:
             nbytes = kernels.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
         elif trial:
@@ -173,7 +210,7 @@ class Quantizer:
                 self._kept += nbytes
                 write = functools.partial(self._whole, found=found)
         whole = write, name, place, nbytes
-        return Payload(name, SCHEMES[scheme], row.shape, nbytes, *whole, block_size=block_size, scale_type=scale_type)
+        return Payload(name, SCHEMES[scheme], shape, nbytes, *whole, block_size=block_size, scale_type=scale_type)
 
     def _blocks(self, scheme: str) -> _Blocks | None:
         """Return how to quantise by blocks; None for a scheme that takes a tensor as a whole."""
@@ -189,7 +226,7 @@ class Quantizer:
                 self._encoders[scheme] = _Blocks(self.block_size, kernels.blocks_size(1, **how), encoder)
         return self._encoders.get(scheme)
 
-    def _by_blocks(self, sink: Sink, name: str, place: TensorRef, scheme: str, blocks: _Blocks, nbytes: int) -> None:
+    def _by_blocks(self, sink: Sink, name: str, place: Row, scheme: str, blocks: _Blocks, nbytes: int) -> None:
         """Write a tensor's blocks, each quantised where it is written from."""
         sums = [0.0, 0.0]
         for run in _runs(place, blocks.elements):
@@ -198,16 +235,16 @@ class Quantizer:
         self._note(name, scheme, place, nbytes, *sums)
 
     def _whole(
-        self, name: str, place: TensorRef, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
+        self, name: str, place: Row, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield all bytes of a tensor, which `payload` may have `found` already."""
         octets, error, square = self._quantized(name, place) if found is None else found
         self._note(name, self.scheme, place, nbytes, error, square)
         yield octets
 
-    def _quantized(self, name: str, place: TensorRef) -> tuple[NDArray[np.uint8], float, float]:
+    def _quantized(self, name: str, place: Row) -> tuple[NDArray[np.uint8], float, float]:
         """Return the bytes of a tensor that is quantised as a whole, and its sums of squared errors and of squares."""
-        values = next(_values(place, math.prod(place.row.shape)), np.empty(0, np.float32))
+        values = next(_values(place, math.prod(place.shape)), np.empty(0, np.float32))
         try:
             tensor = quantize(values, self.scheme, **self._options)
         except QuantError as error:
@@ -218,9 +255,8 @@ class Quantizer:
             wrong += kernels.sum_of_squares(piece - tensor.flat(at, at + len(piece)))
         return tensor.payload, wrong, kernels.sum_of_squares(values)
 
-    def _note(self, name: str, scheme: str, place: TensorRef, nbytes: int, error: float, square: float) -> None:
-        row = place.row
-        self.done.append(QuantizedInfo.of(name, scheme, row.shape, (row.nbytes, nbytes), error, square))
+    def _note(self, name: str, scheme: str, place: Row, nbytes: int, error: float, square: float) -> None:
+        self.done.append(QuantizedInfo.of(name, scheme, place.shape, (place.nbytes, nbytes), error, square))
 
 
 def _named(error: QuantError, name: str, values: NDArray[np.float32]) -> QuantError:
@@ -238,31 +274,30 @@ def _not_finite(name: str, at: int, value: np.float32) -> QuantError:
     return QuantError(what, actual=float(value), expected="a finite number")
 
 
-def _element(place: TensorRef, at: int) -> np.float32:
+def _element(row: Row, at: int) -> np.float32:
     """Return an element of a tensor as float32."""
-    source, row, _ = place
     stored = numpy_dtype(row.dtype)
-    octets = source.pread(row.offset + at * stored.itemsize, stored.itemsize)
+    octets = row.source.pread(row.offset + at * stored.itemsize, stored.itemsize)
     with np.errstate(over="ignore"):
         value: np.float32 = np.frombuffer(octets, stored).astype(np.float32)[0]
     return value
 
 
-def _runs(place: TensorRef, unit: int) -> Iterator[_Run]:
+def _runs(row: Row, unit: int) -> Iterator[_Run]:
     """Yield a tensor in runs of whole blocks of `unit` elements, but for the last one."""
-    row, direct = place.row, place.source.direct
+    direct = row.source.direct
     if direct is not None and row.dtype.name in COMPARED and not row.dtype.swapped:
         yield _Run(direct, row.offset, row.dtype.name, 0, math.prod(row.shape))
         return
     at = 0
-    for values in _values(place, max(_PIECE // unit, 1) * unit):
+    for values in _values(row, max(_PIECE // unit, 1) * unit):
         yield _Run(values.view(np.uint8), 0, "float32", at, len(values))
         at += len(values)
 
 
 def _encode(
     name: str,
-    place: TensorRef,
+    place: Row,
     run: _Run,
     blocks: _Blocks,
     sums: list[float],
@@ -270,7 +305,7 @@ def _encode(
     at: int,
     earlier: Unwritten | None,
 ) -> None:
-    """Fill `out` with blocks of a run from byte `at` of them on, and add what they are wrong by, and their squares."""
+    """Fill `out` with blocks of a run from their byte `at` on; add up squared errors and squares."""
     width = COMPARED[run.dtype][1]
     start = at // blocks.nbytes * blocks.elements
     count = min(len(out) // blocks.nbytes * blocks.elements, run.size - start)
@@ -287,10 +322,9 @@ def _encode(
     sums[1] += square
 
 
-def _values(place: TensorRef, count: int) -> Iterator[NDArray[np.float32]]:
+def _values(row: Row, count: int) -> Iterator[NDArray[np.float32]]:
     """Yield a tensor as flat float32, `count` elements at a time; each piece is valid until the next one."""
-    source, row, _ = place
     stored = numpy_dtype(row.dtype)
-    for chunk in source.chunks(row.offset, row.nbytes, max(count, 1) * stored.itemsize):
+    for chunk in row.source.chunks(row.offset, row.nbytes, max(count, 1) * stored.itemsize):
         with np.errstate(over="ignore", invalid="ignore"):
             yield np.frombuffer(chunk, stored).astype("<f4", copy=False)

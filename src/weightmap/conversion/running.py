@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.arguments import as_integer, check_progress, mistyped
+from weightmap.arguments import as_integer, as_path, mistyped
 from weightmap.errors import ShardsError, TensorFileError, counted, quoted
 from weightmap.io.buffers import keeping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor, Future
-
-__all__ = ["Execution", "Runner", "bundled"]
 
 # Errors that a message names.
 _NAMED = 3
@@ -24,23 +23,89 @@ _NAMED = 3
 _TOGETHER, _BYTES, _CALLS = 16, 64 << 20, 16
 
 
-class Execution(NamedTuple):
-    """How to work on many shards: the arguments of `convert` and `verify` for that."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How the files of a sharded model are distributed, for `convert`, `verify` and `quantize`.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor, optional
+        Runs one task per shard: threads, processes, ``dask.distributed.Client.get_executor()``. Tasks hold paths and
+        ranges, less than 4 KiB pickled, and the new names of renamed tensors; source and target lie on a file system
+        that all workers share. Each task uses one thread unless `threads` says more. By default, this process handles
+        the shards one by one. The files are the same, byte for byte.
+    manifest : str or os.PathLike, optional
+        A file that records finished shards, with size and checksum. A run with the same arguments skips those that are
+        intact and whose source is unchanged.
+    rank, world_size : int
+        Handle every `world_size`-th shard, from number `rank` on; other processes handle the rest. `convert` then needs
+        a `manifest`: each rank writes its own, and the last rank to finish writes the index.
+    keep_going : bool
+        After an error in a shard, go on with the others, and raise all errors together. By default, no more shards
+        begin, and the first error is raised. `convert` writes no index in either case.
+
+    Raises
+    ------
+    ValueError
+        For a rank that does not exist.
+
+    Examples
+    --------
+    >>> import weightmap as wm
+    >>> wm.Run(manifest="done.json", rank=1, world_size=4)
+    Run(executor=None, manifest='done.json', rank=1, world_size=4, keep_going=False)
+    """
 
     executor: Executor | None = None
+    _: KW_ONLY
     manifest: str | None = None
-    keep_going: bool = False
     rank: int = 0
-    world: int = 1
-    progress: Callable[[int, int], None] | None = None
+    world_size: int = 1
+    keep_going: bool = False
 
-    def check(self) -> None:
-        """Raise ValueError for ranks that do not exist, and TypeError for arguments that are something else."""
-        check_progress(self.progress)
+    def __post_init__(self) -> None:
+        """Check the values."""
         if self.executor is not None and not hasattr(self.executor, "submit"):
             raise mistyped("executor", self.executor, "a concurrent.futures.Executor")
-        if not 0 <= as_integer("rank", self.rank) < as_integer("world", self.world):
-            raise ValueError(f"rank is {self.rank} of world {self.world}, expected 0 <= rank < world")
+        if not isinstance(self.keep_going, bool):
+            raise mistyped("keep_going", self.keep_going, "True or False")
+        if self.manifest is not None:
+            object.__setattr__(self, "manifest", as_path("manifest", self.manifest))
+        if not 0 <= as_integer("rank", self.rank) < as_integer("world_size", self.world_size):
+            expected = "expected 0 <= rank < world_size"
+            raise ValueError(f"rank is {self.rank} and world_size {self.world_size}, {expected}")
+
+
+def validated_run(
+    run: Run | None, executor: Executor | None = None, manifest: str | os.PathLike[str] | None = None
+) -> Run:
+    """Return the caller's run, given whole or by two of its fields. Raises TypeError for anything else."""
+    if run is not None and not isinstance(run, Run):
+        raise mistyped("run", run, "a weightmap.Run")
+    if executor is not None or manifest is not None:
+        if run is not None:
+            raise TypeError("executor= and manifest= are fields of run=, which was given too")
+        return Run(executor, manifest=None if manifest is None else as_path("manifest", manifest))
+    return Run() if run is None else run
+
+
+def is_shared(run: Run) -> bool:
+    """Whether tasks run beside others, so that each gets one thread."""
+    return run.executor is not None or run.world_size > 1
+
+
+def manifests_of(run: Run) -> list[str]:
+    """Return the paths of the manifests: that of this rank, and behind it those of the others."""
+    if run.manifest is None:
+        return []
+    count = run.world_size
+    paths = [run.manifest] if count == 1 else [f"{run.manifest}.{i}-of-{count}" for i in range(count)]
+    return [paths.pop(run.rank), *paths]
+
+
+def share_of(run: Run, tasks: Sequence[Any]) -> Sequence[Any]:
+    """Return the tasks of this rank."""
+    return tasks[run.rank :: run.world_size]
 
 
 class Runner:
@@ -48,21 +113,16 @@ class Runner:
 
     Parameters
     ----------
-    executor : concurrent.futures.Executor, optional
-        By default tasks run here, one after the other.
-    keep_going : bool
-        After an error, run the other tasks.
+    run : Run
     flush : callable
         Called without arguments when finished tasks have been handed out and no other is finished yet.
     folders : mapping of str to str
-        The directories that tasks work in, which are absolute, and each as the caller gave it: errors name files so.
+        The absolute directories that tasks work in, each with the caller's spelling, which errors use.
     """
 
-    def __init__(
-        self, executor: Executor | None, *, keep_going: bool, flush: Callable[[], None], folders: Mapping[str, str]
-    ) -> None:
-        self._executor = executor
-        self._keep_going = keep_going
+    def __init__(self, run: Run, *, flush: Callable[[], None], folders: Mapping[str, str]) -> None:
+        self._executor = run.executor
+        self._keep_going = run.keep_going
         self._flush = flush
         self._folders = folders
         self._errors: list[tuple[str, BaseException]] = []
@@ -76,12 +136,12 @@ class Runner:
     ) -> None:
         """Call ``finished(task, function(task))`` for each task, in any order; a task has a `name` for errors.
 
-        Small tasks are one call of the executor, by their `weights` in bytes.
+        Small tasks, by their `weights` in bytes, share a call of the executor.
 
         Raises
         ------
         TensorFileError, OSError, MemoryError
-            The first error of a task. Tasks that have not begun then do not begin, those that run run to their end.
+            The first error of a task. Tasks that have not begun are cancelled; running ones finish.
         ShardsError
             For an error of the executor or of another class; with `keep_going`, for all errors together.
         """

@@ -1,22 +1,62 @@
-"""Quantisation of an array by any scheme: integers with scales, blocks of ggml, or product quantisation."""
+"""Quantisation of an array by any scheme: integers with scales, blocks of ggml, or product quantisation.
+
+A scheme may be spelt in upper case and with ``-`` for ``_``: ``"Q4_K"``, ``"int4-block"``.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
+from weightmap.dtypes import scale_type_named
 from weightmap.errors import QuantError
+from weightmap.index.spelling import alike
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import quantize_ggml
 from weightmap.quant.schemes import BITS, BLOCKED, no_scheme
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from collections.abc import Sequence
 
-__all__ = ["SCHEMES", "quantize"]
+    from numpy.typing import ArrayLike
 
 # Every scheme that needs no training.
 SCHEMES = (*BITS, "adaptive", *kernels.GGML_ENCODED)
+# A word of so many characters in common with a scheme is a misspelt one: "q8".
+_ALIKE = 0.6
+
+
+def folded(scheme: Any) -> Any:
+    """Return the canonical spelling of a scheme; anything but a str stays as it is."""
+    return scheme.lower().replace("-", "_") if isinstance(scheme, str) else scheme
+
+
+def scheme_named(scheme: Any, writable: Sequence[str] = (*SCHEMES, "pq")) -> str:
+    """Return the canonical spelling of a scheme. Raises `QuantError`, with the nearest `writable` one."""
+    name = folded(scheme)
+    if isinstance(name, str) and name in (*SCHEMES, "pq"):
+        return name
+    raise no_scheme(scheme, writable, near(name, writable))
+
+
+def near(scheme: Any, writable: Sequence[str]) -> str:
+    """Return the end of a message about an unknown scheme: the nearest one, by spelling or else by bits."""
+    every = (*SCHEMES, *kernels.GGML_TYPES)
+    if isinstance(scheme, str) and scheme not in every:
+        scheme = next(iter(alike(scheme, every, 1, _ALIKE)), None)
+    if scheme is None or scheme not in every:
+        return ""
+    able = [name for name in writable if name != "pq"]
+    distances = [(name != scheme, abs(_bits(name) - _bits(scheme)), -_bits(name), name) for name in able]
+    return f"; the nearest is {min(distances)[-1]}" if able else ""
+
+
+def _bits(scheme: str) -> float:
+    """Return about how many bits a weight takes."""
+    kind = kernels.GGML_TYPES.get(scheme)
+    if kind is not None:
+        return 8 * kind.block_bytes / kind.block_size
+    return BITS.get(scheme, 5) + (0.5 if scheme in BLOCKED else 0)
 
 
 def quantize(
@@ -33,10 +73,9 @@ def quantize(
 
     `threads` is at most how many share the work.
     """
-    if not isinstance(scheme, str):
-        raise no_scheme(scheme, (*SCHEMES, "pq"))
+    scheme, scale_type = scheme_named(scheme), scale_type_named(scale_type)
     if scheme == "pq":
-        from weightmap.conversion.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
+        from weightmap.words.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
 
         return train_pq(array, **training)
     if training:
@@ -49,8 +88,6 @@ def quantize(
     if scheme == "adaptive":
         payload = kernels.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
         return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
-    if scheme not in BITS:
-        raise no_scheme(scheme, (*SCHEMES, "pq"))
     size = block_size if scheme in BLOCKED else 0
     if scheme in BLOCKED and size == 0:
         raise QuantError("block_size", field="block_size", actual=0, expected="a positive number")

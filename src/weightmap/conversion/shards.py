@@ -3,55 +3,70 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import os
 from typing import TYPE_CHECKING, Any
 
+from weightmap.conversion.along import copy_along
 from weightmap.conversion.dealing import deal
 from weightmap.conversion.manifest import Manifest, digest
-from weightmap.conversion.overflow import overflow_note
-from weightmap.conversion.reports import ConvertReport
-from weightmap.conversion.running import Runner
-from weightmap.conversion.shard import ShardReport, convert_shard
-from weightmap.conversion.tensors import unaligned_note
+from weightmap.conversion.running import Runner, is_shared, manifests_of, share_of
+from weightmap.conversion.tasks import ShardReport, convert_shard
+from weightmap.conversion.tensors import overflow_note, unaligned_note
 from weightmap.errors import ShardsError, counted, quoted
-from weightmap.io.atomic import remove_leftovers
+from weightmap.io.atomic import file_exists, remove_leftovers
 from weightmap.model.parts import name_of
+from weightmap.model.reports import ConvertReport
 from weightmap.model.sharding import holding, write_index
 
 if TYPE_CHECKING:
-    from weightmap.conversion.dealing import Deal
-    from weightmap.conversion.reports import QuantizedInfo
-    from weightmap.conversion.running import Execution
-    from weightmap.conversion.shard import ShardTask
-    from weightmap.conversion.task import Arguments
-    from weightmap.formats import Format
-    from weightmap.model.file import TensorFile
-    from weightmap.model.sharding import ShardTarget
+    from collections.abc import Callable, Mapping
 
-__all__ = ["convert_model"]
+    from weightmap.conversion.dealing import Deal
+    from weightmap.conversion.running import Run
+    from weightmap.conversion.spec import Spec
+    from weightmap.conversion.tasks import ShardTask
+    from weightmap.model.file import TensorFile
+    from weightmap.model.reports import QuantizedInfo
+    from weightmap.model.sharding import ShardTarget
 
 # The fields of a manifest's records.
 _RECORD = {"nbytes": int, "crc32": int, "tensor_bytes": int, "unaligned": int}
 
 
 def convert_model(
-    file: TensorFile, model: str | None, target: ShardTarget, found: Format, arguments: Arguments, how: Execution
+    file: TensorFile,
+    model: str | None,
+    target: ShardTarget,
+    spec: Spec,
+    renamed: Mapping[str, str],
+    run: Run,
+    progress: Callable[[int, int], None] | None,
+    *,
+    overwrite: bool,
 ) -> ConvertReport:
     """Convert an open model to shards; `model` is its path within a Hugging Face directory, if it lies in one."""
-    if how.world > 1 and how.manifest is None:
+    if run.world_size > 1 and run.manifest is None:
         raise ValueError("manifest= is needed by ranks: it says which shards the others have finished")
-    if arguments.threads is None and (how.executor is not None or how.world > 1):
-        arguments = arguments._replace(threads=1)
-    dealt = deal(file, model, target, found, arguments)
-    settled = arguments._replace(threads=None, limits=None)  # type: ignore[arg-type]  # results do not depend on these
-    run = digest(target.index_name, found.name, settled, len(dealt.tasks))
-    with holding(target, how.rank if how.world > 1 else None):
-        work = _Conversion(dealt, target, arguments, how, run)
+    if spec.threads is None and is_shared(run):
+        spec = dataclasses.replace(spec, threads=1)
+    dealt = deal(file, model, target, spec, renamed)
+    with holding(target, run.rank if run.world_size > 1 else None):
+        work = _Conversion(dealt, target, spec, run, progress)
+        copy = None
+        if model is not None and target.whole:
+            dtype = None if spec.quantize is not None else spec.dtype
+            copy = functools.partial(copy_along, model, target.folder, dtype=dtype, replace=work.resumes)
+            copy(trial=True)
+        if not overwrite:
+            work.check_free()
         work.run()
-        nbytes, warnings = work.finish()
+        nbytes, warnings = work.finish(copy)
     return ConvertReport(
         name_of(file),
         target.path,
-        found.name,
+        spec.format,
         dealt.layout,
         sum(1 for name in dealt.where.values() if name in work.records),
         nbytes,
@@ -60,6 +75,7 @@ def convert_model(
         tuple(info for number in sorted(work.quantized) for info in work.quantized[number]),
         len(work.tasks),
         work.skipped,
+        work.copied,
     )
 
 
@@ -69,38 +85,42 @@ class _Conversion:
     Attributes
     ----------
     tasks : list of ShardTask
+    resumes : bool
+        Whether an earlier run with this manifest finished some of them.
     records : dict
         Finished shards by name.
     overflown : list of (int, int)
-        Of each task that ran, values out of the range of the new type, and tensors that have some.
+        Per task that ran: values out of the range of the new type, and tensors with such values.
     quantized : dict
         The quantised tensors of each task that ran.
     skipped : int
-        Number of shards that were there.
+        Number of shards that an earlier run had finished.
+    copied : tuple of str
+        The files that went along.
     """
 
-    def __init__(self, dealt: Deal, target: ShardTarget, arguments: Arguments, how: Execution, run: str) -> None:
-        self._deal, self._target, self._arguments, self._how, self._run = dealt, target, arguments, how, run
+    def __init__(
+        self, dealt: Deal, target: ShardTarget, spec: Spec, run: Run, progress: Callable[[int, int], None] | None
+    ) -> None:
+        self._deal, self._target, self._spec, self._run, self._progress = dealt, target, spec, run, progress
         manifests = self._manifests()
         if len(self._recorded(manifests)) < len(dealt.tasks):
             target.check_free()
         self._own = manifests[0] if manifests else None
         self._done = self._recorded(manifests[:1])
-        self.tasks = [self._begun(task) for task in dealt.tasks[how.rank :: how.world]]
+        self.resumes = bool(self._done)
+        self.tasks = [self._begun(task) for task in share_of(run, dealt.tasks)]
         self.records: dict[str, dict[str, Any]] = {}
         self.overflown: list[tuple[int, int]] = []
         self.quantized: dict[int, tuple[QuantizedInfo, ...]] = {}
         self.skipped = 0
+        self.copied: tuple[str, ...] = ()
         self._total, self._so_far = sum(dealt.weights[task.number] for task in self.tasks), 0
 
     def _manifests(self) -> list[Manifest]:
-        """Read the manifest of this rank, and behind it those of the others."""
-        path, rank, world = self._how.manifest, self._how.rank, self._how.world
-        if path is None:
-            return []
-        paths = [path] if world == 1 else [f"{path}.{i}-of-{world}" for i in range(world)]
-        paths.insert(0, paths.pop(rank))
-        return [Manifest(path, "convert", self._run, _RECORD, self._arguments.limits) for path in paths]
+        """Read the manifest of this rank, then those of the others."""
+        made_for = digest(self._target.index_name, self._spec.result, len(self._deal.tasks))
+        return [Manifest(path, "convert", made_for, _RECORD, self._spec.limits) for path in manifests_of(self._run)]
 
     def _recorded(self, manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
         """Return the records of finished shards by name."""
@@ -115,13 +135,18 @@ class _Conversion:
         record = self._done.get(task.name)
         return task if record is None else task._replace(done=(record["nbytes"], record["crc32"]))
 
+    def check_free(self) -> None:
+        """Raise `TargetError` for a file in the place of a shard that no manifest tells of."""
+        for path in (os.path.join(self._target.folder, task.name) for task in self.tasks if task.done is None):
+            if os.path.lexists(path):
+                raise file_exists(path)
+
     def run(self) -> None:
         """Run the tasks."""
         self._flush()
         self._tell()
         try:
-            how = self._how
-            runner = Runner(how.executor, keep_going=how.keep_going, flush=self._flush, folders=self._deal.folders)
+            runner = Runner(self._run, flush=self._flush, folders=self._deal.folders)
             weights = [self._deal.weights[task.number] for task in self.tasks]
             runner.run(convert_shard, self.tasks, self._finished, weights)
         finally:
@@ -136,8 +161,8 @@ class _Conversion:
             self._own.write()
 
     def _tell(self) -> None:
-        if self._how.progress is not None:
-            self._how.progress(self._so_far, self._total)
+        if self._progress is not None:
+            self._progress(self._so_far, self._total)
 
     def _finished(self, task: ShardTask, report: Any) -> None:
         """Note a finished task."""
@@ -156,20 +181,23 @@ class _Conversion:
         self._so_far += self._deal.weights[task.number]
         self._tell()
 
-    def finish(self) -> tuple[int, list[str]]:
-        """Write the index if no shard is missing; return the bytes of all files there are, and warnings."""
-        target, tasks, align = self._target, self._deal.tasks, self._arguments.align
-        if self._how.world > 1:
+    def finish(self, copy: Callable[[], tuple[str, ...]] | None) -> tuple[int, list[str]]:
+        """Copy what goes along, and write the index, if no shard is missing; return the bytes of all, and warnings."""
+        target, tasks, align = self._target, self._deal.tasks, self._spec.align
+        if self._run.world_size > 1:
             self.records = self._recorded(self._manifests()) | self.records
         values, tensors = (sum(counts) for counts in zip((0, 0), *self.overflown, strict=True))
-        lost = overflow_note(values, tensors, self._arguments.dtype)
+        lost = overflow_note(values, tensors, self._spec.dtype)
         nbytes, missing = sum(record["nbytes"] for record in self.records.values()), len(tasks) - len(self.records)
         if missing:
             others = f"{counted(missing, 'shard')} of other ranks are missing"
             return nbytes, [*lost, f"{others}: the rank that ends last writes the index"]
+        if copy is not None:
+            self.copied = copy()
         total = sum(record["tensor_bytes"] for record in self.records.values())
         nbytes += write_index(target, self._deal.where, total, self._deal.metadata)
         with contextlib.suppress(OSError):
-            remove_leftovers(target.folder, [target.index_name])
+            for folder, name in map(os.path.split, (target.index_name, *self.copied)):
+                remove_leftovers(os.path.join(target.folder, folder), [name])
         odd = sum(record["unaligned"] for record in self.records.values())
         return nbytes, lost + unaligned_note(odd, len(self._deal.where), align)

@@ -1,4 +1,4 @@
-"""Differences between the tensors of two models: which elements differ, and how far they are apart."""
+"""Differences between the tensors of two models, value by value: which differ, and how far they are apart."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.conversion.values import Tolerance, apart, distances, has_numbers, pairs
+from weightmap.arguments import as_float
 from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
-from weightmap.errors import UnsupportedError
+from weightmap.errors import UnsupportedError, quoted
 from weightmap.kernels import COMPARED, Failed, FileComparer, cpus, differing
+from weightmap.model.parts import check_made, dense_row
 from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
@@ -18,16 +19,116 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.quant import TensorRef
+    from weightmap.index.row import Row
+    from weightmap.model.file import TensorFile
 
-__all__ = ["TensorDiff", "tensor_diffs"]
-
+# Elements of quantised tensors that are decoded at once.
+_PIECE = 1 << 18
+_NUMBERS = "biufcV"  # V: the types of ml_dtypes
 # Elements of quantised tensors that are decoded at once.
 _PIECE = 1 << 18
 # Bytes and tensors that C compares at once, between two looks at signals.
 _AT_ONCE, _MANY = 64 << 20, 4096
+
+
+class Tolerance(NamedTuple):
+    """How far two values may be apart: up to ``atol + rtol * abs(b)``, as in `numpy.isclose`."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    @classmethod
+    def of(cls, rtol: float | None, atol: float | None) -> Tolerance:
+        """Return the tolerance of these options; raises ValueError for one that is negative or not finite."""
+        for name, given in (("rtol", rtol), ("atol", atol)):
+            if given is not None and not 0 <= as_float(name, given) < math.inf:
+                msg = f"{name} is {given}, expected a finite number of at least 0"
+                raise ValueError(msg)
+        return cls(rtol or 0.0, atol or 0.0)
+
+
 _EXACT = Tolerance()
+
+
+def has_numbers(row: Row) -> bool:
+    """Say whether a tensor holds numbers that can be compared: any but packed ones, texts and records."""
+    dtype = row.dtype
+    if dtype.quantized:
+        return True
+    return dtype.name in DTYPES and not dtype.packed and numpy_dtype(DTYPES[dtype.name]).kind in _NUMBERS
+
+
+def both(a: TensorFile, b: TensorFile, names: Iterable[str]) -> Iterator[tuple[str, Row, Row]]:
+    """Yield the places of tensors that two models have, to be compared at once.
+
+    Raises `LimitError` where a file has too few bytes for that: see `check_expansion`.
+    """
+    made = [0, 0]
+    for name in names:
+        left, right = dense_row(a, name), dense_row(b, name)
+        if left.shape == right.shape:
+            for side, (file, place) in enumerate(((a, left), (b, right))):
+                made[side] += place.nbytes
+                place.source.check_size(f"tensor {quoted(name)}", place.nbytes)
+                check_made(file, "all tensors to compare", made[side])
+        yield name, left, right
+
+
+def pairs(a: Row, b: Row) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield the values of two tensors of one shape, in pieces of equal length.
+
+    Floating-point and decoded values are float64, complex ones complex128; integers keep their type.
+    """
+    left_over = math.prod(a.shape)
+    left = right = np.empty(0)
+    lefts, rights = _values(a), _values(b)
+    while left_over:
+        left, right = left if left.size else next(lefts), right if right.size else next(rights)
+        count = min(left.size, right.size)
+        yield left[:count], right[:count]
+        left, right, left_over = left[count:], right[count:], left_over - count
+
+
+def _values(place: Row) -> Iterator[NDArray[Any]]:
+    if place.dtype.quantized:
+        for tensor in in_pieces(place):
+            for values in tensor.in_runs(_PIECE):
+                yield values.astype(np.float64)
+        return
+    stored = numpy_dtype(DTYPES[place.dtype.name])
+    wide: np.dtype[Any] = np.dtype(np.complex128 if stored.kind == "c" else np.float64)
+    for chunk in place.chunks():
+        values = np.frombuffer(chunk, stored)
+        yield values if stored.kind in "biu" else values.astype(wide)
+
+
+def distances(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the absolute differences of values that `pairs` yields; those of integers are exact before rounding."""
+    kinds = one.dtype.kind + other.dtype.kind
+    if set(kinds) <= set("biu"):
+        common = np.result_type(one.dtype, other.dtype, np.int64 if "i" in kinds else np.uint64)
+        if common.kind in "iu":
+            left, right = one.astype(common), other.astype(common)
+            # The difference of two int64 may not fit into one; as uint64 it does.
+            exact = (np.maximum(left, right) - np.minimum(left, right)).view(np.uint64)
+            wide: NDArray[np.float64] = exact.astype(np.float64)
+            return wide
+        one, other = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: NDArray[np.float64] = np.abs(one - other).astype(np.float64)
+    return found
+
+
+def apart(
+    one: NDArray[Any], other: NDArray[Any], distance: NDArray[np.float64], tolerance: Tolerance
+) -> NDArray[np.bool_]:
+    """Say which values differ by more than the tolerance; NaNs are equal, an infinity equals only itself."""
+    close = distance == 0
+    if tolerance != (0, 0):
+        with np.errstate(invalid="ignore", over="ignore"):
+            close |= np.isfinite(distance) & (distance <= tolerance.atol + tolerance.rtol * np.abs(other))
+    differ: NDArray[np.bool_] = ~(close | (one == other) | (np.isnan(one) & np.isnan(other)))
+    return differ
 
 
 class TensorDiff(NamedTuple):
@@ -45,7 +146,7 @@ class TensorDiff(NamedTuple):
     max_abs : float or None
         Largest absolute difference of two elements; NaN when one of them is not finite.
     rms : float or None
-        Root of the mean square of the differences, over all elements, those without a difference too.
+        Root of the mean square of the differences, over all elements, equal ones included.
     """
 
     name: str
@@ -81,9 +182,7 @@ class _Apart:
         return self.count, self.largest, math.sqrt(self.squares / max(math.prod(shape), 1))
 
 
-def tensor_diffs(
-    places: Iterable[tuple[str, TensorRef, TensorRef]], tolerance: Tolerance | None
-) -> Iterator[TensorDiff]:
+def tensor_diffs(places: Iterable[tuple[str, Row, Row]], tolerance: Tolerance | None) -> Iterator[TensorDiff]:
     """Yield what differs between tensors of two models, each with its name and both places."""
     for name, a, b, found in _compared(places):
         differs = _compare(name, a, b, found, tolerance)
@@ -91,16 +190,14 @@ def tensor_diffs(
             yield differs
 
 
-def _compare(
-    name: str, a: TensorRef, b: TensorRef, found: _Apart | None, tolerance: Tolerance | None
-) -> TensorDiff | None:
+def _compare(name: str, a: Row, b: Row, found: _Apart | None, tolerance: Tolerance | None) -> TensorDiff | None:
     """Compare two tensors: by value with a tolerance, as far as they hold numbers, else bit by bit."""
-    if tolerance is None or a.row.shape != b.row.shape or not (has_numbers(a.row) and has_numbers(b.row)):
+    if tolerance is None or a.shape != b.shape or not (has_numbers(a) and has_numbers(b)):
         return _compare_bits(name, a, b, found)
-    if _types(a.row) == _types(b.row) and _compare_bits(name, a, b, found) is None:
+    if _types(a) == _types(b) and _compare_bits(name, a, b, found) is None:
         return None  # the quick answer, for most tensors of similar files
     different, largest, rms = _compare_values(a, b, tolerance)
-    text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a.row, b.row))
+    text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a, b))
     return TensorDiff(name, "values", text_a, text_b, different, largest, rms) if different else None
 
 
@@ -108,33 +205,31 @@ def _types(row: Row) -> tuple[str, bool]:
     return row.dtype.name, row.dtype.quantized
 
 
-def _compare_bits(name: str, a: TensorRef, b: TensorRef, found: _Apart | None) -> TensorDiff | None:
-    row_a, row_b = a.row, b.row
-    text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
-    if _types(row_a) != _types(row_b):
-        if row_a.dtype.name == row_b.dtype.name:  # int8, of which one is the scheme
+def _compare_bits(name: str, a: Row, b: Row, found: _Apart | None) -> TensorDiff | None:
+    text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a, b))
+    if _types(a) != _types(b):
+        if a.dtype.name == b.dtype.name:  # int8, of which one is the scheme
             text_a, text_b = (
-                f"{text}, {'' if row.dtype.quantized else 'not '}quantised"
-                for text, row in ((text_a, row_a), (text_b, row_b))
+                f"{text}, {'' if row.dtype.quantized else 'not '}quantised" for text, row in ((text_a, a), (text_b, b))
             )
-        known = row_a.shape == row_b.shape and _has_values(row_a) and _has_values(row_b)
+        known = a.shape == b.shape and _has_values(a) and _has_values(b)
         return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if known else (None, None, None)))
-    if row_a.shape != row_b.shape:
+    if a.shape != b.shape:
         return TensorDiff(name, "shape", text_a, text_b, None, None)
-    if row_a.dtype.quantized:
+    if a.dtype.quantized:
         return _compare_decoded(name, a, b, (text_a, text_b))
     if found is None:
         found = _by_chunks(a, b)
-    return TensorDiff(name, "values", text_a, text_b, *found.over(row_a.shape)) if found.count else None
+    return TensorDiff(name, "values", text_a, text_b, *found.over(a.shape)) if found.count else None
 
 
-def _by_chunks(a: TensorRef, b: TensorRef) -> _Apart:
+def _by_chunks(a: Row, b: Row) -> _Apart:
     """Return how far two tensors of one dtype are apart, which are read in chunks."""
-    found, row_a = _Apart(), a.row
-    size = 0 if row_a.dtype.packed else row_a.dtype.bits // 8
+    found = _Apart()
+    size = 0 if a.dtype.packed else a.dtype.bits // 8
     for left, right in zip(a.chunks(), b.chunks(), strict=True):
-        if row_a.dtype.name in COMPARED:
-            found.add(*differing(left, right, row_a.dtype.name))
+        if a.dtype.name in COMPARED:
+            found.add(*differing(left, right, a.dtype.name))
             continue
         raw = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
         if np.array_equal(*raw):
@@ -143,21 +238,21 @@ def _by_chunks(a: TensorRef, b: TensorRef) -> _Apart:
             found.add(int((raw[0] != raw[1]).sum()), float("nan"), float("nan"))
             continue
         apart = (raw[0] != raw[1]).reshape(-1, size).any(1)
-        found.add_distances(_distances(raw, apart, row_a))
+        found.add_distances(_distances(raw, apart, a))
     return found
 
 
 def _compared(
-    places: Iterable[tuple[str, TensorRef, TensorRef]],
-) -> Iterator[tuple[str, TensorRef, TensorRef, _Apart | None]]:
+    places: Iterable[tuple[str, Row, Row]],
+) -> Iterator[tuple[str, Row, Row, _Apart | None]]:
     """Yield tensors, and how far those are apart that lie in files as C compares them, many at a time."""
     compare: FileComparer | None = None
-    together: list[tuple[str, TensorRef, TensorRef, _Apart]] = []
+    together: list[tuple[str, Row, Row, _Apart]] = []
     files: tuple[int, int] | None = None
     size = 0
     for name, a, b in places:
         these = _files_of(a, b)
-        alike = these is not None and together and these == files and a.row.dtype.name == together[0][1].row.dtype.name
+        alike = these is not None and together and these == files and a.dtype.name == together[0][1].dtype.name
         if together and not (alike and size < _AT_ONCE and len(together) < _MANY):
             compare = compare or FileComparer(cpus())
             _compare_files(together, files or (-1, -1), compare)
@@ -168,35 +263,32 @@ def _compared(
             yield name, a, b, None
         else:
             together.append((name, a, b, _Apart()))
-            size += a.row.nbytes
+            size += a.nbytes
     if together:
         _compare_files(together, files or (-1, -1), compare or FileComparer(cpus()))
         yield from together
 
 
-def _files_of(a: TensorRef, b: TensorRef) -> tuple[int, int] | None:
+def _files_of(a: Row, b: Row) -> tuple[int, int] | None:
     """Return the files of two tensors, open, if C compares them there."""
-    left, right = a.row, b.row
-    if left.dtype.name not in COMPARED or left.dtype.name != right.dtype.name or left.shape != right.shape:
+    if a.dtype.name not in COMPARED or a.dtype.name != b.dtype.name or a.shape != b.shape:
         return None
-    if left.dtype.swapped or right.dtype.swapped or not left.nbytes:
+    if a.dtype.swapped or b.dtype.swapped or not a.nbytes:
         return None
     files = a.source.direct, b.source.direct
     return (files[0], files[1]) if isinstance(files[0], int) and isinstance(files[1], int) else None
 
 
-def _compare_files(
-    tensors: list[tuple[str, TensorRef, TensorRef, _Apart]], files: tuple[int, int], compare: FileComparer
-) -> None:
+def _compare_files(tensors: list[tuple[str, Row, Row, _Apart]], files: tuple[int, int], compare: FileComparer) -> None:
     """Find how far tensors of one dtype are apart in two files."""
     pairs = [(a, b) for _, a, b, _ in tensors]
-    dtype = pairs[0][0].row.dtype.name
+    dtype = pairs[0][0].dtype.name
     width = COMPARED[dtype][1]
     step = _AT_ONCE // width
     parts = [
-        (number, start, min(step, math.prod(a.row.shape) - start))
+        (number, start, min(step, math.prod(a.shape) - start))
         for number, (a, _) in enumerate(pairs)
-        for start in range(0, math.prod(a.row.shape), step)
+        for start in range(0, math.prod(a.shape), step)
     ]
     while parts:
         n = size = 0
@@ -204,7 +296,7 @@ def _compare_files(
             size += parts[n][2]
             n += 1
         now, parts = parts[:n], parts[n:]
-        offsets = np.array([[pairs[i][k].row.offset + at * width for i, at, _ in now] for k in (0, 1)], np.int64)
+        offsets = np.array([[pairs[i][k].offset + at * width for i, at, _ in now] for k in (0, 1)], np.int64)
         counts = np.array([count for _, _, count in now], np.int64)
         try:
             found = compare(files, offsets, counts, dtype)
@@ -217,7 +309,7 @@ def _compare_files(
             tensors[i][3].add(count, largest, squares)
 
 
-def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, str]) -> TensorDiff | None:
+def _compare_decoded(name: str, a: Row, b: Row, texts: tuple[str, str]) -> TensorDiff | None:
     """Compare the values that two quantised tensors decode to, bit by bit; their codes may differ."""
     found = _Apart()
     for left, right in zip(in_pieces(a), in_pieces(b), strict=False):
@@ -236,21 +328,21 @@ def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, st
             found.add_distances(distance[apart])
     if not found.count:
         return None
-    return TensorDiff(name, "values", texts[0], texts[1], *found.over(a.row.shape))
+    return TensorDiff(name, "values", texts[0], texts[1], *found.over(a.shape))
 
 
 def _has_values(row: Row) -> bool:
     return row.dtype.quantized or row.dtype.name in FLOATING
 
 
-def _compare_values(a: TensorRef, b: TensorRef, tolerance: Tolerance = _EXACT) -> tuple[int, float, float]:
+def _compare_values(a: Row, b: Row, tolerance: Tolerance = _EXACT) -> tuple[int, float, float]:
     """Compare values of two tensors of one shape, of any types; return how many differ, largest and RMS difference."""
     found = _Apart()
     for one, other in pairs(a, b):
         distance = distances(one, other)
         differ = apart(one, other, distance, tolerance)
         found.add_distances(distance[differ])
-    return found.over(a.row.shape)
+    return found.over(a.shape)
 
 
 def _distances(raw: tuple[Any, Any], apart: Any, row: Row) -> NDArray[np.floating[Any]]:

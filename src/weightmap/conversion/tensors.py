@@ -1,4 +1,4 @@
-"""Prepares the file that a conversion writes: its tensors as payloads, what goes along, and what stays behind."""
+"""Prepares the file that a conversion writes: its tensors as payloads, and what goes along or stays behind."""
 
 from __future__ import annotations
 
@@ -7,35 +7,123 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.conversion.extras import extras_of, metadata_of, spared
+from weightmap.conversion.extras import dropped_because, extras_of, metadata_of
 from weightmap.conversion.packing import Packed
-from weightmap.conversion.regrouping import Regrouper
+from weightmap.conversion.quantizer import Quantizer, Regrouper
 from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.errors import TensorFileError, counted, quoted
-from weightmap.formats import Payload, Plan, Request, Tensors
+from weightmap.formats import Payload, Request, Tensors
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import parts_of
+from weightmap.model.parts import check_made, name_of, parts_of
 from weightmap.model.payload import from_quantized
 from weightmap.model.saving import choose_layout, plan_request
-from weightmap.model.shards import disagreements
+from weightmap.model.sharded import disagreements
 from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from weightmap.conversion.overflow import Overflow
-    from weightmap.conversion.task import Task
-    from weightmap.formats import Format
-    from weightmap.importers._huggingface import ModelDirectory
+    from weightmap.conversion.spec import Spec
+    from weightmap.dtypes import DType
+    from weightmap.index.row import Row
+    from weightmap.io.sink import WritePlan
+    from weightmap.model.directory import ModelDirectory
     from weightmap.model.file import TensorFile
-    from weightmap.quant import TensorRef
 
-__all__ = ["Prepared", "prepare", "regrouper_for", "unaligned", "unaligned_note"]
-
+# Integers of the same size, which compare faster than the types of ml_dtypes.
+_INTEGERS: dict[int, tuple[type[Any], type[Any]]] = {
+    1: (np.uint8, np.int8),
+    2: (np.uint16, np.int16),
+    4: (np.uint32, np.int32),
+    8: (np.uint64, np.int64),
+}
 # Elements of a quantised tensor that are decoded at once.
 _PIECE = 1 << 18
+
+
+class Overflow:
+    """The values that one file's conversion to another type makes infinite or NaN, by tensor."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """The number of such values, and of tensors with some."""
+        return sum(self._counts.values()), len(self._counts)
+
+    def cast(self, name: str, pieces: Iterable[NDArray[Any]], wanted: DType) -> Iterator[memoryview]:
+        """Yield the bytes of a tensor, given in pieces of one type, as `wanted`."""
+        target = numpy_dtype(wanted)
+        # A type of sign and magnitude: larger magnitudes than that of its largest number are infinity and NaN. The
+        # largest signed integer is the largest positive magnitude, the largest unsigned one that of a negative number.
+        unsigned, signed = _INTEGERS[target.itemsize]
+        limit = _largest(target)
+        largest, lowest = (int(np.array(end, target).view(unsigned)) for end in (limit, -limit))
+        self._counts.pop(name, None)
+        for values in pieces:
+            with np.errstate(over="ignore", invalid="ignore"):
+                cast = values.astype(target)
+            narrower = _largest(values.dtype) > limit
+            if narrower and cast.size and (cast.view(signed).max() > largest or cast.view(unsigned).max() > lowest):
+                count = int(np.count_nonzero(np.isfinite(values) & ~np.isfinite(cast)))
+                if count:
+                    self._counts[name] = self._counts.get(name, 0) + count
+            yield memoryview(cast.view(np.uint8))
+
+
+def _largest(dtype: np.dtype[Any]) -> float:
+    """Return the largest number of a floating-point type."""
+    import ml_dtypes  # noqa: PLC0415 - 5 ms, for conversions to another type alone
+
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+def overflow_note(values: int, tensors: int, dtype: str | None) -> list[str]:
+    """Return a line about values that a conversion to this type made infinite or NaN, if there are any."""
+    if not values or dtype is None:
+        return []
+    with np.errstate(over="ignore", invalid="ignore"):
+        beyond = np.array(np.inf).astype(numpy_dtype(DTYPES[dtype]))
+    became = "infinite" if np.isinf(beyond) else "NaN"
+    what = f"{counted(values, 'value')} of {counted(tensors, 'tensor')}"
+    are, they = ("is", "it") if values == 1 else ("are", "they")
+    return [f"{what} {are} out of the range of {dtype}: {they} became {became}"]
+
+
+class Recoder:
+    """Makes the payloads of new files' tensors from those of a model, and notes what they lose.
+
+    Attributes
+    ----------
+    spec : Spec
+    overflow : Overflow
+    quantizer : Quantizer or None
+    """
+
+    def __init__(self, spec: Spec, layout: str | None = None) -> None:
+        self.spec = spec
+        self.overflow = Overflow()
+        self.quantizer = None if spec.quantize is None else Quantizer(spec.quantize, spec.threads)
+        found = spec.target_format
+        self._held = found.schemes.get(layout or choose_layout(found, spec.layout, None), frozenset[str]())
+        self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
+        self._regrouper = Regrouper(self._held)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about tensors whose scheme differs from the requested one, or from the one they had."""
+        return [*self._regrouper.notes, *([] if self.quantizer is None else self.quantizer.notes)]
+
+    def payload(self, name: str, place: Row, *, quantizing: bool, trial: bool) -> Payload:
+        """Return the payload of a tensor. A `trial` reads no data to find out, and estimates sizes."""
+        if self.quantizer is not None and quantizing:
+            return self.quantizer.payload(name, place, self._held, trial=trial)
+        # With a quantiser, a quantised tensor stays as it is.
+        wanted = None if self.quantizer is not None and place.dtype.quantized else self._dtype
+        return _payload(name, place, wanted, self._regrouper, self.overflow, trial=trial)
 
 
 class Prepared(NamedTuple):
@@ -43,103 +131,103 @@ class Prepared(NamedTuple):
 
     Attributes
     ----------
-    plan : Plan
+    plan : WritePlan
     layout : str
     tensors : Packed
-        Its tensors, by their names in the source.
     dropped : list of (str, str)
         Name of each tensor that is left out, and the reason.
     warnings : list of str
         Losses besides tensors.
+    recoder : Recoder
     """
 
-    plan: Plan
+    plan: WritePlan
     layout: str
     tensors: Packed
     dropped: list[tuple[str, str]]
     warnings: list[str]
+    recoder: Recoder
 
 
 def prepare(
     file: TensorFile,
-    places: Iterable[tuple[str, TensorRef]],
+    places: Iterable[tuple[str, Row]],
     directory: ModelDirectory | None,
-    task: Task,
-    regrouper: Regrouper | None = None,
+    target: str,
+    spec: Spec,
+    renamed: Mapping[str, str],
     *,
+    recoder: Recoder | None = None,
     part: bool = False,
     numbers: tuple[int, int, int] | None = None,
     trial: bool = False,
 ) -> Prepared:
     """Prepare a new file of some tensors of a model, with configuration and vocabulary of its directory.
 
-    Raises what the conversion would raise before it creates a file. A `part` loses the metadata that say which part of
-    a model it was; `numbers` are the `part` of its `Request`. A `trial` reads no data to find out: its plan has
-    estimated sizes, and must not be written.
+    Raises what the conversion would raise before it creates a file. `renamed` has the new name of each tensor that gets
+    one. A `part` loses the metadata that say which part of a model it was; `numbers` are the `part` of its `Request`.
+    A `trial` reads no data to find out: its plan has estimated sizes, and must not be written. A `recoder` that several
+    files share tells its notes itself.
     """
-    found: Format = task.format
+    found = spec.target_format
     metadata = metadata_of(file, directory, found)
+    for key, value in found.usual_metadata.items() if spec.configured else ():
+        metadata.setdefault(key, value)
     own = parts_of(file)[1].part
     if part and own is not None:
         for key in own.keys & metadata.keys():
             del metadata[key]
     try:
-        layout = choose_layout(found, task.layout, metadata)
+        layout = choose_layout(found, spec.layout, metadata)
     except TensorFileError as error:
-        raise error.located(path=task.target, format=found.name) from None
+        raise error.located(path=target, format=found.name) from None
+    shared = recoder is not None
     try:
-        shared = regrouper is not None
-        regrouper = regrouper_for(found, layout) if regrouper is None else regrouper
-        packed, dropped = _packed(places, layout, task, regrouper, trial=trial)
-        task.limits.check("max_copy_bytes", packed.nbytes, "bytes of tensors to copy")
+        recoder = Recoder(spec, layout) if recoder is None else recoder
+        packed, dropped = _packed(places, layout, recoder, renamed, trial=trial)
+        check_total(file, spec, packed.nbytes)
     except TensorFileError as error:
-        raise error.located(path=task.source) from None
-    extras, warnings = extras_of(file, directory, metadata, found, layout)
-    if not shared:
-        warnings += regrouper.notes
+        raise error.located(path=name_of(file)) from None
+    extras, warnings = extras_of(file, directory, metadata, found, layout, along=part)
     warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
     tensors: Tensors = packed
     if found.embeddings is not None and file.format != found.name:
-        tensors, renamed = _as_embeddings(packed, *found.embeddings)
-        warnings += renamed
-    request = Request(tensors, layout, **extras, align=task.arguments.align, part=numbers)
-    plan = plan_request(task.target, found, request)
-    return Prepared(plan, layout, packed, dropped, warnings)
+        tensors, named = _as_embeddings(packed, *found.embeddings)
+        warnings += named
+    request = Request(tensors, layout, **extras, align=spec.align, part=numbers)
+    plan = plan_request(target, found, request)
+    return Prepared(plan, layout, packed, dropped, warnings if shared else [*warnings, *recoder.notes], recoder)
 
 
-def regrouper_for(found: Format, layout: str) -> Regrouper:
-    """Return a regrouper for the schemes of a target."""
-    return Regrouper(found.schemes.get(layout, frozenset()))
+def check_total(file: TensorFile, spec: Spec, nbytes: int) -> None:
+    """Raise `LimitError` for more bytes of tensors than may be copied of a model."""
+    spec.limits.check("max_copy_bytes", nbytes, "bytes of tensors to copy")
+    check_made(file, "all tensors to copy", nbytes)
 
 
 def _packed(
-    places: Iterable[tuple[str, TensorRef]], layout: str, task: Task, regrouper: Regrouper, *, trial: bool
+    places: Iterable[tuple[str, Row]], layout: str, recoder: Recoder, renamed: Mapping[str, str], *, trial: bool
 ) -> tuple[Packed, list[tuple[str, str]]]:
     """Return the tensors to write, and name and reason for each one that is left out."""
-    found, quantizer = task.format, task.quantizer
-    all_taken = not (task.arguments.include or task.arguments.exclude)
-    held = found.schemes.get(layout, frozenset())
-    packed, dropped = Packed(), []
+    spec, found, quantizer = recoder.spec, recoder.spec.target_format, recoder.quantizer
+    all_taken = not (spec.include or spec.exclude)
+    packed, dropped = Packed(renamed), []
     known: dict[Any, int] = {}
     for name, place in places:
-        if not (all_taken or task.takes(name)):
+        if not (all_taken or spec.takes(name)):
             continue
-        why = spared(name, place, found, layout)
+        why = dropped_because(name, place, found, layout)
         if why is not None:
             dropped.append((name, why))
             continue
-        source, (dtype, shape, offset, nbytes), _ = place
+        dtype, shape, source, offset, nbytes, _, _ = place
         quantizing = quantizer is not None and quantizer.wants(name, place)
         # Dense tensors of one shape are of one kind. Making the payload of each takes as long as copying small ones.
         key: Any = (quantizing, source, dtype, shape, nbytes)
         number = None if dtype.quantized else known.get(key)
         if number is None:
-            source.check_size(f"tensor {quoted(name)}")
-            if quantizer is not None and quantizing:
-                made = quantizer.payload(name, place, held, trial=trial)
-            else:  # with a quantiser, a quantised tensor stays as it is
-                wanted = None if quantizer is not None and dtype.quantized else task.dtype
-                made = _payload(name, place, wanted, regrouper, task.overflow, trial=trial)
+            source.check_size(f"tensor {quoted(name)}", nbytes)
+            made = recoder.payload(name, place, quantizing=quantizing, trial=trial)
             if dtype.quantized:
                 key = (made.kind, source, dtype, nbytes)
                 number = known.get(key)
@@ -173,67 +261,64 @@ def _as_embeddings(tensors: Tensors, matrix: str, norms: str) -> tuple[Tensors, 
 
 
 def _payload(
-    name: str, place: TensorRef, wanted: DType | None, regrouper: Regrouper, overflow: Overflow, *, trial: bool
+    name: str, row: Row, wanted: DType | None, regrouper: Regrouper, overflow: Overflow, *, trial: bool
 ) -> Payload:
     """Return the payload of a tensor, converted to the floating-point type `wanted` if it has one."""
-    row = place.row
     if row.dtype.quantized:
         if wanted is None:
-            return _as_quantized(name, place, regrouper, trial=trial)
+            return _as_quantized(name, row, regrouper, trial=trial)
         size = math.prod(row.shape)
-        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, place, wanted, overflow)
+        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, row, wanted, overflow)
     if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
         dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
-        return Payload(name, dtype, row.shape, row.nbytes, _copied, name, place)
+        return Payload(name, dtype, row.shape, row.nbytes, _copied, name, row)
     nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
-    return Payload(name, wanted, row.shape, nbytes, _cast, name, place, wanted, overflow)
+    return Payload(name, wanted, row.shape, nbytes, _cast, name, row, wanted, overflow)
 
 
-def _as_quantized(name: str, place: TensorRef, regrouper: Regrouper, *, trial: bool) -> Payload:
+def _as_quantized(name: str, row: Row, regrouper: Regrouper, *, trial: bool) -> Payload:
     """Return a quantised tensor as it is, or in the target's blocks. Its bytes are read when they are written."""
-    row = place.row
-    layout = place.layout()
+    layout = row.layout()
     if layout is None:  # product quantisation
-        model = from_quantized(name, place.decoder())
-        return Payload(name, model.dtype, model.shape, model.nbytes, _parts, name, place, parts=model.parts)
+        model = from_quantized(name, row.decoder())
+        return Payload(name, model.dtype, model.shape, model.nbytes, _parts, name, row, parts=model.parts)
     start, block_size, scale_type = layout
     if regrouper.wants(row.dtype.name):
-        return regrouper.payload(name, place, block_size, scale_type, trial=trial)
+        return regrouper.payload(name, row, block_size, scale_type, trial=trial)
     nbytes = row.nbytes - start
-    made: tuple[Any, ...] = (_from, name, place, start)
+    made: tuple[Any, ...] = (_from, name, row, start)
     if row.dtype.name == "adaptive":  # nothing has checked its mask so far
-        made = (_checked, name, place)
+        made = (_checked, name, row)
     return Payload(name, row.dtype, row.shape, nbytes, *made, block_size=block_size, scale_type=scale_type)
 
 
-def _copied(_: str, place: TensorRef) -> Iterator[Any]:
+def _copied(_: str, place: Row) -> Iterator[Any]:
     return place.chunks()
 
 
-def _from(_: str, place: TensorRef, start: int) -> Iterator[Any]:
+def _from(_: str, place: Row, start: int) -> Iterator[Any]:
     """Return the bytes of a tensor from `start` on."""
-    return place.source.chunks(place.row.offset + start, place.row.nbytes - start)
+    return place.source.chunks(place.offset + start, place.nbytes - start)
 
 
-def _checked(_: str, place: TensorRef) -> Iterator[Any]:
+def _checked(_: str, place: Row) -> Iterator[Any]:
     yield place.decoder().payload
 
 
-def _parts(name: str, place: TensorRef) -> Iterator[Any]:
+def _parts(name: str, place: Row) -> Iterator[Any]:
     yield from from_quantized(name, place.decoder()).chunks()
 
 
-def _decoded(name: str, place: TensorRef, wanted: DType, overflow: Overflow) -> Iterator[memoryview]:
+def _decoded(name: str, place: Row, wanted: DType, overflow: Overflow) -> Iterator[memoryview]:
     pieces = (values for tensor in in_pieces(place) for values in tensor.in_runs(_PIECE))
     return overflow.cast(name, pieces, wanted)
 
 
-def _cast(name: str, place: TensorRef, wanted: DType, overflow: Overflow) -> Iterator[memoryview]:
+def _cast(name: str, place: Row, wanted: DType, overflow: Overflow) -> Iterator[memoryview]:
     return overflow.cast(name, _stored(place), wanted)
 
 
-def _stored(place: TensorRef) -> Iterator[NDArray[Any]]:
-    source, row, _ = place
+def _stored(row: Row) -> Iterator[NDArray[Any]]:
     stored = numpy_dtype(row.dtype)
-    for chunk in source.chunks(row.offset, row.nbytes):
+    for chunk in row.source.chunks(row.offset, row.nbytes):
         yield np.frombuffer(chunk, stored)

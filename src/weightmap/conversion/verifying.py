@@ -5,24 +5,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.arguments import as_path
+from weightmap.arguments import check_progress
 from weightmap.conversion.manifest import Manifest, digest
-from weightmap.conversion.running import Execution, Runner
-from weightmap.conversion.shard import Piece, open_piece, state_of
+from weightmap.conversion.running import Run, Runner, is_shared, manifests_of, share_of, validated_run
+from weightmap.conversion.tasks import FileRows, open_rows, state_of
 from weightmap.errors import ShardsError, quoted
+from weightmap.io.opening import called, folder_of, inside
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import name_of, parts_of
-from weightmap.model.shards import disagreements
+from weightmap.model.sharded import disagreements
 from weightmap.model.verifying import VerifyReport, in_common
-from weightmap.options import Limits
+from weightmap.options import Limits, validated_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
     from weightmap.model.file import TensorFile
-
-__all__ = ["verify"]
 
 # The fields of a manifest's records.
 _RECORD = {"format": str, "layout": str, "checks": list, "warnings": list, "nbytes": int, "structure_only": str}
@@ -33,7 +32,7 @@ class VerifyTask(NamedTuple):
 
     number: int
     folder: str
-    piece: Piece
+    piece: FileRows
     strict: bool
     limits: Limits
     threads: int | None
@@ -46,7 +45,7 @@ class VerifyTask(NamedTuple):
 
 def verify_shard(task: VerifyTask) -> VerifyReport:
     """Verify one file, in this process or another one."""
-    with open_piece(task.folder, task.piece, task.limits, strict=task.strict) as file:
+    with open_rows(task.folder, task.piece, task.limits, strict=task.strict) as file:
         return file.verify(threads=task.threads)
 
 
@@ -56,14 +55,12 @@ def verify(
     strict: bool = True,
     limits: Limits | None = None,
     progress: Callable[[int, int], None] | None = None,
+    run: Run | None = None,
     executor: Executor | None = None,
     manifest: str | os.PathLike[str] | None = None,
-    keep_going: bool = False,
-    rank: int = 0,
-    world: int = 1,
     threads: int | None = None,
 ) -> VerifyReport:
-    """Open a model and verify it: read all bytes once, and compare them with the checksums that they have.
+    """Open a model and verify it: read every byte once, and check it against the stored checksums.
 
     Parameters
     ----------
@@ -71,14 +68,11 @@ def verify(
         As for `open`.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes.
-    executor : concurrent.futures.Executor, optional
-        Shares out the files of a model, one task for each, as for `convert`.
-    manifest : str or os.PathLike, optional
-        A file that records files that are sound; a later run skips them unless their size or time has changed.
-    keep_going : bool
-        Verify the other files after one has failed, and raise all errors together.
-    rank, world : int
-        Verify every `world`-th file, from number `rank` on. With a manifest, each rank has one of its own.
+    run : Run, optional
+        How the files of a model are distributed. Its manifest records sound files: a later run skips them unless their
+        size or time has changed.
+    executor, manifest
+        Short for ``run=Run(executor, manifest=manifest)``.
     threads : int, optional
         At most this many share the reading of a file; by default one for each CPU of this process, and one for a task
         of an executor or of ranks.
@@ -86,16 +80,16 @@ def verify(
     Returns
     -------
     VerifyReport
-        The same as that of `TensorFile.verify`; of a rank, for its files.
+        As from `TensorFile.verify`; on a rank, for its own files.
 
     Raises
     ------
     ChecksumError, FormatError, OSError
         As from `TensorFile.verify`.
     TargetError
-        When `manifest` is that of another run.
+        When the manifest is that of another run.
     ShardsError
-        When several files failed, with `keep_going`; or one by an error of the executor.
+        When several files failed, with `keep_going`; or when the executor did.
 
     Examples
     --------
@@ -104,35 +98,39 @@ def verify(
     >>> wm.verify("model.weights").scope
     'structure and checksums'
     """
-    recorded = None if manifest is None else as_path("manifest", manifest)
-    how = Execution(executor, recorded, keep_going, rank, world, progress)
-    how.check()
-    limits = Limits() if limits is None else limits
+    run = validated_run(run, executor, manifest)
+    check_progress(progress)
+    limits = validated_limits(limits)
     with open_privately(source, strict=strict, limits=limits) as file:
-        if how._replace(progress=None) == Execution():
+        if run == Run():
             return file.verify(progress=progress, threads=threads)
-        if threads is None and (executor is not None or world > 1):
+        if threads is None and is_shared(run):
             threads = 1
-        return _verify_files(file, how, strict=strict, limits=limits, threads=threads)
+        return _verify_files(file, run, progress, strict=strict, limits=limits, threads=threads)
 
 
 def _verify_files(
-    file: TensorFile, how: Execution, *, strict: bool, limits: Limits, threads: int | None
+    file: TensorFile,
+    run: Run,
+    progress: Callable[[int, int], None] | None,
+    *,
+    strict: bool,
+    limits: Limits,
+    threads: int | None,
 ) -> VerifyReport:
     """Verify the files of an open model, each by itself."""
     source, content, _ = parts_of(file)
     if source.absolute is None:
         raise ValueError(f"source is {name_of(file)}, expected a path: tasks open files again")
-    folder, files = os.path.dirname(source.absolute), file.shards or {os.path.basename(source.absolute): file}
+    folder, files = folder_of(source.absolute), file.shards or {called(source.absolute): file}
     tasks = []
     for number, (name, part) in enumerate(files.items()):
-        piece = Piece(name, *state_of(parts_of(part)[0]), ())
+        piece = FileRows(name, *state_of(part), ())
         tasks.append(VerifyTask(number, folder, piece, strict, limits, threads))
-    tasks = tasks[how.rank :: how.world]
+    tasks = list(share_of(run, tasks))
     own = None
-    if how.manifest is not None:
-        path = how.manifest if how.world == 1 else f"{how.manifest}.{how.rank}-of-{how.world}"
-        own = Manifest(path, "verify", digest(os.path.basename(source.absolute), strict), _RECORD, limits)
+    if run.manifest is not None:
+        own = Manifest(manifests_of(run)[0], "verify", digest(called(source.absolute), strict), _RECORD, limits)
     reports: dict[int, VerifyReport] = {}
     total, done = sum(task.piece.size for task in tasks), 0
 
@@ -144,8 +142,8 @@ def _verify_files(
         if own is not None:
             own.add(task.name, digest(task.piece), **_recorded(report))
         done += task.piece.size
-        if how.progress is not None:
-            how.progress(done, total)
+        if progress is not None:
+            progress(done, total)
 
     left = []
     for task in tasks:
@@ -153,7 +151,7 @@ def _verify_files(
         if record is None:
             left.append(task)
         else:
-            finished(task, _report(os.path.join(folder, task.name), record))
+            finished(task, _report(inside(folder, task.name), record))
 
     def flush() -> None:
         if own is not None:
@@ -161,7 +159,7 @@ def _verify_files(
 
     try:
         folders = {folder: os.path.dirname(name_of(file))}
-        runner = Runner(how.executor, keep_going=how.keep_going, flush=flush, folders=folders)
+        runner = Runner(run, flush=flush, folders=folders)
         runner.run(verify_shard, left, finished, [task.piece.size for task in left])
     finally:
         flush()

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightmap.model.file import TensorFile
 
-__all__ = ["LoadReport", "WeightmapStorageReader"]
-
 
 class LoadReport(NamedTuple):
     """What one rank has read.
@@ -34,7 +32,7 @@ class LoadReport(NamedTuple):
     tensors : int
         Tensors of the file that they come from.
     reads, nbytes, wanted_nbytes : int
-        Of the plan; ``nbytes - wanted_nbytes`` is what was read for nothing, in the gaps between slices.
+        Of the plan; ``nbytes - wanted_nbytes`` were read in the gaps between slices, and not needed.
     """
 
     items: int
@@ -61,10 +59,10 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
     Parameters
     ----------
     path : str or os.PathLike
-        What `weightmap.open` takes as a path: a file, an ``*.index.json``, a directory, a URL.
+        A path as for `weightmap.open`: a file, an ``*.index.json``, a directory, a URL.
     names : mapping of str to str, optional
-        For names of the state dict that the file does not have, the names that it has instead: of tied tensors that
-        the file has once, or below a prefix.
+        The file's names for names of the state dict that it lacks: for tied tensors that are stored once, or below a
+        prefix.
     how : {"read", "map", "auto"}
         As for `ReadPlan.run`. Reading takes no more of a disk than the slices, and a file that shrinks meanwhile is an
         error; mappings are faster where the page cache has the file, and for columns.
@@ -81,7 +79,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
     checkpoint_id : str
         The path.
     report : LoadReport or None
-        What this rank has read in the last load.
+        This rank's reading in the last load.
     """
 
     def __init__(
@@ -116,7 +114,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this may be a model: a path where something is, or a URL."""
+        """Whether this may be a model: an existing path, or a URL."""
         path = os.fspath(checkpoint_id) if isinstance(checkpoint_id, (str, os.PathLike)) else None
         return isinstance(path, str) and ("://" in path or os.path.exists(path))
 
@@ -150,7 +148,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Any:
-        """Read what a plan of torch asks for, and copy it to where its planner says."""
+        """Read the slices in a plan of torch, and copy them to the places that its planner names."""
         if self._tensors is None:
             self.read_metadata()
             if self._error is not None:
@@ -170,7 +168,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         return done
 
     def _advice(self) -> str | None:
-        """Return how the system is to read ahead: not at all where this rank reads what it wants, in large pieces."""
+        """Return the advice on read-ahead: none where this rank reads just its slices, in large pieces."""
         return "random" if self._how == "read" else None
 
     def _close(self) -> None:

@@ -10,19 +10,17 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 
 from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError
 from weightmap.model.foreign import PAIRS
-from weightmap.model.parts import locate, name_of, not_found
+from weightmap.model.parts import name_of, not_found, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from weightmap.index.row import Row
     from weightmap.model.file import TensorFile
-    from weightmap.quant import TensorRef
-
-__all__ = ["Kind", "Tensors", "Unreadable"]
 
 
 class Kind(NamedTuple):
-    """How a tensor of a file looks in torch.
+    """The form of a file's tensor in torch.
 
     Attributes
     ----------
@@ -44,8 +42,7 @@ class Kind(NamedTuple):
     swapped: bool = False
 
     @classmethod
-    def of(cls, ref: TensorRef) -> Kind:
-        row = ref.row
+    def of(cls, row: Row) -> Kind:
         name, shape = row.dtype.name, row.shape
         if row.dtype.quantized:
             return cls(torch.float32, shape, decoded=True)
@@ -67,13 +64,13 @@ class Tensors(Mapping[str, Any]):
     ----------
     file : TensorFile
     names : mapping of str to str
-        The names that the file has for some of the state dict.
+        The file's names for some names of the state dict.
     """
 
     def __init__(self, file: TensorFile, names: Mapping[str, str]) -> None:
         self.file, self._names = file, names
         # Of those that were asked for.
-        self._found: dict[str, tuple[str, TensorRef, Kind]] = {}
+        self._found: dict[str, tuple[str, Row, Kind]] = {}
         for name in names.values():
             if name not in file:
                 raise not_found(file, name)
@@ -87,12 +84,12 @@ class Tensors(Mapping[str, Any]):
         whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
         return TensorStorageMetadata(TensorProperties(dtype=kind.dtype), size, [whole])
 
-    def found(self, name: str) -> tuple[str, TensorRef, Kind]:
-        """Return the name that the file has for a tensor, where it lies, and how it looks in torch."""
+    def found(self, name: str) -> tuple[str, Row, Kind]:
+        """Return the file's name for a tensor, its place, and its form in torch."""
         found = self._found.get(name)
         if found is None:
             own = self._names.get(name, name)
-            ref = locate(self.file, own)
+            ref = row_of(self.file, own)
             try:
                 found = self._found[name] = own, ref, Kind.of(ref)
             except TensorFileError as error:

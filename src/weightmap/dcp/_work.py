@@ -1,4 +1,4 @@
-"""What one rank wants of a model: as pieces that a plan reads, and where each of them goes."""
+"""One rank's slices of a model: the pieces that a plan reads, and their destinations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from weightmap.errors import quoted
-from weightmap.io.source import Source
 from weightmap.model.parts import name_of
 from weightmap.plans.indices import MOST_RUNS, axes_of, boxes, runs_of
 from weightmap.torch import StateError, to_torch
@@ -20,14 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightmap.dcp._tensors import Kind, Tensors
+    from weightmap.index.row import Row
     from weightmap.plans.read_plan import ReadPlan
-    from weightmap.quant import TensorRef
-
-__all__ = ["Work"]
 
 
 class _Item:
-    """A slice that torch asks for, and how many of its elements are to come."""
+    """A slice that torch requests, and the number of its missing elements."""
 
     def __init__(self, item: Any) -> None:
         self.item = item
@@ -37,7 +34,7 @@ class _Item:
 
 
 class _Part(NamedTuple):
-    """A slice of a tensor of the file, and all who want it."""
+    """A slice of a tensor of the file, and all requests for it."""
 
     name: str
     kind: Kind
@@ -58,7 +55,7 @@ class _Want(NamedTuple):
 
 
 class Work:
-    """What a rank wants, as `weightmap.plan` takes it, and where it goes.
+    """A rank's wants for `weightmap.plan`, and their destinations.
 
     Parameters
     ----------
@@ -92,15 +89,14 @@ class Work:
         for part in self.parts.values():
             self._ask(part)
 
-    def _add(self, item: _Item, name: str, ref: TensorRef, kind: Kind) -> None:
+    def _add(self, item: _Item, name: str, row: Row, kind: Kind) -> None:
         if 0 in item.sizes:
             self._empty.append(item)
             return
-        row = ref.row
         same: Any = name
-        in_file = isinstance(ref.source, Source)  # and not derived from a tensor that is not row-major
+        in_file = row.geometry is None
         if in_file:
-            same = (ref.source.name, row.offset, row.nbytes, row.dtype.name, row.shape)  # as of tied tensors
+            same = (row.source.name, row.offset, row.nbytes, row.dtype.name, row.shape)  # as of tied tensors
         key = same, item.starts, item.sizes
         found = self.parts.get(key)
         if found is None:

@@ -31,7 +31,7 @@ from weightmap.demo.report import measurement_lines, similarity_lines
 from weightmap.demo.sentences import TOKENIZERS, SentenceEncoder, build_tokenizer
 from weightmap.dtypes import FLOATING
 from weightmap.errors import MissingDependencyError, counted, escape
-from weightmap.model.parts import located
+from weightmap.model.parts import dense_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,7 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
 
         with weightmap.open(path) as file:
             encoder = SentenceEncoder(file)
-            dtypes = Counter(place.row.dtype for place in located(file) if _floats(place.row.dtype))
+            dtypes = Counter(place.dtype for place in dense_rows(file) if _floats(place.dtype))
             say(f"{file.format}, {counted(len(file), 'tensor')}, {file.nbytes / 1e6:.1f} MB, used in place")
             for dtype, count in dtypes.items():
                 if dtype.name != "float32":

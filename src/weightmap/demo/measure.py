@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, NDArray[np.float32] | QuantizedTensor]
 
-__all__ = ["OPENS", "Measurement", "anonymous_memory", "measure", "measure_in_child"]
-
 OPENS = 50  # repetitions behind the median
 
 # The smallest vocabulary for a tokeniser.

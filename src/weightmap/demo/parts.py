@@ -11,12 +11,10 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import TensorFileError
-from weightmap.importers import _huggingface as hub
+from weightmap.model import directory as hub
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["Parts", "model_parts"]
 
 # Keys of EMBD's metadata, and their names in AMB's configuration.
 _CONFIG = {

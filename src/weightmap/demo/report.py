@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from weightmap.demo.measure import Measurement
 
-__all__ = ["measurement_lines", "similarity_lines"]
-
 _UNKNOWN = "not available"
 _LABEL, _COLUMN = 33, 15
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
-__all__ = ["TOKENIZERS", "SentenceEncoder", "build_tokenizer"]
-
 # The library that cuts sentences up, and how to get it.
 TOKENIZERS = "the tokenizers library: pip install tokenizers"
 
@@ -90,13 +88,6 @@ class SentenceEncoder:
         When this is no BERT checkpoint with its configuration and vocabulary.
     MissingDependencyError
         When the tokenizers library is not installed.
-
-    Examples
-    --------
-    >>> import weightmap
-    >>> with weightmap.open("minilm.weights") as file:  # doctest: +SKIP
-    ...     SentenceEncoder(file).embed(["A cat sleeps.", "A kitten naps."]).shape
-    (2, 384)
     """
 
     def __init__(

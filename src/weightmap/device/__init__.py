@@ -5,7 +5,7 @@ threads read bytes without the GIL into a few pinned slots, which the process ke
 on a stream of its own while the next slot is filled. Quantised blocks go over packed, and the device decodes them where
 it can. No mapping is touched: a file that becomes shorter meanwhile is an error and not a fault.
 
-What is particular to a device is a `Backend`; `weightmap.torch` has that of PyTorch.
+Everything particular to a device is in a `Backend`; `weightmap.torch` has that of PyTorch.
 """
 
 from weightmap.device._backend import Backend, Change, Event

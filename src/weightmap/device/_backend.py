@@ -1,4 +1,4 @@
-"""`Backend`: what loading asks of a device, and nothing else."""
+"""`Backend`: all that loading requires of a device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Backend", "Change", "Event"]
-
 
 class Change(NamedTuple):
-    """What the device makes of bytes as a file has them: elements of another type.
+    """A conversion on the device, from bytes as stored to elements of another type.
 
     Attributes
     ----------
@@ -44,7 +42,7 @@ class Event(Protocol):
     """A point in the work of a device."""
 
     def wait(self) -> None:
-        """Return when the device has done all that it was asked for before."""
+        """Return when the device has done all earlier work."""
 
 
 class Backend(ABC):
@@ -60,7 +58,7 @@ class Backend(ABC):
     node : int or None
         The NUMA node that is nearest to the device, where that is known.
     pinned : bool
-        Whether `pin` is of use. Otherwise slots are small and not kept.
+        Whether `pin` is useful. Otherwise slots are small and not kept.
     """
 
     key: Hashable
@@ -85,11 +83,11 @@ class Backend(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Let later copies wait for what the caller has asked the device for until now."""
+        """Let later copies wait for the caller's earlier work on the device."""
 
     @abstractmethod
     def end(self) -> None:
-        """Let what the caller asks the device for from now on wait for the copies until now."""
+        """Let the caller's later work on the device wait for the copies so far."""
 
     @abstractmethod
     def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:

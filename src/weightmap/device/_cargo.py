@@ -1,4 +1,4 @@
-"""What goes to a device of one tensor: which bytes of the file, in pieces, and what becomes of them there."""
+"""The transfer of one tensor to a device: bytes of the file, in pieces, and their conversion there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weightmap import kernels
 from weightmap.device._backend import Change
 from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import quoted
-from weightmap.io.derived import Derived
+from weightmap.io.geometry import ascending
 from weightmap.plans.indices import axes_of, runs_of
 from weightmap.quant.pieces import in_pieces
 from weightmap.quant.schemes import BITS, SCALE, block_bytes
@@ -22,18 +22,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.device._backend import Backend
+    from weightmap.index.row import Row
     from weightmap.io.source import Source
     from weightmap.plans.indices import Axis
-    from weightmap.quant import TensorRef
-
-__all__ = ["Cargo", "Made", "Piece"]
 
 # Bytes decoded or converted on the host at once.
 _PART = 1 << 20
 
 
 class Piece(NamedTuple):
-    """Bytes of a tensor that go over together.
+    """Bytes of a tensor that are sent together.
 
     Attributes
     ----------
@@ -45,7 +43,7 @@ class Piece(NamedTuple):
     at : int
         Where the result begins in the memory of the tensor.
     change : Change, optional
-        What the device makes of the bytes; a piece without it may be divided anywhere.
+        The conversion on the device; a piece without it may be divided anywhere.
     """
 
     nbytes: int
@@ -63,7 +61,7 @@ class Cargo:
     ----------
     backend : Backend
     name : str
-    ref : TensorRef
+    ref : Row
     key : index, optional
         None for all of it.
     dtype : str, optional
@@ -84,14 +82,15 @@ class Cargo:
     ------
     PlanError
         When the index does not fit.
+    LimitError
+        When the file has too few bytes for that: see `check_expansion`.
     UnsupportedError
         When the device lacks the type.
     """
 
-    def __init__(self, backend: Backend, name: str, ref: TensorRef, key: Any = None, dtype: str | None = None) -> None:
-        row = ref.row
+    def __init__(self, backend: Backend, name: str, ref: Row, key: Any = None, dtype: str | None = None) -> None:
+        row = self.ref = ref
         self.name: str = name
-        self.ref: TensorRef = ref
         stored = row.dtype
         self._stored: str = "float32" if stored.quantized else "uint8" if stored.packed else stored.name
         whole = (row.nbytes,) if stored.packed else row.shape
@@ -102,16 +101,17 @@ class Cargo:
         self.shape: tuple[int, ...] = sizes
         self.count: int = math.prod(sizes)
         self.nbytes: int = self.count * DTYPES[self.dtype].bits // 8
+        ref.source.check_size(f"tensor {quoted(name)}", self.nbytes)
         self._key, self._whole = key, whole
         self._decoded_there = stored.quantized and backend.decodes(stored.name)
 
     @property
     def source(self) -> Source | None:
-        """Whose bytes they are."""
+        """The source of the bytes."""
         return self.ref.source
 
     def delivered(self, backend: Backend, tensor: Any) -> Any:
-        """Return what the index gives, of a tensor with the elements of the file in their order there."""
+        """Apply the index to a tensor that has the elements in the order of the file."""
         if self._axes is None:
             return tensor
         kept = [axis for axis in self._axes if axis.kept]
@@ -120,15 +120,15 @@ class Cargo:
         return backend.flip(tensor, flipped) if flipped else tensor
 
     def pieces(self, most: int) -> Iterator[Piece]:
-        """Yield what goes over, in the order of the file; a piece with a `Change` has at most `most` bytes."""
+        """Yield the pieces to send, in the order of the file; one with a `Change` has at most `most` bytes."""
         if not self.nbytes:
             return
-        row = self.ref.row
+        row = self.ref
         if row.dtype.quantized:
             found = self._packed(most) if self._decoded_there else None
             yield from self._made(most) if found is None else found
             return
-        if row.dtype.swapped or isinstance(self.ref.source, Derived):
+        if row.dtype.swapped or row.geometry is not None:
             yield from self._made(most)
             return
         itemsize = DTYPES[self._stored].bits // 8
@@ -166,7 +166,7 @@ class Cargo:
 
     def _packed(self, most: int) -> Iterator[Piece] | None:
         """Return the pieces of a quantised tensor as its file has it; None where they are no tensors by themselves."""
-        scheme, layout = self.ref.row.dtype.name, self.ref.layout()
+        scheme, layout = self.ref.dtype.name, self.ref.layout()
         if scheme in GGML_SCHEMES:
             kind = kernels.GGML_TYPES[scheme]
             return self._blocks(scheme, "", kind.block_size, kind.block_bytes, 0, most)
@@ -191,7 +191,7 @@ class Cargo:
             return None
         if length % block_size and len(starts) > 1:
             return None
-        begins = (self.ref.row.offset + begin + starts // block_size * nbytes).astype(np.uint64)
+        begins = (self.ref.offset + begin + starts // block_size * nbytes).astype(np.uint64)
         each = -(-length // block_size) * nbytes
         return self._in_blocks(scheme, scale_type, block_size, nbytes, _cut(begins, each, nbytes, most))
 
@@ -223,7 +223,7 @@ class Cargo:
     def _with_scale(
         self, scheme: str, scale_type: str, begin: int, starts: NDArray[np.int64], each: int, most: int
     ) -> Iterator[Piece]:
-        bits, head, at = BITS[scheme], SCALE[scale_type].itemsize, self.ref.row.offset + begin
+        bits, head, at = BITS[scheme], SCALE[scale_type].itemsize, self.ref.offset + begin
         begins = (at + head + starts).astype(np.uint64)
         done = 0
         for found, lengths in _cut(begins, each, bits, most - head):  # eight codes take as many bytes as one has bits
@@ -240,7 +240,7 @@ class Cargo:
         """Yield runs of blocks of an adaptive tensor, each with its part of mask, scales and codes."""
         ref = self.ref
         ref.storage()  # raises where the mask is damaged
-        at, blocks = ref.row.offset + begin, -(-self.count // block_size)
+        at, blocks = ref.offset + begin, -(-self.count // block_size)
         mask = np.frombuffer(ref.source.pread(at, -(-blocks // 4)), np.uint8)
         kinds = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).reshape(-1)[:blocks]
         scales = at + len(mask) + np.concatenate([[0], np.cumsum((kinds < 2) * SCALE[scale_type].itemsize)])
@@ -280,21 +280,21 @@ class Cargo:
     def _arrays(self) -> Iterator[NDArray[Any]]:
         """Yield the elements in the order of the file."""
         ref, axes = self.ref, self._axes
-        if ref.row.dtype.quantized:
+        if ref.dtype.quantized:
             if axes is None:
                 for tensor in in_pieces(ref):
                     yield from tensor.in_runs(_PART // 4)
                 return
             tensor = ref.decoder()
-            yield tensor.runs(*self._runs()) if hasattr(tensor, "runs") else np.asarray(tensor)[_ascending(axes)]
+            yield tensor.runs(*self._runs()) if hasattr(tensor, "runs") else np.asarray(tensor)[ascending(axes)]
             return
-        stored = np.dtype(np.uint8) if ref.row.dtype.packed else numpy_dtype(ref.row.dtype).newbyteorder("=")
+        stored = np.dtype(np.uint8) if ref.dtype.packed else numpy_dtype(ref.dtype).newbyteorder("=")
         if axes is None:
             for chunk in ref.chunks():
                 yield np.frombuffer(chunk, np.uint8).view(stored)
             return
         whole = np.frombuffer(b"".join(map(bytes, ref.chunks())), np.uint8).view(stored)
-        yield whole.reshape(self._whole)[_ascending(axes)]
+        yield whole.reshape(self._whole)[ascending(axes)]
 
 
 class Made:
@@ -303,7 +303,7 @@ class Made:
     Parameters
     ----------
     name : str
-        What errors call it.
+        Its name in errors.
     array : ndarray or QuantizedTensor
     dtype : str, optional
         The type on the device.
@@ -350,16 +350,6 @@ def _runs(array: Any, most: int) -> Iterator[NDArray[Any]]:
         step = most // (array.size // len(array))
         for start in range(0, len(array), step):
             yield array[start : start + step]
-
-
-def _ascending(axes: list[Axis]) -> tuple[slice, ...]:
-    """Return the index of the same elements in the order of the file, with every axis."""
-    found = []
-    for axis in axes:
-        first = min(axis.start, axis.start + axis.step * (axis.size - 1)) if axis.size else 0
-        step = abs(axis.step)
-        found.append(slice(first, first + step * (axis.size - 1) + 1 if axis.size else 0, step))
-    return tuple(found)
 
 
 def _cut(

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from weightmap.device._backend import Backend
     from weightmap.device._cargo import Cargo, Made, Piece
     from weightmap.device._slots import Slot
-    from weightmap.device._sums import Sums
     from weightmap.io.source import Source
-
-__all__ = ["ALIGN", "Loader"]
+    from weightmap.plans.sums import Sums
 
 # Where tensors begin in device memory, and pieces in a slot.
 ALIGN = 256
@@ -42,7 +40,7 @@ _UNPINNED = Staging(2, 4 << 20)
 class Loader:
     """Sends tensors to a device, through the slots of one load; a context manager.
 
-    Whatever ends the block, no copy is under way behind it, and the slots are back in the pool.
+    However the block ends, no copy is under way after it, and the slots are back in the pool.
 
     Parameters
     ----------
@@ -61,6 +59,7 @@ class Loader:
         self._runs: list[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], str]] = []
         self._source: Source | None = None
         self._sums: Sums | None = None
+        self._end = 0  # where the bytes end that they are checked for
         self._cold: tuple[int, int] | None = None  # up to where bytes were asked for, and where the last ones end
         # What the device does with the slot: begin and end there, and where it goes.
         self._moves: list[tuple[int, int, Any, int]] = []
@@ -106,7 +105,7 @@ class Loader:
                 return interrupt
 
     def give_up(self, buffer: Any) -> None:
-        """Free device memory that nobody gets, when nothing is copied to it any more."""
+        """Free device memory that is not handed out, once nothing is copied to it any more."""
         self._slot = None
         try:
             interrupt = self._settle()
@@ -118,9 +117,9 @@ class Loader:
 
     # --------------------------------------------------------------------------------------------------- sending
     def expect(self, source: Source, begin: int, end: int, sums: Sums | None = None) -> None:
-        """Say what comes next: these bytes of a source, in order; and the checksums that they are checked by."""
+        """Announce the next bytes of a source, in order, and the checksums to check them by."""
         self._fill()
-        self._sums, self._cold = sums, None
+        self._sums, self._end, self._cold = sums, end, None
         end = min(end, source.size)  # an entry of an archive may be larger than what it is stored in
         if not source.has_pages or end <= begin:
             return
@@ -150,16 +149,16 @@ class Loader:
                 done += room
 
     def flush(self) -> None:
-        """Send what is still in the slot; what the caller asks the device for from now on comes after it."""
+        """Send the rest of the slot; the caller's later work on the device comes after it."""
         self._ship()
         self.backend.end()
 
     def finish(self) -> None:
-        """Send what is still in the slot, and wait until the device has everything."""
+        """Send the rest of the slot, and wait until the device has everything."""
         self._ship()
         self.backend.synchronize()
         if self._sums is not None:
-            self._sums.finish()
+            self._sums.finish(self._end)
 
     # ------------------------------------------------------------------------------------------------- in the slot
     def _current(self) -> Slot:
@@ -221,7 +220,7 @@ class Loader:
         self._runs.append((starts, to.astype(np.uint64), sizes, name))
 
     def _fill(self) -> None:
-        """Read what is to be read into the slot."""
+        """Read the pending bytes into the slot."""
         runs, self._runs = self._runs, []
         source, slot = self._source, self._slot
         if not runs or source is None or slot is None:
@@ -256,7 +255,7 @@ class Loader:
         return _WAITING if self._cold is not None else min(kernels.cpus(), _COPYING)
 
     def _ask(self, source: Source, reached: int) -> None:
-        """Ask the system for what is read next, so that the disk is busy while the device copies."""
+        """Let the system prefetch the next bytes, so that the disk is busy while the device copies."""
         if self._cold is None:
             return
         asked, end = self._cold

@@ -8,9 +8,9 @@ import numpy as np
 
 from weightmap.device._cargo import Cargo
 from weightmap.device._loader import ALIGN, Loader
-from weightmap.device._sums import Sums
 from weightmap.errors import TensorFileError, counted
-from weightmap.model.parts import check_unchanged, name_of, parts_of
+from weightmap.model.parts import check_unchanged, parts_of
+from weightmap.plans.sums import Sums, check_when
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from weightmap.device._backend import Backend
     from weightmap.device._slots import Staging
     from weightmap.io.source import Source
-    from weightmap.model.file import TensorFile
     from weightmap.plans.read_plan import ReadPlan
-
-__all__ = ["load"]
+    from weightmap.plans.sums import Check
 
 
 def load(
@@ -29,7 +27,7 @@ def load(
     backend: Backend,
     *,
     dtype: str | None = None,
-    verify: bool = False,
+    verify: Check = False,
     group: int | None = None,
     staging: Staging | None = None,
 ) -> Iterator[tuple[str, Any]]:
@@ -43,11 +41,12 @@ def load(
     dtype : str, optional
         The type of floating-point and quantised tensors. By default that of the file, and float32 for quantised ones.
         The device converts them, as it rounds.
-    verify : bool
-        Check the checksums that cover a tensor, on the bytes that went to the device, before it is handed out.
+    verify : bool or "last"
+        Check the checksums that cover a tensor, on the bytes that went to the device, before it is handed out; with
+        "last", before the last tensor that a checksum covers is: tensors before it are handed out unchecked.
     group : int, optional
-        Bytes of tensors that share one piece of device memory; a file has one by default. What one checksum covers
-        stays together.
+        Bytes of tensors that share one piece of device memory; a file has one by default. With ``verify=True``, what
+        one checksum covers stays together.
     staging : Staging, optional
 
     Raises
@@ -59,41 +58,45 @@ def load(
     PlanError, UnsupportedError, QuantError
         As of `ReadPlan.run`, and for types that the device lacks.
     """
+    check_when(verify)
     check_unchanged(plan.file)
     with Loader(backend, staging) as loader:
-        for file, wanted, reads in plan.parts():
+        for source, wanted, reads in plan.parts():
             try:
-                yield from _of_file(loader, plan, file, wanted, reads, dtype, group, verify=verify)
+                yield from _of_file(loader, plan, source, wanted, reads, dtype, group, verify=verify)
             except TensorFileError as error:
-                raise error.located(path=name_of(file), format=file.format) from None
+                raise error.located(path=source.name, format=source.format) from None
 
 
 def _of_file(
     loader: Loader,
     plan: ReadPlan,
-    file: TensorFile,
+    source: Source,
     wanted: Sequence[tuple[int, Any]],
     reads: Sequence[tuple[int, int]],
     dtype: str | None,
     group: int | None,
     *,
-    verify: bool,
+    verify: Check,
 ) -> Iterator[tuple[str, Any]]:
     """Yield the tensors that a plan has of one file."""
-    source, content, _ = parts_of(file)
-    spans = plan.spans
-    cargos = [Cargo(loader.backend, spans.name(number), spans.ref(number), key, dtype) for number, key in wanted]
-    sums = Sums(source, content.sums(), [cargo.ref.row for cargo in cargos]) if verify else None
+    spans, content = plan.spans, parts_of(plan.file)[1]
+    cargos = [Cargo(loader.backend, spans.name(number), spans.of(number), key, dtype) for number, key in wanted]
+    sums = None
+    if verify:
+        rows = [cargo.ref for cargo in cargos]
+        begins, ends = [row.offset for row in rows], [row.offset + row.nbytes for row in rows]
+        sums = Sums(source, content.sums(source), begins, ends, last=verify == "last")
     ahead = source.ahead(reads)
     for together in _groups(cargos, group, sums):
-        yield from _together(loader, file, together, ahead, sums)
+        yield from _together(loader, together, ahead, sums)
 
 
 def _groups(cargos: list[Cargo], most: int | None, sums: Sums | None) -> Iterator[list[Cargo]]:
     """Yield tensors that go over together: at most so many bytes, or one tensor, or what one checksum covers."""
     begin = nbytes = end = 0
     for number, cargo in enumerate(cargos):
-        row = cargo.ref.row
+        row = cargo.ref
         over = most is not None and number > begin and nbytes + cargo.nbytes > most
         if over and (sums is None or not sums.join(end, row.offset)):
             yield cargos[begin:number]
@@ -103,9 +106,7 @@ def _groups(cargos: list[Cargo], most: int | None, sums: Sums | None) -> Iterato
     yield cargos[begin:]
 
 
-def _together(
-    loader: Loader, file: TensorFile, cargos: list[Cargo], source: Source, sums: Sums | None
-) -> Iterator[tuple[str, Any]]:
+def _together(loader: Loader, cargos: list[Cargo], source: Source, sums: Sums | None) -> Iterator[tuple[str, Any]]:
     """Yield tensors that share one piece of device memory, when all of them are there and checked."""
     backend = loader.backend
     sizes = np.array([cargo.nbytes + -cargo.nbytes % ALIGN for cargo in cargos], np.int64)
@@ -114,21 +115,17 @@ def _together(
         buffer = backend.allocate(int(sizes.sum()))
     except Exception as error:
         error.add_note(
-            f"while asking for {int(sizes.sum())} bytes for {counted(len(cargos), 'tensor')} of {name_of(file)}"
+            f"while asking for {int(sizes.sum())} bytes for {counted(len(cargos), 'tensor')} of {source.name}"
         )
         raise
     try:
-        rows = [cargo.ref.row for cargo in cargos]
+        rows = [cargo.ref for cargo in cargos]
         begin, end = min(row.offset for row in rows), max(row.offset + row.nbytes for row in rows)
-        if sums is not None:
-            sums.upto(end)
         loader.expect(source, begin, end, sums)
         for cargo, place in zip(cargos, places, strict=True):
-            # Of a tensor that is stored otherwise, its own source makes the bytes.
-            own = cargo.ref.source
-            loader.send(cargo, buffer, place, source if own is parts_of(file)[0] else own)
+            loader.send(cargo, buffer, place, source)
         loader.finish()
-        check_unchanged(file)
+        source.check_unchanged()
         made = [
             (cargo.name, cargo.delivered(backend, backend.tensor(buffer, place, cargo.dtype, cargo.shape)))
             for cargo, place in zip(cargos, places, strict=True)

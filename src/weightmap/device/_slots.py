@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
     from weightmap.device._backend import Backend, Event
 
-__all__ = ["Slot", "Slots", "Staging", "release_slots"]
-
 
 class Staging(NamedTuple):
-    """How much memory is staged in, and by how many threads it is filled.
+    """The size of the staging memory, and the number of threads that fill it.
 
     Attributes
     ----------
@@ -45,7 +43,7 @@ class Slot:
     ----------
     memory : ndarray of uint8
     event : Event or None
-        The end of the copies out of it that were asked for.
+        The end of the requested copies out of it.
     """
 
     def __init__(self, backend: Backend, nbytes: int) -> None:
@@ -117,7 +115,7 @@ class Slots:
             slot.release()
 
     def discard(self) -> None:
-        """Keep the slots of a device that does not say any more whether it copies from them, for good."""
+        """Keep for good the slots of a device that no longer tells whether it copies from them."""
         _lost.extend(self._slots)
         self._slots = []
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from weightmap.embeddings.vocabulary import Vocabulary
 
-__all__ = ["Embeddings"]
-
 _KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
 _FLOAT32 = np.dtype(np.float32)
 # Words split into n-grams at once: their rows are a few hundred thousand numbers.
@@ -82,7 +80,7 @@ class Embeddings:
 
     Examples
     --------
-    >>> import weightmap as wm
+    >>> import numpy as np, weightmap as wm
     >>> wm.save("words.weights", {"e": np.eye(2, dtype=np.float32)}, vocab=["yes", "no"])
     >>> e = wm.open("words.weights").embeddings
     >>> e["no"]
@@ -169,9 +167,9 @@ class Embeddings:
     def __getitem__(self, word: str) -> NDArray[Any]:
         vector = self.get(word)
         if vector is None:
-            from weightmap.embeddings.unknown import UnknownWordError  # noqa: PLC0415 - for errors only
+            from weightmap.embeddings.unknown import no_vector  # noqa: PLC0415 - for errors only
 
-            raise UnknownWordError(word, self._vocab)
+            raise no_vector(word, self._vocab)
         found: NDArray[Any] = vector
         return found
 
@@ -201,7 +199,7 @@ class Embeddings:
             Filled with the vector, or with `default`, and returned. Unchanged if there is neither; the result is None
             then.
         default : array_like, optional
-            What stands for a vector that is missing.
+            Stands for a missing vector.
 
         Raises
         ------
@@ -314,7 +312,7 @@ class Embeddings:
 
         Raises
         ------
-        KeyError
+        UnknownWordError
             When the word has no vector.
         ValueError
             When the vector has another shape, or an element that is NaN or infinite; `FormatError` if it is that of a

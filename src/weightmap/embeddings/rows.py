@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightmap.quant.blocks import QuantizedTensor
 
-__all__ = ["gather", "unit_sums"]
-
 _FLOAT32 = np.dtype(np.float32)
 # Rows decoded at once for sums.
 _ROWS = 8192

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightmap.quant.blocks import QuantizedTensor
 
-__all__ = ["Search", "unit"]
-
 # Elements of a block: 4 MiB of float32; 64 MiB without a copy, since each product may wait for BLAS threads.
 _BLOCK, _VIEW = 1 << 20, 1 << 24
 # The range of norms whose squares float32 holds well; others are computed again in double precision.

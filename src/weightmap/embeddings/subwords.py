@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from weightmap.index.strings import StringTable
 
-__all__ = ["KINDS", "Subwords"]
-
 KINDS = ("bucket", "fasttext", "explicit")
 _LARGEST = {"bucket": 1 << 63, "fasttext": kernels.U32_MAX, "explicit": 1 << 63}
 
@@ -67,6 +65,7 @@ class Subwords:
 
     Examples
     --------
+    >>> from weightmap.embeddings.subwords import Subwords
     >>> Subwords("bucket", n_words=0, min_n=6, max_n=6, size=1 << 21).indices("hallo")
     [1321513, 136555]
     """

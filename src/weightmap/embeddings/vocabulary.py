@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Vocabulary"]
-
 
 class Vocabulary(Sequence[str]):
     """The tokens of a model by id: a sequence of strings over the bytes of the file.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightmap.formats._metadata import fitted
     from weightmap.formats._verifying import Verification
-    from weightmap.formats._writing import Filled, Payload, Plan, Request, Tensors, Unfit, listed, refuse
+    from weightmap.formats._writing import Filled, Payload, Request, Tensors, Unfit, check_names, listed, refuse
     from weightmap.io.source import Source
 
 __all__ = [
@@ -28,24 +28,28 @@ __all__ = [
     "Format",
     "Importer",
     "Payload",
-    "Plan",
     "Request",
     "Tensors",
     "Unfit",
     "Verification",
     "by_name",
     "by_suffix",
+    "check_names",
     "fitted",
     "formats",
     "identify",
     "listed",
     "mistaken",
+    "of_ranks",
     "refuse",
 ]
 
-_WRITING = dict.fromkeys(("Filled", "Payload", "Plan", "Request", "Tensors", "Unfit", "listed", "refuse"), "_writing")
+_WRITING = dict.fromkeys(
+    ("Filled", "Payload", "Request", "Tensors", "Unfit", "check_names", "listed", "refuse"), "_writing"
+)
 _hint = later("weightmap.formats._hints", "hint")
 _damaged = later("weightmap.formats._hints", "damaged")
+of_ranks = later("weightmap.formats._hints", "of_ranks")
 __getattr__: Callable[[str], Any] = on_demand(
     __name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"}
 )
@@ -68,7 +72,8 @@ def formats() -> tuple[str, ...]:
 
     Examples
     --------
-    >>> "embd" in formats()
+    >>> import weightmap as wm
+    >>> "embd" in wm.formats()
     True
     """
     return tuple(FORMATS)
@@ -94,7 +99,7 @@ def by_suffix(path: str) -> Format:
                 return format_
             found = format_
     known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
-    from weightmap.formats._hints import FOREIGN  # noqa: PLC0415 - for errors only
+    from weightmap.formats._hints import FOREIGN, WORDS  # noqa: PLC0415 - for errors only
 
     foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:
@@ -102,7 +107,12 @@ def by_suffix(path: str) -> Format:
     if found is not None:
         return found
     msg = f"no format has this suffix: use one of {known}"
-    raise EncodeError(msg, path=path, remedy=Remedy("or give {}", "format"))
+    words = next((name for suffix, name in WORDS.items() if lower.endswith(suffix)), None)
+    others = " or ".join(sorted({*WORDS.values(), "word2vec"} - {words}))
+    remedy = (
+        Remedy("or give {}", "format") if words is None else Remedy(f"for words give {{}}, {others}", "format", words)
+    )
+    raise EncodeError(msg, path=path, remedy=remedy)
 
 
 def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | None:

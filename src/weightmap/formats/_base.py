@@ -14,37 +14,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import UnknownFormatError, trailing_bytes
-from weightmap.quant import TensorRef
+from weightmap.lazy import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.formats._verifying import Sum, Verification
-    from weightmap.formats._writing import Plan, Request
-    from weightmap.index.table import Row, Table
+    from weightmap.formats._writing import Request
+    from weightmap.index.table import Table
+    from weightmap.io.sink import WritePlan
     from weightmap.io.source import Source
     from weightmap.options import Options
-    from weightmap.quant.blocks import QuantizedTensor
-
-__all__ = [
-    "HEAD",
-    "JSON",
-    "LOOK",
-    "MAX_HEADER",
-    "TEXT",
-    "TOML",
-    "TYPED",
-    "Content",
-    "Format",
-    "Importer",
-    "discover",
-    "take",
-    "trailing",
-]
 
 # Bytes from the start of a file that `sniff` and `parse` get: a page.
 HEAD = 4096
@@ -52,18 +33,21 @@ HEAD = 4096
 LOOK = 1 << 16
 # The longest header that reference implementations of formats with a length before it allow.
 MAX_HEADER = 100_000_000
+# What makes one model of the parts that the ranks of torch.distributed.checkpoint save in files of safetensors.
+CONSOLIDATE = (
+    "to make one model of their folder, call consolidate_safetensors_files(FOLDER, OTHER_FOLDER, {NAME: 1 for each"
+    " tensor}) of torch.distributed.checkpoint._consolidate_hf_safetensors"
+)
 # Kinds of values of metadata, see `_metadata`; an "array" is one of numpy. The items of lists and tables must be of a
 # kind that the format has, too.
 TEXT = frozenset({"text"})
 JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
 TOML = (JSON - {"null"}) | {"non-finite", "time"}
 TYPED = TEXT | {"integer", "float", "non-finite", "boolean", "list", "array"}
-_NO_KEYS: Mapping[str, str | None] = MappingProxyType({})
-_NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
-_NOWHERE: Mapping[str, int] = MappingProxyType({})
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class Part:
+class NumberedPart:
     """The place of a file among the numbered parts of a model.
 
     Attributes
@@ -109,16 +93,14 @@ class Content:
         Checks everything that opening did not: see `Verification`.
     checksums : bool
         False if the file leaves out the checksums of its layout: see `Format.checksums`.
-    quantized : callable or None
-        ``quantized(row, octets)`` returns the `QuantizedTensor` of a row whose dtype is a scheme; `octets` are its
-        bytes, perhaps a view of the mapping. For tensors of integers and scales it has the methods
-        ``layout(row, head)``, which finds the start of the payload, block size and type of scales in the first four
-        bytes, and ``glance(row, source)``, which returns the same, checks the data by reading as little as possible,
-        and touches no mapping. None in formats without quantised tensors.
-    part : Part or None
+    sources : tuple of Source
+        The files beside this one in which rows of the table lie: see `JoinedTable`. They are closed, checked for
+        changes, pickled and verified with it.
+    part : NumberedPart or None
         For a file that is one of several that make up a model: which one.
     sums : callable
-        Returns the checksums of tensor data that can be checked without the rest of the file, a list of `Sum`.
+        ``sums(source)`` returns the checksums of tensor data in one of its files that can be checked without the rest
+        of that file, a list of `Sum`.
     warnings : list of str
         Deviations tolerated by ``strict=False``.
     """
@@ -129,9 +111,9 @@ class Content:
     vocab: Vocabulary | None = None
     config: Mapping[str, Any] | None = None
     tokenizer: Any = None
-    part: Part | None = None
-    sums: Callable[[], Sequence[Sum]] = staticmethod(tuple)
-    quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None = None
+    part: NumberedPart | None = None
+    sources: tuple[Source, ...] = ()
+    sums: Callable[[Source], Sequence[Sum]] = staticmethod(lambda _: ())
 
     def __init__(
         self,
@@ -147,18 +129,8 @@ class Content:
         self.verify = verify
         self.warnings = warnings
 
-    def ref(self, source: Source, i: int) -> TensorRef:
-        """Return where the tensor of row i lies."""
-        return TensorRef.to(source, self.table.row(i), self.quantized)
 
-    def refs(self, source: Source) -> Iterator[TensorRef]:
-        """Yield `ref` of every row, in file order."""
-        quantized = self.quantized
-        for row in self.table.rows():
-            yield TensorRef.to(source, row, quantized)
-
-
-class Format:
+class Format(NamedTuple):
     """One file format.
 
     Attributes
@@ -177,8 +149,8 @@ class Format:
     parse : callable
         ``parse(source, head, options)`` returns the `Content`, or raises a `FormatError`.
     plan : callable or None
-        ``plan(request)`` returns the `Plan`, or raises `EncodeError`. None for formats that are only read; these need
-        nothing of what follows but `magic`.
+        ``plan(request)`` returns the `WritePlan`, or raises `EncodeError`. None for formats that are only read; these
+        need nothing of what follows but `magic`.
     carries : mapping of str to frozenset
         By layout: which of "metadata", "vocab", "special_ids", "subwords", "config", "tokenizer" it can hold.
     magic : bytes
@@ -199,6 +171,8 @@ class Format:
         The special ids that its vocabularies have a place for, by name.
     metadata_kinds : frozenset of str
         Kinds of values that its metadata holds: see `_metadata`, which has the rule for `convert`.
+    metadata_most : int or None
+        Most bytes per text in its metadata.
     layout_for : callable or None
         ``layout_for(metadata)``: the layout that the metadata calls for when the caller asks for none; None for the
         first. Raises `EncodeError` for one that does not exist.
@@ -212,87 +186,46 @@ class Format:
         it. None in layouts that are missing here.
     numbered : bool
         Whether each file of a model in several says which part it is: see `Request`.
+    suffix_means : str
+        For a format whose suffixes other programs use for other files: what a file of this one is.
+    expected_keys : mapping of str to str
+        Metadata keys without which other programs refuse a file: what happens then. `convert` warns of it.
+    usual_metadata : mapping of str to str
+        Metadata that programs of Hugging Face expect: `convert` adds what a model beside a ``config.json`` lacks.
     checksums : frozenset of str
         The layouts whose files have checksums of their tensors. Verification of other layouts finds damaged structure
         only, and says so.
     """
 
-    __slots__ = (
-        "aligns",
-        "carries",
-        "checksums",
-        "dtypes",
-        "embeddings",
-        "layout_for",
-        "layouts",
-        "leads",
-        "magic",
-        "metadata_keys",
-        "metadata_kinds",
-        "name",
-        "numbered",
-        "own_keys",
-        "parse",
-        "plan",
-        "schemes",
-        "sniff",
-        "special_ids",
-        "suffixes",
-        "title",
-        "vocab_keys",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        title: str,
-        suffixes: tuple[str, ...],
-        layouts: tuple[str, ...],
-        parse: Callable[[Source, bytes, Options], Content],
-        plan: Callable[[Request], Plan] | None = None,
-        carries: Mapping[str, frozenset[str]] = _NOTHING,
-        dtypes: Mapping[str, frozenset[str]] = _NOTHING,
-        magic: bytes = b"",
-        *,
-        sniff: Callable[[bytes, int], bool] | None = None,
-        leads: bytes = b"",
-        schemes: Mapping[str, frozenset[str]] = _NOTHING,
-        metadata_keys: frozenset[str] | None = None,
-        metadata_kinds: frozenset[str] = TEXT,
-        layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = None,
-        embeddings: tuple[str, str] | None = None,
-        checksums: frozenset[str] = frozenset(),
-        vocab_keys: Mapping[str, str | None] = _NO_KEYS,
-        own_keys: frozenset[str] = frozenset(),
-        special_ids: frozenset[str] = frozenset(),
-        aligns: Mapping[str, int] = _NOWHERE,
-        numbered: bool = False,
-    ) -> None:
-        self.name: str = name
-        self.title: str = title
-        self.suffixes: tuple[str, ...] = suffixes
-        self.layouts: tuple[str, ...] = layouts
-        self.sniff: Callable[[bytes, int], bool] | None = sniff
-        self.leads: bytes = leads
-        self.parse: Callable[[Source, bytes, Options], Content] = parse
-        self.plan: Callable[[Request], Plan] | None = plan
-        self.carries: Mapping[str, frozenset[str]] = carries
-        self.dtypes: Mapping[str, frozenset[str]] = dtypes
-        self.magic: bytes = magic
-        self.schemes: Mapping[str, frozenset[str]] = schemes
-        self.metadata_keys: frozenset[str] | None = metadata_keys
-        self.metadata_kinds: frozenset[str] = metadata_kinds
-        self.layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = layout_for
-        self.embeddings: tuple[str, str] | None = embeddings
-        self.checksums: frozenset[str] = checksums
-        self.vocab_keys: Mapping[str, str | None] = vocab_keys
-        self.own_keys: frozenset[str] = own_keys
-        self.special_ids: frozenset[str] = special_ids
-        self.aligns: Mapping[str, int] = aligns
-        self.numbered: bool = numbered
+    name: str
+    title: str
+    suffixes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    parse: Callable[[Source, bytes, Options], Content]
+    plan: Callable[[Request], WritePlan] | None = None
+    carries: Mapping[str, frozenset[str]] = _NONE
+    dtypes: Mapping[str, frozenset[str]] = _NONE
+    magic: bytes = b""
+    sniff: Callable[[bytes, int], bool] | None = None
+    leads: bytes = b""
+    schemes: Mapping[str, frozenset[str]] = _NONE
+    metadata_keys: frozenset[str] | None = None
+    metadata_kinds: frozenset[str] = TEXT
+    metadata_most: int | None = None
+    layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = None
+    embeddings: tuple[str, str] | None = None
+    checksums: frozenset[str] = frozenset()
+    vocab_keys: Mapping[str, str | None] = _NONE
+    own_keys: frozenset[str] = frozenset()
+    special_ids: frozenset[str] = frozenset()
+    aligns: Mapping[str, int] = _NONE
+    numbered: bool = False
+    suffix_means: str = ""
+    expected_keys: Mapping[str, str] = _NONE
+    usual_metadata: Mapping[str, str] = _NONE
 
     def claims(self, head: bytes, size: int) -> bool:
-        """Say whether a file of `size` bytes that begins with `head` looks like this format."""
+        """Whether a file of `size` bytes that begins with `head` looks like this format."""
         sniff = self.sniff
         return sniff(head, size) if sniff is not None else self.magic != b"" and head.startswith(self.magic)
 
@@ -303,7 +236,7 @@ class Format:
         return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
 
 
-class Importer:
+class Importer(NamedTuple):
     """A kind of file that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
 
     Attributes
@@ -318,28 +251,18 @@ class Importer:
     read : callable
         ``read(source, head, options)`` returns its words, or raises a `FormatError`.
     plan : callable or None
-        ``plan(words)`` returns the `Plan` of such a file, or raises `EncodeError`. None for files that are only read.
+        ``plan(words)`` returns the `WritePlan` of such a file, or raises `EncodeError`. None for files that are only
+        read.
     carries : frozenset of str
         Which of "metadata" and "subwords" such a file holds.
     """
 
-    __slots__ = ("carries", "claims", "hint", "name", "plan", "read")
-
-    def __init__(
-        self,
-        name: str,
-        hint: str,
-        claims: Callable[[bytes, int], bool],
-        read: Callable[[Source, bytes, Any], Any],
-        plan: Callable[[Any], Plan] | None = None,
-        carries: frozenset[str] = frozenset(),
-    ) -> None:
-        self.name: str = name
-        self.hint: str = hint
-        self.claims: Callable[[bytes, int], bool] = claims
-        self.read: Callable[[Source, bytes, Any], Any] = read
-        self.plan: Callable[[Any], Plan] | None = plan
-        self.carries: frozenset[str] = carries
+    name: str
+    hint: str
+    claims: Callable[[bytes, int], bool]
+    read: Callable[[Source, bytes, Any], Any]
+    plan: Callable[[Any], WritePlan] | None = None
+    carries: frozenset[str] = frozenset()
 
     def parse(self, _source: Source, _head: bytes, _options: Options) -> NoReturn:
         """Refuse to open such a file in place: see `Format.parse`."""

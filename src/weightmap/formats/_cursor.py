@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Limits, Options
 
-__all__ = ["LENGTH", "Cursor", "read_header", "verifier"]
-
 LENGTH = struct.Struct("<Q")
 
 

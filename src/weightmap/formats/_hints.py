@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from weightmap.errors import UnknownFormatError
-from weightmap.formats._base import HEAD, MAX_HEADER
+import re
+from typing import TYPE_CHECKING
 
-__all__ = ["FOREIGN", "damaged", "hint"]
+from weightmap.errors import UnknownFormatError, UnsupportedError
+from weightmap.formats._base import CONSOLIDATE, HEAD, MAX_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PICKLE = "this is a Python pickle, and not one of torch.save, or a damaged one: pickles are programs, and not run here"
 # The beginnings of files that are often given for models, in lower case, and the message for each.
@@ -36,6 +40,16 @@ _HINTS = (
 )
 
 
+# What makes one model of the parts that the ranks of torch.distributed.checkpoint save.
+DISTCP = (
+    "to make one checkpoint of their folder, which weightmap opens, run"
+    " python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
+)
+# How HuggingFaceStorageWriter calls what a rank saves.
+_RANK = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
+_METADATA = b"torch.distributed.checkpoint.metadata"
+
+
 # Suffixes of files that weightmap does not write, and the program that does.
 FOREIGN = {
     ".npz": ".npz is not written (numpy.savez(DST, **weightmap.load(SRC)) does that)",
@@ -46,14 +60,33 @@ FOREIGN = {
     ".onnx": "ONNX is not written",
     ".h5": "HDF5 is not written",
 }
+# Suffixes of word embeddings in text, and what `convert` calls these files.
+WORDS = {".txt": "text", ".vec": "textdims"}
 
 
 def hint(head: bytes, least: int) -> UnknownFormatError | None:
-    """Return the error that names a file by its beginning, known by `least` bytes or more; None for an unknown one."""
+    """Return the error that names the kind of a file, recognised by `least` bytes or more; None for an unknown one."""
     start = head[:32].lower().lstrip()
     found = (text for magic, text in _HINTS if len(magic) >= least and start.startswith(magic))
     text = _archive(head) or next(found, None)
+    if text is _PICKLE and _METADATA in head[:64]:
+        text = f"this says which tensors the .distcp files beside it hold parts of: {DISTCP}"
     return None if text is None else UnknownFormatError(text, offset=0)
+
+
+def of_ranks(names: Iterable[str], path: str) -> UnsupportedError | None:
+    """Return the error for a directory in which each file holds the parts of tensors that one rank saved.
+
+    None for a directory of other files. `names` are those of its files that may be models, or of all where none may.
+    """
+    suffixes = {".distcp" if name.endswith(".distcp") else _RANK.fullmatch(name) and ".safetensors" for name in names}
+    if ".distcp" in suffixes:
+        what = f"the .distcp files of this directory hold parts of tensors, as ranks saved them: {DISTCP}"
+    elif suffixes == {".safetensors"}:
+        what = f"the files of this directory hold parts of tensors, as ranks saved them: {CONSOLIDATE}"
+    else:
+        return None
+    return UnsupportedError(what, path=path)
 
 
 def damaged(head: bytes, size: int) -> UnknownFormatError | None:

@@ -1,4 +1,12 @@
-"""The conversion rule for metadata, the same for all formats: which values go along, which stay behind."""
+"""The conversion rule for metadata, the same for all formats: which values go along, which stay behind.
+
+Ours: the types of GGUF's key-values survive in formats without types. There a value is JSON, as its text where the
+format holds only texts: ``"32"``, ``"[0.5, 1.0]"``; floats that are not finite are the strings NaN, Infinity and
+-Infinity. The entry "weightmap.types" says what the values were: JSON, an object of types by key, such as ``{"a":
+"UINT32", "b": "[FLOAT32]"}``. Types are spelt as gguf-dump does; "[...]" is an array, "[ARRAY]" an empty one of arrays,
+and a list has the types of arrays in an array that are not all of one type. Plain texts are not listed. `convert` takes
+these values back to GGUF, or to another format, as what they were. Without that entry all are what they seem.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +14,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["equal", "fitted", "plain"]
+import numpy as np
 
+from weightmap.errors import TensorFileError
+from weightmap.io import strict_json
+
+# The entry that says of which types the others were.
+TYPES = "weightmap.types"
+_NUMBERS = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)) | {"FLOAT32", "FLOAT64"}
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _KINDS = {str: "text", bool: "boolean", int: "integer", type(None): "null"}
 _SCALARS = frozenset({"integer", "float", "boolean"})
 
@@ -45,41 +60,222 @@ def plain(value: Any) -> Any:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Say whether two values are equal; arrays and lists of the same items are."""
-    return a is b or bool(plain(a) == plain(b))
+    """Say whether two values are equal; arrays and lists of the same items are, and NaN is itself."""
+    return a is b or bool(_json(a) == _json(b))
+
+
+class Typed(dict[str, Any]):
+    """Metadata with known types.
+
+    Attributes
+    ----------
+    types : dict of str to (str or list)
+        The type of each value that is no plain text: see the module.
+    odd : list of str
+        Keys of values that contradict their stated type.
+    """
+
+    def __init__(self, values: Mapping[str, Any], types: Mapping[str, Any], odd: list[str]) -> None:
+        super().__init__(values)
+        self.types, self.odd = dict(types), odd
+
+    def copy(self) -> Typed:
+        """Return a copy with the same types."""
+        return Typed(self, self.types, self.odd)
+
+    def __or__(self, other: Any) -> Any:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return Typed({**self, **other}, {key: kind for key, kind in self.types.items() if key not in other}, self.odd)
+
+
+def typed(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata with the values, scalars and arrays of numpy, that an entry `TYPES` states; see the module.
+
+    A value that is not of its type stays as it is.
+    """
+    if TYPES not in metadata or hasattr(metadata, "types"):
+        return metadata
+    try:
+        types = strict_json.loads(str(metadata[TYPES]).encode(), TYPES)
+    except (TensorFileError, UnicodeEncodeError):
+        return Typed(metadata, {}, [TYPES])
+    found = {key: value for key, value in metadata.items() if key != TYPES}
+    odd = []
+    for key, kind in types.items():
+        try:
+            found[key] = _read(found[key], kind)
+        except (KeyError, ValueError):
+            if key in found:
+                odd.append(key)
+    return Typed(found, {key: kind for key, kind in types.items() if key in found and key not in odd}, odd)
+
+
+def _read(stored: Any, kind: Any) -> Any:
+    """Return a value of a type from how it is stored. Raises ValueError where it is not of this type."""
+    if isinstance(stored, str) and not (kind == "STRING" or stored in _SPECIAL):
+        try:
+            (stored,) = strict_json.loads(b'{"":%b}' % stored.encode(), "value").values()
+        except TensorFileError as error:
+            raise ValueError from error
+    return _value(stored, kind)
+
+
+def _value(given: Any, kind: Any) -> Any:
+    """Return a parsed value as one of a type. Raises ValueError where it is none."""
+    if isinstance(kind, str) and kind[:1] != "[":
+        if kind == "STRING" and isinstance(given, str):
+            return given
+        return _numbers([given], kind)[0]
+    if not isinstance(given, list):
+        raise ValueError(kind)  # noqa: TRY004 - what a file says, not an argument
+    if isinstance(kind, list):
+        return [_value(item, inner) for item, inner in zip(given, map(_of_array, kind), strict=True)]
+    inner = kind[1:-1]
+    if not given:  # an array of numpy says of what it is
+        kinds = {"STRING": np.empty(0, "U1")} | dict.fromkeys(["ARRAY", inner[:1] and "["], np.empty((0, 0), np.int32))
+        return kinds[inner] if inner in kinds else _numbers([], inner)
+    if inner == "STRING" and all(isinstance(item, str) for item in given):
+        return given
+    return [_value(item, inner) for item in given] if inner[:1] == "[" else _numbers(given, inner)
+
+
+def _of_array(kind: Any) -> Any:
+    if kind[:1] != "[" and not isinstance(kind, list):
+        raise ValueError(kind)
+    return kind
+
+
+def _numbers(given: list[Any], kind: str) -> Any:
+    """Return numbers or truth values as an array of a type. Raises ValueError where they are of another."""
+    if kind == "BOOL" and all(isinstance(item, bool) for item in given):
+        return np.array(given, np.bool_)
+    if kind not in _NUMBERS:
+        raise ValueError(kind)
+    dtype = np.dtype(kind.lower())
+    if dtype.kind == "f":
+        values = [_SPECIAL[item] if isinstance(item, str) and item in _SPECIAL else item for item in given]
+        with np.errstate(over="ignore"):
+            found = np.array([float(item) for item in values if type(item) in {int, float}], dtype)
+        if len(found) == len(given) and np.isfinite(found).sum() == sum(type(item) is not str for item in given):
+            return found
+    elif all(type(item) is int for item in given):
+        limits = np.iinfo(dtype)
+        if not given or limits.min <= min(given) <= max(given) <= limits.max:
+            return np.array(given, dtype)
+    raise ValueError(kind)
+
+
+def _kind_of(value: Any, kind: str) -> Any:
+    """Return the type of a value as the module spells it; `kind` is that of a scalar."""
+    if isinstance(value, list) and not (value and isinstance(value[0], str)):
+        inner = [_kind_of(item, kind) for item in value]
+        if not inner:
+            return "[ARRAY]"
+        return f"[{inner[0]}]" if isinstance(inner[0], str) and inner.count(inner[0]) == len(inner) else inner
+    if getattr(value, "ndim", 0):
+        items = "STRING" if value.dtype.kind == "U" else value.dtype.name.upper()
+        return "[ARRAY]" if value.ndim > 1 else f"[{items}]"
+    return "[STRING]" if isinstance(value, list) or hasattr(value, "kinds") else kind
+
+
+def _json(value: Any) -> Any:
+    """Return a value as JSON has it: see the module."""
+    value = plain(value)
+    if isinstance(value, (list, tuple)):
+        return [_json(item) if isinstance(item, (list, tuple, float)) else item for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _written(value: Any, kind: Any, held: frozenset[str], most: int | None) -> tuple[Any, Any] | None:
+    """Return a value as a format without types holds it, and its type; None where it would not come back the same."""
+    try:
+        kind, stored = _kind_of(value, kind), _json(value)
+    except TensorFileError:  # of strings that are not UTF-8
+        return None
+    if not _kinds(stored) <= held:
+        stored = _text(stored)
+    try:
+        back = _read(stored, kind)
+    except ValueError:
+        return None
+    same = _bits(back, kind) == _bits(value, kind)
+    return (stored, kind) if "text" in held and same and not _is_long(stored, most) else None
+
+
+def _is_long(stored: Any, most: int | None) -> bool:
+    """Say whether a text has more than `most` bytes."""
+    return most is not None and isinstance(stored, str) and len(stored.encode(errors="replace")) > most
+
+
+def _text(stored: Any) -> str:
+    from json import dumps  # noqa: PLC0415 - import takes 0.7 ms, and opening a file writes none
+
+    return dumps(stored, ensure_ascii=False)
+
+
+def _bits(value: Any, kind: Any) -> Any:
+    """Return the bits of a value, by which it is compared."""
+    if isinstance(kind, str) and kind[:1] != "[":
+        return np.array(value, kind.lower()).tobytes()
+    if kind in ("[STRING]", "[ARRAY]"):
+        return list(value)
+    return [_bits(item, _kind_of(item, "")) for item in value] if isinstance(value, list) else value.tobytes()
 
 
 def fitted(
-    metadata: dict[str, Any], places: frozenset[str] | None, held: frozenset[str]
+    metadata: dict[str, Any], places: frozenset[str] | None, held: frozenset[str], most: int | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata that a format takes, and the keys that stay behind.
 
-    `places` and `held` are the format's `metadata_keys` and `metadata_kinds`. A value of a kind in `held` goes along
-    unchanged, an array as a list if the format has no arrays; a number or a truth value becomes its JSON text if the
-    format holds only texts. Everything else stays behind, and so does every key outside of `places`.
+    `places`, `held` and `most` are the format's `metadata_keys`, `metadata_kinds` and `metadata_most`. A value of a
+    kind in `held` goes along unchanged, an array as a list if the format has no arrays; a number or a truth value
+    becomes its JSON text if the format holds only texts. A value whose type is known goes along with its type, if the
+    format has no types: see the module. Everything else stays behind, and so does every key outside of `places`.
     """
     changes: dict[str, Any] = {}
     behind = []
+    types = {} if places is not None or "array" in held else getattr(metadata, "types", {})
+    kinds_of: dict[str, Any] = {}
     for key, value in metadata.items():
+        if types.get(key, "STRING") != "STRING" or (types and key == TYPES):
+            made = None if key == TYPES else _written(value, types[key], held, most)
+            if made is None:
+                behind.append(key)
+            else:
+                changes[key], kinds_of[key] = made
+            continue
         here, kinds = value, _kinds(value)
         if "array" not in held and ("array" in kinds or "list" in kinds):
             here = plain(value)
             kinds = _kinds(here)
-        if places is not None and key not in places:
+        if (places is not None and key not in places) or _is_long(here, most):
             behind.append(key)
         elif kinds <= held:
             if here is not value:
                 changes[key] = here
         elif kinds <= _SCALARS and "text" in held:
-            from json import dumps  # noqa: PLC0415 - import takes 0.7 ms, and opening a file writes none
-
-            changes[key] = dumps(here)
+            changes[key] = _text(here)
         else:
             behind.append(key)
+    record = _text(dict(sorted(kinds_of.items())))
+    if _is_long(record, most):
+        behind += kinds_of
+        changes = {key: value for key, value in changes.items() if key not in kinds_of}
+        kinds_of = {}
     if not changes and not behind:
         return metadata, behind
     kept = metadata.copy()
-    kept.update(changes)
     for key in behind:
         del kept[key]
+    kept.update(changes)
+    if kinds_of:
+        kept[TYPES] = record
     return kept, behind
+
+
+def entries(number: int) -> str:
+    """Return a number of metadata entries in words."""
+    return "1 metadata entry" if number == 1 else f"{number:,} metadata entries"

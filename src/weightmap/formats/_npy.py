@@ -21,22 +21,11 @@ from numpy.lib import format as npy
 from weightmap.dtypes import DECLARED, DType, dtype_of
 from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, counted, cut_off
 from weightmap.index import INT64_MAX, Rules
-from weightmap.io.placement import Deflated, Strided
-from weightmap.lazy import Named
+from weightmap.io.geometry import Strided
+from weightmap.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = [
-    "FIRST",
-    "MAGIC",
-    "Array",
-    "ArrayRules",
-    "dtype_of_array",
-    "fortran_strides",
-    "placed",
-    "read_header",
-]
 
 MAGIC = b"\x93NUMPY"
 _LITERAL_MOST = 1 << 20
@@ -53,7 +42,7 @@ _WORDS = {"True": True, "False": False, "None": None}
 _DEPTH = 16
 
 
-class Array(Named):
+class Array(NamedTuple):
     """An array, as its header describes it.
 
     Attributes
@@ -68,13 +57,16 @@ class Array(Named):
         Bytes before its data.
     """
 
-    __slots__ = ()
-
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     nbytes: int
     start: int
+
+    @property
+    def geometry(self) -> Strided | None:
+        """How its elements lie where they are stored as they are."""
+        return None if self.strides is None else Strided(self.strides)
 
 
 class _Literal:
@@ -258,10 +250,3 @@ class ArrayRules(Rules):
     __slots__ = ()
     dtypes = (DType("any", DECLARED),)
     scattered = True
-
-
-def placed(array: Array, deflated: Deflated | None = None) -> DType:
-    """Return the data type of an array with its placement."""
-    if deflated is not None:
-        return array.dtype.placed(deflated)
-    return array.dtype if array.strides is None else array.dtype.placed(Strided(array.strides))

@@ -10,7 +10,7 @@ from weightmap import kernels
 from weightmap.errors import ChecksumError, LayoutError, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.kernels._part_sums import PartSummer
     from weightmap.options import Options
-
-__all__ = ["Sum", "Verification"]
 
 _AT_ONCE = 1 << 26  # bytes between reports of progress: some milliseconds
 _NO_GAPS = np.empty((0, 2), np.uint64)
@@ -36,7 +34,7 @@ class Sum(NamedTuple):
     crc : int
         As the file has it.
     what, field : str
-        What messages call it, such as "CRC-32 of the tensor data", and the field of the format.
+        Its name in messages, such as "CRC-32 of the tensor data", and the field of the format.
     at : int
         Where the file has it.
     """
@@ -61,22 +59,30 @@ class Verification:
 
     Attributes
     ----------
+    source : Source
+        The file whose bytes are read: the first one, until `turn`.
     threads : int or None
         At most this many share the reading; None: one for each CPU.
     position : int
         Offset behind the bytes read so far: a format reads them in file order.
+    total : int
+        Bytes of all files.
+    reasons : list of (str or None), optional
+        For a sharded model, that of each shard: see `VerifyReport.structure_only`.
     """
 
     def __init__(
         self,
-        source: Source,
+        sources: Sequence[Source],
         options: Options,
         progress: Callable[[int, int], None] | None,
         threads: int | None = None,
     ) -> None:
-        self.source = source
+        self._others = list(sources[1:])
+        self.total: int = sum(source.size for source in sources)
+        self.reasons: list[str | None] | None = None
+        self.turn(sources[0])
         self.options = options
-        self.position: int = 0
         self.checks: list[str] = []
         self.warnings: list[str] = []
         self.done: int = 0
@@ -85,11 +91,18 @@ class Verification:
         self._sums: PartSummer | None = None
         self.reached(0)
 
+    def turn(self, source: Source) -> None:
+        """Go on with another file, from its beginning."""
+        self.source: Source = source.ahead([(0, source.size)]) if source.size else source
+        self.position: int = 0
+        if source in self._others:
+            self._others.remove(source)
+
     def reached(self, done: int) -> None:
         """Note and report that so many bytes have been read."""
         self.done = done
         if self._progress is not None:
-            self._progress(done, self.source.size)
+            self._progress(done, self.total)
 
     def onwards(self) -> Callable[[int, int], None]:
         """Return a `progress` for the verification of a part, whose bytes count from here on."""
@@ -147,13 +160,16 @@ class Verification:
         self.position = max(self.position, offset + count)
 
     def until(self, end: int) -> None:
-        """Read on to `end` bytes whose values do not matter: this shows that they are readable."""
+        """Read on to `end`, to show that the bytes are readable; their values do not matter."""
         if end > self.position:  # tensors often adjoin
             self.crc32(self.position, end - self.position)
 
     def rest(self) -> None:
-        """Read on to the end of the file, and record that every byte is readable."""
+        """Read on to the end of the file, and the files beside it; record that every byte is readable."""
         self.until(self.source.size)
+        while self._others:
+            self.turn(self._others[0])
+            self.until(self.source.size)
         self.checked("every byte is readable")
 
     def unchanged(self, data: bytes, crc: int, what: str) -> None:

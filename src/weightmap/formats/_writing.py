@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
+import numpy as np
+
 from weightmap.errors import EncodeError, counted
-from weightmap.io.sink import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,23 +15,6 @@ if TYPE_CHECKING:
     from weightmap.dtypes import DType
     from weightmap.io.sink import Sink
     from weightmap.quant import PQShape
-
-__all__ = [
-    "Filled",
-    "Payload",
-    "Plan",
-    "Reason",
-    "Request",
-    "Tensors",
-    "Unfit",
-    "encodable",
-    "framed",
-    "framing",
-    "lacking",
-    "listed",
-    "refuse",
-    "write_tensors",
-]
 
 
 class Payload:
@@ -89,7 +74,7 @@ class Payload:
     # A conversion passes name and place of a tensor as the first arguments of `chunks`.
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What it shares with tensors of another name and place."""
+        """The part shared with tensors of other names and places."""
         way = self._make, self._args[2:], self.refused
         return *way, self.dtype, self.shape, self.nbytes, self.block_size, self.scale_type, self.parts
 
@@ -104,7 +89,7 @@ class Payload:
 
 
 class Filled(Payload):
-    """A tensor whose bytes are made where they are written from: `chunks` is a function that takes the sink first."""
+    """A tensor made in the buffer that it is written from: `chunks` is a function that takes the sink first."""
 
     __slots__ = ()
 
@@ -120,9 +105,12 @@ class Tensors:
     ----------
     kinds : sequence of Payload
         One tensor of each kind: all others have the name and the place of their data instead of its own.
+    distinct : bool
+        Whether the names are known to differ.
     """
 
     kinds: Sequence[Payload]
+    distinct = False
 
     def __init__(self, payloads: Sequence[Payload]) -> None:
         self.kinds = payloads
@@ -133,7 +121,15 @@ class Tensors:
     def __iter__(self) -> Iterator[Payload]:
         return iter(self.kinds)
 
-    def those(self, test: Callable[[Payload], bool]) -> Iterator[Payload]:
+    def names(self) -> Iterator[str]:
+        """Yield the names of the tensors."""
+        return (tensor.name for tensor in self.kinds)
+
+    def origins(self) -> Iterator[str]:
+        """Yield the callers' names of the tensors."""
+        return self.names()
+
+    def filter(self, test: Callable[[Payload], bool]) -> Iterator[Payload]:
         """Yield the tensors of the kinds that pass a test."""
         return filter(test, self if any(map(test, self.kinds)) else ())
 
@@ -142,55 +138,39 @@ class Tensors:
         return Tensors(sorted(self, key=lambda tensor: (rank(tensor), tensor.name.encode())))
 
 
-class Request:
+def check_names(tensors: Iterable[Tensors], path: str | None = None) -> None:
+    """Raise `EncodeError` for two tensors of one name. Only hashes of names are kept: there may be a million."""
+    parts = [part for part in tensors if not part.distinct]
+    hashes = np.fromiter(map(hash, itertools.chain.from_iterable(part.names() for part in parts)), np.int64)
+    hashes.sort()
+    if not (hashes[1:] == hashes[:-1]).any():
+        return
+    first: dict[str, str] = {}
+    for part in parts:
+        for name, origin in zip(part.names(), part.origins(), strict=True):
+            if name in first:
+                both = f"tensors {_short(first[name])} and {_short(origin)}"
+                raise EncodeError(f"{both} would both be called {_short(name)}: give them different names", path=path)
+            first[name] = origin
+
+
+class Request(NamedTuple):
     """Everything to write: see `weightmap.save`.
 
     Of a model in several files, `part` has the number of this one, from 0 on, that of all, and the number of tensors
     in all of them; None for a whole model.
     """
 
-    __slots__ = (
-        "align",
-        "checksums",
-        "config",
-        "layout",
-        "metadata",
-        "part",
-        "special_ids",
-        "tensors",
-        "tokenizer",
-        "vocab",
-    )
-
-    def __init__(
-        self,
-        tensors: Sequence[Payload] | Tensors,
-        layout: str,
-        metadata: Mapping[str, Any] | None = None,
-        vocab: Sequence[str] | None = None,
-        special_ids: Mapping[str, int] | None = None,
-        config: Mapping[str, Any] | None = None,
-        tokenizer: Any = None,
-        *,
-        checksums: bool = True,
-        align: int = 1,
-        part: tuple[int, int, int] | None = None,
-    ) -> None:
-        self.align: int = align
-        self.part: tuple[int, int, int] | None = part
-        self.tensors: Tensors = tensors if isinstance(tensors, Tensors) else Tensors(tensors)
-        self.layout: str = layout
-        self.metadata: Mapping[str, Any] | None = metadata
-        self.vocab: Sequence[str] | None = vocab
-        self.special_ids: Mapping[str, int] | None = special_ids
-        self.config: Mapping[str, Any] | None = config
-        self.tokenizer: Any = tokenizer
-        self.checksums: bool = checksums
-
-    def of(self, tensors: Sequence[Payload]) -> Request:
-        """Return the same request for other tensors."""
-        same = {name: getattr(self, name) for name in self.__slots__}
-        return Request(**same | {"tensors": tensors})
+    tensors: Tensors
+    layout: str
+    metadata: Mapping[str, Any] | None = None
+    vocab: Sequence[str] | None = None
+    special_ids: Mapping[str, int] | None = None
+    config: Mapping[str, Any] | None = None
+    tokenizer: Any = None
+    checksums: bool = True
+    align: int = 1
+    part: tuple[int, int, int] | None = None
 
 
 class Unfit(NamedTuple):

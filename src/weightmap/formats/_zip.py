@@ -6,9 +6,10 @@ not see two, so all that it says twice has to agree, and every byte of it has to
 
 - the end record and its comment reach to the end of the file, and the directory to the end record;
 - the entries begin at byte 0, follow one another up to the directory, and neither overlap nor share a name;
+- a name is the same for every reader: without zero bytes, marked as UTF-8 unless it is ASCII, and the only one;
 - the header of each entry says what the directory says of it.
 
-What descriptors say, and CRC-32s of entries, is for `verify` to check.
+`verify` checks descriptors and CRC-32s of entries.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from weightmap.errors import (
 )
 from weightmap.formats._base import trailing
 from weightmap.index.strings import StringTable
-from weightmap.io.placement import inflate
+from weightmap.io.geometry import inflate
 from weightmap.io.source import CHUNK
 from weightmap.lazy import later
 from weightmap.options import INFLATION
@@ -38,11 +39,11 @@ from weightmap.options import INFLATION
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from numpy.typing import NDArray
+
     from weightmap.formats._verifying import Sum, Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
-
-__all__ = ["EMPTY", "Archive", "first_name"]
 
 _error_of = later("weightmap.formats._zip_faults", "error_of")
 
@@ -86,6 +87,20 @@ def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
         yield offset, offset + name + _BESIDE
 
 
+def _lowered(names: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return names without ASCII's capitals: themselves where they have none."""
+    lowered = names
+    for begin in range(0, len(names), CHUNK):
+        part = names[begin : begin + CHUNK].tobytes()
+        small = part.lower()
+        if small != part and lowered is names:
+            lowered = kernels.transient(len(names), np.uint8)
+            lowered[:begin] = names[:begin]
+        if lowered is not names:
+            lowered[begin : begin + CHUNK] = np.frombuffer(small, np.uint8)
+    return lowered
+
+
 class Archive:
     """The entries of an archive.
 
@@ -93,12 +108,18 @@ class Archive:
     ----------
     entries : ZipEntries
     names : StringTable
+        Of the entries; in lower case where capitals are alike.
     """
 
     __slots__ = ("_central", "_options", "_source", "entries", "names")
 
-    def __init__(self, source: Source, head: bytes, options: Options, warnings: list[str]) -> None:
-        """Read the central directory, and check all that the archive says twice."""
+    def __init__(
+        self, source: Source, head: bytes, options: Options, warnings: list[str], *, capitals: bool = True
+    ) -> None:
+        """Read the central directory, and check all that the archive says twice.
+
+        Without `capitals`, names that differ in ASCII's capitals alone are one name.
+        """
         if not _BEGINNINGS[0].startswith(head[:4]) and not _BEGINNINGS[1].startswith(head[:4]):
             expected = " or ".join(map(repr, _BEGINNINGS))
             raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=expected)
@@ -116,10 +137,14 @@ class Archive:
         self.entries = found
         self._central = (begin, size, kernels.crc32(central))
         del central  # as large as all that is kept of it
-        self.names = StringTable(found.names, found.bounds, 0, "entry name")
+        names = found.names if capitals else _lowered(found.names)
+        self.names = StringTable(names, found.bounds, 0, "entry name")
         repeated, duplicate, original = self.names.duplicates()
         if repeated:
-            what = f"entries {original} and {duplicate} are both called {quoted(self.names[duplicate])}"
+            first, second = self.label(original), self.label(duplicate)
+            what = f"entries {original} and {duplicate} are both called {quoted(second)}"
+            if first != second:
+                what = f"the names of entries {quoted(first)} and {quoted(second)} differ in capitals alone"
             raise LayoutError(what, field="name", offset=int(found.offset[duplicate]))
         self._check_order(begin, options, warnings)
 
@@ -142,7 +167,8 @@ class Archive:
 
     def label(self, i: int) -> str:
         """Return the name of an entry for messages."""
-        return self.names.raw(i).decode(errors="replace")
+        first, last = self.entries.bounds[i : i + 2].tolist()
+        return bytes(self.entries.names[first:last]).decode(errors="replace")
 
     def size(self, i: int) -> int:
         """Return the inflated bytes of an entry."""
@@ -153,7 +179,7 @@ class Archive:
         return int(self.entries.data[i])
 
     def is_stored(self, i: int) -> bool:
-        """Say whether the bytes of an entry lie in the file as they are. Raises `UnsupportedError` for odd methods."""
+        """Whether the bytes of an entry lie in the file as they are. Raises `UnsupportedError` for odd methods."""
         method = int(self.entries.method[i])
         if method not in (STORED, DEFLATED):
             what = f"method of entry {quoted(self.label(i))}"
@@ -231,7 +257,7 @@ class Archive:
 
     @property
     def verifier(self) -> Callable[[Verification], None]:
-        """What verifies the archive; it keeps nothing of it, but reads the directory again."""
+        """The function that verifies the archive; it keeps nothing of it, but reads the directory again."""
         source, options, central = self._source, self._options, self._central
 
         def verify(run: Verification) -> None:
@@ -242,14 +268,14 @@ class Archive:
         return verify
 
     @property
-    def sums(self) -> Callable[[], list[Sum]]:
-        """What lists the CRC-32s of stored entries, for `Content.sums`; it keeps nothing of the archive either.
+    def sums(self) -> Callable[[Source], list[Sum]]:
+        """The function that lists the CRC-32s of stored entries, for `Content.sums`; it keeps no archive either.
 
         Deflated entries are checked whenever they are inflated.
         """
         source, options, central = self._source, self._options, self._central
 
-        def sums() -> list[Sum]:
+        def sums(_: Source) -> list[Sum]:
             from weightmap.formats._verifying import Sum  # noqa: PLC0415 - opening a file needs none of it
 
             again = Archive(source, source.pread(0, len(EMPTY)), options, [])
@@ -337,19 +363,29 @@ def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int,
     while 0 <= at <= len(tail) - _END_RECORD.size:
         ends[at] = at + _END_RECORD.size + int.from_bytes(tail[at + 20 : at + 22], "little")
         at = tail.find(_END, at + 1)
-    found = [at for at, end in ends.items() if end == len(tail)]
-    if len(found) > 1:
-        raise LayoutError(
-            "the archive has two end records: the second begins", field="end record", offset=first + found[1]
-        )
+    whole = [at for at, end in ends.items() if end == len(tail)]
+    found = whole[:1] or [at for at, end in ends.items() if end < len(tail)][-1:]
     if not found:
-        found = [at for at, end in ends.items() if end < len(tail)][-1:]
-        if not found:
-            what = "the archive has no end record (was the download complete?): its end"
-            actual = repr(tail[-len(_END) :])
-            raise TruncatedError(what, field="end record", offset=source.size, actual=actual, expected="an end record")
+        what = "the archive has no end record (was the download complete?): its end"
+        actual = repr(tail[-len(_END) :])
+        raise TruncatedError(what, field="end record", offset=source.size, actual=actual, expected="an end record")
+    last = max(ends)
+    if last != found[0]:  # most readers take the last one, whatever it says of its comment
+        raise LayoutError("the archive has two end records: the second begins", field="end record", offset=first + last)
+    if not whole:
         trailing(source, first + ends[found[0]], options, warnings)
     return first + found[0], tail[found[0] : found[0] + _END_RECORD.size]
+
+
+def last_begin(source: Source) -> int:
+    """Return where the last archive begins of a file in which several with ZIP64 records follow one another; else 0."""
+    at = source.size - _END_RECORD.size - _LOCATOR_RECORD.size - _WIDE_RECORD.size
+    record = source.pread(at, _WIDE_RECORD.size) if at > 0 else b""
+    if record[:4] != _WIDE_END:
+        return 0
+    length, directory = _WIDE_RECORD.unpack(record)[-2:]
+    begin: int = at - length - directory
+    return begin if begin > 0 and source.pread(begin, 4) == _BEGINNINGS[0] else 0
 
 
 def _find_wide(source: Source, at: int, locator: bytes) -> tuple[int, tuple[int, int, int, int, int, int]]:
@@ -363,7 +399,8 @@ def _find_wide(source: Source, at: int, locator: bytes) -> tuple[int, tuple[int,
         expected = f"at most {at - _WIDE_RECORD.size}"
         raise LayoutError("place of the ZIP64 end record", field="locator", offset=at, actual=begin, expected=expected)
     signature, size, _, _, *numbers = _WIDE_RECORD.unpack(source.pread(begin, _WIDE_RECORD.size))
-    if signature != _WIDE_END or begin + 12 + size != at:
+    # Directly before its locator, and no longer than it has to be: readers look for it in one place or the other.
+    if signature != _WIDE_END or begin + _WIDE_RECORD.size != at or size != _WIDE_RECORD.size - 12:
         what = "no ZIP64 end record is where its locator says"
         raise LayoutError(what, field="locator", offset=at, actual=begin)
     first, second, here, count, length, directory = numbers

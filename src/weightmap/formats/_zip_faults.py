@@ -10,9 +10,15 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.kernels import Fault
 
-__all__ = ["error_of"]
-
 _CENTRAL = b"PK\1\2"
+# Entries that are refused: encrypted ones (0) and, by WM_ZIP_ constants, those whose name readers may not agree about.
+_ANEW = "write the archive anew, as numpy.savez, torch.save and Python's zipfile do"
+_REFUSED: dict[int, tuple[type[FormatError], str, str]] = {
+    0: (UnsupportedError, "flags", "entry {} is encrypted"),
+    1: (LayoutError, "name", "the name of entry {} contains a zero byte, where other readers end it"),
+    2: (UnsupportedError, "name", f"the name of entry {{}} is neither ASCII nor marked as UTF-8 (flag 0x800): {_ANEW}"),
+    3: (UnsupportedError, "name", f"entry {{}} has a second name, in an extra field (0x7075): {_ANEW}"),
+}
 
 
 def _in_directory(row: int, signature: bytes, at: int, actual: int, expected: int) -> LayoutError:
@@ -44,6 +50,7 @@ def error_of(fault: Fault, begin: int, source: Source) -> FormatError | OSError:
         return LayoutError(
             what, field="local header offset", actual=actual, expected=f"at most {expected}, where the directory begins"
         )
-    if kind == "ZIP_ENCRYPTED":
-        return UnsupportedError(f"entry {row} is encrypted", field="flags", offset=begin + at)
+    if kind in ("ZIP_ENCRYPTED", "ZIP_NAME"):
+        error, field, what = _REFUSED[actual]
+        return error(what.format(row), field=field, offset=begin + at)
     return FormatError(f"the central directory is damaged ({kind})", offset=begin + at)

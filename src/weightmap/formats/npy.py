@@ -12,15 +12,13 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.formats._base import Content, Format, take, trailing
-from weightmap.formats._npy import FIRST, MAGIC, ArrayRules, placed, read_header
+from weightmap.formats._npy import FIRST, MAGIC, ArrayRules, read_header
 from weightmap.index.columns import ColumnTable
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
-
-__all__ = ["FORMAT"]
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
@@ -32,12 +30,13 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     array = read_header(read(FIRST), read, "the array", 0)
     options.limits.check("max_tensors", 1, "number of tensors", offset=0)
     warnings: list[str] = []
-    dtype, count = placed(array), len(array.shape)
+    count = len(array.shape)
     bounds = np.array([0, 0], np.uint32), np.array([0, count], np.uint32)
     begin, dims = np.array([array.start], np.uint64), np.array(array.shape, np.uint64)
     end = begin + np.uint64(array.nbytes)
     columns = kernels.Columns(b"", bounds[0], np.zeros(1, np.uint8), dims, bounds[1], begin, end)
-    table = ColumnTable(columns, ArrayRules(0, source.size), utf8=True, typed=lambda _row, _dtype, _shape: dtype)
+    typed = array.dtype, array.geometry
+    table = ColumnTable(columns, ArrayRules(0, source.size), utf8=True, typed=lambda _row, _shape: typed)
     table.check()  # a look at one array
     trailing(source, array.start + array.nbytes, options, warnings)
     crc = kernels.crc32(take(source, head, 0, array.start))

@@ -9,6 +9,7 @@ errors; ``strict=False`` leaves them out.
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,19 +24,17 @@ from weightmap.formats._npy import (
     ArrayRules,
     dtype_of_array,
     fortran_strides,
-    placed,
     read_header,
 )
 from weightmap.formats._zip import EMPTY, Archive, first_name
 from weightmap.index.columns import ColumnTable
-from weightmap.io.placement import Deflated, Strided
+from weightmap.io.geometry import Deflated, Strided
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType
+    from weightmap.io.geometry import Geometry
     from weightmap.io.source import Source
     from weightmap.options import Options
-
-__all__ = ["FORMAT"]
 
 _SUFFIX = b".npy"
 
@@ -46,6 +45,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     archive = Archive(source, head, options, warnings)
     options.limits.check("max_tensors", len(archive), "number of entries", offset=0)
     members = _Members(archive, source, options, warnings)
+    _check_keys(archive)
     table = members.table()
     content = Content("npz", table, dict, archive.verifier, warnings)
     content.sums = archive.sums
@@ -53,6 +53,21 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if options.checked:
         table.check()
     return content
+
+
+def _check_keys(archive: Archive) -> None:
+    """Refuse a name that, with ``.npy``, is the whole name of another entry: numpy has that entry by it."""
+    names, bounds = archive.names, archive.entries.bounds
+    for match in re.finditer(rb"\.npy(?=\.npy)", memoryview(archive.entries.names)[: names.nbytes]):
+        end = match.end() + len(_SUFFIX)
+        row = int(np.searchsorted(bounds, end)) - 1
+        if bounds[row + 1] != end:
+            continue
+        key = archive.label(row).removesuffix(".npy")
+        other = names.find(key)
+        if other >= 0:
+            what = f"numpy has entry {other} by the name {quoted(key)}, and not entry {row}: rename one of them"
+            raise LayoutError(what, field="name", offset=int(archive.entries.offset[row]))
 
 
 class _Members:
@@ -71,8 +86,7 @@ class _Members:
                 self._kinds[number] = dtype_of_array(np.dtype(kind))
             except TypeError:  # such as an integer of three bytes: its error comes with the first array of it
                 headers.kind[headers.kind == number] = kernels.NPY_ODD
-        self._dtypes: dict[int, DType] = {}
-        self._odd: dict[int, Array] = {}
+        self._odd: dict[int, tuple[Array, Geometry | None]] = {}
         self._left_out: list[int] = []
         for i in np.flatnonzero(headers.kind == kernels.NPY_ODD).tolist():
             self._read(i, archive, options, warnings)
@@ -95,11 +109,10 @@ class _Members:
             expected = f"{array.start + array.nbytes}, by its header"
             raise LayoutError(f"size of {what}", field="size", offset=begin, actual=size, expected=expected)
         kept = int(archive.entries.stored[i])
-        deflated = None
+        geometry: Geometry | None = array.geometry
         if not stored:
-            crc = archive.crc(i)
-            deflated = Deflated(what, kept, size, crc, array.start, array.strides, options.limits)
-        self._odd[i], self._dtypes[i] = array, placed(array, deflated)
+            geometry = Deflated(what, kept, size, archive.crc(i), array.start, array.strides, options.limits)
+        self._odd[i] = array, geometry
         self._headers.begin[i] = begin + array.start if stored else begin
         self._headers.end[i] = begin + size if stored else begin + kept
 
@@ -109,28 +122,28 @@ class _Members:
         dims, bounds = headers.dims, headers.dim_bounds
         if self._odd:
             ndims = np.diff(bounds)
-            ndims[list(self._odd)] = [len(array.shape) for array in self._odd.values()]
+            ndims[list(self._odd)] = [len(array.shape) for array, _ in self._odd.values()]
             plain = np.repeat(headers.kind != kernels.NPY_ODD, ndims)
             dims = np.empty(len(plain), np.uint64)
             dims[plain] = headers.dims
-            dims[~plain] = [dim for array in self._odd.values() for dim in array.shape]
+            dims[~plain] = [dim for array, _ in self._odd.values() for dim in array.shape]
             bounds = np.concatenate(([0], np.cumsum(ndims))).astype(np.uint32)
         columns = kernels.Columns(
             headers.names, headers.bounds, np.zeros(count, np.uint8), dims, bounds, headers.begin, headers.end
         )
-        kinds, fortran, known, dtypes = headers.kind, headers.fortran, self._kinds, self._dtypes
+        kinds, fortran, known = headers.kind, headers.fortran, self._kinds
+        odd = {i: (array.dtype, geometry) for i, (array, geometry) in self._odd.items()}
         if self._left_out:
             order = np.delete(np.arange(count), self._left_out)
             columns, kinds, fortran = columns.take(order), kinds[order], fortran[order]
-            dtypes = {new: dtypes[old] for new, old in enumerate(order.tolist()) if old in dtypes}
+            odd = {new: odd[old] for new, old in enumerate(order.tolist()) if old in odd}
 
-        def typed(row: int, _dtype: DType, shape: tuple[int, ...]) -> DType:
+        def typed(row: int, shape: tuple[int, ...]) -> tuple[DType, Geometry | None]:
             dtype = known[kinds[row]]
             if dtype is None:
-                return dtypes[row]
+                return odd[row]
             strides = fortran_strides(shape, dtype.bits // 8) if fortran[row] else None
-            found: DType = dtype if strides is None else dtype.placed(Strided(strides))
-            return found
+            return dtype, None if strides is None else Strided(strides)
 
         return ColumnTable(columns, ArrayRules(0, self._source.size), utf8=True, typed=typed)
 

@@ -1,6 +1,6 @@
 """Names, shapes and places of tensors. Every range that a file declares is validated here and nowhere else.
 
-`Rules` has what a format demands of every row; csrc/table.c checks it.
+`Rules` holds a format's demands on every row; csrc/table.c checks them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightmap.dtypes import DType
 
 
-__all__ = ["ANY_GAP", "Rules"]
-
 INT64_MAX, U64_MAX = (1 << 63) - 1, (1 << 64) - 1
 ANY_GAP = U64_MAX
 
@@ -27,7 +25,7 @@ ANY_GAP = U64_MAX
 class Rules:
     """The rules of a format for every row, the same for both kinds of table.
 
-    A format subclasses it for what holds for all its files; the parameters are what one file says.
+    A format subclasses it with the rules of all its files; the parameters come from one file.
 
     Parameters
     ----------
@@ -74,7 +72,7 @@ class Rules:
     sized: Sequence[int] = ()  # codes of schemes, whose bytes a row states
     min_ndim = 0
     max_ndim = NUMPY_MAX_NDIM
-    ndims: range = range(NUMPY_MAX_NDIM + 1)
+    ndims: frozenset[int] = frozenset(range(NUMPY_MAX_NDIM + 1))
     alignment = 1
     max_gap = 0
     fields: Mapping[str, tuple[str, int]] = MappingProxyType({})
@@ -93,7 +91,7 @@ class Rules:
             bits = bytes([0 if dtype is None else dtype.bits for dtype in given])
             cls.bits = bits.ljust(256, b"\0")
             cls.sized = [code for code, count in enumerate(bits) if count == DECLARED]
-        cls.ndims = range(cls.min_ndim, cls.max_ndim + 1)
+        cls.ndims = frozenset(range(cls.min_ndim, cls.max_ndim + 1))  # which answers faster than a range
         cls.native = kernels.row_rules(cls)
 
     def __init__(self, base: int, file_size: int, declared: int = U64_MAX, *, lax: bool = False) -> None:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
     from weightmap.index import Rules
+    from weightmap.index.row import Row
     from weightmap.index.table import Place
+    from weightmap.io.geometry import Geometry
 
     Index = bytes | NDArray[np.uint8]
-
-__all__ = ["ColumnTable", "RecordTable"]
 
 
 class ColumnTable(Table):
@@ -40,8 +40,8 @@ class ColumnTable(Table):
     locate : callable, optional
         Returns the offset in the file of a row's entry, for messages, or None where it is unknown.
     typed : callable, optional
-        ``typed(row, dtype, shape)`` returns the data type of a row whose bytes the file declares, where the code of the
-        row does not say it all: with a placement, for a tensor that does not lie row-major in the file.
+        ``typed(row, shape)`` returns dtype and `Geometry` (or None) of a row whose bytes the file declares, where the
+        code of the row does not say it all.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ColumnTable(Table):
         *,
         utf8: bool,
         locate: Callable[[int], int | None] | None = None,
-        typed: Callable[[int, DType, tuple[int, ...]], DType] | None = None,
+        typed: Callable[[int, tuple[int, ...]], tuple[DType, Geometry | None]] | None = None,
     ) -> None:
         self.count: int = columns.count
         self.rules = rules
@@ -72,28 +72,32 @@ class ColumnTable(Table):
         return StringTable(columns.text(), columns.array(columns.bounds, self.count + 1, "<u4"), 0, "tensor name")
 
     def place(self, i: int) -> Place:
-        """Check row i, and return its dtype, shape, offset and bytes."""
+        """Check row i: see `Table.place`."""
         code, shape, offset = self._columns.raw(i)
         rules = self.rules
         dtype = rules.dtypes[code]
         if dtype is None:
             dtype = self._dtype(code, i)
-        if dtype.declared:
-            return self._place_declared(i, dtype, shape, offset)
+        plain = dtype.loaded is not None
+        if not plain and dtype.declared:
+            row = self._declared_row(i, dtype, shape, offset)
+            dtype, shape, _, offset, nbytes, geometry, _ = row
+            return dtype, shape, offset, nbytes, None if geometry is None and dtype.loaded is not None else row
         nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
         if offset > rules.data_size - nbytes:
             self._out_of_range(i, offset + nbytes)
         if not nbytes or len(shape) not in rules.ndims:
             self._check_shape(i, shape, dtype)
-        return dtype, shape, rules.base + offset, nbytes
+        offset += rules.base
+        return dtype, shape, offset, nbytes, None if plain else self._row(dtype, shape, offset, nbytes)
 
-    def _place_declared(self, i: int, dtype: DType, shape: tuple[int, ...], offset: int) -> Place:
-        dtype, shape, offset, nbytes = super()._place_declared(i, dtype, shape, offset)
-        if self._typed is not None:
-            dtype = self._typed(i, dtype, shape)
-            if dtype.placement is not None:
-                nbytes = math.prod(shape) * dtype.bits // 8
-        return dtype, shape, offset, nbytes
+    def _declared_row(self, i: int, dtype: DType, shape: tuple[int, ...], offset: int) -> Row:
+        row = super()._declared_row(i, dtype, shape, offset)
+        if self._typed is None:
+            return row
+        dtype, geometry = self._typed(i, shape)
+        nbytes = row.nbytes if geometry is None else (math.prod(shape) * dtype.bits + 7) // 8
+        return self._row(dtype, shape, row.offset, nbytes, geometry)
 
     def _declared(self, i: int) -> int:
         columns = self._columns
@@ -203,7 +207,7 @@ class RecordTable(Table):
         return kernels.records_find(self._index, self.count, name)
 
     def place(self, i: int) -> Place:
-        """Check row i, and return its dtype, shape, offset and bytes."""
+        """Check row i: see `Table.place`."""
         index = self._bytes
         _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index if index is None else index, i * 32)
         rules = self.rules
@@ -227,7 +231,8 @@ class RecordTable(Table):
         size = size * dtype.bits >> 3
         if offset > rules.data_size - size:
             self._out_of_range(i, offset + size)
-        return dtype, shape, rules.base + offset, size
+        offset += rules.base
+        return dtype, shape, offset, size, None if dtype.loaded is not None else self._row(dtype, shape, offset, size)
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         size = self.RECORD.size

@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from weightmap.index import Rules
     from weightmap.index.strings import StringTable
 
-__all__ = ["table_error"]
-
 _INT64_MAX = (1 << 63) - 1
 # The names of these fields in messages, for formats without names of their own.
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
 
 
-class Described(Protocol):
+class _Described(Protocol):
     """The part of `weightmap.index.table.Table` that messages need."""
 
     @property
@@ -40,7 +38,7 @@ class Described(Protocol):
     def __len__(self) -> int: ...
 
 
-def table_error(table: Described, fault: kernels.Fault) -> FormatError:
+def table_error(table: _Described, fault: kernels.Fault) -> FormatError:
     """Return the error for a fault, with the tensor's name where it can be read.
 
     Field and offset are those of the format's own field, where its rules name it.
@@ -54,7 +52,7 @@ def table_error(table: Described, fault: kernels.Fault) -> FormatError:
     return error
 
 
-def _describe(table: Described, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
+def _describe(table: _Described, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
     kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)
@@ -117,7 +115,12 @@ def _out_of_range(kind: str, label: str, rules: Rules, at: int | None, actual: i
         what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
     # In bytes of the file, whatever the format counts from.
-    return cut_off(label, rules.base + rules.room, rules.base + actual * rules.unit, field="data_offset")
+    return cut_off(
+        f"{label} (was the download complete?)",
+        rules.base + rules.room,
+        rules.base + actual * rules.unit,
+        field="data_offset",
+    )
 
 
 def _words(rules: Rules) -> tuple[str, str]:
@@ -126,7 +129,7 @@ def _words(rules: Rules) -> tuple[str, str]:
     return offset, _WORDS[1][1][0] if size == offset else size  # a field for both does not name the size
 
 
-def _name(table: Described, row: int) -> str:
+def _name(table: _Described, row: int) -> str:
     try:
         return quoted(table.names[row])
     except (FormatError, IndexError, ValueError):

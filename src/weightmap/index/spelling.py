@@ -1,4 +1,4 @@
-"""Names that look like a missing one, for messages: found with little work, however many and long the names are."""
+"""Names similar to a missing one, for messages: found quickly, however many and long the names are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from weightmap.errors import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-
-__all__ = ["alike", "others"]
 
 # Bounds that keep a miss to milliseconds: so many names are listed; so many of about the right length are compared at
 # both ends; of these so many characters are compared one by one. A name longer than _LONG gets no suggestions.
@@ -29,6 +27,7 @@ def others(wanted: object, names: Collection[str]) -> str:
 
     Examples
     --------
+    >>> from weightmap.index.spelling import others
     >>> others("wieght", ["bias", "weight"]), others("w", ["bias", "weight"])
     ("; similar names: 'weight'", "; the names are 'bias', 'weight'")
     """
@@ -42,11 +41,12 @@ def others(wanted: object, names: Collection[str]) -> str:
     return f"; {'the names are' if len(names) > 1 else 'its name is'} {', '.join(map(quoted, names))}"
 
 
-def alike(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """Return the names most like `wanted`, the likest first.
+def alike(wanted: str, names: Iterable[str], most: int = 3, least: float = _ALIKE) -> list[str]:
+    """Return the names most like `wanted`, the likest first; `least` is the part of their characters that both have.
 
     Examples
     --------
+    >>> from weightmap.index.spelling import alike
     >>> alike("wieght", ["bias", "weight", "weights"])
     ['weight', 'weights']
     """
@@ -60,7 +60,7 @@ def alike(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
         if left < 0:
             break
         scores.append((2 * common.count(name) / (len(wanted) + len(name)), name))
-    return [name for score, name in sorted(scores, key=lambda found: -found[0]) if score >= _ALIKE][:most]
+    return [name for score, name in sorted(scores, key=lambda found: -found[0]) if score >= least][:most]
 
 
 def _shared_ends(a: str, b: str) -> int:

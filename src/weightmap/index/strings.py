@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = ["StringTable"]
-
-
 class StringTable:
     """Strings in a buffer.
 
@@ -73,7 +70,7 @@ class StringTable:
                 data += bytes(table._data[own[0] : own[-1]])  # noqa: SLF001 - the same class
         return cls(data, np.cumsum(np.concatenate(lengths), dtype=np.uint32), 0, what)
 
-    def taken(self, numbers: NDArray[np.int64]) -> StringTable:
+    def take(self, numbers: NDArray[np.int64]) -> StringTable:
         """Return some of the strings as a table of their own, back to back."""
         raws = [self.raw(number) for number in numbers.tolist()]
         return StringTable(b"".join(raws), np.cumsum([0, *map(len, raws)]).astype(np.uint32), 0, self._what)
@@ -123,6 +120,11 @@ class StringTable:
     def bounds(self) -> NDArray[np.uint32]:
         """The bounds of the strings: see the module."""
         return self._bounds
+
+    @property
+    def text(self) -> Any:
+        """The buffer, to the end of the last string."""
+        return self._data[: self.nbytes]
 
     @property
     def nbytes(self) -> int:

@@ -17,20 +17,20 @@ from weightmap import kernels
 from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError, LayoutError, quoted
 from weightmap.index import INT64_MAX, U64_MAX, Rules
-from weightmap.lazy import Named
+from weightmap.index.row import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
     from weightmap.index.strings import StringTable
+    from weightmap.io.geometry import Geometry
+    from weightmap.io.source import Source
 
-    Place = tuple[DType, tuple[int, ...], int, int]
-    Run = tuple[DType, tuple[int, ...], int, int, int, int]
-
-__all__ = ["Row", "Table", "TensorInfo"]
+    Place = tuple[DType, tuple[int, ...], int, int, Row | None]
+    Run = tuple[Row, int, int]
 
 # Rows made into Python objects at once when all are asked for.
 _BATCH = 4096
@@ -38,55 +38,8 @@ _BATCH = 4096
 _FEW = 8
 
 
-class Row(Named):
-    """One checked row of a table: the data lies within the file.
-
-    Attributes
-    ----------
-    dtype : DType
-    shape : tuple of int
-    offset, nbytes : int
-        Position in the file and size of the data, in bytes.
-    """
-
-    __slots__ = ()
-
-    dtype: DType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-    def info(self, name: str) -> TensorInfo:
-        """Return what users are told of the tensor, called `name`."""
-        return TensorInfo._make((name, self.dtype.name, self.shape, self.offset, self.nbytes))
-
-
-class TensorInfo(Named):
-    """A tensor's entry in the index of its file.
-
-    Attributes
-    ----------
-    name : str
-    dtype : str
-        Canonical name, such as "float32" or "bfloat16".
-    shape : tuple of int
-    offset : int
-        Position of the first byte in the file.
-    nbytes : int
-        Size of the data, in bytes.
-    """
-
-    __slots__ = ()
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[int]) -> NDArray[np.intp]:
-    """Return where runs begin: where dtype or shape changes, or the distance to the row before.
+    """Return the starts of runs: rows where dtype, shape or the distance to the row before changes.
 
     Each row of a code in `declared`, whose bytes do not follow from its shape, is a run of its own.
     """
@@ -111,6 +64,14 @@ class Table:
     count : int
         Number of tensors.
     rules : Rules
+    source : Source
+        The file that the tensors lie in, once it is open.
+    quantized : callable or None
+        ``quantized(row, octets)`` returns the `QuantizedTensor` of a row whose dtype is a scheme; `octets` are its
+        bytes, perhaps a view of the mapping. For tensors of integers and scales it has the methods
+        ``layout(row, head)``, which finds the start of the payload, block size and type of scales in the first four
+        bytes, and ``glance(row, source)``, which returns the same, checks the data by reading as little as possible,
+        and touches no mapping. None in formats without quantised tensors.
     path, format : str or None
         Name and format of the file, for messages, once known.
     is_mapped : bool
@@ -119,6 +80,8 @@ class Table:
 
     count: int
     rules: Rules
+    source: Source = None  # type: ignore[assignment] # until the file is open
+    quantized: Callable[[Row, NDArray[np.uint8]], Any] | None = None
     path: str | None = None
     format: str | None = None
     is_mapped = False
@@ -130,12 +93,23 @@ class Table:
         raise NotImplementedError
 
     def place(self, i: int) -> Place:
-        """Check row i, and return its dtype, shape, offset and bytes."""
+        """Check row i; return its dtype, shape, offset and bytes, and None.
+
+        That is all of a tensor whose elements follow one another in `source` and are of a dtype that numpy has by now.
+        For any other one the last value is its `Row`.
+        """
         raise NotImplementedError
 
     def row(self, i: int) -> Row:
-        """Return row i, checked: `place` as a `Row`."""
-        return tuple.__new__(Row, self.place(i))
+        """Return row i, checked."""
+        dtype, shape, offset, nbytes, row = self.place(i)
+        return self._row(dtype, shape, offset, nbytes) if row is None else row
+
+    def _row(
+        self, dtype: DType, shape: tuple[int, ...], offset: int, nbytes: int, geometry: Geometry | None = None
+    ) -> Row:
+        quantized = self.quantized if dtype.quantized else None
+        return tuple.__new__(Row, (dtype, shape, self.source, offset, nbytes, geometry, quantized))
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         """Return copies of columns for rows first to last - 1: codes, ndims, dims (padded with 0), offsets."""
@@ -154,11 +128,12 @@ class Table:
         Raises what `Source.pread` raises.
         """
 
-    def belongs_to(self, path: str | None, format: str) -> None:
-        """Set the file and the format that messages name."""
-        self.path, self.format = path, format
+    def belongs_to(self, source: Source, format: str) -> None:
+        """Set the file, and the format that messages name."""
+        self.source, self.path, self.format = source, source.name, format
+        source.format = format
         if self._names is not None:
-            self._names.path, self._names.format = path, format
+            self._names.path, self._names.format = source.name, format
 
     @property
     def names(self) -> StringTable:
@@ -194,8 +169,7 @@ class Table:
     def runs(self) -> Iterator[Run]:
         """Yield all rows, checked, in file order, as runs of one dtype and shape at equal distances.
 
-        A run is dtype, shape, offset and bytes of its first row, the number of its rows, and the bytes from one to the
-        next.
+        A run is its first row, the number of its rows, and the bytes from one to the next.
         """
         for first in range(0, self.count, _BATCH):
             codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self.count))
@@ -213,7 +187,7 @@ class Table:
         rules = self.rules
         dtype = self._dtype(code, i)
         if dtype.declared:
-            return *self._place_declared(i, dtype, shape, offset), 1, 0
+            return self._declared_row(i, dtype, shape, offset), 1, 0
         nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
         if not nbytes or len(shape) not in rules.ndims:
             self._check_shape(i, shape, dtype)
@@ -222,15 +196,15 @@ class Table:
         if last - offset > left:
             first = max(0, left // step + 1) if step else 0
             self._out_of_range(i + first, offset + first * step + nbytes)
-        return dtype, shape, rules.base + offset, nbytes, count, step
+        return self._row(dtype, shape, rules.base + offset, nbytes), count, step
 
-    def _place_declared(self, i: int, dtype: DType, shape: tuple[int, ...], offset: int) -> Place:
-        """Check a row whose bytes the file declares, and return its dtype, shape, offset in the file and bytes."""
+    def _declared_row(self, i: int, dtype: DType, shape: tuple[int, ...], offset: int) -> Row:
+        """Return a row whose bytes the file declares, checked."""
         rules, nbytes = self.rules, self._declared(i)
         if offset > rules.data_size - nbytes:
             self._out_of_range(i, offset + nbytes)
         self._check_shape(i, shape, dtype)
-        return dtype, shape, rules.base + offset, nbytes
+        return self._row(dtype, shape, rules.base + offset, nbytes)
 
     def _declared(self, i: int) -> int:
         """Return the bytes that row i declares. Called only for dtypes that say so."""
@@ -240,11 +214,15 @@ class Table:
         """Return the bytes that rows first to last - 1 declare, uint64. Called only for formats with schemes."""
         raise NotImplementedError
 
+    def owners(self, numbers: Mapping[Source, int]) -> NDArray[np.int32]:
+        """Return the number of the source of each row."""
+        return np.full(self.count, numbers[self.source], np.int32)
+
     def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the data of each row begins in the file, and its bytes, all checked, in the order of rows."""
         rules, bits = self.rules, np.frombuffer(self.rules.bits, np.uint8)
         if self.count <= _FEW and not rules.sized:
-            places = [self.place(i)[2:] for i in range(self.count)]
+            places = [self.place(i)[2:4] for i in range(self.count)]
             columns = np.array(places, np.int64).reshape(-1, 2)
             return columns[:, 0], columns[:, 1]
         begins, sizes = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
@@ -305,9 +283,11 @@ class Table:
 
     def rows(self) -> Iterator[Row]:
         """Yield every row, checked, in file order."""
-        for dtype, shape, offset, nbytes, count, step in self.runs():
-            for k in range(count):
-                yield Row._make((dtype, shape, offset + k * step, nbytes))
+        for row, count, step in self.runs():
+            yield row
+            dtype, shape, source, offset, nbytes, geometry, quantized = row
+            for k in range(1, count):
+                yield tuple.__new__(Row, (dtype, shape, source, offset + k * step, nbytes, geometry, quantized))
 
     def check(self) -> None:
         """Check every row, and that names are unique. Raises the error of the first bad row."""
@@ -340,7 +320,7 @@ class Table:
             self.refuse("NAME_DUPLICATE", duplicate, 0, original)
 
     def label(self, row: int) -> str:
-        """Return how messages call a row: by its name, or by its number where the name cannot be read."""
+        """Return the label of a row in messages: its name, or its number where the name cannot be read."""
         try:
             return f"tensor {quoted(self.names[row])}"
         except (FormatError, IndexError, ValueError):

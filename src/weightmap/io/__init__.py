@@ -1,1 +1,1 @@
-"""Bytes: where they come from and where they go. Nothing else in the package knows descriptors or mappings."""
+"""Input and output of bytes. Nothing else in the package knows descriptors or mappings."""

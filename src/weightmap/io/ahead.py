@@ -1,4 +1,4 @@
-"""Bytes of an object in a store that are here or under way before they are asked for: `Windows` and `Queue`."""
+"""Prefetching from stores: `Windows` keeps bytes read with headers, `Queue` requests bytes ahead."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from weightmap.io.location import Stored
 
-__all__ = ["PART", "Queue", "Windows"]
-
 # Bytes of headers that are kept.
 _MOST_KEPT = 16 << 20
 # Bytes of one of several requests at a time, and the most that they are ahead of their reader.
@@ -22,7 +20,7 @@ PART, _WINDOW = 4 << 20, 64 << 20
 
 
 class Windows:
-    """Bytes of an object that were read with its headers, by where they begin."""
+    """Bytes of an object that were read with its headers, by their offset."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -31,7 +29,7 @@ class Windows:
         self._lock = Lock()
 
     def find(self, begin: int, end: int) -> memoryview:
-        """Return those from `begin` on, as far as they reach; none, where that is not among them."""
+        """Return the bytes from `begin` on, as far as they reach; none if `begin` is not among them."""
         with self._lock:
             number = bisect_right(self._starts, begin) - 1
             if number < 0:
@@ -40,7 +38,7 @@ class Windows:
         return memoryview(data)[begin - start : end - start]
 
     def add(self, start: int, data: bytes) -> None:
-        """Keep bytes; of very many, only the first and the last ones."""
+        """Keep bytes; if there are very many, only the first and the last."""
         with self._lock:
             if self._size + len(data) > _MOST_KEPT:
                 del self._starts[1:], self._data[1:]
@@ -52,7 +50,7 @@ class Windows:
 
 
 class Queue:
-    """Bytes of an object that are asked for before they are read, by several requests at a time."""
+    """Bytes of an object, requested ahead of reading, by several requests at a time."""
 
     def __init__(self, stored: Stored, ranges: Iterable[tuple[int, int]]) -> None:
         self._stored = stored
@@ -62,7 +60,7 @@ class Queue:
         self._lock = Lock()
 
     def take(self, begin: int, end: int) -> memoryview:
-        """Return bytes from `begin` on; none if they were not asked for. What lies before them is given up."""
+        """Return bytes from `begin` on; none if they were not requested. Bytes before them are given up."""
         with self._lock:
             self._ask()
             if not any(first <= begin < last for first, last, _, _ in self._under_way):
@@ -77,7 +75,7 @@ class Queue:
         return memoryview(data)[begin - first : end - first]
 
     def _ask(self) -> None:
-        """Ask for as much as may be under way."""
+        """Send requests up to the limit."""
         stored = self._stored
         while self._next is not None and len(self._under_way) < stored.access.concurrency:
             begin, end = self._next

@@ -18,17 +18,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
-from weightmap.errors import EncodeError, NotRegularFileError, TensorFileError, quoted
-from weightmap.io.descriptor import Descriptor, own
+from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError, quoted
 from weightmap.io.sink import DIRECT, Sink
+from weightmap.kernels import Descriptor, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from weightmap.io.sink import Plan
+    from weightmap.io.sink import WritePlan
     from weightmap.kernels import Temporary
-
-__all__ = ["directory_given", "no_directory", "remove_leftovers", "write_plan"]
 
 # What addresses begin with that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
@@ -38,6 +36,8 @@ _TMPFS, _RESERVED_ANYWHERE = 0x01021994, 16 << 20
 _MOST_LINKS = 40
 # Every file system, except very old ones, takes names of so many bytes.
 _ANY_NAME = 64
+# What a directory such as /proc has in common with one that was removed meanwhile.
+_TAKES_NONE = "its directory takes no new files ({})"
 # Random bytes of a hidden name, and what such a name looks like.
 _RANDOM = 6
 _HIDDEN = re.compile(rf"(\..*\.)[0-9a-f]{{{2 * _RANDOM}}}\.tmp", re.DOTALL)
@@ -48,7 +48,12 @@ _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
 
 
 def write_plan(
-    path: str, plan: Plan, *, progress: Callable[[int, int], None] | None = None, durable: bool = True
+    path: str,
+    plan: WritePlan,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    durable: bool = True,
+    overwrite: bool = True,
 ) -> int:
     """Write a planned file to `path`, atomically. Return its size.
 
@@ -56,11 +61,13 @@ def write_plan(
     ----------
     path : str
         A symbolic link is followed: the file that it names is replaced, not the link.
-    plan : Plan
+    plan : WritePlan
     progress : callable, optional
         ``progress(done, total)``, in bytes.
     durable : bool
         Flush the file and its directory to the disk.
+    overwrite : bool
+        Replace an existing file; False raises `TargetError` instead, whenever the file appears.
 
     Raises
     ------
@@ -73,6 +80,8 @@ def write_plan(
     try:
         target = _resolved(path)
         mode = _target_mode(target, path)
+        if mode is not None and not overwrite:
+            raise file_exists(path)
         at, name = os.path.split(target)
         folder = _folder_of(at)
     except TensorFileError:
@@ -81,7 +90,10 @@ def write_plan(
         error.filename = path  # as the caller gave it, instead of a directory above it
         raise
     try:
-        size = kernels.with_temporary(partial(_write, durable=durable), folder, name, plan, mode, progress)
+        write = partial(_write, durable=durable, overwrite=overwrite)
+        size = kernels.with_temporary(write, folder, name, plan, mode, progress)
+    except FileExistsError:  # it appeared while this one was written
+        raise file_exists(path) from None
     except BaseException as error:
         _name(error, path)
         raise
@@ -96,11 +108,12 @@ def _write(
     temporary: Temporary,
     folder: _Folder,
     name: str,
-    plan: Plan,
+    plan: WritePlan,
     mode: tuple[int, int] | None,
     progress: Callable[[int, int], None] | None,
     *,
     durable: bool,
+    overwrite: bool,
 ) -> int:
     """Write a file and move it to its place; return its size. If this ends early, `temporary` is removed."""
     hidden = folder.create(temporary, name)
@@ -118,13 +131,16 @@ def _write(
         try:
             hidden = folder.link(temporary, name)
         except OSError:  # no links on this file system, or a policy against them
-            kernels.with_temporary(partial(_write_copy, durable=durable), fd, folder, name)
+            copy = partial(_write_copy, durable=durable, overwrite=overwrite)
+            kernels.with_temporary(copy, fd, folder, name)
             return sink.offset
-    folder.replace(temporary, hidden, name)
+    folder.replace(temporary, hidden, name, overwrite=overwrite)
     return sink.offset
 
 
-def _write_copy(temporary: Temporary, source: int, folder: _Folder, name: str, *, durable: bool) -> None:
+def _write_copy(
+    temporary: Temporary, source: int, folder: _Folder, name: str, *, durable: bool, overwrite: bool
+) -> None:
     """Copy a complete file that cannot get a name into one that has one, and move that to its place."""
     hidden = folder.create_hidden(temporary, name)
     fd, status, offset = temporary.fileno(), os.fstat(source), 0
@@ -133,7 +149,7 @@ def _write_copy(temporary: Temporary, source: int, folder: _Folder, name: str, *
         offset += count
     if durable:
         os.fsync(fd)
-    folder.replace(temporary, hidden, name)
+    folder.replace(temporary, hidden, name, overwrite=overwrite)
 
 
 def _name(error: BaseException, path: str) -> None:
@@ -148,6 +164,8 @@ def _name(error: BaseException, path: str) -> None:
         del error.filename2
     elif error.filename is None:
         error.filename = path
+        if isinstance(error, FileNotFoundError):  # its directory is open
+            error.strerror = _TAKES_NONE.format(error.strerror)
 
 
 def _resolved(path: str) -> str:
@@ -190,14 +208,22 @@ def _target_mode(target: str, path: str) -> tuple[int, int] | None:
     return status.st_mode & 0o777, status.st_gid
 
 
+def file_exists(path: str) -> TargetError:
+    """Return the error for a target that exists and is not to be replaced."""
+    return TargetError("this file exists: remove it, or choose another target", path=path)
+
+
 def directory_given(path: str, instead: str = "") -> IsADirectoryError:
-    """Return the error for a target that is a directory; `instead` names another way than a name of a file."""
+    """Return the error for a target that is a directory; `instead` names an alternative to a file name."""
     return IsADirectoryError(errno.EISDIR, f"this is a directory: give the name of a file{instead}", path)
 
 
 def no_directory(path: str, target: str | None = None) -> FileNotFoundError:
     """Return the error for a target whose directory is missing; the system's own seems to say that the target is."""
-    error = FileNotFoundError(errno.ENOENT, f"the directory {quoted(path or os.curdir)} does not exist")
+    what = f"the directory {quoted(path or os.curdir)} does not exist"
+    if os.path.isdir(path or os.curdir):
+        what = _TAKES_NONE.format(os.strerror(errno.ENOENT))
+    error = FileNotFoundError(errno.ENOENT, what)
     error.filename = target
     return error
 
@@ -226,13 +252,13 @@ class _Folder:
             return
         flags = os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            self._fd = own(os.open, path or os.curdir, os.O_RDONLY | flags)
+            self._fd = take_ownership(os.open, path or os.curdir, os.O_RDONLY | flags)
         except PermissionError:  # a directory that may not be read may still allow new files
-            self._fd = own(os.open, path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
+            self._fd = take_ownership(os.open, path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
             self.readable = False
 
     def create(self, temporary: Temporary, name: str) -> str | None:
-        """Create a file without a name, of which nothing can remain; else one with a hidden name, and return that."""
+        """Create a nameless file, which leaves no remains; else one with a hidden name, and return the name."""
         if _UNNAMED and self._fd is not None:
             create = partial(os.open, os.curdir, _UNNAMED, 0o666, dir_fd=self._fd)
             try:
@@ -257,7 +283,7 @@ class _Folder:
         return self._hide(temporary, name, lambda path: partial(link, source, path))
 
     def _hide(self, temporary: Temporary, name: str, function_for: Callable[[str], Callable[[], int | None]]) -> str:
-        """Call a function with hidden names until one is free; return that."""
+        """Call a function with hidden names until one is free; return that name."""
         while True:
             hidden = _hidden(name)
             path = os.path.join(self._path, hidden)
@@ -269,10 +295,23 @@ class _Folder:
                 raise _nameless(error) from None
             return hidden
 
-    def replace(self, temporary: Temporary, name: str, target: str) -> None:
-        """Close the temporary file and rename it to `target`, replacing a file of that name."""
+    def replace(self, temporary: Temporary, name: str, target: str, *, overwrite: bool) -> None:
+        """Close the temporary file and rename it to `target`, replacing a file of that name.
+
+        Without `overwrite` that is a FileExistsError: the file gets a second name, or takes the place of an empty one
+        that was made for it where the file system has no such names.
+        """
         temporary.close()
         name, target = os.path.join(self._path, name), os.path.join(self._path, target)
+        if not overwrite:
+            try:
+                os.link(name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            except FileExistsError:
+                raise
+            except OSError:
+                os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=self._fd))
+            else:
+                return  # the hidden name is still the temporary file's, and goes with it
         temporary.give(partial(os.replace, name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd))
 
     def flush(self) -> None:
@@ -321,7 +360,7 @@ def _keep_mode(fd: int, mode: int, group: int) -> None:
 def _reserve(fd: int, size: int) -> None:
     """Reserve the space now, so that a full disk fails at once.
 
-    Of large files on tmpfs only the room is looked at: one thread would reserve pages there as slowly as write them.
+    For large files on tmpfs this only checks the room: reserving pages there is as slow as writing them.
     """
     if size and hasattr(os, "posix_fallocate"):
         if size > _RESERVED_ANYWHERE and kernels.file_system(fd) == _TMPFS:

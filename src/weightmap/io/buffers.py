@@ -1,4 +1,4 @@
-"""Buffers that work on many files uses again: in a fresh one, each 4 KiB costs a page fault."""
+"""Buffers reused across many files: in a fresh one, each 4 KiB costs a page fault."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from weightmap.kernels._rooms import LINE, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = ["keeping", "room"]
 
 # A file takes one to read, up to three to write, one to quantise; the last piece of a tensor may hold one more.
 _MOST = 6
@@ -43,9 +41,9 @@ def keeping(*, afterwards: bool = False) -> Iterator[None]:
 
 
 def room(nbytes: int) -> memoryview:
-    """Return memory of so many bytes, with any content, that begins at a line of the CPU's cache.
+    """Return uninitialised memory of so many bytes, aligned to a cache line.
 
-    It serves again when nobody looks at it any more.
+    It is reused once nothing refers to it.
     """
     buffers, size = _kept.buffers, nbytes + LINE
     if buffers is None:
@@ -65,7 +63,7 @@ def _from_line(buffer: bytearray, nbytes: int) -> memoryview:
 
 
 def _is_free(buffer: bytearray) -> bool:
-    """Say whether nobody looks at a buffer: Python would refuse to resize it."""
+    """Whether nothing views a buffer: otherwise Python refuses to resize it."""
     try:
         buffer.append(0)
     except BufferError:

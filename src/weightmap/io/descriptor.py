@@ -11,27 +11,12 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import FileChangedError, NotRegularFileError
-from weightmap.kernels import Descriptor, own
+from weightmap.kernels import Descriptor, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-__all__ = [
-    "ADVICE",
-    "Descriptor",
-    "aligned",
-    "check_path",
-    "fail_changed",
-    "identity_of",
-    "map_file",
-    "open_again",
-    "open_descriptor",
-    "own",
-    "read_into",
-    "refuse",
-]
 
 # Ways to touch pages; kernels.h numbers them in this order.
 ADVICE = ("normal", "random", "sequential")
@@ -74,7 +59,7 @@ _MOST = 1 << 30
 def open_descriptor(path: str) -> Descriptor:
     """Open a file for reading. Raises `NotRegularFileError` for a socket or missing device, other errors unchanged."""
     try:
-        return own(os.open, path, _FLAGS)
+        return take_ownership(os.open, path, _FLAGS)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket, or a device that does not exist
             refuse(os.stat(path).st_mode, path)

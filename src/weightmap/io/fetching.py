@@ -1,16 +1,20 @@
 """Requests for bytes of objects in a store: tried again within bounds, cancelled at a deadline, checked.
 
 A store is anything with the method ``get(path, *, options)`` of obstore's stores, or ``get_async``. All requests of the
-process run in one event loop, in a thread of its own. What a store says in its errors never leaves this module, since
-it may hold addresses with signatures: `StoreError` has words of our own.
+process run in one event loop, in a thread of its own. A store's error texts never leave this module, since they may
+hold signed addresses: `StoreError` has our own words.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import http.client
 import random
 import re
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock, Thread
@@ -22,14 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
     from concurrent.futures import Future
 
-__all__ = ["Access", "Pin", "StoreError", "fault_of_status"]
-
 # Requests in a row that bring less than a MiB each, before a read fails; and the longest wait between two, in seconds.
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
+# Seconds that the end of the process waits for requests that it has cancelled.
+_LAST_WAIT = 2.0
 _PROGRESS = 1 << 20
 # A request may take its deadline, and a second for each so many bytes.
-_SLOWEST = 1 << 20
+SLOWEST = 1 << 20
 # Bytes of an answer that are taken over at once.
 _CHUNK = 1 << 20
 _AGAIN = frozenset({408, 425, 429})
@@ -37,7 +41,7 @@ _BEYOND = 416
 
 
 class StoreError(Exception):
-    """Why a request brought nothing.
+    """A failed request, and why.
 
     Attributes
     ----------
@@ -62,7 +66,7 @@ class Pin(NamedTuple):
     size : int
     etag : str or None
     modified : float
-        In seconds; 0 where the store does not say.
+        In seconds; 0 where the store does not tell.
     """
 
     size: int
@@ -71,14 +75,19 @@ class Pin(NamedTuple):
 
     @classmethod
     def of(cls, meta: Any) -> Pin:
-        """Return that of an object's metadata, as obstore has it."""
+        """Return the state in an object's metadata, as obstore gives it."""
         modified = meta.get("last_modified")
         return cls(int(meta["size"]), meta.get("e_tag") or None, modified.timestamp() if modified else 0.0)
 
     @property
     def condition(self) -> dict[str, str]:
-        """The options of a request that let the store refuse another object; weak tags do not serve that."""
+        """The options by which the store refuses a request for a changed object; weak tags cannot do this."""
         return {} if self.etag is None or self.etag.startswith("W/") else {"if_match": self.etag}
+
+    @property
+    def is_versioned(self) -> bool:
+        """Whether it distinguishes the object from another one of its size."""
+        return self.etag is not None or self.modified != 0
 
     def check(self, now: Pin) -> None:
         """Raise a `StoreError` for another object."""
@@ -88,7 +97,7 @@ class Pin(NamedTuple):
 
 
 def fault_of_status(status: int) -> StoreError:
-    """Return what a status other than success says."""
+    """Return the error for a status other than success."""
     try:
         words = f"{status} {http.HTTPStatus(status).phrase}"
     except ValueError:
@@ -127,7 +136,7 @@ _WORDS = (
 
 
 def _fault_of(error: Exception) -> StoreError | None:
-    """Return what an exception of a store says; None for one that is a mistake of a program."""
+    """Return the error for an exception of a store; None for a programming mistake."""
     if isinstance(error, StoreError):
         return error
     known = next((_KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _KINDS), None)
@@ -147,7 +156,7 @@ def _fault_of(error: Exception) -> StoreError | None:
 
 
 class _Attempt:
-    """One request, and the memory that its answer goes to."""
+    """One request, and the memory for its answer."""
 
     def __init__(self, begin: int, end: int, target: memoryview, pin: Pin | None) -> None:
         self.done, self.end, self.pin = begin, end, pin
@@ -172,7 +181,7 @@ class _Attempt:
             raise StoreError("refused", "the answer has other bytes than those asked for")
 
     def take(self, chunk: bytes) -> bool:
-        """Take over bytes; False when nobody waits for them any more, and the memory is another's."""
+        """Take over bytes; False once nobody waits for them, and the memory is no longer ours."""
         with self._lock:
             if self._over:
                 return False
@@ -195,27 +204,30 @@ class _Attempt:
 
 
 class Access:
-    """The way to a store: which one, and how its objects are asked for.
+    """A store, with the settings of requests to it.
 
     Parameters
     ----------
     store : object
         See above.
     concurrency : int
-        The most requests at a time.
+        Most requests at a time.
     deadline : float
-        Seconds that a request may take, besides one for each MiB.
+        Time limit of a request in seconds, to which each MiB adds one second.
+    unversioned : bool
+        Whether to read objects to which the store gives neither an ETag nor a modification time.
     """
 
-    def __init__(self, store: Any, concurrency: int, deadline: float) -> None:
+    def __init__(self, store: Any, concurrency: int, deadline: float, *, unversioned: bool = False) -> None:
         self.store = store
         self.concurrency = concurrency
         self.deadline = deadline
+        self.unversioned = unversioned
         self._slots: tuple[Any, asyncio.Semaphore] | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Access, (self.store, self.concurrency, self.deadline)
+        return partial(Access, unversioned=self.unversioned), (self.store, self.concurrency, self.deadline)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Wait for a coroutine."""
@@ -252,7 +264,7 @@ class Access:
             attempt = _Attempt(begin, end, target, pin)
             attempt.done = at
             try:
-                async with self._slot(), asyncio.timeout(self.deadline + (end - at) / _SLOWEST):
+                async with self._slot(), asyncio.timeout(self.deadline + (end - at) / SLOWEST):
                     await self._try(key, attempt)
             except Exception as error:
                 fault = _fault_of(error)
@@ -348,8 +360,44 @@ class _Loop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                Thread(target=self._loop.run_forever, name="weightmap-remote", daemon=True).start()
+                thread = Thread(target=self._loop.run_forever, name="weightmap-remote", daemon=True)
+                thread.start()
+                atexit.register(_end, self._loop, thread)
             return self._loop
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
+    """Wait, at the end of the process, until no thread of a store is on its way back to Python.
+
+    obstore's threads call into the loop. Python 3.11 to 3.13 end such a thread when it wants to go on while the
+    interpreter ends, and Rust answers that with SIGABRT: a command that had done its work returned -6.
+    """
+    if not thread.is_alive():  # a forked child has no such thread
+        return
+    until = time.monotonic() + _LAST_WAIT
+    with contextlib.suppress(TimeoutError):
+        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(_LAST_WAIT)
+    while time.monotonic() < until and _calling():
+        time.sleep(0.001)
+
+
+async def _cancel_all() -> None:
+    """Cancel what the loop has begun, and wait for it."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _calling() -> bool:
+    """Whether some thread that Python did not start hands a result to the loop."""
+    for frame in sys._current_frames().values():  # noqa: SLF001 - documented, in spite of its name
+        outermost = frame
+        while outermost.f_back is not None:
+            outermost = outermost.f_back
+        if outermost.f_code.co_name == "call_soon_threadsafe":
+            return True
+    return False
 
 
 _loop = PerProcess(_Loop)

@@ -1,4 +1,4 @@
-"""On what kind of file system a file lies: whether its pages are memory, come from a disk, or from elsewhere."""
+"""The kind of file system of a file: whether its pages are memory, or come from a disk or from elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from weightmap import kernels
 
 if TYPE_CHECKING:
     from weightmap.io.source import Source
-
-__all__ = ["FileSystem", "file_system_of", "known"]
 
 
 class FileSystem(NamedTuple):
@@ -81,7 +79,7 @@ _IN_MEMORY = FileSystem("memory", "memory")
 
 
 def known(number: int) -> FileSystem:
-    """Return what `statfs` calls by this number; a negative one says that the system does not tell."""
+    """Return the file system with this number of `statfs`; a negative one means that the system does not tell."""
     if number < 0:
         return FileSystem("not told" if number == -errno.ENOSYS else "unknown", "unknown")
     return _KNOWN.get(number) or FileSystem(f"{number:#x}", "unknown")

@@ -1,10 +1,11 @@
-"""Where objects lie: `Location`, a URL that knows the way to its store, and `Stored`, an opened object there."""
+"""Objects in stores: `Location`, a URL with its store, and `Stored`, an opened object."""
 
 from __future__ import annotations
 
 import errno
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote, unquote
 
 from weightmap.errors import FileChangedError, RemoteError
 from weightmap.io.fetching import StoreError
@@ -16,14 +17,12 @@ if TYPE_CHECKING:
 
     from weightmap.io.fetching import Access, Pin
 
-__all__ = ["Location", "Stored"]
-
 # Bytes of the first request: with a footer and a tensor it stays within 64 KiB more than the tensor.
 _FIRST = 32 << 10
 
 
 class Location(str):
-    """The URL of an object or of a folder of objects, or a key in a store, and the way to the store.
+    """The URL of an object or of a folder of objects, or a key in a store; with the store.
 
     The text holds no credentials.
 
@@ -31,53 +30,76 @@ class Location(str):
     ----------
     access : Access
     base : str
-        What the text has before the key of an object.
+        The text before the key of an object.
+    encoded : bool
+        Whether the key is percent-encoded, as addresses of HTTP are. Names never are: `inside` and `beside` encode
+        them, once.
     """
 
-    __slots__ = ("access", "base")
+    __slots__ = ("access", "base", "encoded")
 
     access: Access
     base: str
+    encoded: bool
 
-    def __new__(cls, text: str, access: Access, base: str) -> Self:
+    def __new__(cls, text: str, access: Access, base: str, encoded: bool) -> Self:  # noqa: FBT001 - of a pickle
         """Make a location of its text."""
         made = super().__new__(cls, text)
-        made.access, made.base = access, base
+        made.access, made.base, made.encoded = access, base, encoded
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Location, (str(self), self.access, self.base)
+        return Location, (str(self), self.access, self.base, self.encoded)
+
+    def _with(self, text: str) -> Location:
+        return Location(text, self.access, self.base, self.encoded)
 
     @property
     def key(self) -> str:
-        """What the store calls the object."""
+        """The name of the object in its store."""
         return self[len(self.base) :]
+
+    @property
+    def called(self) -> str:
+        """The name in its folder."""
+        return self.name_beside(self)
+
+    @property
+    def folder(self) -> Location:
+        """The location of its folder."""
+        return self._with(self[: self.rfind("/") + 1])
 
     def inside(self, name: str) -> Location:
         """Return the location of something in this folder."""
-        return Location(f"{self.rstrip('/')}/{name}" if self else name, self.access, self.base)
+        name = quote(name) if self.encoded else name
+        return self._with(f"{self.rstrip('/')}/{name}" if self else name)
+
+    def name_beside(self, other: Location) -> str:
+        """Return the name by which `other.beside` returns this location."""
+        name = self.removeprefix(other.folder)
+        return unquote(name) if self.encoded else name
 
     def beside(self, name: str) -> Location:
-        """Return the location of another object in the same folder."""
-        return Location(self[: self.rfind("/") + 1] + name, self.access, self.base)
+        """Return the location of an object in the same folder."""
+        return self if name == self.called else self.folder.inside(name)
 
     @property
     def is_folder(self) -> bool:
-        """Whether it says that it is a folder."""
+        """Whether it is marked as a folder."""
         return not self.key or self.endswith("/")
 
     @property
     def has_names(self) -> bool:
-        """Whether there is something below it; where no store lists that, whether it says that it is a folder."""
+        """Whether there is something below it; if the store cannot list, whether it is marked as a folder."""
         return self.is_folder or bool(self._listed(self.key))
 
     @property
     def modified(self) -> float:
-        """When the object was modified, in seconds; 0 where the store does not say."""
+        """Modification time of the object, in seconds; 0 where the store does not tell."""
         return Stored.open(self)[0].pin.modified
 
     def unlisted(self, names: Iterable[str]) -> list[str]:
-        """Return those of the objects beside it that the store does not list; none where it does not list any."""
+        """Return which of the objects beside it are missing in the store's listing; none if the store cannot list."""
         try:
             listed = self._listed(self.key.rpartition("/")[0])
         except PermissionError:
@@ -92,7 +114,7 @@ class Location(str):
         return found
 
     def names(self, usual: Iterable[str]) -> list[str]:
-        """Return the names in a folder; of a store that does not list them, those of the `usual` ones that exist."""
+        """Return the names in a folder; if the store cannot list, the `usual` ones that exist."""
         found = self._listed(self.key.rstrip("/"))
         if not found and not self.is_folder:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
@@ -141,10 +163,14 @@ class Stored:
             pin: Pin = access.run(access.fetch(location.key, 0, _FIRST, memoryview(head), None))
         except StoreError as fault:
             pin = _opened_without(fault, location)
+        if pin.size and not (pin.is_versioned or access.unversioned):
+            words = "the store states neither an ETag nor a time of modification, so nothing would show that the object"
+            remedy = "download it, or open it with unversioned=True"
+            fail(StoreError("refused", f"{words} was replaced between two requests: {remedy}"), str(location))
         return cls(location, pin), bytes(head[: pin.size])
 
     def fetch(self, begin: int, end: int, target: memoryview) -> Future[Any]:
-        """Ask for the bytes from `begin` to `end`, which go to memory; return what `wait` waits for."""
+        """Request the bytes from `begin` to `end` into memory; return the handle for `wait`."""
         return self.access.submit(self.access.fetch(self._key, begin, end, target, self.pin))
 
     def wait(self, future: Future[Any], begin: int, end: int) -> None:
@@ -167,7 +193,7 @@ class Stored:
 
 
 def _opened_without(fault: StoreError, location: Location) -> Pin:
-    """Open an object of no bytes, which has no range; raise the error for anything else."""
+    """Open an empty object, which has no range; raise the error for anything else."""
     access, pin, folder = location.access, None, False
     try:
         if fault.kind == "beyond":
@@ -188,7 +214,7 @@ def _fail_folder(location: Location) -> NoReturn:
 
 
 def fail(fault: StoreError, name: str, what: str = "") -> NoReturn:
-    """Raise the error for a fault. A store's own exception, which may hold addresses with signatures, stays behind."""
+    """Raise the error for a fault, without the store's own exception, which may hold signed addresses."""
     if fault.kind == "missing":
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from None
     if fault.kind == "denied":

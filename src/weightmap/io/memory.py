@@ -1,4 +1,4 @@
-"""How much memory this process may still fill: what the machine has left, and what its control groups leave."""
+"""Memory that this process may still fill, bounded by the machine and by control groups."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from weightmap.errors import LimitError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Group", "Headroom", "check_room", "headroom"]
-
 # Version 1 says "no limit" by a number that no machine has.
 _NO_LIMIT = 1 << 60
 
@@ -22,7 +20,7 @@ class Group(NamedTuple):
     Attributes
     ----------
     path : str
-        Where the system has its files.
+        Directory of its files.
     version : int
         1 or 2.
     limit, used : int
@@ -49,7 +47,7 @@ class Headroom(NamedTuple):
     Attributes
     ----------
     available : int or None
-        What the machine has for new uses; None where the system does not say.
+        Memory of the machine available for new uses, in bytes; None where the system does not tell.
     groups : tuple of Group
         The control groups with a limit that this process is in, from its own one outwards.
     """
@@ -59,7 +57,7 @@ class Headroom(NamedTuple):
 
     @property
     def left(self) -> int | None:
-        """The least of all that bounds this process; None where nothing is known."""
+        """The tightest limit on this process; None if unknown."""
         bounds = [group.left for group in self.groups]
         return min(bounds if self.available is None else [*bounds, self.available], default=None)
 

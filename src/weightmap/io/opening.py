@@ -1,4 +1,4 @@
-"""Makes a `Source` from what the user gives: a path, a descriptor, a binary file object or a buffer."""
+"""Makes a `Source` from a path, a descriptor, a binary file object or a buffer."""
 
 from __future__ import annotations
 
@@ -11,26 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.io.descriptor import aligned, open_descriptor, own
+from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.source import CHUNK, Source
+from weightmap.kernels import take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-__all__ = [
-    "MISSING",
-    "beside",
-    "from_buffer",
-    "from_path",
-    "inside",
-    "is_directory",
-    "modified_at",
-    "names_in",
-    "open_source",
-    "path_of",
-    "take_over",
-    "unlisted",
-]
 
 # Errors that mean that there is no such file: also for names that no file can have, and with a file for a directory.
 MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
@@ -39,7 +25,7 @@ MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 def path_of(source: Any) -> str | None:
     """Return `source` as a path, or None if it is not one. Bytes are content, never a path.
 
-    The address of an object in a store becomes a `Location`, a string that knows the way there.
+    The address of an object in a store becomes a `Location`, a string with its store.
     """
     if not isinstance(source, (str, os.PathLike)):
         return None
@@ -47,9 +33,9 @@ def path_of(source: Any) -> str | None:
     if hasattr(path, "access"):
         return path
     if "://" in path:
-        from weightmap.io.stores import locate  # noqa: PLC0415 - for addresses alone
+        from weightmap.io.stores import location_of  # noqa: PLC0415 - for addresses alone
 
-        return locate(path)
+        return location_of(path)
     return str(path)
 
 
@@ -69,12 +55,12 @@ def is_directory(path: str) -> bool:
 
 
 def names_in(folder: str, usual: Iterable[str]) -> list[str]:
-    """Return the names in a directory; where no store lists them, those of the `usual` ones that exist."""
+    """Return the names in a directory; if a store cannot list, the `usual` ones that exist."""
     return os.listdir(folder) if type(folder) is str else folder.names(usual)  # type: ignore[attr-defined]
 
 
 def unlisted(path: str, names: Iterable[str]) -> list[str]:
-    """Return those of the files beside another that a store does not list; none for a path: opening one finds out."""
+    """Return which files beside another are missing in a store's listing; none for a path: opening them finds out."""
     return [] if type(path) is str else path.unlisted(names)  # type: ignore[attr-defined]
 
 
@@ -84,13 +70,31 @@ def inside(folder: str, name: str) -> str:
 
 
 def modified_at(path: str) -> float:
-    """Return when a file was modified, in seconds."""
+    """Return the modification time of a file, in seconds."""
     return os.stat(path).st_mtime if type(path) is str else path.modified  # type: ignore[attr-defined]
+
+
+def called(path: str) -> str:
+    """Return the name of a file in its directory."""
+    return os.path.basename(path) if type(path) is str else path.called  # type: ignore[attr-defined]
+
+
+def folder_of(path: str) -> str:
+    """Return the directory of a file."""
+    return os.path.dirname(path) if type(path) is str else path.folder  # type: ignore[attr-defined]
 
 
 def beside(path: str, name: str) -> str:
     """Return the path of a file in the directory of another."""
     return os.path.join(os.path.dirname(path), name) if type(path) is str else path.beside(name)  # type: ignore[attr-defined]
+
+
+def name_beside(path: str, other: str) -> str:
+    """Return the name by which `beside` finds a file, given another one."""
+    if type(path) is str:
+        return path.removeprefix(os.path.join(os.path.dirname(other), ""))
+    found: str = path.name_beside(other)  # type: ignore[attr-defined]
+    return found
 
 
 def open_source(source: Any, path: str | None, mode: str) -> Source:
@@ -125,7 +129,7 @@ def _remote(path: Any) -> Source:
 def _from_descriptor(fd: int, mode: str) -> Source:
     """Open the file behind a descriptor of the caller, which is duplicated; its offset does not move."""
     try:
-        file = own(os.dup, fd)
+        file = take_ownership(os.dup, fd)
     except OverflowError:  # no descriptor has such a number
         raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
     return Source(None, f"<file descriptor {fd}>", mode, file)
@@ -133,7 +137,7 @@ def _from_descriptor(fd: int, mode: str) -> Source:
 
 def take_over(shared: Any, path: str | None, identity: tuple[int, ...]) -> Source:
     """Open the sealed memory that a parent process handed over by `Source.to_child`."""
-    return Source(path, path or "<sealed memory>", "sealed", own(shared.detach), identity=identity)
+    return Source(path, path or "<sealed memory>", "sealed", take_ownership(shared.detach), identity=identity)
 
 
 def from_buffer(data: Any, mode: str) -> Source:

@@ -1,6 +1,6 @@
-"""Pages of files in memory: how many of them there are, bringing them in, and giving them back.
+"""Pages of files in memory: counts them, brings them in, and gives them back.
 
-The page cache belongs to the system: what is counted here may be another number a moment later.
+The page cache belongs to the system: a count may be outdated a moment later.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from weightmap.io.source import Source
 
-__all__ = ["Sample", "ask_for", "bring_in", "give_back", "reads_ahead", "resident_in", "sample"]
-
 # Bytes asked about at once: where all pages or none are there, one call says so.
 _WINDOW = 64 << 20
 # Bytes of a read into the page cache: a device that is set to read little ahead gets requests of this size.
@@ -40,7 +38,7 @@ def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int
     Raises
     ------
     OSError
-        Where the system does not say: on others than Linux, and to those who neither own the file nor may write to it.
+        Where the system does not tell: outside Linux, and for files that we neither own nor may write to.
     """
     if not source.has_pages or not source.size:
         return sizes.copy() if source.in_memory else np.zeros_like(sizes)
@@ -129,7 +127,7 @@ def bring_in(source: Source, offset: int, nbytes: int) -> None:
 
 
 class Sample(NamedTuple):
-    """What mapping some bytes of a file took.
+    """The cost of mapping some bytes of a file.
 
     Attributes
     ----------
@@ -144,9 +142,9 @@ class Sample(NamedTuple):
 
 
 def sample(source: Source, begin: int, end: int) -> Sample | None:
-    """Map pages of a file that are in memory, in a mapping of its own; None where the system does not say how it did.
+    """Map resident pages of a file, in a mapping of its own; None where the system does not tell how it mapped them.
 
-    This touches no page, so a file that becomes shorter meanwhile is no fault.
+    This touches no page, so a file that becomes shorter meanwhile causes no fault.
     """
     if not source.has_pages or end <= begin:
         return None
@@ -164,7 +162,7 @@ def sample(source: Source, begin: int, end: int) -> Sample | None:
 
 
 def _smaps(address: int) -> dict[str, int]:
-    """Return what the system says of the mapping of this process at an address, in bytes."""
+    """Return the system's figures on the mapping of this process at an address, in bytes."""
     found: dict[str, int] = {}
     within = False
     with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as file:
@@ -191,7 +189,7 @@ def ask_for(source: Source, offset: int, nbytes: int) -> None:
 def reads_ahead(source: Source) -> bool:
     """Whether the system reads at least a MiB ahead of a mapping by itself.
 
-    Then asking for bytes gains nothing, and costs: what is asked for is kept in pages of 4 KiB.
+    Then prefetching gains nothing, and costs: prefetched bytes are kept in pages of 4 KiB.
     """
     file = source.descriptor
     return file >= 0 and not source.is_scattered and _ahead(os.fstat(file).st_dev) >= _AHEAD
@@ -199,7 +197,7 @@ def reads_ahead(source: Source) -> bool:
 
 @functools.cache
 def _ahead(device: int) -> int:
-    """Return how many bytes the system reads ahead of files on a device; 0 where it does not say."""
+    """Return the read-ahead of files on a device, in bytes; 0 where the system does not tell."""
     try:
         path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
         with open(path, encoding="ascii") as file:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     # The id of a mapping, its ranges as (start, stop), and whether it is advised as "random".
     Key = tuple[int, tuple[tuple[int, int], ...], bool]
 
-__all__ = ["prefetch"]
-
 # Bytes of one call: a few milliseconds from the page cache, so the thread rarely waits for the GIL; a fraction of a
 # second from a disk.
 PIECE = 32 << 20

@@ -1,4 +1,4 @@
-"""Objects of which each process has its own."""
+"""Per-process objects."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["PerProcess"]
 
 _T = TypeVar("_T")
 

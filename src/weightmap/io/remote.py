@@ -1,7 +1,7 @@
 """Objects in stores as sources of bytes: `RemoteSource`.
 
-Headers are read by ranges into private memory, as much at once as a few requests take; tensors into arrays of their
-own, one request each, or by the joined requests of a plan, several at a time.
+Headers are read by ranges into private memory, in a few large requests; tensors into arrays of their own, one request
+each, or by the joined requests of a plan, several at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weightmap.io.location import Location
     from weightmap.options import Limits
 
-__all__ = ["RemoteSource"]
-
 # Bytes of a request for fewer.
 _NEAR = 16 << 10
 
@@ -44,7 +42,7 @@ class RemoteSource(Source):
     Attributes
     ----------
     queue : Queue or None
-        Bytes that were asked for before they are read.
+        Bytes requested ahead of reading.
 
     Raises
     ------
@@ -85,7 +83,7 @@ class RemoteSource(Source):
         return False
 
     def fill(self, begin: int, target: memoryview) -> None:
-        """Fill memory with the bytes from `begin` on: those that are here, those under way, and those of a request."""
+        """Fill memory with the bytes from `begin` on: from those kept, those under way, and a new request."""
         if self.closed:
             self.fail_closed()
         end = begin + len(target)
@@ -108,7 +106,7 @@ class RemoteSource(Source):
         return self._windows.find(begin, end)
 
     def pread(self, offset: int, count: int) -> bytes:
-        """Do what `Source.pread` does. Of few bytes, more are read around them for the next call."""
+        """Implement `Source.pread`. A short read brings more around it, for the next call."""
         if offset < 0 or offset + count > self.size:
             self._short(self.size, offset + count)
         there = self._here(offset, offset + count)
@@ -155,7 +153,7 @@ class RemoteSource(Source):
         size: int = CHUNK,
         buffer: bytearray | None = None,  # noqa: ARG002 - requests bring their own memory
     ) -> Iterator[memoryview]:
-        """Do what `Source.chunks` does: by several requests at a time, in order."""
+        """Implement `Source.chunks`, by several requests at a time, in order."""
         if not count:
             return
         first = offset + len(self._here(offset, offset + count))
@@ -168,11 +166,11 @@ class RemoteSource(Source):
                 yield data[at : at + size].toreadonly()
 
     def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
-        """Do what `Source.read_into` does, by one request."""
+        """Implement `Source.read_into`, by one request."""
         self.fill(offset, memoryview(target))
 
     def ahead(self, ranges: Iterable[tuple[int, int]]) -> RemoteSource:
-        """Return a source of the same bytes that asks for these ranges (begin, end) before they are read, in order."""
+        """Return a source of the same bytes that requests these ranges (begin, end) ahead of reading, in order."""
         made = copy.copy(self)
         made.queue = Queue(self._stored, ranges)
         return made
@@ -212,7 +210,7 @@ class RemoteSource(Source):
     def strided(
         self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
     ) -> NDArray[Any]:
-        """Do what `Source.strided` does, over the bytes from the first element to the last."""
+        """Implement `Source.strided`, over the bytes from the first element to the last."""
         last = 0 if 0 in shape else sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + dtype.itemsize
         return np.ndarray(shape, dtype, self._new(offset, last), 0, strides)
 

@@ -11,12 +11,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from weightmap.io.descriptor import Descriptor, own
+from weightmap.kernels import Descriptor, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-__all__ = ["AVAILABLE", "is_sealed", "seal", "to_child"]
 
 AVAILABLE = hasattr(os, "memfd_create")
 # Since Linux 6.3: memory that no program can be run from. Some systems allow no other kind.
@@ -24,7 +22,7 @@ _NOEXEC_SEAL = 0x0008
 
 
 def is_sealed(fd: int) -> bool:
-    """Whether nobody can ever change the bytes behind this descriptor or take them away."""
+    """Whether the bytes behind this descriptor can never change or go away."""
     if not AVAILABLE:
         return False
     import fcntl  # noqa: PLC0415 - there is none on Windows
@@ -56,11 +54,11 @@ def _new() -> Descriptor:
     """Return a descriptor of new, empty memory that can be sealed."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        return own(os.memfd_create, "weightmap", flags | _NOEXEC_SEAL)
+        return take_ownership(os.memfd_create, "weightmap", flags | _NOEXEC_SEAL)
     except OSError as error:
         if error.errno != errno.EINVAL:  # an older kernel that does not know the flag
             raise
-    return own(os.memfd_create, "weightmap", flags)
+    return take_ownership(os.memfd_create, "weightmap", flags)
 
 
 def to_child(fd: int) -> Any:

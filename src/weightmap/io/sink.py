@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap import kernels
 from weightmap.io import buffers
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightmap.kernels import Unwritten
-
-__all__ = ["Plan", "Sink", "to_bytes"]
 
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader then has one fault for each
 # instead of 512.
@@ -26,24 +24,15 @@ _BEGINNING = 4096
 _BEYOND = 4096
 
 
-class Plan:
+class WritePlan(NamedTuple):
     """A file that is ready to be written: its size in bytes, and the function that writes it.
 
     If `exact` is False, the size is an estimate for reporting progress.
     """
 
-    __slots__ = ("exact", "size", "write")
-
-    def __init__(
-        self,
-        size: int,
-        write: Callable[[Sink], None],
-        *,
-        exact: bool = True,
-    ) -> None:
-        self.size: int = size
-        self.write: Callable[[Sink], None] = write
-        self.exact: bool = exact
+    size: int
+    write: Callable[[Sink], None]
+    exact: bool = True
 
 
 class Sink:
@@ -125,7 +114,7 @@ class Sink:
     def fill(self, count: int, unit: int, encode: Callable[[memoryview, int, Unwritten | None], None]) -> None:
         """Append `count` bytes in whole units, which ``encode(out, at, earlier)`` makes from byte `at` on.
 
-        It fills `out`, which is some units, and meanwhile writes `earlier`: so no thread waits for the file.
+        It fills `out`, some units long, and writes `earlier` meanwhile: no thread waits for the file.
         """
         self._filling = True
         done = 0
@@ -237,7 +226,7 @@ class _Memory(Sink):
         return bytes(self._view[: self._filled])
 
 
-def to_bytes(plan: Plan) -> bytes:
+def to_bytes(plan: WritePlan) -> bytes:
     """Return a planned file as bytes. Its size must be exact."""
     sink = _Memory(plan.size)
     plan.write(sink)

@@ -23,7 +23,6 @@ import numpy as np
 from weightmap import kernels
 from weightmap.errors import ClosedError, LimitError, TruncatedError, escape, shrank
 from weightmap.io.descriptor import (
-    Descriptor,
     aligned,
     check_path,
     fail_changed,
@@ -34,20 +33,19 @@ from weightmap.io.descriptor import (
     refuse,
 )
 from weightmap.lazy import later
+from weightmap.options import Limits, check_expansion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import Placement
-    from weightmap.options import Limits
-
-__all__ = ["CHUNK", "MODES", "Source"]
+    from weightmap.kernels import Descriptor
 
 MODES = ("mmap", "cow", "copy", "sealed")
 # Copies of more bytes ask how much memory is left.
 _COPIED, _ASKED = "size of the file to copy", 1 << 28
+_DEFAULT = Limits()
 # These modes copy the file before it is parsed.
 _COPIES = ("copy", "sealed")
 # Errors of mmap on file systems without it, and for files without pages.
@@ -68,7 +66,7 @@ CHUNK = 1 << 18
 
 
 class Source:
-    """The bytes of one file or buffer. The functions of io/opening.py make one from whatever the user gives.
+    """The bytes of one file or buffer. The functions of io/opening.py make one from the user's argument.
 
     Parameters
     ----------
@@ -83,7 +81,7 @@ class Source:
     octets : ndarray of uint8, optional
         The bytes, if there is no file.
     stable : bool
-        Whether nobody else can change `octets`.
+        Whether nothing else can change `octets`.
     identity : tuple of int, optional
         Identity of the file whose sealed copy `file` is.
 
@@ -95,6 +93,8 @@ class Source:
         Whether to read sections that are used often, such as a vocabulary, instead of mapping them. For callers that
         hand out no arrays: a file that shrinks then raises an exception instead of a fault.
     closed : bool
+    format : str or None
+        Its recognised format, for messages.
     """
 
     # Class attributes, because most handles never set these, and setting attributes costs much of opening a file.
@@ -111,6 +111,7 @@ class Source:
     _fallback = True
     _limits: Limits | None = None
     _advice: str | None = None
+    format: str | None = None
     store: str | None = None  # what the store is called that the bytes lie in
 
     def __init__(
@@ -169,13 +170,13 @@ class Source:
 
     @property
     def scanned(self) -> tuple[int, Any]:
-        """What a scan in C reads: the open file, to be held meanwhile, or -1 and the bytes in memory."""
+        """Input of a scan in C: the open file, to be held meanwhile, or -1 and the bytes in memory."""
         file = self._opened()
         return (-1, self.octets) if file is None else (file, None)
 
     @property
     def direct(self) -> int | NDArray[np.uint8] | None:
-        """What C reads at any offset: the open file, to be held meanwhile, or the bytes in memory.
+        """Input for C at any offset: the open file, to be held meanwhile, or the bytes in memory.
 
         None where only `chunks` reads.
         """
@@ -191,7 +192,7 @@ class Source:
         self._short(at, wanted, during)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Note the ranges (begin, end) that `pread` will be called for: a store is asked for all of them at a time."""
+        """Note the ranges (begin, end) of coming calls of `pread`: a store fetches them all at once."""
 
     def _opened(self) -> Descriptor | None:
         """Return the open file, to be held while it is used; None if the bytes are in memory."""
@@ -201,7 +202,7 @@ class Source:
         return open_again(path, self.name, self.identity)
 
     def _held(self) -> NDArray[np.uint8]:
-        """Return the bytes in memory. Raises `ClosedError` when they are gone."""
+        """Return the bytes in memory. Raises `ClosedError` once they are released."""
         octets = self._octets
         if octets is None:
             self.fail_closed()
@@ -323,8 +324,17 @@ class Source:
         if (explicit or self.mode in _COPIES) and self._octets is None and self.size:
             self._load()
 
+    def follow(self, other: Source) -> None:
+        """Take over the settings of another source: from `prepare`, `advise` and `private`."""
+        if other._advice is not None:
+            self.advise(other._advice)
+        self.private = self.private or other.private
+        limits = other._limits
+        if limits is not None:
+            self.prepare(explicit=not other._fallback, limits=limits)
+
     def advise(self, advice: str) -> None:
-        """Advise the kernel how the bytes will be touched: one of `ADVICE`. Call it before anything is mapped.
+        """Advise the kernel how the bytes will be accessed: one of `ADVICE`. Call it before anything is mapped.
 
         A caller's descriptor gets no advice, since it shares its read-ahead with ours. A system may refuse advice.
         """
@@ -383,7 +393,7 @@ class Source:
             raise self._named(error) from None
 
     def _copy(self, file: Descriptor) -> tuple[NDArray[np.uint8], Any]:
-        """Copy the file into new memory, sealed in that mode; return what `_map` does."""
+        """Copy the file into new memory, sealed in that mode; return the same as `_map`."""
         sealed = self.mode == "sealed"
         if not (sealed and is_sealed(file)):
             try:
@@ -416,19 +426,9 @@ class Source:
         memory = self._memory
         return np.ndarray(shape, dtype, self._get_memory() if memory is None else memory, offset)
 
-    @property
-    def limits(self) -> Limits | None:
-        """The limits that it was opened with."""
-        return self._limits
-
-    def check_size(self, what: str) -> None:
-        """Raise `LimitError` for a tensor with more bytes than its file stands for: never for one that lies in it."""
-
-    def placed(
-        self, placement: Placement, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
-    ) -> NDArray[Any]:
-        """Return a tensor that does not lie row-major in the file: see weightmap.io.placement."""
-        return placement.array(self, dtype, shape, offset, nbytes)
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Raise `LimitError` if this file may not expand to so many bytes: see `check_expansion`."""
+        check_expansion(self._limits or _DEFAULT, nbytes, self.size, f"size of {what}", self.name)
 
     def strided(
         self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
@@ -514,6 +514,13 @@ class Source:
             self._released = self.absolute
             self._file = None
         self._sealed = None
+
+    def nameplate(self) -> Source:
+        """Return a source with the name, path and identity of this one and none of its bytes."""
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__, size=0, mode="copy", closed=False, _released=None)
+        found._file = found._octets = found._memory = found._sealed = None
+        return found
 
     def close(self) -> None:
         """Release the file; idempotent. Arrays that view it keep the mapping alive."""

@@ -1,18 +1,17 @@
-"""From a URL, or a store and a key in it, to a `Location`: which store serves it, and how it is asked."""
+"""Makes a `Location` from a URL, or from a store and a key in it."""
 
 from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from weightmap.arguments import as_float, as_integer
+from weightmap.arguments import as_float, as_integer, mistyped
 from weightmap.errors import MissingDependencyError
 from weightmap.io.fetching import Access
 from weightmap.io.location import Location
-
-__all__ = ["CONCURRENCY", "DEADLINE", "SCHEMES", "locate"]
 
 CONCURRENCY, DEADLINE = 16, 60.0
 # The class, what the first part of an address is, and what variables of the environment begin with.
@@ -24,51 +23,71 @@ _OF_OBSTORE = {
 SCHEMES = (*_OF_OBSTORE, "https", "http")
 
 
-def locate(
+def location_of(
     path: str,
     *,
     store: Any = None,
     concurrency: int | None = None,
     deadline: float | None = None,
     redirects: bool = False,
+    unversioned: bool = False,
 ) -> Location | str:
-    """Return where an object lies; a path of another scheme, and without a store, is a file's.
+    """Return the location of an object; without a store, a path of any other scheme is a file's.
 
     Raises
     ------
     ValueError
-        For an address with a name and a password, and for bounds that let no request through. The message has no part
-        of either.
+        For an address with a name and a password, or without a host, and for bounds that allow no request. The message
+        has no part of the address.
     MissingDependencyError
     """
     scheme, found, rest = path.partition("://")
     scheme = scheme.lower()
-    if store is None and scheme not in SCHEMES:
-        return path
+    if store is not None and not (hasattr(store, "get") or hasattr(store, "get_async")):
+        raise mistyped("store", store, "an object store with the methods of obstore's")
     count = CONCURRENCY if concurrency is None else as_integer("concurrency", concurrency)
     seconds = DEADLINE if deadline is None else as_float("deadline", deadline)
     if count < 1:
         raise ValueError(f"concurrency is {count}, expected at least 1")
     if not 0 < seconds < math.inf:
         raise ValueError(f"deadline is {seconds}, expected a positive number of seconds")
+    if store is None and scheme not in SCHEMES:
+        return path
     if not found:
-        return Location(path.lstrip("/"), Access(store, count, seconds), "")
+        return Location(path.lstrip("/"), Access(store, count, seconds, unversioned=unversioned), "", encoded=False)
     host, _, key = rest.partition("/")
+    query, encoded = "", store is None and scheme not in _OF_OBSTORE
+    if scheme in {"https", "http"}:
+        host, key, query = _parts_of(path, scheme)
+        key = key if encoded else unquote(key)
     if "@" in host:
         raise ValueError(f"the {scheme} address has a name or a password in it: give these to the store, as store=")
-    base, query = f"{scheme}://{host}/", ""
-    if scheme in {"https", "http"}:
-        parts = urlsplit(path)
-        key, query = parts.path.lstrip("/"), parts.query
-    if store is None:
-        if not host:
-            raise ValueError(
-                f"the {scheme} address names no {_OF_OBSTORE[scheme][1] if scheme in _OF_OBSTORE else 'host'}"
-            )
-        store = _store_of(path, scheme, host, base, seconds, redirects=redirects, query=query)
-    else:
+    base = f"{scheme}://{host}/"
+    if store is not None:
         base += _prefix_of(store, key)
-    return Location(base + key.removeprefix(base.split("/", 3)[3]), Access(store, count, seconds), base)
+    elif not host:
+        raise _no_host(scheme)
+    elif encoded:
+        store = _web(scheme, base, seconds, redirects=redirects, query=query)
+    if store is None:
+        access: Access = _Usual(path, count, seconds, unversioned=unversioned)
+    else:
+        access = Access(store, count, seconds, unversioned=unversioned)
+    return Location(base + key.removeprefix(base.split("/", 3)[3]), access, base, encoded)
+
+
+def _parts_of(address: str, scheme: str) -> tuple[str, str, str]:
+    """Return host, path and query of an address of HTTP."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # whose message may repeat a password
+        raise _no_host(scheme) from None
+    return parts.netloc, parts.path.lstrip("/"), parts.query
+
+
+def _no_host(scheme: str) -> ValueError:
+    kind = _OF_OBSTORE[scheme][1] if scheme in _OF_OBSTORE else "host"
+    return ValueError(f"the {scheme} address names no {kind} that a request can go to")
 
 
 def _prefix_of(store: Any, key: str) -> str:
@@ -81,22 +100,41 @@ def _prefix_of(store: Any, key: str) -> str:
     return ""
 
 
-def _store_of(path: str, scheme: str, host: str, base: str, deadline: float, *, redirects: bool, query: str) -> Any:
-    """Return the store for an address, with the credentials that its environment has."""
-    if scheme not in _OF_OBSTORE:
-        from weightmap.io.web import WebStore  # noqa: PLC0415 - others need none of it
+def _web(scheme: str, base: str, deadline: float, *, redirects: bool, query: str) -> Any:
+    """Return the store below an address of HTTP."""
+    from weightmap.io.web import WebStore  # noqa: PLC0415 - others need none of it
 
+    try:
         return WebStore(base, deadline, redirects=redirects, query=query)
+    except ValueError:
+        raise _no_host(scheme) from None
+
+
+class _Usual(Access):
+    """The default store of an address, made in each process with the credentials of its environment."""
+
+    def __init__(self, address: str, concurrency: int, deadline: float, *, unversioned: bool) -> None:
+        super().__init__(_obstore(address), concurrency, deadline, unversioned=unversioned)
+        self._address = address
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(_Usual, unversioned=self.unversioned), (self._address, self.concurrency, self.deadline)
+
+
+def _obstore(address: str) -> Any:
+    """Return obstore's store for an address."""
+    scheme, _, rest = address.partition("://")
+    scheme = scheme.lower()
     try:
         from obstore import store as stores  # noqa: PLC0415 - an extra, and 50 ms
     except ImportError:
         msg = (
             f"{scheme}:// addresses need obstore, the extra [remote]: pip install obstore, or '.[remote]' in a checkout"
         )
-        raise MissingDependencyError(msg, path=path) from None
+        raise MissingDependencyError(msg, path=address) from None
     # Attempts and time are bounded by `Access`; credentials are asked for by the store itself.
     kind, _, prefix = _OF_OBSTORE[scheme]
     plain = os.environ.get(f"{prefix}_ALLOW_HTTP", "").lower() in {"true", "1", "yes", "on"}
     client = {"timeout": "1d", "connect_timeout": "10s", "allow_http": plain}
     made: Any = getattr(stores, kind)
-    return made(host, retry_config={"max_retries": 0}, client_options=client)
+    return made(rest.partition("/")[0], retry_config={"max_retries": 0}, client_options=client)

@@ -9,8 +9,6 @@ from weightmap import kernels
 from weightmap.errors import FormatError
 from weightmap.options import DEEPEST
 
-__all__ = ["kind_of", "loads"]
-
 _SPACES = " \t\n\r"
 _KINDS = {
     type(None): "null",
@@ -136,6 +134,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
 
     Examples
     --------
+    >>> from weightmap.io.strict_json import loads
     >>> loads(b'{"a": [1, 2.5]}', "example")
     {'a': [1, 2.5]}
     >>> loads(b'{"a": 1, "a": 2}', "example")

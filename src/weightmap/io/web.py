@@ -1,26 +1,29 @@
 """A store over HTTP: ranges of what lies below an address, by the standard library.
 
-It follows no redirect unless asked to, from HTTPS never to HTTP, and shows what comes behind the ``?`` of an address,
-often a signature, to the server alone.
+It follows redirects only on request, and never from HTTPS to HTTP. The query of an address, often a signature, goes to
+its server alone.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import http.client
+import io
 import os
 import re
+import string
 import weakref
 from email.utils import parsedate_to_datetime
+from functools import partial
 from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
-from weightmap.io.fetching import StoreError, fault_of_status
+from weightmap.io.fetching import SLOWEST, StoreError, fault_of_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-__all__ = ["WebStore"]
 
 _CHUNK = 1 << 18
 _MOST_REDIRECTS = 5
@@ -28,7 +31,10 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _OK, _PARTIAL = 200, 206
 # Characters of a path that stay as they are: an address is quoted already.
 _SAFE = "/%:@!$&'()*+,;=~-._"
-_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})\Z")
+_RANGE = re.compile("bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_LENGTH = re.compile("[0-9]{1,18}")
+_TAG = re.compile(r"[^\x00-\x1f\x7f]*")
+_HOST = re.compile(r"[^\x00-\x20\x7f]+")
 
 
 class _Answer:
@@ -52,9 +58,12 @@ class _Answer:
         self._give_back = give_back
 
     def __iter__(self) -> Iterator[bytes]:
-        response = self._response
+        response, left = self._response, self.range[1] - self.range[0]
         while piece := response.read1(_CHUNK):
             yield piece
+            left -= len(piece)
+            if left <= 0 and response.length is None and not response.chunked:  # no length says that this is all
+                return
         if response.length == 0 and not response.will_close and self._connection is not None:
             response.close()
             connection, self._connection = self._connection, None
@@ -63,19 +72,55 @@ class _Answer:
     def close(self) -> None:
         """Close the connection, if it is not given back."""
         if self._connection is not None:
-            self._response.close()
-            self._connection.close()
+            _close(self._connection, self._response)
+
+
+class _Timed(io.RawIOBase):
+    """The bytes of a socket until a time: a server that sends one now and then would hold a thread for ever."""
+
+    def __init__(self, raw: io.RawIOBase, until: float) -> None:
+        self._raw, self._until = raw, until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if monotonic() > self._until:
+            raise TimeoutError
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """A response that ends at a time."""
+
+    def __init__(self, until: float, sock: Any, **options: Any) -> None:
+        super().__init__(sock, **options)
+        self.fp = io.BufferedReader(_Timed(self.fp.detach(), until))
 
 
 class _Host(NamedTuple):
     secure: bool
     name: str
-    port: int | None
+    port: int
 
     @classmethod
     def of(cls, address: str) -> _Host:
-        parts = urlsplit(address)
-        return cls(parts.scheme == "https", parts.hostname or "", parts.port)
+        """Return the host of an address. Raises ValueError, without a part of the address, where there is none."""
+        secure = address.startswith("https:")
+        try:
+            parts = urlsplit(address)
+            name, port = parts.hostname or "", parts.port
+            name.encode("idna")
+        except ValueError:  # what has no closing bracket, a port that is no number, a label that is too long
+            name, port = "", None
+        if _HOST.fullmatch(name) is None:
+            raise ValueError("names no host that a request can go to")
+        usual = http.client.HTTPS_PORT if secure else http.client.HTTP_PORT
+        return cls(secure, name, usual if port is None else port)
 
     def connect(self, timeout: float) -> http.client.HTTPConnection:
         if not self.secure:
@@ -84,18 +129,18 @@ class _Host(NamedTuple):
 
 
 class WebStore:
-    """What lies below an address.
+    """The objects below an address.
 
     Parameters
     ----------
     base : str
-        The address, which ends with a slash.
+        The address, which ends with a slash. Raises ValueError where it names no host.
     timeout : float
-        Seconds that the server may let a reader wait.
+        Longest wait for the server, in seconds.
     redirects : bool
         Whether to follow redirects.
     query : str
-        What comes behind the ``?`` of every address.
+        The query of every address, the part behind the ``?``.
     """
 
     def __init__(self, base: str, timeout: float, *, redirects: bool = False, query: str = "") -> None:
@@ -104,13 +149,17 @@ class WebStore:
         self._idle: dict[_Host, list[http.client.HTTPConnection]] = {}
         self._lock = Lock()
         self._process = os.getpid()
-        weakref.finalize(self, _close, self._idle)  # before anything of a cycle of garbage is finalised
+        _Host.of(base)
+        weakref.finalize(self, _close_all, self._idle)  # before anything of a cycle of garbage is finalised
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, self._arguments
 
     def get(self, path: str, *, options: dict[str, Any]) -> _Answer:
-        """Ask for a range of an object, or with ``head`` for its metadata: see obstore's `get`."""
+        """Request a range of an object, or with ``head`` its metadata: see obstore's `get`.
+
+        The path is percent-encoded.
+        """
         headers = {"Accept-Encoding": "identity", "User-Agent": "weightmap"}
         span = options.get("range")
         if span is not None:
@@ -118,39 +167,50 @@ class WebStore:
         if options.get("if_match"):
             headers["If-Match"] = options["if_match"]
         address = self._base + quote(path, safe=_SAFE) + (f"?{self._query}" if self._query else "")
+        until = monotonic() + self._timeout + (0 if span is None else (span[1] - span[0]) / SLOWEST)
         for _ in range(_MOST_REDIRECTS if self._redirects else 1):
             host = _Host.of(address)
-            connection, response = self._ask(host, "HEAD" if span is None else "GET", address, headers)
+            connection, response = self._ask(host, "HEAD" if span is None else "GET", address, headers, until)
             if response.status not in _REDIRECTS:
                 break
-            connection.close()
+            _close(connection, response)
             address = self._followed(address, response.getheader("Location"))
         else:
             raise StoreError("refused", "the server redirects in a circle")
         try:
             return self._answer(host, connection, response, span)
         except BaseException:
-            connection.close()
+            _close(connection, response)
             raise
 
     def _followed(self, address: str, target: str | None) -> str:
-        """Return where a redirect leads, if it may be followed."""
-        following = urljoin(address, target or "")
-        parts = urlsplit(following)
+        """Return the target of a redirect that may be followed, without the query."""
+        try:
+            # Bytes of a header come as characters of Latin-1.
+            following = urljoin(address, (target or "").encode("latin-1").decode(errors="surrogateescape"))
+            parts = urlsplit(following)
+        except ValueError:
+            raise StoreError("refused", "the server redirects to what is no address") from None
         if not self._redirects:
             where = f" to {parts.hostname}" if parts.hostname else ""
             raise StoreError("refused", f"the server redirects{where}, which redirects=True follows")
         if parts.scheme not in ("http", "https") or (parts.scheme == "http" and address.startswith("https:")):
             raise StoreError("refused", "the server redirects to an address that is not protected")
+        try:
+            _Host.of(following)
+        except ValueError as error:
+            raise StoreError("refused", f"the server redirects to an address that {error}") from None
         return following
 
     def _ask(
-        self, host: _Host, method: str, address: str, headers: dict[str, str]
+        self, host: _Host, method: str, address: str, headers: dict[str, str], until: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         parts = urlsplit(address)
-        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        target = quote(target, safe=string.punctuation, errors="surrogateescape")
         while True:
             connection, reused = self._connection(host)
+            connection.response_class = partial(_Response, until)  # type: ignore[assignment]
             try:
                 connection.request(method, target, headers=headers)
                 return connection, connection.getresponse()
@@ -166,7 +226,7 @@ class WebStore:
         with self._lock:
             if self._process != os.getpid():  # a forked child shares no connection
                 self._process = os.getpid()
-                _close(self._idle)
+                _close_all(self._idle)
             idle = self._idle.get(host)
             if idle:
                 return idle.pop(), True
@@ -181,13 +241,18 @@ class WebStore:
     ) -> _Answer:
         if response.status not in (_OK, _PARTIAL):
             raise fault_of_status(response.status)
-        meta = {"e_tag": response.getheader("ETag"), "last_modified": _date(response.getheader("Last-Modified"))}
+        tag = response.getheader("ETag")
+        if tag is not None and _TAG.fullmatch(tag) is None:
+            raise StoreError("refused", "the ETag of the answer has control characters")
+        meta = {"e_tag": tag, "last_modified": _date(response.getheader("Last-Modified"))}
         if span is None:
-            size = int(response.getheader("Content-Length") or 0)
-            return _Answer({**meta, "size": size}, (0, 0), connection, response, self._keeper(host))
+            length = response.getheader("Content-Length") or ""
+            if _LENGTH.fullmatch(length) is None:
+                raise StoreError("refused", "the answer does not say how long the object is")
+            return _Answer({**meta, "size": int(length)}, (0, 0), connection, response, self._keeper(host))
         if response.status == _OK:
-            raise StoreError("refused", "the server ignores ranges")
-        found = _RANGE.match(response.getheader("Content-Range") or "")
+            raise StoreError("refused", "the server ignores ranges: download the object, and open that")
+        found = _RANGE.fullmatch(response.getheader("Content-Range") or "")
         if found is None:
             raise StoreError("refused", "the answer does not say which bytes it has")
         first, last, size = map(int, found.groups())
@@ -203,7 +268,13 @@ class WebStore:
         return keep
 
 
-def _close(idle: dict[_Host, list[http.client.HTTPConnection]]) -> None:
+def _close(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+    """Close a connection, and its response, which holds the connection if the server ends it after this one."""
+    response.close()
+    connection.close()
+
+
+def _close_all(idle: dict[_Host, list[http.client.HTTPConnection]]) -> None:
     """Close connections."""
     while idle:
         for connection in idle.popitem()[1]:
@@ -214,8 +285,12 @@ def _made(base: str, timeout: float, redirects: bool, query: str) -> WebStore:  
     return WebStore(base, timeout, redirects=redirects, query=query)
 
 
-def _date(text: str | None) -> Any:
-    try:
-        return parsedate_to_datetime(text or "")
-    except ValueError:
+def _date(text: str | None) -> dt.datetime | None:
+    """Return the time that a header states; None where there is none. Raises `StoreError` for a malformed one."""
+    if not text:
         return None
+    try:
+        found = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):  # also of a year or a zone that no calendar has
+        raise StoreError("refused", "the Last-Modified of the answer is no date") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)

@@ -13,15 +13,13 @@ import numpy as np
 from weightmap.arguments import as_float
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import check_block_size, check_range, count_of, scale_code, take_out
-from weightmap.kernels._native import as_input, as_output, decode_array, ffi, from_buffer, lib, thread_count
+from weightmap.kernels._native import as_input, as_items, as_output, decode_array, ffi, from_buffer, lib, thread_count
 from weightmap.kernels._quantize import encode, floats
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from weightmap.kernels._native import Buffer
-
-__all__ = ["adaptive_mask", "adaptive_plan", "decode_adaptive", "quantize_adaptive"]
 
 
 def quantize_adaptive(
@@ -37,11 +35,11 @@ def quantize_adaptive(
     a : array_like of real numbers, any shape
         Taken row by row, as float32.
     block_size : int
-        Elements of a block, a multiple of 8. The last block is stored whole, its missing elements as 0.
+        Elements per block, a multiple of 8. The last block is stored whole, its missing elements as 0.
     scale_type : str
         "fp16" or "fp32".
     bits : float
-        Most bits an element for scales and codes. The mask takes ``2 / block_size`` more.
+        Most bits per element for scales and codes. The mask takes ``2 / block_size`` more.
     threads : int
         At most this many threads share the work.
 
@@ -58,6 +56,7 @@ def quantize_adaptive(
 
     Examples
     --------
+    >>> from weightmap.kernels import quantize_adaptive
     >>> data = quantize_adaptive([1, 2, 3, 4, 5, 6, 7, -8, *[0.1] * 7, 100], 8, bits=11)
     >>> bin(data[0])  # the mask: block 0 is int4 (0), block 1 is float16 (2)
     '0b1000'
@@ -196,7 +195,7 @@ def decode_adaptive(
         return out
     size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     check_range(start, stop, n)
-    buffer, known = as_input(data), from_buffer("uint64_t[]", plan)
+    buffer, known = as_input(data), as_items("uint64_t[]", plan)
     values = take_out(out, stop - start, dtype)
     half, target, most = values.dtype == np.float16, as_output(values, "uint8_t[]"), thread_count(threads)
     done = lib.wm_adaptive_decode(

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, U32_MAX, as_input, as_output, fault_of, ffi, from_buffer, lib, module
+from weightmap.kernels._native import (
+    NULL,
+    U32_MAX,
+    as_input,
+    as_items,
+    as_output,
+    fault_of,
+    ffi,
+    from_buffer,
+    lib,
+    module,
+)
 from weightmap.kernels._strings import Columns
 
 if sys.platform == "win32":
@@ -20,21 +31,6 @@ if TYPE_CHECKING:
 
     from weightmap.kernels._native import Fault
 
-__all__ = [
-    "NPY_ODD",
-    "PICKLE_STRIDED",
-    "PICKLE_VALUES",
-    "ZIP_ENTRY_LEAST",
-    "NpyHeaders",
-    "Pickle",
-    "PickleStorages",
-    "PickleValues",
-    "ZipEntries",
-    "npy_scan",
-    "transient",
-    "zip_scan",
-]
-
 # Fewest bytes that an entry takes in the central directory.
 ZIP_ENTRY_LEAST = 46
 # Of data that is no `Reader`.
@@ -45,7 +41,7 @@ _OF_DTYPE = {"u1": "uint8_t[]", "u2": "uint16_t[]", "u4": "uint32_t[]", "u8": "u
 
 
 def transient(count: int, dtype: type[Any]) -> NDArray[Any]:
-    """Return an uninitialised array whose memory is free for the next one, or given back, when it is collected.
+    """Return an uninitialised array whose memory is reused, or given back, once it is collected.
 
     Malloc may keep the pages of a large array until the process ends.
     """
@@ -101,7 +97,7 @@ class ZipEntries:
         for name in self.__slots__:
             column = getattr(self, name)
             kind = _OF_DTYPE["u1" if name == "names" else column.dtype.str[1:]]
-            keep.append(from_buffer(kind, column, require_writable=True))
+            keep.append(as_output(column, kind))
             setattr(columns, name, keep[-1])
         return columns, keep
 
@@ -109,7 +105,7 @@ class ZipEntries:
         """Check that entries lie one behind the other from byte 0 to `end`; return what is wrong first."""
         offset = self.offset
         rising = bool((offset[1:] >= offset[:-1]).all())
-        order = NULL if rising else from_buffer("uint64_t[]", np.argsort(offset, kind="stable").astype(np.uint64))
+        order = NULL if rising else as_items("uint64_t[]", np.argsort(offset, kind="stable").astype(np.uint64))
         (columns, _keep), fault = self.native(), ffi.new("wm_fault *")
         return fault_of(fault) if lib.wm_zip_order(columns, order, end, fault) else None
 
@@ -208,11 +204,16 @@ PICKLE_VALUES = {
     name: getattr(lib, f"WM_PICKLE_{name}")
     for name in (
         *("NONE", "BOOLEAN", "INTEGER", "LONG", "REAL", "TEXT", "BYTES", "LATIN"),
-        *("DTYPE", "DEVICE", "KIND", "SCALAR", "SCALAR_LATIN"),
+        *("DTYPE", "DEVICE", "KIND", "SCALAR", "COMPLEX", "PATH", "ARRAY", "ODD"),
     )
 }
-# Words of the arena for each byte of a program, and besides.
-_WORDS, _WORDS_LEAST = 8, 1024
+# What is no tensor or value: the words for it by number.
+PICKLE_ODD = {
+    getattr(lib, f"WM_PICKLE_ODD_{name}"): name
+    for name in ("UNKNOWN", "CONJUGATE", "NEGATIVE", "STORAGE", "CLASS", "KEY", "ARRAY")
+}
+# Words of the arena for each byte of a program, and besides; bytes of a program for each word of the memo's directory.
+_WORDS, _WORDS_LEAST, _PAGE = 4, 1024, 256
 _NAMES, _NAMES_LEAST = 32, 1 << 16
 _new_words = ffi.new_allocator(should_clear_after_alloc=False)
 
@@ -224,7 +225,7 @@ class PickleValues:
     ----------
     names, bounds : ndarray
     kind : ndarray of uint8, shape (n,)
-        See `PICKLE_VALUES`.
+        See `PICKLE_VALUES`. The parts of a value follow it, without names.
     length : ndarray of uint32, shape (n,)
     at : ndarray of uint64, shape (n,)
         Where the value is in the program, or itself.
@@ -254,9 +255,11 @@ class PickleStorages:
         The bytes that the program says the storage has.
     item : ndarray of uint8, shape (n,)
         Bytes of an element.
+    type : ndarray of uint8, shape (n,)
+        The code of its type: see csrc/pickle_calls.c.
     """
 
-    __slots__ = ("at", "bounds", "item", "names", "nbytes")
+    __slots__ = ("at", "bounds", "item", "names", "nbytes", "type")
 
     def __init__(self, count: int) -> None:
         self.names = b""
@@ -264,6 +267,7 @@ class PickleStorages:
         self.at: NDArray[np.uint64] = transient(count, np.uint64)
         self.nbytes: NDArray[np.uint64] = transient(count, np.uint64)
         self.item: NDArray[np.uint8] = transient(count, np.uint8)
+        self.type: NDArray[np.uint8] = transient(count, np.uint8)
 
 
 class Pickle:
@@ -274,17 +278,19 @@ class Pickle:
     data : bytes or ndarray of uint8 or None
         The program; None where it lies in a file.
     most, most_names : int
-        The program makes at most so many tensors, and bytes of names.
+        The most tensors that the program may make, and bytes of their names.
     fd, begin, size : int
         The open file, which is read as long as this object is used; where the program begins in it, and the bytes that
         it may have.
+    lax : bool
+        Leave out anything but tensors and values, instead of a fault.
 
     Attributes
     ----------
     end : int
         Where the program ends in the data.
     fault : Fault or None
-        What is wrong with it; then nothing else is known.
+        Its defect; then nothing else is known.
     """
 
     __slots__ = ("_arena", "_held", "_most", "_native", "_source", "fault")
@@ -298,15 +304,16 @@ class Pickle:
         fd: int = -1,
         begin: int = 0,
         size: int = 0,
+        lax: bool = False,
     ) -> None:
         """Run the program, and count what it makes."""
         size = size if data is None else len(data)
         octets = NULL if data is None else from_buffer("uint8_t[]", data)
         self._held: Any = fd, octets
-        self._source: Any = ffi.new("wm_pickle_source *", (fd, octets, begin, size))
+        self._source: Any = ffi.new("wm_pickle_source *", (fd, octets, begin, size, lax))
         # A key may be part of many names: they are bounded by the length of the program too.
         self._most = most, min(most_names, _NAMES * size + _NAMES_LEAST, U32_MAX)
-        words = _WORDS * size + _WORDS_LEAST
+        words = _WORDS * size + size // _PAGE + _WORDS_LEAST
         # Its pages are touched only as far as the program goes.
         large = 8 * words > _MALLOC_MOST
         self._arena: Any = from_buffer("uint64_t[]", _pages(8 * words)) if large else _new_words("uint64_t[]", words)
@@ -325,17 +332,22 @@ class Pickle:
 
     @property
     def n_values(self) -> int:
-        """How many values there are that are no tensors."""
+        """Number of values besides tensors."""
         return int(self._native.n_values)
 
     @property
     def n_tensors(self) -> int:
-        """How many tensors there are."""
+        """Number of tensors."""
         return int(self._native.n_tensors)
 
     @property
+    def n_retyped(self) -> int:
+        """Number of tensors whose numbers have another width than those of their storage."""
+        return int(self._native.n_retyped)
+
+    @property
     def n_storages(self) -> int:
-        """How often the program mentions a storage."""
+        """Number of times that the program mentions a storage."""
         return int(self._native.n_storages)
 
     def storages(self, prefix: bytes, most: int) -> Iterator[PickleStorages | Fault]:
@@ -345,7 +357,7 @@ class Pickle:
             count = min(most, left)
             found = PickleStorages(count)
             names = _new_words("uint8_t[]", count * (len(prefix) + lib.WM_PICKLE_KEY))
-            filled = (_output(getattr(found, name)) for name in ("bounds", "at", "nbytes", "item"))
+            filled = (_output(getattr(found, name)) for name in ("bounds", "at", "nbytes", "item", "type"))
             columns = ffi.new("wm_pickle_storages *", (from_buffer("uint8_t[]", prefix), len(prefix), names, *filled))
             fault = ffi.new("wm_fault *")
             if lib.wm_pickle_list(self._source, self._arena, cursor, count, columns, fault):
@@ -364,13 +376,13 @@ class Pickle:
         columns = Columns.scratch(native.names_len, native.n_tensors, native.n_dims)
         strides = transient(native.n_dims, np.uint64) if native.n_strided else None
         of_strides = NULL if strides is None else _output(strides)
-        begins = from_buffer("uint64_t[]", storages)
+        begins = as_items("uint64_t[]", storages)
         out = ffi.new("wm_pickle_tensors *", (columns.native, begins, of_strides))
         fault = self._walk(out, NULL)
         return (columns, strides) if fault is None else fault
 
     def values(self) -> PickleValues | Fault:
-        """Return what the program makes besides tensors."""
+        """Return the values of the program besides tensors."""
         native = self._native
         values = PickleValues(native.n_values, native.value_names_len)
         parts = tuple(_output(getattr(values, name)) for name in ("names", "bounds", "kind", "length", "at"))

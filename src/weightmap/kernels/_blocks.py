@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.dtypes import scale_type_named
 from weightmap.errors import QuantError
 from weightmap.kernels._memory import empty, given_array
 from weightmap.kernels._native import as_input, as_output, decode_array, lib, mistyped, thread_count
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from weightmap.kernels._native import Buffer
 
-__all__ = ["SCALE_TYPES", "blocks_size", "decode_blocks", "dequantize_int4", "dequantize_int5"]
-
 SCALE_TYPES = {"fp32": 0, "fp16": 1}  # the codes of AMB
 _MOST = 1 << 56  # elements: more than any memory holds
 
@@ -31,9 +30,7 @@ _MOST = 1 << 56  # elements: more than any memory holds
 def scale_code(scale_type: str) -> int:
     """Return the code of a scale type, "fp32" or "fp16". Raises QuantError for another."""
     code = SCALE_TYPES.get(scale_type) if isinstance(scale_type, str) else None
-    if code is None:
-        raise QuantError("scale_type", actual=repr(scale_type), expected="'fp16' or 'fp32'")
-    return code
+    return SCALE_TYPES[scale_type_named(scale_type)] if code is None else code
 
 
 def check_block_size(bits: int, block_size: int) -> int:
@@ -203,8 +200,10 @@ def dequantize_int4(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from weightmap import kernels
     >>> block = np.float16(0.5).tobytes() + bytes([0x21, 0xF8])
-    >>> dequantize_int4(block, 4, 4)
+    >>> kernels.dequantize_int4(block, 4, 4)
     array([ 0.5,  1. , -4. , -0.5], dtype=float32)
     """
     if out is not None and block_size and decode_array(data, n, 4, block_size, scale_type, 0, n, out, threads):
@@ -229,8 +228,10 @@ def dequantize_int5(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from weightmap import kernels
     >>> block = np.float32(2).tobytes() + bytes([0b001_00001, 0b1_11111_00, 0, 0, 0])
-    >>> dequantize_int5(block, 8, 8, scale_type="fp32")
+    >>> kernels.dequantize_int5(block, 8, 8, scale_type="fp32")
     array([ 2.,  2., -2.,  2.,  0.,  0.,  0.,  0.], dtype=float32)
     """
     if out is not None and block_size and decode_array(data, n, 5, block_size, scale_type, 0, n, out, threads):

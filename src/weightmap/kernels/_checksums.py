@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._native import U32_MAX, as_input, as_output, ffi, from_buffer, lib, module, thread_count
+from weightmap.kernels._native import U32_MAX, as_input, as_items, as_output, ffi, lib, module, thread_count
 from weightmap.lazy import later
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
 
     Examples
     --------
-    >>> hex(crc32(b"123456789"))
+    >>> from weightmap import kernels
+    >>> hex(kernels.crc32(b"123456789"))
     '0xcbf43926'
     """
     buffer = as_input(data)
@@ -56,6 +57,7 @@ def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
 
     Examples
     --------
+    >>> from weightmap.kernels import crc32, crc32_combine
     >>> crc32_combine(crc32(b"12345"), crc32(b"6789"), 4) == crc32(b"123456789")
     True
     """
@@ -72,7 +74,8 @@ def fnv1a32(data: Buffer) -> int:
 
     Examples
     --------
-    >>> hex(fnv1a32(b"foobar"))
+    >>> from weightmap import kernels
+    >>> hex(kernels.fnv1a32(b"foobar"))
     '0xbf9cf968'
     """
     buffer = as_input(data)
@@ -85,7 +88,8 @@ def fnv1a64(data: Buffer) -> int:
 
     Examples
     --------
-    >>> hex(fnv1a64(b"foobar"))
+    >>> from weightmap import kernels
+    >>> hex(kernels.fnv1a64(b"foobar"))
     '0x85944171f73967e8'
     """
     buffer = as_input(data)
@@ -135,7 +139,8 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
 
     Examples
     --------
-    >>> [hex(h) for h in fnv1a32_many(b"foobara", [6, 1]).tolist()]
+    >>> from weightmap import kernels
+    >>> [hex(h) for h in kernels.fnv1a32_many(b"foobara", [6, 1]).tolist()]
     ['0xbf9cf968', '0xe40c292c']
     """
     counts = np.asarray(lengths)
@@ -159,7 +164,7 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
         msg = f"out is {hashes.dtype} {hashes.shape}, expected uint32 {counts.shape}, contiguous and writeable"
         raise ValueError(msg)
     buffer = as_input(blob)
-    words, target = from_buffer("uint32_t[]", counts), as_output(hashes, "uint32_t[]")
+    words, target = as_items("uint32_t[]", counts), as_output(hashes, "uint32_t[]")
     where = lib.wm_fnv1a32_many(buffer, len(buffer), words, len(counts), 0, target)
     if where >= 0:
         msg = f"name {where} of {len(counts)} runs past the blob of {len(buffer)} bytes"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._native import as_output, ffi, from_buffer, lib, thread_count
+from weightmap.kernels._native import as_items, as_output, ffi, from_buffer, lib, thread_count
 from weightmap.kernels._outcome import check_outcome
 from weightmap.kernels._rooms import room
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Buffer
 
     from numpy.typing import NDArray
-
-__all__ = ["COMPARED", "FileComparer", "differing"]
 
 # The types that `differing` knows, by their names, as the kernel numbers them.
 COMPARED = {"float32": (0, 4), "float64": (1, 8), "float16": (2, 2), "bfloat16": (3, 2)}
@@ -45,6 +43,7 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
     Examples
     --------
     >>> import numpy as np
+    >>> from weightmap.kernels import differing
     >>> differing(np.float32([1, 2, 3]), np.float32([1, 2.5, 3]), "float32")
     (1, 0.5, 0.25)
     """
@@ -102,7 +101,7 @@ class FileComparer:
         left = np.minimum(np.repeat(counts, pieces) - part * most, most)
         places = [np.repeat(offset, pieces) + part * _PIECE for offset in offsets]
         different, found = np.empty(len(part), np.int64), np.empty((len(part), 2), np.float64)
-        columns = [from_buffer("uint64_t[]", column) for column in (*places, left)]
+        columns = [as_items("uint64_t[]", column) for column in (*places, left)]
         pairs = ffi.new("wm_pairs *", (*files, kind, *columns, len(part), _PIECE))
         outcome, buffer = ffi.new("wm_outcome *"), as_output(self._room, "uint8_t[]")
         out = as_output(different, "int64_t[]"), as_output(found, "double[]")

@@ -9,8 +9,6 @@ from weightmap.kernels._native import lib, module
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["dlpack_capsule"]
-
 if lib.wm_python_dlpack():  # pragma: no cover
     raise ImportError("the built-in function dlpack of weightmap._kernels could not be added")
 

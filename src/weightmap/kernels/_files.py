@@ -56,7 +56,7 @@ unchanged = lib.wm_unchanged
 
 # These own what the system returns from the first moment on: see csrc/python/owners.c.
 Descriptor = module.Descriptor
-own = module.own
+take_ownership = module.own
 with_temporary = module.with_temporary
 # A bytearray of so many bytes, with any content.
 new_buffer = module.new_buffer

@@ -13,15 +13,7 @@ import numpy as np
 from weightmap.dtypes import GGML_SCHEMES
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import check_range, count_of, take_out
-from weightmap.kernels._native import (
-    NULL,
-    as_input,
-    as_output,
-    decode_ggml_array,
-    from_buffer,
-    lib,
-    thread_count,
-)
+from weightmap.kernels._native import NULL, as_input, as_items, as_output, decode_ggml_array, lib, thread_count
 from weightmap.kernels._quantize import floats
 from weightmap.kernels._scans import ggml_block
 
@@ -29,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from weightmap.kernels._native import Buffer
-
-__all__ = ["GGML_ENCODED", "GGML_TYPES", "GgmlType", "decode_ggml", "encode_ggml", "ggml_size"]
 
 
 class GgmlType(NamedTuple):
@@ -176,7 +166,7 @@ def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> tuple[NDArray[n
     data = np.empty(ggml_size(flat.size, name), np.uint8)
     kind = GGML_TYPES[name]
     errors = np.empty(flat.size // kind.block_size, np.float64)
-    source = from_buffer("float[]", flat) if flat.size else NULL
+    source = as_items("float[]", flat) if flat.size else NULL
     target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")
     if (
         lib.wm_ggml_encode(source, flat.size, kind.number, target, data.size, sums, errors.size, thread_count(threads))

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from weightmap.kernels._native import Buffer
 
-__all__ = ["bf16_to_f32", "f16_to_f32", "unpack_f16_pairs", "widen"]
-
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
 # The numbers of the conversions in `widen_array`.
 _FLOAT16, _BFLOAT16, _FLOAT16_PAIRS = range(3)
@@ -56,7 +54,8 @@ def f16_to_f32(
 
     Examples
     --------
-    >>> f16_to_f32(bytes.fromhex("003c00fc"))
+    >>> from weightmap import kernels
+    >>> kernels.f16_to_f32(bytes.fromhex("003c00fc"))
     array([  1., -inf], dtype=float32)
     """
     if out is not None and widen_array(_FLOAT16, a, out, threads):
@@ -73,7 +72,8 @@ def bf16_to_f32(
 
     Examples
     --------
-    >>> bf16_to_f32(bytes.fromhex("803f80ff"))
+    >>> from weightmap import kernels
+    >>> kernels.bf16_to_f32(bytes.fromhex("803f80ff"))
     array([  1., -inf], dtype=float32)
     """
     if type(a) is np.ndarray and a.dtype.type.__name__ == "bfloat16":
@@ -112,7 +112,9 @@ def unpack_f16_pairs(
 
     Examples
     --------
-    >>> unpack_f16_pairs(np.array([0xC0003C00], np.uint32))
+    >>> import numpy as np
+    >>> from weightmap import kernels
+    >>> kernels.unpack_f16_pairs(np.array([0xC0003C00], np.uint32))
     array([ 1., -2.], dtype=float32)
     """
     if out is not None and widen_array(_FLOAT16_PAIRS, u32_array, out, 1):

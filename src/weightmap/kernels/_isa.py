@@ -6,15 +6,14 @@ import os
 
 from weightmap.kernels._native import NULL, ffi, lib
 
-__all__ = ["available_isas", "cpus", "isa", "use_isa", "variant"]
-
 
 def available_isas() -> tuple[str, ...]:
     """Return the instruction sets of this CPU, plainest first; "portable" is always available.
 
     Examples
     --------
-    >>> available_isas()[0]
+    >>> from weightmap import kernels
+    >>> kernels.available_isas()[0]
     'portable'
     """
     names = []

@@ -12,8 +12,6 @@ from weightmap.kernels._native import module
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["check_out", "empty", "given_array"]
-
 # Up to this size, glibc's malloc reuses memory and numpy asks for huge pages. A larger array would get fresh pages,
 # which the system clears first.
 _LARGE = 32 << 20

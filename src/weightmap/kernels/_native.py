@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import _kernels
-from weightmap._kernels import ffi, lib
 from weightmap.lazy import later
 
 if TYPE_CHECKING:
@@ -19,25 +18,8 @@ if TYPE_CHECKING:
 
     Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
 
-__all__ = [
-    "NULL",
-    "U32_MAX",
-    "Fault",
-    "as_input",
-    "as_output",
-    "decode_array",
-    "decode_ggml_array",
-    "fault_of",
-    "faults",
-    "ffi",
-    "from_buffer",
-    "lib",
-    "mistyped",
-    "module",
-    "thread_count",
-    "widen_array",
-]
-
+ffi = _kernels.ffi
+lib = _kernels.lib
 U32_MAX = 0xFFFFFFFF
 # More than any kernel starts; fits an int.
 _MOST_THREADS = 1 << 16
@@ -79,8 +61,15 @@ def thread_count(threads: int) -> int:
         raise mistyped("threads", threads, "an integer") from None
 
 
+def as_items(ctype: str, array: NDArray[Any]) -> Any:
+    """Return an array as a pointer for C to read items of several bytes, which are aligned, if need be in a copy."""
+    return from_buffer(ctype, array if array.flags.aligned else array.copy())
+
+
 def as_output(array: NDArray[Any], ctype: str) -> Any:
-    """Return an array as a pointer for C to write."""
+    """Return an array as a pointer for C to write. Raises ValueError for one that is not aligned."""
+    if type(array) is np.ndarray and not array.flags.aligned:
+        raise ValueError("an array to be filled is not aligned")
     return from_buffer(ctype, array, require_writable=True)
 
 

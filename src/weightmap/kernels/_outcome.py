@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Failed", "check_outcome"]
-
 _WHAT = {
     lib.WM_NOT_FINITE: "number",
     lib.WM_UNREADABLE: "read",

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import as_input, as_output, ffi, lib
+from weightmap.kernels._native import as_input, as_items, as_output, ffi, lib
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["cached_pages", "drop_pages", "file_system", "page_size", "read_runs", "resident_pages"]
 
 
 def page_size() -> int:
@@ -56,7 +54,7 @@ def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[n
     """
     if len(target) != len(starts) * length or (len(starts) and starts[0] < 0):
         raise ValueError(f"{len(starts)} runs of {length} bytes do not fill {len(target)}")
-    places = as_input(np.ascontiguousarray(starts, np.uint64))
+    places = as_items("uint64_t[]", np.ascontiguousarray(starts, np.uint64))
     error = ffi.new("int *")
     got: int = lib.wm_read_runs(
         fd, ffi.cast("uint64_t *", places), len(starts), length, as_output(target, "uint8_t[]"), error

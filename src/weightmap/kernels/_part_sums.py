@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, U32_MAX, as_output, ffi, from_buffer, lib, thread_count
+from weightmap.kernels._native import NULL, U32_MAX, as_items, as_output, ffi, lib, thread_count
 from weightmap.kernels._outcome import check_outcome, place_of
 from weightmap.kernels._rooms import room
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["PartSummer"]
 
 
 class PartSummer:
@@ -57,7 +55,7 @@ class PartSummer:
         fd, memory, size = place_of(source)
         if fd >= 0 and not self._room.size:
             self._room = room(self._threads * lib.WM_SUM_ROOM)
-        ranges = from_buffer("uint64_t[]", gaps) if len(gaps) else NULL
+        ranges = as_items("uint64_t[]", gaps) if len(gaps) else NULL
         part = ffi.new("wm_summed *", (fd, memory, size, offset, nbytes, ranges, len(gaps)))
         crc, outcome = ffi.new("uint32_t *", value & U32_MAX), ffi.new("wm_outcome *")
         buffer, flags = as_output(self._room, "uint8_t[]"), as_output(filled.view(np.uint8), "uint8_t[]")

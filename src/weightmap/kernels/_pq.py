@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, as_input, as_items, as_output, ffi, lib
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["Codes"]
 
 
 class Codes:
@@ -40,7 +38,7 @@ class Codes:
         self.count = len(codes)
         self._dims = pieces * width
         self._turned = turned is not None
-        pointers = [NULL if array is None else from_buffer("float[]", array) for array in (codebooks, turned, norms)]
+        pointers = [NULL if array is None else as_items("float[]", array) for array in (codebooks, turned, norms)]
         self._keep: tuple[Any, ...] = (as_input(codes), *pointers)
         sizes = [0 if array is None else array.size for array in (codes, codebooks, turned, norms)]
         self._struct = ffi.new("wm_pq *", (*self._keep, *sizes, self.count, pieces, centroids, width))
@@ -74,7 +72,7 @@ class Codes:
         count = out.size // self._dims if self._dims else 0
         room = lib.WM_PQ_TOGETHER * self._dims * max(1, min(threads, 64))
         scratch = np.empty(room if self._turned else 0, np.float32)
-        numbers, count = (NULL, count) if rows is None else (from_buffer("uint64_t[]", rows), len(rows))
+        numbers, count = (NULL, count) if rows is None else (as_items("uint64_t[]", rows), len(rows))
         target, memory = as_output(out, "float[]"), as_output(scratch, "float[]")
         bad: int = lib.wm_pq_decode(
             self._struct, numbers, first, count, target, out.size, memory, len(scratch), threads
@@ -89,7 +87,7 @@ class Codes:
         `table` is float32, C-contiguous, of shape (m, centroids); terms are added in the order of j in float32. Returns
         and raises as `decode` does.
         """
-        source, target = from_buffer("float[]", table), as_output(out, "float[]")
+        source, target = as_items("float[]", table), as_output(out, "float[]")
         bad: int = lib.wm_pq_sums(self._struct, source, table.size, first, len(out), target, threads)
         if bad == -2:
             raise IndexError(f"row numbers out of range: there are {self.count} rows")

@@ -12,12 +12,10 @@ import numpy as np
 
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import blocks_size, check_block_size, scale_code
-from weightmap.kernels._native import NULL, as_output, from_buffer, lib, thread_count
+from weightmap.kernels._native import NULL, as_items, as_output, lib, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
-
-__all__ = ["encode_blocks", "encode_with_errors", "quantize_int4", "quantize_int5", "real_numbers", "sum_of_squares"]
 
 
 def quantize_int4(a: ArrayLike, block_size: int, *, scale_type: str = "fp16", threads: int = 1) -> NDArray[np.uint8]:
@@ -50,9 +48,9 @@ def quantize_int4(a: ArrayLike, block_size: int, *, scale_type: str = "fp16", th
 
     Examples
     --------
-    >>> blocks = quantize_int4([0.5, 1, -4, -0.5], 4)
-    >>> from weightmap.kernels import dequantize_int4
-    >>> dequantize_int4(blocks, 4, 4)
+    >>> from weightmap import kernels
+    >>> blocks = kernels.quantize_int4([0.5, 1, -4, -0.5], 4)
+    >>> kernels.dequantize_int4(blocks, 4, 4)
     array([ 0.5,  1. , -4. , -0.5], dtype=float32)
     """
     return encode_blocks(a, bits=4, block_size=check_block_size(4, block_size), scale_type=scale_type, threads=threads)
@@ -65,7 +63,8 @@ def quantize_int5(a: ArrayLike, block_size: int, *, scale_type: str = "fp16", th
 
     Examples
     --------
-    >>> quantize_int5(range(8), 8).size
+    >>> from weightmap import kernels
+    >>> kernels.quantize_int5(range(8), 8).size
     7
     """
     return encode_blocks(a, bits=5, block_size=check_block_size(5, block_size), scale_type=scale_type, threads=threads)
@@ -80,6 +79,7 @@ def encode_blocks(
 
     Examples
     --------
+    >>> from weightmap.kernels import encode_blocks
     >>> encode_blocks([1, -2, 127], bits=8, block_size=0, scale_type="fp32").tobytes()
     b'\x00\x00\x80?\x01\xfe\x7f'
     """
@@ -112,10 +112,12 @@ def sum_of_squares(values: NDArray[np.float32]) -> float:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from weightmap.kernels import sum_of_squares
     >>> sum_of_squares(np.float32([3, 4]))
     25.0
     """
-    total: float = lib.wm_sum_of_squares(from_buffer("float[]", values) if values.size else NULL, values.size)
+    total: float = lib.wm_sum_of_squares(as_items("float[]", values) if values.size else NULL, values.size)
     return total
 
 
@@ -123,7 +125,7 @@ def floats(a: ArrayLike) -> NDArray[np.float32]:
     """Return the elements as a flat array of float32. Raises QuantError unless they are finite real numbers."""
     array = real_numbers(a)
     flat = _flat(array)
-    if (index := lib.wm_first_not_finite(from_buffer("float[]", flat), flat.size)) >= 0:
+    if (index := lib.wm_first_not_finite(as_items("float[]", flat), flat.size)) >= 0:
         raise _not_finite(array, index)
     return flat
 
@@ -149,7 +151,7 @@ def encode(
     if bits == 16:
         size = 2 * count * block_size
     data, errors = np.empty(size, np.uint8), np.empty(count, np.float64)
-    source = from_buffer("float[]", flat) if flat.size else NULL
+    source = as_items("float[]", flat) if flat.size else NULL
     target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")
     code, most = scale_code(scale_type), thread_count(threads)
     index = lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, most)

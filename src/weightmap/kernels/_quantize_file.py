@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["BlockEncoder", "Unwritten"]
-
 
 class Unwritten(NamedTuple):
     """Bytes to be written to a file, at an offset; `flush` lets the disk begin with them at once."""

@@ -11,8 +11,6 @@ from weightmap.kernels._native import as_output, lib
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["join_ranges"]
-
 
 def join_ranges(
     files: NDArray[np.integer], starts: NDArray[np.int64], stops: NDArray[np.int64], *, gap: int, most: float
@@ -24,9 +22,9 @@ def join_ranges(
     files, starts, stops : ndarray, shape (n,)
         In order of file, then of start.
     gap : int
-        Ranges closer to each other than this are one read,
+        Ranges less than this many bytes apart are joined into one read.
     most : float
-        as long as it has at most so many times the bytes wanted of it.
+        Ranges are joined as long as the read has at most this many times its wanted bytes.
     """
     # Copies, which become the result.
     joined = np.array(files, np.uint32), np.array(starts, np.uint64), np.array(stops, np.uint64)

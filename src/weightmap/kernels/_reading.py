@@ -9,8 +9,6 @@ from weightmap.kernels._native import ffi, lib
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Reader"]
-
 
 class Reader:
     """A function that returns bytes of a file, for a scan in C.

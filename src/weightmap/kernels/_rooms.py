@@ -15,8 +15,6 @@ from weightmap.kernels._native import ffi, from_buffer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LINE", "room", "to_line"]
-
 LINE = 64  # bytes
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from operator import le
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -262,6 +263,89 @@ def _walk(
     if function:
         section.data.check()
     return columns, found, fault_of(fault) if failed else None
+
+
+# The marks of a row of an ONNX model: see wm_onnx_scan in scans.h.
+ONNX_MADE: int = lib.WM_ONNX_MADE
+ONNX_EXTERNAL: int = lib.WM_ONNX_EXTERNAL
+# Room for bytes of names, tensors, dimensions, other files and bytes of metadata; a larger model is scanned twice.
+_MODEL_ROOM = (16384, 512, 1024, 1, 4096)
+
+
+class Initialisers(NamedTuple):
+    """The initialisers of an ONNX model: see wm_onnx_scan in scans.h.
+
+    Attributes
+    ----------
+    columns : Columns
+    at : ndarray of uint64, shape (n,)
+        Where each begins.
+    files : list of (int, int, int, int, int)
+        Of those in other files: from which row on, where the name of the file lies, its bytes, and the same of a
+        checksum.
+    kept : bytes
+        The fields of the model but its graph.
+    found : wm_onnx
+    """
+
+    columns: Columns
+    at: NDArray[np.uint64]
+    files: list[tuple[int, int, int, int, int]]
+    kept: bytes
+    found: Any
+
+
+def scan_model(
+    source: tuple[int, Any], size: int, max_tensors: int, max_kept: int
+) -> tuple[Initialisers, Fault | None]:
+    """Find the initialisers of an ONNX model, and return its first fault.
+
+    Parameters
+    ----------
+    source : (int, bytes-like or Reader)
+        See `Source.scanned`.
+    size : int
+        Of the file.
+    max_tensors, max_kept : int
+        More are a fault: tensors, and bytes of names and of metadata.
+    """
+    most = (max_kept, max_tensors, size, size, max_kept)
+    room = tuple(map(min, _MODEL_ROOM, most))
+    while True:
+        model, fault = _scan_model(source, size, max_tensors, max_kept, room)
+        found = model.found
+        needed = (found.names_len, found.n_tensors, found.n_dims, found.n_files, found.kept_len)
+        if fault is not None or all(map(le, needed, room)):
+            model.columns.names_len, model.columns.count, model.columns.n_dims = needed[:3]
+            return model._replace(at=model.at[: needed[1]], kept=model.kept[: needed[4]]), fault
+        room = tuple(map(max, needed, room))  # more and more only while the file is being written to
+
+
+def _scan_model(
+    source: tuple[int, Any], size: int, max_tensors: int, max_kept: int, room: tuple[int, ...]
+) -> tuple[Initialisers, Fault | None]:
+    fd, data = source
+    names_room, tensors_room, dims_room, files_room, kept_room = room
+    columns, at = Columns.scratch(names_room, tensors_room, dims_room), np.empty(tensors_room, np.uint64)
+    function, context = getattr(data, "hook", _NO_HOOK)
+    octets = NULL if function or data is None else from_buffer("uint8_t[]", data)
+    files, kept = ffi.new("wm_onnx_place[]", files_room), bytearray(kept_room)
+    limits = (min(max_tensors, U32_MAX), min(max_kept, U32_MAX - 1), max_kept)
+    filled = (as_output(at, "uint64_t[]"), files, from_buffer("uint8_t[]", kept), files_room, kept_room)
+    asked = ffi.new("wm_onnx_file *", (fd, octets, size, *limits, *filled, function, context))
+    found, fault = ffi.new("wm_onnx *"), ffi.new("wm_fault *")
+    failed = lib.wm_onnx_scan(asked, columns.native, found, fault)
+    if function:
+        data.check()
+    places = [(p.row, p.path, p.path_len, p.sum, p.sum_len) for p in files[0 : min(found.n_files, files_room)]]
+    return Initialisers(columns, at, places, bytes(kept), found), fault_of(fault) if failed else None
+
+
+def make_numbers(data: bytes, field: int, bits: int, out: NDArray[np.uint8], count: int) -> Fault | None:
+    """Make elements of `bits` bits of the numbers in these fields of a tensor of ONNX; return a fault or None."""
+    fault = ffi.new("wm_fault *")
+    failed = lib.wm_onnx_numbers(data, len(data), field, bits, count, as_output(out, "uint8_t[]"), fault)
+    return fault_of(fault) if failed else None
 
 
 # The fewest bytes of a key-value and of a tensor info, in any version.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib, thread_count
+from weightmap.kernels._native import as_input, as_items, as_output, ffi, lib, thread_count
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-__all__ = ["prefer_node", "stage"]
 
 
 def stage(
@@ -48,7 +46,7 @@ def stage(
     count = len(pieces[0])
     if any(len(column) != count for column in pieces) or (crcs is not None and len(crcs) != count):
         raise ValueError("the columns of pieces differ in length")
-    columns = [from_buffer("uint64_t[]", column) for column in pieces]
+    columns = [as_items("uint64_t[]", column) for column in pieces]
     memory = ffi.NULL if isinstance(source, int) else as_input(source)
     room = as_output(out, "uint8_t[]")
     fd, size = (source, 0) if isinstance(source, int) else (-1, len(memory))

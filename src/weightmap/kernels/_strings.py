@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, Fault, as_input, as_output, fault_of, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, Fault, as_input, as_items, as_output, fault_of, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,9 +58,14 @@ class Columns:
         self.count: int = len(dtype)
         self.n_dims: int = len(dims)
         self.names_len: int = len(names)
-        kinds = ("uint8_t[]", "uint32_t[]", "uint8_t[]", "uint64_t[]", "uint32_t[]", "uint64_t[]", "uint64_t[]")
-        given = (names, bounds, dtype, dims, dim_bounds, begin, *(() if end is None else (end,)))
-        self._memory: Any = tuple(map(from_buffer, kinds, given))
+        self._memory: Any = (
+            from_buffer("uint8_t[]", names),
+            as_items("uint32_t[]", bounds),
+            from_buffer("uint8_t[]", dtype),
+            as_items("uint64_t[]", dims),
+            as_items("uint32_t[]", dim_bounds),
+            *(as_items("uint64_t[]", column) for column in (begin, end) if column is not None),
+        )
         self.native: Any = ffi.new("wm_columns *", (self.count, self.n_dims, self.names_len, *self._memory))
         self._row: Any = None
 
@@ -90,6 +95,11 @@ class Columns:
         """Return the names back to back."""
         return bytes(ffi.buffer(self.names, self.names_len))
 
+    def name(self, i: int) -> bytes:
+        """Return the name of row i."""
+        begin = self.bounds[i]
+        return bytes(ffi.buffer(self.names + begin, self.bounds[i + 1] - begin))
+
     def order(self) -> NDArray[np.intp]:
         """Return the numbers of the rows in the order of their data."""
         n = self.count
@@ -110,6 +120,41 @@ class Columns:
         begin = self.array(self.begin, n, "<u8")[order]
         end = self.array(self.end, n, "<u8")[order] if self.end else None
         return Columns(text, bounds, self.array(self.dtype, n, "u1")[order], dims, dim_bounds, begin, end)
+
+    def groups(self, order: NDArray[np.intp], counts: NDArray[np.intp]) -> list[Columns]:
+        """Return new columns for each of `counts` rows that follow one another in `order`."""
+        taken, n = self.take(order), len(order)
+        bounds, dim_bounds = (taken.array(column, n + 1, "<u4") for column in (taken.bounds, taken.dim_bounds))
+        text, dims = taken.text(), taken.array(taken.dims, taken.n_dims, "<u8")
+        dtype, begin, end = (
+            taken.array(column, n, kind)
+            for column, kind in ((taken.dtype, "u1"), (taken.begin, "<u8"), (taken.end, "<u8"))
+        )
+        found, last = [], 0
+        for count in counts.tolist():
+            first, last = last, last + count
+            rows, names, shapes = slice(first, last), bounds[first : last + 1], dim_bounds[first : last + 1]
+            found.append(
+                Columns(
+                    text[names[0] : names[-1]],
+                    names - names[0],
+                    dtype[rows],
+                    dims[shapes[0] : shapes[-1]],
+                    shapes - shapes[0],
+                    begin[rows],
+                    end[rows],
+                )
+            )
+        return found
+
+    def content(self) -> tuple[bytes, ...]:
+        """Return all that the columns hold, for comparison."""
+        n = self.count
+        columns = (
+            *((self.bounds, n + 1, "<u4"), (self.dtype, n, "u1"), (self.dims, self.n_dims, "<u8")),
+            *((self.dim_bounds, n + 1, "<u4"), (self.begin, n, "<u8"), (self.end, n, "<u8")),
+        )
+        return self.text(), *(self.array(*column).tobytes() for column in columns)
 
     def raw(self, i: int) -> tuple[int, tuple[int, ...], int]:
         """Return dtype code, shape and begin of row i."""
@@ -197,7 +242,7 @@ def walk_indexed(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDA
 def utf8_strings(data: Buffer, bounds: NDArray[np.uint32], gap: int) -> int:
     """Return -1, or the number of the first string within `bounds` that is not strict UTF-8."""
     buffer = as_input(data)
-    bad: int = lib.wm_utf8_strings(buffer, len(buffer), from_buffer("uint32_t[]", bounds), len(bounds) - 1, gap)
+    bad: int = lib.wm_utf8_strings(buffer, len(buffer), as_items("uint32_t[]", bounds), len(bounds) - 1, gap)
     return bad
 
 
@@ -207,7 +252,7 @@ def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArr
     Returns how many strings equal an earlier one, and the numbers of the first such string and of its original; a count
     of -2 when too many hashes collide, as in an attack.
     """
-    buffer, starts, table = as_input(data), from_buffer("uint32_t[]", bounds), as_output(slots, "uint32_t[]")
+    buffer, starts, table = as_input(data), as_items("uint32_t[]", bounds), as_output(slots, "uint32_t[]")
     pair = ffi.new("uint64_t[2]")
     count = lib.wm_index_build(buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots), pair, pair + 1)
     return count, pair[0], pair[1]
@@ -217,7 +262,7 @@ def index_finder(
     data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]
 ) -> Callable[[object], int]:
     """Return a function from a text to the number of the string equal to it, or -1; it keeps the arrays alive."""
-    buffer, starts, table = as_input(data), from_buffer("uint32_t[]", bounds), from_buffer("uint32_t[]", slots)
+    buffer, starts, table = as_input(data), as_items("uint32_t[]", bounds), as_items("uint32_t[]", slots)
     index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots)))
     keep = (buffer, starts, table)
     lookup = lib.wm_index_lookup
@@ -242,8 +287,8 @@ def index_find_many(
     name_bounds: NDArray[np.uint32],
 ) -> NDArray[np.int64]:
     """Return the numbers of the strings equal to names[name_bounds[i]:name_bounds[i + 1]], -1 for a missing one."""
-    buffer, starts, table = as_input(data), from_buffer("uint32_t[]", bounds), from_buffer("uint32_t[]", slots)
-    wanted, count = from_buffer("uint32_t[]", name_bounds), len(name_bounds) - 1
+    buffer, starts, table = as_input(data), as_items("uint32_t[]", bounds), as_items("uint32_t[]", slots)
+    wanted, count = as_items("uint32_t[]", name_bounds), len(name_bounds) - 1
     rows = np.empty(count, np.int64)
     index = (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots))
     lib.wm_index_find_many(*index, names, len(names), wanted, count, as_output(rows, "int64_t[]"))

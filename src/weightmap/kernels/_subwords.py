@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module
+from weightmap.kernels._native import NULL, as_input, as_items, as_output, ffi, from_buffer, lib, module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-
-__all__ = ["NGRAMS_MOST", "Ngrams", "gather_rows", "pack_texts", "unit_sums"]
 
 _KINDS = {
     "bucket": lib.WM_SUBWORDS_BUCKET,
@@ -61,8 +59,8 @@ class Ngrams:
         index, indices, count = NULL, NULL, 0
         if table is not None:
             data, bounds, gap, slots, numbers = table
-            buffer, starts = as_input(data), from_buffer("uint32_t[]", bounds)
-            places, indices, count = from_buffer("uint32_t[]", slots), from_buffer("uint64_t[]", numbers), len(numbers)
+            buffer, starts = as_input(data), as_items("uint32_t[]", bounds)
+            places, indices, count = as_items("uint32_t[]", slots), as_items("uint64_t[]", numbers), len(numbers)
             index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, places, len(slots)))
             table = (buffer, starts, places, indices, index)
         self._keep = table
@@ -89,7 +87,7 @@ class Ngrams:
         """
         texts = len(bounds) - 1
         row_bounds = np.empty(texts + 1, np.uint64)
-        starts, ends = from_buffer("uint32_t[]", bounds), as_output(row_bounds, "uint64_t[]")
+        starts, ends = as_items("uint32_t[]", bounds), as_output(row_bounds, "uint64_t[]")
         room = max(_ROOM_LEAST, _ROOM * texts)
         while True:
             rows = np.empty(room, np.uint64)
@@ -119,7 +117,7 @@ def gather_rows(matrix: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]
         At most this many threads share the work.
     """
     source, target = from_buffer("uint8_t[]", _octets(matrix)), as_output(_octets(out), "uint8_t[]")
-    width, numbers = matrix.shape[1] * matrix.itemsize, from_buffer("int64_t[]", rows)
+    width, numbers = matrix.shape[1] * matrix.itemsize, as_items("int64_t[]", rows)
     if lib.wm_gather_rows(source, matrix.nbytes, width, numbers, len(rows), target, out.nbytes, threads):
         raise ValueError(f"out has shape {out.shape}, expected {len(rows)} rows of {matrix.shape[1]}")
     return out
@@ -174,10 +172,10 @@ def unit_sums(
         from_buffer("uint8_t[]", _octets(matrix)),
         matrix.nbytes,
         matrix.shape[1],
-        from_buffer("uint64_t[]", rows),
+        as_items("uint64_t[]", rows),
         len(rows),
-        from_buffer("uint64_t[]", bounds),
-        NULL if places is None else from_buffer("uint64_t[]", places),
+        as_items("uint64_t[]", bounds),
+        NULL if places is None else as_items("uint64_t[]", places),
         len(bounds) - 1,
         as_output(out, "float[]"),
         len(out),

@@ -1,1 +1,1 @@
-"""Open model files: `TensorFile`, and what is done with one."""
+"""Open model files: `TensorFile` and its operations."""

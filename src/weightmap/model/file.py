@@ -6,21 +6,16 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, counted, escape, quoted
-from weightmap.index.table import Row
 from weightmap.model.parts import (
-    OCTET,
     Closed,
     Items,
     Values,
     check_index,
     check_open,
+    dense_row,
     detach_index,
     embeddings_of,
-    locate,
     not_found,
     row_of,
     rows_of,
@@ -31,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self, TypeVar, overload
 
+    import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
     A = TypeVar("A", bound=NDArray[Any])
@@ -39,20 +35,17 @@ if TYPE_CHECKING:
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.formats import Content
-    from weightmap.index.table import Table, TensorInfo
+    from weightmap.index.row import TensorInfo
+    from weightmap.index.table import Table
     from weightmap.io.source import Source
     from weightmap.model.residency import Residency
     from weightmap.model.verifying import VerifyReport
     from weightmap.options import Options
-    from weightmap.quant.blocks import QuantizedTensor
-
-__all__ = ["TensorFile"]
 
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 
 
-# For a model in several files it has a `Shards` (model/shards.py) as its source, content and table. The functions of
-# model/parts.py give the rest of the package what users do not need.
+# The functions of model/parts.py give the rest of the package what users do not need.
 class TensorFile(Mapping[str, Any]):
     """An open model file: a read-only mapping from tensor names to arrays that are views of the file.
 
@@ -81,7 +74,8 @@ class TensorFile(Mapping[str, Any]):
     `FileChangedError` if not. A file truncated in place *after* that faults the process that touches its pages
     (SIGBUS): replace model files by rename, as `save` does, or open with ``mode="copy"`` or, on Linux, "sealed".
 
-    A handle holds the descriptor of its file, and so keeps that file when the path gets another one. Arrays need none.
+    A handle keeps its file open, and goes on reading it after another file has taken its path. Arrays need no
+    descriptor.
     """
 
     __slots__ = (
@@ -92,6 +86,7 @@ class TensorFile(Mapping[str, Any]):
         "_options",
         "_shards",
         "_source",
+        "_sources",
         "_table",
         "format",
         "layout",
@@ -106,6 +101,8 @@ class TensorFile(Mapping[str, Any]):
         shards: Mapping[str, TensorFile] = _NO_SHARDS,
     ) -> None:
         self._source = source
+        # All files in which it has bytes: this one first, of which a model in several files has the name alone.
+        self._sources: tuple[Source, ...] = (source, *content.sources)
         self._content = content
         self._table: Table = content.table
         self._options = options
@@ -122,17 +119,10 @@ class TensorFile(Mapping[str, Any]):
             table = self._table
             i = table.find(name)
             if i >= 0:
-                dtype, shape, offset, nbytes = table.place(i)
-                stored = dtype.numpy
-                if stored is None:
-                    if dtype.quantized:
-                        return self._quantized(Row._make((dtype, shape, offset, nbytes)))
-                    if dtype.packed:
-                        return source.array(OCTET, (nbytes,), offset, nbytes)
-                    stored = numpy_dtype(dtype)
-                    if dtype.placement is not None:
-                        return source.placed(dtype.placement, stored, shape, offset, nbytes)
-                return source.array(stored, shape, offset, nbytes)
+                dtype, shape, offset, nbytes, row = table.place(i)
+                if row is None:
+                    return source.array(dtype.loaded, shape, offset, nbytes)  # type: ignore[arg-type] # see `place`
+                return row.array()
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
         raise not_found(self, name)
@@ -164,11 +154,6 @@ class TensorFile(Mapping[str, Any]):
         """Return a view of all pairs of name and tensor, in file order."""
         return Items(self)
 
-    def _quantized(self, row: Row) -> QuantizedTensor:
-        """Return a quantised tensor over the mapped bytes."""
-        assert self._content.quantized is not None  # noqa: S101 - a format that has schemes has this
-        return self._content.quantized(row, self._source.array(OCTET, (row.nbytes,), row.offset, row.nbytes))
-
     @property
     def path(self) -> str | None:
         """The path as given; None for a descriptor or a buffer."""
@@ -176,8 +161,8 @@ class TensorFile(Mapping[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """Size of the file, in bytes."""
-        return self._source.size
+        """Size of the file, in bytes; of a model in several files, their total."""
+        return sum(source.size for source in self._sources)
 
     @property
     def is_stable(self) -> bool:
@@ -186,7 +171,7 @@ class TensorFile(Mapping[str, Any]):
         True for copies (modes "copy" and "sealed"), descriptors of sealed memory, and `bytes`.
         """
         check_open(self)
-        return self._source.is_stable
+        return all(source.is_stable for source in self._sources)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -206,7 +191,7 @@ class TensorFile(Mapping[str, Any]):
 
     @property
     def has_metadata(self) -> bool:
-        """Whether the file has metadata, which may be empty: safetensors and BinTensors tell that from none."""
+        """Whether the file has metadata, even if empty: safetensors and BinTensors distinguish that from none."""
         return self._content.has_metadata
 
     @property
@@ -247,21 +232,27 @@ class TensorFile(Mapping[str, Any]):
 
         @overload
         def read(
-            self, name: str, dtype: type[np.float32] = ..., *, out: None = None, threads: int | None = None
-        ) -> NDArray[np.float32]: ...
-        @overload
-        def read(
             self, name: str, dtype: type[T] | np.dtype[T], *, out: None = None, threads: int | None = None
         ) -> NDArray[T]: ...
         @overload
-        def read(self, name: str, dtype: DTypeLike = ..., *, out: A, threads: int | None = None) -> A: ...
+        def read(self, name: str, dtype: DTypeLike | None = ..., *, out: A, threads: int | None = None) -> A: ...
         @overload
         def read(
-            self, name: str, dtype: DTypeLike = ..., *, out: NDArray[Any] | None = None, threads: int | None = None
+            self,
+            name: str,
+            dtype: DTypeLike | None = ...,
+            *,
+            out: NDArray[Any] | None = None,
+            threads: int | None = None,
         ) -> NDArray[Any]: ...
 
     def read(
-        self, name: str, dtype: DTypeLike = np.float32, *, out: NDArray[Any] | None = None, threads: int | None = None
+        self,
+        name: str,
+        dtype: DTypeLike | None = None,
+        *,
+        out: NDArray[Any] | None = None,
+        threads: int | None = None,
     ) -> NDArray[Any]:
         """Return a tensor as a new dense array of the wanted dtype: widened, decoded or just copied.
 
@@ -272,8 +263,10 @@ class TensorFile(Mapping[str, Any]):
         Parameters
         ----------
         name : str
-        dtype : dtype_like
-            Dtype of the result; ignored when `out` is given. Values convert as with `numpy.ndarray.astype`.
+        dtype : dtype_like, optional
+            Dtype of the result; ignored when `out` is given. Values convert as with `numpy.ndarray.astype`. By default
+            float32; float64, complex64 and complex128, which float32 cannot hold, keep their types. Integers become
+            float32, rounded where it lacks digits.
         out : ndarray, optional
             Filled in place and returned; of the tensor's shape, of any dtype and strides.
         threads : int, optional
@@ -299,11 +292,11 @@ class TensorFile(Mapping[str, Any]):
         from weightmap.model.reading import read  # noqa: PLC0415 - views need none of it
 
         detach_index(self)
-        place = locate(self, name)
+        row = dense_row(self, name)
         try:
-            return read(place, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
+            return read(row, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
         except TensorFileError as error:
-            raise error.located(path=place.source.name, format=self.format) from None
+            raise error.located(path=row.source.name, format=self.format) from None
 
     def prefetch(self, names: str | Sequence[str] | None = None) -> None:
         """Bring the pages of these tensors (default: all) into memory, in the background. Returns at once.
@@ -320,17 +313,16 @@ class TensorFile(Mapping[str, Any]):
         prefetch(self, names)
 
     def residency(self, names: str | Sequence[str] | None = None) -> dict[str, Residency]:
-        """Return how many bytes of these tensors (default: all) are in memory, and how many there are, by name.
+        """Return the resident bytes and all bytes of each of these tensors (default: all), by name.
 
-        Pages are counted by the part of them that a tensor has. This touches no tensor. Bytes in memory of this process
-        (mode "copy", buffers) count as resident.
+        A page counts by the part of it that belongs to the tensor. This touches no tensor. Bytes in memory of this
+        process (mode "copy", buffers) count as resident.
 
         Raises
         ------
         TensorNotFoundError
         OSError
-            Where the system does not say: on others than Linux, and to those who neither own the file nor may write to
-            it.
+            Where the system does not tell: outside Linux, and for files that you neither own nor may write to.
         """
         from weightmap.model.residency import residency  # noqa: PLC0415 - opening needs none of it
 
@@ -339,9 +331,9 @@ class TensorFile(Mapping[str, Any]):
     def release(self, names: str | Sequence[str] | None = None) -> int:
         """Give the pages of these tensors (default: all) back to the system; return how many bytes left memory.
 
-        Arrays stay valid: touching them reads the file again. Pages that another process has mapped stay, those of file
-        systems in memory (tmpfs) too, and what was written to arrays in mode "cow". The system keeps pages in units of
-        up to 2 MiB, and a unit that other tensors share. No effect in modes "copy" and "sealed".
+        Arrays stay valid: touching them reads the file again. Pages stay if another process has mapped them, if their
+        file system lies in memory (tmpfs), or if arrays of mode "cow" were written to there. The system frees pages in
+        units of up to 2 MiB, and keeps a unit that other tensors share. No effect in modes "copy" and "sealed".
 
         Raises
         ------
@@ -399,7 +391,10 @@ class TensorFile(Mapping[str, Any]):
     def close(self) -> None:
         """Release the file. Idempotent; never raises; arrays obtained before remain valid."""
         source = self._source
-        source.close()
+        for own in self._sources:
+            own.close()
+        for shard in self._shards.values():
+            shard.close()
         # Table and vocabulary would keep the mapping alive.
         closed: Any = Closed(source, len(self._table))
         self._table = self._content = closed

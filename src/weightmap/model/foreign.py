@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
 
-__all__ = ["CROSSING", "PAIRS", "check_module", "from_torch", "is_torch", "torch_elements", "torch_info"]
-
 # Names that torch and ml_dtypes share, with the integer type of the same width.
 CROSSING: dict[str, type[np.generic]] = {
     "bfloat16": np.int16,

@@ -1,53 +1,79 @@
-"""`check_not_read`: no target is a file that is read, or that belongs to one."""
+"""`check_not_read`: a target is neither a source file nor belongs to one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import TargetError
-from weightmap.model.parts import files_of, name_of, parts_of
+from weightmap.model.parts import sources_of
 
-__all__ = ["BESIDE", "check_not_read"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
-# Files that lie beside a model in its directory, and without which programs cannot run it.
-BESIDE = (
+    from weightmap.io.source import Source
+
+# Files that programs read beside a model in a directory of Hugging Face, and its terms: they go along to a new one, and
+# no target replaces them.
+ALONG = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
     "vocab.json",
     "vocab.txt",
     "merges.txt",
+    "dict.txt",
+    "bpe.codes",
     "tokenizer.model",
+    "tiktoken.model",
+    "sentencepiece.model",
     "spiece.model",
     "sentencepiece.bpe.model",
     "spm.model",
+    "source.spm",
+    "target.spm",
+    "target_vocab.json",
+    "tekken.json",
+    "normalizer.json",
     "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
     "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+    "NOTICE.txt",
+    "USE_POLICY.md",
 )
 
 
-def check_not_read(file: Any, *targets: str, itself: bool = False) -> None:
-    """Raise `TargetError` if a path leads to a file of this model: itself, an index, a shard, or one of `BESIDE` it.
+def check_not_read(file: Any, *targets: str) -> None:
+    """Raise `TargetError` if a path is that of a file of a model, shards too, or of one of `ALONG` beside it."""
+    check_apart(sources_of(file), targets, ALONG)
 
-    With `itself`, a model of one file may be replaced.
-    """
+
+def check_apart(sources: Sequence[Source], targets: Iterable[str], beside: Iterable[str] = ()) -> None:
+    """Raise `TargetError` if a path leads to a source file, or to one of those `beside` the first."""
     there: dict[str, tuple[int, int]] = {}
     for target in targets:
         _identify(there, target)
     if not there:
         return
-    sources = () if itself and not file.shards else (parts_of(file)[0], *(parts_of(part)[0] for part in files_of(file)))
     # Device and inode come first; objects in stores have others.
     inputs = dict.fromkeys((source.identity[:2] for source in sources), "this file is an input")
-    beside: dict[str, tuple[int, int]] = {}
-    for name in BESIDE:
-        _identify(beside, os.path.join(os.path.dirname(name_of(file)), name))
-    inputs |= dict.fromkeys(beside.values(), "this file belongs to the source")
+    others: dict[str, tuple[int, int]] = {}
+    for name in beside:
+        _identify(others, os.path.join(os.path.dirname(sources[0].name), name))
+    inputs |= dict.fromkeys(others.values(), "this file belongs to the source")
     for target, identity in there.items():
         if identity in inputs:
             msg = f"{inputs[identity]}, and would be replaced: choose another target"

@@ -1,4 +1,4 @@
-"""Reads an index of shards, which says in which file each tensor lies; a large one without a string for each tensor."""
+"""Reads an index of shards, which assigns tensors to files; a large one without a string per tensor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from weightmap.errors import FormatError, TruncatedError, quoted
 from weightmap.index.strings import StringTable
 from weightmap.io import strict_json
+from weightmap.io.beside import stays_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,26 +22,24 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-__all__ = ["Listing", "read_listing", "shard_name"]
-
 # Bytes of an index that are parsed at once: Python's objects for them are some times as large.
 _PIECE = 1 << 20
 _MAP = re.compile(rb'"weight_map"[ \t\n\r]*:[ \t\n\r]*\{')
 
 
 class Listing(NamedTuple):
-    """What an index of shards says.
+    """The content of an index of shards.
 
     Attributes
     ----------
     names : bytes
         The names of the tensors, back to back, in UTF-8.
     bounds : ndarray of uint32
-        Where they begin, and the end.
+        Start of each name, and the end of the last.
     shard : ndarray of int32
         The number of the shard of each tensor.
     shards : list
-        What the index calls the shards: strings, unless it is damaged.
+        Names of the shards in the index: strings, unless it is damaged.
     metadata : dict
     """
 
@@ -56,7 +55,7 @@ class Listing(NamedTuple):
         return zip(names, (self.shards[number] for number in self.shard.tolist()), strict=True)
 
     def numbers_in(self, table: StringTable) -> NDArray[np.int64]:
-        """Return the number of each tensor among those of a table of names, -1 for one that it lacks."""
+        """Return the number of each tensor in a table of names, -1 for a missing one."""
         return table.find_spans(self.names, self.bounds)
 
 
@@ -126,7 +125,7 @@ class _Columns:
 def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
     """Parse a large index piece by piece; None for one that is small, damaged, or written in an unusual way.
 
-    Where no string has an escape, each quotation mark begins or ends one: it is known which commas lie between strings.
+    Without escapes, each quotation mark begins or ends a string: so commas between strings are known.
     """
     found = _MAP.search(raw)
     if len(raw) < _PIECE or b"\\" in raw or found is None or raw.count(b'"weight_map"') != 1:
@@ -152,7 +151,7 @@ def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
 
 
 def _outside(raw: bytes, what: bytes, start: int, end: int, least: int | None = None) -> int:
-    """Return where a character comes first, not within a string, from `least` on; `start` is not within one either."""
+    """Return the first place of a character outside of strings, from `least` on; `start` is outside of them too."""
     at = start if least is None else least
     quotes = raw.count(b'"', start, at)
     while True:
@@ -169,16 +168,7 @@ def shard_name(name: object) -> str:
         msg = f"name of a shard is a {type(name).__name__}, expected a string"
         raise FormatError(msg, field="weight_map")
     # Only the name is checked: the owner of the directory may use symbolic links, as the caches of model hubs do.
-    parts = name.split("/")
-    bad = (
-        not name
-        or "\\" in name
-        or ":" in name
-        or "\0" in name
-        or name.startswith("/")
-        or any(p in ("", ".", "..") for p in parts)
-    )
-    if bad:
+    if not stays_inside(name):
         what = "name of a shard"
         expected = "a relative path within the directory of the index"
         raise FormatError(what, field="weight_map", actual=quoted(name), expected=expected)

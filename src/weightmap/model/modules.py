@@ -1,4 +1,4 @@
-"""The tree of modules that the names of tensors spell, with modules that are built alike folded into one."""
+"""The tree of modules in the names of tensors, with modules of equal structure folded into one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from weightmap.index.table import TensorInfo
-
-__all__ = ["Line", "Module", "module_tree", "separator"]
+    from weightmap.index.row import TensorInfo
 
 # A name of more parts than this is cut there; nobody nests modules deeper, but a file may say so.
 _DEEPEST = 32
@@ -40,7 +38,7 @@ class Line(NamedTuple):
 
 
 class Module:
-    """A module: tensors and modules by name, in file order, and how much they hold.
+    """A module: tensors and modules by name, in file order, with totals.
 
     Attributes
     ----------
@@ -70,13 +68,13 @@ class Module:
         mark : str
             What separates the parts of names: see `separator`.
         most : int, optional
-            Lines of one module; one more then stands for the rest, with the label "…".
+            Lines per module; one more, with the label "…", stands for the rest.
         """
         yield from _lines(self, 0, mark, most, 1)
 
 
 def separator(names: Iterable[str]) -> str:
-    """Return what separates the parts of names: a dot, or a slash where no name has a dot."""
+    """Return the separator of the parts of names: a dot, or a slash where no name has a dot."""
     slash = False
     for name in names:
         if "." in name:
@@ -142,7 +140,7 @@ def _lines(node: Module, depth: int, mark: str, most: int | None, times: int) ->
 
 
 def _groups(node: Module) -> Iterator[tuple[list[str], Module]]:
-    """Yield the children, those with numbers for names that are built alike together."""
+    """Yield the children; numbered ones of equal structure come together."""
     groups: dict[tuple[bool, object], tuple[list[str], Module]] = {}
     for name, child in node.children.items():
         numbered = name.isascii() and name.isdigit()

@@ -13,7 +13,7 @@ from weightmap.io.opening import beside, from_path, path_of, take_over
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import identities, parts_of
 from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file, open_opened
-from weightmap.options import ImportOptions, Limits, Options
+from weightmap.options import ImportOptions, Limits, Options, validated_limits
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.typing import Advice, Mode, OpenOptions, Verify
-
-__all__ = ["load", "open"]
 
 _VERIFY = ("none", "header", "full")
 
@@ -40,6 +38,7 @@ def open(
     concurrency: int | None = None,
     deadline: float | None = None,
     redirects: bool = False,
+    unversioned: bool = False,
 ) -> TensorFile:
     """Open a model file in place.
 
@@ -69,20 +68,23 @@ def open(
     limits : Limits, optional
         Bounds on what the file may ask for. Modes "copy" and "sealed" check them before they copy the file.
     advise : {"random", "sequential", "normal"}, optional
-        How the tensors will be touched, for the system's read-ahead: "random" for few rows of a large matrix on a disk,
-        "sequential" for one pass. Default: the system decides. Changes speed only; no effect on buffers, in modes
+        How the tensors will be accessed, for the system's read-ahead: "random" for few rows of a large matrix on a
+        disk, "sequential" for one pass. Default: the system decides. Changes speed only; no effect on buffers, in modes
         "copy" and "sealed", and on systems without such advice.
     store : optional
-        A store of obstore, or of its interface, that has the object: for credentials, endpoints and clients of your
-        own. `source` is then its address or its key there. Default: the store of the address, with credentials from the
-        environment (``AWS_ACCESS_KEY_ID`` …).
+        The store that holds the object, of obstore or with its interface: for credentials, endpoints and clients of
+        your own. `source` is then the address of the object, or its key in the store. Default: the store of the
+        address, with credentials from the environment (``AWS_ACCESS_KEY_ID`` …).
     concurrency : int, optional
-        Requests to the store at a time; 16 when not given.
+        Simultaneous requests to the store; 16 when not given.
     deadline : float, optional
-        Seconds that one request may take, besides one for each MiB; 60 when not given. A request that takes longer is
-        cancelled and tried again, five times in all.
+        Time limit of a request in seconds, to which each MiB adds one second; 60 when not given. A request that exceeds
+        it is cancelled and tried again, five times in all.
     redirects : bool
-        Whether to follow redirects of an ``https://`` address.
+        Follow redirects of an ``https://`` address. Its query, the part behind a ``?``, is not sent on.
+    unversioned : bool
+        Read an object although the store gives it neither an ETag nor a modification time; by default it is refused. A
+        replacement of the same size between two requests then goes unnoticed, and a tensor may mix bytes of both.
 
     Returns
     -------
@@ -107,10 +109,10 @@ def open(
 
     Notes
     -----
-    Of an object in a store, header and index are read by one or two requests, and each tensor by one when it is asked
-    for, into memory of its own: `mode` is "copy", tensor by tensor, and look-ups of the same name fetch it again.
-    `weightmap.plan` reads many tensors, or parts of them, by few joined requests. Every request names the object that
-    was opened: `FileChangedError` if another one is there.
+    Opening an object in a store reads header and index by one or two requests. Each look-up then fetches its tensor by
+    one request, into new memory, even if it was fetched before: `mode` is "copy", tensor by tensor. `weightmap.plan`
+    reads many tensors, or parts of them, by few joined requests. Every request names the version that was opened, and
+    raises `FileChangedError` if the object was replaced.
 
     Examples
     --------
@@ -129,22 +131,23 @@ def open(
         raise ValueError(msg)
     if format is not None:
         by_name(format)
-    limits = DEFAULT_LIMITS if limits is None else Limits.given(limits)
-    if store is not None or concurrency is not None or deadline is not None or redirects:
-        source = _located(source, store=store, concurrency=concurrency, deadline=deadline, redirects=redirects)
+    limits = DEFAULT_LIMITS if limits is None else validated_limits(limits)
+    if store is not None or concurrency is not None or deadline is not None or redirects or unversioned:
+        bounds = {"concurrency": concurrency, "deadline": deadline}
+        source = _located(source, store=store, **bounds, redirects=redirects, unversioned=unversioned)
     return open_with(source, Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise))
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
     return open_with(
-        source, Options(DEFAULT_LIMITS if limits is None else Limits.given(limits), strict=strict, private=True)
+        source, Options(DEFAULT_LIMITS if limits is None else validated_limits(limits), strict=strict, private=True)
     )
 
 
-def open_or_import(source: Any, limits: Limits, *, lossy: bool) -> Any:
+def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool) -> Any:
     """Open a file for `convert`: return a `TensorFile` as `open_privately` does, or the `Words` of an importer."""
-    return open_with(source, ImportOptions(limits, lossy=lossy))
+    return open_with(source, ImportOptions(limits, lossy=lossy, strict=strict))
 
 
 def open_with(source: Any, options: Options) -> TensorFile:
@@ -176,11 +179,11 @@ def open_with(source: Any, options: Options) -> TensorFile:
 
 def _located(source: Any, **options: Any) -> Any:
     """Return the location of an object with options for its store."""
-    from weightmap.io.stores import locate  # noqa: PLC0415 - for addresses alone
+    from weightmap.io.stores import location_of  # noqa: PLC0415 - for addresses alone
 
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"store= and its like are for addresses, and source is a {type(source).__name__}")
-    return locate(os.fsdecode(os.fspath(source)), **options)
+    return location_of(os.fsdecode(os.fspath(source)), **options)
 
 
 def _open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
@@ -246,8 +249,8 @@ def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tu
 
 def _reduce(file: TensorFile) -> tuple[Any, ...]:
     """Reduce a handle for `pickle`: to the call that opens its files again or takes over its sealed memory."""
-    source, _, options = parts_of(file)
-    if source.sealed is not None:
+    source, content, options = parts_of(file)
+    if source.sealed is not None and not content.sources:
         from weightmap.io.sealed import to_child  # noqa: PLC0415 - few handles need it
 
         shared = to_child(source.sealed)

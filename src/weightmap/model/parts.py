@@ -5,61 +5,48 @@ They keep the handle itself free of members that users do not need.
 
 from __future__ import annotations
 
-import os
 from collections.abc import ItemsView, ValuesView
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
-from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
-from weightmap.index.table import Row
+from weightmap.io.opening import name_beside
+from weightmap.options import check_expansion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator
 
     from weightmap.embeddings.embeddings import Embeddings
+    from weightmap.index.row import Row
     from weightmap.io.source import Source
-    from weightmap.quant import TensorRef
-
-__all__ = [
-    "SHARD",
-    "Closed",
-    "Items",
-    "Values",
-    "arrays",
-    "check_index",
-    "check_open",
-    "check_unchanged",
-    "detach_index",
-    "embeddings_of",
-    "files_of",
-    "identities",
-    "locate",
-    "located",
-    "name_of",
-    "not_found",
-    "parts_of",
-    "row_of",
-    "rows_of",
-    "shared_descriptor",
-]
 
 # Runs of fewer tensors are made one by one.
 _RUN = 4
-OCTET = np.dtype(np.uint8)
-# A row or an offset in a sharded model is that in the shard, plus the number of the shard times this.
-SHARD = 1 << 64
 
 
 def parts_of(file: Any) -> tuple[Any, Any, Any]:
-    """Return source, content and options of a `TensorFile`; for a sharded model, source and content are a `Shards`."""
+    """Return source, content and options of a `TensorFile`; the source of a model in several files has no bytes."""
     return file._source, file._content, file._options
 
 
-def files_of(file: Any) -> Collection[Any]:
-    """Return the files of a sharded model, or the single file itself."""
-    return file.shards.values() or (file,)
+def sources_of(file: Any) -> tuple[Source, ...]:
+    """Return the sources of all files of a handle: its own first, without bytes for a model in several files."""
+    sources: tuple[Source, ...] = file._sources
+    return sources
+
+
+def names_of(file: Any) -> dict[Source, str]:
+    """Return the names of these files, from the directory of the first one on."""
+    first, *others = sources_of(file)
+    own = first.absolute or ""
+    return {first: name_beside(own, own)} | {source: name_beside(source.absolute or "", own) for source in others}
+
+
+def warnings_of(file: Any) -> list[str]:
+    """Return the legal oddities that opening a file, or the files of a sharded model, found."""
+    found: list[str] = [*file._content.warnings]
+    for name, shard in file.shards.items():
+        found += (f"{name}: {warning}" for warning in shard._content.warnings)
+    return found
 
 
 def name_of(file: Any) -> str:
@@ -69,12 +56,8 @@ def name_of(file: Any) -> str:
 
 
 def identities(file: Any) -> dict[str, tuple[int, ...]]:
-    """Return the `Source.identity` of each file by name, of a sharded model including its index."""
-    source = file._source
-    shards: Mapping[str, Any] = file.shards
-    return {os.path.basename(source.absolute): source.identity} | {
-        name: shard._source.identity for name, shard in shards.items()
-    }
+    """Return the `Source.identity` of each of its files by name."""
+    return {name: source.identity for source, name in names_of(file).items()}
 
 
 def check_open(file: Any) -> None:
@@ -84,10 +67,10 @@ def check_open(file: Any) -> None:
 
 
 def check_unchanged(file: Any) -> None:
-    """Raise `FileChangedError` if size or modification time of a file have changed since it was opened."""
+    """Raise `FileChangedError` if size or modification time of one of its files have changed since it was opened."""
     check_open(file)
-    for part in files_of(file):
-        part._source.check_unchanged()
+    for source in sources_of(file):
+        source.check_unchanged()
 
 
 def check_index(file: Any) -> None:
@@ -123,7 +106,7 @@ def _number(file: Any, name: str) -> int:
 
 
 def row_of(file: Any, name: str) -> Row:
-    """Return the row of a tensor; offsets in a sharded model are those in the shard. Raises `TensorNotFoundError`."""
+    """Return the row of a tensor. Raises `TensorNotFoundError`."""
     i = _number(file, name)
     try:
         row: Row = file._table.row(i)
@@ -133,29 +116,31 @@ def row_of(file: Any, name: str) -> Row:
 
 
 def rows_of(file: Any) -> Iterator[Row]:
-    """Yield the row of every tensor, in file order, as `row_of` returns them."""
+    """Yield the row of every tensor, in file order; cheaper than `row_of` for each."""
     try:
         yield from file._table.rows()
     except TensorFileError as error:
         raise _located(file, error) from None
 
 
-def locate(file: Any, name: str) -> TensorRef:
-    """Return the place of a tensor. Raises `TensorNotFoundError`."""
-    i = _number(file, name)
-    try:
-        ref: TensorRef = file._content.ref(file._source, i)
-    except TensorFileError as error:
-        raise _located(file, error) from None
-    return ref
+def dense_row(file: Any, name: str) -> Row:
+    """Return the row of a tensor for reading it: see `Row.dense`. Raises `TensorNotFoundError`."""
+    return row_of(file, name).dense
 
 
-def located(file: Any) -> Iterator[TensorRef]:
-    """Yield the place of every tensor, in file order; cheaper than `locate` for each."""
-    try:
-        yield from file._content.refs(file._source)
-    except TensorFileError as error:
-        raise _located(file, error) from None
+def dense_rows(file: Any) -> Iterator[Row]:
+    """Yield `dense_row` of every tensor, in file order; cheaper than one by one."""
+    return (row.dense for row in rows_of(file))
+
+
+def check_made(file: Any, what: str, nbytes: int) -> None:
+    """Raise `LimitError` if a model may not expand to so many bytes: see `check_expansion`."""
+    check_expansion(file._options.limits, nbytes, file.nbytes, f"size of {what}", file._source.name)
+
+
+def check_copied(file: Any, name: str, nbytes: int) -> None:
+    """Raise `LimitError` for a view that a copy would make too large for its file: see `check_expansion`."""
+    dense_row(file, name).source.check_size(f"tensor {quoted(name)}", nbytes)
 
 
 def not_found(file: Any, name: object) -> TensorNotFoundError:
@@ -172,21 +157,18 @@ def arrays(file: Any) -> Iterator[Any]:
     source = file._source
     try:
         source.check_unchanged()
-        for dtype, shape, offset, nbytes, count, step in file._table.runs():
-            if dtype.quantized:
-                yield file._quantized(Row._make((dtype, shape, offset, nbytes)))
+        for row, count, step in file._table.runs():
+            if row.geometry is not None or row.dtype.quantized:
+                yield row.array()
                 continue
-            if dtype.placement is not None:
-                yield source.placed(dtype.placement, numpy_dtype(dtype), shape, offset, nbytes)
-                continue
-            dims, stored = ((nbytes,), OCTET) if dtype.packed else (shape, dtype.numpy or numpy_dtype(dtype))
+            (stored, dims), own, offset, nbytes = row.viewed, row.source, row.offset, row.nbytes
             if count >= _RUN and dims and nbytes:
                 # Tensors of one shape at equal distances are rows of one strided array, which is five times as fast to
                 # iterate. (Not empty ones: numpy may not be able to count their dimensions together.)
-                yield from source.array_of(count, step, stored, dims, offset, nbytes)
+                yield from own.array_of(count, step, stored, dims, offset, nbytes)
             else:
                 for k in range(count):
-                    yield source.array(stored, dims, offset + k * step, nbytes)
+                    yield own.array(stored, dims, offset + k * step, nbytes)
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
 
@@ -232,7 +214,7 @@ def shared_descriptor(file: Any) -> int:
     """Return the descriptor of a handle's sealed memory: see `TensorFile.fileno`."""
     check_open(file)
     number: int | None = file._source.sealed
-    if number is None:
+    if number is None or len(file._sources) > 1:
         from io import UnsupportedOperation  # noqa: PLC0415 - for this message
 
         msg = 'only a single file opened with mode="sealed" has a descriptor to share'

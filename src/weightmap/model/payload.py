@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["from_arrays", "from_quantized", "pieces"]
-
 # Bytes copied at once of an array that must be reordered: they fit into the L2 cache.
 PIECE = 1 << 20
 # Arrays of at most this size are copied: `tobytes` is one call, a view of the bytes takes several.
@@ -71,7 +69,7 @@ def _swapped(dtype: np.dtype[Any]) -> bool:
 
 
 def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
-    """Return the payload of each tensor of a mapping. Raises an `EncodeError` that names each one that is no array."""
+    """Return the payload of each tensor of a mapping. Raises an `EncodeError` that names all that are no arrays."""
     payloads, reasons = [], []
     for name, value in tensors.items():
         if not isinstance(name, str):

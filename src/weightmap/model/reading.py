@@ -15,12 +15,8 @@ from weightmap.errors import LimitError, UnsupportedError, counted
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
+    from weightmap.index.row import Row
     from weightmap.options import Limits
-    from weightmap.quant import TensorRef
-
-__all__ = ["read"]
 
 _FLOAT32 = np.dtype(np.float32)
 _WIDENED = ("float16", "bfloat16")
@@ -33,30 +29,38 @@ _ALIGN = 64
 
 
 def read(
-    place: TensorRef, dtype: DTypeLike, out: NDArray[Any] | None, threads: int | None, limits: Limits, what: str
+    row: Row, dtype: DTypeLike | None, out: NDArray[Any] | None, threads: int | None, limits: Limits, what: str
 ) -> NDArray[Any]:
     """Read a tensor: see `TensorFile.read`. Errors call it `what`."""
-    source, row, _ = place
+    source = row.source
     source.check_unchanged()
-    source.check_size(what)
     quantized = row.dtype.quantized
     stored = _FLOAT32 if quantized else numpy_dtype(row.dtype)
+    source.check_size(what, math.prod(row.shape) * stored.itemsize)
     if row.dtype.name not in DTYPES and not quantized:
-        _check_numbers(stored, dtype_named(dtype) if out is None else out.dtype, what)
+        _check_numbers(stored, _wanted(dtype, stored) if out is None else out.dtype, what)
     if out is None:
-        out = _new(row, dtype_named(dtype), limits, what)
+        out = _new(row, _wanted(dtype, stored), limits, what)
     else:
         kernels.check_out(out, row.shape, what)
     plain = np.asarray(out)  # np.matrix stays two-dimensional however it is reshaped
     if quantized:
-        place.decoder().dequantize(out=plain, threads=threads)
+        row.decoder().dequantize(out=plain, threads=threads)
         return out
     flat = plain.reshape(-1) if plain.flags.carray else None  # kernels write to C-contiguous, aligned arrays only
     target = kernels.empty(plain.size, plain.dtype) if flat is None else flat
-    _fill(source, row, stored, target, 1 if threads is None else as_integer("threads", threads))
+    _fill(row, stored, target, 1 if threads is None else as_integer("threads", threads))
     if flat is None:
         plain[...] = target.reshape(plain.shape)
     return out
+
+
+def _wanted(dtype: DTypeLike | None, stored: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of the result: by default float32, or that of floats and complex numbers it cannot hold."""
+    if dtype is not None:
+        return dtype_named(dtype)
+    wider = stored.kind in "fc" and not np.can_cast(stored, _FLOAT32)
+    return stored.newbyteorder("=") if wider else _FLOAT32
 
 
 def _check_numbers(stored: np.dtype[Any], wanted: np.dtype[Any], what: str) -> None:
@@ -77,11 +81,11 @@ def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[A
         raise LimitError(f"shape of {what}", field="shape", actual=row.shape, expected=expected) from None
 
 
-def _fill(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any], threads: int) -> None:
+def _fill(row: Row, stored: np.dtype[Any], target: NDArray[Any], threads: int) -> None:
     """Fill a flat array; threads share the work if there is enough."""
     count = min(threads, row.nbytes // _THREAD_LEAST, 64)
     if count < 2:
-        _fill_part(source, row, stored, target, 0, len(target))
+        _fill_part(row, stored, target, 0, len(target))
         return
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 10 ms, when threads are asked for
 
@@ -90,18 +94,17 @@ def _fill(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any],
     with ThreadPoolExecutor(len(starts)) as pool:
         # Kernels and pread release the GIL; Python makes only a call or two for each piece.
         parts = [
-            pool.submit(_fill_part, source, row, stored, target, start, min(start + step, len(target)))
-            for start in starts
+            pool.submit(_fill_part, row, stored, target, start, min(start + step, len(target))) for start in starts
         ]
         for part in parts:
             part.result()
 
 
-def _fill_part(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int, stop: int) -> None:
+def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int, stop: int) -> None:
     """Read and convert elements `start` to `stop`."""
     size = stored.itemsize
     widened = row.dtype.name in _WIDENED and target.dtype == _FLOAT32 and not row.dtype.swapped
-    for chunk in source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
+    for chunk in row.source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
         piece = target[start : start + len(chunk) // size]
         if widened:
             kernels.widen(row.dtype.name, chunk, piece)

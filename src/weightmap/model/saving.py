@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
@@ -10,24 +11,22 @@ from typing import TYPE_CHECKING, Any
 from weightmap.arguments import as_integer, as_path, check_progress, mistyped
 from weightmap.dtypes import DTYPES, FLOATING
 from weightmap.errors import EncodeError, Remedy, TensorFileError
-from weightmap.formats import FORMATS, Format, Payload, Request, Unfit, by_suffix, listed, refuse
+from weightmap.formats import FORMATS, Format, Payload, Request, Tensors, Unfit, by_suffix, check_names, listed, refuse
 from weightmap.io.atomic import directory_given, write_plan
 from weightmap.model.payload import from_arrays
 from weightmap.model.single import INDEX_SUFFIX, check_replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from weightmap.io.sink import Plan
+    from weightmap.io.sink import WritePlan
     from weightmap.typing import TensorLike
-
-__all__ = ["aligned_to", "check_mappings", "named", "save"]
 
 _SHARDS_INSTEAD = " in it, or max_shard_size= for shards"
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
-def named(format_: str, others: Iterable[str] = ()) -> Format:
+def format_named(format_: str, others: Iterable[str] = ()) -> Format:
     """Return the format called `format_`. Raises ValueError, with the formats that are written and `others`."""
     found = FORMATS.get(format_) if isinstance(format_, str) else None
     if found is None:
@@ -38,13 +37,13 @@ def named(format_: str, others: Iterable[str] = ()) -> Format:
 
 def choose(path: str, format_: str | None, layout: str | None) -> Format:
     """Return the format to write. Raises `EncodeError` or ValueError if it, or the layout, does not exist."""
-    found = by_suffix(path) if format_ is None else named(format_)
+    found = by_suffix(path) if format_ is None else format_named(format_)
     if found.plan is None:
         msg = f"{found.title} files can be read but not written"
         raise EncodeError(msg, path=path, format=found.name)
     if layout is not None and layout not in found.layouts:
-        msg = f"layout is {layout!r}, expected one of {', '.join(found.layouts)}"
-        raise ValueError(msg)
+        known = f"expected one of {', '.join(found.layouts)}"
+        raise ValueError(f"layout is {layout!r}, {known if len(found.layouts) > 1 else f'and {found.title} has none'}")
     return found
 
 
@@ -58,21 +57,38 @@ def choose_layout(found: Format, layout: str | None, metadata: Mapping[str, Any]
     return found.layouts[0] if layout is None else layout
 
 
-def plan_request(path: str, found: Format, request: Request, cure: str = "convert with {}") -> Plan:
+@contextlib.contextmanager
+def meant_by_suffix(path: str, found: Any) -> Iterator[None]:
+    """Explain in errors that a suffix, which other programs use too, chose the format; None: no suffix did."""
+    try:
+        yield
+    except EncodeError as error:
+        if isinstance(found, Format) and found.suffix_means and error.path == path:
+            error.what = f"{os.path.splitext(path)[1]} means {found.title} here, {found.suffix_means}: {error.what}"
+            if error.remedy is None or error.remedy.option == "exclude":
+                error.remedy = Remedy("give {} or fasttext for words, safetensors for a model", "format", "word2vec")
+        raise
+
+
+def plan_request(
+    path: str, found: Format, request: Request, cure: str = "convert with {}", leave: str = "leave these out with {}"
+) -> WritePlan:
     """Ask the format for a plan. Raises an `EncodeError` that lists everything that the format cannot express.
 
-    `cure` says how the caller gets other data types, ``{}`` being the option ``dtype``, and TYPE the type.
+    `cure` says how the caller gets other data types, ``{}`` being the option ``dtype``, and TYPE the type; `leave`, how
+    tensors are left out, ``{}`` being the option ``exclude``.
     """
     try:
         return _plan(found, request)
     except TensorFileError as error:
         if isinstance(error, EncodeError):
-            error.remedy = error.remedy or _conversion(found, request, cure)
+            error.remedy = error.remedy or _conversion(found, request, cure) or _elsewhere(found, request, leave)
         raise error.located(path=path, format=found.name) from None
 
 
-def _plan(found: Format, request: Request) -> Plan:
+def _plan(found: Format, request: Request) -> WritePlan:
     """Check what holds for each format, and ask this one for a plan."""
+    check_names([request.tensors])
     carried = found.carries[request.layout]
     foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
     if foreign:
@@ -84,7 +100,7 @@ def _plan(found: Format, request: Request) -> Plan:
         msg = f"{found.title}, layout {request.layout}, cannot align tensors{beyond}"
         raise EncodeError(msg)
     schemes = found.schemes.get(request.layout, frozenset())
-    quantized = list(request.tensors.those(lambda t: t.dtype.quantized and t.dtype.name not in schemes))
+    quantized = list(request.tensors.filter(lambda t: t.dtype.quantized and t.dtype.name not in schemes))
     if quantized:
         reasons = (f"quantised to {t.dtype.name}{f' ({t.refused})' if t.refused else ''}" for t in quantized)
         refuse(found.title, [Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)])
@@ -94,7 +110,7 @@ def _plan(found: Format, request: Request) -> Plan:
         msg = f"{found.title} has no place for the metadata entries {listed(homeless)}"
         raise EncodeError(msg)
     # No array has such a shape, but a conversion to larger elements may give it to an empty tensor.
-    endless = [f"{t.name[:80]!r} {t.shape}" for t in request.tensors.those(_is_endless)]
+    endless = [f"{t.name[:80]!r} {t.shape}" for t in request.tensors.filter(_is_endless)]
     if endless:
         msg = f"the byte counts of these shapes overflow in every reader: {', '.join(endless[:100])}"
         raise EncodeError(msg)
@@ -115,18 +131,36 @@ def _conversion(found: Format, request: Request, cure: str) -> Remedy | None:
     if wanted is None:
         return None
     tensors = list(request.tensors)
-    converted = request.of([_as_dtype(tensor, wanted, known, schemes) for tensor in tensors])
+    converted = request._replace(tensors=Tensors([_as_dtype(tensor, wanted, known, schemes) for tensor in tensors]))
     if all(map(operator.is_, converted.tensors, tensors)):
         return None
-    try:
-        _plan(found, converted)
-    except TensorFileError:
+    return Remedy(cure.replace("TYPE", wanted), "dtype", wanted) if _expresses(found, converted) else None
+
+
+def _elsewhere(found: Format, request: Request, leave: str) -> Remedy | None:
+    """Suggest to leave out the tensors whose data type the format lacks, and formats that hold all of them."""
+    known = {False: found.dtypes[request.layout], True: found.schemes.get(request.layout, frozenset())}
+    tensors = list(request.tensors)
+    held = [tensor for tensor in tensors if tensor.dtype.name in known[tensor.dtype.quantized]]
+    if len(held) == len(tensors):
         return None
-    return Remedy(cure.replace("TYPE", wanted), "dtype", wanted)
+    others = (other for other in FORMATS.values() if other.plan is not None)
+    able = [other.name for other in others if _expresses(other, Request(Tensors(tensors), other.layouts[0]))]
+    ways = [leave] if held and _expresses(found, request._replace(tensors=Tensors(held))) else []
+    ways += [f"write {' or '.join(filter(None, (', '.join(able[:-1]), able[-1])))}"] if able else []
+    return Remedy(", or ".join(ways), "exclude") if ways else None
+
+
+def _expresses(found: Format, request: Request) -> bool:
+    try:
+        _plan(found, request)
+    except TensorFileError:
+        return False
+    return True
 
 
 def _as_dtype(tensor: Payload, wanted: str, known: Collection[str], schemes: Collection[str]) -> Payload:
-    """Return a tensor as the option ``dtype`` would make it, without its bytes; itself if the format holds it."""
+    """Return a tensor, without its bytes, as the option ``dtype`` would convert it; itself if the format holds it."""
     lacking = tensor.dtype.name not in schemes if tensor.dtype.quantized else tensor.dtype.name not in known
     if not lacking or not (tensor.dtype.quantized or tensor.dtype.name in FLOATING):
         return tensor
@@ -135,7 +169,7 @@ def _as_dtype(tensor: Payload, wanted: str, known: Collection[str], schemes: Col
 
 
 def aligned_to(align: int | None) -> int:
-    """Return an alignment that was asked for, 1 for None. Raises ValueError for one that no file may have."""
+    """Return the requested alignment, 1 for None. Raises ValueError for one that no file may have."""
     if align is None:
         return 1
     multiple = as_integer("align", align)
@@ -146,7 +180,7 @@ def aligned_to(align: int | None) -> int:
 
 
 def check_mappings(tensors: Any, **optional: Any) -> None:
-    """Raise TypeError for tensors that are not a mapping, and for other arguments, unless None, that are none."""
+    """Raise TypeError unless tensors are a mapping, and every other argument a mapping or None."""
     for name, given in [("tensors", tensors), *optional.items()]:
         if not hasattr(given, "items") and (given is not None or given is tensors):
             raise mistyped(name, given, "a mapping")
@@ -203,13 +237,13 @@ def save(
     durable : bool
         Flush to the disk before the file takes its place. False is faster, for files that can be made again.
     align : int, optional
-        Let tensors begin at multiples of this power of two in the file, as for `convert`.
+        Align tensors in the file to multiples of this power of two, as for `convert`.
     max_shard_size : int or str, optional
-        Write files with up to so many bytes of tensors each, such as ``"5GB"`` or ``"4GiB"``: for ``m.safetensors``
-        the shards ``m-00001-of-00003.safetensors`` ... and, last, ``m.safetensors.index.json``, which `open` takes, as
-        does transformers. A tensor that is larger gets a file for itself; a model that fits into one is written as
-        without this. `path` may also be a directory, with `format`, or an index. Each shard has the metadata, the
-        first also vocabulary, configuration and tokenizer.
+        Most bytes of tensors per file, such as ``"5GB"`` or ``"4GiB"``. A larger model is split: ``m.safetensors``
+        becomes the shards ``m-00001-of-00003.safetensors`` ... and, written last, ``m.safetensors.index.json``, which
+        `open` and transformers take. A larger tensor gets its own file; a model that fits into one file is not split.
+        `path` may also be a directory, with `format`, or an index. Each shard has the metadata, the first also
+        vocabulary, configuration and tokenizer.
 
     Raises
     ------
@@ -220,7 +254,8 @@ def save(
     OSError
         As the system reports it; the old file is intact and no temporary file remains.
     TargetError
-        When a sharded model, or its index, is there already, or another run is writing it.
+        When a sharded model, or its index, is there already, or another run is writing it; when the directory that it
+        goes to has another model under a usual name, such as ``model.safetensors``.
     TypeError
         For an argument of another type.
 
@@ -239,9 +274,9 @@ def save(
     if max_shard_size is None:
         most, chosen_by = None, name
     else:
-        from weightmap.model import splitting  # noqa: PLC0415 - most programs save single files
+        from weightmap.model import sharding  # noqa: PLC0415 - most programs save single files
 
-        most, chosen_by = splitting.bytes_of_size(max_shard_size), splitting.named_by(name)
+        most, chosen_by = sharding.bytes_of_size(max_shard_size), sharding.named_by(name)
     try:
         if most is None and name.endswith(INDEX_SUFFIX):
             msg = "this name is that of an index of shards, which holds no tensors itself"
@@ -255,15 +290,20 @@ def save(
         raise error.located(path=name) from None
     check_replaceable(name)
 
-    def plan(path: str, some: Sequence[Payload], part: tuple[int, int, int] | None = None) -> Plan:
-        beside = (vocab, special_ids, config, tokenizer) if part is None or not part[0] else ()
-        request = Request(some, chosen, metadata, *beside, checksums=checksums, align=boundary, part=part)
-        return plan_request(path, found, request, "give arrays of TYPE")
+    beside = (vocab, special_ids, config, tokenizer)
+    whole = Request(Tensors(payloads), chosen, metadata, *beside, checksums=checksums, align=boundary)
+    rest = whole._replace(vocab=None, special_ids=None, config=None, tokenizer=None)
+
+    def plan(path: str, some: Sequence[Payload], part: tuple[int, int, int] | None = None) -> WritePlan:
+        request = (whole if part is None or not part[0] else rest)._replace(tensors=Tensors(some), part=part)
+        return plan_request(path, found, request, "give arrays of TYPE", "leave these out")
 
     if most is None:
         try:
-            write_plan(name, plan(name, payloads), progress=progress, durable=durable)
+            with meant_by_suffix(name, found if format is None else None):
+                planned = plan(name, payloads)
+            write_plan(name, planned, progress=progress, durable=durable)
         except IsADirectoryError:
             raise directory_given(name, _SHARDS_INSTEAD) from None
     else:
-        splitting.write_split(name, found, payloads, most, plan, progress=progress, durable=durable)
+        sharding.write_split(name, found, payloads, most, plan, progress=progress, durable=durable)

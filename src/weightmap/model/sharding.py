@@ -1,4 +1,4 @@
-"""Writes models in several files: numbered shards and the index, last, that makes them one model."""
+"""Writes models in several files: which tensors go into which numbered shard, and last the index that joins them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,26 @@ import contextlib
 import errno
 import json
 import os
+import re
 import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import EncodeError, FormatError, Remedy, TargetError
-from weightmap.formats import FORMATS, Plan
+from weightmap.formats import FORMATS, Tensors, check_names
 from weightmap.io.atomic import no_directory, remove_leftovers, write_plan
-from weightmap.io.descriptor import own
+from weightmap.io.sink import WritePlan
+from weightmap.kernels import take_ownership
 from weightmap.model.listing import shard_name
-from weightmap.model.parts import located
-from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, check_replaceable, open_file
+from weightmap.model.parts import dense_rows
+from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
 from weightmap.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightmap.formats import Format
-    from weightmap.io.descriptor import Descriptor
-
-__all__ = [
-    "ShardTarget",
-    "encode_index",
-    "holding",
-    "plain_name",
-    "sharded_target",
-    "tensor_bytes",
-    "within",
-    "write_index",
-    "write_shards",
-]
+    from weightmap.formats import Format, Payload
+    from weightmap.kernels import Descriptor
 
 # Longest index that `open` reads by default.
 _MOST = DEFAULT_LIMITS.max_header_bytes
@@ -52,6 +42,8 @@ class ShardTarget(NamedTuple):
     suffix: str
     # The single file in whose place the shards lie, if there would be one.
     single: str = ""
+    # Whether the directory is the model's, since it was named and not a file in it.
+    whole: bool = False
 
     @property
     def path(self) -> str:
@@ -63,11 +55,24 @@ class ShardTarget(NamedTuple):
         return [f"{self.stem}-{i:05}-of-{count:05}{self.suffix}" for i in range(1, count + 1)]
 
     def check_free(self) -> None:
-        """Raise `TargetError` if there is an index already: writing its shards would change a model that is in use."""
+        """Raise `TargetError` if there is an index already: writing its shards would change a model that is in use.
+
+        Nor may the directory have another model under a usual name, which programs would open instead.
+        """
         check_replaceable(self.path.removesuffix(INDEX_SUFFIX))
+        others = {*USUAL_NAMES, f"{self.stem}{self.suffix}"} - {self.index_name} if self.whole else ()
+        for other in (os.path.join(self.folder, name) for name in sorted(others)):
+            if os.path.lexists(other):
+                msg = "this model exists already, and would be opened instead: remove it, or choose another target"
+                raise TargetError(msg, path=other)
         if self.single and os.path.lexists(self.single):  # nobody would know which of the two models to open
             msg = "this file exists, and the new model takes several: remove it, or choose another target"
             raise TargetError(msg, path=self.single)
+
+
+def is_folder(path: str) -> bool:
+    """Say whether a target is a directory: one that exists, or a path that ends in a slash."""
+    return path != "" and (not os.path.basename(path) or os.path.isdir(path))
 
 
 def sharded_target(path: str, found: Format | None) -> ShardTarget | None:
@@ -84,17 +89,19 @@ def sharded_target(path: str, found: Format | None) -> ShardTarget | None:
     if path.endswith(INDEX_SUFFIX):
         folder, index = os.path.split(path)
         stem, suffix = _split(index.removesuffix(INDEX_SUFFIX), found)
-    elif path and (not os.path.basename(path) or os.path.isdir(path)):
+    elif is_folder(path):
         folder, stem, suffix = os.path.join(path, ""), "model", found.suffixes[0] if found is not None else ""
         index = f"{stem}{suffix}{INDEX_SUFFIX}"
     else:
         return None
     if not suffix:
-        msg = "this is a directory, which gets a model in shards, and nothing says their format"
+        msg = (
+            "this is a directory, which gets a model in shards, and nothing says a format for them that can be written"
+        )
         if path.endswith(INDEX_SUFFIX):
             msg = f"the name of this index says no format for its shards, as model.safetensors{INDEX_SUFFIX} does"
         raise EncodeError(msg, path=path, remedy=Remedy("give {}", "format"))
-    return ShardTarget(folder, index, stem, suffix)
+    return ShardTarget(folder, index, stem, suffix, whole=not path.endswith(INDEX_SUFFIX))
 
 
 def plain_name(name: str, field: str) -> str:
@@ -132,18 +139,18 @@ def write_index(
 ) -> int:
     """Write the index, which makes whole shards a model; return its size."""
     data = encode_index(target, where, total, metadata)
-    return write_plan(target.path, Plan(len(data), lambda sink: sink.write(data)), durable=durable)
+    return write_plan(target.path, WritePlan(len(data), lambda sink: sink.write(data)), durable=durable)
 
 
 def tensor_bytes(path: str) -> int:
     """Return the bytes of all tensors of a file, as an index counts them."""
     with open_file(path, path, Options(DEFAULT_LIMITS, private=True)) as file:
-        return sum(place.row.nbytes for place in located(file))
+        return sum(place.nbytes for place in dense_rows(file))
 
 
 def write_shards(
     target: ShardTarget,
-    shards: Sequence[tuple[Plan, Sequence[str]]],
+    shards: Sequence[tuple[WritePlan, Sequence[str]]],
     *,
     metadata: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -171,7 +178,7 @@ def write_shards(
 def within(
     progress: Callable[[int, int], None] | None, done: int, share: int, total: int
 ) -> Callable[[int, int], None] | None:
-    """Return the progress of a part: so much is done before it, and it is this share of the total."""
+    """Return the progress callback of a part, which follows `done` and makes up `share` of the total."""
     if progress is None:
         return None
     return lambda part, whole: progress(done + (share * part // whole if whole else share), total)
@@ -226,7 +233,7 @@ def _make_folder(target: ShardTarget) -> bool:
 
 
 def _open_lock(path: str) -> Descriptor:
-    return own(os.open, path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    return take_ownership(os.open, path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
 
 
 def _is_there(file: Descriptor, path: str) -> bool:
@@ -255,3 +262,101 @@ def _lock(file: Descriptor, start: int, length: int) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
     return True
+
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?([A-Za-z]*)")
+
+
+class Written(NamedTuple):
+    """A written model: the path that opens it, the bytes of its files, and the number of shards."""
+
+    path: str
+    nbytes: int
+    shards: int
+
+
+def bytes_of_size(size: int | str) -> int:
+    """Return a size such as 5_000_000_000, "5GB" or "4.5GiB" in bytes. Raises ValueError for anything else."""
+    found = 0
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        unit = None if match is None else _UNITS.get(match[2].upper().replace("IB", "iB"))
+        if match is not None and unit is not None and (unit > 1 or "." not in match[1]):
+            found = int(float(match[1]) * unit)
+    elif not isinstance(size, bool) and (hasattr(size, "__index__") or (isinstance(size, float) and size.is_integer())):
+        found = int(size)
+    if found < 1:
+        msg = f"max_shard_size is {size!r}, expected a number of bytes, or a text such as '5GB' or '4GiB'"
+        raise ValueError(msg)
+    return found
+
+
+def named_by(path: str) -> str:
+    """Return the name whose suffix determines the format of shards: that of an index without its ending."""
+    return path.removesuffix(INDEX_SUFFIX)
+
+
+def write_split(
+    path: str,
+    found: Format,
+    payloads: Sequence[Payload],
+    most: int,
+    plan: Callable[[str, Sequence[Payload], tuple[int, int, int] | None], WritePlan],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    durable: bool = True,
+) -> Written:
+    """Write a model to files with up to `most` bytes of tensors each, in their order.
+
+    A model that fits into one file becomes that file, unless `path` is a directory or an index. A larger tensor gets a
+    file for itself.
+
+    Parameters
+    ----------
+    path : str
+    found : Format
+    payloads : sequence of Payload
+    most : int
+    plan : callable
+        ``plan(path, payloads, part)`` returns the plan of a file; `part` is that of its `Request`.
+    progress, durable
+        As for `save`.
+    """
+    check_names([Tensors(payloads)])
+    groups = _groups(payloads, most)
+    target = sharded_target(path, found)
+    if target is None and len(groups) == 1:
+        return Written(path, write_plan(path, plan(path, groups[0], None), progress=progress, durable=durable), 0)
+    if target is None:
+        target = beside(path, found)
+    shards = [
+        (
+            plan(os.path.join(target.folder, name), group, (i, len(groups), len(payloads))),
+            [payload.name for payload in group],
+        )
+        for i, (name, group) in enumerate(zip(target.names(len(groups)), groups, strict=True))
+    ]
+    return Written(target.path, write_shards(target, shards, progress=progress, durable=durable), len(shards))
+
+
+def _groups(payloads: Sequence[Payload], most: int) -> list[list[Payload]]:
+    groups: list[list[Payload]] = [[]]
+    filled = 0
+    for payload in payloads:
+        if groups[-1] and filled + payload.nbytes > most:
+            groups.append([])
+            filled = 0
+        groups[-1].append(payload)
+        filled += payload.nbytes
+    return groups
+
+
+def beside(path: str, found: Format) -> ShardTarget:
+    """Return the target of a model whose single file would have been `path`: shards and index lie in its place."""
+    folder, name = os.path.split(path)
+    suffix = next((suffix for suffix in found.suffixes if name.lower().endswith(suffix)), "")
+    stem = name[: -len(suffix)] if suffix else name
+    return ShardTarget(folder, f"{name}{INDEX_SUFFIX}", stem or "model", name[len(stem) :], path)

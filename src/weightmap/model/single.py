@@ -14,17 +14,25 @@ from weightmap.model.file import TensorFile
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-__all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "check_replaceable", "mode_of", "open_file", "open_opened"]
-
 # File names of indexes of shards end so.
 INDEX_SUFFIX = ".index.json"
+# Hugging Face's names for an index and a model file.
+USUAL_NAMES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
 
 DEFAULT_LIMITS = Limits()
+
+# The importers, asked for a file that no format recognises. Words stand above handles: `weightmap` sets this.
+importers: Callable[[], Iterable[Importer]] = tuple
 
 
 def check_replaceable(path: str) -> None:
@@ -41,23 +49,24 @@ def check_replaceable(path: str) -> None:
     raise TargetError(msg, path=index)
 
 
-def _importers() -> Iterable[Importer]:
-    from weightmap.importers import IMPORTERS  # noqa: PLC0415 - for files that no format recognises
+def mode_of(mode: str | None, *, private: bool = False) -> str:
+    """Return the mode to open in: the given one, else that of the environment, else "mmap".
 
-    return IMPORTERS.values()
-
-
-def mode_of(mode: str | None) -> str:
-    """Return the mode to open in: the given one, else that of the environment, else "mmap"."""
+    The environment's mode is for tensors that are handed out; `private` callers hand out none and read the file piece
+    by piece. Raises ValueError for an unknown mode from either.
+    """
     chosen = mode if mode is not None else os.environ.get("WEIGHTMAP_MODE") or "mmap"
+    named = "mode" if mode is not None else "the environment variable WEIGHTMAP_MODE"
     if chosen not in MODES:
-        msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
+        msg = f"{named} is {chosen!r}, expected one of {', '.join(MODES)}"
         raise ValueError(msg)
+    if mode is None and private:
+        return "mmap"
     if chosen == "sealed":
         from weightmap.io.sealed import AVAILABLE  # noqa: PLC0415 - few handles need it
 
         if not AVAILABLE:
-            msg = "mode is 'sealed', which this system does not support: it needs Linux; use 'copy'"
+            msg = f"{named} is 'sealed', which this system does not support: it needs Linux; use 'copy'"
             raise ValueError(msg)
     return chosen
 
@@ -65,15 +74,15 @@ def mode_of(mode: str | None) -> str:
 def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
     """Open one file or buffer; `path` is that of `source`, if any. Raises `IsADirectoryError` for a directory."""
     mode = options.mode
-    # `os.environ` takes 4 us, a quarter of opening, for a variable that is not set. It is about the tensors that are
-    # handed out: callers that hand out none read the file piece by piece.
-    chosen = "mmap" if mode is None and (not is_set("WEIGHTMAP_MODE") or options.private) else mode_of(mode)
+    # `os.environ` takes 4 us, a quarter of opening, for a variable that is not set.
+    chosen = "mmap" if mode is None and not is_set("WEIGHTMAP_MODE") else mode_of(mode, private=options.private)
     return open_opened(open_source(source, path, chosen), options)
 
 
 def open_opened(source: Source, options: Options) -> TensorFile:
     """Recognise and parse a file that is open; close it when that fails."""
     wanted, limits = options.format, options.limits
+    opened: Source | TensorFile = source
     try:
         if options.advise is not None:
             source.advise(options.advise)
@@ -83,7 +92,7 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.pread(0, min(HEAD, source.size))
-        found = identify(source, head, _importers) if wanted is None or not head else by_name(wanted)
+        found = identify(source, head, importers) if wanted is None or not head else by_name(wanted)
         try:
             if options.importing and isinstance(found, Importer):
                 return found.read(source, head, options)  # type: ignore[no-any-return]  # Words, for `convert`
@@ -91,17 +100,17 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         except TensorFileError as error:
             instead = mistaken(found, head) if wanted is None else None
             raise instead or error.located(path=None, format=found.name) from None
-        content.table.belongs_to(source.name, found.name)
+        content.table.belongs_to(source, found.name)
         vocab = content.vocab
         if vocab is not None:
             vocab.path, vocab.format = source.name, found.name
-        file = TensorFile(source, found.name, content, options)
+        opened = file = TensorFile(source, found.name, content, options)
         if options.verify == "full":
             file.verify()
     except TensorFileError as error:
-        source.close()
+        opened.close()
         raise error.located(path=source.name) from None
     except BaseException:
-        source.close()
+        opened.close()
         raise
     return file

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.arguments import check_progress
 from weightmap.errors import TensorFileError
 from weightmap.formats import Verification, by_name
-from weightmap.model.parts import check_open, files_of, parts_of
+from weightmap.model.parts import check_unchanged, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["VerifyReport", "in_common", "verify"]
 
 
 class VerifyReport(NamedTuple):
@@ -44,20 +42,20 @@ class VerifyReport(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """A summary of the checks: "structure and checksums", or "structure only" and why."""
-        return "structure and checksums" if self.structure_only is None else f"structure only: {self.structure_only}"
+        """A summary of the checks: "structure and checksums", or "structure only, every byte readable" and why."""
+        why = self.structure_only
+        return "structure and checksums" if why is None else f"structure only, every byte readable: {why}"
 
 
 def verify(file: Any, progress: Callable[[int, int], None] | None, threads: int | None) -> VerifyReport:
     """Verify a handle: see `TensorFile.verify`."""
     check_progress(progress)
-    check_open(file)
     source, content, options = parts_of(file)
     table = content.table
     try:
-        source.check_unchanged()
+        check_unchanged(file)
         table.detach_index()
-        run = Verification(source.ahead([(0, source.size)]), options, progress, threads)
+        run = Verification([source, *content.sources], options, progress, threads)
         if not options.checked:  # opening has not checked it
             table.check()
         content.verify(run)
@@ -66,9 +64,9 @@ def verify(file: Any, progress: Callable[[int, int], None] | None, threads: int 
             run.warn(str(disorder))
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
-    if progress is not None and run.done != source.size:
-        progress(source.size, source.size)
-    why = in_common([by_name(part.format).structure_only(parts_of(part)[1]) for part in files_of(file)])
+    if progress is not None and run.done != run.total:
+        progress(run.total, run.total)
+    why = in_common([by_name(file.format).structure_only(content)] if run.reasons is None else run.reasons)
     warnings = (*content.warnings, *run.warnings)
     return VerifyReport(source.path, file.format, file.layout, tuple(run.checks), warnings, run.done, why)
 

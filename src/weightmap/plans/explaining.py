@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from weightmap.formats import FORMATS
 from weightmap.io.filesystem import file_system_of
 from weightmap.io.memory import headroom
 from weightmap.io.pages import Sample, sample
+from weightmap.model.single import INDEX_SUFFIX
 from weightmap.plans.warming import cold_in, pieces
 
 if TYPE_CHECKING:
@@ -19,11 +22,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.index.row import Row
     from weightmap.io.memory import Headroom
     from weightmap.io.source import Source
+    from weightmap.model.file import TensorFile
     from weightmap.model.spans import Spans
-
-__all__ = ["Place", "PlanReport", "explain"]
 
 # Arrays that begin at multiples of it are taken over by jax without a copy; a line of the cache.
 _ALIGNMENT = 64
@@ -43,7 +46,7 @@ class Place(NamedTuple):
     how : str
         What ``run("auto")`` does with them: "map" or "read".
     files, nbytes : int
-        How many there are, and the bytes that are read of them.
+        Number of files, and bytes read from them.
     """
 
     file_system: str
@@ -63,19 +66,20 @@ class PlanReport(NamedTuple):
         Of the plan.
     places : tuple of Place
     cold : int or None
-        Bytes that are not in memory; None where the system does not say.
+        Bytes that are not in memory; None where the system does not tell.
     faults : int or None
-        About how many page faults touching everything takes once it is in memory; None where nothing could be measured.
+        Estimated page faults of touching everything once it is in memory; None if none could be measured.
     large_pages : float or None
-        The part of a sample of resident bytes that the system maps by pages of 2 MiB.
+        Fraction of a sample of resident bytes that the system maps by pages of 2 MiB.
     seconds : float or None
-        About how long mapping all pages takes, measured on the sample.
+        Estimated time to map all pages, from the sample.
     misaligned, misaligned_nbytes : int
-        Tensors that do not begin at a multiple of 64 bytes, and their bytes.
+        Tensors, and their bytes, that jax copies only because they do not begin at a multiple of 64 bytes. Quantised
+        tensors, and others not stored as arrays, do not count.
     memory : Headroom
-        What machine and control groups leave.
+        Memory that machine and control groups leave.
     budget : int or None
-        What the plan may fill; None where nothing is known.
+        Bytes that the plan may fill; None if unknown.
     advice : tuple of str
         What to do, a sentence or two each; empty where all is well.
     """
@@ -106,7 +110,7 @@ class PlanReport(NamedTuple):
         return found
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield what there is to say, as pairs of a word and what it is."""
+        """Yield the report as pairs of a label and its text."""
         over = self.nbytes - self.wanted_nbytes
         more = f", {size(over)} of them in gaps" if over else ""
         yield "reads", f"{counted(self.reads, 'read')}, {size(self.nbytes)}{more}"
@@ -127,7 +131,7 @@ class PlanReport(NamedTuple):
             tensors = f"{self.misaligned:,} of {counted(self.tensors, 'tensor')} ({size(self.misaligned_nbytes)})"
             yield "alignment", f"not at a multiple of {_ALIGNMENT} bytes: {tensors}"
         else:
-            yield "alignment", f"every tensor begins at a multiple of {_ALIGNMENT} bytes"
+            yield "alignment", f"every array begins at a multiple of {_ALIGNMENT} bytes"
         if self.memory.available is not None:
             yield "memory", f"{size(self.memory.available)} available"
         for group in self.memory.groups:
@@ -151,7 +155,7 @@ class PlanReport(NamedTuple):
 
 
 def explain(
-    path: str | None,
+    file: TensorFile,
     spans: Spans,
     numbers: NDArray[np.int64],
     sources: Sequence[Source],
@@ -159,7 +163,7 @@ def explain(
     wanted_nbytes: int,
     bound: int | None,
 ) -> PlanReport:
-    """Do what `ReadPlan.explain` says."""
+    """Implement `ReadPlan.explain`."""
     files, starts, stops = reads
     nbytes = int((stops - starts).sum())
     per_file = np.bincount(files, weights=stops - starts, minlength=len(sources)).astype(np.int64)
@@ -169,13 +173,14 @@ def explain(
     seen = _sampled(sources, parts, cold) if told else None
     begins, sizes = spans.begin[numbers], spans.nbytes[numbers]
     off = (begins % _ALIGNMENT != 0) & (sizes > 0)
+    off[off] = [_is_array(spans.of(number)) for number in numbers[off].tolist()]
     faults = large = seconds = None
     if seen is not None:
         large = seen.large / seen.mapped
         faults = round(nbytes * (large / _LARGE + (1 - large) / _AROUND))
         seconds = seen.seconds * nbytes / seen.mapped
     report = PlanReport(
-        path,
+        file.path,
         len(numbers),
         len(starts),
         nbytes,
@@ -191,7 +196,12 @@ def explain(
         bound,
         (),
     )
-    return report._replace(advice=tuple(_advice(report, seen)))
+    return report._replace(advice=tuple(_advice(report, seen, file)))
+
+
+def _is_array(row: Row) -> bool:
+    """Say whether the bytes of a tensor are those of an array, as they lie in the file."""
+    return row.geometry is None and not (row.dtype.declared or row.dtype.packed or row.dtype.swapped)
 
 
 def _places(sources: Sequence[Source], per_file: NDArray[np.int64]) -> Iterator[Place]:
@@ -226,8 +236,8 @@ def _sampled(
     )
 
 
-def _advice(report: PlanReport, seen: Sample | None) -> Iterator[str]:
-    """Yield what to do."""
+def _advice(report: PlanReport, seen: Sample | None, file: TensorFile) -> Iterator[str]:
+    """Yield the advice."""
     remote = [place for place in report.places if place.how == "read" and place.kind != "store"]
     stored = sum(place.nbytes for place in report.places if place.kind == "store")
     if stored:
@@ -248,15 +258,38 @@ def _advice(report: PlanReport, seen: Sample | None) -> Iterator[str]:
         yield f"{first}: `weightmap warm` or plan.warm() read them in parallel"
     if seen is not None and seen.large < _FEW * seen.mapped:
         part = f"{seen.large / seen.mapped:.0%} of {size(seen.mapped)} in pages of 2 MiB"
-        yield (
-            f"the page cache holds this file in small pages ({part}), as it does where a file was written in small "
-            "pieces: `weightmap convert X Y` to the same format writes it anew, in large ones"
-        )
-    if report.misaligned:
+        small = f"the page cache holds this file in small pages ({part})"
+        anew = _conversion(file, 1)
+        cure = "" if anew is None else f": `{anew}` writes it anew, in large ones"
+        yield f"{small}, as it does where a file was written in small pieces{cure}"
+    aligned = _conversion(file, _ALIGNMENT) if report.misaligned else None
+    if aligned is not None:
         tensors = f"{counted(report.misaligned, 'misaligned tensor')} ({size(report.misaligned_nbytes)})"
-        able = [found.name for found in FORMATS.values() if max(found.aligns.values(), default=1) >= _ALIGNMENT]
-        cure = f"`weightmap convert X Y --align {_ALIGNMENT}`, to {', '.join(able[:-1])} or {able[-1]}, is the cure"
-        yield f"jax copies {tensors}, numpy and torch do not: {cure}"
+        yield f"jax copies {tensors}, numpy and torch do not: `{aligned} --align {_ALIGNMENT}` is the cure"
+
+
+def _conversion(file: TensorFile, align: int) -> str | None:
+    """Return a command that writes a model anew, into what loses least; None where no format holds all tensors."""
+    from weightmap.conversion.converting import losses  # noqa: PLC0415 - to give advice only
+
+    able = []
+    for found in FORMATS.values():
+        most = found.aligns.get(found.layouts[0], 1)
+        lost = losses(file, found, align) if found.plan is not None and most >= align else None
+        if lost is not None:
+            able.append((lost, found.name != file.format, -most, found.suffixes[0], found.name))
+    if not able:
+        return None
+    path = file.path or "FILE"
+    folder, name = os.path.split(path)
+    *_, suffix, format_ = min(able)
+    stem, option = f"{os.path.splitext(name)[0]}.new{suffix}", ""
+    if name.endswith(INDEX_SUFFIX) or os.path.lexists(os.path.join(folder, "config.json")):  # a directory, as it is
+        named = "://" in path or os.path.basename(folder) not in {"", os.curdir, os.pardir}
+        folder, name = os.path.split(folder if named else os.path.abspath(folder))
+        stem, option = f"{name}.new/", "" if format_ == file.format else f" --format {format_}"
+    target = stem if "://" in path else os.path.join(folder, stem)
+    return f"weightmap convert {shlex.quote(path)} {shlex.quote(target)}{option}"
 
 
 def _bound(report: PlanReport) -> str:

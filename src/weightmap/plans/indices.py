@@ -16,20 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "MOST_RUNS",
-    "Axis",
-    "Indices",
-    "Shard",
-    "arranged",
-    "at_least",
-    "axes_of",
-    "boxes",
-    "checked_rank",
-    "runs_of",
-    "shard",
-]
-
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
 MOST_RUNS = 1 << 24
 
@@ -59,13 +45,13 @@ class Shard(NamedTuple):
 
     Attributes
     ----------
-    dim, rank, world : int
+    dim, rank, world_size : int
         As of `shard`.
     """
 
     dim: int
     rank: int
-    world: int
+    world_size: int
 
     def of(self, shape: tuple[int, ...], what: str = "the tensor") -> tuple[slice, ...]:
         """Return the index for a tensor of this shape. Raises `PlanError` when it has no such dimension."""
@@ -73,15 +59,15 @@ class Shard(NamedTuple):
             raise PlanError(f"dim of a shard of {what}", actual=self.dim, expected=f"one of {len(shape)} dimensions")
         dim = self.dim % len(shape)
         size = shape[dim]
-        step = -(-size // self.world)
+        step = -(-size // self.world_size)
         start = min(self.rank * step, size)
         return (*(slice(None),) * dim, slice(start, min(start + step, size)))
 
 
-def shard(name_or_info: Any, dim: int, rank: int, world: int) -> Any:
+def shard(name_or_info: Any, dim: int, rank: int, world_size: int) -> Any:
     """Return the index of one rank's slice of a tensor: tensor parallelism, sizes as `torch.chunk` has them.
 
-    Along `dim`, each rank gets ``ceil(size / world)`` elements; the last ones get what is left, perhaps nothing.
+    Along `dim`, each rank gets ``ceil(size / world_size)`` elements; the last ones get what is left, perhaps nothing.
 
     Parameters
     ----------
@@ -89,7 +75,7 @@ def shard(name_or_info: Any, dim: int, rank: int, world: int) -> Any:
         The tensor. For a name, the index is one that `weightmap.plan` completes once it knows the shape.
     dim : int
         The dimension that is divided; negative numbers count from the last one.
-    rank, world : int
+    rank, world_size : int
         This rank, and how many there are.
 
     Returns
@@ -99,17 +85,17 @@ def shard(name_or_info: Any, dim: int, rank: int, world: int) -> Any:
     Raises
     ------
     PlanError
-        When the rank is not below `world`, or the tensor has no such dimension.
+        When the rank is not below `world_size`, or the tensor has no such dimension.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> shard(np.zeros((10, 4)), 0, 3, 4)
+    >>> import numpy as np, weightmap as wm
+    >>> wm.shard(np.zeros((10, 4)), 0, 3, 4)
     (slice(9, 10, None),)
-    >>> shard("weight", 1, 0, 2)
-    Shard(dim=1, rank=0, world=2)
+    >>> wm.shard("weight", 1, 0, 2)
+    Shard(dim=1, rank=0, world_size=2)
     """
-    part = Shard(as_integer("dim", dim), *checked_rank(rank, world))
+    part = Shard(as_integer("dim", dim), *checked_rank(rank, world_size))
     if isinstance(name_or_info, str):
         return part
     if not hasattr(name_or_info, "shape"):
@@ -118,9 +104,9 @@ def shard(name_or_info: Any, dim: int, rank: int, world: int) -> Any:
     return part.of(tuple(name_or_info.shape), f"tensor {quoted(name)}" if isinstance(name, str) else "the tensor")
 
 
-def checked_rank(rank: int, world: int, words: tuple[str, str] = ("rank", "world")) -> tuple[int, int]:
+def checked_rank(rank: int, world_size: int, words: tuple[str, str] = ("rank", "world_size")) -> tuple[int, int]:
     """Return a rank and the number of ranks as integers. Raises `PlanError` when there is no such rank."""
-    number, count = as_integer(words[0], rank), as_integer(words[1], world)
+    number, count = as_integer(words[0], rank), as_integer(words[1], world_size)
     if count < 1:
         raise PlanError(words[1], field=words[1], actual=count, expected="at least 1")
     if not 0 <= number < count:
@@ -218,6 +204,7 @@ def boxes(starts: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[tu
 
     Examples
     --------
+    >>> from weightmap.plans.indices import boxes
     >>> list(boxes((0, 4), (3, 2), 4))
     [(slice(0, 2, None), slice(4, 6, None)), (slice(2, 3, None), slice(4, 6, None))]
     """

@@ -14,9 +14,7 @@ from weightmap.model.parts import name_of
 from weightmap.model.spans import spans_of
 from weightmap.plans.indices import at_least, checked_rank
 from weightmap.plans.read_plan import ReadPlan
-from weightmap.plans.wants import dealt, wanted
-
-__all__ = ["plan"]
+from weightmap.plans.wants import dealt, resolve_wants
 
 
 def plan(
@@ -24,7 +22,7 @@ def plan(
     wants: Any = None,
     *,
     rank: int = 0,
-    world: int = 1,
+    world_size: int = 1,
     local_rank: int = 0,
     local_world: int = 1,
     gap: int = 64 << 10,
@@ -39,21 +37,21 @@ def plan(
     source : TensorFile, or what `open` takes
         A handle stays yours; anything else is opened, and closed with the plan.
     wants : optional
-        * None: every tensor, or with `world` this rank's part of them: whole tensors, dealt out by bytes;
-        * names of tensors, or a function that a `TensorInfo` is given to and that says whether to have it;
+        * None: every tensor, or with `world_size` this rank's part of them: whole tensors, dealt out by bytes;
+        * names of tensors, or a predicate on `TensorInfo`;
         * pairs of a name and an index, where a tensor may have several: each is a part of its own;
         * what `shard` returns for a name: that slice of every tensor, and the whole of those without its dimension;
         * a mapping from names to indices, such as ``{name: np.s_[:, 128:256]}`` or what `shard` returns: only the bytes
           that hold these elements. Indices are integers, slices and ``...``; None wants the whole tensor. Of a
           quantised tensor whole blocks are read.
-    rank, world : int
-        This reader and the number of readers. With `wants`, which say what *this* rank wants, they deal nothing out.
+    rank, world_size : int
+        This reader and the number of readers. With `wants`, which are those of *this* rank, nothing is divided.
     local_rank, local_world : int
         The same among the readers on this machine, which divide the work of `ReadPlan.warm`.
     gap : int
-        Wanted ranges closer to each other than so many bytes are one read,
+        Wanted ranges less than this many bytes apart are joined into one read.
     max_over_read : float
-        as long as a read has at most so many times its wanted bytes.
+        Ranges are joined as long as the read has at most this many times its wanted bytes.
     chunk : int
         Bytes read at once.
     budget : int, optional
@@ -67,7 +65,7 @@ def plan(
     Raises
     ------
     PlanError
-        When an index does not fit its tensor, a rank is not below its world, or a number is too small.
+        When an index does not fit its tensor, a rank is not below its world_size, or a number is too small.
     TensorNotFoundError
         For a name that no tensor has.
     FormatError, OSError
@@ -77,14 +75,14 @@ def plan(
     --------
     >>> import numpy as np, weightmap as wm
     >>> wm.save("model.safetensors", {"w": np.arange(32, dtype=np.float32).reshape(8, 4)})
-    >>> p = wm.plan("model.safetensors", {"w": wm.shard("w", 0, rank=1, world=4)})
+    >>> p = wm.plan("model.safetensors", {"w": wm.shard("w", 0, rank=1, world_size=4)})
     >>> p.names, p.nbytes, p.wanted_nbytes
     (('w',), 32, 32)
     """
     options: dict[str, int | None] = {"gap": at_least(0, "gap", gap)}
     options["chunk"] = min(at_least(1, "chunk", chunk), INT64_MAX)  # the reads of columns count in 64 bits
     options["budget"] = None if budget is None else at_least(1, "budget", budget)
-    options["rank"], options["world"] = number, count = checked_rank(rank, world)
+    options["rank"], options["world_size"] = number, count = checked_rank(rank, world_size)
     options["local_rank"], options["local_world"] = checked_rank(local_rank, local_world, ("local_rank", "local_world"))
     most = as_float("max_over_read", max_over_read)
     if not 1 <= most < math.inf:
@@ -93,7 +91,7 @@ def plan(
     file = open_model(source) if owned else source
     try:
         spans = spans_of(file)
-        numbers, indices = (dealt(spans, number, count), {}) if wants is None else wanted(file, spans, wants)
+        numbers, indices = (dealt(spans, number, count), {}) if wants is None else resolve_wants(spans, wants)
         whose = {"owned": owned, "dealt": wants is None and count > 1}
         return ReadPlan(file, numbers, indices, max_over_read=most, **whose, **options)
     except BaseException as error:

@@ -12,9 +12,9 @@ from weightmap.io.filesystem import file_system_of
 from weightmap.io.memory import headroom
 from weightmap.model.parts import check_open, check_unchanged, name_of, parts_of
 from weightmap.model.spans import spans_of
+from weightmap.plans.delivery import Delivery
 from weightmap.plans.indices import Indices
-from weightmap.plans.placed import Placed
-from weightmap.plans.running import Run
+from weightmap.plans.sums import check_when
 from weightmap.plans.wants import Slices, ranges_of
 from weightmap.plans.warming import share, warm
 from weightmap.quant.places import Heads
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from weightmap.model.file import TensorFile
     from weightmap.model.spans import Spans
     from weightmap.plans.explaining import PlanReport
-
-__all__ = ["ReadPlan", "reads_of"]
+    from weightmap.plans.sums import Check
 
 _WAYS = ("auto", "map", "read")
 # Bytes of a mapping asked for ahead.
@@ -48,7 +47,7 @@ class ReadPlan:
     ----------
     file : TensorFile
         The model.
-    rank, world, local_rank, local_world, gap, max_over_read, chunk, budget
+    rank, world_size, local_rank, local_world, gap, max_over_read, chunk, budget
         As given.
     """
 
@@ -57,7 +56,7 @@ class ReadPlan:
     ) -> None:
         self.file = file
         self.rank: int = options["rank"]
-        self.world: int = options["world"]
+        self.world_size: int = options["world_size"]
         self.local_rank: int = options["local_rank"]
         self.local_world: int = options["local_world"]
         self.gap: int = options["gap"]
@@ -83,14 +82,11 @@ class ReadPlan:
         )
 
     def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        spans, ref = self._spans, self._spans.ref(number)
+        row = self._spans.of(number)
         try:
-            if ref.source is not parts_of(spans.files[spans.file[number]])[0]:
-                parts = [Placed(spans, number, one) for one in Indices.of(key)]
-                return np.array([part.begin for part in parts]), np.array([part.end for part in parts])
-            return ranges_of(self._heads.of(number, ref), key, spans.name(number))
+            return ranges_of(self._heads.of(number, row), key, self._spans.name(number))
         except TensorFileError as error:
-            raise error.located(path=ref.source.name, format=self.file.format) from None
+            raise error.located(path=row.source.name, format=self.file.format) from None
 
     def _pieces(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
         """Return file, start and stop of every wanted range, in order."""
@@ -120,7 +116,7 @@ class ReadPlan:
     @property
     def reads(self) -> tuple[tuple[str | None, int, int], ...]:
         """Path, offset and bytes of each read, in file order; they share no byte. The path of a buffer is None."""
-        paths = [parts_of(file)[0].path for file in self._spans.files]
+        paths = [source.path for source in self._spans.sources]
         sizes = self._stops - self._starts
         columns = (self._files.tolist(), self._starts.tolist(), sizes.tolist())
         return tuple((paths[file], start, size) for file, start, size in zip(*columns, strict=True))
@@ -136,12 +132,8 @@ class ReadPlan:
         return int(self._wanted.sum())
 
     # ------------------------------------------------------------------------------------------------------- using it
-    @property
-    def _sources(self) -> list[Source]:
-        return [parts_of(file)[0] for file in self._spans.files]
-
     def _bound(self) -> int | None:
-        """Return the bytes of memory that may be filled; None where nobody knows."""
+        """Return the bytes of memory that may be filled; None if unknown."""
         bound: int | None = self.budget
         if bound is None and (left := headroom().left) is not None:
             bound = left // self.local_world
@@ -151,8 +143,8 @@ class ReadPlan:
         """Bring the bytes of all reads into the page cache, and wait for them.
 
         Of several local ranks with the same plan each reads a share of its own. (Whole tensors that were dealt out by
-        `rank` and `world` are such a share already.) No more than the budget is brought in: of a plan that needs more,
-        what comes first; `run` asks for the rest as it goes on.
+        `rank` and `world_size` are such a share already.) No more than the budget is brought in: of a plan that needs
+        more, what comes first; `run` asks for the rest as it goes on.
 
         Parameters
         ----------
@@ -164,7 +156,7 @@ class ReadPlan:
         Returns
         -------
         int
-            How many bytes were cold, and are in memory now. Where the system does not say, all count.
+            Bytes that were cold and are in memory now; all bytes where the system does not tell.
 
         Raises
         ------
@@ -175,21 +167,21 @@ class ReadPlan:
         reads = (self._files, self._starts, self._stops)
         if not self._dealt:
             reads = share(reads, self.local_rank, self.local_world)
-        return warm(self._sources, reads, self.chunk, self._bound(), threads, progress)
+        return warm(self._spans.sources, reads, self.chunk, self._bound(), threads, progress)
 
     def run(
         self,
         how: str = "auto",
         *,
         release: bool = False,
-        verify: bool = False,
+        verify: Check = False,
         into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
         cut: Callable[[str, Any], Iterable[Any]] | None = None,
     ) -> Iterator[tuple[str, Any]]:
         """Yield name and tensor, or the wanted part of it, in file order: what ``file[name][index]`` gives.
 
-        Memory stays flat: what is read at once is at most a chunk, or one tensor where that is larger; what is asked
-        for ahead stays within the budget. A plan that needs more than the budget gives pages back as with `release`.
+        Memory stays flat: a read takes at most a chunk, or one larger tensor, and prefetching stays within the budget.
+        A plan that needs more than the budget gives pages back as with `release`.
 
         Parameters
         ----------
@@ -200,16 +192,18 @@ class ReadPlan:
         release : bool
             Give the pages of a tensor back to the system when the next one is asked for. Views stay valid: touching
             them reads the file again.
-        verify : bool
+        verify : bool or "last"
             Check the checksums that cover a tensor before it is handed out, where the file has any. Archives (.npz,
-            checkpoints of PyTorch) have one for each entry. That of EMBD covers all tensors at once, and so everything
-            is read before the first one.
+            checkpoints of PyTorch) have one per entry. EMBD's covers all tensors at once, so everything is read before
+            the first one. "last" computes a checksum while its tensors are handed out, unchecked, and checks it before
+            the last wanted one: the file is read once, and a run that ends without an error has yielded what was
+            written. Covered bytes that nobody wants are read for the checksum.
         into : callable, optional
             ``into(name, nbytes)`` returns the memory for the next part of a dense tensor that is to be read: a
             contiguous array of so many bytes, or None.
         cut : callable, optional
             ``cut(name, index)`` returns the indices by which a wanted part of a tensor is handed out: pieces of it, in
-            the order of the file. Whoever cuts sees to it that the memory for a piece is there.
+            the order of the file. The caller provides the memory for each piece.
 
         Raises
         ------
@@ -222,28 +216,29 @@ class ReadPlan:
         """
         if how not in _WAYS:
             raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")
+        check_when(verify)
         check_unchanged(self.file)
         bound = self._bound()
-        ways = [self._way(file, how) for file in range(len(self._spans.files))]
+        ways = [self._way(file, how) for file in range(len(self._spans.sources))]
         if bound is not None:
             self._check_bound(bound, ways, cut=cut is not None)
             release = release or self.nbytes > bound
         return self._run(ways, bound, release=release, verify=verify, into=into, cut=cut)
 
-    def parts(self) -> Iterator[tuple[TensorFile, list[tuple[int, Any]], list[tuple[int, int]]]]:
-        """Yield what is wanted of each file: the file, the numbers and indices of its tensors, and its reads.
+    def parts(self) -> Iterator[tuple[Source, list[tuple[int, Any]], list[tuple[int, int]]]]:
+        """Yield what is wanted of each file: its source, the numbers and indices of its tensors, and its reads.
 
         An index of None wants the whole tensor; a tensor of several parts comes several times. Reads are (begin, end).
         """
         spans, numbers = self._spans, self._numbers
-        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.files) + 1)).tolist()
-        for file, model in enumerate(spans.files):
+        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.sources) + 1)).tolist()
+        for file, source in enumerate(spans.sources):
             found: list[tuple[int, Any]] = []
             for number in numbers[bounds[file] : bounds[file + 1]].tolist():
                 keys = Indices.of(self._indices[number]) if number in self._indices else (None,)
                 found += [(number, key) for key in keys]
             if found:
-                yield model, found, list(self._reads_of(file))
+                yield source, found, list(self._reads_of(file))
 
     @property
     def spans(self) -> Spans:
@@ -265,14 +260,14 @@ class ReadPlan:
 
         check_unchanged(self.file)
         reads = (self._files, self._starts, self._stops)
-        arguments = (self._spans, self._numbers, self._sources, reads, self.wanted_nbytes, self._bound())
-        return explain(self.file.path, *arguments)
+        arguments = (self._spans, self._numbers, self._spans.sources, reads, self.wanted_nbytes, self._bound())
+        return explain(self.file, *arguments)
 
     def _way(self, file: int, how: str) -> str:
         """Return how a file is used: "map" or "read"."""
         if how != "auto":
             return how
-        return "read" if file_system_of(self._sources[file]).is_remote else "map"
+        return "read" if file_system_of(self._spans.sources[file]).is_remote else "map"
 
     def _check_bound(self, bound: int, ways: Sequence[str], *, cut: bool) -> None:
         """Raise `PlanError` for a tensor that has to be read and is larger than the memory that may be filled."""
@@ -292,16 +287,17 @@ class ReadPlan:
                 raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
 
     def _run(
-        self, ways: Sequence[str], bound: int | None, *, release: bool, verify: bool, into: Any, cut: Any
+        self, ways: Sequence[str], bound: int | None, *, release: bool, verify: Check, into: Any, cut: Any
     ) -> Iterator[tuple[str, Any]]:
         spans, numbers = self._spans, self._numbers
         most = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
-        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.files) + 1)).tolist()
+        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.sources) + 1)).tolist()
+        sums_of = parts_of(self.file)[1].sums
         for file, way in enumerate(ways):
             of_file = numbers[bounds[file] : bounds[file + 1]]
             if not len(of_file):
                 continue
-            run = Run(
+            run = Delivery(
                 spans,
                 file,
                 self._indices,
@@ -310,7 +306,8 @@ class ReadPlan:
                 gap=self.gap,
                 most=self.max_over_read,
                 release=release,
-                sums=parts_of(spans.files[file])[1].sums() if verify else (),
+                sums=sums_of(spans.sources[file]) if verify else (),
+                last=verify == "last",
                 into=into,
                 cut=cut,
                 reads=self._reads_of(file) if way == "read" else (),
@@ -319,7 +316,7 @@ class ReadPlan:
             try:
                 yield from run.mapped(of_file) if way == "map" else run.read(of_file)
             except TensorFileError as error:
-                raise error.located(path=name_of(spans.files[file]), format=spans.files[file].format) from None
+                raise error.located(path=spans.sources[file].name, format=spans.sources[file].format) from None
             finally:
                 run.finish()
 

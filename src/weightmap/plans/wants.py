@@ -1,4 +1,4 @@
-"""What is wanted of a model: tensors by number, of some a part; and which whole tensors a rank is dealt."""
+"""Resolves wants to tensors by number, some in part, and divides whole tensors among ranks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import TensorInfo
+    from weightmap.index.row import Row, TensorInfo
     from weightmap.model.spans import Spans
-    from weightmap.quant import TensorRef
 
     Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-__all__ = ["Slices", "dealt", "ranges_of", "wanted"]
 
 
 class Slices(Mapping[int, Shard]):
@@ -48,7 +45,7 @@ class Slices(Mapping[int, Shard]):
         outer, size, plain = spans.along(part.dim)
         self._sliced = size >= 0
         size = np.maximum(size, 0)
-        step = -(-size // part.world)
+        step = -(-size // part.world_size)
         low = np.minimum(part.rank * step, size)
         high = np.minimum(low + step, size)
         # Bytes of an element of the dimension, with all that lies behind it; of an empty tensor, none.
@@ -92,7 +89,7 @@ class Slices(Mapping[int, Shard]):
         return int(self._sliced.sum())
 
 
-def wanted(model: Any, spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Mapping[int, Any]]:
+def resolve_wants(spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Mapping[int, Any]]:
     """Return the numbers of the wanted tensors, in file order, and by number the index of those wanted in part.
 
     Raises
@@ -104,7 +101,7 @@ def wanted(model: Any, spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Map
     if isinstance(wants, Shard):
         return np.arange(len(spans), dtype=np.int64), Slices(spans, wants)
     if isinstance(wants, Mapping):
-        found = {spans.find(model, _name(name)): key for name, key in wants.items()}
+        found = {spans.find(_name(name)): key for name, key in wants.items()}
         numbers: Iterable[int] = found
         indices = {number: key for number, key in found.items() if key is not None and key is not Ellipsis}
     elif callable(wants):
@@ -114,7 +111,7 @@ def wanted(model: Any, spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Map
         pairs = [want if isinstance(want, tuple) and len(want) == 2 else (want, None) for want in listed]
         parts: dict[int, list[Any]] = {}
         for name, key in pairs:
-            parts.setdefault(spans.find(model, _name(name)), []).append(... if key is None else key)
+            parts.setdefault(spans.find(_name(name)), []).append(... if key is None else key)
         numbers = parts
         indices = {number: Indices(keys) for number, keys in parts.items() if any(key is not ... for key in keys)}
     else:
@@ -130,31 +127,32 @@ def _name(name: Any) -> str:
 
 
 def _chosen(spans: Spans, wants: Callable[[TensorInfo], object]) -> Iterable[int]:
-    """Yield the tensors that a function of their `TensorInfo` wants."""
+    """Yield the tensors whose `TensorInfo` satisfies a predicate."""
     numbers = np.arange(len(spans), dtype=np.int64)
     for number, name in zip(numbers.tolist(), spans.names(numbers), strict=True):
-        row = spans.ref(number).row
-        if wants(row.info(name)):
+        if wants(spans.of(number).info(name)):
             yield number
 
 
-def ranges_of(ref: TensorRef, key: Any, name: str) -> Ranges:
+def ranges_of(row: Row, key: Any, name: str) -> Ranges:
     """Return starts and stops, in its file, of the bytes that hold the part of a tensor that an index selects."""
     if isinstance(key, Indices):
-        parts = [ranges_of(ref, one, name) for one in key]
+        parts = [ranges_of(row, one, name) for one in key]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-    row, what = ref.row, f"tensor {quoted(name)}"
-    shape = (row.nbytes,) if row.dtype.packed else row.shape
+    what, shape = f"tensor {quoted(name)}", (row.nbytes,) if row.dtype.packed else row.shape
     axes = axes_of(key, shape, what)
+    if row.geometry is not None:
+        begin, end = row.geometry.extent(row, axes)
+        return np.array([begin]), np.array([end])
     starts, length = runs_of(axes, shape, what)
     if row.dtype.quantized:
-        return places_of(ref, starts, length)
+        return places_of(row, starts, length)
     itemsize = 1 if row.dtype.packed else row.dtype.bits // 8
     begins = row.offset + starts * itemsize
     return begins, begins + length * itemsize
 
 
-def dealt(spans: Spans, rank: int, world: int) -> NDArray[np.int64]:
+def dealt(spans: Spans, rank: int, world_size: int) -> NDArray[np.int64]:
     """Return the numbers of the tensors that a rank is dealt: neighbours, and about as many bytes for each rank.
 
     Tensors that share bytes stay together. A rank has at most its part of all bytes, and one tensor more.
@@ -162,6 +160,6 @@ def dealt(spans: Spans, rank: int, world: int) -> NDArray[np.int64]:
     if not len(spans):
         return np.empty(0, np.int64)
     bounds, middles = spans.apart
-    owners = np.minimum(middles * world, world - 1).astype(np.int64)
+    owners = np.minimum(middles * world_size, world_size - 1).astype(np.int64)
     low, high = np.searchsorted(owners, [rank, rank + 1]).tolist()
     return np.arange(bounds[low], bounds[high], dtype=np.int64)

@@ -21,23 +21,21 @@ if TYPE_CHECKING:
 
     Columns = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]
 
-__all__ = ["cold_in", "pieces", "share", "warm"]
-
 # Threads wait for disks and servers most of the time.
 _THREADS = 8
 # Each reads so many bytes one after another, if there are enough for all: the longer, the larger the pages they get.
 _STRETCH = 64 << 20
 
 
-def share(reads: Columns, rank: int, world: int) -> Columns:
+def share(reads: Columns, rank: int, world_size: int) -> Columns:
     """Return the part of reads (file, start, stop) that one of several ranks takes: as many bytes, to about a page."""
     files, starts, stops = reads
     ends = np.cumsum(stops - starts)
-    if world == 1 or not len(ends):
+    if world_size == 1 or not len(ends):
         return reads
     total, page = int(ends[-1]), kernels.page_size()
     # Where the part of each rank begins, among the bytes of all reads, and the read that it lies in.
-    cuts = [total * number // world for number in (rank, rank + 1)]
+    cuts = [total * number // world_size for number in (rank, rank + 1)]
     first, last = np.searchsorted(ends, cuts, side="right").tolist()
 
     def place(read: int, cut: int) -> int:
@@ -67,7 +65,7 @@ def pieces(reads: Columns, chunk: int) -> Columns:
 
 
 def cold_in(sources: Sequence[Source], reads: Columns) -> tuple[NDArray[np.int64], bool]:
-    """Return how many bytes of each read are not in memory: all of them, where the system does not say.
+    """Return the cold bytes of each read: all of them, where the system does not tell.
 
     And whether it did.
     """
@@ -85,7 +83,7 @@ def cold_in(sources: Sequence[Source], reads: Columns) -> tuple[NDArray[np.int64
 
 
 def warm(
-    sources: list[Source],
+    sources: Sequence[Source],
     reads: Columns,
     chunk: int,
     budget: int | None,
@@ -114,7 +112,7 @@ class _Bringing:
 
     def __init__(
         self,
-        sources: list[Source],
+        sources: Sequence[Source],
         work: list[tuple[int, int, int]],
         chunk: int,
         progress: Callable[[int, int], None] | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import DTypeLike, NDArray
-
-__all__ = ["QuantizedTensor"]
 
 # Elements decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
 _PIECE = 1 << 18
@@ -38,15 +36,27 @@ def octets_of(payload: NDArray[np.uint8] | bytes | bytearray | memoryview) -> ND
 
 
 class QuantizedTensor:
-    """A tensor of integers and scales that decodes on demand and is indexed like an array.
+    """A quantised tensor: codes and scales that decode on demand, indexed like an array.
 
-    Its parts are views of the bytes it was made from: of a mapped file nothing is copied, and the views keep the
-    mapping alive.
+    Its parts are views of the bytes that it was made from: of a mapped file nothing is copied, and the views keep the
+    mapping alive. `weightmap.open` returns one for each quantised tensor of a file, whatever its kind:
+
+    ================  ==============================================  ==============================================
+    files             schemes                                         parts
+    ================  ==============================================  ==============================================
+    AMB               "int8", "int4", "int5", "int4_block",           `scales`, `codes`; of "adaptive" also `mask`
+                      "int5_block", "adaptive"                        and `kinds`
+    GGUF              the block types of ggml: "q4_0", "q4_k",        `blocks`, `scales`, `codes`; `minimums` where a
+                      "iq4_xs", "mxfp4" ...                           type has them
+    finalfusion       "pq", product quantisation of a matrix          `codes`, `codebooks`, `projection`, `norms`
+    ================  ==============================================  ==============================================
+
+    `dequantize` and indexing give dense arrays; arithmetic, `T` and `astype` are those of the decoded array.
 
     Parameters
     ----------
     scheme : str
-        One of "int8", "int4", "int5", "int4_block", "int5_block", "adaptive".
+        One of those of AMB. Those of GGUF and finalfusion have classes of their own, with this interface.
     shape : tuple of int
     payload : ndarray of uint8, or bytes-like
         Scales and codes as the scheme lays them out.
@@ -61,6 +71,8 @@ class QuantizedTensor:
         Of the tensor.
     scheme, block_size, scale_type
         As given.
+    dtype : numpy.dtype
+        What `dequantize` returns by default: float32.
     nbytes : int
         Bytes of the payload.
 
@@ -71,7 +83,7 @@ class QuantizedTensor:
 
     Examples
     --------
-    >>> import weightmap as wm
+    >>> import numpy as np, weightmap as wm
     >>> q = wm.quantize(np.arange(64, dtype=np.float32).reshape(2, 32), "int4_block")
     >>> q.shape, q.scales.shape, q.codes.shape, q.nbytes
     ((2, 32), (2,), (2, 16), 36)
@@ -123,7 +135,29 @@ class QuantizedTensor:
         blocks = f", blocks of {self.block_size}" if self.block_size else ""
         return f"{list(self.shape)}{blocks}, {self.scale_type} scales"
 
+    def __getattr__(self, name: str) -> NoReturn:
+        own = getattr(type(self), name, None)
+        if isinstance(own, property):  # which raised an AttributeError that says more
+            own.__get__(self)
+        cure = f": decode it first, dequantize().{name}" if hasattr(np.ndarray, name) else ""
+        raise AttributeError(f"a QuantizedTensor has no {name!r}{cure}", name=name, obj=self)
+
+    def _undecoded(self, other: Any = None, *_: Any) -> Any:
+        """Refuse arithmetic with what is no array: arrays decode a tensor that they meet."""
+        if hasattr(other, "__array__") and not isinstance(other, QuantizedTensor):
+            return NotImplemented
+        raise TypeError("a QuantizedTensor has no arithmetic: decode it first, with dequantize()")
+
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _undecoded
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _undecoded
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = _undecoded
+
     # ------------------------------------------------------------------------------------------------- its parts
+    @property
+    def dtype(self) -> np.dtype[np.float32]:
+        """Dtype of what `dequantize` returns by default."""
+        return np.dtype(np.float32)
+
     @property
     def ndim(self) -> int:
         """Number of dimensions."""

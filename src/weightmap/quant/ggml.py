@@ -34,8 +34,6 @@ from weightmap.quant.schemes import BITS, checked_shape
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["COUNTERPARTS", "GGML_BLOCK", "GgmlTensor", "check_counterpart", "quantize_ggml", "regroup"]
-
 # Position in a block of its float16 scale, if not 0; the float16 minimum, if any, follows it.
 _SCALE_AT = {"q2_k": 80, "q3_k": 108, "q6_k": 208, "tq1_0": 52, "tq2_0": 64}
 _WITH_MINIMUM = frozenset({"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"})
@@ -78,6 +76,8 @@ class GgmlTensor(QuantizedTensor):
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from weightmap.quant.ggml import GgmlTensor
     >>> block = np.float16(0.5).tobytes() + bytes([0x98] * 16)
     >>> q = GgmlTensor("q4_0", (1, 32), block)
     >>> q.scales, q[0, 15:17]
@@ -219,6 +219,8 @@ def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTen
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from weightmap.quant.ggml import quantize_ggml
     >>> q = quantize_ggml(np.linspace(-8, 7, 32).reshape(1, 32), "q8_0")
     >>> q.nbytes, q.scales
     (34, array([0.063], dtype=float16))

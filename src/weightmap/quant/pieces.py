@@ -16,23 +16,20 @@ from weightmap.quant.schemes import BITS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightmap.quant import TensorRef
-
-__all__ = ["in_pieces"]
+    from weightmap.index.row import Row
 
 
-def in_pieces(place: TensorRef) -> Iterator[QuantizedTensor]:
+def in_pieces(row: Row) -> Iterator[QuantizedTensor]:
     """Yield a quantised tensor as a sequence of one-dimensional tensors, so that memory stays flat.
 
     Integers with scales, and ggml's blocks, come in pieces of about 2**18 elements; other schemes in one piece.
     """
-    source, row, _ = place
-    scheme, layout = row.dtype.name, place.layout()
+    source, scheme, layout = row.source, row.dtype.name, row.layout()
     if layout is not None and scheme in GGML_SCHEMES:
-        yield from _in_blocks(place)
+        yield from _in_blocks(row)
         return
     if layout is None or scheme not in BITS:
-        yield place.decoder()
+        yield row.decoder()
         return
     start, block_size, scale_type = layout
     bytes_of = functools.partial(kernels.blocks_size, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
@@ -48,12 +45,11 @@ def in_pieces(place: TensorRef) -> Iterator[QuantizedTensor]:
         yield QuantizedTensor(scheme, (count,), scale + octets, block_size=block_size, scale_type=scale_type)
 
 
-def _in_blocks(place: TensorRef) -> Iterator[QuantizedTensor]:
+def _in_blocks(row: Row) -> Iterator[QuantizedTensor]:
     """Yield a tensor of ggml's blocks; any run of blocks is a tensor by itself."""
-    source, row, _ = place
     size, at = math.prod(row.shape), row.offset
     for first in range(0, size, PIECE):
         count = min(PIECE, size - first)
-        octets = source.pread(at, kernels.ggml_size(count, row.dtype.name))
+        octets = row.source.pread(at, kernels.ggml_size(count, row.dtype.name))
         at += len(octets)
         yield GgmlTensor(row.dtype.name, (count,), octets)

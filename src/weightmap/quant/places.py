@@ -18,12 +18,10 @@ from weightmap.quant.schemes import BITS, SCALE, block_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from weightmap.index.row import Row
     from weightmap.io.source import Source
-    from weightmap.quant import TensorRef
 
     Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-__all__ = ["Heads", "places_of"]
 
 # Bytes of heads that are kept: a mask is a hundredth of its tensor.
 _MOST_KEPT = 16 << 20
@@ -57,14 +55,14 @@ class Heads:
     """The places of tensors by number; the first bytes of a quantised one are read once."""
 
     def __init__(self) -> None:
-        self._refs: dict[int, TensorRef] = {}
+        self._refs: dict[int, Row] = {}
         # Bytes that are kept, but for those of the last tensor, which may still be read.
         self._kept = 0
-        self._last: tuple[TensorRef, ...] = ()
+        self._last: tuple[Row, ...] = ()
 
-    def of(self, number: int, ref: TensorRef) -> TensorRef:
+    def of(self, number: int, ref: Row) -> Row:
         """Return the tensor of this number, which `ref` is."""
-        if not ref.row.dtype.quantized:
+        if not ref.dtype.quantized:
             return ref
         found = self._refs.get(number)
         if found is None:
@@ -72,7 +70,7 @@ class Heads:
             if self._kept > _MOST_KEPT:
                 self._refs.clear()
                 self._kept = 0
-            head: Any = _Head(ref.source, ref.row.offset)
+            head: Any = _Head(ref.source, ref.offset)
             found = self._refs[number] = ref._replace(source=head)
             self._last = (found,)
         return found
@@ -80,21 +78,21 @@ class Heads:
     def known(self, number: int, begin: int) -> bytes:
         """Return the bytes of a tensor, from `begin` on in its file, that were read already."""
         found = self._refs.get(number)
-        return b"" if found is None or begin < found.row.offset else _known(found)[begin - found.row.offset :]
+        return b"" if found is None or begin < found.offset else _known(found)[begin - found.offset :]
 
 
-def _known(ref: TensorRef) -> bytes:
+def _known(ref: Row) -> bytes:
     source: Any = ref.source
     known: bytes = source.known
     return known
 
 
-def places_of(ref: TensorRef, starts: NDArray[np.int64], length: int) -> Ranges:
+def places_of(ref: Row, starts: NDArray[np.int64], length: int) -> Ranges:
     """Return starts and stops, in the file, of the bytes that decode runs of elements; in no order, some perhaps equal.
 
     Parameters
     ----------
-    ref : TensorRef
+    ref : Row
         Of a quantised tensor.
     starts : ndarray of int64
         Where runs of elements begin in the flattened tensor.
@@ -110,7 +108,7 @@ def places_of(ref: TensorRef, starts: NDArray[np.int64], length: int) -> Ranges:
     QuantError
         When the data is not what its scheme needs.
     """
-    row, scheme = ref.row, ref.row.dtype.name
+    row, scheme = ref, ref.dtype.name
     parts = ref.row_parts()
     if parts is not None:
         return _in_rows(row.offset, parts, *_blocks(starts, length, row.shape[-1]))
@@ -139,7 +137,7 @@ def places_of(ref: TensorRef, starts: NDArray[np.int64], length: int) -> Ranges:
 
 
 def _in_rows(at: int, parts: list[tuple[int, int]], first: NDArray[np.int64], last: NDArray[np.int64]) -> Ranges:
-    """Return where rows lie in a tensor that has its parts one after another: see `TensorRef.row_parts`."""
+    """Return where rows lie in a tensor that has its parts one after another: see `Row.row_parts`."""
     begins, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for nbytes, per_row in parts:
         if per_row and nbytes:
@@ -158,11 +156,11 @@ def _blocks(starts: NDArray[np.int64], length: int, block_size: int) -> Ranges:
 
 
 def _adaptive(
-    ref: TensorRef, at: int, block_size: int, scale_type: str, first: NDArray[np.int64], last: NDArray[np.int64]
+    ref: Row, at: int, block_size: int, scale_type: str, first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> Ranges:
     """Return the mask, and the scales and codes of blocks, which lie behind those of all blocks before."""
     ref.storage()  # raises where the mask is damaged
-    count = -(-math.prod(ref.row.shape) // block_size)
+    count = -(-math.prod(ref.shape) // block_size)
     size = -(-count // 4)
     mask = np.frombuffer(ref.source.pread(at, size), np.uint8)
     kinds = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).reshape(-1)[:count]

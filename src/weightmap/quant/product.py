@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ProductQuantized"]
-
 # Largest distance of P Pt from the identity at which a projection P counts as a rotation, which changes no norm.
 _ROTATION = 1e-4
 
@@ -63,6 +61,8 @@ class ProductQuantized(QuantizedTensor):
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from weightmap.quant.product import ProductQuantized
     >>> books = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
     >>> q = ProductQuantized(np.array([[0, 1], [1, 0]], np.uint8), books)
     >>> q.shape, q[1].tolist()
@@ -269,9 +269,6 @@ class ProductQuantized(QuantizedTensor):
         sums = np.empty(stop - start, np.float32)
         self._check(self._ready.sums(_aligned(table), sums, first=start, threads=threads))
         return sums if plain or self._norms is None else sums * self._norms[start:stop]
-
-    def __repr__(self) -> str:
-        return f"<ProductQuantized {self._described()}, {self.nbytes} bytes>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (self._codes, self._codebooks, self._projection, self._norms)

@@ -29,8 +29,6 @@ from weightmap.errors import QuantError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["BITS", "BLOCKED", "SCALE", "block_bytes", "checked_shape", "no_scheme"]
-
 # Bits of a code in the schemes that have one kind of code.
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 BLOCKED = ("int4_block", "int5_block")
@@ -53,7 +51,7 @@ def checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return dims
 
 
-def no_scheme(scheme: object, known: Iterable[str] = (*BITS, "adaptive")) -> QuantError:
+def no_scheme(scheme: object, known: Iterable[str] = (*BITS, "adaptive"), hint: str = "") -> QuantError:
     """Return the error for a scheme that is none of those known."""
-    expected = f"one of {', '.join(known)}"
+    expected = f"one of {', '.join(known)}{hint}"
     return QuantError("scheme", field="quant_type", actual=repr(scheme), expected=expected)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["groups", "selected"]
-
 
 def selected(key: Any, shape: tuple[int, ...]) -> tuple[range | NDArray[np.intp] | None, tuple[Any, ...]]:
     """Return the rows that `key` selects of a tensor, and the index that then applies to the decoded rows.

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["bytes_map", "costs", "heat", "histogram", "ranges"]
-
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, which nothing fetches
+_NO_NUMBER = "#d03b3b"
 _BYTES = {"format": ".3~s", "title": "offset in bytes"}
 
 
@@ -93,8 +92,8 @@ def histogram() -> dict[str, Any]:
         height=180,
         mark={"type": "bar", "binSpacing": 0},
         encoding={
-            "x": {"field": "low", "type": "quantitative", "title": "value", "bin": {"binned": True}},
-            "x2": {"field": "high"},
+            "x": {"field": "begin", "type": "quantitative", "title": "value", "bin": {"binned": True}},
+            "x2": {"field": "end"},
             "y": {"field": "count", "type": "quantitative", "title": "elements"},
             "tooltip": [
                 {"field": "low", "title": "from", "format": ".4~g"},
@@ -107,13 +106,22 @@ def histogram() -> dict[str, Any]:
 
 def ranges() -> dict[str, Any]:
     """Return the range of values of every tensor, in file order."""
-    x = {"field": "at", "type": "quantitative", "title": "tensors, in file order", "scale": {"nice": False}}
+    order = {"nice": False, "padding": 6}
+    x = {"field": "at", "type": "quantitative", "title": "tensors, in file order", "scale": order}
     tooltip = [
         {"field": "name", "title": "tensor"},
-        *({"field": field, "format": ".4~g"} for field in ("low", "high", "mean", "deviation")),
+        *(
+            {"field": field, "title": title, "format": ".4~g"}
+            for field, title in (
+                ("low", "smallest"),
+                ("high", "largest"),
+                ("below", "mean - deviation"),
+                ("above", "mean + deviation"),
+            )
+        ),
     ]
     low, up = {"field": "below", "type": "quantitative"}, {"field": "above"}
-    scale = {"type": "symlog", "constant": 0.01}
+    scale = {"type": "symlog", "constant": 0.01, "padding": 6}
     return _chart(
         "ranges",
         "Smallest and largest element of every tensor, and the range of one standard deviation about the mean.",
@@ -131,6 +139,16 @@ def ranges() -> dict[str, Any]:
             {
                 "mark": {"type": "rule", "strokeWidth": 3},
                 "encoding": {"x": x, "y": low, "y2": up, "tooltip": tooltip},
+            },
+            # A range without length has no line. (A filter that leaves nothing makes Vega warn of an empty scale.)
+            {
+                "mark": {"type": "point", "filled": True, "size": 30},
+                "encoding": {
+                    "x": x,
+                    "y": {**low, "field": "low"},
+                    "opacity": {"condition": {"test": "datum.low === datum.high", "value": 1}, "value": 0},
+                    "tooltip": tooltip,
+                },
             },
         ],
     )
@@ -178,6 +196,8 @@ def costs() -> dict[str, Any]:
 def heat(data: str, title: str, measures: dict[str, str], layers: int, *, zero: bool) -> dict[str, Any]:
     """Return a heat map of layers by the tensors within them, of a measure that the reader chooses.
 
+    Zero is blank, so that every other value shows; what is no number has a colour of its own.
+
     Parameters
     ----------
     data : str
@@ -189,11 +209,18 @@ def heat(data: str, title: str, measures: dict[str, str], layers: int, *, zero: 
     zero : bool
         Whether the colours begin at 0, or at the smallest value.
     """
-    first = next(iter(measures))
+    first, x_axis = next(iter(measures)), {"labelLimit": 220, "labelOverlap": True}
     tooltip = [
         {"field": "layer"},
         {"field": "slot", "title": "tensor"},
-        *({"field": field, "title": name, "format": ".4~g"} for field, name in measures.items()),
+        *({"field": f"{field} in words", "title": name, "type": "nominal"} for field, name in measures.items()),
+    ]
+    words = [
+        {
+            "calculate": f"isNumber(datum['{field}']) ? format(datum['{field}'], '.4~g') : datum['{field}'] || ''",
+            "as": f"{field} in words",
+        }
+        for field in measures
     ]
     return _chart(
         data,
@@ -211,17 +238,21 @@ def heat(data: str, title: str, measures: dict[str, str], layers: int, *, zero: 
                 },
             }
         ],
-        transform=[{"calculate": "datum[measure]", "as": "shown"}],
-        mark={"type": "rect"},
+        transform=[{"calculate": "isNumber(datum[measure]) ? datum[measure] : null", "as": "shown"}, *words],
+        mark={"type": "rect", "invalid": None},  # which takes no cell away
         encoding={
-            "x": {"field": "slot", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 220}},
+            "x": {"field": "slot", "type": "nominal", "title": None, "sort": None, "axis": x_axis},
             "y": {"field": "layer", "type": "nominal", "title": "layer", "sort": None, "axis": {"labelOverlap": True}},
             "color": {
                 "field": "shown",
                 "type": "quantitative",
                 "title": None,
-                "scale": {"scheme": "viridis", "zero": zero},
+                "scale": {"zero": zero},
                 "legend": {"format": ".2~g"},
+                "condition": [
+                    {"test": "isString(datum[measure])", "value": _NO_NUMBER},
+                    {"test": "!(datum.shown > 0)", "value": "transparent"},
+                ],
             },
             "tooltip": tooltip,
         },

@@ -1,4 +1,4 @@
-"""What a report on two models says: how far the values of each tensor are apart."""
+"""The content of a report on two models: how far apart the values of each tensor are."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightmap.conversion.values import distances, has_numbers, pairs
+from weightmap.conversion.tensor_diffs import both, distances, has_numbers, pairs
 from weightmap.errors import TensorFileError
-from weightmap.model.parts import check_unchanged, detach_index, locate
+from weightmap.model.parts import check_unchanged, detach_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightmap.index.row import Row
     from weightmap.model.file import TensorFile
-    from weightmap.quant import TensorRef
-
-__all__ = ["Comparison", "Pair", "comparison"]
 
 
 class Pair(NamedTuple):
@@ -67,8 +65,8 @@ def comparison(a: TensorFile, b: TensorFile, progress: Callable[[int, int], None
     others = set(b)
     common = [info for info in a.infos() if info.name in others]
     whole, done, found = sum(info.nbytes for info in common), 0, []
-    for info in common:
-        found.append(_pair(info.name, locate(a, info.name), locate(b, info.name)))
+    for info, places in zip(common, both(a, b, (info.name for info in common)), strict=True):
+        found.append(_pair(*places))
         done += info.nbytes
         if progress is not None:
             progress(done, whole)
@@ -77,12 +75,12 @@ def comparison(a: TensorFile, b: TensorFile, progress: Callable[[int, int], None
     return Comparison(tuple(found), only_in_a, only_in_b)
 
 
-def _pair(name: str, a: TensorRef, b: TensorRef) -> Pair:
-    text_a, text_b = (f"{place.row.dtype.name} {list(place.row.shape)}" for place in (a, b))
-    found = Pair(name, text_a, text_b, a.row.nbytes, None, None, None, None, 0, None)
-    if a.row.shape != b.row.shape:
+def _pair(name: str, a: Row, b: Row) -> Pair:
+    text_a, text_b = (f"{place.dtype.name} {list(place.shape)}" for place in (a, b))
+    found = Pair(name, text_a, text_b, a.nbytes, None, None, None, None, 0, None)
+    if a.shape != b.shape:
         return found._replace(problem="the shapes differ")
-    if not (has_numbers(a.row) and has_numbers(b.row)):
+    if not (has_numbers(a) and has_numbers(b)):
         return found._replace(problem="holds no numbers")
     try:
         largest, rms, relative, cosine, odd = _measures(a, b)
@@ -91,7 +89,7 @@ def _pair(name: str, a: TensorRef, b: TensorRef) -> Pair:
     return found._replace(largest=largest, rms=rms, relative=relative, cosine=cosine, odd=odd)
 
 
-def _measures(a: TensorRef, b: TensorRef) -> tuple[float, float, float, float, int]:
+def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int]:
     largest, odd, count = 0.0, 0, 0
     sums = np.zeros(4)  # of squared differences, of products, of squares in a and in b
     with np.errstate(over="ignore", invalid="ignore"):
@@ -111,4 +109,6 @@ def _measures(a: TensorRef, b: TensorRef) -> tuple[float, float, float, float, i
     relative = math.sqrt(apart_2 / a_2) if a_2 else (0.0 if not apart_2 else math.inf)
     both = math.sqrt(a_2) * math.sqrt(b_2)
     cosine = min(max(product / both, -1.0), 1.0) if both else (1.0 if a_2 == b_2 else 0.0)
+    if not largest:  # of equal tensors, whatever rounding says
+        cosine = 1.0
     return largest, rms, relative, cosine, odd

@@ -7,17 +7,20 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weightmap.report.page import short
+from weightmap.report.pooling import runs, span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["HUGE", "by_layer"]
+    from collections.abc import Iterable, Sequence
 
 _NUMBER = re.compile(r"(?<![^./])\d+(?![^./])")
 # The number at the end of the name of a layer, short enough to be one.
 _DIGITS = re.compile(r"\d{1,18}$", re.ASCII)
 # Values that JSON and a colour scale can take.
 HUGE = 1e300
+# What the row of tensors is called that are part of no layer.
+OUTSIDE = "outside layers"
+# Rows and columns of a heat map: where there are more, neighbours share one. Those outside layers have own columns.
+_ROWS, _COLUMNS, _OUTSIDE_COLUMNS = 200, 60, 30
 
 
 def _place_of(name: str) -> tuple[str, str]:
@@ -32,21 +35,48 @@ def _place_of(name: str) -> tuple[str, str]:
 def by_layer(rows: Iterable[tuple[str, dict[str, float | None]]]) -> list[dict[str, Any]]:
     """Return one row for each layer and place in it: of several tensors there, the largest value of each measure.
 
-    Layers come in the order of their numbers, 2 before 10, wherever they lie in the file.
+    A measure that is infinite or NaN is a word, and counts as larger than any number. Tensors outside all layers come
+    first; layers in the order of their numbers, 2 before 10, wherever they lie in the file.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str], dict[str, float]] = {}
     for name, measures in rows:
-        layer, slot = _place_of(name)
-        if not layer:  # outside of all layers: a row of its own would have a column of its own, too
-            continue
-        row = found.setdefault((layer, slot), {"layer": short(layer), "slot": short(slot)})
-        for measure, value in measures.items():
-            if value is not None and math.isfinite(value):
-                row[measure] = max(row.get(measure, 0.0), min(value, HUGE))
-    return sorted(found.values(), key=lambda row: _in_order(row["layer"]))
+        _merge(found.setdefault(_place_of(name), {}), measures)
+    places = sorted(found, key=lambda place: _in_order(place[0]))
+    row_of = _shared([layer for layer, _ in places if layer], _ROWS) | {"": OUTSIDE}
+    inside = _shared([slot for layer, slot in places if layer], _COLUMNS)
+    outside = _shared([slot for layer, slot in places if not layer], _OUTSIDE_COLUMNS)
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for layer, slot in places:
+        column = (inside if layer else outside)[slot]
+        _merge(cells.setdefault((row_of[layer], column), {}), found[layer, slot])
+    return [
+        {"layer": layer, "slot": slot} | {measure: _shown(value) for measure, value in measures.items()}
+        for (layer, slot), measures in cells.items()
+    ]
+
+
+def _merge(cell: dict[str, float], measures: dict[str, float] | dict[str, float | None]) -> None:
+    for measure, value in measures.items():
+        if value is not None and not (math.isnan(cell.get(measure, 0.0)) or value < cell.get(measure, 0.0)):
+            cell[measure] = value
+
+
+def _shared(names: Sequence[str], most: int) -> dict[str, str]:
+    """Return the label of the row or column of each name."""
+    distinct = list(dict.fromkeys(names))
+    shared: dict[str, str] = {}
+    for run in runs(len(distinct), most):
+        shared |= dict.fromkeys(distinct[run], span([short(name) for name in distinct[run]]))
+    return shared
+
+
+def _shown(value: float) -> float | str:
+    if math.isnan(value):
+        return "cannot be measured"
+    return min(value, HUGE) if math.isfinite(value) else "infinite"
 
 
 def _in_order(layer: str) -> tuple[str, int]:
-    """Return what sorts layers of one kind by their numbers; any other kind by its name."""
+    """Return the key that sorts layers of one kind by their numbers, and other kinds by name."""
     digits = _DIGITS.search(layer)
     return (layer[: digits.start()], int(digits[0])) if digits else (layer, 0)

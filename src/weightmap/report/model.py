@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.amounts import brief, sizes
 from weightmap.errors import counted
+from weightmap.formats._metadata import entries
 from weightmap.model.modules import module_tree, separator
 from weightmap.report import charts
 from weightmap.report.layers import HUGE, by_layer
 from weightmap.report.page import Cell, document, figure, message, named, number, pairs, short, spark, table, text
+from weightmap.report.pooling import pooled_bars, pooled_ranges
 from weightmap.report.sampling import SCHEMES
 from weightmap.report.survey import alignment
 
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
     from weightmap.report.page import Section
     from weightmap.report.survey import Survey, Tensor
 
-__all__ = ["model_page"]
-
-# Lines of one module in the tree.
+# Lines of one module in the tree, and entries of metadata.
 _MOST_LINES = 400
 
 
@@ -81,8 +81,9 @@ def _about(name: str, found: Survey) -> Section:
         rows.append(("vocabulary", counted(found.tokens, "token")))
     content = pairs(rows)
     if found.metadata:
-        metadata = pairs((short(key), text(value)) for key, value in list(found.metadata.items())[:500])
-        content += f"<details><summary>metadata, {len(found.metadata):,} entries</summary>{metadata}</details>"
+        metadata = pairs((short(key), text(value)) for key, value in list(found.metadata.items())[:_MOST_LINES])
+        cut = f", the first {_MOST_LINES} of them" if len(found.metadata) > _MOST_LINES else ""
+        content += f"<details><summary>{entries(len(found.metadata))}{cut}</summary>{metadata}</details>"
     return "summary", "What it is", content
 
 
@@ -132,7 +133,8 @@ def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
             depth -= 1
         share = line.nbytes / whole if whole else 0.0
         said = f"{text(line.label or '(itself)')}"
-        meter = f'<meter min="0" max="1" value="{share:.4f}">{share:.1%}</meter>'
+        # Browsers draw the element for this so that no style makes its bar fill it.
+        meter = f'<span class="meter" role="img" aria-label="{share:.1%}" style="--share:{share:.2%}"></span>'
         about = brief(line.nbytes)
         if line.tensor is not None:
             about += f' <span class="faint">{text(line.tensor.dtype)} {text(list(line.tensor.shape))}</span>'
@@ -171,8 +173,9 @@ def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, An
                 "resident": None if tensor.resident is None else tensor.resident / info.nbytes if info.nbytes else 1.0,
             }
         )
-    sets["map"] = rows
-    specs["bytes-map"] = charts.bytes_map(len(found.files), max(file.nbytes for file in found.files))
+    longest = max(file.nbytes for file in found.files)
+    sets["map"] = pooled_bars(rows, longest)
+    specs["bytes-map"] = charts.bytes_map(len(found.files), longest)
     totals: dict[str, list[int]] = {"header": [], "padding": [], "footer": []}
     for file in found.files:
         for gap in file.gaps:
@@ -222,8 +225,7 @@ def _values(
     found: Survey, drawable: Sequence[Tensor], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]
 ) -> Section:
     place = {id(tensor): at for at, tensor in enumerate(drawable)}
-    sets["ranges"] = []
-    rows = []
+    rows, spans = [], []
     for tensor in found.tensors:
         info, numbers = tensor.info, tensor.numbers
         at = place.get(id(tensor))
@@ -236,9 +238,9 @@ def _values(
             continue
         if at is not None and numbers.low is not None and numbers.mean is not None:
             mean, deviation = numbers.mean, numbers.deviation or 0.0
-            sets["ranges"].append(
-                {"at": len(sets["ranges"]), "name": short(info.name), "low": numbers.low, "high": numbers.high}
-                | {"mean": mean, "deviation": deviation, "below": mean - deviation, "above": mean + deviation}
+            spans.append(
+                {"name": short(info.name), "low": numbers.low, "high": numbers.high}
+                | {"below": mean - deviation, "above": mean + deviation}
             )
         share = numbers.zeros / numbers.seen if numbers.seen else None
         rows.append(
@@ -251,6 +253,7 @@ def _values(
                 number(numbers.seen / max(math.prod(info.shape), 1), ".1%"),
             ]
         )
+    sets["ranges"] = pooled_ranges(spans)
     specs["ranges"], specs["histogram"] = charts.ranges(), charts.histogram()
     imaginary = any(tensor.info.dtype.startswith("complex") for tensor in found.tensors)
     columns = [("tensor", False), ("type", False), ("shape", False), ("smallest", True), ("largest", True)]

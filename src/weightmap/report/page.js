@@ -1,27 +1,37 @@
-// The tables: a filter, sorting by the buttons in the header, pages of a hundred rows. All rows come with the page; those
-// that are not shown are taken out of the document, so that ten thousand of them cost nothing.
+// The tables: a filter, sorting by the buttons in the header, pages of a hundred rows. All rows come with the page, as the
+// text of what browsers without scripts show; those that are shown become elements, so that 40,000 of them cost little.
 "use strict";
 (() => {
     const PAGE = 100;
+    const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'" };
     const data = JSON.parse(document.getElementById("data").textContent);
+    const order = new Intl.Collator("en", { numeric: true }).compare;
 
-    function number(cell) {
-        const text = cell.dataset.v ?? cell.textContent.replace(/[,%]/g, "");
-        return text === "" ? NaN : Number(text);
+    // A cell of a row, from its tag on.
+    const cell = (row, column) => "<td" + row.split(/<t[hd]/)[column + 1];
+    const text = html => html.replace(/<[^>]*>/g, "").replace(/&(amp|lt|gt|quot|#x27);/g, (_, name) => ENTITIES[name]);
+
+    function number(html) {
+        const value = /^[^>]* data-v="([^"]*)"/.exec(html)?.[1] ?? text(html).replace(/[,%]/g, "");
+        return value === "" ? NaN : Number(value);
     }
 
-    function compare(column, numeric) {
-        return (a, b) => {
-            const [one, other] = [a.cells[column], b.cells[column]];
-            if (!numeric) return one.textContent.localeCompare(other.textContent, "en", { numeric: true });
-            const [x, y] = [number(one), number(other)];
-            return Number.isNaN(x) - Number.isNaN(y) || x - y;  // what has no number comes last, or first when reversed
-        };
+    // What has no number comes last, or first when reversed.
+    const size = (x, y) => Number.isNaN(x) - Number.isNaN(y) || x - y;
+
+    function sorted(rows, column, numeric) {
+        const [key, compare] = numeric ? [number, size] : [text, order];
+        const keyed = rows.map(row => [key(cell(row, column)), row]);
+        return keyed.sort((a, b) => compare(a[0], b[0])).map(([, row]) => row);
     }
 
-    function prepare(table) {
+    function prepare(source) {
+        const [begin, middle, end] = source.textContent.split(/(?<=<tbody>)\n|\n(?=<\/tbody>)/);
+        const place = source.parentElement;
+        place.innerHTML = begin + end;
+        const table = place.firstElementChild;
         const body = table.tBodies[0];
-        const rows = Array.from(body.rows);
+        let rows = middle ? middle.split("\n") : [];
         const tools = document.getElementById(table.dataset.tools);
         const filter = tools.querySelector("input");
         const kind = tools.querySelector("select");
@@ -32,18 +42,18 @@
         function draw() {
             const pages = Math.max(1, Math.ceil(shown.length / PAGE));
             page = Math.min(Math.max(page, 0), pages - 1);
-            body.replaceChildren(...shown.slice(page * PAGE, (page + 1) * PAGE));
+            body.innerHTML = shown.slice(page * PAGE, (page + 1) * PAGE).join("");
             back.disabled = page === 0;
             forth.disabled = page === pages - 1;
-            const whole = rows.length.toLocaleString("en");
-            status.value = `${shown.length.toLocaleString("en")} of ${whole} rows, page ${page + 1} of ${pages}`;
+            const whole = `${rows.length.toLocaleString("en")} ${rows.length === 1 ? "row" : "rows"}`;
+            status.value = `${shown.length.toLocaleString("en")} of ${whole}, page ${page + 1} of ${pages}`;
         }
 
         function choose() {
             const wanted = filter.value.toLowerCase();
             const type = kind ? kind.value : "";
-            shown = rows.filter(row => row.cells[0].textContent.toLowerCase().includes(wanted)
-                && (!type || row.cells[1].textContent === type));
+            shown = rows.filter(row => (!wanted || text(cell(row, 0)).toLowerCase().includes(wanted))
+                && (!type || text(cell(row, 1)) === type));
             page = 0;
             draw();
         }
@@ -56,7 +66,7 @@
                 const up = head.getAttribute("aria-sort") !== "ascending";
                 for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
                 head.setAttribute("aria-sort", up ? "ascending" : "descending");
-                rows.sort(compare(column, head.classList.contains("number")));
+                rows = sorted(rows, column, head.classList.contains("number"));
                 if (!up) rows.reverse();
                 choose();
             });
@@ -68,16 +78,22 @@
         draw();
     }
 
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+
     function style() {
         const colours = getComputedStyle(document.documentElement);
         const [text, line] = ["--text", "--line"].map(name => colours.getPropertyValue(name).trim());
         return {
             background: "transparent",
-            axis: { labelColor: text, titleColor: text, gridColor: line, domainColor: line, tickColor: line },
+            axis: { labelColor: text, titleColor: text, gridColor: line, domainColor: line, tickColor: line,
+                labelSeparation: 6 },
             legend: { labelColor: text, titleColor: text, orient: "bottom", columns: 6, symbolLimit: 60 },
             title: { color: text },
             view: { stroke: "transparent" },
             text: { fill: text },
+            rect: { stroke: line, strokeWidth: 0.5 },
+            // What is least differs from what is blank on both pages.
+            range: { heatmap: { scheme: "viridis", extent: dark.matches ? [0.3, 1] : [0.9, 0] } },
             rule: { color: "#4c8bd6" }, bar: { color: "#4c8bd6" }, point: { color: "#4c8bd6" },
         };
     }
@@ -100,8 +116,17 @@
         const tensor = data.tensors[at];
         document.getElementById("histogram-of").textContent = tensor.name;
         const count = tensor.bins.length;
-        const step = (tensor.high - tensor.low) / count || 1;
-        const bins = tensor.bins.map((n, i) => ({ low: tensor.low + i * step, high: tensor.low + (i + 1) * step, count: n }));
+        const step = (tensor.high - tensor.low) / count;
+        if (count === 1) {  // a constant is one bar, with room beside it
+            const low = tensor.low, room = Math.abs(low) / 50 || 0.02;
+            const bins = [[-10, -1, 0], [-1, 1, tensor.bins[0]], [1, 10, 0]].map(([begin, end, count]) =>
+                ({ begin: low + begin * room, end: low + end * room, low, high: low, count }));
+            return draw("histogram", { bins });
+        }
+        const bins = tensor.bins.map((n, i) => {
+            const [low, high] = [i, i + 1].map(at => tensor.low + at * step);
+            return { begin: low, end: high, low, high, count: n };
+        });
         return draw("histogram", { bins });
     }
 
@@ -115,7 +140,7 @@
         document.documentElement.dataset.drawn = "yes";
     }
 
-    document.querySelectorAll("table[data-tools]").forEach(prepare);
+    document.querySelectorAll(".scroll > noscript").forEach(prepare);
     document.addEventListener("click", event => {
         const button = event.target.closest("button[data-tensor]");
         if (!button) return;
@@ -123,7 +148,7 @@
         histogram(chosen);
         document.getElementById("histogram-title").scrollIntoView({ block: "nearest" });
     });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", everything);
+    dark.addEventListener("change", everything);
     let width = innerWidth, later = 0;
     addEventListener("resize", () => {
         if (innerWidth === width) return;

@@ -11,28 +11,14 @@ import hashlib
 import html
 import json
 import math
-from importlib import import_module, resources
+from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.errors import MissingDependencyError, escape
+from weightmap.errors import escape
+from weightmap.report.library import library
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-__all__ = [
-    "Cell",
-    "Section",
-    "document",
-    "figure",
-    "message",
-    "named",
-    "number",
-    "pairs",
-    "short",
-    "spark",
-    "table",
-    "text",
-]
 
 # A section of the page: its id, heading and HTML.
 Section = tuple[str, str, str]
@@ -40,6 +26,8 @@ Section = tuple[str, str, str]
 # Characters of a name that are shown.
 _LONGEST = 200
 _LEVELS = "▁▂▃▄▅▆▇█"
+# Characters of a histogram as text.
+_SPARK = 16
 
 
 class Cell(NamedTuple):
@@ -83,8 +71,8 @@ def number(value: float | None, form: str = ".4g") -> Cell:
 
 def spark(bins: Sequence[int]) -> str:
     """Return a histogram as a line of text, which needs no script."""
-    if len(bins) < 2:
-        return ""
+    if len(bins) < 2:  # of a constant
+        return _LEVELS[-1].center(_SPARK) if bins else ""
     halves = [a + b for a, b in zip(bins[::2], bins[1::2], strict=True)]
     most = max(halves)
     return "".join(_LEVELS[min(n * len(_LEVELS) // (most + 1), 7)] if n else " " for n in halves)
@@ -104,6 +92,9 @@ def table(
     kinds: Iterable[str] = (),
 ) -> str:
     """Return a table with its tools; the script makes it sort and filter, and without one it is all there.
+
+    Where scripts run, the table is text to the browser, a line each row, and the script makes elements of the rows that
+    are shown: those of 40,000 tensors take a browser a minute.
 
     Parameters
     ----------
@@ -135,9 +126,9 @@ def table(
         f'<div class="tools script" id="{name}-tools"><label>filter by name <input type="search"></label>{select}'
         f'<button type="button">previous</button><button type="button">next</button>'
         f'<output aria-live="polite"></output></div>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}">'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}"><noscript>'
         f'<table id="{name}" data-tools="{name}-tools"><caption>{html.escape(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + "\n</tbody></table></div>"
+        f"<thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + "\n</tbody></table></noscript></div>"
     )
 
 
@@ -174,9 +165,9 @@ def document(
     MissingDependencyError
         Without vl-convert-python, which has the library that draws the charts.
     """
-    library, own, style = _library(), _own("page.js"), _own("page.css")
+    drawing, own, style = library(), _own("page.js"), _own("page.css")
     marker = 'document.documentElement.classList.add("js");'
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in (marker, library, own))
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in (marker, drawing, own))
     # Vega compiles the expressions of specifications, which are all ours: hence unsafe-eval.
     policy = f"default-src 'none'; script-src {hashes} 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
     links = "".join(f'<li><a href="#{name}">{html.escape(heading)}</a></li>' for name, heading, _ in sections)
@@ -206,24 +197,12 @@ def document(
 {body}
 </main>
 <script type="application/json" id="data">{values}</script>
-<script>{library}</script>
+<script>{drawing}</script>
 <script>{own}</script>
 </body>
 </html>
 """
     return page.encode("utf-8", "backslashreplace")
-
-
-def _library() -> str:
-    """Return Vega-Lite, Vega and Vega-Embed as one script."""
-    try:
-        converter = import_module("vl_convert")
-    except ImportError:
-        msg = "reports need Vega-Lite, the extra [report]: pip install vl-convert-python, or '.[report]' in a checkout"
-        raise MissingDependencyError(msg) from None
-    bundle: str = converter.javascript_bundle()
-    # What would end a script element within it can only stand in its texts.
-    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _own(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from weightmap.report.comparing import Comparison, Pair
     from weightmap.report.page import Section
-
-__all__ = ["pair_page"]
 
 
 def pair_page(names: Sequence[str], sizes: Sequence[int], found: Comparison) -> bytes:
@@ -43,23 +42,29 @@ def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, l
         "rms": "RMS difference",
         "largest": "largest difference",
         "angle": "1 - cosine",
+        "odd": "elements that are NaN or infinite",
     }
     heat = by_layer(
         (
             pair.name,
-            {"relative": pair.relative, "rms": pair.rms, "largest": pair.largest}
-            | {"angle": None if pair.cosine is None else 1 - pair.cosine},
+            {"relative": pair.relative, "rms": pair.rms, "largest": pair.largest, "odd": pair.odd}
+            | {"angle": None if pair.cosine is None else 1 - pair.cosine}
+            if pair.problem is None
+            else dict.fromkeys(measures, math.nan),
         )
         for pair in found
     )
-    content = ""
-    if heat:
+    content = "<p>All values are equal.</p>" if found else "<p>No tensor is in both.</p>"
+    if any(value for row in heat for measure, value in row.items() if measure in measures):
         sets["heat"] = heat
         layers = len({row["layer"] for row in heat})
         specs["heat"] = charts.heat(
             "heat", "How far the two are apart, by layer and tensor.", measures, layers, zero=True
         )
-        content = figure("heat", specs["heat"], "differences-of")
+        content = (
+            '<p class="script">Blank: no difference. Red: infinite, or not comparable. Where several tensors share a '
+            "cell, it has the largest value.</p>" + figure("heat", specs["heat"], "differences-of")
+        )
     rows = [
         [
             Cell(named(pair.name)),

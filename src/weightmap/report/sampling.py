@@ -1,4 +1,4 @@
-"""What the elements of a tensor look like: ranges, moments and a histogram of a sample, and what quantising would cost.
+"""Samples of a tensor's elements: range, moments, a histogram, and the estimated cost of quantising.
 
 Elements are read by pread, never through a mapping, a bounded number of them from runs that lie evenly over the tensor:
 memory stays flat and a file of 500 GB takes as long as one of 5.
@@ -15,7 +15,8 @@ import numpy as np
 from weightmap import kernels
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.conversion.schemes import quantize
-from weightmap.conversion.values import has_numbers
+from weightmap.conversion.spec import Quantize
+from weightmap.conversion.tensor_diffs import has_numbers
 from weightmap.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import QuantError
 from weightmap.quant.blocks import QuantizedTensor
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.quant import TensorRef
-
-__all__ = ["SCHEMES", "Cost", "Numbers", "budget", "costs_of", "numbers_of", "sample"]
+    from weightmap.index.row import Row
 
 # Elements of one tensor that are looked at, and of a whole model.
 _MOST, _LEAST, _ALL = 1 << 16, 1 << 11, 1 << 25
@@ -42,7 +41,7 @@ SCHEMES = ("q8_0", "int8", "q6_k", "q5_0", "int5_block", "q4_k", "q4_0", "int4_b
 
 
 class Numbers(NamedTuple):
-    """What a sample of a tensor's elements looks like.
+    """Statistics of a sample of a tensor's elements.
 
     Attributes
     ----------
@@ -67,7 +66,7 @@ class Numbers(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What quantising a tensor would cost.
+    """The cost of quantising a tensor.
 
     Attributes
     ----------
@@ -92,12 +91,11 @@ def budget(tensors: int) -> int:
     return min(_MOST, max(_LEAST, _ALL // max(tensors, 1) // (_RUNS * _BLOCK) * _RUNS * _BLOCK))
 
 
-def sample(place: TensorRef, most: int) -> NDArray[Any] | None:
+def sample(row: Row, most: int) -> NDArray[Any] | None:
     """Return up to `most` elements of a tensor, in order; None of one that holds no numbers."""
-    row = place.row
     if not has_numbers(row):
         return None
-    pieces = list(_runs(place, math.prod(row.shape), most))
+    pieces = list(_runs(row, math.prod(row.shape), most))
     return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 
 
@@ -113,18 +111,18 @@ def _starts(size: int, most: int) -> Iterator[tuple[int, int]]:
         yield first, length
 
 
-def _runs(place: TensorRef, size: int, most: int) -> Iterator[NDArray[Any]]:
-    source, row, _ = place
+def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
+    source = row.source
     if not row.dtype.quantized:
-        stored = row.dtype.numpy or numpy_dtype(DTYPES[row.dtype.name])
+        stored = row.dtype.loaded or numpy_dtype(DTYPES[row.dtype.name])
         width = stored.itemsize
         for first, count in _starts(size, most):
             yield np.frombuffer(source.pread(row.offset + first * width, count * width), stored)
         return
-    scheme, layout = row.dtype.name, place.layout()
+    scheme, layout = row.dtype.name, row.layout()
     if layout is None or (scheme not in BITS and scheme not in GGML_SCHEMES):
         left = most  # schemes whose blocks differ in size: the first elements
-        for values in place.decoder().in_runs(min(most, 1 << 14)):
+        for values in row.decoder().in_runs(min(most, 1 << 14)):
             yield values[:left]
             left -= len(values)
             if left <= 0:
@@ -155,7 +153,7 @@ def _runs(place: TensorRef, size: int, most: int) -> Iterator[NDArray[Any]]:
 
 
 def numbers_of(values: NDArray[Any]) -> Numbers:
-    """Return what these elements look like; of complex ones the absolute values."""
+    """Return the statistics of these elements; for complex ones, of their absolute values."""
     with np.errstate(over="ignore", invalid="ignore"):
         wide = np.abs(values).astype(np.float64) if values.dtype.kind == "c" else values.astype(np.float64)
         finite = wide[np.isfinite(wide)]
@@ -179,8 +177,8 @@ def numbers_of(values: NDArray[Any]) -> Numbers:
         return Numbers(len(wide), low, high, mean, deviation, zeros, nans, infinities, bins)
 
 
-def costs_of(name: str, place: TensorRef, values: NDArray[Any]) -> dict[str, Cost]:
-    """Return what quantising a tensor would cost, by scheme; nothing for one that `convert` leaves dense.
+def costs_of(name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
+    """Return the cost of quantising a tensor, by scheme; nothing for one that `convert` leaves dense.
 
     Estimated from a sample of its elements. A scale for a whole tensor, as "int8" has one, is that of the sample. Where
     rows are no whole blocks of a scheme, the costs are those of the scheme that `convert` takes instead.
@@ -196,12 +194,12 @@ def costs_of(name: str, place: TensorRef, values: NDArray[Any]) -> dict[str, Cos
         tried = tried.astype(np.float32)
     known: dict[str, Cost] = {}
     for scheme, quantizer in wanting.items():
-        used = quantizer.scheme_of(place.row.shape) or scheme
+        used = quantizer.scheme_of(place.shape) or scheme
         if used not in known:
             block = kernels.GGML_TYPES[used].block_size if used in GGML_SCHEMES else 1
             whole = tried[: len(tried) // block * block]
             try:
-                known[used] = _cost(whole, used, math.prod(place.row.shape))
+                known[used] = _cost(whole, used, math.prod(place.shape))
             except QuantError:  # NaN or infinite
                 return {}
         found[scheme] = known[used]
@@ -210,7 +208,7 @@ def costs_of(name: str, place: TensorRef, values: NDArray[Any]) -> dict[str, Cos
 
 @functools.cache
 def _quantizers() -> dict[str, Quantizer]:
-    return {scheme: Quantizer(scheme) for scheme in SCHEMES}
+    return {scheme: Quantizer(Quantize(scheme)) for scheme in SCHEMES}
 
 
 def _cost(values: NDArray[np.float32], scheme: str, size: int) -> Cost:

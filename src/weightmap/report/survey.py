@@ -1,4 +1,4 @@
-"""What a report on one model says, as plain values: its tensors, the map of its files, costs, warnings."""
+"""The content of a report on one model, as plain values: its tensors, the map of its files, costs, warnings."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import QuantError, TensorFileError
-from weightmap.model.parts import located, parts_of
+from weightmap.model.parts import names_of, rows_of
 from weightmap.report.sampling import Cost, Numbers, budget, costs_of, numbers_of, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.index.table import TensorInfo
+    from weightmap.index.row import TensorInfo
+    from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.model.residency import Residency
     from weightmap.model.verifying import VerifyReport
-
-__all__ = ["File", "Gap", "Survey", "Tensor", "alignment", "survey"]
 
 
 class Tensor(NamedTuple):
@@ -50,7 +49,7 @@ class File(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """All that a report on one model says.
+    """The content of a report on one model.
 
     Attributes
     ----------
@@ -66,7 +65,7 @@ class Survey(NamedTuple):
     damage : str or None
         Why verification failed.
     per_tensor : int
-        Elements of a tensor that were looked at, at most.
+        Most elements sampled per tensor.
     """
 
     format: str
@@ -100,10 +99,12 @@ def survey(file: TensorFile, *, verify: bool, progress: Callable[[int, int], Non
         except TensorFileError as error:
             damage = str(error)
     tensors = []
-    shard_of = {name: shard for shard, part in file.shards.items() for name in part}
-    only = "" if file.shards else "the file"
+    sources = names_of(file)
+    if len(sources) == 1:
+        sources = dict.fromkeys(sources, "the file")
     done = before
-    for info, place in zip(infos, located(file), strict=True):
+    for info, row in zip(infos, rows_of(file), strict=True):
+        place = row.dense
         numbers, costs, problem = None, {}, None
         try:
             values = sample(place, most)
@@ -113,8 +114,7 @@ def survey(file: TensorFile, *, verify: bool, progress: Callable[[int, int], Non
         except QuantError as error:
             problem = str(error)
         there = None if resident is None else resident[info.name].resident if info.name in resident else 0
-        where = shard_of.get(info.name, only)
-        tensors.append(Tensor(info, where, place.row.dtype.quantized, there, numbers, costs, problem))
+        tensors.append(Tensor(info, sources[row.source], place.dtype.quantized, there, numbers, costs, problem))
         done += min(info.nbytes, most * 4)
         tell(done)
     return Survey(
@@ -123,7 +123,7 @@ def survey(file: TensorFile, *, verify: bool, progress: Callable[[int, int], Non
         file.nbytes,
         dict(file.metadata),
         None if file.vocab is None else len(file.vocab),
-        tuple(_files(file, tensors, only)),
+        tuple(_files(sources, tensors)),
         tuple(tensors),
         verified,
         damage,
@@ -138,12 +138,13 @@ def _residency(file: TensorFile) -> dict[str, Residency] | None:
     return None
 
 
-def _files(file: TensorFile, tensors: list[Tensor], only: str) -> Iterator[File]:
-    sources = {name: parts_of(part)[0] for name, part in file.shards.items()} or {only: parts_of(file)[0]}
-    places: dict[str, list[tuple[int, int]]] = {name: [] for name in sources}
+def _files(sources: dict[Source, str], tensors: list[Tensor]) -> Iterator[File]:
+    places: dict[str, list[tuple[int, int]]] = {name: [] for name in sources.values()}
     for tensor in tensors:
         places[tensor.file].append((tensor.info.offset, tensor.info.nbytes))
-    for name, source in sources.items():
+    for source, name in sources.items():
+        if not source.size:  # a sharded model, which has only a name
+            continue
         yield File(name, source.size, tuple(_gaps(sorted(places[name]), source.size)))
 
 

@@ -6,8 +6,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.formats import Plan
 from weightmap.io.atomic import write_plan
+from weightmap.io.sink import WritePlan
 from weightmap.model.file import TensorFile
 from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_privately
@@ -19,9 +19,6 @@ from weightmap.report.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-__all__ = ["write_page", "write_report"]
 
 
 def write_report(
@@ -82,5 +79,5 @@ def write_page(out: Any, a: Any, b: Any, *, verify: bool, progress: Callable[[in
             page = model_page(names[0], found)
         else:
             page = pair_page(names, [file.nbytes for file in files], comparison(files[0], files[1], progress))
-    write_plan(target, Plan(len(page), lambda sink: sink.write(page)))
+    write_plan(target, WritePlan(len(page), lambda sink: sink.write(page)))
     return damage

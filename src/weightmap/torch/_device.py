@@ -11,7 +11,7 @@ from weightmap.device import Backend, Loader, Staging, load
 from weightmap.device._cargo import Made
 from weightmap.errors import UnsupportedError
 from weightmap.model.foreign import PAIRS
-from weightmap.model.parts import locate
+from weightmap.model.parts import dense_row
 from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
 
 if TYPE_CHECKING:
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from weightmap.device import Change
     from weightmap.device._cargo import Cargo
     from weightmap.plans.read_plan import ReadPlan
+    from weightmap.plans.sums import Check
     from weightmap.quant.blocks import QuantizedTensor
-
-__all__ = ["TorchBackend", "load_plan", "pour", "to_device"]
 
 
 class TorchBackend(Backend):
@@ -199,7 +198,7 @@ def load_plan(
     device: Any,
     *,
     dtype: Any = None,
-    verify: bool = False,
+    verify: Check = False,
     group: int | None = None,
     staging: Staging | None = None,
 ) -> Iterator[tuple[str, Any]]:
@@ -207,7 +206,7 @@ def load_plan(
     wanted = None if dtype is None else str(dtype).removeprefix("torch.")
     found = load(plan, TorchBackend(device), dtype=wanted, verify=verify, group=group, staging=staging)
     for name, tensor in found:
-        yield name, in_pairs(tensor, locate(plan.file, name).row)
+        yield name, in_pairs(tensor, dense_row(plan.file, name))
 
 
 def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,8 @@ import numpy as np
 from weightmap.arguments import mistyped
 from weightmap.dtypes import FLOATING
 from weightmap.model.opening import open as open_model
-from weightmap.model.parts import locate
+from weightmap.model.parts import check_copied, dense_row
+from weightmap.model.single import mode_of
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan
 from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_device
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from weightmap.model.file import TensorFile
     from weightmap.typing import Mode
 
-__all__ = ["load_file", "load_tensors", "read_tensor", "shared", "writable_mode"]
-
 _OCTET = np.dtype(np.uint8)
 
 
 def writable_mode() -> Mode:
     """Return the mode for tensors of the CPU: "cow", or "copy" where WEIGHTMAP_MODE asks for private memory."""
-    return "copy" if os.environ.get("WEIGHTMAP_MODE") in {"copy", "sealed"} else "cow"
+    return "copy" if mode_of(None) in {"copy", "sealed"} else "cow"
 
 
 def load_file(
@@ -49,7 +47,7 @@ def load_file(
         Check the checksums of the file, where it has any, before a tensor is handed out.
     dtype : torch.dtype, optional
         The type of floating-point and quantised tensors. By default that of the file, and float32 for quantised ones.
-        Other devices convert them themselves.
+        Devices other than the CPU do the conversion.
 
     Returns
     -------
@@ -73,7 +71,12 @@ def load_file(
             raise mistyped("plan", plan, "a weightmap.ReadPlan")
         if where.type != "cpu":
             return dict(load_plan(plan, where, dtype=dtype, verify=verify))
-        return {name: _cast(to_torch(array), dtype) for name, array in plan.run(verify=verify)}
+        tensors = {}
+        for name, array in plan.run(verify=verify):
+            if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+                check_copied(plan.file, name, array.nbytes)
+            tensors[name] = to_torch(array)
+        return tensors if dtype is None else {name: _cast(plan.file, name, t, dtype) for name, t in tensors.items()}
     with open_model(path, mode=writable_mode() if where.type == "cpu" else None) as file:
         if where.type != "cpu":
             return load_tensors(file, list(file), where, verify=verify, dtype=dtype)
@@ -82,12 +85,18 @@ def load_file(
             tensors = {name: read_tensor(file, name, checked[name]) for name in file}
         else:
             tensors = shared(file)
-    return tensors if dtype is None else {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
+        if dtype is None:
+            return tensors
+        return {name: _cast(file, name, tensor, dtype) for name, tensor in tensors.items()}
 
 
-def _cast(tensor: Any, dtype: Any) -> Any:
-    floating = str(tensor.dtype).removeprefix("torch.") in FLOATING
-    return tensor.to(dtype) if dtype is not None and floating else tensor
+def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:
+    """Return a tensor of a file in this type, if it is one of floating-point numbers."""
+    if str(tensor.dtype).removeprefix("torch.") not in FLOATING:
+        return tensor
+    if not tensor.is_contiguous():
+        check_copied(file, name, tensor.numel() * tensor.itemsize)
+    return tensor.to(dtype)
 
 
 def shared(file: TensorFile) -> dict[str, Any]:
@@ -134,7 +143,7 @@ def read_tensor(file: TensorFile, name: str, array: np.ndarray[Any, Any] | None 
     torch.Tensor
         float4 is the type of torch that has two elements in a byte, if torch has that and rows are whole bytes.
     """
-    row = locate(file, name).row
+    row = dense_row(file, name)
     if row.dtype.quantized and array is None:
         return to_torch(file.read(name, np.float32))
     return in_pairs(to_torch(file[name] if array is None else array), row)

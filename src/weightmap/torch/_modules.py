@@ -12,7 +12,7 @@ from weightmap.device._cargo import Cargo, Made
 from weightmap.errors import TensorFileError, quoted
 from weightmap.model.foreign import check_module, from_torch
 from weightmap.model.opening import open as open_model
-from weightmap.model.parts import check_unchanged, locate
+from weightmap.model.parts import check_unchanged, row_of
 from weightmap.torch._device import TorchBackend, pour
 from weightmap.torch._files import load_tensors, shared, writable_mode
 from weightmap.torch._tensors import imported_torch
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from weightmap.model.file import TensorFile
-
-__all__ = ["StateError", "load_into", "load_state"]
 
 
 class StateError(TensorFileError, RuntimeError):
@@ -40,7 +38,7 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     module : torch.nn.Module
         On any device. Tensors outside the CPU are filled by `weightmap.device`, which converts values there.
     path : str or os.PathLike
-        Anything that `weightmap.open` takes. The file needs one tensor for parameters that are tied.
+        Anything that `weightmap.open` takes. Tied parameters need only one tensor in the file.
     strict : bool
         Whether missing and unexpected names are errors, as in torch; and tied parameters whose values differ.
     assign : bool
@@ -194,7 +192,7 @@ def _finish(
         if name is None or file is None:  # a hook made the tensor
             pour(loader, Made("a tensor", from_torch(source), dtype), target)
         else:
-            pour(loader, Cargo(loader.backend, name, locate(file, name), None, dtype), target)
+            pour(loader, Cargo(loader.backend, name, row_of(file, name), None, dtype), target)
 
     with contextlib.ExitStack() as open_loaders, _copying()(fill):
         module.load_state_dict(state, strict=False)

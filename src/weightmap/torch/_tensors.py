@@ -12,9 +12,7 @@ from weightmap.model.foreign import CROSSING, PAIRS
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
-    from weightmap.index.table import Row
-
-__all__ = ["imported_torch", "in_pairs", "to_torch", "torch_device"]
+    from weightmap.index.row import Row
 
 # `np.dtype.isbuiltin` of types that another package registers, such as ml_dtypes; their name takes a microsecond.
 _REGISTERED = 2
@@ -93,15 +91,22 @@ def torch_device(device: str | int) -> Any:
     Raises
     ------
     UnsupportedError
-        torch knows no such device.
+        torch knows no such device, or has none here.
     MissingDependencyError
         torch is not installed.
     """
     torch = imported_torch()
     try:
-        return torch.device(device)
+        where = torch.device(device)
     except (RuntimeError, TypeError):
         raise UnsupportedError("device", expected="one that torch knows", actual=repr(device)) from None
+    if where.type not in {"cpu", "meta"}:
+        try:
+            torch.empty(0, device=where)
+        except (AssertionError, RuntimeError) as error:
+            why = str(error).partition("\n")[0]
+            raise UnsupportedError("device", expected="one that torch has here", actual=f"{device!r} ({why})") from None
+    return where
 
 
 def _no_dtype(name: str) -> UnsupportedError:

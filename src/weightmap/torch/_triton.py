@@ -27,8 +27,6 @@ import triton.language as tl
 if TYPE_CHECKING:
     from weightmap.device import Change
 
-__all__ = ["SCHEMES", "decode", "interpreted"]
-
 _BLOCK = tl.constexpr(1024)
 _BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 _GGML = {"q4_0": (32, 18), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}

@@ -14,7 +14,7 @@ import weightmap as wm
 from weightmap.dtypes import SCHEMES
 from weightmap.formats.amb import scales
 from weightmap.formats.amb.quantized import quantization
-from weightmap.index.table import Row
+from weightmap.index.row import Row
 
 BITS = {amb.INT4: 4, amb.INT5: 5, amb.INT4BLOCK: 4, amb.INT5BLOCK: 5}
 STEPS = {amb.INT4BLOCK: 2, amb.INT5BLOCK: 8, amb.ADAPTIVE: 8}
@@ -141,7 +141,7 @@ def test_block_sizes_that_a_configuration_may_have(block, odd):
 
 def row(scheme: str, n: int, nbytes: int) -> Row:
     """A row of a table."""
-    return Row(SCHEMES[scheme], (n,), 100, nbytes)
+    return Row(SCHEMES[scheme], (n,), None, 100, nbytes)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])

@@ -559,13 +559,13 @@ def test_through_safetensors_and_back(put: Callable[..., Path], tmp_path: Path, 
 
 
 def test_metadata_without_a_place_stays_behind_with_a_warning(put: Callable[..., Path], tmp_path: Path) -> None:
-    """Converting from safetensors takes the keys that the format knows, and the report names the others."""
+    """Converting from safetensors takes the keys that the format knows, and the report names all others."""
     others = {f"key{number}": "value" for number in range(7)}
     source = put(st.build(cnn.names(cnn.ODD), {"mip_level": "2", **others}), "in.safetensors")
     report = wm.convert(source, tmp_path / "out.bin")
     assert (tmp_path / "out.bin").read_bytes() == cnn.build(cnn.ODD, 2)
     [warning] = report.warnings
-    assert "7 metadata entries ('key0', 'key1', 'key2', 'key3', 'key4', ...)" in warning
+    assert f"7 metadata entries ({', '.join(map(repr, others))})" in warning
     assert "left behind" in warning
 
 

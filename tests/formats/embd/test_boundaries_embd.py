@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.bounds_support import BOUNDLESS, around, error_of, refused, warnings_of
-from tests.builders import Example, bintensors, cnn_v2, embd, examples, finalfusion, noise, normal, safetensors
+from tests.builders import bintensors, cnn_v2, embd, examples, finalfusion, noise, normal, safetensors
 
 import weightmap as wm
 from weightmap.formats import FORMATS, Verification
@@ -16,35 +16,10 @@ from weightmap.formats.embd import _begins_spec
 from weightmap.formats.embd.layout import ALIGNMENT, HEADER, OFFSETS
 from weightmap.io.source import Source
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 U32 = 2**32 - 1
 
 
 # ----------------------------------------------------------------------------------------------------- every format
-
-
-def largest() -> Iterable[Example]:
-    """The example with most tensors, of each format and layout."""
-    found: dict[tuple[str, str | None], Example] = {}
-    for example in examples():
-        key = example.format, example.layout
-        if key not in found or len(example.tensors) > len(found[key].tensors):
-            found[key] = example
-    return found.values()
-
-
-@pytest.mark.parametrize("example", largest(), ids=lambda example: f"{example.format}-{example.name}")
-def test_as_many_tensors_as_allowed(example):
-    """A file of as many tensors as `max_tensors` says opens; with a limit of one less it is a LimitError."""
-    count = len(example.tensors)
-    with wm.open(memoryview(example.data), limits=wm.Limits(max_tensors=count)) as f:
-        assert len(f) == count
-    for most in {count - 1, 0}:
-        error = refused(example.data, limits=wm.Limits(max_tensors=most))
-        assert isinstance(error, wm.LimitError)
-        assert error.field == "max_tensors"
 
 
 def headers() -> dict[str, tuple[bytes, int]]:

@@ -315,21 +315,21 @@ def test_tokens_that_cannot_be(token: Any, tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_goes_to_other_formats_and_back(tmp_path: Path) -> None:
-    """EMBD gets tokens and special ids as its vocabulary, and no second time as metadata."""
+    """EMBD gets tokens and special ids as its vocabulary, tokens no second time as metadata; the types come back."""
     source, embd, back = tmp_path / "s.gguf", tmp_path / "t.weights", tmp_path / "b.gguf"
     source.write_bytes(gguf.build({"w": normal((9, 2))}, gguf.VOCAB))
     report = wm.convert(source, embd)
     with wm.open(embd) as f:
         assert list(f.vocab) == list(gguf.TOKENS)
         assert "tokenizer.ggml.tokens" not in f.metadata
-        assert "tokenizer.ggml.mask_token_id" not in f.metadata
+        assert f.metadata["tokenizer.ggml.mask_token_id"] == str(gguf.IDS["mask"])
         assert f.vocab.special_ids == {name: gguf.IDS[name] for name in ("pad", "unk", "cls", "sep", "mask")}
         assert f.metadata["tokenizer.ggml.bos_token_id"] == "1"  # which its vocabulary has no place for
         assert f.metadata["tokenizer.ggml.add_bos_token"] == "true"
-    assert any("tokenizer.ggml.scores" in warning for warning in report.warnings)
+    assert not report.warnings
     wm.convert(embd, back)
-    with wm.open(back) as f:
-        assert list(f.vocab) == list(gguf.TOKENS)
+    found = [(entry.key, entry.kind, list(np.atleast_1d(entry.value))) for entry in gguf.parse(back.read_bytes())[1]]
+    assert sorted(found) == sorted((entry.key, entry.kind, list(np.atleast_1d(entry.value))) for entry in gguf.VOCAB)
 
 
 # ------------------------------------------------------------------------------------------------- tensors
@@ -443,14 +443,35 @@ def test_alignments_that_cannot_be(alignment: Any, tmp_path: Path) -> None:
 def test_the_alignment_of_a_file_is_its_own(tmp_path: Path, suffix: str) -> None:
     """It goes to other formats, but not from them: there it may be text, or make a huge file of a small one."""
     source, between, target = tmp_path / "a.gguf", tmp_path / f"b{suffix}", tmp_path / "c.gguf"
-    wm.save(source, {"w": np.ones(3, np.float32)}, metadata={"general.alignment": 128, "k": "v"})
+    wm.save(source, {"w": np.ones(3, np.float32)}, metadata={"general.alignment": 128, "general.architecture": "a"})
     assert not wm.convert(source, between).warnings
     (warning,) = wm.convert(between, target).warnings
     assert "metadata 'general.alignment' says how a file of GGUF is laid out" in warning
     with wm.open(target) as f:
-        assert dict(f.metadata) == {"k": "v"}
+        assert dict(f.metadata) == {"general.architecture": "a"}
     wm.convert(source, tmp_path / "again.gguf")
     assert (tmp_path / "again.gguf").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "metadata", "warned"),
+    [
+        (".safetensors", {"format": "pt"}, True),
+        (".weights", None, True),
+        (".safetensors", {"general.architecture": "llama"}, False),
+        (".gguf", {"k": "v"}, False),  # it was so before
+    ],
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_model_without_an_architecture(
+    tmp_path: Path, suffix: str, metadata: dict[str, Any] | None, warned: bool, sharded: bool
+) -> None:
+    """llama.cpp refuses a file without general.architecture: a conversion from another format says so, once."""
+    wm.save(tmp_path / f"a{suffix}", {"w": np.ones((2, 32), np.float32)}, metadata=metadata)
+    target = tmp_path / ("m-gguf/" if sharded else "b.gguf")
+    (tmp_path / "m-gguf").mkdir()
+    warnings = wm.convert(tmp_path / f"a{suffix}", target, format="gguf").warnings
+    assert sum("llama.cpp will not load this file" in warning for warning in warnings) == warned
 
 
 @pytest.mark.parametrize("strict", [True, False])

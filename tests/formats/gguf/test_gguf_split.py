@@ -12,7 +12,7 @@ from tests.builders import gguf, normal
 from tests.support import DATA
 
 import weightmap as wm
-from weightmap.formats import Request, by_name
+from weightmap.formats import Request, Tensors, by_name
 from weightmap.model.payload import from_arrays
 from weightmap.model.saving import plan_request
 
@@ -188,9 +188,9 @@ def test_a_model_in_one_part_has_no_keys_of_parts(tmp_path: Path) -> None:
 def test_more_parts_than_have_numbers() -> None:
     """Parts are numbered in 16 bits: an error before anything is written."""
     payloads = from_arrays({"a": np.ones(3)})
-    request = Request(payloads, "gguf", part=(0, 65_535, 65_535))
+    request = Request(Tensors(payloads), "gguf", part=(0, 65_535, 65_535))
     assert plan_request("m.gguf", by_name("gguf"), request).size
-    request = Request(payloads, "gguf", part=(0, 65_536, 65_536))
+    request = Request(Tensors(payloads), "gguf", part=(0, 65_536, 65_536))
     with pytest.raises(wm.EncodeError, match=r"65,536 parts \(expected at most 65535\)"):
         plan_request("m.gguf", by_name("gguf"), request)
 

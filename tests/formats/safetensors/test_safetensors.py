@@ -214,23 +214,6 @@ def test_large_metadata_is_forgotten_with_its_file() -> None:
 # ------------------------------------------------------------------------------------------------- bounds
 
 
-@pytest.mark.parametrize("format", ["safetensors", "bintensors"])
-def test_no_header_is_longer_than_the_reference_allows(format: str) -> None:
-    """A length above 100,000,000 is a FormatError, whatever the limits are, before anything is read."""
-    with pytest.raises(wm.FormatError, match="length of the header") as caught:
-        wm.open(st.raw(b"{}", length=100_000_001), format=format, limits=wm.Limits(max_header_bytes=2**40))
-    assert (caught.value.field, caught.value.actual) == ("n", 100_000_001)
-
-
-@pytest.mark.parametrize("more", [1, 2, 100])
-def test_the_number_of_tensors_is_bounded_by_the_limits(more: int) -> None:
-    """As many tensors as `max_tensors` open, and any more are a LimitError."""
-    data = st.build({f"w{i}": noise("uint8", (1,)) for i in range(10 + more)})
-    wm.open(data, limits=wm.Limits(max_tensors=10 + more)).close()
-    with pytest.raises(wm.LimitError, match="number of tensors"):
-        wm.open(data, limits=wm.Limits(max_tensors=10))
-
-
 # ------------------------------------------------------------------------------------------------- writing
 
 

@@ -142,7 +142,7 @@ def test_a_long_name_is_shortened(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "what"), [(b"\x80\6.", "protocol is 6"), (b"\x7f.", "opcode is 0x7f"), (b"\x81.", "opcode is 0x81")]
+    ("code", "what"), [(b"\x80\6.", "protocol is 6"), (b"\x7f.", "opcode is 0x7f"), (b"\x83.", "opcode is 0x83")]
 )
 def test_protocols_and_opcodes_are_told_apart(code: bytes, what: str) -> None:
     """A protocol above 5 is shown as a number, an opcode in hexadecimal."""

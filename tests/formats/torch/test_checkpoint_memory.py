@@ -179,14 +179,79 @@ with wm.open(sys.argv[1]) as f:
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the most memory that a process had")
 @pytest.mark.parametrize("layout", ["zip", "legacy"])
 def test_the_most_memory_that_opening_takes(tmp_path: Path, layout: str) -> None:
-    """Opening 30,000 tensors takes less than 1 MiB and 200 bytes a tensor, at its peak too."""
+    """Opening 30,000 tensors takes less than 2 MiB and 200 bytes a tensor, at its peak too.
+
+    One of these MiB is that of the system, which counts the pages of a process by processor and to half a MiB or so.
+    """
     few, many = (write(tmp_path, count, layout) for count in (10, 30_000))
     done = subprocess.run([sys.executable, "-c", CHILD, many, few], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     count, peak, kept = map(int, done.stdout.split())
     assert count == 30_000
-    assert peak * 1024 < (1 << 20) + 200 * count
+    assert peak * 1024 < (2 << 20) + 200 * count
     assert kept <= peak
+
+
+SIZE = 1_000_000
+NUMBERS = [struct.pack("<I", i) for i in range(SIZE // 4)]
+# Programs of the shortest opcodes, each of which makes as much as it can.
+DENSE = {
+    "empty lists": b"(" + b"]" * SIZE + b"t.",
+    "empty dictionaries in a list": b"](" + b"}" * SIZE + b"e.",
+    "nothing at all": b"(" + b"N" * SIZE + b"t.",
+    "empty sets": b"(" + b"\x8f" * SIZE + b"t.",
+    "frozen sets": b"(" + b"(N\x91" * (SIZE // 3) + b"t.",
+    "namespaces": b"(cargparse\nNamespace\n\x940" + b"h\0)\x81" * (SIZE // 4) + b"t.",
+    "arrays": b"(cnumpy._core.multiarray\n_reconstruct\n\x940cnumpy\nndarray\nNN\x87\x940"
+    + b"h\0h\1R" * (SIZE // 5)
+    + b"t.",
+    "tuples in tuples": b"(" + b")\x85\x85\x85" * (SIZE // 4) + b"t.",
+    "lists that are remembered": b"(" + b"]\x94" * (SIZE // 2) + b"".join(b"j" + n for n in NUMBERS[::256]) + b"t.",
+    "what is put in many times": b"N" + b"\x94" * SIZE + b"".join(b"0j" + n for n in NUMBERS[::256]) + b".",
+    "what was never put in": b"".join(b"j" + n for n in NUMBERS[::128]) + b"N" * SIZE,
+    "keys": b"}(" + b"".join(b"J" + n + b"N" for n in NUMBERS[: SIZE // 6]) + b"u.",
+    "dictionaries of one list": b"]("
+    + b"NN\x86" * 9
+    + b"e\x94("
+    + files.ORDERED[:-2]
+    + b"\x94"
+    + b"h\1h\0\x85R" * SIZE,
+}
+
+
+EACH = """
+import gc, sys, weightmap as wm
+
+def memory(what):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(what))
+
+wm.open(sys.argv[1]).close()  # imports what opening needs
+for path in sys.argv[1:]:
+    gc.collect()
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # from here on the peak is counted anew
+    before = memory("VmRSS")
+    try:
+        wm.open(path).close()
+    except wm.FormatError:
+        pass
+    print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the most memory that a process had")
+@pytest.mark.parametrize("layout", ["zip", "legacy"])
+def test_the_most_memory_for_each_byte_of_a_program(tmp_path: Path, layout: str) -> None:
+    """Opening a program takes 1 MiB and 32 bytes for each of its own at most, whatever it makes or lacks."""
+    make = files.zipped if layout == "zip" else files.legacy
+    paths = [tmp_path / name for name in ("nothing", *DENSE)]
+    for path, program in zip(paths, (b"N.", *DENSE.values()), strict=True):
+        path.write_bytes(make(program, {}))
+    done = subprocess.run([sys.executable, "-c", EACH, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for (name, program), peak in zip(DENSE.items(), map(int, done.stdout.split()[1:]), strict=True):
+        assert peak < (1 << 20) + 32 * len(program), name
 
 
 def write(folder: Path, count: int, layout: str) -> Path:

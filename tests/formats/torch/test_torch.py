@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
+import struct
 import sys
 import tracemalloc
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +20,15 @@ from tests.builders import torch as files
 from tests.support import DATA
 
 import weightmap as wm
-from weightmap import kernels
+import weightmap.report
+from weightmap import compat
+from weightmap.cli.commands import export
 from weightmap.formats import torch as torch_format
-from weightmap.io import derived
-from weightmap.model.parts import locate
+from weightmap.io import geometry
+from weightmap.model.parts import dense_row
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 TRUTH = sorted(path for path in (DATA / "torch").iterdir() if path.suffix in {".pt", ".npy", ".npz"})
@@ -52,7 +58,7 @@ def test_files_of_torch_and_numpy(path: Path, in_memory: bool) -> None:
             array = f[name]
             assert list(array.shape) == stated["shape"]
             raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
-            assert b"".join(map(bytes, locate(f, name).chunks())) == raw
+            assert b"".join(map(bytes, dense_row(f, name).chunks())) == raw
             if stated["dtype"][0] == ">":
                 assert array.dtype == stated["dtype"]
                 raw = array.byteswap().tobytes() if raw.hex() != stated["hex"] else raw
@@ -119,10 +125,11 @@ def test_any_strides_in_pieces_of_any_size(seed: int, monkeypatch: pytest.Monkey
         step *= int(shape[axis]) * int(random.integers(1, 3))
     elements = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
     for name, sizes in {"_GROUP": (1, 16, 64), "_WINDOW": (4, 32, 1 << 20), "_GAP": (1, 16)}.items():
-        monkeypatch.setattr(derived, name, int(random.choice(sizes)))
+        monkeypatch.setattr(geometry, name, int(random.choice(sizes)))
     want = np.lib.stride_tricks.as_strided(np.arange(elements, dtype="<f4"), shape, [4 * s for s in strides]).tobytes()
     with wm.open(strided(shape, tuple(strides), 0, elements)) as f:
-        source, row, _ = locate(f, "w")
+        row = dense_row(f, "w")
+        source = row.source
         for size in (4, 12, 1 << 18):
             pieces = [bytes(piece) for piece in source.chunks(row.offset, row.nbytes, size)]
             assert b"".join(pieces) == want
@@ -140,6 +147,58 @@ def test_an_expanded_tensor_takes_no_more_memory_than_asked_for() -> None:
         assert f.info("w").nbytes == 4 << 40
         with pytest.raises(wm.LimitError):
             f.read("w")
+
+
+WALKS: dict[str, Callable[[Path, Path], Any]] = {
+    "read": lambda path, _: wm.open(path).read("w"),
+    "read out": lambda path, _: wm.open(path).read("w", out=np.broadcast_to(np.float32(0), wm.open(path)["w"].shape)),
+    "convert": wm.convert,
+    "convert as float16": lambda path, to: wm.convert(path, to, dtype="float16"),
+    "convert to shards": lambda path, to: wm.convert(path, f"{to}/", format="safetensors"),
+    "convert to many shards": lambda path, to: wm.convert(path, to, max_shard_size="1GB"),
+    "quantize": lambda path, to: wm.convert(path, to, format="amb", quantize="int8"),
+    "diff": lambda path, _: wm.diff(path, path),
+    "diff by value": lambda path, _: wm.diff(path, path, by_value=True),
+    "export": lambda path, to: export(Namespace(file=path, name="w", out=f"{to}.npy", lenient=False)),
+    "report": lambda path, to: wm.report.write_report(to, path, path),
+    "get_tensor": lambda path, _: compat.safe_open(path, "np", backend="pread").get_tensor("w"),
+    "get_slice": lambda path, _: compat.safe_open(path, "np", backend="pread").get_slice("w")[1:],
+}
+
+
+# Those that go through a whole model, and make no fewer bytes of it.
+WHOLE = ("convert", "convert to shards", "convert to many shards", "diff", "diff by value", "report")
+
+
+@pytest.mark.parametrize(
+    ("kind", "walk"),
+    [
+        *(("expanded", walk) for walk in WALKS),
+        *(pytest.param("many tensors", walk, marks=[pytest.mark.slow] * (walk == "report")) for walk in WHOLE),
+    ],
+)
+def test_elements_that_no_file_holds_are_walked_on_request(kind: str, walk: str, tmp_path: Path) -> None:
+    """A tensor much larger than its file, or tensors of the same bytes, are a LimitError before anything is written."""
+    path, to = tmp_path / "a.pt", tmp_path / "o.safetensors"
+    if kind == "expanded":
+        path.write_bytes(strided((1 << 20, 1 << 20), (0, 0), 3))
+    else:
+        same = files.Stored("0", "float32", 1 << 16, 0, (1 << 8, 1 << 8), (1 << 8, 1))
+        path.write_bytes(files.zipped(files.dump({f"w{i}": same for i in range(3000)}), {"0": bytes(1 << 18)}))
+    size = path.stat().st_size
+    with pytest.raises(wm.LimitError, match=f"expected at most {1032 * size + (64 << 20)} of a file of {size} bytes"):
+        WALKS[walk](path, to)
+    assert [entry.name for entry in tmp_path.rglob("*") if entry.is_file()] == ["a.pt"]
+
+
+def test_a_limit_allows_to_walk_over_what_a_file_does_not_hold(tmp_path: Path) -> None:
+    """A tensor of 80 MiB of one number is read, converted and compared where `max_copy_bytes` is as large."""
+    path, to, limits = tmp_path / "a.pt", tmp_path / "o.safetensors", wm.Limits(max_copy_bytes=80 << 20)
+    path.write_bytes(strided((20, 1 << 20), (0, 0), 3))
+    with wm.open(path, limits=limits) as f:
+        assert (f.read("w") == 3).all()
+        wm.convert(path, to, limits=limits)
+        assert not wm.diff(f, to, tensors_only=True).changed
 
 
 @pytest.mark.parametrize("searched", [1, 3, 8, 9, 10, 50])
@@ -239,6 +298,77 @@ def test_a_name_that_is_refused_is_told() -> None:
     assert "os.path.nothing" not in sys.modules
 
 
+def test_the_next_entry_of_the_memo() -> None:
+    """MEMOIZE numbers an entry by how many there are: an entry that is put in again is one."""
+    code = files.Plain(b"]\x94(K\1\x94q\1K\2\x94h\1h\2e")
+    with wm.open(files.zipped(files.dump({"a": code}), {})) as f:
+        assert list(f.metadata.values()) == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("count", [2, 3, 1000, 30_000])
+def test_keys_that_are_told_apart(count: int, tmp_path: Path) -> None:
+    """A key that is there twice is found wherever it is; keys that begin, end or are numbered alike are others."""
+    keys: list[str | int] = [f"{'n' * 300}{i}" if i % 3 else i for i in range(count)]
+    path = tmp_path / "a.pt"
+    for more in ([], [keys[0]], [keys[-1]]):
+        code = b"}(" + b"".join(files.code(key) + b"}" for key in (*keys, *more)) + b"u"
+        path.write_bytes(files.zipped(files.dump({"a": files.Plain(code)}), {}))
+        if not more:
+            wm.open(path).close()
+            continue
+        with pytest.raises(wm.LayoutError, match="a dictionary has a key twice"):
+            wm.open(path)
+
+
+TWICE = {
+    "integers": (b"K\1J\1\0\0\0", b"K\1K\2"),
+    "True and 1": (b"\x88K\1", b"\x89K\1"),
+    "a whole float": (b"K\3G" + struct.pack(">d", 3), b"K\3G" + struct.pack(">d", 3.5)),
+    "None": (b"NN", b"NK\0"),
+    "tuples": (b"K\1K\2\x86" * 2, b"K\1K\2\x86K\1K\3\x86"),
+    "nothing": (b"))", b")K\0\x85"),
+    "texts": (files.text("a") * 2, files.text("a") + files.text("b")),
+    "bytes": (b"C\1a" * 2, b"C\1aC\1b"),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_members_that_are_equal(name: str) -> None:
+    """What Python takes for one key, or one member of a set, is refused where it is there twice."""
+    for code, equal in zip(TWICE[name], (True, False), strict=True):
+        for whole in (b"\x8f(" + code + b"\x90", b"(" + code + b"\x91"):
+            with contextlib.ExitStack() as stack:
+                if equal:
+                    stack.enter_context(pytest.raises(wm.LayoutError, match="a key twice, or a set a member"))
+                stack.enter_context(wm.open(files.zipped(files.dump({"a": files.Plain(whole)}), {})))
+
+
+def test_entries_are_found_whatever_their_capitals() -> None:
+    """Capitals in the names of entries are alike, as for torch; a legacy file is little-endian on any machine."""
+    entry, weight = zip_files.Entry, files.Stored("A", "float32", 24, 0, (24,), (1,))
+    program = entry(b"Model/data.pkl", files.dump({"w": weight}))
+    data = [entry(b"Model/ByteOrder", b"big"), entry(b"Model/data/a", TWO.byteswap().tobytes())]
+    with wm.open(zip_files.archive([program, *data]), verify="full") as f:
+        np.testing.assert_array_equal(f["w"], TWO)
+    legacy = files.legacy(files.dump({"w": weight}), {"A": files.Item(TWO.tobytes(), 4)}, little=False)
+    with wm.open(legacy) as f:
+        np.testing.assert_array_equal(f["w"], TWO)
+
+
+def test_axes_of_one_with_any_stride() -> None:
+    """The stride of an axis of one element says nothing, and may be anything."""
+    for shape, strides in (
+        ((1, 4), (2**61, 1)),
+        ((4, 1), (1, 2**63 - 1)),
+        ((1, 2, 3), (2**62, 1, 2)),
+        ((1,), (2**61,)),
+    ):
+        with wm.open(strided(shape, strides)) as f:
+            plain = tuple(s if n > 1 else 1 for n, s in zip(shape, strides, strict=True))
+            np.testing.assert_array_equal(f["w"], np.lib.stride_tricks.as_strided(TWO, shape, [4 * s for s in plain]))
+            np.testing.assert_array_equal(f.read("w"), f["w"])
+
+
 def test_opcodes_of_newer_protocols() -> None:
     """Frames, short texts, STACK_GLOBAL and MEMOIZE make the same as the opcodes of protocol 2."""
     new = (
@@ -265,15 +395,6 @@ def test_legacy_programs_of_any_length(size: int) -> None:
         np.testing.assert_array_equal(f["w"], TWO)
     with pytest.raises(wm.LimitError):
         wm.open(data, limits=wm.Limits(max_header_bytes=size))
-
-
-def test_the_arena_is_large_enough() -> None:
-    """Every program runs within the words that Python gives it, also with pages of the memo far apart."""
-    numbers = [(i * 256).to_bytes(4, "little") for i in range(40)]
-    code = b"\x80\x02" + b"]0" * 5000 + b"N" + b"".join(b"r" + number + b"0j" + number for number in numbers) + b"."
-    pickle = kernels.Pickle(code, 10, 10)
-    assert pickle.fault is None
-    assert pickle.end == len(code)
 
 
 def test_data_descriptors_of_every_size() -> None:
@@ -307,11 +428,16 @@ def test_integers_of_any_length() -> None:
 
 
 def test_a_text_that_is_mentioned_often_is_made_once() -> None:
-    """Values of one place in the program are one object: a program cannot make them take more than it has."""
-    text = files.text("x" * 10_000) + b"q\1" + b"0("
-    with wm.open(files.zipped(b"\x80\2" + text + b"h\1" * 1000 + b"t.", {})) as f:
-        assert len(f.metadata) == 1000
+    """Values of one place in the program are one object, and bounded: written out, they are as many as mentions."""
+    text, count = b"\x80\2" + files.text("x" * 10_000) + b"q\1" + b"0(", (32 * 10_000 + (1 << 20)) // 10_000
+    with wm.open(files.zipped(text + b"h\1" * count + b"t.", {})) as f:
+        assert len(f.metadata) == count
         assert len({id(value) for value in f.metadata.values()}) == 1
+    weight = b"}(X\1\0\0\0w" + files.code(files.Stored("0", "float32", 24, 0, (24,), (1,))) + b"X\1\0\0\0v("
+    with wm.open(files.zipped(text.removesuffix(b"(") + weight + b"h\1" * 1000 + b"tu.", {"0": TWO.tobytes()})) as f:
+        np.testing.assert_array_equal(f["w"], TWO)
+        with pytest.raises(wm.LimitError, match="bytes of texts that values share is"):
+            dict(f.metadata)
 
 
 def test_bytes_spelled_as_a_text_that_are_no_bytes() -> None:

@@ -28,6 +28,7 @@ Ours, where the specification is silent
 * The vocabulary in the tokenizer section, as `convert` writes it from a model directory. WordPiece: the tokens by id,
   in UTF-8, each followed by a line feed. BPE: a JSON object ``{"merges": [[left, right], ...], "vocab": {token: id}}``.
   SentencePiece: the serialised model (``tokenizer.model``). Custom: ``tokenizer.json``. A reader treats it as bytes.
+* ``weightmap.types`` in the metadata, which `convert` writes, says what values of GGUF were: see `formats._metadata`.
 * ``strict=False`` also tolerates padding that is not zero or is missing behind the last record, and trailing bytes.
 
 Quantised tensors (ours: the specification leaves position, packing and codes open)
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.formats._verifying import Verification
-    from weightmap.index.table import Row
+    from weightmap.index.row import Row
     from weightmap.io.source import Source
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
@@ -135,7 +136,7 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     content = Content("amb", table, load_metadata, check, warnings)
     content.config = MappingProxyType(config)
     content.tokenizer = tokenizer
-    content.quantized = _Decoder(bare)
+    table.quantized = _Decoder(bare)
     return content
 
 

@@ -145,19 +145,6 @@ class Records:
         self.columns: kernels.Columns = columns
         self.relative: bool = relative  # whether padding counts from the beginning of the section
 
-    def content(self) -> tuple[Any, ...]:
-        """Return everything that the records say, for comparison."""
-        columns, n = self.columns, self.columns.count
-        arrays = (
-            columns.array(columns.bounds, n + 1, "<u4"),
-            columns.array(columns.dtype, n, "u1"),
-            columns.array(columns.dims, columns.n_dims, "<u8"),
-            columns.array(columns.dim_bounds, n + 1, "<u4"),
-            columns.array(columns.begin, n, "<u8"),
-            columns.array(columns.end, n, "<u8"),
-        )
-        return columns.text(), *(array.tobytes() for array in arrays)
-
 
 def walk(
     source: Source, header: Header, bare: tuple[int, int] | None, options: Options, warnings: list[str]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
+    from weightmap.index.row import Row
     from weightmap.io.source import Source
 
 

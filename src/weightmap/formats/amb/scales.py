@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightmap.formats._verifying import Verification
     from weightmap.formats.amb.quantized import Quantization
-    from weightmap.index.table import Row
+    from weightmap.index.row import Row
 
 _PIECE = 1 << 20
 # Codes in the mask; no block is stored as 3.

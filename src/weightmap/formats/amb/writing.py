@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, lacking, refuse
+from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
 from weightmap.formats.amb.layout import (
     ALIGNMENT,
     DENSE,
@@ -29,6 +29,7 @@ from weightmap.formats.amb.layout import (
     VERSION,
 )
 from weightmap.io import strict_json
+from weightmap.io.sink import WritePlan
 from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _FILL = b" " * (ALIGNMENT - 1)
 _PARTS = frozenset({"type", "special_ids", "payload"})
 
 
-def plan_amb(request: Request) -> Plan:
+def plan_amb(request: Request) -> WritePlan:
     """Lay out an AMB file."""
     reasons: list[Reason] = []
     # Back to back: an object for each of 100,000 tensors would take more than its bytes.
@@ -65,7 +66,7 @@ def plan_amb(request: Request) -> Plan:
     metadata += _FILL[: -(HEADER.size + len(metadata) + len(config) + len(tokenizer)) % ALIGNMENT]
     sections = (metadata, config, tokenizer)
     start = HEADER.pack(MAGIC, VERSION, 0, *map(len, sections), weights) + b"".join(sections)
-    return Plan(len(start) + weights, lambda sink: _write(sink, start, request.tensors, heads, lengths))
+    return WritePlan(len(start) + weights, lambda sink: _write(sink, start, request.tensors, heads, lengths))
 
 
 def _whole(size: int) -> int:
@@ -117,7 +118,7 @@ def _problems(tensor: Payload) -> list[str]:
 def _config(request: Request) -> Mapping[str, Any] | None:
     """Return the configuration, with the quantisation that covers most bytes if tensors are quantised."""
     bytes_by_way: dict[tuple[str, int, str], int] = {}
-    for tensor in request.tensors.those(lambda tensor: tensor.dtype.quantized):
+    for tensor in request.tensors.filter(lambda tensor: tensor.dtype.quantized):
         way = (tensor.dtype.name, tensor.block_size, tensor.scale_type)
         bytes_by_way[way] = bytes_by_way.get(way, 0) + tensor.nbytes
     if not bytes_by_way or not isinstance(request.config or {}, Mapping):

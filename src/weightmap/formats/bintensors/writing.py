@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.formats._base import MAX_HEADER
 from weightmap.formats._cursor import LENGTH
-from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
+from weightmap.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
+from weightmap.io.sink import WritePlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,7 @@ _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 _WIDE, _MOST_WIDENED = 251, 7
 
 
-def plan(request: Request) -> Plan:
+def plan(request: Request) -> WritePlan:
     """Lay out a BinTensors file."""
     reasons: list[Reason] = []
     for tensor in request.tensors:
@@ -47,7 +48,7 @@ def plan(request: Request) -> Plan:
     if current and _reads_as_specification(header, size):
         ambiguous = "a file that reads as the specification's layout too: rename a tensor"
         refuse("BinTensors, layout 'current',", [ambiguous])
-    return Plan(LENGTH.size + len(header) + size, framed(header, tensors))
+    return WritePlan(LENGTH.size + len(header) + size, framed(header, tensors))
 
 
 def _entries(

@@ -167,4 +167,5 @@ FORMAT = Format(
     metadata_kinds=TEXT | {"integer"},
     metadata_keys=frozenset({"version", "mip_level"}),
     layout_for=later(f"{__name__}.writing", "layout_for"),
+    suffix_means="weights of convolutions in float16",
 )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import EncodeError, Remedy, counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, lacking, refuse, write_tensors
+from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse, write_tensors
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD
+from weightmap.io.sink import WritePlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ def layout_for(metadata: Mapping[str, Any] | None) -> str | None:
     return LAYOUTS[version]
 
 
-def plan(request: Request) -> Plan:
+def plan(request: Request) -> WritePlan:
     """Lay out a CNN v2 file."""
     reasons: list[Reason] = []
     tensors = _ordered(request.tensors, reasons)
@@ -57,7 +58,7 @@ def plan(request: Request) -> Plan:
     header = MAGIC + struct.pack("<4I", version, len(tensors), total, mip_level)
     start = header[: HEADER_SIZES[version]] + b"".join(records)
     padding = HALF * (total % 2)
-    return Plan(len(start) + HALF * total + padding, lambda sink: _write(sink, start, tensors, padding))
+    return WritePlan(len(start) + HALF * total + padding, lambda sink: _write(sink, start, tensors, padding))
 
 
 def _write(sink: Sink, start: bytes, tensors: Sequence[Payload], padding: int) -> None:

@@ -39,6 +39,7 @@ Ours, where the specification is silent or contradicts itself
   always written. With VOCAB_EMBEDDED clear, vocab_offset and vocab_size are 0.
 * `verify` warns of a minor version above 0, a repeated token, a wrong total_size of the metadata, and missing keys that
   the specification requires, unless all of them are missing: then it says so among its checks.
+* ``weightmap.types`` in the metadata, which `convert` writes, says what values of GGUF were: see `formats._metadata`.
 * ``strict=False`` also tolerates reserved fields that are not 0, and holes and overlaps of tensors.
 
 Simple layout ("simple")
@@ -239,7 +240,7 @@ def parse_spec(
 
         verify_spec(run, Header._make(fields), footer)
 
-    def sums() -> list[Sum]:
+    def sums(_: Source) -> list[Sum]:
         from weightmap.formats.embd.verify import data_sum  # noqa: PLC0415 - not needed to open
 
         return [data_sum(Header._make(fields), footer, source.size)]
@@ -438,6 +439,7 @@ FORMAT = Format(
     carries={"spec": frozenset({"metadata", "vocab", "special_ids"}), "simple": frozenset({"vocab"})},
     magic=MAGIC,
     metadata_kinds=TEXT | {"integer"},  # written as decimal strings
+    metadata_most=65535,
     dtypes={"spec": frozenset(DTYPE_NAMES), "simple": frozenset({"float32"})},
     checksums=frozenset({"spec"}),
     aligns={"spec": 64},

@@ -16,7 +16,7 @@ from weightmap.formats._base import take
 from weightmap.index import Rules
 from weightmap.index.columns import RecordTable
 from weightmap.index.strings import StringTable
-from weightmap.lazy import Named
+from weightmap.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,10 +58,8 @@ REQUIRED_KEYS = (
 DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
 
 
-class Header(Named):
+class Header(NamedTuple):
     """The fields of the header, in their order."""
-
-    __slots__ = ()
 
     magic: bytes
     version_major: int

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, lacking, refuse
+from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
     CHECKSUM_ENABLED,
@@ -31,6 +31,7 @@ from weightmap.formats.embd.layout import (
     VOCAB_HEADER,
     Header,
 )
+from weightmap.io.sink import WritePlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
 
-def plan(request: Request) -> Plan:
+def plan(request: Request) -> WritePlan:
     """Lay out a file in the requested layout."""
     return _plan_simple(request) if request.layout == "simple" else _plan_spec(request)
 
@@ -80,7 +81,7 @@ def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason
     return names, lengths
 
 
-def _plan_spec(request: Request) -> Plan:
+def _plan_spec(request: Request) -> WritePlan:
     reasons: list[Reason] = []
     names, lengths = _check_tensors(request, DTYPE_NAMES, reasons)
     metadata = _encode_metadata(request, reasons)
@@ -125,7 +126,7 @@ def _plan_spec(request: Request) -> Plan:
     )
     header = header._replace(header_checksum=kernels.crc32(HEADER.pack(*header)[:56]))
     prefix = HEADER.pack(*header), metadata, vocab, index
-    return Plan(header.total_file_size, lambda sink: _write_spec(sink, prefix, request, end))
+    return WritePlan(header.total_file_size, lambda sink: _write_spec(sink, prefix, request, end))
 
 
 def _write_spec(sink: Sink, prefix: Sequence[bytes | bytearray], request: Request, data_size: int) -> None:
@@ -207,7 +208,7 @@ def _encode_tokens(vocab: Sequence[str], prefix: str, limit: int, reasons: list[
     return b"".join(parts)
 
 
-def _plan_simple(request: Request) -> Plan:
+def _plan_simple(request: Request) -> WritePlan:
     reasons: list[Reason] = []
     _check_tensors(request, ("float32",), reasons)
     tokens = _encode_tokens(request.vocab or (), "<I", U32_MAX, reasons)
@@ -218,7 +219,7 @@ def _plan_simple(request: Request) -> Plan:
     start = MAGIC + struct.pack("<2I", 1, len(request.tensors))
     end = struct.pack("<I", len(request.vocab or ())) + tokens
     size = len(start) + sum(len(_simple_head(tensor)) + tensor.nbytes for tensor in request.tensors) + len(end)
-    return Plan(size, lambda sink: _write_simple(sink, start, request.tensors, end))
+    return WritePlan(size, lambda sink: _write_simple(sink, start, request.tensors, end))
 
 
 def _simple_head(tensor: Payload) -> bytes:

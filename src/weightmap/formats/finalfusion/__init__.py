@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.formats._verifying import Verification
-    from weightmap.index.table import Row
+    from weightmap.index.row import Row
     from weightmap.io.source import Source
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
@@ -143,7 +143,7 @@ class _Decoder:
         return product_of(self._storage, octets, self._name)
 
     def row_parts(self) -> list[tuple[int, int]]:
-        """Return the bytes of projection, codebooks, norms and codes, each with those of one row: see `TensorRef`."""
+        """Return the bytes of projection, codebooks, norms and codes, each with those of one row: see `Row`."""
         product, shape = self._storage.product, self._storage.shape
         assert product is not None  # noqa: S101 - its dtype says so
         per_row = (0, 0, 4, product.quantized_len)
@@ -176,7 +176,7 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     content = Content(layout, table, load, check, warnings)
     content.has_metadata = metadata is not None
     if storage is not None and storage.product is not None:
-        content.quantized = _Decoder(storage, source.name)
+        content.table.quantized = _Decoder(storage, source.name)
     if vocab is not None:
         content.vocab = read_vocabulary(source, vocab, storage, strict=options.strict)
     return content
@@ -274,7 +274,7 @@ class _Walk:
             found.append(id_)
             position = self._chunk(id_, length, position, raw[CHUNK.size :])
         self._check_complete(found)
-        return Chunks._make((self._listed, tuple(found), self._metadata, self._vocab, self._storage, self._norms))
+        return Chunks(self._listed, tuple(found), self._metadata, self._vocab, self._storage, self._norms)
 
     def _header(self) -> tuple[tuple[int, ...] | None, int]:
         """Check the header; return the ids that it lists, and the offset of the first chunk."""
@@ -360,11 +360,12 @@ class _Walk:
         limits = self._options.limits
         if self._leads_to_storage(vocab):
             check_size(vocab, vocab.declared, limits)
-            return vocab._replace(end=vocab.declared)
+            return vocab
         end = scan_end(self._source, vocab, limits)
-        if end != vocab.declared:
-            taken = f"its words and n-grams take {end - vocab.offset} bytes (at byte {position + 4})"
-            self._warnings.append(f"the length of the {TITLES[id_]} chunk is {length}, and {taken}")
+        if end == vocab.declared:
+            return vocab
+        taken = f"its words and n-grams take {end - vocab.offset} bytes (at byte {position + 4})"
+        self._warnings.append(f"the length of the {TITLES[id_]} chunk is {length}, and {taken}")
         return vocab._replace(end=end)
 
     def _leads_to_storage(self, vocab: VocabChunk) -> bool:

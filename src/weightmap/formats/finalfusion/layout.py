@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, cut_off, too_many
-from weightmap.lazy import Named
-from weightmap.quant import PQShape
+from weightmap.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from weightmap.dtypes import DType
     from weightmap.io.source import Source
     from weightmap.options import Limits
+    from weightmap.quant import PQShape
 
 MAGIC = b"FiFu"
 VERSION = 0
@@ -88,10 +88,8 @@ U32_MAX = (1 << 32) - 1
 MAX_STRINGS = U32_MAX - 12
 
 
-class VocabChunk(Named):
+class VocabChunk(NamedTuple):
     """A vocabulary chunk, described by its fields. Offsets count from the start of the file."""
-
-    __slots__ = ()
 
     id: int
     offset: int  # of the payload
@@ -106,10 +104,8 @@ class VocabChunk(Named):
     words: int  # offset of the first word's length
 
 
-class Block(Named):
+class Block(NamedTuple):
     """A storage or norms chunk. Offsets count from the start of the file."""
-
-    __slots__ = ()
 
     code: int  # of its type; `PQ_CODE` for a quantised matrix
     shape: tuple[int, ...]
@@ -121,10 +117,8 @@ class Block(Named):
     declared: int  # the chunk's end by its length
 
 
-class Chunks(Named):
+class Chunks(NamedTuple):
     """The chunks of a file."""
-
-    __slots__ = ()
 
     listed: tuple[int, ...] | None  # ids in the header; None for a list that is too long to be one
     found: tuple[int, ...]  # ids of the chunks in the file, in order
@@ -169,7 +163,8 @@ def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> Vo
         at = offset if spec else start - (8 if id_ == EXPLICIT else 12)
         _check_lengths(min_n, max_n, at)
         last = _check_last(id_, last, at + 8)
-    return VocabChunk._make((id_, offset, offset + length, 0, spec, words, ngrams, min_n, max_n, last, start))
+    end = offset + length  # as far as its length is right
+    return VocabChunk(id_, offset, end, end, spec, words, ngrams, min_n, max_n, last, start)
 
 
 def check_count(count: int, least: int, left: int, what: str, at: int) -> None:
@@ -338,11 +333,13 @@ def read_matrix(placing: Placing, raw: bytes) -> Block:
     _check_size(max(rows, 1) * max(cols, 1) * width, "matrix", placing.payload)
     data, end = placing.place("matrix", MATRIX_FIELDS.size, nbytes, width)
     padding, declared = placing.payload + MATRIX_FIELDS.size, placing.payload + placing.length
-    return Block._make((code, (rows, cols), placing.position, padding, data, end, None, declared))
+    return Block(code, (rows, cols), placing.position, padding, data, end, None, declared)
 
 
 def read_product(placing: Placing, raw: bytes) -> Block:
     """Read the fields of a product-quantised matrix."""
+    from weightmap.quant import PQShape  # noqa: PLC0415 - only quantised matrices need it
+
     values = placing.unpack(QUANTIZED_FIELDS, raw, "quantised matrix")
     fields = dict(zip(QUANTIZED_NAMES, values, strict=True))
     _check_product(placing, fields)
@@ -353,7 +350,7 @@ def read_product(placing: Placing, raw: bytes) -> Block:
     _check_size(max(rows, 1) * width * 4, "quantised matrix", placing.payload)
     data, end = placing.place("quantised matrix", QUANTIZED_FIELDS.size, nbytes, 4)
     padding, declared = placing.payload + QUANTIZED_FIELDS.size, placing.payload + placing.length
-    return Block._make((PQ_CODE, (rows, width), placing.position, padding, data, end, product, declared))
+    return Block(PQ_CODE, (rows, width), placing.position, padding, data, end, product, declared)
 
 
 def product_sizes(shape: tuple[int, ...], product: PQShape) -> tuple[int, int, int, int]:
@@ -399,4 +396,4 @@ def read_norms(placing: Placing, raw: bytes, words: int | None) -> Block:
     _check_size(nbytes, "norms", placing.payload)
     data, end = placing.place("norms", NORMS_FIELDS.size, nbytes, 4, last=True)
     padding, declared = placing.payload + NORMS_FIELDS.size, placing.payload + placing.length
-    return Block._make((F32_CODE, (count,), placing.position, padding, data, end, None, declared))
+    return Block(F32_CODE, (count,), placing.position, padding, data, end, None, declared)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.errors import LimitError, MissingDependencyError, counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, encodable, lacking, refuse, write_tensors
+from weightmap.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse, write_tensors
 from weightmap.formats.finalfusion.layout import (
     BUCKET,
     CHUNK,
@@ -39,6 +39,7 @@ from weightmap.formats.finalfusion.layout import (
 )
 from weightmap.formats.finalfusion.metadata import TomlDocument, loads, shallow
 from weightmap.formats.finalfusion.verify import numbered
+from weightmap.io.sink import WritePlan
 from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class _Vocab(NamedTuple):
             sink.write(b"".join(part for raw, tail in pairs for part in (U32.pack(len(raw)), raw, tail)))
 
 
-def plan_finalfusion(request: Request) -> Plan:
+def plan_finalfusion(request: Request) -> WritePlan:
     """Lay out a finalfusion file."""
     reasons: list[Reason] = []
     tensors = {tensor.name: tensor for tensor in request.tensors}
@@ -144,7 +145,7 @@ def plan_finalfusion(request: Request) -> Plan:
             sink.write(before)
             write_tensors(sink, [tensor])
 
-    return Plan(position, write)
+    return WritePlan(position, write)
 
 
 def _before(tensor: Payload, position: int) -> bytes:

@@ -34,6 +34,8 @@ Our choices, where the specification is silent or implementations differ
   use. `convert`, and `save` given ``f.metadata``, its copy or ``f.metadata | {...}``, write values with the types that
   they were read with. New values may be bool, str, int (i32, else i64, else u64), float (f32 if exact, else f64) and
   lists of one of these; numpy's scalars and arrays keep their types. An empty list becomes an array of i32.
+* In formats without types, `convert` writes an entry that says what the values were, and takes them back from there:
+  see `weightmap.formats._metadata`.
 * `vocab` reads ``tokenizer.ggml.tokens``, if that is an array of strings; a repeated token has the id of its first
   place. Special ids are ``tokenizer.ggml.{bos,eos,unknown,padding,separator,cls,mask}_token_id`` (also "seperator",
   gguf-py's spelling), under the names bos, eos, unk, pad, sep, cls and mask.
@@ -43,7 +45,6 @@ Our choices, where the specification is silent or implementations differ
 from __future__ import annotations
 
 import functools
-import os
 import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
@@ -51,7 +52,7 @@ from typing import TYPE_CHECKING, NoReturn
 from weightmap.dtypes import DECLARED, DTYPES, GGML_SCHEMES, SCHEMES, DType
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import UnsupportedError, cut_off
-from weightmap.formats._base import TYPED, Content, Format, Part, trailing
+from weightmap.formats._base import TYPED, Content, Format, NumberedPart, trailing
 from weightmap.formats.gguf.header import (
     ALIGNMENT,
     ARRAY,
@@ -74,14 +75,15 @@ from weightmap.formats.gguf.header import (
 from weightmap.formats.gguf.values import integer, metadata, string_table
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
+from weightmap.io.opening import called
 from weightmap.lazy import later
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightmap.index.row import Row
     from weightmap.index.strings import StringTable
-    from weightmap.index.table import Row
     from weightmap.io.source import Source
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
@@ -168,7 +170,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     content.header = header
     content.vocab = vocab
     content.part = _part(source, header)
-    content.quantized = _swapped if scan.big else _BLOCKS
+    table.quantized = _swapped if scan.big else _BLOCKS
     return content
 
 
@@ -186,17 +188,17 @@ def _check_end(source: Source, header: Header, options: Options, warnings: list[
     trailing(source, padded, options, warnings)
 
 
-def _part(source: Source, header: Header) -> Part | None:
+def _part(source: Source, header: Header) -> NumberedPart | None:
     """Return which part of a model in several files this is; None for a whole model."""
     number, count = integer(header, (SPLIT_NO,)), integer(header, (SPLIT_COUNT,))
     if number is None or count is None or count < _FEWEST:
         return None
-    match = re.fullmatch(_FIRST_PART, os.path.basename(source.path or ""))
+    match = re.fullmatch(_FIRST_PART, called(source.path or ""))
     names: tuple[str, ...] = ()
     if number == 0 and match is not None and int(match[2]) == count:
         names = tuple(f"{match[1]}-{i:05}-of-{match[2]}{match[3]}" for i in range(2, count + 1))
     keys = frozenset((SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS))
-    return Part(number, count, integer(header, (SPLIT_TENSORS,)), names, keys)
+    return NumberedPart(number, count, integer(header, (SPLIT_TENSORS,)), names, keys)
 
 
 def _vocabulary(header: Header) -> Vocabulary | None:
@@ -218,7 +220,7 @@ def _vocabulary(header: Header) -> Vocabulary | None:
 
 
 class _Blocks:
-    """Quantised tensors of little-endian files: see `Content.quantized`."""
+    """Quantised tensors of little-endian files: see `Table.quantized`."""
 
     def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
         from weightmap.quant.ggml import GgmlTensor  # noqa: PLC0415 - opening a file needs none of it
@@ -269,4 +271,5 @@ FORMAT = Format(
     special_ids=frozenset(SPECIAL_IDS),
     aligns={"gguf": 4096},
     numbered=True,
+    expected_keys={"general.architecture": "llama.cpp will not load this file; tensors keep the names of the source"},
 )

@@ -178,6 +178,8 @@ def _array(value: Any, depth: int) -> bytes:
         if value.ndim > 1:
             return _arrays(list(value), depth)
         return _numbers(value, _of_dtype(value.dtype))
+    if isinstance(value, np.ndarray) and not len(value):
+        return _strings((), 0)
     if isinstance(value, (bytes, bytearray, memoryview, Mapping)) or not isinstance(value, (Sequence, np.ndarray)):
         raise _Misfit(
             f"a value of type {type(value).__name__}; values are numbers, strings, truth values and lists of one kind"

@@ -147,14 +147,14 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
     limit = min(source.size, options.limits.max_header_bytes, _POSITIONS)
     scan = kernels.GGUFHeader(limit, at, n_values, n_tensors, version, big=big)
     data: bytes | bytearray = head[:limit]
-    while not (found := scan.values(data)):
+    while (found := scan.values(data)) is False:
         data = _extended(source, data, scan.wanted, limit)
     if found is not True:
         from weightmap.formats.gguf.faults import check  # noqa: PLC0415 - for damaged files
 
         check(found, scan, data, source, options, TYPES, of_tensors=False)
     columns, found = scan.tensors(data, _NATIVE, n_tensors)
-    while not found:
+    while found is False:
         data = _extended(source, data, scan.wanted, limit)
         columns, found = scan.tensors(data, _NATIVE, n_tensors)
     if found is not True:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.errors import counted
-from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, lacking, refuse
+from weightmap.formats._writing import Reason, Request, Unfit, encodable, lacking, refuse
 from weightmap.formats.gguf.encoding import key_values
 from weightmap.formats.gguf.header import BLOCKS, CODES, DENSE, MAGIC, aligned
 from weightmap.formats.gguf.values import encode_string
+from weightmap.io.sink import WritePlan
 
 if TYPE_CHECKING:
     from weightmap.formats._writing import Payload
@@ -21,7 +22,7 @@ _MAX_NDIM, _VERSION = 4, 3
 _PADDED = 4096
 
 
-def plan(request: Request) -> Plan:
+def plan(request: Request) -> WritePlan:
     """Lay out a GGUF file."""
     reasons: list[Reason] = []
     for tensor in request.tensors:
@@ -52,7 +53,7 @@ def plan(request: Request) -> Plan:
         if padded:
             sink.pad(-sink.position % alignment)
 
-    return Plan(base + offset if padded else len(header), write)
+    return WritePlan(base + offset if padded else len(header), write)
 
 
 def _problems(tensor: Payload) -> list[str]:

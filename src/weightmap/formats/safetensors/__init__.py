@@ -18,19 +18,24 @@ Ours
 * Tensors are listed in the order of their data. They are written as safetensors writes them: larger types first, then
   by name, so that each is naturally aligned; the header is padded to a multiple of 8. With ``align=``, the data
   begins at a multiple of that in the file, and tensors whose size is a multiple come first.
+* ``weightmap.types`` in the metadata, which `convert` writes, says what values of GGUF were: see `formats._metadata`.
+* `convert` adds ``"format": "pt"`` to the metadata of a model of Hugging Face: accelerate refuses metadata without.
 * ``strict=False`` tolerates trailing bytes, holes and overlaps, as warnings.
+* A file that one rank of ``torch.distributed.checkpoint`` saved (``HuggingFaceStorageWriter(save_distributed=True)``)
+  opens as it is, with a warning that its shapes are those of parts. The files of all ranks are no sharded model.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, quoted
-from weightmap.formats._base import MAX_HEADER, Content, Format, trailing
+from weightmap.formats._base import CONSOLIDATE, MAX_HEADER, Content, Format, trailing
 from weightmap.formats._cursor import LENGTH, read_header, verifier
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
@@ -78,6 +83,10 @@ def sniff(head: bytes, size: int) -> bool:
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
 _backwards = later(f"{__name__}.faults", "backwards")
 _scan_error = later(f"{__name__}.faults", "scan_error")
+# Where torch.distributed.checkpoint says at which indices of their tensors those of a file begin; and how files of
+# whole tensors are called, which one rank saves for all.
+_SHARDING, _WHOLE = "DCP_SHARDING_INFO", "model-"
+_NDIM_MOST = 255
 # Most bytes of metadata that are remembered: many files share such metadata, and it costs little memory.
 _REMEMBERED = 4096
 
@@ -121,6 +130,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         raw = header[found.metadata_begin : found.metadata_end]
         parsed = _metadata if len(raw) <= _REMEMBERED else _metadata.__wrapped__
         metadata = parsed(raw, LENGTH.size + found.metadata_begin)
+        if _SHARDING in metadata:
+            warnings += _of_rank(metadata[_SHARDING], source.name)
     verify = verifier(header, table)
     content = Content("safetensors", table, metadata.copy, verify, warnings)
     content.has_metadata = found.metadata_begin != 0
@@ -138,6 +149,27 @@ def _metadata(raw: bytes, at: int) -> dict[str, str]:
     return metadata
 
 
+def _of_rank(sharding: str, path: str) -> list[str]:
+    """Return what there is to say of a file that a rank saved, by its `DCP_SHARDING_INFO`.
+
+    A rank that saves the beginnings of tensors, and one that saves all of them, write the same.
+    """
+    try:
+        parts = strict_json.loads(sharding.encode(), _SHARDING)
+    except FormatError:
+        parts = {}
+    offsets = ((name, part.get("saved_offsets") if isinstance(part, dict) else None) for name, part in parts.items())
+    inner = next((f"{quoted(name)} begins at {at} of its tensor" for name, at in offsets if _is_inside(at)), None)
+    if inner is None and os.path.basename(path).startswith(_WHOLE):
+        return []
+    are = "may be those of parts of tensors" if inner is None else f"are those of parts of tensors ({inner})"
+    return [f"a rank of torch.distributed.checkpoint saved this file, and shapes {are}: {CONSOLIDATE}"]
+
+
+def _is_inside(offsets: object) -> bool:
+    return isinstance(offsets, list) and len(offsets) <= _NDIM_MOST and any(type(at) is int and at for at in offsets)
+
+
 FORMAT = Format(
     name="safetensors",
     title="safetensors",
@@ -149,4 +181,5 @@ FORMAT = Format(
     carries={"safetensors": frozenset({"metadata"})},
     dtypes={"safetensors": frozenset(DTYPE_NAMES.values())},
     aligns={"safetensors": 4096},
+    usual_metadata={"format": "pt"},
 )

@@ -12,8 +12,6 @@ from weightmap.formats.safetensors import DTYPE_NAMES
 if TYPE_CHECKING:
     from weightmap import kernels
 
-__all__ = ["backwards", "scan_error"]
-
 # Bytes of the header that a message shows, and those before them in which it looks for the name of the tensor.
 _SHOWN, _BEFORE = 24, 4096
 _NAME = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*(\{|\Z)')

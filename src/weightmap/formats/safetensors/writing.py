@@ -6,14 +6,15 @@ import json
 
 from weightmap.formats._base import MAX_HEADER
 from weightmap.formats._cursor import LENGTH
-from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
+from weightmap.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
 from weightmap.formats.safetensors import DTYPE_NAMES
+from weightmap.io.sink import WritePlan
 
 _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
 _THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
 
 
-def plan(request: Request) -> Plan:
+def plan(request: Request) -> WritePlan:
     """Lay out a safetensors file."""
     reasons: list[Reason] = []
     for tensor in request.tensors:
@@ -47,4 +48,4 @@ def plan(request: Request) -> Plan:
     header += framing(len(header), align)
     if len(header) > MAX_HEADER:
         refuse("safetensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
-    return Plan(LENGTH.size + len(header) + offset, framed(header, ordered))
+    return WritePlan(LENGTH.size + len(header) + offset, framed(header, ordered))

@@ -3,37 +3,49 @@
 `torch.save` writes a pickle, a program that makes the saved object, with the bytes of tensors ("storages") beside it.
 Here a machine in C runs that program without making objects (csrc/pickle.c). It knows the opcodes that `torch.save`
 writes and a fixed list of names, each with a meaning of its own; any other name is an `UnsupportedError` that gives
-it, such as
-``os.system``. Nothing is imported by name and nothing is called. Memo, stack and depth are bounded.
+it, such as ``os.system``, and says what to save in its place. With ``strict=False`` the values of such a name are left
+out instead, which `verify` warns of by name, and the rest is there; a file with nothing left is refused. Nothing is
+imported by name and nothing is called. Memo, stack and depth are bounded.
 
 Layouts
 -------
 zip
     Since 1.6: an archive of stored entries ``<prefix>/data.pkl``, the program; ``<prefix>/data/<key>``, the storages,
     which are mapped where they lie; ``<prefix>/byteorder``, "little" or "big", little where it is missing;
-    ``<prefix>/version``. See
-    `weightmap.formats._zip` for what an archive has to be. Deflated storages and archives of TorchScript, which hold
-    programs of another kind, are an `UnsupportedError`.
+    ``<prefix>/version``. Names that differ in capitals alone are one, as for torch. `weightmap.formats._zip` has the
+    rules of archives. Deflated storages and archives of TorchScript, which hold programs of another kind, are an
+    `UnsupportedError`.
 legacy
     Five pickles: the number 0x1950a86a20f9469cfc6c, the version 1001 of the protocol, a dictionary with the byte order
-    of the machine, the object, and a list of keys. Then for each key ``u64 number of elements | bytes of the storage``.
+    of the machine, the object, and a list of keys. Then for each key ``u64 number of elements | bytes of the storage``,
+    little-endian on every machine.
 
 Tensors
 -------
 A tensor is a storage, an offset, a shape and strides; all that it reaches lies within the storage. A storage takes
-exactly the bytes of its entry. Tensors of one storage share memory: tied weights are saved once. Sparse and quantised
-tensors and those on the device "meta" are made by names off the list. Empty tensors lie at the beginning of their
-storage.
+exactly the bytes of its entry. Tensors of one storage share memory: tied weights are saved once. Empty tensors lie at
+the beginning of their storage. What is no view of a storage is refused, or left out: tensors that are sparse,
+quantised, nested or of the device "meta", conjugate and negative views, types that numpy lacks, storages by themselves.
 
 Ours
 ----
-- Names are the keys of nested dictionaries joined with points, and the numbers of the items of lists and tuples:
-"model.0.bias". A
-  lone tensor is called "". Two equal names are a `LayoutError`.
-- Whatever else the object holds, numbers, texts, None, truth values, bytes, types, devices and numpy's scalars, is the
-  metadata, named alike. Types and devices are texts there, numpy's scalars Python numbers. Empty containers are left
-  out.
-- Entries that nothing refers to are warnings.
+- Names are the keys of nested dictionaries and the attributes of ``argparse.Namespace`` joined with points, and the
+  numbers of the items of lists, tuples and sets: "model.0.bias". A key may be a text, an integer, a truth value, None,
+  or a tuple of texts, integers and None, "(1, weight)". A lone tensor is called "".
+- Two equal names, as of ``{"a.b": x, "a": {"b": y}}``, are a `LayoutError`; with ``strict=False`` the first of them
+  stays, and others are left out. A tensor and a value may have one name.
+- Whatever else the object holds, numbers, texts, None, truth values, bytes, types, devices, paths, and scalars and
+  arrays of numpy, is the metadata, named alike. Types, devices and paths are texts there, numpy's scalars Python
+  numbers. Sets keep the order in which they are stored; ``defaultdict`` and ``Counter`` are dictionaries. Empty
+  containers are left out.
+- Unreferenced entries give warnings.
+- Files of ``torch.distributed.checkpoint``, an archive for each part of a tensor, are an `UnsupportedError` that says
+  how to make a checkpoint of them.
+- Attributes of tensors and dictionaries, which torch sets when it loads them, are left out. Those that change the
+  values of a tensor, "data", "real" and "imag", are an `UnsupportedError`; so is a state for an existing tensor.
+- What `torch.save` never writes and readers disagree on is refused: a repeated key of a dictionary, a storage with two
+  types, entries whose names differ in capitals alone, big-endian tensors of another type than their storage, and
+  big-endian scalars of numpy.
 """
 
 from __future__ import annotations
@@ -55,12 +67,12 @@ from weightmap.errors import (
     trailing_bytes,
 )
 from weightmap.formats._base import Content, Format, trailing
-from weightmap.formats._zip import Archive, first_name
+from weightmap.formats._zip import Archive, first_name, last_begin
 from weightmap.formats.torch.program import DTYPE_NAMES, Program, columns_of, dtypes, error_of, items_of, values_of
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.index.strings import StringTable
-from weightmap.io.placement import Strided
+from weightmap.io.geometry import Strided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,8 +84,6 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.kernels import Pickle, PickleStorages
     from weightmap.options import Options
-
-__all__ = ["FORMAT", "MAGIC"]
 
 # The pickle of the number that the legacy layout begins with, behind its protocol.
 MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -104,6 +114,8 @@ _PROTOCOL = 1001
 # What an archive of TorchScript has and a checkpoint has not.
 _SCRIPT = ("constants.pkl", "code/")
 _BFLOAT16 = DTYPE_NAMES.index("bfloat16")
+# A storage that has not been mentioned yet has no type.
+_UNKNOWN = 255
 
 
 class _Rules(Rules):
@@ -126,7 +138,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 # ------------------------------------------------------------------------------------------------------- zip
 def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
     warnings: list[str] = []
-    archive = Archive(source, head, options, warnings)
+    archive = _open_archive(source, head, options, warnings)
     entry, prefix = _find_program(archive)
     begin, size = archive.begin(entry), archive.size(entry)
     options.limits.check("max_header_bytes", size, f"size of {_PROGRAM}", offset=begin)
@@ -141,10 +153,11 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
         error = trailing_bytes(size, pickle.end, field="pickle", offset=begin + pickle.end, whole=program.name)
         options.tolerate(error, warnings)
     begins = _storages_in(archive, prefix, pickle, program, options, warnings)
+    _leave_out(pickle, program, options, warnings)
     has_values = bool(pickle.n_values)
     # What is done with goes before the next step: the archive, the program and the table take as much memory each.
     del archive
-    table = _table(pickle, begins, program, options, big=big)
+    table = _table(pickle, begins, program, options, warnings, big=big)
     del pickle, begins
     if options.checked:
         table.check()
@@ -155,10 +168,26 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
     return content
 
 
+def _open_archive(source: Source, head: bytes, options: Options, warnings: list[str]) -> Archive:
+    """Read the directory; refuse what a rank of torch.distributed.checkpoint saves, an archive for each part."""
+    begin = 0
+    try:
+        if not source.name.endswith(".distcp"):
+            return Archive(source, head, options, warnings, capitals=False)
+    except LayoutError:
+        begin = last_begin(source)
+        if not begin:
+            raise
+    from weightmap.formats._hints import DISTCP  # noqa: PLC0415 - for errors only
+
+    what = "this file holds parts of tensors, as a rank of torch.distributed.checkpoint saved them"
+    raise UnsupportedError(f"{what}: {DISTCP}", field="end record", offset=begin or None)
+
+
 def _find_program(archive: Archive) -> tuple[int, str]:
     """Return the entry of the program, and the folder that it lies in."""
-    bounds, tail, found = archive.entries.bounds, f"/{_PROGRAM}".encode(), list[int]()
-    text = archive.entries.names[: bounds[-1]]
+    bounds, tail, found = archive.names.bounds, f"/{_PROGRAM}".encode(), list[int]()
+    text = archive.names.text
     for at in _places_of(tail, text):
         row = int(bounds.searchsorted(np.uint32(at), "right")) - 1
         if bounds[row + 1] == at + len(tail) and b"/" not in bytes(text[bounds[row] : at]):
@@ -219,6 +248,16 @@ def _mentions(pickle: Pickle, prefix: bytes, program: Program, options: Options)
         yield found
 
 
+def _check_types(first: NDArray[np.uint8], found: PickleStorages | _Mentions, program: Program) -> None:
+    """Refuse a storage that is mentioned with two types, of which torch takes the one that it meets first."""
+    differing = np.flatnonzero((first != found.type) & (found.nbytes > 0))
+    if len(differing):
+        i = int(differing[0])
+        what, expected = "type of a storage at its second mention", DTYPE_NAMES[int(first[i])]
+        at, actual = program.offset + int(found.at[i]), DTYPE_NAMES[int(found.type[i])]
+        raise LayoutError(what, field="storage", offset=at, actual=actual, expected=expected)
+
+
 def _storages_in(
     archive: Archive, prefix: str, pickle: Pickle, program: Program, options: Options, warnings: list[str]
 ) -> NDArray[np.uint64]:
@@ -227,9 +266,10 @@ def _storages_in(
     folder = f"{prefix}data/".encode()
     begins = kernels.transient(pickle.n_storages, np.uint64)
     used = np.zeros(len(archive), np.bool_)
+    types = np.full(len(archive), _UNKNOWN, np.uint8)
     first = 0
     for found in _mentions(pickle, folder, program, options):
-        rows = names.find_spans(found.names, found.bounds)
+        rows = names.find_spans(found.names.lower(), found.bounds)
         missing = np.flatnonzero(rows < 0)
         if len(missing):
             i = int(missing[0])
@@ -253,6 +293,9 @@ def _storages_in(
             if not tolerated:
                 raise error
             options.tolerate(error, warnings)
+        new = types[rows] == _UNKNOWN
+        types[rows[new][::-1]] = found.type[new][::-1]  # backwards, so that the first mention of each stays
+        _check_types(types[rows], found, program)
         used[rows] = True
         begins[first : first + len(rows)] = entries.data[rows]
         first += len(rows)
@@ -272,17 +315,13 @@ def _parse_legacy(source: Source, head: bytes, options: Options) -> Content:
     _expect(number, _MAGIC_NUMBER, "magic number", 0)
     version, at = programs.values("the pickle of the protocol")
     _expect(version, _PROTOCOL, "protocol version", at)
-    system, at = programs.values("the pickle of the system")
-    little = system.get("little_endian")
-    if not isinstance(little, bool):
-        raise UnsupportedError(
-            "little_endian", field="sys_info", offset=at, actual=repr(little), expected="True or False"
-        )
+    programs.values("the pickle of the system")
     pickle, program = programs.run("the pickle of the object")
     begins, end = _storages_behind(programs, pickle, program, options)
     trailing(source, end, options, warnings)
+    _leave_out(pickle, program, options, warnings)
     has_values, size = bool(pickle.n_values), pickle.end
-    table = _table(pickle, begins, program, options, big=not little)
+    table = _table(pickle, begins, program, options, warnings, big=False)
     del pickle, begins
     if options.checked:
         table.check()
@@ -318,15 +357,17 @@ class _Programs:
             end = min(self._window, self._limit)
             program = Program(self._source, name, self.at, end - self.at)
             pickle = program.attempt(self._options)
-            if pickle.fault is None:
+            fault = pickle.fault
+            if fault is None:
                 self.at += pickle.end
                 return pickle, program
-            if pickle.fault.kind != "PICKLE_END" or end == self._limit:
+            if fault.kind != "PICKLE_END" or end == self._limit:
                 break
+            del pickle  # before the next attempt, which takes as much memory again
             self._window *= _GROWTH
-        if pickle.fault.kind == "PICKLE_END" and self._limit < self._source.size:
+        if fault.kind == "PICKLE_END" and self._limit < self._source.size:
             self._options.limits.check("max_header_bytes", self._limit + 1, "size of the pickles")
-        raise error_of(pickle.fault, program, self._options)
+        raise error_of(fault, program, self._options)
 
     def values(self, name: str) -> tuple[dict[str, Any], int]:
         """Run the next program; return its values, and where it begins. It must not make tensors."""
@@ -352,7 +393,7 @@ class _Mentions:
     Attributes
     ----------
     keys : StringTable
-    at, nbytes, item : ndarray
+    at, nbytes, item, type : ndarray
         See `PickleStorages`.
     first : ndarray of int64
         Of each mention, the number of the first one of the same storage.
@@ -363,12 +404,13 @@ class _Mentions:
         text, bounds, first = bytearray(), kernels.transient(count + 1, np.uint32), 0
         bounds[0] = 0
         self.at, self.nbytes = (kernels.transient(count, np.uint64) for _ in range(2))
-        self.item = kernels.transient(count, np.uint8)
+        self.item, self.type = (kernels.transient(count, np.uint8) for _ in range(2))
         for found in _mentions(pickle, b"", program, options):
             last = first + len(found.at)
             bounds[first + 1 : last + 1] = found.bounds[1:] + np.uint32(len(text))
             text += found.names
-            self.at[first:last], self.nbytes[first:last], self.item[first:last] = found.at, found.nbytes, found.item
+            for name in ("at", "nbytes", "item", "type"):
+                getattr(self, name)[first:last] = getattr(found, name)
             first = last
         self.keys = StringTable(text, bounds, 0, "key of a storage")
         self.first = kernels.transient(count, np.int64)
@@ -391,11 +433,12 @@ def _storages_behind(
         what, expected = "bytes that a storage claims at its second mention", int(nbytes[first[i]])
         mention = program.offset + int(mentions.at[i])
         raise LayoutError(what, field="storage", offset=mention, actual=int(nbytes[i]), expected=expected)
+    _check_types(mentions.type[first], mentions, program)
     begins = kernels.transient(len(first), np.uint64)
     listed = np.zeros(len(first), np.bool_)
     find = mentions.keys.finder
     for _, key in keys:
-        i = find(key)
+        i = find(key) if isinstance(key, str) else -1
         if i < 0 or listed[i]:
             what = f"the list of keys has {quoted(key)} {'which no tensor mentions' if i < 0 else 'twice'}"
             raise LayoutError(what, field="keys", offset=offset)
@@ -425,32 +468,72 @@ def _keys(programs: _Programs, options: Options) -> tuple[Iterator[tuple[str, An
 
 
 # ----------------------------------------------------------------------------------------------------- both
-def _table(pickle: Pickle, begins: NDArray[np.uint64], program: Program, options: Options, *, big: bool) -> ColumnTable:
+def _leave_out(pickle: Pickle, program: Program, options: Options, warnings: list[str]) -> None:
+    """Name what ``strict=False`` leaves out. Refuse a checkpoint of which nothing is left."""
+    if options.strict:
+        return
+    before = len(warnings)
+    values = values_of(pickle, program, options, warnings)
+    if not values and not pickle.n_tensors and len(warnings) > before:
+        raise UnsupportedError(f"{program.name}: nothing is left of it: {warnings[before]}", field="pickle")
+
+
+def _first_of_each(
+    columns: kernels.Columns, strides: NDArray[np.uint64] | None, warnings: list[str]
+) -> tuple[kernels.Columns, NDArray[np.uint64] | None]:
+    """Leave out tensors whose name an earlier one has."""
+    bounds = columns.array(columns.bounds, columns.count + 1, "<u4")
+    names, first = StringTable(columns.text(), bounds, 0, "tensor name"), dict[bytes, int]()
+    if not names.duplicates()[0]:
+        return columns, strides
+    for i in range(columns.count):
+        name = names.raw(i)
+        if first.setdefault(name, i) != i:
+            shown = quoted(name.decode(errors="replace"))
+            warnings.append(
+                f'a second tensor called {shown} is left out: rename a key ("." joins keys of dictionaries)'
+            )
+    kept = np.array(list(first.values()), np.intp)
+    if strides is not None:
+        dims = columns.array(columns.dim_bounds, columns.count + 1, "<u4").tolist()
+        strides = np.concatenate([strides[dims[i] : dims[i + 1]] for i in kept.tolist()])
+    return columns.take(kept), strides
+
+
+def _table(
+    pickle: Pickle,
+    begins: NDArray[np.uint64],
+    program: Program,
+    options: Options,
+    warnings: list[str],
+    *,
+    big: bool,
+) -> ColumnTable:
     """Return the table of tensors, whose storages begin there."""
     tensors = pickle.tensors(begins)
     if isinstance(tensors, kernels.Fault):
         raise error_of(tensors, program, options)
-    columns, strides = tensors
+    columns, strides = tensors if options.strict else _first_of_each(*tensors, warnings)
     if big and (columns.array(columns.dtype, columns.count, "u1") & (kernels.PICKLE_STRIDED - 1) == _BFLOAT16).any():
         raise UnsupportedError("a big-endian checkpoint has tensors of bfloat16, which numpy lacks", field="byteorder")
+    if big and pickle.n_retyped:
+        what = "a big-endian checkpoint has tensors of another type than their storage, by whose type torch swaps bytes"
+        raise UnsupportedError(what, field="byteorder")
     rules = (_swapped() if big else _Rules)(0, program.source.size)
-    typed = None if strides is None else _strided_types(rules, strides, columns)
+    typed = None if strides is None else _strided(rules, strides, columns)
     return ColumnTable(columns, rules, utf8=True, typed=typed)
 
 
-def _strided_types(
+def _strided(
     rules: Rules, strides: NDArray[np.uint64], columns: kernels.Columns
-) -> Callable[[int, DType, tuple[int, ...]], DType]:
-    """Return what gives a tensor that is not row-major a data type with its strides."""
+) -> Callable[[int, tuple[int, ...]], tuple[DType, Strided]]:
+    """Return what gives a tensor that is not row-major its data type and strides."""
 
-    def typed(row: int, _dtype: DType, _shape: tuple[int, ...]) -> DType:
+    def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Strided]:
         first, last = columns.dim_bounds[row], columns.dim_bounds[row + 1]
         element = rules.dtypes[columns.dtype[row] & (kernels.PICKLE_STRIDED - 1)]
         assert element is not None  # noqa: S101 - its twin has been found
-        placed: DType = element.placed(
-            Strided(tuple(step * element.bits // 8 for step in strides[first:last].tolist()))
-        )
-        return placed
+        return element, Strided(tuple(step * element.bits // 8 for step in strides[first:last].tolist()))
 
     return typed
 

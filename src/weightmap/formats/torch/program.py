@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,21 +15,23 @@ from weightmap.errors import (
     FormatError,
     LayoutError,
     LimitError,
+    Remedy,
     UnsupportedError,
     cut_off,
     quoted,
     shrank,
 )
 from weightmap.io.source import CHUNK
+from weightmap.lazy import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from weightmap.io.source import Source
     from weightmap.kernels import Fault, Pickle, PickleValues
     from weightmap.options import Options
-
-__all__ = ["DTYPE_NAMES", "Program", "columns_of", "dtypes", "error_of", "items_of", "values_of"]
 
 # By the codes of csrc/pickle_calls.c.
 DTYPE_NAMES = (
@@ -36,20 +39,39 @@ DTYPE_NAMES = (
     *("complex64", "complex128", "uint16", "uint32", "uint64"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
 )
-# What is known of names that are refused.
+# What is known of names that are not on the list, by a part of them: what they make, and what to save in its place.
 _KINDS = (
-    ("qtensor", "a tensor quantised by torch"),
-    ("sparse", "a sparse tensor"),
-    ("nested", "a nested tensor"),
-    ("meta_tensor", "a tensor without data, of the device meta"),
-    ("wrapper_subclass", "a subclass of tensors"),
+    ("qtensor", "a tensor quantised by torch", "tensor.dequantize()"),
+    ("sparse", "a sparse tensor", "tensor.to_dense()"),
+    ("nested", "a nested tensor", "tensor.unbind()"),
+    ("meta_tensor", "a tensor without data, of the device meta", "tensors with data"),
+    ("distributed.tensor", "a tensor that ranks share", "tensor.full_tensor()"),
+    ("torch.nn.modules", "a whole module", "model.state_dict()"),
+    ("wrapper_subclass", "a subclass of tensors", "plain tensors"),
+    ("complex32", "a type that numpy lacks", "tensor.to(torch.complex64)"),
+    ("", "", "model.state_dict() and plain values"),
 )
+# The same of what is odd in another way.
+_ODD = {
+    "CONJUGATE": ("a conjugate view, whose values are not those of its storage", "tensor.resolve_conj()"),
+    "NEGATIVE": ("a negative view, whose values are not those of its storage", "tensor.resolve_neg()"),
+    "STORAGE": ("a storage by itself", "a tensor"),
+    "CLASS": ("a class or function by itself", "its name"),
+    "KEY": ("a key that is no text, integer, truth value, None or tuple of such", "texts as keys"),
+    "ARRAY": ("an array, scalar or type of numpy of other things than little-endian numbers", "a tensor"),
+}
+_LAX = Remedy("or open it with {}, which leaves it out", "strict", value=False)
 _SHOWN = 80
 # Bytes of an integer; Python refuses to write out one of 1,786.
 _LONG_MOST = 1024
 # Values that are handed out at once; bytes of one that is not kept in case it is mentioned again; bytes that are read
 # at once.
 _PIECE, _SHORT, _READ = 4096, 64, 1 << 16
+# Bytes of values that are mentioned again, for each byte of a program, and besides: whoever writes metadata out writes
+# each of them.
+_REPEATED, _REPEATED_LEAST = 32, 1 << 20
+# Kinds of values whose length is that of bytes of the program.
+_STORED = frozenset(("TEXT", "BYTES", "LATIN", "LONG"))
 _OF_KIND = {number: name for name, number in kernels.PICKLE_VALUES.items()}
 
 
@@ -86,7 +108,8 @@ class Program:
         elif octets is not None:  # a function that asks a store
             data = self.read(0, self.size)
         most, most_names = options.limits.max_tensors, options.limits.max_header_bytes
-        return kernels.Pickle(data, most, most_names, fd=fd, begin=self.offset, size=self.size)
+        span = {"begin": self.offset, "size": self.size}
+        return kernels.Pickle(data, most, most_names, fd=fd, **span, lax=not options.strict)
 
     def run(self, options: Options) -> Pickle:
         """Run the program. Raises the error of one that is refused."""
@@ -114,11 +137,13 @@ def error_of(fault: Fault, program: Program, options: Options) -> FormatError | 
     if kind == "PICKLE_NAME":
         # What is shown of them, and one byte more.
         module, attribute = (program.read(a, min(n, _SHOWN + 1)) for a, n in ((row, expected), (fault.at, actual)))
-        called = b".".join((module, attribute)).decode(errors="replace")
-        shown = called if len(called) <= _SHOWN else f"{called[:_SHOWN]}..."
-        reason = next((f", {what}" for part, what in _KINDS if part in called), "")
-        what = f"{name} needs {quoted(shown)}{reason}: only the names of plain tensors are known, and nothing is called"
-        return UnsupportedError(what, field="name", offset=at)
+        called, made, instead = _unknown(module, attribute)
+        needs = f"{name} needs {called}{made and ', '}{made}"
+        what = f"{needs}: no name but those of tensors and plain values is known, and nothing is called: save {instead}"
+        return UnsupportedError(what, field="name", offset=at, remedy=_LAX)
+    if kind == "PICKLE_ODD":
+        made, instead = _ODD[kernels.PICKLE_ODD[actual]]
+        return UnsupportedError(f"{name} has {made}: save {instead}", field="pickle", offset=at, remedy=_LAX)
     if kind == "PICKLE_END":
         return cut_off("an opcode", at, field="pickle", whole=name)
     if kind == "PICKLE_OPCODE":
@@ -143,23 +168,23 @@ def error_of(fault: Fault, program: Program, options: Options) -> FormatError | 
     if kind == "PICKLE_OVERFLOW":
         what = f"{name}: the product of a shape exceeds 2**63 - 1 bytes"
         return LayoutError(what, field="pickle", offset=at)
-    if kind == "PICKLE_KEY":
-        what = f"{name}: a key is neither a text nor an integer"
-        return UnsupportedError(what, field="pickle", offset=program.offset)
-    if kind == "PICKLE_LEAF":
-        what = f"{name}: a storage or a class is saved by itself, where a tensor or value is expected"
-        return UnsupportedError(what, field="pickle", offset=program.offset)
+    if kind == "PICKLE_REPEATED":
+        what = f"{name}: a dictionary has a key twice, or a set a member"
+        return LayoutError(what, field="name", offset=program.offset)
     return _excess_of(fault, program, options)
 
 
 def _excess_of(fault: Fault, program: Program, options: Options) -> LimitError:
-    """Return the error for a fault that is too much of something."""
+    """Return the error for a fault by excess."""
     kind, name, actual, expected = fault.kind, program.name, fault.actual, fault.expected
     if kind == "PICKLE_DEEP":
         what = f"{name}: depth of containers within each other"
         return LimitError(
             what, field="pickle", offset=program.offset, actual=f"more than {expected}", expected=f"at most {expected}"
         )
+    if kind == "PICKLE_CYCLE":
+        what = f"{name}: a container holds itself, and has no end: save what it holds without it"
+        return LimitError(what, field="pickle", offset=program.offset)
     if kind == "PICKLE_LAUGHS":
         what = f"{name}: containers that hold each other many times have more members than the program has bytes"
         return LimitError(what, field="pickle", offset=program.offset)
@@ -182,19 +207,51 @@ def _excess_of(fault: Fault, program: Program, options: Options) -> LimitError:
     )
 
 
-def values_of(pickle: Pickle, program: Program, options: Options) -> dict[str, Any]:
-    """Return what a program makes besides tensors, by name."""
+def _unknown(module: bytes, attribute: bytes) -> tuple[str, str, str]:
+    """Return a name that is not on the list, as messages show it, what it makes if that is known, and what to save."""
+    called = b".".join((module, attribute)).decode(errors="replace")
+    shown = called if len(called) <= _SHOWN else f"{called[:_SHOWN]}..."
+    made, instead = next((made, instead) for part, made, instead in _KINDS if part in called)
+    return quoted(shown), made, instead
+
+
+class LeftOut(NamedTuple):
+    """Stands for a value that is neither a tensor nor a plain value.
+
+    Attributes
+    ----------
+    why : str
+    instead : str
+        What to save in its place.
+    """
+
+    why: str
+    instead: str
+
+
+def values_of(pickle: Pickle, program: Program, options: Options, warnings: list[str] | None = None) -> dict[str, Any]:
+    """Return the values of a program besides tensors, by name.
+
+    Values left out, only with ``strict=False``, go to `warnings`.
+    """
     found: dict[str, Any] = {}
+    warnings = [] if warnings is None else warnings
     for name, value in items_of(columns_of(pickle, program, options), program):
-        if name in found:
-            what = f"{program.name}: two values are called {quoted(name)}"
-            raise LayoutError(what, field="name", offset=program.offset)
-        found[name] = value
+        if isinstance(value, LeftOut):
+            if options.strict:
+                what = f"{program.name}: {quoted(name)} cannot be read: {value.why}: save {value.instead}"
+                raise UnsupportedError(what, field="pickle", offset=program.offset, remedy=_LAX)
+            warnings.append(f"{quoted(name)} is left out: {value.why} (save {value.instead})")
+        elif name in found:
+            what = f"{program.name}: two values are called {quoted(name)}, of which the first one stays"
+            options.tolerate(LayoutError(what, field="name", offset=program.offset), warnings)
+        else:
+            found[name] = value
     return found
 
 
 def columns_of(pickle: Pickle, program: Program, options: Options) -> PickleValues:
-    """Return what a program makes besides tensors, as columns."""
+    """Return the values of a program besides tensors, as columns."""
     values = pickle.values()
     if isinstance(values, kernels.Fault):
         raise error_of(values, program, options)
@@ -202,31 +259,57 @@ def columns_of(pickle: Pickle, program: Program, options: Options) -> PickleValu
 
 
 def items_of(values: PickleValues, program: Program) -> Iterator[tuple[str, Any]]:
-    """Yield what a program makes besides tensors, each with its name."""
+    """Yield the values of a program besides tensors, each with its name."""
     window = _Window(program)
     made: dict[tuple[str, int, int], Any] = {}  # a long one that is stored once and mentioned often is made once
-    # Piece by piece: a list of as many Python integers is larger than all that is kept.
+    rows = _rows(values)
+    for begin, end, kind, length, at in rows:
+        name = _text(values.names[begin:end].tobytes(), "a name", program)
+        key = (_OF_KIND[kind], length, at)
+        if key[0] in _OF_PARTS:
+            parts = [(_OF_KIND[kind], length, at) for _, _, kind, length, at in itertools.islice(rows, length)]
+            yield name, _OF_PARTS[key[0]](at, parts, window, program, name)
+            continue
+        if key in made:
+            window.mention(at, length)
+        else:
+            made[key] = _value(*key, window, program, name)
+        yield name, made[key] if key[0] in _STORED and length > _SHORT else made.pop(key)
+
+
+def _rows(values: PickleValues) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield the begin and end of each name, with kind, length and place.
+
+    Piece by piece: a list of as many Python integers is larger than all that is kept.
+    """
     for first in range(0, len(values.kind), _PIECE):
         bounds = values.bounds[first : first + _PIECE + 1].tolist()
         pieces = (column[first : first + _PIECE].tolist() for column in (values.kind, values.length, values.at))
-        for (begin, end), kind, length, at in zip(itertools.pairwise(bounds), *pieces, strict=True):
-            name = _text(values.names[begin:end].tobytes(), "a name", program)
-            key = (_OF_KIND[kind], length, at)
-            value = made[key] if key in made else _value(*key, window, program, name)
-            if length > _SHORT:
-                made[key] = value
-            yield name, value
+        yield from zip(bounds, bounds[1:], *pieces, strict=False)
 
 
 class _Window:
-    """The part of a program that was read last: values lie close to each other."""
+    """The last part read of a program: values lie close together."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._begin, self._data = 0, b""
+        self._mentioned: set[int] = set()
+        self._repeated, self._most = 0, _REPEATED * program.size + _REPEATED_LEAST
+
+    def mention(self, at: int, count: int) -> None:
+        """Count bytes of the program that another value shares: each value writes them anew."""
+        self._repeated += count if at in self._mentioned else 0
+        self._mentioned.add(at)
+        if self._repeated > self._most:
+            name, begin = self._program.name, self._program.offset
+            what, wanted = f"{name}: bytes of texts that values share", f"at most {self._most}, by its size"
+            raise LimitError(what, field="pickle", offset=begin, actual=self._repeated, expected=wanted)
 
     def read(self, at: int, count: int) -> bytes:
         """Return bytes of the program."""
+        if count > _SHORT:
+            self.mention(at, count)
         begin = at - self._begin
         if begin < 0 or begin + count > len(self._data):
             self._begin, begin = at, 0
@@ -245,8 +328,6 @@ def _value(kind: str, length: int, at: int, window: _Window, program: Program, n
         return struct.unpack("<d", at.to_bytes(8, "little"))[0]
     if kind == "DTYPE":
         return f"torch.{DTYPE_NAMES[at]}"
-    if kind.startswith("SCALAR"):
-        return _scalar(kind, length, at, window, program, name)
     if kind == "LONG" and length > _LONG_MOST:
         what, expected = f"{program.name}: bytes of the integer {quoted(name)}", f"at most {_LONG_MOST}"
         raise LimitError(what, field="pickle", offset=program.offset + at, actual=length, expected=expected)
@@ -278,22 +359,65 @@ def _latin(text: str, program: Program, name: str) -> bytes:
         ) from None
 
 
-def _scalar(kind: str, length: int, at: int, window: _Window, program: Program, name: str) -> Any:
+_Part: TypeAlias = "tuple[str, int, int]"
+
+
+def _left_out(at: int, parts: list[_Part], window: _Window, _program: Program, _name: str) -> LeftOut:
+    odd = kernels.PICKLE_ODD[at]
+    if odd != "UNKNOWN":
+        why, instead = _ODD[odd]
+        return LeftOut(f"it is {why}" if odd != "KEY" else f"it has {why}", instead)
+    called, made, instead = _unknown(*(window.read(begin, min(length, _SHOWN + 1)) for _, length, begin in parts))
+    return LeftOut(f"it needs {called}, {made or 'which is not known'}", instead)
+
+
+def _complex(_at: int, parts: list[_Part], window: _Window, program: Program, name: str) -> complex:
+    real, imaginary = (_value(*part, window, program, name) for part in parts)
+    return complex(real, imaginary)
+
+
+def _path(windows: int, parts: list[_Part], window: _Window, program: Program, name: str) -> str:
+    """Return a path as a text."""
+    import pathlib  # noqa: PLC0415 - few checkpoints have one
+
+    texts = [_value(*part, window, program, name) for part in parts]
+    return str(pathlib.PureWindowsPath(*texts) if windows else pathlib.PurePosixPath(*texts))
+
+
+def _scalar(_at: int, parts: list[_Part], window: _Window, program: Program, name: str) -> Any:
     """Return a scalar of numpy as a Python number."""
-    dtype_at, raw_at, dtype_len, raw_len = at >> 32, at & 0xFFFFFFFF, length >> 16, length & 0xFFFF
-    code, raw = window.read(dtype_at, dtype_len), window.read(raw_at, raw_len)
-    if kind == "SCALAR_LATIN":
-        raw = _latin(_text(raw, f"the value {quoted(name)}", program), program, name)
-    dtype = np.dtype(code.decode()).newbyteorder("<") if code in _NUMBERS else None
-    if dtype is None or dtype.itemsize != len(raw):
-        shown = quoted(code.decode(errors="replace"))
-        what = f"{program.name}: {quoted(name)} is a scalar of numpy of the type {shown} and {len(raw)} bytes"
-        raise UnsupportedError(f"{what}, and not a number", field="pickle", offset=program.offset)
-    return np.frombuffer(raw, dtype)[0].item()
+    found = _array(0, [*parts, ("BOOLEAN", 0, 0)], window, program, name)
+    return found if isinstance(found, LeftOut) else found.item()
+
+
+def _array(_at: int, parts: list[_Part], window: _Window, program: Program, name: str) -> NDArray[Any] | LeftOut:
+    """Return an array of numpy, of its dtype, its bytes, its order and its dimensions."""
+    (_, length, at), stored, (_, _, fortran), *dims = parts
+    code, shape = window.read(at, min(length, _SHOWN)), tuple(dim for _, _, dim in dims)
+    if code not in _NUMBERS:
+        return LeftOut(f"it is of numpy's type {quoted(code.decode(errors='replace'))}", "numbers, texts or lists")
+    raw, dtype = _value(*stored, window, program, name), np.dtype(code.decode()).newbyteorder("<")
+    whole, label = dtype.itemsize * math.prod(shape), f"{quoted(name)}, of numpy's type {dtype}"
+    if whole != len(raw):
+        what = f"{program.name}: bytes of {label}"
+        raise LayoutError(what, field="pickle", offset=program.offset, actual=len(raw), expected=whole)
+    try:
+        return np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
+    except ValueError:  # an empty one, whose other dimensions are too large
+        what = f"{program.name}: numpy has no shape as that of {label}"
+        raise LayoutError(what, field="pickle", offset=program.offset) from None
 
 
 # numpy's codes of scalars.
 _NUMBERS = frozenset(b"b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split())
+# What makes a value of its parts, in the rows behind it.
+_OF_PARTS: dict[str, Callable[[int, list[_Part], _Window, Program, str], Any]] = {
+    "SCALAR": _scalar,
+    "COMPLEX": _complex,
+    "PATH": _path,
+    "ARRAY": _array,
+    "ODD": _left_out,
+}
 
 
 def dtypes(*, big: bool) -> Sequence[DType | None]:

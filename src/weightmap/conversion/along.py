@@ -1,0 +1,155 @@
+"""Files that go along with a model from one directory to another: configuration, tokenizer, code, terms."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.conversion.tasks import is_whole
+from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError, quoted
+from weightmap.io import strict_json
+from weightmap.io.atomic import write_plan
+from weightmap.io.beside import stays_inside
+from weightmap.io.opening import folder_of, from_buffer, from_path, inside, is_directory, names_in
+from weightmap.io.sink import WritePlan
+from weightmap.model.directory import read_small
+from weightmap.model.inputs import ALONG
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightmap.io.sink import Sink
+    from weightmap.io.source import Source
+
+# The list of the modules of sentence-transformers; and what a module's folder may hold, where no store lists it.
+_MODULES, _OF_MODULES = "modules.json", ("config.json", "model.safetensors", "pytorch_model.bin")
+# Folders of modules are this deep at most, and there are few.
+_DEEPEST = 3
+# What a configuration may say that the type of its tensors is; PyTorch computes in these.
+_DTYPE_KEYS, _DTYPES = ("dtype", "torch_dtype"), ("float16", "bfloat16", "float32", "float64")
+
+
+def copy_along(
+    model: str, folder: str, *, dtype: str | None = None, replace: bool = False, trial: bool = False
+) -> tuple[str, ...]:
+    """Copy what programs read beside a model in a Hugging Face directory; return the names of these files.
+
+    No other file is replaced: one that has the content of its copy stays, and so does the source's own.
+
+    Parameters
+    ----------
+    model, folder : str
+        The model file or index in the old directory, and the new directory.
+    dtype : str, optional
+        The type that all floating-point tensors were converted to: where ``config.json`` says their type, it is this.
+    replace : bool
+        Replace copies of an earlier run, which its manifest tells of.
+    trial : bool
+        Write nothing, only raise what would be raised.
+
+    Raises
+    ------
+    TargetError
+        For a file that exists with other content.
+    FormatError
+        For a ``modules.json`` that is damaged, or names a folder elsewhere.
+    """
+    beside, copied = folder_of(model) or os.curdir, []
+    for name in _names(beside):
+        target = os.path.join(folder, name)
+        try:
+            source = from_path(inside(beside, name), "mmap")
+        except (FileNotFoundError, IsADirectoryError, NotRegularFileError):
+            continue
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(target)
+                if source.identity[:2] == (status.st_dev, status.st_ino):
+                    continue
+            data = _said(source, dtype) if name == "config.json" else None
+            new = source if data is None else from_buffer(data, "mmap")
+            if not _lies_at(target, new, replace=replace) and not trial:
+                os.makedirs(os.path.dirname(target) or os.curdir, exist_ok=True)
+                try:
+                    write_plan(target, WritePlan(new.size, functools.partial(_copy, new)), overwrite=replace)
+                except TargetError:
+                    if not _lies_at(target, new):  # another rank may have written it meanwhile
+                        raise
+        finally:
+            source.close()
+        copied.append(name)
+    return tuple(copied)
+
+
+def _names(folder: str) -> Iterator[str]:
+    """Yield the names of the files in a directory that go along, some of which may be no files."""
+    there = names_in(folder, ALONG)
+    yield from (name for name in ALONG if name in there)
+    yield from sorted(name for name in there if name.endswith(".py"))  # of a model that brings its own code
+    for inner in _folders(folder) if _MODULES in there else ():
+        yield from _below(folder, inner)
+
+
+def _below(folder: str, inner: str) -> Iterator[str]:
+    """Yield the names of the files in a folder of a directory."""
+    for name in sorted(names_in(inside(folder, f"{inner}/"), _OF_MODULES)):
+        path = f"{inner}/{name}"
+        if path.count("/") < _DEEPEST and is_directory(inside(folder, path)):
+            yield from _below(folder, path)
+        else:
+            yield path
+
+
+def _folders(folder: str) -> list[str]:
+    """Return the folders of the modules of sentence-transformers."""
+    path = inside(folder, _MODULES)
+    opening = b'{"modules": '  # the parser takes objects, and this is an array of them
+    try:
+        modules = strict_json.loads(opening + (read_small(path) or b"") + b"}", _MODULES, offset=-len(opening))[
+            "modules"
+        ]
+        modules = modules if isinstance(modules, list) else [modules]
+        found = [module.get("path") if isinstance(module, dict) else None for module in modules]
+    except TensorFileError as error:
+        raise error.located(path=path) from None
+    folders: list[str] = []
+    for name in found:
+        if not isinstance(name, str) or (name and not stays_inside(name.rstrip("/"))):
+            actual = quoted(name) if isinstance(name, str) else strict_json.kind_of(name)
+            expected = "a folder in this directory"
+            raise FormatError("path of a module", path=path, field="path", actual=actual, expected=expected)
+        folders.append(name.rstrip("/"))
+    # The model itself has no folder, and modules without files may lack theirs.
+    return [name for name in folders if name and is_directory(inside(folder, f"{name}/"))]
+
+
+def _said(source: Source, dtype: str | None) -> bytes | None:
+    """Return a configuration that says this type; None where it says no other one."""
+    if dtype in _DTYPES:
+        config = strict_json.loads(source.pread(0, source.size), "config.json")
+        said = [key for key in _DTYPE_KEYS if isinstance(config.get(key), str) and config[key] != dtype]
+        if said:
+            return f"{json.dumps(config | dict.fromkeys(said, dtype), indent=2, ensure_ascii=False)}\n".encode()
+    return None
+
+
+def _lies_at(path: str, new: Source, *, replace: bool = False) -> bool:
+    """Say whether a copy is there already; raise `TargetError` if something else is that is not to be replaced."""
+    if not os.path.lexists(path):
+        return False
+    crc = functools.reduce(lambda crc, chunk: kernels.crc32(chunk, crc), new.chunks(0, new.size), 0)
+    if is_whole(path, new.size, crc):
+        return True
+    if not replace:
+        msg = "this file exists, with other content than its copy would have: remove it, or choose another target"
+        raise TargetError(msg, path=path)
+    return False
+
+
+def _copy(source: Source, sink: Sink) -> None:
+    for chunk in source.chunks(0, source.size):
+        sink.write(chunk)

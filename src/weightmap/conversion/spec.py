@@ -1,0 +1,190 @@
+"""The arguments of a conversion as plain values that any process understands: `Spec`, and `Quantize` in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.arguments import as_float, as_globs, as_integer, mistyped
+from weightmap.conversion.schemes import quantize, scheme_named
+from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, SHORT, scale_type_named
+from weightmap.errors import EncodeError, QuantError, counted, quoted
+from weightmap.formats import Format, by_name
+from weightmap.globs import matches, takes
+from weightmap.options import Limits
+from weightmap.quant.schemes import BLOCKED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import DTypeLike
+
+    from weightmap.arguments import Globs
+    from weightmap.quant.blocks import QuantizedTensor
+
+Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """How `convert` quantises tensors. The scheme alone will do, too: ``quantize="q4_0"``.
+
+    Parameters
+    ----------
+    scheme : str
+        One of those of `weightmap.quantize`.
+    block_size : int
+        Elements per block, for int4_block, int5_block and adaptive.
+    scale_type : str or numpy.dtype
+        "fp16" or "fp32", by any of their names.
+    bits : float
+        For adaptive: bits per weight, 4.5 to 16.
+    include, exclude : glob or sequence of globs, optional
+        Quantise floating-point tensors whose name matches an `include`, whatever their shape; by default those with two
+        dimensions or more that are not embeddings (by their names). Never those that match an `exclude`.
+
+    Raises
+    ------
+    QuantError
+        For an unknown scheme, and for a block size, scale type or bits that the scheme does not allow.
+
+    Examples
+    --------
+    >>> import numpy as np, weightmap as wm
+    >>> wm.save("model.safetensors", {"up": np.ones((4, 64), np.float32)})
+    >>> how = wm.Quantize("int4_block", block_size=64, exclude="*lm_head*")
+    >>> wm.convert("model.safetensors", "model.amb", quantize=how).quantized[0].scheme
+    'int4_block'
+    """
+
+    scheme: str
+    _: KW_ONLY
+    block_size: int = 32
+    scale_type: str = "fp16"
+    bits: float = 5.0
+    include: Globs = None
+    exclude: Globs = None
+
+    def __post_init__(self) -> None:
+        """Check the values, and bring names into the spelling used here."""
+        known = {
+            "scheme": scheme_named(self.scheme),
+            "block_size": as_integer("block_size", self.block_size),
+            "scale_type": scale_type_named(self.scale_type),
+            "bits": as_float("bits", self.bits),
+            "include": as_globs("include", self.include),
+            "exclude": as_globs("exclude", self.exclude),
+        }
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
+        scheme = self.scheme
+        if scheme not in (*BLOCKED, "adaptive") and self.block_size != 32:
+            kind = "blocks of one size" if scheme in GGML_SCHEMES else "no blocks"
+            raise QuantError(f"block_size is for {', '.join(BLOCKED)} and adaptive: {scheme} has {kind}")
+        if scheme != "adaptive" and self.bits != 5:
+            raise QuantError(f"bits is for adaptive: {scheme} has a fixed number of bits")
+        if scheme != "pq":
+            quantize_zeros(self, 1)
+        elif self.include is not None or self.exclude is not None:
+            raise QuantError("pq is for word embeddings: Pq(include=...) of weightmap.words.convert chooses a matrix")
+
+
+def quantize_zeros(how: Quantize, threads: int) -> QuantizedTensor:
+    """Quantise a row of zeros this way, and return it. Raises `QuantError` for values that do not go together."""
+    row = kernels.GGML_TYPES[how.scheme].block_size if how.scheme in GGML_SCHEMES else 1
+    return quantize(np.zeros(row, np.float32), how.scheme, **quantize_options(how), threads=threads)
+
+
+def quantize_options(how: Quantize) -> dict[str, Any]:
+    """Return the options of `weightmap.quantize`."""
+    return {"block_size": how.block_size, "scale_type": how.scale_type, "bits": how.bits}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """The arguments of `weightmap.convert` that hold for every file of the new model."""
+
+    format: str
+    layout: str | None = None
+    include: Globs = None
+    exclude: Globs = None
+    dtype: str | None = None
+    quantize: Quantize | None = None
+    align: int = 1
+    max_shard_size: int | None = None
+    threads: int | None = None
+    strict: bool = True
+    configured: bool = False  # whether a ``config.json`` lies beside the model
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def target_format(self) -> Format:
+        """The format of the target."""
+        return by_name(self.format)
+
+    @property
+    def result(self) -> tuple[Any, ...]:
+        """The arguments on which the bytes of the result depend."""
+        values = self.layout, self.include, self.exclude, self.dtype, self.quantize, self.align, self.max_shard_size
+        return (self.format, *values, self.configured)
+
+    def takes(self, name: str) -> bool:
+        """Say whether a tensor of this name is converted."""
+        return takes(name, self.include, self.exclude)
+
+    def check_globs(self, names: Collection[str], source: str) -> None:
+        """Raise `EncodeError` if globs leave none of the tensors of a model, or none to quantise."""
+        of = f"none of {counted(len(names), 'tensor')}"
+        if names and self.include and not any(matches(name, self.include) for name in names):
+            raise EncodeError(f"include is {_spelt(self.include)}, which matches {of}", path=source)
+        if names and self.exclude and not any(map(self.takes, names)):
+            raise EncodeError(f"exclude is {_spelt(self.exclude)}, which leaves {of}", path=source)
+        chosen = None if self.quantize is None else self.quantize.include
+        if names and chosen and not any(self.takes(name) and matches(name, chosen) for name in names):
+            raise EncodeError(f"Quantize.include is {_spelt(chosen)}, which matches {of}", path=source)
+
+    def renamed(self, names: Collection[str], rename: Rename, source: str) -> dict[str, str]:
+        """Return the new name of each tensor that is converted under another one.
+
+        Raises `EncodeError` for a mapping that names no tensor, and TypeError for anything but names.
+        """
+        if rename is None:
+            return {}
+        if isinstance(rename, Mapping):
+            if names and rename and not any(name in rename for name in names):
+                some = ", ".join(map(quoted, list(rename)[:3]))
+                raise EncodeError(
+                    f"rename has {some}, the name of none of {counted(len(names), 'tensor')}", path=source
+                )
+            given, rename = rename, lambda name: given.get(name, name)
+        if not callable(rename):
+            raise mistyped("rename", rename, "a mapping of names or a function of a name")
+        changed = {}
+        for name in filter(self.takes, names):
+            new = rename(name)
+            if not isinstance(new, str):
+                raise mistyped(f"the new name of tensor {quoted(name)}", new, "a str")
+            if new != name:
+                changed[name] = new
+        return changed
+
+
+def _spelt(globs: Globs) -> str:
+    """Spell globs for a message."""
+    return quoted(globs) if isinstance(globs, str) else ", ".join(map(quoted, globs or ()))
+
+
+def floating(dtype: DTypeLike | str) -> str:
+    """Return the name of a floating-point type. Raises ValueError for any other."""
+    try:
+        given = SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        name = given if isinstance(given, str) and given in DTYPES else np.dtype(given).name
+    except TypeError:
+        name = repr(dtype)
+    if name not in FLOATING:
+        raise ValueError(f"dtype is {name}, expected one of {', '.join((*FLOATING, *SHORT))}")
+    return name

@@ -1,0 +1,93 @@
+"""Files named by another file: they lie in its directory, and are opened in its mode."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from weightmap.errors import LayoutError, UnsupportedError, quoted
+from weightmap.io.opening import MISSING, beside, from_path
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from weightmap.io.source import Source
+
+# Models of more files keep no descriptors: systems grant a process 256 or 1024.
+KEPT = 64
+
+# A part of a path that is empty, or that a system may take for the directory itself or the one above it: dots, and
+# blanks behind them.
+_UPWARDS = re.compile(r"(?:^|[/\\])[.\s]*(?:$|[/\\])")
+# How often a name may be percent-encoded.
+_ROUNDS = 8
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a name is a plain relative path that stays within its directory, however it is encoded."""
+    bad = any(character in name for character in "\\:\0")
+    return not bad and not any(_UPWARDS.search(spelling) for spelling in _spellings(name))
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """Yield a name, and its repeated decodings, as servers and proxies may decode it."""
+    for _ in range(_ROUNDS):
+        yield name
+        decoded = unquote(name)
+        if decoded == name:
+            return
+        name = decoded
+    yield ".."
+
+
+def open_beside(source: Source, name: str) -> Source:
+    """Open a file that holds tensors of another one: in the same directory, and in the same mode.
+
+    Raises
+    ------
+    LayoutError
+        For a name, or a link, that leads to another directory, and where there is no such file.
+    UnsupportedError
+        When the other one was not opened by path.
+    """
+    path = source.path
+    if path is None:
+        raise UnsupportedError(f"tensors lie in {quoted(name)}, beside this file: open it by its path")
+    wanted = beside(path, name)
+    if not stays_inside(name) or (type(path) is str and not _is_near(wanted, path)):
+        expected = "a file in the same directory"
+        raise LayoutError("a file with tensors", field="location", actual=quoted(name), expected=expected)
+    try:
+        found = from_path(wanted, source.mode)
+    except IsADirectoryError:
+        raise LayoutError(f"{quoted(name)}, in which tensors lie, is a directory", field="location") from None
+    except OSError as error:
+        if error.errno not in MISSING:
+            raise
+        raise LayoutError(f"file {quoted(name)}, in which tensors lie, is missing", field="location") from None
+    found.follow(source)
+    return found
+
+
+def open_all_beside(source: Source, names: Collection[str]) -> list[Source]:
+    """Open files as `open_beside` does; if one cannot be opened, none stays open."""
+    found: list[Source] = []
+    try:
+        for name in names:
+            found.append(open_beside(source, name))
+            if len(names) > KEPT:
+                found[-1].release_descriptor()
+    except BaseException:
+        for opened in found:
+            opened.close()
+        raise
+    return found
+
+
+def _is_near(path: str, other: str) -> bool:
+    """Whether a file really lies below the directory of another, or below that of the other's link target."""
+    real = os.path.realpath(path)
+    folders = os.path.realpath(os.path.dirname(other)), os.path.dirname(os.path.realpath(other))
+    return any(real.startswith(os.path.join(folder, "")) for folder in folders)

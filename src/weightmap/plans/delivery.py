@@ -1,0 +1,358 @@
+"""`ReadPlan.run`: the wanted tensors one after another, as views of a mapping or read into memory of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import quoted
+from weightmap.io.descriptor import aligned
+from weightmap.io.pages import ask_for, give_back, reads_ahead
+from weightmap.plans.indices import Indices, Shard, arranged, axes_of, runs_of
+from weightmap.plans.sums import Sums
+from weightmap.plans.wants import ranges_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.formats._verifying import Sum
+    from weightmap.index.row import Row
+    from weightmap.io.source import Source
+    from weightmap.model.spans import Spans
+    from weightmap.quant.places import Heads
+
+# The system may keep pages in units of so many bytes, and gives back none of a unit that is left in part.
+_UNIT = 2 << 20
+# Runs of elements of a quantised tensor are decoded one by one where they are less than one part in so many.
+_SPARSE = 2
+
+
+class Delivery:
+    """How the tensors of one file are handed out.
+
+    Parameters
+    ----------
+    spans : Spans
+    file : int
+        The number of the source.
+    keys : mapping of int to index or Indices
+        Of the tensors wanted in part.
+    chunk : int
+        Bytes read at once; small tensors that lie together are read together up to that.
+    window : int
+        Bytes of the mapping to prefetch.
+    gap, most
+        Bounds on joining ranges of a part into one read: see `kernels.join_ranges`.
+    release : bool
+        Whether consumed pages are given back.
+    sums : sequence of Sum
+        Checksums to be checked: before the first tensor that they cover is handed out or, with `last`, before the last.
+    last : bool
+    into, cut : callable, optional
+        See `ReadPlan.run`.
+    reads : iterable of (int, int)
+        The reads of the plan in this file, for prefetching from a store.
+    heads : Heads
+        Headers of quantised tensors, read while planning.
+    """
+
+    def __init__(
+        self,
+        spans: Spans,
+        file: int,
+        keys: Mapping[int, Any],
+        *,
+        chunk: int,
+        window: int,
+        gap: int,
+        most: float,
+        release: bool,
+        sums: Sequence[Sum] = (),
+        last: bool = False,
+        into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
+        cut: Callable[[str, Any], Iterable[Any]] | None = None,
+        reads: Iterable[tuple[int, int]] = (),
+        heads: Heads,
+    ) -> None:
+        self.spans = spans
+        self._heads = heads
+        self._into, self._cut = into, cut
+        self.number: int = file
+        self.source: Source = spans.sources[file]
+        self.keys = keys
+        self.chunk: int = chunk
+        self.window: int = window
+        self.gap: int = gap
+        self.most: float = most
+        self._release = release
+        self._from = self._to = 0  # consumed, and not given back yet
+        self._consumed: list[tuple[int, int]] = []
+        self._stored, self._last = sums, last
+        self._sums: Sums
+        self._reader = self.source.ahead(reads)
+
+    # ------------------------------------------------------------------------------------------------- giving back
+    def consumed(self, begin: int, end: int) -> None:
+        """Note that bytes were consumed; give pages back when there are enough of them."""
+        if not self._release or end <= begin:
+            return
+        if not self._from <= begin <= self._to + self.gap:
+            self._flush()
+            self._from = self._to = begin
+        self._to = max(self._to, end)
+        if self._to - self._from >= self.chunk + 2 * _UNIT:
+            self._give_back([(self._from, self._to)])
+            # The last unit is consumed in part, and the one before it perhaps not given back for that reason.
+            self._from = (self._to // _UNIT - 1) * _UNIT
+            self._consumed.append((self._from, self._to))
+
+    def _flush(self) -> None:
+        if self._to > self._from:
+            self._give_back([(self._from, self._to)])
+            self._consumed.append((self._from, self._to))
+            self._from = self._to
+
+    def finish(self) -> None:
+        """Give back all that was consumed; once more what was in use when it was given back."""
+        self._flush()
+        if self._consumed:
+            self._give_back(self._consumed)
+
+    def _give_back(self, ranges: Iterable[tuple[int, int]]) -> None:
+        give_back(self.source, (self.spans.outwards(self.number, begin, end) for begin, end in ranges))
+
+    # --------------------------------------------------------------------------------------------------- verifying
+    def _sums_of(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Sums:
+        """Return the checksums that cover these bytes."""
+        # Tensors that were read for a checksum of theirs and are not handed out yet are not given back.
+        consumed = None if self._last else self.consumed
+        return Sums(self.source, self._stored, begins, ends, last=self._last, consumed=consumed)
+
+    def _pieces(self, name: str, number: int) -> Iterator[Any]:
+        """Yield the indices by which a tensor wanted in part is handed out."""
+        keys = Indices.of(self.keys[number])
+        return iter(keys) if self._cut is None else (piece for key in keys for piece in self._cut(name, key))
+
+    # ----------------------------------------------------------------------------------------------------- mapping
+    def mapped(self, numbers: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
+        """Yield names and views of the mapping; prefetch the next pages where the system does not."""
+        spans = self.spans
+        begins, ends = spans.begin[numbers], spans.begin[numbers] + spans.nbytes[numbers]
+        sums = self._sums_of(begins, ends)
+        asked = len(numbers) if reads_ahead(self.source) else 0
+        for place, number in enumerate(numbers.tolist()):
+            begin, end = int(begins[place]), int(ends[place])
+            if asked < len(numbers) and begins[asked] <= begin + self.window // 2:
+                last = max(int(np.searchsorted(begins, begin + self.window, side="left")), place + 1)
+                for n in range(max(asked, place), last):
+                    if int(numbers[n]) not in self.keys:  # what is wanted in part is touched only there
+                        at = int(begins[n])
+                        ask_for(self.source, at, min(int(ends[n]), begin + self.window) - at)
+                asked = last
+            if sums.takes:
+                # A mapping shows the pages that this reads, and a file that becomes shorter is an error here.
+                sums.read(end)
+            sums.finish(end)
+            name = spans.name(number)
+            self.source.check_unchanged()
+            array = spans.of(number).array()
+            if number in self.keys:
+                for key in self._pieces(name, number):
+                    yield name, _selected(array, key, name)
+            else:
+                yield name, array
+            del array
+            self.consumed(begin, end)
+
+    # ----------------------------------------------------------------------------------------------------- reading
+    def read(self, numbers: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
+        """Yield names and arrays in memory of their own; what lies close together is read together."""
+        spans = self.spans
+        begins, ends = spans.begin[numbers], spans.begin[numbers] + spans.nbytes[numbers]
+        self._sums = self._sums_of(begins, ends)
+        batch: list[int] = []
+        first = reached = 0
+        for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            joins = batch and begin - reached < max(self.gap, 1) and max(end, reached) - first <= self.chunk
+            inside = batch and end <= reached  # of a tensor that shares its bytes with one before
+            if number in self.keys or not (joins or inside):
+                yield from self._batch(batch, first, reached)
+                batch, first, reached = [], begin, end
+            if number in self.keys:
+                self._sums.finish(end)
+                name = spans.name(number)
+                for key in self._pieces(name, number):
+                    yield name, self._part(number, name, key)
+                self.consumed(begin, end)
+                continue
+            batch.append(number)
+            reached = max(reached, end)
+        yield from self._batch(batch, first, reached)
+
+    def _batch(self, numbers: list[int], first: int, last: int) -> Iterator[tuple[str, Any]]:
+        """Yield whole tensors that lie between two bytes of the file, read into one piece of memory."""
+        if not numbers:
+            return
+        octets = self._fetch(first, last)
+        for number in numbers:
+            self._sums.finish(int(self.spans.begin[number] + self.spans.nbytes[number]))
+            yield self.spans.name(number), self._whole(number, octets, first)
+        del octets
+        self.consumed(first, last)
+
+    def _whole(self, number: int, octets: NDArray[np.uint8], at: int) -> Any:
+        """Return a tensor over bytes of the file, which begin at `at`."""
+        row = self.spans.of(number)
+        if row.geometry is not None:
+            return _made(row, ..., self.spans.name(number), lambda begin, end: octets[begin - at : end - at])
+        return row.over(octets[row.offset - at : row.offset - at + row.nbytes])
+
+    def _fetch(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """Return bytes of the file in new memory, aligned as they are in the file."""
+        self.source.check_unchanged()
+        skip = begin % 64
+        octets = aligned(end - begin + skip)[skip:]
+        self._fill(octets, begin)
+        octets.flags.writeable = self.source.mode != "mmap"
+        return octets
+
+    def _fill(self, octets: NDArray[np.uint8], at: int) -> None:
+        """Read into memory, a chunk at a time."""
+        for start in range(0, len(octets), self.chunk):
+            part = octets[start : start + self.chunk]
+            self._reader.read_into(at + start, part)
+            if self._sums.takes:
+                self._sums.feed([at + start], [len(part)], [kernels.crc32(part)])
+            self.consumed(at + start, at + start + len(part))
+
+    def _part(self, number: int, name: str, key: Any) -> Any:
+        """Return a part of a tensor, of which no other bytes are read."""
+        self.source.check_unchanged()
+        row = self.spans.of(number)
+        if row.geometry is not None:
+            return _made(row, key, name, self._fetch)
+        if row.dtype.quantized:
+            return self._part_of_quantized(number, key, *ranges_of(self._heads.of(number, row), key, name))
+        part = Runs(row, key, name)
+        target = None if self._into is None else self._into(name, part.nbytes)
+        if target is None:
+            target = np.empty(part.nbytes, np.uint8)
+        if len(part.starts) == 1:
+            self._fill(target, int(part.starts[0]))
+        else:
+            self._gather(part, target)
+        return part.arranged(target, writeable=self.source.mode != "mmap")
+
+    def _gather(self, part: Runs, target: NDArray[np.uint8]) -> None:
+        """Read the runs of a part; those that lie close to each other with what is between them."""
+        starts, stops = part.starts, part.starts + part.length
+        nowhere = np.zeros(len(starts), np.uint32)
+        _, begins, ends, _ = kernels.join_ranges(nowhere, starts, stops, gap=self.gap, most=self.most)
+        if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
+            self._apart(starts, part.length, target)
+            return
+        for low, high, begin, end in part.reads(starts, stops, begins, ends, self.chunk):
+            if part.length * (high - low) == end - begin:
+                self._fill(target[low * part.length : high * part.length], begin)
+                continue
+            octets = np.empty(end - begin, np.uint8)
+            self._fill(octets, begin)
+            rows = target[low * part.length : high * part.length].reshape(high - low, part.length)
+            for row, start in zip(rows, (starts[low:high] - begin).tolist(), strict=True):
+                row[:] = octets[start : start + part.length]
+
+    def _apart(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
+        """Read runs that are no neighbours, and nothing between them, about a chunk at a time."""
+        step = max(self.chunk // max(length, 1), 1)
+        for low in range(0, len(starts), step):
+            some = starts[low : low + step]
+            self._reader.read_runs(some, length, target[low * length : (low + len(some)) * length])
+            if self._release:
+                for start in some.tolist():
+                    self.consumed(start, start + length)
+
+    def _part_of_quantized(self, number: int, key: Any, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
+        """Decode a part of a quantised tensor: the rest of it is memory that is never touched."""
+        row = self.spans.of(number)
+        octets = np.zeros(row.nbytes, np.uint8)
+        order = np.argsort(starts, kind="stable")
+        nowhere = np.zeros(len(order), np.uint32)
+        _, begins, ends, _ = kernels.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            known = self._heads.known(number, begin)[: end - begin]
+            at = begin + len(known)
+            octets[begin - row.offset : at - row.offset] = np.frombuffer(known, np.uint8)
+            self._fill(octets[at - row.offset : end - row.offset], at)
+        return _selected(row.over(octets), key, self.spans.name(number))
+
+
+def _selected(tensor: Any, key: Any, name: str) -> Any:
+    """Return what an index selects of an array or a quantised tensor; decode no block that the part does not need."""
+    shape: tuple[int, ...] = tensor.shape
+    if hasattr(tensor, "runs"):
+        axes = axes_of(key, shape, f"tensor {quoted(name)}")
+        starts, length = runs_of(axes, shape, f"tensor {quoted(name)}")
+        # Where runs lie as close together as that, decoding what lies between them is faster.
+        if len(starts) > 1 and _SPARSE * len(starts) * length < starts[-1] + length - starts[0]:
+            return arranged(tensor.runs(starts, length).reshape(-1), axes, key)
+    return tensor[key.of(shape) if isinstance(key, Shard) else key]
+
+
+def _made(row: Row, key: Any, name: str, fetch: Callable[[int, int], NDArray[np.uint8]]) -> Any:
+    """Return what an index selects of a tensor with a geometry; `fetch` returns bytes of the file."""
+    assert row.geometry is not None  # noqa: S101 - that is which tensors these are
+    axes = axes_of(key, row.viewed[1], f"tensor {quoted(name)}")
+    return arranged(row.geometry.part(row, axes, fetch(*row.geometry.extent(row, axes))), axes, key)
+
+
+class Runs:
+    """A part of a dense tensor, as runs of elements that are put together.
+
+    Attributes
+    ----------
+    starts : ndarray of int64
+        Where the runs begin in the file, in order.
+    length, nbytes : int
+        Bytes of a run and of all.
+    """
+
+    starts: NDArray[np.int64]
+
+    def __init__(self, row: Row, key: Any, name: str) -> None:
+        what = f"tensor {quoted(name)}"
+        self._dtype, shape = row.viewed
+        self._key, self._axes = key, axes_of(key, shape, what)
+        starts, length = runs_of(self._axes, shape, what)
+        itemsize = self._dtype.itemsize
+        self.starts = row.offset + starts * itemsize
+        self.length: int = length * itemsize
+        self.nbytes: int = len(starts) * self.length
+
+    def reads(
+        self,
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        chunk: int,
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Yield first run, last run, begin and end of each read; one of several runs has at most `chunk` bytes."""
+        lows = np.searchsorted(starts, begins).tolist()
+        for low, high, last in zip(lows, [*lows[1:], len(starts)], ends.tolist(), strict=True):
+            dense = last - int(starts[low]) == (high - low) * self.length
+            while low < high:
+                begin = int(starts[low])
+                upto = high if dense else int(np.searchsorted(stops[low:high], begin + chunk, side="right")) + low
+                upto = max(upto, low + 1)
+                yield low, upto, begin, int(stops[upto - 1])
+                low = upto  # noqa: PLW2901
+
+    def arranged(self, octets: NDArray[np.uint8], *, writeable: bool) -> Any:
+        """Return the array that the index gives, over the bytes of all runs in the order of the file."""
+        if not writeable:
+            octets.flags.writeable = False
+        return arranged(octets.view(self._dtype) if len(octets) else np.empty(0, self._dtype), self._axes, self._key)

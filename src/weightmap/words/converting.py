@@ -1,0 +1,353 @@
+"""Conversion of words, from a file of words or a model, to a file of any format: `weightmap.words.convert`."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.arguments import as_integer, as_path, check_progress, mistyped
+from weightmap.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
+from weightmap.embeddings.vocabulary import Vocabulary
+from weightmap.errors import (
+    EncodeError,
+    MissingDependencyError,
+    QuantError,
+    Remedy,
+    TensorFileError,
+    counted,
+    quoted,
+)
+from weightmap.formats import FORMATS, Importer, Payload, Request, Tensors
+from weightmap.formats._metadata import entries
+from weightmap.globs import takes
+from weightmap.index.strings import StringTable
+from weightmap.io.atomic import write_plan
+from weightmap.model.directory import find_source
+from weightmap.model.inputs import check_apart, check_not_read
+from weightmap.model.opening import open_or_import
+from weightmap.model.parts import dense_rows, name_of, parts_of
+from weightmap.model.reports import ConvertReport
+from weightmap.model.saving import choose, choose_layout, meant_by_suffix, plan_request
+from weightmap.model.sharding import sharded_target
+from weightmap.model.single import check_replaceable
+from weightmap.options import Limits, validated_limits
+from weightmap.words.explicit import explicit
+from weightmap.words.importers import IMPORTERS, NAMES
+from weightmap.words.importers._words import Words, check_finite, normalised, rows_in_block, unnormalised
+from weightmap.words.training import Pq, Trainer
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from weightmap.arguments import Globs
+    from weightmap.formats import Format
+    from weightmap.index.row import Row
+    from weightmap.io.sink import WritePlan
+    from weightmap.model.directory import ModelDirectory
+    from weightmap.model.file import TensorFile
+
+_FLOAT32 = DTYPES["float32"]
+
+
+def _rows(row: Row) -> Iterator[NDArray[np.float32]]:
+    """Yield the rows of a tensor in blocks: decoded, or read by pread, so that mapped pages do not pile up."""
+    height, dims = row.shape
+    step = rows_in_block(dims)
+    if row.dtype.quantized:
+        matrix = row.decoder()
+        for first in range(0, height, step):
+            block = np.array(matrix[first : first + step], np.float32)
+            check_finite(block, first)
+            yield block
+        return
+    stored, first = numpy_dtype(row.dtype), 0
+    for chunk in row.source.chunks(row.offset, row.nbytes, step * max(dims, 1) * stored.itemsize):
+        with np.errstate(over="ignore", invalid="ignore"):
+            block = np.frombuffer(chunk, stored).astype(np.float32).reshape(-1, dims)
+        check_finite(block, first)
+        first += len(block)
+        yield block
+
+
+def convert(
+    src: Any,
+    dst: str | bytes | os.PathLike[Any],
+    *,
+    format: str | None = None,
+    normalize: bool | None = None,
+    subwords: str | None = None,
+    lossy: bool = False,
+    pq: Pq | None = None,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    limits: Limits | None = None,
+    strict: bool = True,
+) -> ConvertReport:
+    r"""Write words and their vectors to a file of another program, or to a format of `weightmap.open`.
+
+    `weightmap.convert` does the same with the defaults of these arguments.
+
+    Parameters
+    ----------
+    src : str, os.PathLike, or whatever else `weightmap.open` takes
+        A file of words, or a model with a vocabulary and one matrix of a row for each token.
+    dst : str, bytes or os.PathLike
+        As for `weightmap.convert`; always a file.
+    format : str, optional
+        "word2vec", "text", "textdims" or "fasttext", or one of those of `weightmap.convert`; by default the suffix of
+        `dst` decides among the latter.
+    normalize : bool, optional
+        True divides rows of words by their norms and stores these; False multiplies rows by stored norms. By default
+        rows are divided on the way from other programs to finalfusion, multiplied on the way back, and else unchanged.
+    subwords : str, optional
+        "explicit": list the n-grams of the words of a bucket or fastText vocabulary.
+    lossy : bool
+        In words of other programs' files, replace bytes that are not UTF-8, and of repeated words keep the first row
+        alone, as gensim does; the report's warnings count the others.
+    pq : Pq, optional
+        Store the rows by product quantisation, in finalfusion.
+    threads : int, optional
+        At most this many threads. So far one does all the work.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes of the target.
+    limits, strict
+        As for `weightmap.open`.
+
+    Returns
+    -------
+    ConvertReport
+
+    Raises
+    ------
+    EncodeError
+        When there is no vocabulary, or not exactly one such matrix; and as from `weightmap.convert`.
+    QuantError
+        When `pq` does not fit the rows.
+    FormatError, MissingDependencyError, TargetError, OSError
+        As from `weightmap.convert`.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> from weightmap import words
+    >>> _ = pathlib.Path("glove.txt").write_text("the 0.6 0.8\ncat 3 4\n")
+    >>> words.convert("glove.txt", "glove.fifu").tensors
+    2
+    """
+    if pq is not None and not isinstance(pq, Pq):
+        raise mistyped("pq", pq, "a weightmap.words.Pq")
+    if subwords not in (None, "explicit"):
+        raise ValueError(f"subwords is {subwords!r}, expected 'explicit'")
+    if threads is not None and as_integer("threads", threads) < 1:
+        raise ValueError(f"threads is {threads}, expected 1 or more")
+    check_progress(progress)
+    target, limits = as_path("dst", dst), validated_limits(limits)
+    path, model, directory = find_source(src)
+    found = target_format(target, format, None)
+    opened = open_or_import(model, limits, lossy=lossy, strict=strict)
+    own: dict[str, Any] = {"normalize": normalize, "subwords": subwords, "pq": pq}
+    own |= {"source": path, "limits": limits, "progress": progress}
+    with meant_by_suffix(target, found if format is None else None):
+        if isinstance(opened, Words):
+            check_apart(opened.sources, [target])
+            return convert_words(opened, target, found, **own)
+        with opened as file:
+            check_not_read(file, target)
+            words = from_file(file, directory, None if pq is None else pq.include)
+            return convert_words(words, target, found, **own)
+
+
+def hand_over(
+    opened: Any,
+    directory: ModelDirectory | None,
+    target: str,
+    found: Format | Importer,
+    globs: tuple[Globs, Globs],
+    tensors: Mapping[str, Any],
+    **options: Any,
+) -> ConvertReport:
+    """Convert what `weightmap.convert` is given for words. Raises ValueError for arguments that only `tensors` have."""
+    of_words = isinstance(opened, Words)
+    if of_words:
+        check_apart(opened.sources, [target])
+    refused = {**tensors, **dict(zip(("include", "exclude"), globs, strict=True))} if of_words else tensors
+    for name, value in refused.items():
+        if value is not None:
+            msg = f"{name}= is not for word embeddings, which are float32: see the options of weightmap.words.convert"
+            raise ValueError(msg)
+    return convert_words(opened if of_words else from_file(opened, directory, *globs), target, found, **options)
+
+
+def target_format(target: str, format: str | None, layout: str | None) -> Format | Importer:
+    """Return the format of a target, that of words of another program or one of `weightmap.open`."""
+    return IMPORTERS[format] if format in NAMES else choose(target, format, layout)
+
+
+def from_file(
+    file: TensorFile, directory: ModelDirectory | None, include: Globs = None, exclude: Globs = None
+) -> Words:
+    """Return the words of a vocabulary, and the one matrix of a file with a row for each.
+
+    Raises
+    ------
+    EncodeError
+        When there is no vocabulary, or not exactly one such matrix.
+    """
+    vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
+    path = name_of(file)
+    if vocab is None:
+        raise EncodeError("there is no vocabulary, and embeddings are rows of words", path=path, format=file.format)
+    subwords = getattr(vocab, "subwords", None)
+    height = len(vocab) + (0 if subwords is None else subwords.size)
+    names = [
+        info.name
+        for info in file.infos()
+        if len(info.shape) == 2
+        and info.shape[0] == height
+        and (info.dtype in FLOATING or info.dtype in SCHEMES)
+        and takes(info.name, include, exclude)
+    ]
+    if len(names) != 1:
+        found = ", ".join(map(quoted, names[:10])) or "none"
+        msg = f"expected one matrix of {counted(height, 'row')}, one for each word; found {found}"
+        raise EncodeError(msg, path=path, format=file.format, remedy=Remedy("convert with {} chooses it", "include"))
+    (name,) = names
+    matrix = file[name]
+    dims = int(matrix.shape[1])
+    norms = None
+    if name == "embeddings" and "norms" in file and file.info("norms").shape == (len(vocab),):
+        norms = file.read("norms", np.float32)
+
+    def gather(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        return np.asarray(matrix[rows], np.float32)
+
+    place = next(place for other, place in zip(file, dense_rows(file), strict=True) if other == name)
+
+    table = vocab.table if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
+    metadata = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
+    make = functools.partial(_rows, place)
+    return Words((parts_of(file)[0],), file.format, table, height, dims, make, gather, norms, subwords, metadata)
+
+
+def convert_words(
+    words: Words,
+    target: str,
+    found: Format | Importer,
+    *,
+    source: str | None,
+    limits: Limits,
+    progress: Callable[[int, int], None] | None,
+    layout: str | None = None,
+    align: int = 1,
+    overwrite: bool = True,
+    normalize: bool | None = None,
+    subwords: str | None = None,
+    pq: Pq | None = None,
+) -> ConvertReport:
+    """Write words to a file of any format: see `convert`."""
+    limits.check("max_copy_bytes", words.nbytes, "bytes of rows to copy")
+    words.sources[-1].check_size("all rows", words.nbytes)  # the last one has them
+    if isinstance(found, Importer):
+        for option, given in (("layout", layout), ("subwords", subwords), ("pq", pq), ("align", align > 1 or None)):
+            if given is not None:
+                raise ValueError(f"{option}= is not for files of format {found.name}")
+        plan, warnings = _to_words(words, target, found, normalize=normalize)
+        layout, count, trainer = found.name, 1, None
+    else:
+        if sharded_target(target, found) is not None:
+            raise ValueError(f"dst is {target!r}, expected a file: words and their rows are not written to shards")
+        check_replaceable(target)
+        if subwords is not None:
+            try:
+                words = explicit(words, limits)
+            except TensorFileError as error:
+                raise error.located(path=target, format=found.name) from None
+        # Files of other programs have rows as they are, and formats of embeddings those of length 1.
+        if normalize is None and found.embeddings is not None and words.format in IMPORTERS:
+            normalize = True
+        norms = words.norms
+        if normalize and norms is None:
+            words, norms = normalised(words)
+        elif normalize is False and norms is not None:
+            words, norms = unnormalised(words), None
+        layout = choose_layout(found, layout, None)
+        trainer = None if pq is None else _trainer(words, target, found, layout, pq)
+        count = 1 if norms is None else 2
+        plan, warnings = _to_format(words, norms, target, found, trainer, layout, align)
+    size = write_plan(target, plan, progress=progress, overwrite=overwrite)
+    done = () if trainer is None or trainer.info is None else (trainer.info,)
+    return ConvertReport(source or words.path, target, found.name, layout, count, size, (), tuple(warnings), done)
+
+
+def _to_format(
+    words: Words, norms: Any, target: str, found: Format, trainer: Trainer | None, layout: str, align: int
+) -> tuple[WritePlan, list[str]]:
+    """Return the plan of a file of `weightmap.open`, and warnings; `norms` are filled in while the rows are written."""
+    payloads = [
+        Payload("embeddings", _FLOAT32, (words.rows, words.dims), words.nbytes, _bytes_of, words)
+        if trainer is None
+        else trainer.payload()
+    ]
+    if norms is not None:
+        make = functools.partial(_norms, norms)
+        payloads.append(Payload("norms", _FLOAT32, norms.shape, norms.nbytes, make))
+    carried, warnings = found.carries[layout], [*words.warnings]
+    if words.subwords is not None and "subwords" not in carried:
+        raise EncodeError(f"{found.title} has no place for subwords", path=target, format=found.name)
+    if "vocab" not in carried:
+        known = counted(len(words.table), "word")
+        warnings.append(f"{found.title} has no place for the vocabulary of {known}: left behind")
+    vocab = words.vocab if "vocab" in carried else None
+    metadata = words.metadata if found.embeddings is not None and words.metadata else None
+    try:
+        plan = plan_request(target, found, Request(Tensors(payloads), layout, metadata, vocab, align=align))
+    except MissingDependencyError as error:  # the words are worth having without the metadata
+        warnings.append(f"the options of the model were left behind: {error.what}")
+        plan = plan_request(target, found, Request(Tensors(payloads), layout, None, vocab, align=align))
+    return plan, warnings
+
+
+def _trainer(words: Words, target: str, found: Format, layout: str, pq: Pq) -> Trainer:
+    """Return the product quantiser of the rows, trained."""
+    if "pq" not in found.schemes.get(layout, frozenset()):
+        titles = ", ".join(f.title for f in FORMATS.values() if any("pq" in held for held in f.schemes.values()))
+        msg = f"{found.title} holds no tensors of scheme pq; formats that do: {titles}"
+        raise EncodeError(msg, path=target, format=found.name)
+    try:
+        return Trainer("embeddings", words.rows, words.dims, words.blocks, pq)
+    except QuantError as error:
+        raise EncodeError(str(error), path=target, format=found.name) from None
+
+
+def _bytes_of(words: Words) -> Iterator[Any]:
+    for block in words.blocks():
+        yield block.astype("<f4", copy=False).tobytes()
+
+
+def _norms(norms: Any) -> Iterator[Any]:
+    yield norms.astype("<f4", copy=False).tobytes()
+
+
+def _to_words(words: Words, target: str, found: Importer, *, normalize: bool | None) -> tuple[WritePlan, list[str]]:
+    """Return the plan of a file of words, and warnings."""
+    name = found.name
+    if normalize is not True:
+        words = unnormalised(words)
+    elif words.norms is None:
+        words, _ = normalised(words)
+    warnings = [*words.warnings]
+    behind = words.rows - len(words.table)
+    if behind and "subwords" not in found.carries:
+        warnings.append(f"format {name} has no place for n-grams: {counted(behind, 'row')} left behind")
+    if words.metadata and "metadata" not in found.carries:
+        warnings.append(f"format {name} has no place for {entries(len(words.metadata))}: left behind")
+    assert found.plan is not None  # noqa: S101 - there is no name for others
+    try:
+        return found.plan(words), warnings
+    except TensorFileError as error:
+        raise error.located(path=target, format=name) from None

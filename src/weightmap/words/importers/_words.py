@@ -1,0 +1,265 @@
+"""Words and their rows, a block at a time: every importer reads them, and every writer takes them."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.embeddings.vocabulary import Vocabulary
+from weightmap.errors import FormatError, Remedy, UnsupportedError, counted
+from weightmap.formats import refuse
+from weightmap.index.strings import StringTable
+from weightmap.words.importers._first_line import declared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.embeddings.subwords import Subwords
+    from weightmap.io.source import Source
+
+# Bytes of rows in a block, about.
+BLOCK = 4 << 20
+# No word of a binary file is longer, in bytes: so a file without spaces is refused before it is read as one word.
+LONGEST = 1 << 16
+_MOST = (1 << 32) - 1
+_MOST_DIMS = (1 << 31) - 1
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class Words(NamedTuple):
+    """Words and a matrix that is read block by block.
+
+    Attributes
+    ----------
+    sources : tuple of Source
+        What they are read from: the file first, and last the one with the rows.
+    format : str
+        Its format, or importer.
+    table : StringTable
+        The words, checked: UTF-8, each one once.
+    rows, dims : int
+        Shape of the matrix; the words have its first rows.
+    make : callable
+        Returns an iterator over all rows in order, as arrays of float32, shape (some, dims), finite and writable.
+    gather : callable or None
+        ``gather(rows)`` returns rows by number. Only those with subwords have it.
+    norms : ndarray of float32, shape (words,), or None
+        The numbers that the rows of the words were divided by.
+    subwords : Subwords or None
+    metadata : mapping
+    warnings : tuple of str
+        Signs that the file is not whole, for the report.
+    """
+
+    sources: tuple[Source, ...]
+    format: str
+    table: StringTable
+    rows: int
+    dims: int
+    make: Callable[[], Iterator[NDArray[np.float32]]]
+    gather: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None
+    norms: NDArray[np.float32] | None = None
+    subwords: Subwords | None = None
+    metadata: Mapping[str, Any] = MappingProxyType({})
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """Name of the file for messages."""
+        return self.sources[0].name
+
+    @property
+    def vocab(self) -> Vocabulary:
+        """The words with their subwords, as `save` takes them."""
+        return Vocabulary(lambda: self.table, len(self.table), subwords=self.subwords)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix as float32."""
+        return 4 * self.rows * self.dims
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield all rows as `make` does. Errors name the file."""
+        try:
+            yield from self.make()
+        except FormatError as error:
+            raise error.located(path=self.path, format=self.format) from None
+
+    def word_blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the rows of the words alone."""
+        left = len(self.table)
+        for block in self.blocks():
+            if not left:
+                return
+            yield block[:left]
+            left -= min(left, len(block))
+
+
+def shape_of(head: bytes) -> tuple[int, int, int]:
+    """Return the rows and dims that the first line declares, and where it ends. Dims are bounded."""
+    shape = declared(head)
+    assert shape is not None  # noqa: S101 - such a file was recognised by it
+    if not 1 <= shape[1] <= _MOST_DIMS:
+        expected = f"1 to {_MOST_DIMS}"
+        raise FormatError("number of dimensions", field="dims", offset=0, actual=shape[1], expected=expected)
+    return shape
+
+
+def rows_in_block(dims: int) -> int:
+    """Return how many rows make a block."""
+    return max(1, BLOCK // (4 * max(dims, 1)))
+
+
+def firsts(raws: Sequence[bytes], *, lossy: bool) -> NDArray[np.intp] | None:
+    """Return the numbers of words that repeat no earlier one, for `lossy` to leave out the others; None for all."""
+    seen: dict[bytes, int] = {}
+    for i, raw in enumerate(raws if lossy else ()):
+        seen.setdefault(raw, i)
+    return np.fromiter(seen.values(), np.intp, len(seen)) if lossy and len(seen) < len(raws) else None
+
+
+def only(words: Words, kept: NDArray[np.intp] | None) -> Words:
+    """Return words with the rows `kept` alone, which rise and are those of the table; with all for None."""
+    if kept is None:
+        return words
+
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        at = 0
+        for block in words.make():
+            first, last = np.searchsorted(kept, (at, at + len(block)))
+            yield block[kept[first:last] - at]
+            at += len(block)
+
+    note = f"{counted(words.rows - len(kept), 'repeated word')} left out: the first row of each word stays"
+    return words._replace(rows=len(kept), make=blocks, warnings=(*words.warnings, note))
+
+
+def table_of(
+    raws: Sequence[bytes],
+    offsets: Sequence[int],
+    *,
+    lossy: bool,
+    what: str = "word",
+    first: int = 0,
+    fixed: bool = False,
+) -> StringTable:
+    """Return words as a table. Raises `FormatError` for a word that is not UTF-8, or repeated.
+
+    Parameters
+    ----------
+    raws : sequence of bytes
+    offsets : sequence of int
+        The position of each word in the file.
+    lossy : bool
+        Replace bytes that are not UTF-8 by U+FFFD.
+    what, first : str, int
+        "word" or "the word of line", and the number of the first one: messages put numbers behind it.
+    fixed : bool
+        No row can be left out.
+    """
+    table = _packed(raws)
+    bad = table.not_utf8()
+    replaced = bad >= 0 and lossy
+    if replaced:
+        table = _packed([raw.decode(errors="replace").encode() for raw in raws])
+    elif bad >= 0:
+        raise FormatError(
+            f"{what} {bad + first}, {raws[bad][:40]!r}, is not UTF-8",
+            field="word",
+            offset=offsets[bad],
+            expected="UTF-8",
+            remedy=Remedy("{} replaces such bytes", "lossy", switch=True),
+        )
+    count, second, original = table.duplicates()
+    if count:
+        more = f", and {count - 1} more are repeated" if count > 1 else ""
+        why = " once bytes that are not UTF-8 are replaced" if replaced else ""
+        raise FormatError(
+            f"{what} {second + first} is {table[second][:80]!r}{why}, as {original + first} is{more}: words are unique",
+            field="word",
+            offset=offsets[second],
+            remedy=None if fixed or lossy else Remedy("{} keeps the first row of each word", "lossy", switch=True),
+        )
+    return table
+
+
+def _packed(raws: Sequence[bytes]) -> StringTable:
+    ends = np.cumsum([0, *map(len, raws)], dtype=np.uint64)
+    if int(ends[-1]) > _MOST:
+        expected = f"at most {_MOST}, which this library can address"
+        raise UnsupportedError("bytes of words", field="word", actual=int(ends[-1]), expected=expected)
+    return StringTable(b"".join(raws), ends.astype(np.uint32), 0, "word")
+
+
+def check_finite(block: NDArray[np.float32], first: int, offset: Callable[[int], int] | None = None) -> None:
+    """Refuse numbers that are not finite. `first` numbers the first row of the block, `offset` finds a row's byte."""
+    finite = np.isfinite(block)
+    if not finite.all():
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        value = float(block[row, column])
+        what = f"number {column} of row {first + row}"
+        at = None if offset is None else offset(first + row)
+        raise FormatError(what, field="vector", offset=at, actual=value, expected="a finite number")
+
+
+def normalised(words: Words) -> tuple[Words, NDArray[np.float32]]:
+    """Return the words with unit vectors for rows, and the norms, which are there once the rows have been read."""
+    count = len(words.table)
+    norms = np.zeros(count, np.float32)
+
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        at = 0
+        for block in words.blocks():
+            part = block[: max(count - at, 0)]
+            if len(part):
+                found = l2_norms(part)
+                if not float(found.max()) <= _FLOAT32_MAX:
+                    what = f"norm of word {at + int(found.argmax())}"
+                    expected = "one in the range of float32"
+                    raise FormatError(what, field="vector", actual=float(found.max()), expected=expected)
+                norms[at : at + len(part)] = found
+                part /= np.where(found == 0, 1, found).astype(np.float32)[:, None]
+            at += len(block)
+            yield block
+
+    return words._replace(make=blocks), norms
+
+
+def l2_norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the L2 norm of each row, shape (rows,), summed in double precision."""
+    norms: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    return norms
+
+
+def unnormalised(words: Words) -> Words:
+    """Return the words with the rows that they had before the division by their norms."""
+    norms = words.norms
+    if norms is None:
+        return words
+
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        at = 0
+        for block in words.blocks():
+            part = block[: max(len(norms) - at, 0)]
+            with np.errstate(over="ignore", invalid="ignore"):
+                part *= norms[at : at + len(part), None]
+            check_finite(part, at)
+            at += len(block)
+            yield block
+
+    return words._replace(make=blocks, norms=None)
+
+
+def refuse_words(name: str, raws: list[bytes], forbidden: bytes, *, empty: bool = True) -> None:
+    """Raise one `EncodeError` that names the words with bytes that the format called `name` keeps for itself."""
+    bad = [
+        f"word {i}, {raw[:40].decode(errors='replace')!r}"
+        for i, raw in enumerate(raws)
+        if (len(raw.translate(None, forbidden)) != len(raw)) or (not raw and not empty)
+    ]
+    if bad:
+        refuse(f"format {name}", [f"{what}: it is empty, or has white space or a zero byte" for what in bad])

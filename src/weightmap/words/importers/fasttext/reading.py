@@ -1,0 +1,232 @@
+"""Reading fastText's models."""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.embeddings.subwords import Subwords
+from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off, too_many
+from weightmap.words.importers._words import BLOCK, LONGEST, Words, check_finite, rows_in_block, table_of
+from weightmap.words.importers.fasttext import ENTRY, HEAD, LOSSES, MATRIX, MODELS, OPTIONS, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.index.strings import StringTable
+    from weightmap.io.source import Source
+    from weightmap.options import ImportOptions, Limits
+
+# Positions of the fields that messages name.
+_AT = {"version": 4, "dims": 8, "buckets": 40, "min_n": 44, "max_n": 48, "entries": 64, "labels": 72, "pruned": 84}
+# Words whose n-grams, some dozens each, are summed at once; blocks of their rows gathered at once.
+WORDS = 256
+_BLOCKS = 4
+
+
+def read(source: Source, head: bytes, options: ImportOptions) -> Words:
+    """Read a model. The rows of words are averaged when `Words.blocks` is iterated.
+
+    Raises
+    ------
+    UnsupportedError
+        For another version, supervised models (with labels), pruned and quantised ones.
+    FormatError
+        For a damaged file, and for more words than the limits allow.
+    """
+    values, entries = _header(head, source.size)
+    dims, buckets, min_n, max_n = (values[name] for name in ("dims", "buckets", "min_n", "max_n"))
+    raws, offsets, end = _dictionary(source, entries, options.limits)
+    rows, data = _matrix(source, end, dims)
+    table = table_of(raws, offsets, lossy=options.lossy, fixed=True)
+    subwords = None
+    if min_n and max_n >= min_n and buckets:
+        if rows != entries + buckets:
+            expected = f"{entries + buckets}: {entries} words and {buckets} buckets"
+            raise LayoutError("number of rows", field="rows", offset=end + 1, actual=rows, expected=expected)
+        subwords = Subwords("fasttext", entries, min_n, max_n, buckets)
+    elif rows < entries:
+        raise LayoutError("number of rows", field="rows", offset=end + 1, actual=rows, expected=f"at least {entries}")
+    model = _Model(source, table, dims, data, subwords)
+    rows = entries if subwords is None else rows
+    metadata = values | {"loss": _named(LOSSES, values["loss"]), "model": _named(MODELS, values["model"])}
+    make = functools.partial(model.blocks, rows)
+    warnings = _output(source, data + 4 * dims * rows)
+    return Words((source,), "fasttext", table, rows, dims, make, model.gather, None, subwords, metadata, warnings)
+
+
+def _header(head: bytes, size: int) -> tuple[dict[str, Any], int]:
+    """Return the options of a model and its number of words."""
+    if size < HEAD.size:
+        raise cut_off("the header of the fastText model", size, HEAD.size)
+    _, version, *values, entries, _, labels, _, pruned = HEAD.unpack_from(head)
+    options = dict(zip(OPTIONS, values, strict=True))
+    if version != VERSION:
+        raise UnsupportedError("version", field="version", offset=_AT["version"], actual=version, expected=VERSION)
+    if labels:
+        msg = "this is a supervised model, with labels"
+        raise UnsupportedError(msg, field="labels", offset=_AT["labels"], expected="a model of words")
+    if pruned > 0:
+        msg = "this model's n-grams were pruned"
+        raise UnsupportedError(msg, field="pruned", offset=_AT["pruned"], expected="a dense model")
+    for name, least in (("dims", 1), ("buckets", 0), ("min_n", 0), ("max_n", 0)):
+        if options[name] < least:
+            raise FormatError(name, field=name, offset=_AT[name], actual=options[name], expected=f"{least} or more")
+    most = (size - HEAD.size) // (1 + ENTRY.size)
+    if not 0 <= entries <= most:
+        raise too_many("number of words", entries, most, field="entries", offset=_AT["entries"])
+    return options, entries
+
+
+def _named(names: tuple[str, ...], code: int) -> str | int:
+    return names[code - 1] if 1 <= code <= len(names) else code
+
+
+def _dictionary(source: Source, entries: int, limits: Limits) -> tuple[list[bytes], array[int], int]:
+    """Return the words, the position of each, and the position of the matrix."""
+    raws: list[bytes] = []
+    offsets = array("q")
+    base, window, position = HEAD.size, b"", 0
+    while len(raws) < entries:
+        at = window.find(b"\0", position)
+        if at < 0 or len(window) - at - 1 < ENTRY.size:
+            base += position
+            position = 0
+            # A sparse file can hold endless entries at no cost to its author.
+            limits.check("max_header_bytes", base - HEAD.size, "size of the dictionary (or more)", offset=HEAD.size)
+            window = source.pread(base, min(BLOCK, source.size - base))
+            at = window.find(b"\0")
+            if at > LONGEST or (at < 0 and len(window) > LONGEST):
+                expected = f"a zero byte within {LONGEST} bytes"
+                raise FormatError(f"word {len(raws)} has no end", field="word", offset=base, expected=expected)
+            if at < 0 or len(window) - at - 1 < ENTRY.size:
+                raise cut_off(f"word {len(raws)} of {entries}", source.size, field="word")
+        _, kind = ENTRY.unpack_from(window, at + 1)
+        if kind:
+            what = f"type of entry {len(raws)}"
+            raise UnsupportedError(what, field="type", offset=base + at + 9, actual=kind, expected="0, a word")
+        raws.append(window[position:at])
+        offsets.append(base + position)
+        position = at + 1 + ENTRY.size
+    return raws, offsets, base + position
+
+
+def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
+    """Return the number of rows of the input matrix, and where they begin."""
+    if source.size - at < MATRIX.size:
+        raise cut_off("the fields of its matrix", source.size, at + MATRIX.size, field="rows")
+    quantised, rows, cols = MATRIX.unpack(source.pread(at, MATRIX.size))
+    if quantised:
+        msg = "this model is quantised"
+        raise UnsupportedError(msg, field="quantised", offset=at, expected="a dense one (.bin, not .ftz)")
+    if cols != dims:
+        expected = f"{dims}, as in the options"
+        raise LayoutError("number of columns", field="cols", offset=at + 9, actual=cols, expected=expected)
+    data = at + MATRIX.size
+    most = (source.size - data) // (4 * dims)
+    if not 0 <= rows <= most:
+        raise too_many("number of rows", rows, most, field="rows", offset=at + 1)
+    return rows, data
+
+
+def _output(source: Source, at: int) -> tuple[str, ...]:
+    """Check that the output matrix, which begins at byte `at`, is whole; return a warning if there is none.
+
+    Nothing else of it is read, and the size of a quantised one is not known.
+    """
+    if source.size == at:
+        return ("the file ends before its output matrix: was the download complete?",)
+    if source.size - at < MATRIX.size:
+        raise cut_off("the fields of its output matrix", source.size, at + MATRIX.size, field="output")
+    quantised, rows, cols = MATRIX.unpack(source.pread(at, MATRIX.size))
+    end = at + MATRIX.size + 4 * rows * cols
+    if not quantised and source.size < end:
+        raise cut_off("its output matrix, which training needs", source.size, end, field="output")
+    return ()
+
+
+class _Model:
+    """The rows of a model: as they are stored, and averaged over n-grams."""
+
+    def __init__(self, source: Source, table: StringTable, dims: int, data: int, subwords: Subwords | None) -> None:
+        self._source = source
+        self._table = table
+        self._dims = dims
+        self._data = data
+        self._subwords = subwords
+        self._mapped: NDArray[np.float32] | None = None
+
+    def _at(self, row: int) -> int:
+        return self._data + 4 * self._dims * row
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return rows as they are stored. The matrix is mapped, since n-grams lie all over it."""
+        mapped = self._mapped
+        if mapped is None:
+            subwords = self._subwords
+            count = len(self._table) + (0 if subwords is None else subwords.size)
+            shape, dtype = (count, self._dims), np.dtype("<f4")
+            mapped = self._mapped = self._source.array(dtype, shape, self._data, 4 * count * self._dims)
+        found: NDArray[np.float32] = mapped[rows].astype(np.float32, copy=False)
+        return found
+
+    def blocks(self, rows: int) -> Iterator[NDArray[np.float32]]:
+        """Yield the averaged rows of the words, then those of the buckets as they are."""
+        first = 0
+        if self._subwords is not None:
+            yield from self._averaged(self._subwords)
+            first = len(self._table)
+        size = 4 * self._dims
+        step = rows_in_block(self._dims)
+        for chunk in self._source.chunks(self._at(first), (rows - first) * size, step * size):
+            block = np.frombuffer(chunk, "<f4").astype(np.float32).reshape(-1, self._dims)
+            check_finite(block, first, self._at)
+            first += len(block)
+            yield block
+        self._source.check_unchanged()
+
+    def _averaged(self, subwords: Subwords) -> Iterator[NDArray[np.float32]]:
+        for first in range(0, len(self._table), WORDS):
+            stop = min(first + WORDS, len(self._table))
+            names = [self._table[i] for i in range(first, stop)]
+            sums, counts = ngram_sums(names, subwords, self.gather, self._dims)
+            with np.errstate(over="ignore", invalid="ignore"):
+                block = self.gather(np.arange(first, stop)) + sums
+            block /= counts[:, None] + np.float32(1)
+            check_finite(block, first, self._at)
+            yield block
+
+
+def ngram_sums(
+    words: list[str], subwords: Subwords, gather: Any, dims: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the sum of the rows of the n-grams of each word, shape (words, dims), and how many there are."""
+    sums = np.zeros((len(words), dims), np.float32)
+    counts = np.zeros(len(words), np.float32)
+    for first, rows, bounds in subwords.parts(words):
+        last = first + len(bounds) - 1
+        counts[first:last] = np.diff(bounds.astype(np.int64))
+        with np.errstate(over="ignore", invalid="ignore"):  # the check for finite numbers that follows finds them
+            _add_up(rows.astype(np.int64), bounds.astype(np.int64), gather, sums[first:last])
+    return sums, counts
+
+
+def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sums: NDArray[np.float32]) -> None:
+    """Fill `sums` with the sums of rows from each bound to the next, a few blocks of rows at a time."""
+    most = _BLOCKS * rows_in_block(sums.shape[1])
+    for begin in range(0, len(rows), most):
+        end = min(begin + most, len(rows))
+        starts = np.maximum(bounds[:-1], begin)
+        # Words without n-grams begin no sum, so each sum ends where the next begins.
+        some = np.flatnonzero(starts < np.minimum(bounds[1:], end))
+        block = gather(rows[begin:end])
+        if (
+            starts[some[0]] > bounds[some[0]]
+        ):  # it goes on from the block before, in the order that one block would have
+            block[0] += sums[some[0]]
+        sums[some] = np.add.reduceat(block, starts[some] - begin, axis=0)

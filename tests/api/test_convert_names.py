@@ -1,0 +1,461 @@
+"""`rename`, `overwrite` and the parameters of `convert` that are objects: `Quantize`, `Run`, `Pq`."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.support import listing
+
+import weightmap as wm
+from weightmap.cli import main
+from weightmap.io import atomic
+from weightmap.words import Pq
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TENSORS = {f"layer.{i}.{part}": np.full((4, 32), i, np.float32) for i in range(3) for part in ("up", "down")}
+# What makes one file, and a shard a tensor.
+TARGETS = [("new.amb", {}), ("new/", {"format": "amb", "max_shard_size": 512})]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model in one file."""
+    wm.save(tmp_path / "model.safetensors", TENSORS)
+    return tmp_path / "model.safetensors"
+
+
+def blocks(name: str) -> str:
+    """Return the name that llama.cpp's models would have."""
+    return name.replace("layer.", "blk.")
+
+
+@pytest.mark.parametrize(("target", "options"), TARGETS)
+@pytest.mark.parametrize("rename", [blocks, {name: blocks(name) for name in TENSORS}], ids=["function", "mapping"])
+def test_tensors_get_new_names(model: Path, tmp_path: Path, target: str, options: dict[str, Any], rename: Any) -> None:
+    """Globs and reports have names of the source; the new file has the new ones, and the values stay with theirs."""
+    how = wm.Quantize("int8", include="layer.1.*")
+    report = wm.convert(model, f"{tmp_path}/{target}", exclude="layer.0.down", rename=rename, quantize=how, **options)
+    assert sorted(info.name for info in report.quantized) == ["layer.1.down", "layer.1.up"]
+    with wm.open(tmp_path / target) as file:
+        assert set(file) == {blocks(name) for name in TENSORS} - {"blk.0.down"}
+        for name in file:
+            assert np.array_equal(np.asarray(file[name]), TENSORS[name.replace("blk.", "layer.")])
+
+
+def test_a_mapping_leaves_other_names(model: Path, tmp_path: Path) -> None:
+    """What the mapping does not name keeps its name, also where two tensors change places."""
+    swapped = {"layer.0.up": "layer.1.up", "layer.1.up": "layer.0.up"}
+    wm.convert(model, tmp_path / "new.safetensors", rename=swapped)
+    with wm.open(tmp_path / "new.safetensors") as file:
+        assert set(file) == set(TENSORS)
+        assert (file["layer.0.up"][0, 0], file["layer.1.up"][0, 0], file["layer.2.up"][0, 0]) == (1, 0, 2)
+
+
+@pytest.mark.parametrize(("target", "options"), TARGETS)
+@pytest.mark.parametrize("rename", [{"layer.0.up": "layer.2.down"}, lambda name: name.partition(".")[2][:1]])
+def test_two_tensors_of_one_name_are_refused(
+    model: Path, tmp_path: Path, target: str, options: dict[str, Any], rename: Any
+) -> None:
+    """The error names both, and no file or directory is there."""
+    with pytest.raises(wm.EncodeError, match=r"tensors .layer\.\d\.\w+. and .layer\.\d\.\w+. would both be called"):
+        wm.convert(model, f"{tmp_path}/{target}", rename=rename, **options)
+    assert listing(tmp_path) == ["model.safetensors"]
+
+
+class _Twice(dict[str, Any]):
+    """A mapping that lists a tensor twice."""
+
+    def items(self) -> Any:
+        """List them."""
+        return [("a", np.zeros(2, np.float32)), ("b", np.zeros(2, np.float32)), ("a", np.zeros(2, np.float32))]
+
+
+@pytest.mark.parametrize("format_", ["embd", "amb", "bintensors", "safetensors", "gguf"])
+@pytest.mark.parametrize("most", [None, 8])
+def test_save_refuses_two_tensors_of_one_name(tmp_path: Path, format_: str, most: int | None) -> None:
+    """Every writer does, in one file and in shards."""
+    with pytest.raises(wm.EncodeError, match="tensors 'a' and 'a' would both be called 'a'"):
+        wm.save(tmp_path / "x", _Twice(), format=format_, max_shard_size=most)
+    assert listing(tmp_path) == []
+
+
+def test_a_mapping_of_other_names_is_an_error(model: Path, tmp_path: Path) -> None:
+    """A mapping that names no tensor of the source is that of another model."""
+    with pytest.raises(wm.EncodeError, match=r"rename has 'blk\.0', the name of none of 6 tensors"):
+        wm.convert(model, tmp_path / "new.amb", rename={"blk.0": "a"})
+
+
+# ----------------------------------------------------------------------------------------------------------- overwrite
+def test_a_file_that_exists_is_not_replaced(model: Path, tmp_path: Path) -> None:
+    """Nor a link, whose file is missing, before anything is read; words are no exception."""
+    (tmp_path / "words.txt").write_text("a 1 2\nb 3 4\n")
+    (tmp_path / "there.safetensors").write_bytes(b"mine")
+    (tmp_path / "link.safetensors").symlink_to("nowhere")
+    for source, target in (
+        (model, "there.safetensors"),
+        ("missing.safetensors", "there.safetensors"),
+        (model, "link.safetensors"),
+        (tmp_path / "words.txt", "there.safetensors"),
+    ):
+        with pytest.raises(wm.TargetError, match="this file exists: remove it"):
+            wm.convert(source, tmp_path / target, overwrite=False)
+    assert (tmp_path / "there.safetensors").read_bytes() == b"mine"
+    wm.convert(model, tmp_path / "new.safetensors", overwrite=False)
+    assert (tmp_path / "new.safetensors").stat().st_nlink == 1
+    wm.convert(model, tmp_path / "there.safetensors")
+    assert wm.diff(model, tmp_path / "there.safetensors").equal
+
+
+@pytest.fixture(params=["names", "no names"])
+def _links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system with hard links, and one without them."""
+
+    def link(*_args: Any, **_options: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    if request.param == "no names":
+        monkeypatch.setattr(atomic, "_UNNAMED", 0)
+        monkeypatch.setattr(atomic.os, "link", link)
+
+
+@pytest.mark.usefixtures("_links")
+def test_a_file_that_appears_meanwhile_is_not_replaced(model: Path, tmp_path: Path) -> None:
+    """It is made while the new one is written, and stays; nothing else is left."""
+    wm.convert(model, tmp_path / "first.amb", overwrite=False)
+    assert wm.diff(model, tmp_path / "first.amb").equal
+
+    def appear(_done: int, _total: int) -> None:
+        (tmp_path / "new.amb").write_bytes(b"mine")
+
+    with pytest.raises(wm.TargetError, match="this file exists") as caught:
+        wm.convert(model, tmp_path / "new.amb", overwrite=False, progress=appear)
+    assert caught.value.path == str(tmp_path / "new.amb")
+    assert (tmp_path / "new.amb").read_bytes() == b"mine"
+    assert listing(tmp_path) == ["first.amb", "model.safetensors", "new.amb"]
+
+
+# ------------------------------------------------------------------------------------------------------------- objects
+@pytest.mark.parametrize(
+    "made",
+    [
+        wm.Quantize("Q4-K", include=["a", "b"], exclude="c"),
+        wm.Quantize("adaptive", block_size=64, scale_type="float32", bits=6),
+        wm.Run(manifest=b"done.json", rank=1, world_size=2, keep_going=True),
+        Pq(4, n_bits=5, projection=True, norms=False, seed=3, include=["embeddings"]),
+    ],
+)
+def test_options_are_values(made: Any) -> None:
+    """They pickle, compare and print as what they are, and do not change."""
+    assert pickle.loads(pickle.dumps(made)) == made == dataclasses.replace(made)
+    assert eval(repr(made), {"Quantize": wm.Quantize, "Run": wm.Run, "Pq": Pq}) == made
+    assert not hasattr(made, "__dict__")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(made, dataclasses.fields(made)[0].name, None)
+
+
+WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: wm.Quantize("q4km"), wm.QuantError, "the nearest is q4_k"),
+    (lambda: wm.Quantize("pq", include="a"), wm.QuantError, "pq is for word embeddings"),
+    (lambda: wm.Quantize("int8", block_size=1.5), TypeError, "block_size must be an integer, not float"),  # type: ignore[arg-type]
+    (lambda: wm.Run(keep_going=1), TypeError, "keep_going must be True or False, not int"),  # type: ignore[arg-type]
+    (lambda: Pq(0), wm.QuantError, "n_subquantizers is 0, expected 1 or more"),
+    (lambda: Pq(n_bits=9), wm.QuantError, "n_bits is 9, expected 1 to 8"),
+    (lambda: Pq(seed=-1), wm.QuantError, "seed is -1, expected 0 or more"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "message"), WRONG)
+def test_options_check_themselves(make: Callable[[], Any], error: type[Exception], message: str) -> None:
+    """What makes no sense is an error where it is made, not where it is used."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_the_command_line_has_the_same_words(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--rename, --no-overwrite, and --quantize in both commands."""
+    argv = [str(model), str(tmp_path / "new.amb"), "--quantize", "int8", "--quantize-include", "*up"]
+    assert main(["convert", *argv, "--rename", "layer.0.up=a=b"]) == 0
+    with wm.open(tmp_path / "new.amb") as file:
+        assert "a=b" in file
+        assert [info.name for info in file.infos() if info.dtype == "int8"] == ["a=b", "layer.1.up", "layer.2.up"]
+    content = (tmp_path / "new.amb").read_bytes()
+    assert main(["quantize", *argv, "--rename", "layer.0.up=a=b"]) == 0
+    assert (tmp_path / "new.amb").read_bytes() == content
+    assert main(["quantize", *argv, "--no-overwrite"]) == 2
+    assert main(["convert", *argv, "--rename", "up"]) == 2
+    assert main(["convert", *argv, "--rename", "up=down"]) == 2
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "weightmap: --rename is 'up', expected OLD=NEW",
+        "weightmap: --rename has 'up', the name of none of 6 tensors",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- directories again
+ALONG = {
+    "config.json": '{"hidden_size": 4, "model_type": "bert"}',
+    "generation_config.json": "{}",
+    "tokenizer.json": '{"model": {"type": "WordPiece", "vocab": {"a": 0}}}',
+    "vocab.txt": "a\nb\n",
+    "chat_template.jinja": "{{ messages }}",
+    "LICENSE": "Apache",
+    "modeling_own.py": "class Model: ...",
+    "modules.json": '[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Routes/"}, {"path": "3_Normalize"}]',
+    "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
+    "2_Routes/one/model.safetensors": "tensors",
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model as Hugging Face keeps it, in two files, with files that say nothing to a program."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    wm.save(folder / "model.safetensors", TENSORS, max_shard_size=1 << 11)
+    for name, text in (ALONG | {"README.md": "hello", "other/config.json": "{}"}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("format_", ["safetensors", "gguf", "embd", "amb", "bintensors"])
+def test_a_directory_becomes_a_directory(directory: Path, tmp_path: Path, format_: str) -> None:
+    """Configuration, tokenizer, licence, code and modules go along byte for byte; nothing was left behind."""
+    report = wm.convert(directory, f"{tmp_path}/out/", format=format_)
+    assert set(report.copied) == set(ALONG)
+    assert not [warning for warning in report.warnings if "vocabulary" in warning or "configuration" in warning]
+    for name, text in ALONG.items():
+        assert (tmp_path / "out" / name).read_text() == text
+    suffix = {"embd": ".weights", "bintensors": ".bt"}.get(format_, f".{format_}")
+    names = [f"model-0000{i}-of-00002{suffix}" for i in (1, 2)]
+    there = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert there == {*ALONG, *names, f"model{suffix}.index.json"}
+    assert wm.convert(tmp_path / "out", f"{tmp_path}/back/", format="safetensors").copied == report.copied
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_what_lies_there_already(directory: Path, tmp_path: Path, *, overwrite: bool) -> None:
+    """A file of other content is refused before a shard is written; one of the same stays, or a link to it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "generation_config.json").write_text(ALONG["generation_config.json"])
+    (out / "LICENSE").symlink_to(directory / "LICENSE")
+    for name, mine in (("config.json", "mine"), ("modeling_own.py", "class Model:    ")):
+        (out / name).write_text(mine)
+        with pytest.raises(wm.TargetError, match=r"this file exists, with other content"):
+            wm.convert(directory, out, format="amb", overwrite=overwrite)
+        assert listing(out) == sorted(["LICENSE", "generation_config.json", name])
+        assert (out / name).read_text() == mine
+        (out / name).unlink()
+    inode = (out / "generation_config.json").stat().st_ino
+    assert set(wm.convert(directory, out, format="amb", overwrite=overwrite).copied) == ALONG.keys() - {"LICENSE"}
+    assert (out / "generation_config.json").stat().st_ino == inode
+    assert (out / "LICENSE").is_symlink()
+    with pytest.raises(wm.TargetError, match=r"this model exists already, and would be opened instead"):
+        wm.convert(directory, directory, format="gguf")
+
+
+@pytest.mark.parametrize("target", ["out.safetensors", "out.safetensors.index.json"])
+def test_nothing_is_copied_beside_a_file(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    """A target that names a file leaves the files of its directory alone, however many shards there are."""
+    project = tmp_path / "project"
+    project.mkdir()
+    mine = {"config.json": "mine", "modeling_own.py": "mine too"}
+    for name, text in mine.items():
+        (project / name).write_text(text)
+    assert main(["convert", str(directory), str(project / target), "--max-shard-size", "2KiB"]) == 0
+    assert "\ncopied" not in "\n" + capsys.readouterr().out
+    assert {name: (project / name).read_text() for name in mine} == mine
+    shards = [f"out-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    assert listing(project) == sorted([*mine, *shards, "out.safetensors.index.json"])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"])
+@pytest.mark.parametrize("format_", ["safetensors", "gguf"])
+def test_a_directory_with_another_model_is_no_target(directory: Path, tmp_path: Path, name: str, format_: str) -> None:
+    """transformers would open the other model; nothing is written beside it."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_bytes(b"mine")
+    with pytest.raises(wm.TargetError, match=rf"out/{name}: .*remove it, or choose another target"):
+        wm.convert(directory, tmp_path / "out", format=format_)
+    assert listing(tmp_path / "out") == [name]
+
+
+def test_a_file_in_the_place_of_a_shard(directory: Path, tmp_path: Path) -> None:
+    """Without `overwrite` it stays, unless a manifest tells of it."""
+    run = wm.Run(manifest=tmp_path / "m.json")
+    wm.convert(directory, tmp_path / "out", run=run)
+    index = tmp_path / "out" / "model.safetensors.index.json"
+    index.unlink()
+    with pytest.raises(wm.TargetError, match=r"model-00001-of-00002\.safetensors: this file exists: remove it"):
+        wm.convert(directory, tmp_path / "out", overwrite=False)
+    assert wm.convert(directory, tmp_path / "out", overwrite=False, run=run).skipped == 2
+    index.unlink()
+    wm.convert(directory, tmp_path / "out")
+
+
+def test_a_file_that_another_rank_writes_meanwhile(directory: Path, tmp_path: Path) -> None:
+    """Two ranks that end at once copy the same files; any other file that appears is not replaced."""
+    out = tmp_path / "out"
+    for text in (ALONG["config.json"], "mine"):
+
+        def appear(done: int, total: int, text: str = text) -> None:
+            if done == total:
+                (out / "config.json").write_text(text)
+
+        if text == "mine":
+            (out / "model.amb.index.json").unlink()
+            (out / "config.json").unlink()
+            with pytest.raises(wm.TargetError, match=r"config\.json: this file exists"):
+                wm.convert(directory, f"{out}/", format="amb", progress=appear)
+        else:
+            wm.convert(directory, f"{out}/", format="amb", progress=appear)
+        assert (out / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('[{"path": "../other"}]', r"path of a module is '\.\./other', expected a folder in this directory"),
+        ('[{"path": "a/../.."}]', r"path of a module is 'a/\.\./\.\.', expected a folder"),
+        ('[{"path": "/"}]', "path of a module is '/', expected a folder"),
+        ('[{"path": 3}]', "path of a module is a number, expected a folder"),
+        ('[{"type": "T"}]', "path of a module is null"),
+        ("{}", "path of a module is null"),
+        ("[7]", "path of a module is null"),
+        ("5", "path of a module is null"),
+        ("[", r"it is not valid JSON.* \(at byte 1"),
+        ("", "it is not valid JSON"),
+    ],
+)
+def test_modules_that_cannot_go_along(directory: Path, tmp_path: Path, text: str, what: str) -> None:
+    """A list of modules that is none is an error that names it, before a file is there."""
+    (directory / "modules.json").write_text(text)
+    with pytest.raises(wm.FormatError, match=rf"modules\.json: .*{what}"):
+        wm.convert(directory, f"{tmp_path}/out/", format="amb")
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_in_folders_end(directory: Path, tmp_path: Path) -> None:
+    """A folder that leads to itself is walked a few times, not for ever."""
+    (directory / "2_Routes" / "one" / "again").symlink_to(directory / "2_Routes")
+    copied = wm.convert(directory, f"{tmp_path}/out/", format="amb").copied
+    assert set(copied) == set(ALONG)
+
+
+def dtypes(folder: Path) -> dict[str, Any]:
+    """Return what a configuration says about types."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return {key: value for key, value in config.items() if "dtype" in key}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "expected"),
+    [
+        ({"dtype": "bfloat16"}, {"dtype": "fp32"}, {"dtype": "float32"}),
+        ({"torch_dtype": "float32"}, {"dtype": "bf16"}, {"torch_dtype": "bfloat16"}),
+        ({"dtype": "float32", "torch_dtype": 1}, {"dtype": "fp16"}, {"dtype": "float16", "torch_dtype": 1}),
+        ({}, {"dtype": "fp16"}, {}),
+        ({"dtype": None}, {"dtype": "fp16"}, {"dtype": None}),
+        ({"dtype": "bfloat16"}, {}, {"dtype": "bfloat16"}),
+        ({"dtype": "bfloat16"}, {"dtype": "float8_e5m2"}, {"dtype": "bfloat16"}),
+        ({"dtype": "bfloat16"}, {"dtype": "fp16", "quantize": "q8_0", "format": "gguf"}, {"dtype": "bfloat16"}),
+    ],
+)
+def test_the_type_that_a_configuration_says(
+    directory: Path, tmp_path: Path, config: dict[str, Any], options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """It becomes that of the tensors where all of them got one, and the rest of the configuration stays."""
+    before = {"rms_norm_eps": 1e-06, "hidden_size": 4, "name": "h\u00e9"} | config
+    (directory / "config.json").write_text(json.dumps(before))
+    wm.convert(directory, f"{tmp_path}/out/", **({"format": "safetensors"} | options))
+    assert dtypes(tmp_path / "out") == expected
+    after = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert after | config == before
+    assert dtypes(directory) == config
+
+
+def test_shards_say_what_hugging_face_expects(directory: Path, tmp_path: Path) -> None:
+    """Every file has "format": "pt"; what files said before stays, and a model without a configuration gets nothing."""
+    wm.convert(directory, f"{tmp_path}/out/", format="safetensors")
+    (tmp_path / "flax").mkdir()
+    wm.save(tmp_path / "flax" / "model.safetensors", TENSORS, metadata={"format": "flax"}, max_shard_size=1 << 11)
+    (tmp_path / "flax" / "config.json").write_text("{}")
+    wm.convert(tmp_path / "flax", f"{tmp_path}/again/", format="safetensors")
+    for folder, expected in (("out", "pt"), ("again", "flax")):
+        for path in (tmp_path / folder).glob("*.safetensors"):
+            with wm.open(path) as file:
+                assert file.metadata["format"] == expected
+    wm.save(tmp_path / "alone.amb", TENSORS)
+    wm.convert(tmp_path / "alone.amb", tmp_path / "alone.safetensors")
+    with wm.open(tmp_path / "alone.safetensors") as file:
+        assert not file.metadata
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in TENSORS.values())
+    assert set(index["weight_map"].values()) == {f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}
+
+
+# ----------------------------------------------------------------------------------------------------- names of targets
+@pytest.mark.parametrize(("target", "options"), [("f16", {}), ("f16/", {}), ("f16", {"format": "safetensors"})])
+def test_a_name_without_a_suffix_is_a_directory(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, options: dict[str, str]
+) -> None:
+    """A directory becomes a directory, of its own format if none is given; the command says the same."""
+    monkeypatch.chdir(tmp_path)
+    report = wm.convert(directory, target, dtype="float16", **options)
+    assert (report.format, report.shards) == ("safetensors", 2)
+    assert set(report.copied) == set(ALONG)
+    argv = [f"--{name}={value}" for name, value in options.items()]
+    assert main(["convert", str(directory), target.replace("f16", "again"), "--dtype=float16", *argv]) == 0
+    assert [path.read_bytes() for path in sorted(tmp_path.glob("again/*.safetensors"))] == [
+        path.read_bytes() for path in sorted(tmp_path.glob("f16/*.safetensors"))
+    ]
+    assert len(listing(tmp_path / "again")) == len(listing(tmp_path / "f16"))
+
+
+def test_other_names_are_as_they_were(directory: Path, model: Path, tmp_path: Path) -> None:
+    """A file there, one with a suffix of its own, and the copy of one file are files; a misspelt suffix is an error."""
+    (tmp_path / "there").write_text("old")
+    for source, name in ((directory, "there"), (directory, "m.dat"), (model, "none")):
+        wm.convert(source, tmp_path / name, format="amb")
+        with wm.open(tmp_path / name) as file:
+            assert (file.format, set(file)) == ("amb", set(TENSORS))
+    with pytest.raises(
+        wm.EncodeError, match=r"no format has this suffix: .*, or end the name of a directory in a slash"
+    ):
+        wm.convert(directory, tmp_path / "llama-3.1-8b")
+
+
+def test_a_directory_needs_a_format_that_is_written(tmp_path: Path) -> None:
+    """That of an archive is not: the error asks for one."""
+    np.savez(tmp_path / "model.npz", w=np.ones(3, np.float32))
+    with pytest.raises(wm.EncodeError, match="nothing says a format for them that can be written; give format="):
+        wm.convert(tmp_path / "model.npz", f"{tmp_path}/out/")
+    assert wm.convert(tmp_path / "model.npz", f"{tmp_path}/out/", format="amb").tensors == 1
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "one.safetensors"])
+def test_a_file_beside_a_configuration_takes_it_along(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """To a directory, an index or a file of a Hugging Face directory counts as that; without a configuration not."""
+    wm.save(directory / "one.safetensors", TENSORS)
+    wm.convert(directory, f"{tmp_path}/whole/")
+    monkeypatch.chdir(directory)
+    assert set(wm.convert(name, f"{tmp_path}/out/").copied) == set(ALONG)
+    if name.endswith("json"):
+        for path in (tmp_path / "whole").glob("*.*"):
+            assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    (directory / "config.json").unlink()
+    assert wm.convert(name, f"{tmp_path}/bare/").copied == ()

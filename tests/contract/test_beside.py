@@ -1,0 +1,242 @@
+"""A format whose tensors lie in a second file beside the first: whatever walks bytes has both."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.device_support import FakeDevice
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.device import Staging, load
+from weightmap.dtypes import DTYPES, DType
+from weightmap.formats import Content, Format
+from weightmap.index import Rules
+from weightmap.index.columns import ColumnTable
+from weightmap.index.joined import JoinedTable
+from weightmap.io.beside import open_beside
+from weightmap.io.geometry import Strided
+from weightmap.model.parts import sources_of
+
+if TYPE_CHECKING:
+    from weightmap.formats import Verification
+    from weightmap.io.source import Source
+    from weightmap.options import Options
+
+MAGIC, AT = b"ASID", 4096
+INLINE = {"b": np.arange(1024, dtype="<f4")}
+BESIDE = {"a": np.arange(2048, dtype="<f4").reshape(32, 64) + 0.5, "c": -np.arange(600, dtype="<f4").reshape(20, 30)}
+# "c" is stored with its first axis the fastest.
+WANT = {"a": BESIDE["a"], "b": INLINE["b"], "c": BESIDE["c"]}
+WAYS = ("map", "read")
+
+
+class _Rules(Rules):
+    __slots__ = ()
+    dtypes = (DTYPES["float32"], DType("any", 255))
+    scattered = True
+
+
+def _table(source: Source, tensors: dict[str, np.ndarray[Any, Any]]) -> ColumnTable:
+    names, shapes = list(tensors), [tensor.shape for tensor in tensors.values()]
+    sizes = np.array([tensor.nbytes for tensor in tensors.values()], np.uint64)
+    begins = np.cumsum(sizes) - sizes + np.uint64(AT)
+    columns = kernels.Columns(
+        "".join(names).encode(),
+        np.cumsum([0, *map(len, names)]).astype(np.uint32),
+        np.array([name == "c" for name in names], np.uint8),
+        np.array([dim for shape in shapes for dim in shape], np.uint64),
+        np.cumsum([0, *map(len, shapes)]).astype(np.uint32),
+        begins,
+        begins + sizes,
+    )
+
+    def typed(_row: int, shape: tuple[int, ...]) -> tuple[DType, Strided]:
+        return DTYPES["float32"], Strided((4, 4 * shape[0]))
+
+    return ColumnTable(columns, _Rules(0, source.size), utf8=True, typed=typed)
+
+
+def _parse(source: Source, head: bytes, _options: Options) -> Content:
+    side = open_beside(source, head[4:64].rstrip(b"\0").decode())
+    apart = _table(side, BESIDE)
+    apart.belongs_to(side, "aside")
+    table = JoinedTable([_table(source, INLINE), apart], np.array([1, 0, 2]))
+    table.check()
+
+    def verify(run: Verification) -> None:
+        run.rest()
+
+    content = Content("aside", table, dict, verify, [])
+    content.sources = (side,)
+    return content
+
+
+FORMAT = Format("aside", "Aside", (".aside",), ("aside",), _parse, magic=MAGIC)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The first of two files."""
+    known = sys.modules["weightmap.formats"]
+    monkeypatch.setitem(known.FORMATS, "aside", FORMAT)
+    monkeypatch.setitem(known._BY_MAGIC, MAGIC, FORMAT)
+    path = tmp_path / "m.aside"
+    path.write_bytes((MAGIC + b"m.data").ljust(AT, b"\0") + INLINE["b"].tobytes())
+    apart = BESIDE["a"].tobytes() + BESIDE["c"].tobytes(order="F")
+    (tmp_path / "m.data").write_bytes(bytes(AT) + apart)
+    return path
+
+
+def _equal(found: dict[str, Any]) -> bool:
+    return list(found) == list(WANT) and all(np.array_equal(found[name], WANT[name]) for name in WANT)
+
+
+def test_tensors_are_those_of_both_files(model: Path, tmp_path: Path) -> None:
+    """Look-ups, all at once, reading, plans, devices and conversion give the same values."""
+    sizes = [(tmp_path / name).stat().st_size for name in ("m.aside", "m.data")]
+    with wm.open(model) as f:
+        assert _equal({name: f[name] for name in f})
+        assert _equal(dict(f.items()))
+        assert _equal({name: f.read(name) for name in f})
+        assert [info.offset for info in f.infos()] == [AT, AT, AT + 8192]
+        assert f.nbytes == sum(sizes)
+        report = f.verify()
+        assert report.nbytes == sum(sizes)
+        f.prefetch()
+        f.prefetch("a")
+        plan = wm.plan(f, gap=0)
+        assert plan.nbytes == plan.wanted_nbytes == sum(tensor.nbytes for tensor in WANT.values())
+        assert {Path(str(path)).name for path, _, _ in plan.reads} == {"m.aside", "m.data"}
+        assert plan.warm() <= plan.nbytes
+        for how in WAYS:
+            found = dict(plan.run(how))
+            assert _equal({name: found[name] for name in WANT})
+            for key in (np.s_[3], np.s_[::-2], np.s_[2:5]):
+                parts = dict(wm.plan(f, dict.fromkeys(WANT, key)).run(how))
+                assert all(np.array_equal(parts[name], WANT[name][key]) for name in WANT)
+        device = dict(load(plan, FakeDevice(), staging=Staging(slots=2, slot_bytes=1 << 16)))
+        assert all(
+            np.array_equal(np.asarray(device[name]).view("<f4").reshape(WANT[name].shape), WANT[name]) for name in WANT
+        )
+    wm.convert(model, tmp_path / "m.safetensors")
+    assert wm.diff(model, tmp_path / "m.safetensors").equal
+
+
+def test_pages_of_both_files_are_counted_and_given_back(model: Path) -> None:
+    """`residency` and `release` have every byte of every tensor."""
+    with wm.open(model) as f:
+        _ = [f.read(name) for name in f]
+        there = f.residency()
+        assert {name: found.nbytes for name, found in there.items()} == {name: WANT[name].nbytes for name in WANT}
+        assert all(found.resident == found.nbytes for found in there.values())
+        assert 0 <= f.release() <= sum(found.nbytes for found in there.values())
+        assert _equal(dict(f.items()))
+
+
+USES = {
+    "a look-up": lambda f: f["a"],
+    "all": lambda f: dict(f.items()),
+    "reading": lambda f: f.read("c"),
+    "a plan": lambda f: wm.plan(f, ["a"]),
+    "residency": lambda f: f.residency("a"),
+    "release": lambda f: f.release("a"),
+    "verify": lambda f: f.verify(),
+    "a copy": lambda f: pickle.loads(pickle.dumps(f)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_second_file_that_changed_is_an_error(use: str, model: Path) -> None:
+    """As for the first one: nothing mixes old and new."""
+    side = model.with_name("m.data")
+    with wm.open(model) as f:
+        with pickle.loads(pickle.dumps(f)) as copy:
+            assert np.array_equal(copy["a"], WANT["a"])
+        os.utime(side, ns=(1, 1))
+        with pytest.raises(wm.FileChangedError, match=r"m\.data"):
+            USES[use](f)
+        assert np.array_equal(f["b"], WANT["b"])
+
+
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy", "sealed"])
+def test_both_files_are_opened_in_one_mode(mode: str, model: Path) -> None:
+    """Copies are private whichever file a tensor is of; closing the handle closes both."""
+    if mode == "sealed" and not hasattr(os, "memfd_create"):
+        pytest.skip("needs Linux")
+    f = wm.open(model, mode=mode)
+    assert f.is_stable == (mode in ("copy", "sealed"))
+    assert f["a"].flags.writeable == f["b"].flags.writeable == (mode in ("cow", "copy"))
+    if mode in ("copy", "sealed"):
+        model.with_name("m.data").write_bytes(b"other")
+    assert _equal(dict(f.items()))
+    with pytest.raises(OSError, match="only a single file"):
+        f.fileno()
+    f.close()
+    assert all(source.closed for source in sources_of(f))
+    with pytest.raises(wm.ClosedError):
+        f["a"]
+
+
+def test_a_copy_of_a_second_file_is_within_the_limit(model: Path) -> None:
+    """`max_copy_bytes` is held against each file."""
+    with pytest.raises(wm.LimitError, match=r"m\.data"):
+        wm.open(model, mode="copy", limits=wm.Limits(max_copy_bytes=10_000))
+
+
+def test_a_second_file_that_ends_early_is_an_error(model: Path) -> None:
+    """Ranges are checked against the file that they lie in, and the message names it."""
+    side = model.with_name("m.data")
+    side.write_bytes(side.read_bytes()[:-1])
+    with pytest.raises(wm.TruncatedError, match=r"m\.data"):
+        wm.open(model)
+
+
+def test_a_name_of_both_files_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which tensor it would be is nobody's guess."""
+    monkeypatch.setitem(INLINE, "a", INLINE["b"])
+    model.write_bytes(model.read_bytes() + INLINE["b"].tobytes())
+    with pytest.raises(wm.LayoutError, match="'a'"):
+        wm.open(model)
+
+
+def test_no_file_of_a_model_is_a_target(model: Path) -> None:
+    """Converting a model over its second file would lose it."""
+    os.link(model.with_name("m.data"), model.with_name("m.safetensors"))
+    with pytest.raises(wm.TargetError, match="input"):
+        wm.convert(model, model.with_name("m.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["../m.data", "/m.data", "a/../m.data", "", "link", "gone", "c:m.data"])
+def test_names_that_lead_elsewhere(name: str, model: Path) -> None:
+    """A file lies below the directory of the one that names it, links included, or it is an error."""
+    (model.parent.parent / "m.data").write_bytes(b"secret")
+    model.with_name("link").symlink_to(model.parent.parent / "m.data")
+    model.write_bytes((MAGIC + name.encode()).ljust(AT, b"\0") + INLINE["b"].tobytes())
+    with pytest.raises(wm.LayoutError) as caught:
+        wm.open(model)
+    assert caught.value.field == "location"
+
+
+def test_a_cache_of_links(model: Path, tmp_path: Path) -> None:
+    """Model hubs keep files elsewhere and link both of them."""
+    blobs, view = tmp_path / "blobs", tmp_path / "view"
+    blobs.mkdir()
+    view.mkdir()
+    for name in ("m.aside", "m.data"):
+        (tmp_path / name).rename(blobs / name)
+        (view / name).symlink_to(blobs / name)
+    with wm.open(view / "m.aside") as f:
+        assert _equal(dict(f.items()))
+
+
+def test_a_model_without_a_path_has_no_files_beside_it(model: Path) -> None:
+    """Bytes and descriptors have no directory."""
+    with pytest.raises(wm.UnsupportedError, match="by its path"):
+        wm.open(model.read_bytes())

@@ -1,0 +1,196 @@
+"""The types of key-values in formats without types: there and back, through one or two of them, and what cannot go."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import gguf, normal
+from tests.builders import safetensors as st
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORD = "weightmap.types"
+INF, NAN = float("inf"), float("nan")
+# The smallest and the largest of each type of integers, floats that are hard to spell, empty and nested arrays.
+SCALARS: dict[str, tuple[Any, ...]] = {
+    **{f"u{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+    **{f"i{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    "f32": (1 / 3, -0.0, 1e-45, INF, -INF, NAN),
+    "f64": (1 / 3, -0.0, 5e-324, 1.7976931348623157e308, INF, NAN),
+    "bool": (False, True),
+    "str": ("32", "true", "NaN", '"', "", "日本"),
+}
+ARRAYS: list[tuple[Any, Any]] = [
+    *(([kind], list(values)) for kind, values in SCALARS.items()),
+    *(([kind], []) for kind in SCALARS),
+    ([["i32"]], [[1, 2], [], [3]]),
+    ([["str"]], [["a", ""], []]),
+    ([["array"]], [[], []]),
+    (["array"], []),
+    ([[["f32"]]], [[[NAN, 0.5]], [[], [1.5]]]),
+]
+ENTRIES = [
+    gguf.KeyValue("general.architecture", "str", "llama"),
+    *(gguf.KeyValue(f"{kind}.{i}", kind, value) for kind, values in SCALARS.items() for i, value in enumerate(values)),
+    *(gguf.KeyValue(f"array.{i}", kind, value) for i, (kind, value) in enumerate(ARRAYS)),
+    gguf.KeyValue("tokenizer.ggml.tokens", ["str"], ["<s>", "a", "ü"]),
+    gguf.KeyValue("tokenizer.ggml.bos_token_id", "i32", 0),
+    gguf.KeyValue("tokenizer.ggml.seperator_token_id", "u64", 2),
+    gguf.KeyValue("tokenizer.ggml.padding_token_id", "u32", 1),
+]
+SUFFIXES = (".safetensors", ".weights", ".amb", ".bt")
+
+
+def written(path: Path, entries: list[gguf.KeyValue] = ENTRIES) -> Path:
+    """A file of these key-values and a tensor."""
+    path.write_bytes(gguf.build({"w": normal((4, 32))}, entries))
+    return path
+
+
+def values_of(path: Path) -> dict[Any, bytes]:
+    """The types and bits of all key-values of a file, by key."""
+    return {entry.key: gguf.Coder().key_value(entry) for entry in gguf.parse(path.read_bytes())[1]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(first, None) for first in SUFFIXES]
+    # EMBD's vocabulary, which has the tokens, stays behind on the way to formats without.
+    + [(first, second) for first in SUFFIXES for second in SUFFIXES if first != ".weights"],
+)
+def test_types_survive_in_formats_without_types(first: str, second: str | None, tmp_path: Path) -> None:
+    """Every value comes back to GGUF with its type and bits, and nothing is a difference or said to be left behind."""
+    source, back = written(tmp_path / "a.gguf"), tmp_path / "back.gguf"
+    steps = [source, tmp_path / f"b{first}", *([] if second is None else [tmp_path / f"c{second}"]), back]
+    for before, after in itertools.pairwise(steps):
+        assert wm.convert(before, after).warnings == ()
+        assert wm.diff(source, after).equal
+    assert values_of(back) == values_of(source)
+    wm.convert(back, tmp_path / f"again{first}")
+    assert (tmp_path / f"again{first}").read_bytes() == steps[1].read_bytes()
+
+
+def test_gguf_py_finds_the_same_fields(tmp_path: Path) -> None:
+    """gguf-py as the judge: the same fields, types and values after each format."""
+    theirs = pytest.importorskip("gguf")
+
+    def fields(path: Path) -> dict[str, Any]:
+        found = theirs.GGUFReader(path).fields
+        return {
+            name: (field.types, [field.parts[i].tobytes() for i in field.data])
+            for name, field in found.items()
+            if name[:5] != "GGUF."
+        }
+
+    source = written(tmp_path / "a.gguf", [entry for entry in ENTRIES if entry.kind != ["array"]])
+    for suffix in SUFFIXES:
+        wm.convert(source, tmp_path / f"b{suffix}")
+        wm.convert(tmp_path / f"b{suffix}", tmp_path / "back.gguf")
+        assert fields(tmp_path / "back.gguf") == fields(source)
+
+
+def test_the_record_is_text_that_a_person_reads(tmp_path: Path) -> None:
+    """Each value has its own entry, as JSON; one more says which types they had."""
+    entries = [gguf.KeyValue("a", "u32", 32), gguf.KeyValue("b", ["f32"], [0.5, NAN]), gguf.KeyValue("c", "str", "x")]
+    wm.convert(written(tmp_path / "a.gguf", entries), tmp_path / "b.safetensors")
+    metadata = dict(wm.open(tmp_path / "b.safetensors").metadata)
+    assert json.loads(metadata.pop(RECORD)) == {"a": "UINT32", "b": "[FLOAT32]"}
+    assert metadata == {"a": "32", "b": '[0.5, "NaN"]', "c": "x"}
+
+
+def test_every_key_that_stays_behind_is_named(tmp_path: Path) -> None:
+    """Texts that are too long for EMBD, an odd NaN, a name that the convention keeps, and texts that are not UTF-8."""
+    long = [gguf.KeyValue(f"long.{i}", ["i32"], [10**9] * 6000) for i in range(7)]
+    odd = [
+        gguf.KeyValue("text", "str", "x" * 65536),
+        gguf.KeyValue("nan", "f32", b"\x01\0\xc0\x7f"),
+        gguf.KeyValue(RECORD, "str", "mine"),
+        gguf.KeyValue("raw", ["str"], [b"\xff"]),
+    ]
+    kept = gguf.KeyValue("kept", "u8", 1)
+    (said,) = wm.convert(written(tmp_path / "a.gguf", [*long, *odd, kept]), tmp_path / "b.weights").warnings
+    assert said.startswith("EMBD has no place for 11 metadata entries (")
+    assert all(repr(entry.key) in said for entry in (*long, *odd))
+    assert dict(wm.open(tmp_path / "b.weights").metadata) == {"kept": "1", RECORD: '{"kept": "UINT8"}'}
+
+
+def test_a_record_that_does_not_fit_is_no_error(tmp_path: Path) -> None:
+    """Where EMBD cannot hold the record, the values of which it would speak stay behind."""
+    entries = [gguf.KeyValue(f"{i:03}" + "k" * 600, "u8", i % 256) for i in range(200)]
+    (said,) = wm.convert(written(tmp_path / "a.gguf", entries), tmp_path / "b.weights").warnings
+    assert "200 metadata entries" in said
+    assert not wm.open(tmp_path / "b.weights").metadata
+
+
+# What a file states, the value, and whether it is one of that type.
+STATED: dict[str, tuple[Any, str, bool]] = {
+    "a number": ("UINT8", "255", True),
+    "a number too large": ("UINT8", "256", False),
+    "a negative number": ("UINT64", "-1", False),
+    "no number": ("INT32", "x", False),
+    "a truth value": ("INT32", "true", False),
+    "a fraction": ("INT32", "1.5", False),
+    "an integer": ("FLOAT32", "1", True),
+    "too large for a float": ("FLOAT32", "1e39", False),
+    "two values": ("INT32", '1, "b": 2', False),
+    "a text": ("STRING", "1", True),
+    "an array": ("[INT32]", "[1, 2]", True),
+    "no array": ("[INT32]", "1", False),
+    "an array of two types": ("[INT32]", '[1, "2"]', False),
+    "a nested array": ("[[INT32]]", "[[1], 2]", False),
+    "arrays of types": (["[INT32]", "[STRING]"], '[[1], ["2"]]', True),
+    "fewer arrays": (["[INT32]", "[STRING]"], "[[1]]", False),
+    "scalars in an array": (["INT32"], "[1]", False),
+    "an empty array of arrays": ("[ARRAY]", "[]", True),
+    "an array of arrays without a type": ("[ARRAY]", "[[1]]", False),
+    "a type that is not there": ("INT128", "1", False),
+    "an empty type": ("", "1", False),
+    "half a type": ("[", "[1]", False),
+    "no type": (None, "1", False),
+    "a type in a type": ({"a": 1}, "1", False),
+    "deep": ("[" * 200 + "INT32" + "]" * 200, "[" * 200 + "]" * 200, False),
+    "digits": ("INT64", "1" * 5000, False),
+}
+
+
+@pytest.mark.parametrize(("kind", "value", "right"), STATED.values(), ids=STATED)
+def test_what_is_not_of_its_type_stays_a_text(kind: Any, value: str, right: bool, tmp_path: Path) -> None:
+    """A value that somebody changed, or a record that lies, is no error: the text stays, and the report names it."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.gguf"
+    record = json.dumps({"k": kind, "not there": "INT32"})
+    source.write_bytes(st.build({"w": normal((4, 32))}, {"k": value, RECORD: record}))
+    warnings = wm.convert(source, target).warnings
+    found = {entry.key: entry for entry in gguf.parse(target.read_bytes())[1]}
+    assert list(found) == ["k"]
+    assert (found["k"].kind == "str") is (not right or kind == "STRING")
+    said = f"1 metadata entry ('k'): not of the type that '{RECORD}' states, kept as stored"
+    assert (said in warnings) is not right
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{", '{"k": "INT32", "k": "INT32"}', "{}"])
+def test_a_record_that_is_none_is_text(record: str, tmp_path: Path) -> None:
+    """An entry of this name that weightmap did not write goes along as any other; values stay texts."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.gguf"
+    source.write_bytes(st.build({"w": normal((4, 32))}, {"k": "1", RECORD: record}))
+    wm.convert(source, target)
+    found = {entry.key: (entry.kind, entry.value) for entry in gguf.parse(target.read_bytes())[1]}
+    assert found == {"k": ("str", "1")} | ({} if record == "{}" else {RECORD: ("str", record)})
+
+
+def test_files_of_others_stay_as_they_are(tmp_path: Path) -> None:
+    """Without the record, numbers in texts are texts, and new entries beside it are too."""
+    source = tmp_path / "a.safetensors"
+    source.write_bytes(st.build({"w": normal((4, 32))}, {"a": "1", "b": "2", RECORD: '{"a": "UINT16"}'}))
+    wm.convert(source, tmp_path / "b.gguf")
+    with wm.open(tmp_path / "b.gguf") as f:
+        assert dict(f.metadata) == {"a": 1, "b": "2"}
+    wm.save(tmp_path / "c.safetensors", {"w": np.ones((4, 32), np.float32)}, metadata={"a": "1"})
+    wm.convert(tmp_path / "c.safetensors", tmp_path / "d.gguf")
+    assert wm.open(tmp_path / "d.gguf").metadata["a"] == "1"

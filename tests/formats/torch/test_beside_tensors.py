@@ -1,0 +1,253 @@
+"""What checkpoints have beside their tensors: objects of everyday Python are values, others are left out by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import torch as files
+
+import weightmap as wm
+from weightmap import cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+W = files.Stored("0", "float32", 2, 0, (2,), (1,))
+DATA = {"0": struct.pack("<2f", 1, 2)}
+KEYS = {"a": 1, "b": None}
+
+
+def of(module: str, name: str, *args: Any) -> bytes:
+    """The opcodes of a call."""
+    return files.named(module, name) + files.code(args) + b"R"
+
+
+def dtype(code: str, order: str = "<", fields: Any = None) -> bytes:
+    """The opcodes of a dtype of numpy."""
+    made = of("numpy", "dtype", code, False, True)
+    return made + files.code((3, order, None, None, fields, -1, -1, 0)) + b"b"
+
+
+def array(shape: tuple[int, ...], kind: bytes, raw: Any, *, fortran: bool = False) -> bytes:
+    """The opcodes of an array of numpy, by protocol 2 to 4."""
+    empty = of("numpy._core.multiarray", "_reconstruct", files.Plain(files.named("numpy", "ndarray")), (0,), b"b")
+    return empty + files.code((1, shape, files.Plain(kind), fortran, raw)) + b"b"
+
+
+def latin(raw: bytes) -> Any:
+    """Bytes, as protocol 2 spells them."""
+    return files.Plain(of("_codecs", "encode", raw.decode("latin-1"), "latin1"))
+
+
+def checkpoint(code: bytes, **tensors: Any) -> bytes:
+    """A checkpoint of a tensor "w" and a value "x"."""
+    storages = DATA | ({"1": bytes(8)} if b"QInt8" in code else {})
+    return files.zipped(files.dump({"w": W, "x": files.Plain(code), **tensors}), storages)
+
+
+NAMESPACE = files.named("argparse", "Namespace") + b")\x81"
+F4, SIX = dtype("f4"), np.arange(6, dtype="<f4")
+VALUES: dict[str, tuple[bytes, dict[str, Any]]] = {
+    "a set": (of("builtins", "set", [1, "a"]), {"x.0": 1, "x.1": "a"}),
+    "a set of Python 2's name": (of("__builtin__", "set", [1]), {"x.0": 1}),
+    "a set by opcodes": (b"\x8f(K\1K\2\x90", {"x.0": 1, "x.1": 2}),
+    "an empty set": (files.named("builtins", "set") + b")R", {}),
+    "a frozen set": (of("builtins", "frozenset", [1]), {"x.0": 1}),
+    "a frozen set by an opcode": (b"(K\1K\2\x91", {"x.0": 1, "x.1": 2}),
+    "a set of a list that grows": (
+        b"](K\1eq\1" + b"0" + files.named("builtins", "set") + b"h\1\x85Rh\1K\2a\x86",
+        {"x.0.0": 1, "x.1.0": 1, "x.1.1": 2},
+    ),
+    "a counter": (of("collections", "Counter", KEYS), {"x.a": 1, "x.b": None}),
+    "a default": (
+        of("collections", "defaultdict", files.Plain(files.named("builtins", "list"))) + b"NK\1s",
+        {"x.None": 1},
+    ),
+    "a default of nothing": (of("collections", "defaultdict") + b"K\1K\2s", {"x.1": 2}),
+    "keys": (
+        files.code({(1, "a"): 1, (): 2, ("b", None): 3, True: 4, None: 5}),
+        {"x.(1, a)": 1, "x.()": 2, "x.(b, None)": 3, "x.True": 4, "x.None": 5},
+    ),
+    "a namespace": (NAMESPACE + files.code({"lr": 0.5, "t": (1,)}) + b"b", {"x.lr": 0.5, "x.t.0": 1}),
+    "a namespace of nothing": (NAMESPACE, {}),
+    "a path": (of("pathlib", "PosixPath", "/", "a", "b"), {"x": "/a/b"}),
+    "a path of Python 3.13": (of("pathlib._local", "PurePosixPath", "a", "b"), {"x": "a/b"}),
+    "a path on Windows": (of("pathlib", "PureWindowsPath", "C:\\", "a", "b"), {"x": "C:\\a\\b"}),
+    "no path": (of("pathlib", "WindowsPath"), {"x": "."}),
+    "a complex number": (of("builtins", "complex", 0.5, 2), {"x": 0.5 + 2j}),
+    "a bytearray": (of("builtins", "bytearray", b"a\xff"), {"x": b"a\xff"}),
+    "a bytearray of a text": (of("builtins", "bytearray", "a\xff", "latin-1"), {"x": b"a\xff"}),
+    "no bytes": (of("builtins", "bytes"), {"x": b""}),
+    "a layout": (of("torch.serialization", "_get_layout", "torch.strided"), {"x": "torch.strided"}),
+    "an array": (array((2, 3), F4, SIX.tobytes()), {"x": SIX.reshape(2, 3)}),
+    "an array by protocol 2": (array((6,), F4, latin(SIX.tobytes())), {"x": SIX}),
+    "an array in Fortran's order": (array((2, 3), F4, SIX.tobytes(), fortran=True), {"x": SIX.reshape(3, 2).T}),
+    "an array of one": (array((), dtype("i8"), struct.pack("<q", -3)), {"x": np.array(-3)}),
+    "an array by protocol 5": (
+        of("numpy._core.numeric", "_frombuffer", SIX.tobytes(), files.Plain(F4), (3, 2), "F"),
+        {"x": SIX.reshape(2, 3).T},
+    ),
+    "a type of numpy": (F4, {"x": "f4"}),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_objects_of_everyday_python_are_values(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has the value that Python gives it, flattened as dictionaries are; commands show and convert it."""
+    code, expected = VALUES[name]
+    path = tmp_path / "a.pt"
+    path.write_bytes(checkpoint(code))
+    for strict in (True, False):
+        with wm.open(path, strict=strict) as f:
+            assert list(f) == ["w"]
+            assert list(f.metadata) == list(expected)
+            for key, value in expected.items():
+                assert type(f.metadata[key]) is type(value)
+                np.testing.assert_array_equal(f.metadata[key], value)
+                assert getattr(f.metadata[key], "dtype", None) == getattr(value, "dtype", None)
+            assert not f.verify().warnings
+    assert cli.main(["inspect", str(path)]) == 0
+    assert cli.main(["inspect", "--json", str(path)]) == 0
+    capsys.readouterr()
+    for suffix in (".safetensors", ".weights", ".gguf"):
+        wm.convert(path, tmp_path / f"b{suffix}")
+        assert wm.diff(path, tmp_path / f"b{suffix}", tensors_only=True).equal
+
+
+UNKNOWN = files.named("mine", "Config")
+NEW = UNKNOWN + b")\x81" + files.code({"a": 1, "w": W}) + b"b"
+VIEW = files.tensor_code(W)[:-2]
+LEFT: dict[str, tuple[bytes, str]] = {
+    "an object": (NEW, "'x' is left out: it needs 'mine.Config', which is not known (save model.state_dict() and"),
+    "an object by a call": (UNKNOWN + b"(K\1tR", "needs 'mine.Config'"),
+    "an object of keywords": (UNKNOWN + b")}\x92", "needs 'mine.Config'"),
+    "a list of its own": (UNKNOWN + b")R(K\1eK\1a", "needs 'mine.Config'"),
+    "a dictionary of its own": (UNKNOWN + b")R(K\1K\1uK\1K\1s", "needs 'mine.Config'"),
+    "a set of its own": (UNKNOWN + b")R(K\1\x90", "needs 'mine.Config'"),
+    "a name alone": (UNKNOWN, "needs 'mine.Config'"),
+    "a name in two texts": (files.text("mine") + files.text("Config") + b"\x93", "needs 'mine.Config'"),
+    "a long name": (files.named("m" * 99, "Config") + b")R", f"needs '{'m' * 80}...'"),
+    "an argument that is not known": (files.named("collections", "OrderedDict") + UNKNOWN + b"\x85R", "mine.Config"),
+    "a whole module": (files.named("torch.nn.modules.linear", "Linear") + b")\x81}b", "a whole module (save model.st"),
+    "a quantised tensor": (
+        files.named("torch._utils", "_rebuild_qtensor")
+        + b"(("
+        + files.text("storage")
+        + files.named("torch", "QInt8Storage")
+        + files.text("1")
+        + files.text("cpu")
+        + b"K\x08tQtR",
+        "a tensor quantised by torch (save tensor.dequantize())",
+    ),
+    "a storage of a type that is not known": (
+        b"("
+        + files.text("storage")
+        + files.named("torch", "NewStorage")
+        + files.text("0")
+        + files.text("cpu")
+        + b"K\2tQ",
+        "needs 'torch.NewStorage'",
+    ),
+    "a sparse tensor": (files.named("torch._utils", "_rebuild_sparse_tensor") + b")R", "(save tensor.to_dense())"),
+    "a tensor without data": (files.named("torch._utils", "_rebuild_meta_tensor_no_storage") + b")R", "device meta"),
+    "a type that numpy lacks": (files.named("torch", "complex32"), "(save tensor.to(torch.complex64))"),
+    "a conjugate view": (VIEW + b"}" + files.text("conj") + b"\x88stR", "it is a conjugate view, whose values are not"),
+    "a negative view": (
+        VIEW + b"}(" + files.text("neg") + b"\x89utR",
+        "it is a negative view, whose values are not those of its storage (save tensor.resolve_neg())",
+    ),
+    "a storage": (files.storage("0", "float32", 2), "it is a storage by itself (save a tensor)"),
+    "a class": (files.named("torch", "Tensor"), "it is a class or function by itself (save its name)"),
+    "a key": (files.code({0.5: 1}), "'x' is left out: it has a key that is no text, integer, truth value, None"),
+    "a key in a tuple": (files.code({(0.5,): W}), "it has a key that is no text"),
+    "an array of objects": (array((1,), dtype("O8", "|"), [None]), "it is an array, scalar or type of numpy of other"),
+    "a big-endian array": (array((1,), dtype("f4", ">"), bytes(4)), "other things than little-endian numbers"),
+    "a big-endian scalar": (
+        of("numpy._core.multiarray", "scalar", files.Plain(dtype("f4", ">")), bytes(4)),
+        "other things than little-endian numbers",
+    ),
+    "a big-endian type": (dtype("f4", ">"), "other things than little-endian numbers"),
+    "a big-endian type of the memo": (
+        dtype("f4", ">").replace(b"R(", b"Rq\1(", 1) + b"0" + array((1,), b"h\1", bytes(4)),
+        "other things than little-endian numbers",
+    ),
+    "a type with fields": (dtype("V4", "|", {"a": 1}), "other things than little-endian numbers"),
+    "an array of texts": (
+        array((1,), dtype("U1"), bytes(4)),
+        "'x' is left out: it is of numpy's type 'U1' (save numbers",
+    ),
+    "an array without a state": (array((), F4, b"").partition(b"(K\1")[0], "an array, scalar or type of numpy"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_out(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused with what to save in its place; if not strict, it is named, and what lies beside it is there."""
+    code, message = LEFT[name]
+    path = tmp_path / "a.pt"
+    path.write_bytes(checkpoint(code, y=[1, W]))
+    with pytest.raises(
+        wm.UnsupportedError, match=r"save .*; or open it with strict=False, which leaves it out"
+    ) as caught:
+        dict(wm.open(path).metadata)
+    saved = re.search(r"\(save [^)]*\)?", message)
+    assert saved is None or saved[0][1:].rstrip(")") in str(caught.value)
+    with wm.open(path, strict=False) as f:
+        assert (list(f), f.metadata) == (["w", "y.1"], {"y.0": 1})
+        np.testing.assert_array_equal(f["w"], np.float32([1, 2]))
+        (warning,) = f.verify().warnings
+        assert message in warning
+    target = str(tmp_path / "a.safetensors")
+    assert cli.main(["convert", str(path), target]) == 3
+    assert capsys.readouterr().err.count("; or open it with --lenient, which leaves it out") == 1
+    assert cli.main(["convert", "--lenient", str(path), target]) == 0
+    assert "warning: tolerated in the source: 'x' is left out: it" in capsys.readouterr().out
+    assert cli.main(["inspect", "--lenient", "--json", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == [warning]
+    assert cli.main(["verify", "--lenient", str(path)]) == 0
+    assert message in capsys.readouterr().out
+
+
+def test_a_file_of_which_nothing_is_left_is_refused() -> None:
+    """A module that was saved whole is no empty model."""
+    with pytest.raises(wm.UnsupportedError, match=r"nothing is left of it: '' is left out: it needs 'mine\.Config'"):
+        wm.open(files.zipped(files.dump(files.Plain(NEW)), DATA), strict=False)
+
+
+def test_a_name_that_is_there_twice() -> None:
+    """The first tensor, and the first value, of a name stay; strides go with their tensors."""
+    turned = files.Stored("1", "float32", 6, 0, (3, 2), (1, 3))
+    value = {"a.b": W, "a": {"b": turned, "c": turned}, "x.y": 1, "x": {"y": 2, "z": 3}}
+    data = files.zipped(files.dump(value), DATA | {"1": SIX.tobytes()})
+    with pytest.raises(wm.LayoutError, match=r"both called 'a\.b'"):
+        wm.open(data)
+    with wm.open(data, strict=False) as f:
+        assert list(f) == ["a.b", "a.c"]
+        np.testing.assert_array_equal(f["a.b"], np.float32([1, 2]))
+        np.testing.assert_array_equal(f["a.c"], SIX.reshape(2, 3).T)
+        assert f.metadata == {"x.y": 1, "x.z": 3}
+        assert [re.findall(r"called '(\S+)'", warning) for warning in f.verify().warnings] == [["x.y"], ["a.b"]]
+
+
+def test_a_container_that_holds_itself_is_named_so() -> None:
+    """It has no end, unlike one that is only deep."""
+    with pytest.raises(wm.LimitError, match="a container holds itself, and has no end"):
+        wm.open(checkpoint(b"]q\1h\1a"))
+    with pytest.raises(wm.LimitError, match="depth of containers"):
+        wm.open(checkpoint(b"]" * 200 + b"a" * 199))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((2,), r"bytes of 'x', of numpy's type float32 is 4, expected 8"), ((2**62, 0), "bytes of 'x'"), ((0, 2**62), "")],
+)
+def test_an_array_of_another_shape_is_refused(shape: tuple[int, ...], message: str) -> None:
+    """The bytes of an array are those of its shape, which numpy has to have."""
+    raw = bytes(4) if message else b""
+    with pytest.raises(wm.LayoutError, match=message or "numpy has no shape as that of 'x'"):
+        dict(wm.open(checkpoint(array(shape, F4, raw))).metadata)
