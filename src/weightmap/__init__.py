@@ -16,6 +16,7 @@ from weightmap import kernels
 from weightmap.errors import (
     ChecksumError,
     ClosedError,
+    DeltaError,
     EncodeError,
     FileChangedError,
     FormatError,
@@ -38,6 +39,7 @@ from weightmap.errors import (
 from weightmap.formats import formats
 from weightmap.lazy import later as _later
 from weightmap.lazy import on_demand
+from weightmap.model import opening as _opening
 from weightmap.model import single as _single
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import load, open
@@ -67,6 +69,7 @@ __all__ = [
     "ChecksumError",
     "ClosedError",
     "ConvertReport",
+    "DeltaError",
     "DiffReport",
     "Embeddings",
     "EncodeError",
@@ -132,11 +135,26 @@ _ON_DEMAND = {
     "verify": "conversion.verifying",
 }
 # Their frameworks need not be installed, so neither __all__ nor dir() has them.
-_MODULES = ("compat", "dcp", "device", "dlpack", "errors", "jax", "report", "torch", "typing", "vllm", "words")
+_MODULES = (
+    "compat",
+    "dcp",
+    "deltas",
+    "device",
+    "dlpack",
+    "errors",
+    "jax",
+    "report",
+    "torch",
+    "typing",
+    "vllm",
+    "words",
+)
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND, _MODULES)
 
 # A file that no format recognises may hold words, which stand on handles.
 _single.importers = _later(f"{__name__}.words.importers", "every")
+# So do deltas.
+_opening.overlay = _later(f"{__name__}.deltas.overlay", "overlay")
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(before=_later(f"{__name__}.forking", "load_all"))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChecksumError",
     "ClosedError",
+    "DeltaError",
     "EncodeError",
     "FileChangedError",
     "FormatError",
@@ -241,6 +242,10 @@ class LayoutError(FormatError):
 
 class ChecksumError(FormatError):
     """A stored checksum does not match the bytes."""
+
+
+class DeltaError(FormatError):
+    """A delta is damaged or does not fit the model: wrong base, order or encoding, or the checksum of a result."""
 
 
 class LimitError(FormatError):

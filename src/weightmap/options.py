@@ -118,11 +118,13 @@ class Options:
     limits : Limits
     private : bool
         See `Source.private`.
+    deltas : tuple of str
+        Directories of deltas over the model: absolute paths, or addresses.
     checked : bool
         Whether the index is validated: `verify` is not "none".
     """
 
-    __slots__ = ("advise", "checked", "format", "limits", "mode", "private", "strict", "verify")
+    __slots__ = ("advise", "checked", "deltas", "format", "limits", "mode", "private", "strict", "verify")
 
     # Whether importers may read a file that no format recognises, and how: `ImportOptions`.
     importing = False
@@ -137,6 +139,7 @@ class Options:
         strict: bool = True,
         advise: str | None = None,
         private: bool = False,
+        deltas: tuple[str, ...] = (),
     ) -> None:
         self.format: str | None = format
         self.mode: str | None = mode
@@ -145,11 +148,12 @@ class Options:
         self.limits: Limits = limits
         self.advise: str | None = advise
         self.private: bool = private
+        self.deltas: tuple[str, ...] = deltas
         self.checked: bool = verify != "none"
 
     def keywords(self, **other: Any) -> dict[str, Any]:
         """Return keyword arguments that make equal options, some of them replaced by `other`."""
-        names = ("format", "mode", "verify", "strict", "limits", "advise", "private")
+        names = ("format", "mode", "verify", "strict", "limits", "advise", "private", "deltas")
         return {name: getattr(self, name) for name in names} | other
 
     def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:

@@ -3,6 +3,9 @@
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
     from numpy.typing import NDArray
 
     from weightmap.options import Limits
@@ -43,3 +46,4 @@ class OpenOptions(TypedDict, total=False):
     strict: bool
     limits: "Limits | None"
     advise: Advice | None
+    deltas: "Sequence[str | PathLike[str]] | None"

@@ -30,6 +30,7 @@ LAYERS = [
     {"words"},
     {"conversion"},
     {"plans"},
+    {"deltas"},
     {"device"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "dlpack", "jax", "torch"},

@@ -174,26 +174,25 @@ class Deflated(Geometry):
             skip -= min(skip, len(piece))
 
 
-class Made(Geometry):
-    """A tensor stored in another form, such as numbers of variable length: decoded at each use.
+class Decoded(Geometry):
+    """A tensor whose bytes are decoded at each use.
 
     Parameters
     ----------
     stored : int
         Bytes in the file.
-    make : callable
-        ``make(row, data, out)`` decodes the bytes in the file to `out`, the bytes of the tensor, shape (row.nbytes,),
-        or raises a `FormatError`. A format compares the bytes of the tensor with `stored` when it opens the file:
-        memory for it is allocated before they are read.
     limits : Limits
     """
 
-    __slots__ = ("limits", "make", "stored")
+    __slots__ = ("limits", "stored")
 
-    def __init__(self, stored: int, make: Callable[[Any, bytes, NDArray[np.uint8]], None], limits: Limits) -> None:
+    def __init__(self, stored: int, limits: Limits) -> None:
         self.stored: int = stored
-        self.make: Callable[[Any, bytes, NDArray[np.uint8]], None] = make
         self.limits: Limits = limits
+
+    def fill(self, row: Any, out: NDArray[np.uint8]) -> None:
+        """Decode to `out`, the bytes of the tensor, shape (row.nbytes,), or raise a `FormatError`."""
+        raise NotImplementedError
 
     def array(self, row: Any) -> NDArray[Any]:
         """Return the tensor in private memory."""
@@ -207,22 +206,47 @@ class Made(Geometry):
         self.limits.check("max_copy_bytes", row.nbytes, "bytes of a tensor")
         data = aligned(row.nbytes)
         try:
-            self.make(row, row.source.pread(row.offset, self.stored), data)
+            self.fill(row, data)
         except FormatError as error:
             raise error.located(path=row.source.name) from None
         return data
 
     def dense(self, row: Any) -> Source:
         """Return a source of these bytes."""
-        return _MadeSource(row, self)
+        return DecodedSource(row, self)
 
     def extent(self, row: Any, axes: Axes) -> tuple[int, int]:  # noqa: ARG002 - where an element lies is unknown
         """Return the range of the stored tensor."""
         return row.offset, row.offset + self.stored
 
     def part(self, row: Any, axes: Axes, octets: NDArray[np.uint8]) -> NDArray[Any]:
-        """Make the tensor of these bytes."""
+        """Decode the tensor of these bytes."""
         return self.array(row._replace(source=_Fetched(row.source, row.offset, octets)))[ascending(axes)]
+
+
+class Made(Decoded):
+    """A tensor stored in another form, such as numbers of variable length.
+
+    Parameters
+    ----------
+    stored : int
+        Bytes in the file.
+    make : callable
+        ``make(row, data, out)`` decodes the bytes in the file to `out`, the bytes of the tensor, shape (row.nbytes,),
+        or raises a `FormatError`. A format compares the bytes of the tensor with `stored` when it opens the file:
+        memory for it is allocated before they are read.
+    limits : Limits
+    """
+
+    __slots__ = ("make",)
+
+    def __init__(self, stored: int, make: Callable[[Any, bytes, NDArray[np.uint8]], None], limits: Limits) -> None:
+        super().__init__(stored, limits)
+        self.make: Callable[[Any, bytes, NDArray[np.uint8]], None] = make
+
+    def fill(self, row: Any, out: NDArray[np.uint8]) -> None:
+        """Implement `Decoded.fill`."""
+        self.make(row, row.source.pread(row.offset, self.stored), out)
 
 
 class Derived(Source):
@@ -412,10 +436,10 @@ class _InflatedSource(Derived):
                 yield np.frombuffer(part, np.uint8)
 
 
-class _MadeSource(Derived):
-    """The elements of a `Made` tensor; `row` is its row."""
+class DecodedSource(Derived):
+    """The elements of a `Decoded` tensor; `row` is its row."""
 
-    def __init__(self, row: Any, how: Made) -> None:
+    def __init__(self, row: Any, how: Decoded) -> None:
         super().__init__(row.source, row.offset, row.nbytes)
         self._row, self._how = row, how
 

@@ -16,6 +16,7 @@ from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file, open
 from weightmap.options import ImportOptions, Limits, Options, validated_limits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Unpack
 
     from numpy.typing import NDArray
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from weightmap.typing import Advice, Mode, OpenOptions, Verify
 
 _VERIFY = ("none", "header", "full")
+
+# Puts deltas over a model. They stand above handles: `weightmap` sets this.
+overlay: Callable[..., Any] = tuple
 
 
 def open(
@@ -34,6 +38,7 @@ def open(
     strict: bool = True,
     limits: Limits | None = None,
     advise: Advice | None = None,
+    deltas: Sequence[str | os.PathLike[str]] | None = None,
     store: Any = None,
     concurrency: int | None = None,
     deadline: float | None = None,
@@ -71,6 +76,10 @@ def open(
         How the tensors will be accessed, for the system's read-ahead: "random" for few rows of a large matrix on a
         disk, "sequential" for one pass. Default: the system decides. Changes speed only; no effect on buffers, in modes
         "copy" and "sealed", and on systems without such advice.
+    deltas : sequence of str or os.PathLike, optional
+        Directories of deltas that were published on this model, in order (see `weightmap.deltas`): the handle shows the
+        model as it is after the last one. Tensors that did not change are views of `source`; a changed one is decoded
+        at each look-up, within the limits, and compared with its checksum. They need the extra ``[deltas]``.
     store : optional
         The store that holds the object, of obstore or with its interface: for credentials, endpoints and clients of
         your own. `source` is then the address of the object, or its key in the store. Default: the store of the
@@ -93,7 +102,8 @@ def open(
     Raises
     ------
     FormatError
-        When the file is damaged, unknown or unsupported: one of its subclasses.
+        When the file is damaged, unknown or unsupported: one of its subclasses. `DeltaError` for a delta that is
+        damaged, or not built on the one before.
     NotRegularFileError
         For a FIFO, socket or device.
     OSError
@@ -135,7 +145,9 @@ def open(
     if store is not None or concurrency is not None or deadline is not None or redirects or unversioned:
         bounds = {"concurrency": concurrency, "deadline": deadline}
         source = _located(source, store=store, **bounds, redirects=redirects, unversioned=unversioned)
-    return open_with(source, Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise))
+    over = () if deltas is None else _directories(deltas)
+    options = Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise, deltas=over)
+    return open_with(source, options)
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
@@ -152,6 +164,9 @@ def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool) ->
 
 def open_with(source: Any, options: Options) -> TensorFile:
     """Open a source with valid options: see `open`."""
+    if options.deltas:
+        base = open_with(source, Options(**options.keywords(deltas=())))
+        return overlay(base, options.deltas, options)  # type: ignore[no-any-return]
     path = source if type(source) is str and "://" not in source else path_of(source)
     if path is not None and path.endswith(INDEX_SUFFIX):
         return _open_sharded(path, options)
@@ -175,6 +190,21 @@ def open_with(source: Any, options: Options) -> TensorFile:
         if isinstance(source, bytes) and b"\0" not in source:
             error.add_note("bytes are the content of a file: os.fsdecode turns them into a path")
         raise
+
+
+def _directories(deltas: Any) -> tuple[str, ...]:
+    """Return directories of deltas as absolute paths, or as addresses."""
+    from weightmap.arguments import mistyped  # noqa: PLC0415 - few handles need it
+
+    if isinstance(deltas, (str, bytes)) or not hasattr(deltas, "__iter__"):
+        raise mistyped("deltas", deltas, "a sequence of directories")
+    found = []
+    for given in deltas:
+        path = path_of(given)
+        if path is None:
+            raise mistyped("a directory of deltas", given, "a path")
+        found.append(os.path.abspath(path) if type(path) is str else path)
+    return tuple(found)
 
 
 def _located(source: Any, **options: Any) -> Any:

@@ -1,0 +1,291 @@
+"""Frames of a delta: what changed in one tensor, decoded and encoded in blocks.
+
+A frame of zstd holds one payload, all numbers little-endian:
+
+* "xor": new ^ old, exactly as long as the tensor;
+* "overwrite": ``u32 count | count x u32 position | count x u8 value``, positions in bytes, ascending.
+
+Sizes that a frame declares are compared with the tensor's and never allocated. Memory is some blocks a frame, and its
+window: at most 128 MiB, 512 KiB at the level that trainers use. Frames may lack their size and have any level.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.deltas.sums import new_sum, package
+from weightmap.errors import DeltaError, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.io.source import Source
+
+    # The blocks of the old and the new tensor, from the beginning.
+    Blocks = Callable[[], Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]]
+
+ENCODINGS = ("xor", "overwrite")
+# Bytes of a tensor between decoding and writing: they stay in the L2 cache.
+BLOCK = 1 << 18
+# Bytes of a frame that are read at once, and of its beginning with what it declares.
+_READ, _HEAD = 1 << 17, 18
+_WINDOW = 1 << 27
+_UNKNOWN = (1 << 64) - 1
+# Positions are 32 bits wide.
+MOST = 1 << 32
+
+
+class Frame(NamedTuple):
+    """What a delta holds of one tensor.
+
+    Attributes
+    ----------
+    name : str
+        Of the tensor.
+    source, offset, nbytes
+        The place of the frame.
+    encoding : str
+        One of `ENCODINGS`.
+    checksum, digest : str
+        One of `CHECKSUMS`, and its hexadecimal digits for the whole new tensor.
+    """
+
+    name: str
+    source: Source
+    offset: int
+    nbytes: int
+    encoding: str
+    checksum: str
+    digest: str
+
+    def error(self, what: str, *, field: str = "frame", actual: Any = None, expected: Any = None) -> DeltaError:
+        """Return an error about this tensor."""
+        error = DeltaError(f"tensor {quoted(self.name)}: {what}", field=field, actual=actual, expected=expected)
+        error.path, error.offset = self.source.name, self.offset
+        return error
+
+
+def patched(frames: Iterable[Frame], old: Iterable[memoryview], nbytes: int) -> Iterator[memoryview]:
+    """Yield the new bytes of a tensor in pieces, each valid until the next one.
+
+    The frames, one for each version, are decoded side by side, so the tensor is read once. Each result is compared with
+    its checksum once all bytes were taken.
+
+    Parameters
+    ----------
+    frames : iterable of Frame
+        In the order of versions.
+    old : iterable of memoryview
+        The bytes of the tensor before the first frame, in pieces of at most `BLOCK` bytes.
+    nbytes : int
+
+    Raises
+    ------
+    DeltaError
+    """
+    patches = [(_Xor if frame.encoding == "xor" else _Overwrite)(frame, nbytes) for frame in frames]
+    block = np.empty(min(BLOCK, nbytes), np.uint8)
+    at = 0
+    for piece in old:
+        part = block[: len(piece)]
+        part[:] = np.frombuffer(piece, np.uint8)
+        for patch in patches:
+            patch.apply(part, at)
+        at += len(part)
+        yield memoryview(part)
+    for patch in patches:
+        patch.finish()
+
+
+class _Bytes:
+    """The stored bytes of a frame, as zstandard reads a file."""
+
+    def __init__(self, frame: Frame) -> None:
+        source = frame.source.ahead([(frame.offset, frame.offset + frame.nbytes)])
+        self._pieces = source.chunks(frame.offset, frame.nbytes, _READ)
+
+    def read(self, _size: int) -> bytes:
+        return bytes(next(self._pieces, b""))
+
+
+class _Decoder:
+    """The payload of a frame, decoded piece by piece."""
+
+    def __init__(self, frame: Frame, low: int, high: int) -> None:
+        """Open a frame whose payload has `low` to `high` bytes."""
+        zstd = self._zstd = package("zstandard")
+        self._frame = frame
+        try:
+            declared = zstd.get_frame_parameters(frame.source.pread(frame.offset, min(_HEAD, frame.nbytes)))
+        except zstd.ZstdError:
+            raise frame.error("its frame is not one of zstd") from None
+        size = declared.content_size
+        if size != _UNKNOWN and not low <= size <= high:
+            expected = f"{low}" if low == high else f"{low} to {high}"
+            raise frame.error("bytes that its frame declares", actual=size, expected=expected)
+        if declared.window_size > _WINDOW:
+            raise frame.error("window of its frame", actual=declared.window_size, expected=f"at most {_WINDOW} bytes")
+        self.size: int | None = None if size == _UNKNOWN else size
+        self._reader = zstd.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(_Bytes(frame))
+
+    def fill(self, out: NDArray[np.uint8]) -> None:
+        """Decode the next bytes of the payload."""
+        at, view = 0, memoryview(out)
+        while at < len(view):
+            got = self._read(view[at:])
+            if not got:
+                raise self._frame.error("its frame ends early", actual=f"{len(view) - at} bytes short")
+            at += got
+
+    def _read(self, out: memoryview) -> int:
+        try:
+            got: int = self._reader.readinto(out)
+        except self._zstd.ZstdError as error:
+            raise self._frame.error(f"its frame is damaged ({error})") from None
+        return got
+
+    def finish(self) -> None:
+        """Require the end of the payload."""
+        if self._read(memoryview(bytearray(1))):
+            raise self._frame.error("its frame holds more than it should")
+
+
+class _Patch:
+    """A frame on its way through a tensor."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._sum = new_sum(frame.checksum)
+
+    def apply(self, block: NDArray[np.uint8], at: int) -> None:
+        """Change the bytes of the tensor from byte `at` on."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Require the end of the frame, and the checksum of the result."""
+        found = self._sum.hexdigest()
+        if found != self._frame.digest:
+            what, expected = f"{self._frame.checksum} of the result", f"{self._frame.digest}, as the delta says"
+            raise self._frame.error(what, field="checksum", actual=found, expected=expected)
+
+
+class _Xor(_Patch):
+    def __init__(self, frame: Frame, nbytes: int) -> None:
+        super().__init__(frame)
+        self._decoder = _Decoder(frame, nbytes, nbytes)
+        self._block = np.empty(min(BLOCK, nbytes), np.uint8)
+
+    def apply(self, block: NDArray[np.uint8], at: int) -> None:  # noqa: ARG002 - frames come in order
+        changes = self._block[: len(block)]
+        self._decoder.fill(changes)
+        np.bitwise_xor(block, changes, out=block)
+        self._sum.update(block)
+
+    def finish(self) -> None:
+        self._decoder.finish()
+        super().finish()
+
+
+class _Overwrite(_Patch):
+    """Positions and values, which lie one behind the other: the frame is decoded twice, at two places."""
+
+    def __init__(self, frame: Frame, nbytes: int) -> None:
+        super().__init__(frame)
+        self._nbytes = nbytes
+        high = 4 + 5 * nbytes
+        self._places, self._values = _Decoder(frame, 4, high), _Decoder(frame, 4, high)
+        head = np.empty(4, np.uint8)
+        self._places.fill(head)
+        self._left = count = int(head.view("<u4")[0])
+        declared = self._places.size
+        if count > nbytes or declared not in (None, 4 + 5 * count):
+            most = nbytes if declared is None else min(nbytes, (declared - 4) // 5)
+            raise frame.error("number of changed bytes", field="count", actual=count, expected=f"at most {most}")
+        self._known = np.empty(0, np.int64)
+        self._last = -1
+        room = np.empty(BLOCK, np.uint8)
+        for start in range(0, 4 + 4 * count, BLOCK):
+            self._values.fill(room[: min(BLOCK, 4 + 4 * count - start)])
+
+    def apply(self, block: NDArray[np.uint8], at: int) -> None:
+        end = at + len(block)
+        while True:
+            if not len(self._known):
+                if not self._left:
+                    break
+                self._read_places()
+            count = int(np.searchsorted(self._known, end))
+            values = np.empty(count, np.uint8)
+            self._values.fill(values)
+            block[self._known[:count] - at] = values
+            self._known = self._known[count:]
+            if len(self._known):
+                break
+        self._sum.update(block)
+
+    def _read_places(self) -> None:
+        """Decode the next positions."""
+        count = min(self._left, BLOCK // 4)
+        raw = np.empty(4 * count, np.uint8)
+        self._places.fill(raw)
+        known = raw.view("<u4").astype(np.int64)
+        if known[0] <= self._last or bool((known[1:] <= known[:-1]).any()):
+            raise self._frame.error("positions of changed bytes are not in rising order", field="positions")
+        self._last = int(known[-1])
+        if self._last >= self._nbytes:
+            expected = f"less than {self._nbytes}, the bytes of the tensor"
+            raise self._frame.error("a position", field="positions", actual=self._last, expected=expected)
+        self._known, self._left = known, self._left - count
+
+    def finish(self) -> None:
+        if self._left or len(self._known):  # of a tensor without bytes
+            raise self._frame.error("a position lies outside of the tensor", field="positions")
+        self._values.finish()
+        super().finish()
+
+
+# ------------------------------------------------------------------------------------------------------ encoding
+def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[bytes]:
+    """Yield the frame of a tensor in pieces.
+
+    Parameters
+    ----------
+    blocks : callable
+        Returns an iterator of pairs of blocks, old and new; called once for "xor", three times for "overwrite".
+    nbytes : int
+        Bytes of the tensor.
+    encoding : str
+    level : int
+        Of zstd.
+    """
+    pieces: Iterator[Any]
+    if encoding == "xor":
+        pieces, size = _differences(blocks), nbytes
+    else:
+        count = sum(int(np.count_nonzero(old != new)) for old, new in blocks())
+        pieces, size = _changes(blocks, count), 4 + 5 * count
+    packer = package("zstandard").ZstdCompressor(level=level).compressobj(size=size)
+    for piece in pieces:
+        packed = packer.compress(piece)
+        if packed:
+            yield packed
+    yield packer.flush()
+
+
+def _differences(blocks: Blocks) -> Iterator[NDArray[np.uint8]]:
+    for old, new in blocks():
+        yield old ^ new
+
+
+def _changes(blocks: Blocks, count: int) -> Iterator[bytes]:
+    yield count.to_bytes(4, "little")
+    at = 0
+    for old, new in blocks():
+        yield (np.flatnonzero(old != new) + at).astype("<u4").tobytes()
+        at += len(old)
+    for old, new in blocks():
+        yield new[old != new].tobytes()

@@ -1,0 +1,212 @@
+"""A model under deltas: one handle, whose unchanged tensors are views of the base, and whose changed ones are decoded.
+
+A changed tensor is a row like any other: it has the place of its old bytes, and a `Patched` geometry, which decodes the
+frames of all deltas over them. The files of the deltas are sources of the handle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap.deltas.frames import BLOCK, Frame, patched
+from weightmap.deltas.versions import Delta, read_version
+from weightmap.errors import DeltaError, FormatError, TensorFileError, UnsupportedError, counted, quoted
+from weightmap.formats import Content
+from weightmap.index.joined import JoinedTable
+from weightmap.io.geometry import Decoded, DecodedSource
+from weightmap.model.file import TensorFile
+from weightmap.model.parts import parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.formats import Verification
+    from weightmap.index.row import Row
+    from weightmap.index.table import Place, Table
+    from weightmap.io.source import Source
+    from weightmap.options import Limits, Options
+
+
+class Patched(Decoded):
+    """A tensor that deltas changed: its old bytes lie in the file, the frames of the deltas in others.
+
+    Parameters
+    ----------
+    nbytes : int
+    frames : sequence of Frame
+        In the order of versions.
+    limits : Limits
+    """
+
+    __slots__ = ("frames",)
+
+    def __init__(self, nbytes: int, frames: Sequence[Frame], limits: Limits) -> None:
+        super().__init__(nbytes, limits)
+        self.frames: Sequence[Frame] = frames
+
+    def pieces(self, row: Row) -> Iterator[memoryview]:
+        """Yield the new bytes, compared with their checksums once the last piece was taken."""
+        source = row.source.ahead([(row.offset, row.offset + row.nbytes)])
+        return patched(self.frames, source.chunks(row.offset, row.nbytes, BLOCK), row.nbytes)
+
+    def fill(self, row: Row, out: NDArray[np.uint8]) -> None:
+        """Implement `Decoded.fill`."""
+        at = 0
+        for piece in self.pieces(row):
+            out[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+            at += len(piece)
+
+    def dense(self, row: Row) -> Source:
+        """Return a source of these bytes."""
+        return _PatchedSource(row, self)
+
+
+class _PatchedSource(DecodedSource):
+    """The bytes of a `Patched` tensor: all of them without memory for them."""
+
+    _how: Patched
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        if (start, stop) == (0, self._row.nbytes):
+            yield from (np.frombuffer(piece, np.uint8) for piece in self._how.pieces(self._row))
+        else:  # a part is used only if the whole has its checksum
+            yield from super()._pieces(start, stop)
+
+
+class OverlaidTable(JoinedTable):
+    """The table of a base, some of whose rows deltas changed: `changed` has their geometries by number."""
+
+    def __init__(self, base: Table, changed: Mapping[int, Patched]) -> None:
+        super().__init__([base], np.arange(len(base)), base.names)
+        self.base, self.changed = base, changed
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        row = super().row(i)
+        how = self.changed.get(i)
+        return row if how is None else row._replace(geometry=how)
+
+    def place(self, i: int) -> Place:
+        """Return row i: see `Table.place`. Raises `FileChangedError` if one of its files has changed."""
+        dtype, shape, offset, nbytes, row = super().place(i)
+        how = self.changed.get(i)
+        if how is not None:
+            for frame in how.frames:
+                frame.source.check_unchanged()
+            row = row._replace(geometry=how)  # type: ignore[union-attr] # a joined table has it
+        return dtype, shape, offset, nbytes, row
+
+    def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Implement `Table.along`: the bytes of changed rows are not plain."""
+        outer, size, plain = super().along(dim)
+        plain[list(self.changed)] = False
+        return outer, size, plain
+
+    def check(self) -> None:
+        """Check the table of the base."""
+        self.base.check()
+
+    def disorder(self) -> None:
+        """Do nothing: verifying the base reports its own."""
+
+
+class OverlaidContent(Content):
+    """The content of a base under deltas."""
+
+    table: OverlaidTable
+
+    def __init__(self, base: TensorFile, deltas: Sequence[Delta], options: Options) -> None:
+        _, below, _ = parts_of(base)
+        table = OverlaidTable(below.table, _changed(below.table, deltas, options.limits))
+        super().__init__(below.layout, table, below.load_metadata, self._verify, below.warnings)
+        self._below = below
+        self.deltas = deltas
+        self._of_deltas = tuple(source for delta in deltas for source in delta.sources)
+        self.sources = (*below.sources, *self._of_deltas)
+        for name in ("has_metadata", "checksums", "vocab", "config", "tokenizer", "part"):
+            setattr(self, name, getattr(below, name))
+        self.sums = lambda source: () if source in self._of_deltas else below.sums(source)
+
+    def _verify(self, run: Verification) -> None:
+        """Verify the base, then decode every changed tensor."""
+        self._below.verify(run)
+        for source in self._of_deltas:
+            run.turn(source)
+        for number, how in self.table.changed.items():
+            for _ in how.pieces(self.table.row(number)._replace(geometry=None)):
+                pass
+        if self.table.changed:
+            run.checked(f"checksums of {counted(len(self.table.changed), 'tensor')} that deltas changed")
+
+
+def _changed(table: Table, deltas: Sequence[Delta], limits: Limits) -> dict[int, Patched]:
+    """Return the geometry of each row that deltas change."""
+    frames: dict[int, list[Frame]] = {}
+    for delta in deltas:
+        for name, frame in delta.frames.items():
+            number = table.find(name)
+            if number < 0:
+                raise frame.error("the base has no such tensor", field="weight_map")
+            frames.setdefault(number, []).append(frame)
+    found = {}
+    for number, several in frames.items():
+        row = table.row(number)
+        if row.geometry is not None or row.dtype.quantized or row.dtype.swapped:
+            what = f"tensor {quoted(several[0].name)} of the base is not stored as plain elements, which deltas change"
+            raise UnsupportedError(f"{what}: convert the base to safetensors", path=row.source.name)
+        found[number] = Patched(row.nbytes, several, limits)
+    return found
+
+
+def check_chain(deltas: Sequence[Delta], at: int | None = None) -> None:
+    """Raise `DeltaError` unless each delta is built on the one before; the first one on version `at`, if given."""
+    for delta in deltas:
+        if at is not None and delta.base_version != at:
+            actual = delta.base_version
+            raise DeltaError("base_version", path=delta.path, field="base_version", actual=actual, expected=at)
+        at = delta.version
+
+
+def read_delta(directory: str, options: Options) -> Delta:
+    """Read a delta. Raises `DeltaError` for a full version too."""
+    found = read_version(directory, options)
+    if found is None:
+        raise DeltaError("this is a full version, not a delta: it needs no base", path=directory)
+    return found
+
+
+def overlay(base: TensorFile, directories: Sequence[str], options: Options) -> TensorFile:
+    """Return a handle on a model under deltas, which takes over that of the base; if it fails, closes it."""
+    found: list[Delta] = []
+    try:
+        for directory in directories:
+            found.append(read_delta(directory, options))  # noqa: PERF401 - those that are open are closed below
+        check_chain(found)
+        return overlaid(base, found, options)
+    except BaseException:
+        base.close()
+        for delta in found:
+            delta.close()
+        raise
+
+
+def overlaid(base: TensorFile, deltas: Sequence[Delta], options: Options) -> TensorFile:
+    """Return a handle on a model under deltas that are open. It closes the files of both."""
+    source, _, _ = parts_of(base)
+    try:
+        content = OverlaidContent(base, deltas, options)
+    except FormatError as error:
+        raise error.located(path=source.name) from None
+    content.table.belongs_to(source, base.format)
+    file = TensorFile(source, base.format, content, options, base.shards)
+    if options.verify == "full":
+        try:
+            file.verify()
+        except TensorFileError:
+            file.close()
+            raise
+    return file

@@ -1,0 +1,239 @@
+"""Versions in a source directory: ``SOURCE/weight_vNNNNNN/``, each a delta or a full checkpoint.
+
+A full version is an ordinary Hugging Face checkpoint: ``model.safetensors``, or an index and all its shards. A delta
+has a ``model.safetensors.index.json`` with ``delta_encoding`` in its ``metadata``, besides ``version`` and
+``base_version`` (decimal), ``compression_format`` ("zstd") and ``checksum_format``; its ``weight_map`` has the tensors
+that changed, perhaps none. In its files each tensor is U8 of one dimension, a frame (see frames.py), and
+``__metadata__`` has the checksum of each whole new tensor. slime writes it, SGLang's ``/pull_weights`` and NVIDIA's
+ModelExpress read it.
+
+Everything that can be seen without decoding is checked here, before anything else of a version is used.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import TYPE_CHECKING, Any
+
+from weightmap.deltas.frames import ENCODINGS, Frame
+from weightmap.deltas.sums import CHECKSUMS
+from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError, quoted
+from weightmap.io import strict_json
+from weightmap.io.beside import KEPT
+from weightmap.io.opening import MISSING, beside, called, from_path, inside, names_in
+from weightmap.model.listing import shard_name
+from weightmap.model.parts import rows_of, sources_of
+from weightmap.model.single import USUAL_NAMES, open_file
+from weightmap.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightmap.io.source import Source
+
+INDEX, SINGLE = USUAL_NAMES[:2]
+_NAME = re.compile(r"weight_v(\d{6,18})/?")
+_DIGITS = re.compile(r"\d{1,18}", re.ASCII)
+_HEX = re.compile(r"[0-9a-fA-F]*", re.ASCII)
+
+
+def version_name(version: int) -> str:
+    """Return the name of a version's directory."""
+    return f"weight_v{version:06}"
+
+
+class Delta:
+    """A delta: the frames of its tensors. `close` it.
+
+    Attributes
+    ----------
+    path : str
+        The directory.
+    version, base_version : int
+    frames : dict of str to Frame
+        By tensor.
+    sources : tuple of Source
+        Its files.
+    """
+
+    def __init__(self, path: str, version: int, base_version: int) -> None:
+        self.path = path
+        self.version = version
+        self.base_version = base_version
+        self.frames: dict[str, Frame] = {}
+        self.sources: tuple[Source, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files."""
+        return sum(source.size for source in self.sources)
+
+    def close(self) -> None:
+        """Close its files."""
+        for source in self.sources:
+            source.close()
+
+
+def newest_in(source: str) -> int:
+    """Return the newest version in a source directory that is finished; one without its index is being written.
+
+    Raises
+    ------
+    DeltaError
+        When there is none.
+    """
+    found = [int(match[1]) for name in names_in(source, ()) if (match := _NAME.fullmatch(name))]
+    for number in sorted(found, reverse=True):
+        if any(name in (INDEX, SINGLE) for name in names_in(inside(source, version_name(number)), (INDEX, SINGLE))):
+            return number
+    msg = "there is no finished version weight_vNNNNNN here (if the store cannot list, name one)"
+    raise DeltaError(msg, path=source)
+
+
+def read_version(directory: str, options: Options) -> Delta | None:
+    """Read and check a version, without decoding: a delta, or None for a full version.
+
+    Raises
+    ------
+    DeltaError
+        For one that is damaged or unfinished.
+    """
+    path = inside(directory, INDEX)
+    try:
+        return _read(directory, path, options)
+    except OSError as error:
+        if isinstance(error, TensorFileError) or error.errno not in MISSING:
+            raise
+        raise DeltaError("this version is missing", path=directory) from None
+    except LimitError as error:
+        raise error.located(path=path) from None
+    except DeltaError as error:
+        raise error.located(path=directory) from None
+    except FormatError as error:
+        again = DeltaError(error.what)
+        vars(again).update(vars(error))
+        raise again.located(path=path) from None
+
+
+def _read(directory: str, path: str, options: Options) -> Delta | None:
+    index = _read_index(path, options)
+    if index is None:
+        if SINGLE not in names_in(directory, (SINGLE,)):
+            raise DeltaError(f"this version is unfinished: it has neither {INDEX} nor {SINGLE}")
+        return None
+    metadata = index.get("metadata", {})
+    if not isinstance(metadata, dict) or "delta_encoding" not in metadata:
+        return None
+    return _read_delta(directory, metadata, index.get("weight_map"), options)
+
+
+def _read_index(path: str, options: Options) -> dict[str, Any] | None:
+    """Return the content of the index of a version; None where it has none."""
+    try:
+        source = from_path(path, "copy")
+    except OSError as error:
+        if error.errno not in MISSING:
+            raise
+        return None
+    try:
+        options.limits.check("max_header_bytes", source.size, "size of the index of a delta")
+        return strict_json.loads(source.pread(0, source.size), "index of a delta")
+    finally:
+        source.close()
+
+
+def _read_delta(directory: str, metadata: Mapping[str, Any], where: Any, options: Options) -> Delta:
+    version, base = _number(metadata, "version"), _number(metadata, "base_version")
+    named = _NAME.fullmatch(called(directory.rstrip("/") if type(directory) is str else directory))
+    if named is not None and int(named[1]) != version:
+        expected = f"{int(named[1])}, as its directory says"
+        raise DeltaError("version", field="version", actual=version, expected=expected)
+    if base >= version:
+        raise DeltaError("base_version", field="base_version", actual=base, expected=f"less than {version}")
+    encoding = _one_of(metadata, "delta_encoding", ENCODINGS)
+    _one_of(metadata, "compression_format", ("zstd",))
+    checksum = _one_of(metadata, "checksum_format", tuple(CHECKSUMS))
+    if not isinstance(where, dict):
+        raise DeltaError("the delta has no weight_map, an object from tensors to files", field="weight_map")
+    options.limits.check("max_tensors", len(where), "number of tensors")
+    files: dict[str, set[str]] = {}
+    for tensor, name in where.items():
+        files.setdefault(_file_name(tensor, name), set()).add(tensor)
+    options.limits.check("max_shards", len(files), "number of files of a delta")
+    for name in sorted(names_in(directory, ())):
+        if name.endswith(".safetensors") and name not in files:
+            raise DeltaError(f"file {quoted(name)} is not in its weight_map", field="weight_map")
+    delta = Delta(directory, version, base)
+    try:
+        for name in sorted(files):
+            source = _read_file(delta, name, files[name], encoding, checksum, options)
+            if len(files) > KEPT:
+                source.release_descriptor()
+    except BaseException:
+        delta.close()
+        raise
+    return delta
+
+
+def _number(metadata: Mapping[str, Any], key: str) -> int:
+    """Return a version, a text of decimal digits; some writers have a number."""
+    value = metadata.get(key)
+    text = str(value) if type(value) is int else value
+    if not isinstance(text, str) or not _DIGITS.fullmatch(text):
+        raise DeltaError(key, field=key, actual=quoted(value), expected="up to 18 decimal digits")
+    return int(text)
+
+
+def _one_of(metadata: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+    value = metadata.get(key)
+    if not isinstance(value, str) or value not in known:
+        raise DeltaError(key, field=key, actual=quoted(value), expected=f"one of {', '.join(known)}")
+    return value
+
+
+def _file_name(tensor: str, name: Any) -> str:
+    """Return the name of a file of a delta: one in its directory."""
+    try:
+        found = shard_name(name)
+    except FormatError as error:
+        found, expected = "/", error.expected or "a string"
+    else:
+        expected = "a file *.safetensors in the directory of the delta"
+    if "/" in found or not found.endswith(".safetensors"):
+        actual = quoted(name) if isinstance(name, str) else strict_json.kind_of(name)
+        raise DeltaError(f"file of tensor {quoted(tensor)}", field="weight_map", actual=actual, expected=expected)
+    return found
+
+
+def _read_file(delta: Delta, name: str, tensors: set[str], encoding: str, checksum: str, options: Options) -> Source:
+    """Open a file of a delta, and add its frames."""
+    path = beside(inside(delta.path, INDEX), name)
+    # Read by pread alone: nobody gets an array of it.
+    asked = Options(options.limits, mode=options.mode, format="safetensors", private=True)
+    try:
+        file = open_file(path, path, asked)
+    except OSError as error:
+        if isinstance(error, TensorFileError) or error.errno not in (*MISSING, errno.EISDIR):
+            raise
+        some = quoted(min(tensors))
+        raise DeltaError(f"file {quoted(name)} with tensor {some} is missing", field="weight_map") from None
+    source = sources_of(file)[0]
+    delta.sources += (source,)
+    if file.keys() != tensors:
+        odd = min(file.keys() ^ tensors)
+        where = f"in {quoted(name)} but not in weight_map" if odd in file else f"not in {quoted(name)}"
+        raise DeltaError(f"tensor {quoted(odd)} is {where}", path=path, field="weight_map")
+    for tensor, row in zip(file, rows_of(file), strict=True):
+        digest = file.metadata.get(tensor)
+        frame = Frame(tensor, source, row.offset, row.nbytes, encoding, checksum, str(digest).lower())
+        if row.dtype.name != "uint8" or len(row.shape) != 1:
+            shape = f"{row.dtype.name} {list(row.shape)}"
+            raise frame.error("a frame", field="dtype", actual=shape, expected="uint8 of one dimension")
+        if digest is None:
+            raise frame.error(f"its {checksum} is missing in __metadata__", field="checksum")
+        if len(digest) != CHECKSUMS[checksum] or not _HEX.fullmatch(digest):
+            expected = f"{CHECKSUMS[checksum]} hexadecimal digits"
+            raise frame.error(f"its {checksum}", field="checksum", actual=quoted(digest), expected=expected)
+        delta.frames[tensor] = frame
+    return source

@@ -1,0 +1,179 @@
+"""One handle on a model under deltas, and what is refused before anything is believed."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+
+import numpy as np
+import pytest
+from tests.deltas.delta_files import EXPECTED, digests, frame, lay, model, payload, stepped, write_delta, write_model
+
+import weightmap as wm
+
+GOOD, BAD = EXPECTED["good"], EXPECTED["bad"]
+
+
+def chain(source, last):
+    """The directories of versions 1 to `last`."""
+    return [source / f"weight_v{version:06}" for version in range(1, last + 1)]
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_chains_of_trainers_open_as_one_model(tmp_path, case):
+    """Every version of every chain: types, shapes and bytes; plans, verify and a pickled handle agree."""
+    base, source = lay(tmp_path, GOOD[case])
+    for version, tensors in GOOD[case]["versions"].items():
+        with wm.open(base, deltas=chain(source, int(version))) as f:
+            assert digests(f) == {name: digest for name, (_, _, digest) in tensors.items()}
+            assert [list(f.info(name).shape) for name in tensors] == [shape for _, shape, _ in tensors.values()]
+            f.verify()
+            with pickle.loads(pickle.dumps(f)) as again, wm.plan(f) as plan:
+                assert digests(again) == digests(dict(plan.run())) == digests(f)
+
+
+@pytest.mark.parametrize("case", [name for name, found in BAD.items() if found["delta"] and found["apply"]])
+def test_malformed_deltas_are_refused(tmp_path, case):
+    """With a `DeltaError`, at opening or when the tensor is used; the version before opens."""
+    found = BAD[case]
+    base, source = lay(tmp_path, found)
+    wm.load(base, deltas=chain(source, found["good_to"]))
+    deltas = [*chain(source, found["good_to"]), source / found["delta"].rpartition("/")[2]]
+    refused = found["verdict"] == "reject"
+    with pytest.raises(wm.DeltaError) if refused else contextlib.suppress(wm.DeltaError):
+        wm.load(base, deltas=deltas)
+
+
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("how", [{}, {"streamed": True}, {"level": 19, "checked": True}])
+def test_frames_of_any_writer(tmp_path, mode, encoding, how):
+    """Frames without their size, of other levels and with zstd's own checksum; writable where the mode is."""
+    old = model()
+    base = write_model(tmp_path / "base", old)
+    new = stepped(old, 1)
+    delta = write_delta(tmp_path, 1, old, new, encoding=encoding, files=2, **how)
+    with wm.open(base, deltas=[delta], mode=mode) as f:
+        assert digests(f) == digests(new)
+        assert all(f[name].flags.writeable == (mode != "mmap") for name in f)
+        np.testing.assert_array_equal(f.read("embed"), new["embed"])
+        assert not f.is_stable or mode == "copy"
+
+
+def test_unchanged_tensors_are_views_of_the_base(tmp_path):
+    """Two look-ups of one share memory; a changed tensor is decoded each time."""
+    old = model()
+    base = write_model(tmp_path / "base", {"embed": old["embed"]}, {"layer.0.w": old["layer.0.w"]})
+    new = old | {"embed": stepped(old, 3)["embed"]}
+    shared = ("embed", "layer.0.w")
+    deltas = [write_delta(tmp_path, 1, *({name: of[name] for name in shared} for of in (old, new)))]
+    with wm.open(base, deltas=deltas) as f:
+        assert np.shares_memory(f["layer.0.w"], f["layer.0.w"])
+        assert not np.shares_memory(f["embed"], f["embed"])
+        np.testing.assert_array_equal(f["embed"], new["embed"])
+        with wm.plan(f, {"embed": np.s_[3:5], "layer.0.w": np.s_[1]}) as plan:
+            parts = dict(plan.run())
+        np.testing.assert_array_equal(parts["embed"], new["embed"][3:5])
+    limits = wm.Limits(max_copy_bytes=1000)
+    with wm.open(base, deltas=deltas, limits=limits) as f, pytest.raises(wm.LimitError):
+        f["embed"]
+
+
+def test_deltas_come_in_order(tmp_path):
+    """A gap, a wrong order and a full version in the place of a delta are refused."""
+    old = model()
+    base = write_model(tmp_path / "base", old)
+    one, two = stepped(old, 1), stepped(old, 2)
+    deltas = [write_delta(tmp_path, 1, old, one), write_delta(tmp_path, 2, one, two)]
+    for wrong in ([*deltas[::-1]], [deltas[0], deltas[0]], [base]):
+        with pytest.raises(wm.DeltaError):
+            wm.open(base, deltas=wrong)
+    with pytest.raises(TypeError, match="deltas must be"):
+        wm.open(base, deltas=str(deltas[0]))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field"),
+    [
+        ({"version": "x"}, "version"),
+        ({"version": True}, "version"),
+        ({"version": "٢"}, "version"),
+        ({"version": "000002"}, "version"),  # its directory says 1
+        ({"base_version": None}, "base_version"),
+        ({"base_version": "000001"}, "base_version"),
+        ({"delta_encoding": ["xor"]}, "delta_encoding"),
+        ({"compression_format": "lz4"}, "compression_format"),
+        ({"checksum_format": "md5"}, "checksum_format"),
+    ],
+)
+def test_metadata_is_checked(tmp_path, metadata, field):
+    """Each field of the index, before a file is opened."""
+    old = model()
+    delta = write_delta(tmp_path, 1, old, stepped(old, 1), metadata=metadata)
+    with pytest.raises(wm.DeltaError) as caught:
+        wm.open(write_model(tmp_path / "base", old), deltas=[delta])
+    assert caught.value.field == field
+
+
+def test_files_and_weight_map_agree(tmp_path):
+    """A file that nobody names, one that is missing, a tensor that is elsewhere, an index that is not there."""
+    old = model()
+    base = write_model(tmp_path / "base", old)
+
+    def refused(match):
+        with pytest.raises(wm.DeltaError, match=match):
+            wm.open(base, deltas=[delta])
+
+    delta = write_delta(tmp_path, 1, old, stepped(old, 1), files=2)
+    index = delta / "model.safetensors.index.json"
+    text = index.read_text(encoding="utf-8")
+    (delta / "more.safetensors").write_bytes(b"")
+    refused("'more.safetensors' is not in its weight_map")
+    (delta / "more.safetensors").unlink()
+    index.write_text(text.replace("model-00001-of-00002", "model-00000-of-00002"), encoding="utf-8")
+    refused("is not in its weight_map")
+    for name in ('"../model.safetensors"', '"/etc/x.safetensors"', '"a/b.safetensors"', "[]", "null", '"x.bin"'):
+        index.write_text(text.replace('"model-00001-of-00002.safetensors"', name), encoding="utf-8")
+        refused("file of tensor 'layer")
+    index.write_text(text, encoding="utf-8")
+    (delta / "model-00001-of-00002.safetensors").unlink()
+    refused("'model-00001-of-00002.safetensors' with tensor 'layer.0.w' is missing")
+    index.unlink()
+    refused("unfinished")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "match"),
+    [
+        ("xor", b"no frame", "not one of zstd"),
+        ("xor", b"", "not one of zstd"),
+        ("xor", frame(bytes(4095), streamed=True), "ends early"),
+        ("xor", frame(bytes(4097), streamed=True), "more than it should"),
+        ("xor", frame(bytes(4096), streamed=True)[:-4], "ends early|checksum|damaged|xxh3-128"),
+        ("overwrite", frame(b"\1\0\0", streamed=True), "ends early"),
+        ("overwrite", frame(b"\xff" * 4, streamed=True), "number of changed bytes"),
+        ("overwrite", frame(b"\2\0\0\0" + b"\5\0\0\0" * 2 + b"ab"), "rising order"),
+        ("overwrite", frame(b"\1\0\0\0" + b"\0\x10\0\0" + b"a"), "a position"),
+        ("overwrite", frame(b"\1\0\0\0" + b"\5\0\0\0" + b"ab"), "number of changed bytes"),
+        ("overwrite", frame(b"\1\0\0\0" + b"\5\0\0\0" + b"ab", streamed=True), "more than it should"),
+    ],
+)
+def test_frames_are_checked(tmp_path, encoding, data, match):
+    """Short, long and damaged ones, and positions out of order or range: with the name of the tensor."""
+    old = model()
+    base = write_model(tmp_path / "base", old)
+    delta = write_delta(tmp_path, 1, old, old, encoding=encoding, frames={"layer.0.w": data})
+    with wm.open(base, deltas=[delta]) as f, pytest.raises(wm.DeltaError, match=match) as caught:
+        f["layer.0.w"]
+    assert "'layer.0.w'" in str(caught.value)
+
+
+def test_a_wide_window_is_refused(tmp_path):
+    """A frame may not ask for more than 128 MiB of memory."""
+    old = model()
+    data = bytearray(frame(payload(old["layer.0.w"].tobytes(), old["layer.0.w"].tobytes(), "xor"), streamed=True))
+    data[5] = (29 - 10) << 3  # the exponent of its window
+    base = write_model(tmp_path / "base", old)
+    delta = write_delta(tmp_path, 1, old, old, frames={"layer.0.w": bytes(data)})
+    with wm.open(base, deltas=[delta]) as f, pytest.raises(wm.DeltaError, match="window of its frame is 536870912"):
+        f["layer.0.w"]
