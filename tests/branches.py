@@ -43,19 +43,12 @@ TESTS = (
     "tests/faults/test_kinds.py::test_a_file_that_only_begins_like_words_is_not_named_so",
     "tests/faults/test_kinds.py::test_foreign_formats_are_named_by_their_suffix",
 )
-_DAMAGE = "tries thousands of damaged files: it takes long, and whether it takes a branch is left to chance"
 _LARGE = "takes long, for what is large or many, and adds no branch"
 # The tests of these, by the beginnings of their ids, that do not run here, and why.
 LEFT_OUT = {
     "tests/formats/bintensors/test_bintensors_malformed.py::test_messages_show_the_beginning_of_a_long_name": (
         "may take a second, and takes more when every line is counted"
     ),
-    "tests/formats/amb/test_amb_quantised.py::test_any_number_anywhere_may_be_at_its_edge": _DAMAGE,
-    "tests/formats/amb/test_amb_quantised.py::test_any_single_byte_of_a_quantised_file_may_be_wrong": _DAMAGE,
-    "tests/formats/amb/test_amb_quantised.py::test_random_damage_of_a_quantised_file": _DAMAGE,
-    "tests/formats/embd/test_embd_malformed.py::test_no_descriptor_value_does_harm": _DAMAGE,
-    "tests/formats/embd/test_embd_malformed.py::test_no_header_value_does_harm": _DAMAGE,
-    "tests/formats/finalfusion/test_finalfusion_malformed.py::test_any_number_may_stand_at_any_byte": _DAMAGE,
     "tests/formats/bintensors/test_bintensors.py::test_a_real_model_goes_through_three_formats": _LARGE,
     "tests/formats/bintensors/test_bintensors.py::test_counts_of_every_width_are_written_as_0_2_0_does": _LARGE,
     "tests/formats/bintensors/test_bintensors_malformed.py::test_two_equal_names_among_many": _LARGE,

@@ -40,6 +40,8 @@ class Case:
         warning that replaces the error with ``strict=False``. None: no warning, or an error in both modes.
     size : int or None
         The file goes on to this size with a hole.
+    says : str
+        Words of the error's message, such as the value that is there and the one that is expected.
     """
 
     row: str
@@ -52,6 +54,7 @@ class Case:
     late: bool = False
     odd: str | None = None
     size: int | None = None
+    says: str = ""
 
     @property
     def id(self) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.builders import Tensor, normal
+import numpy as np
+from tests.builders import Tensor, noise, normal
 from tests.builders import finalfusion as ff
 
-from .case import BAD_UTF8, U32, U64, WILD_NAMES, Case
+from .case import BAD_UTF8, U32, U63, U64, WILD_NAMES, Case, put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 KIND = "finalfusion"
 WORDS = ["one", "two", "drei"]
@@ -74,6 +76,38 @@ def matrix(**lies: Any) -> bytes:
     return ff.build([VOCAB, ff.matrix(MATRIX, **lies)])
 
 
+PAIRS = [("on", 0), ("one", 1), ("tw", 2), ("ei", 0)]
+OWN = [("on", 0), ("one", 1), ("tw", 2)]
+
+
+class Kind(NamedTuple):
+    """A kind of vocabulary: the bytes of its fields, where it counts words, and the rows that it calls for."""
+
+    make: Callable[..., ff.Chunk]
+    fields: int
+    count: int
+    rows: int
+    least: int
+    most: int
+    says: str
+    pairs: list[tuple[str, int]]
+
+
+_BUCKET = partial(ff.hashed, ff.BUCKET, min_n=1, max_n=3, last=2)
+_FASTTEXT = partial(ff.hashed, ff.FASTTEXT, min_n=1, max_n=3, last=5)
+_EXPLICIT = partial(ff.explicit, min_n=1, max_n=3)
+KINDS = {
+    "simple": Kind(ff.simple, 8, 0, 3, 3, 3, "3: 3 words", []),
+    "bucket": Kind(_BUCKET, 20, 0, 7, 7, 7, "7: 3 words and 4 buckets", []),
+    "bucket-spec": Kind(partial(_BUCKET, spec=True), 20, 12, 7, 7, 7, "7: 3 words and 4 buckets", []),
+    "fasttext": Kind(_FASTTEXT, 20, 0, 8, 8, 8, "8: 3 words and 5 buckets", []),
+    "fasttext-spec": Kind(partial(_FASTTEXT, spec=True), 20, 12, 8, 8, 8, "8: 3 words and 5 buckets", []),
+    "explicit": Kind(partial(_EXPLICIT, pairs=PAIRS), 24, 0, 6, 3, 7, "3 to 7: 3 words and at most 4 n-grams", PAIRS),
+    # Where its number of n-grams stands behind the words, the file alone can tell how many rows there may be.
+    "explicit-spec": Kind(
+        partial(_EXPLICIT, pairs=OWN, spec=True), 16, 8, 6, 3, U32, "3 to 2: 3 words and its n-grams", OWN
+    ),
+}
 V = start_of([VOCAB, STORAGE], 0)
 S = start_of([VOCAB, STORAGE], 1)
 S3 = start_of([VOCAB, STORAGE, NORMS], 1)
@@ -108,11 +142,17 @@ def chunks() -> Iterator[Case]:
     for count in (U32, 2**31):
         data = built([VOCAB, STORAGE], count=count)
         yield case("F1", f"{count} chunks", data, "TruncatedError", "n_chunks", 8)
+    three = built([], [1, 2, 3])
+    for count, field, at in ((3, "chunk", 24), (4, "n_chunks", 8)):
+        data, odd = put(three, 8, struct.pack("<I", count)), "without a vocabulary" if count == 3 else None
+        says = "" if count == 3 else "is 4, expected at most 3"
+        yield case("F1", f"{count} chunks of 3", data, "TruncatedError", field, at, odd=odd, says=says)
     yield case(
         "F1", "a header alone of 2^32 - 1 chunks", b"FiFu" + struct.pack("<II", 0, U32), "TruncatedError", "n_chunks", 8
     )
     yield case("F1", "no chunks", b"FiFu" + bytes(8), "TruncatedError", "chunk", 12, odd="without a vocabulary")
-    yield case("F1", "a header cut off", b"FiFu" + bytes(7), "TruncatedError", "header", 11)
+    for size in range(1, 12):
+        yield case("F1", f"a header of {size} bytes", (b"FiFu" + bytes(7))[:size], "TruncatedError", "header", size)
     yield case(
         "F3", "the chunk of floret", built([UNKNOWN, STORAGE]), "UnsupportedError", "chunk_id", 20, odd="stepped over"
     )
@@ -149,6 +189,42 @@ def chunks() -> Iterator[Case]:
     yield case("F22", "no storage", data, "TruncatedError", "chunk", len(data), odd="without a storage")
     data = ff.build([TEXT], [ff.METADATA, ff.SIMPLE])
     yield case("F22", "metadata, and no more", data, "TruncatedError", "chunk", len(data), odd="without a vocabulary")
+    for part in (VOCAB, STORAGE, TEXT):  # a file of one chunk is whole where the header lists that chunk alone
+        yield case("F22", f"chunk {part.id} alone", built([part]))
+        for ids in ([], [part.id, 6], [part.id + 1], [part.id] * 65):
+            data, name = built([part], ids), f"chunk {part.id} alone of {len(ids)} that begin with {ids[:1]}"
+            at = 12 + 4 * len(ids)
+            wrong = ("LayoutError", "chunk_id", at) if part is STORAGE else ("TruncatedError", "chunk", len(data))
+            yield case("F22", name, data, *wrong, odd="without a")
+    for ids in ([], [ff.NORMS, 9], [ff.NORMS] * 65):
+        yield case("F22", f"norms alone of {len(ids)}", built([NORMS], ids), odd="lists other chunks")
+    data = built([TEXT, VOCAB])
+    yield case("F22", "words without a storage", data, "TruncatedError", "chunk", len(data), odd="without a storage")
+    for count in (63, 64, 65):
+        says = "too many" if count > 64 else ", ".join(["9"] * count)
+        says = f"the header lists other chunks ({says}) than there are (1 simple vocabulary, 2 matrix)"
+        yield case("F2", f"a list of {count} chunks", built([VOCAB, STORAGE], [9] * count), odd=says)
+    for size in range(1, 12):
+        yield case(
+            "C2", f"{size} bytes behind the matrix", WHOLE + b"\xff" * size, "LayoutError", "size", END, odd="trailing"
+        )
+    for id_ in (ff.SIMPLE, ff.MATRIX, ff.METADATA):
+        data = WHOLE + struct.pack("<IQ", id_, 0)
+        yield case("F22", f"the head of chunk {id_} at the end", data, "LayoutError", "chunk_id", END)
+    # What begins behind the matrix like a chunk that fits the file is an unknown chunk.
+    tail = struct.pack("<IQ", 99, 5)
+    for left in (4, 5, 6):
+        name, data = f"an unknown chunk of 5 bytes in {left}", tail + bytes(left)
+        wrong = ("LayoutError", "size") if left == 4 else ("UnsupportedError", "chunk_id")
+        yield case(
+            "F3", f"{name} behind the matrix", WHOLE + data, *wrong, END, odd="trailing" if left != 5 else "stepped"
+        )
+        odd = "stepped" if left == 5 else None
+        yield case("F3", name, built([]) + data, "UnsupportedError", "chunk_id", 12, odd=odd)
+        data = built([ff.metadata("a = 1"[:left] + "#" * (left - 5), length=5)], [ff.METADATA, ff.SIMPLE])
+        wrong = ("chunk_len", 24) if left == 4 else ("chunk", len(data))
+        odd = "without a vocabulary" if left == 5 else None
+        yield case("F5", f"metadata of 5 bytes in {left}", data, "TruncatedError", *wrong, odd=odd)
     data = built([TEXT, VOCAB, STORAGE])[:40]
     yield case("F5", "metadata past the end", data, "TruncatedError", "chunk_len", 28)
     data = built([ff.metadata("", length=U64), VOCAB, STORAGE])
@@ -165,9 +241,8 @@ def vocabularies() -> Iterator[Case]:
         yield case("C4", f"{n} words", ff.build([ff.simple(WORDS, n=n), STORAGE]), "TruncatedError", "vocab_len", V)
     nine = ff.build([ff.simple(WORDS, n=9), STORAGE])
     yield case("F7", "more words than there are", nine, "TruncatedError", "vocabulary", len(nine))
-    data = WHOLE[: V + 8] + struct.pack("<I", U32) + WHOLE[V + 12 :]
-    late = {"late": True}
-    yield case("F7", "a word of 2^32 - 1 bytes", data, "LayoutError", "vocabulary", V - 12, **late)
+    for name, kind in KINDS.items():
+        yield from vocabulary(name, kind)
     data = hashed(ff.BUCKET, 3, 6, 2, N + 4, spec=True, n=U64)
     yield case("C4", "2^64 - 1 words, specification", data, "TruncatedError", "vocab_len", V + 12)
     data = explicit([("a", 0)], N + 1, m=2**60)
@@ -183,7 +258,15 @@ def vocabularies() -> Iterator[Case]:
         yield case("F11", name, data, "FormatError", field, V + at)
     for exponent in (0, 64, 255, U32):
         data = hashed(ff.BUCKET, 3, 6, exponent, N + 1)
-        yield case("F9", f"exponent {exponent}", data, "FormatError", "bucket_exp", V + 16)
+        says = f"is {exponent}, expected 1 to 63"
+        yield case("F9", f"exponent {exponent}", data, "FormatError", "bucket_exp", V + 16, says=says)
+    for n in (1, 3):
+        yield case("F11", f"n-grams of {n} characters", hashed(ff.FASTTEXT, n, n, 1, N + 1))
+    for exponent in (1, 60, 62, 63):  # numpy counts no matrix of 2^62 rows and more
+        vocab, empty = ff.hashed(ff.BUCKET, WORDS, 1, 2, exponent), Tensor("float32", (0, 0), b"")
+        data = ff.build([vocab, ff.matrix(empty, rows=N + 2**exponent, cols=0)])
+        wrong = () if exponent < 62 else ("LayoutError", "shape", start_of([vocab, STORAGE], 1))
+        yield case("F9", f"rows for an exponent of {exponent}", data, *wrong)
     data = hashed(ff.BUCKET, 3, 6, U32, N + 1, spec=True)
     yield case("F9", "exponent 2^32 - 1, specification", data, "FormatError", "bucket_exp", V + 8)
     yield case("F10", "no buckets", hashed(ff.FASTTEXT, 3, 6, 0, N), "FormatError", "buckets", V + 16)
@@ -191,20 +274,58 @@ def vocabularies() -> Iterator[Case]:
     yield case("F10", "no buckets, specification", data, "FormatError", "buckets", V + 8)
 
 
+def vocabulary(name: str, kind: Kind) -> Iterator[Case]:
+    """Vocabularies of a kind that end early, that there is no room for, and that call for other rows."""
+    whole = kind.make(words=WORDS)
+    alone = ff.build([whole])
+    begin = 28 + kind.fields
+    for size, field, says in (
+        (27, "chunk", "at least 28"),
+        (28, "vocabulary", "within the fields"),
+        (begin - 1, "vocabulary", "within the fields"),
+        (len(alone) - 1, "vocabulary", ""),
+    ):
+        yield case("F7", f"{name}, {size} bytes", alone[:size], "TruncatedError", field, size, says=says)
+    at = 28 + kind.count
+    yield case(
+        "F7", f"{name}, no words", alone[:begin], "TruncatedError", "vocab_len", at, says="is 3, expected at most 0"
+    )
+    room = (len(alone) - begin) // 4
+    data = ff.build([kind.make(words=WORDS, n=room)])
+    yield case("F7", f"{name}, room for as many words", data, "TruncatedError", "vocabulary", len(data))
+    data, says = ff.build([kind.make(words=WORDS, n=room + 1)]), f"at most {room}, given the bytes that follow"
+    yield case("F7", f"{name}, room for a word less", data, "TruncatedError", "vocab_len", at, says=says)
+    for rows in {kind.least - 1, kind.least, kind.rows - 1, kind.rows, kind.rows + 1, min(kind.most + 1, 9)}:
+        data, title = ff.build([whole, ff.matrix(normal((rows, 2)))]), f"{name}, {rows} rows"
+        at = start_of([whole, STORAGE], 1)
+        if not kind.least <= rows <= kind.most:
+            yield case("F9", title, data, "LayoutError", "rows", at, says=f"is {rows}, expected {kind.says}")
+        elif rows < kind.rows:  # n-grams are counted when they are read
+            yield case("F12", title, data, "LayoutError", "index", V, late=True, says=f"less than {rows - N}")
+        elif rows > kind.rows:
+            yield case(
+                "F12", title, data, "LayoutError", "rows", at - 12, late=True, says=f"is {rows}, expected {kind.rows}"
+            )
+        else:
+            yield case("F9", title, data)
+    data, at = ff.build([whole, ff.matrix(normal((kind.rows, 2)))]), V + kind.fields
+    for what, texts, index in (("word", WORDS, 0), ("n-gram", [text for text, _ in kind.pairs], 8)):
+        at += 8 if index and name == "explicit-spec" else 0
+        for number, text in enumerate(texts):
+            says = f"{what} {number} of {len(texts)} runs past it"
+            lie = put(data, at, struct.pack("<I", len(data)))
+            yield case("F7", f"{name}, {says}", lie, "LayoutError", "vocabulary", V - 12, late=True, says=says)
+            at += 4 + len(text) + (0 if name == "explicit-spec" else index)
+
+
 def rows() -> Iterator[Case]:
     """Matrices of another number of rows than the vocabulary calls for."""
-    for row, name, data, at in (
-        ("F9", "a row too few", ff.build([VOCAB, ff.matrix(normal((N - 1, 2)))]), S),
-        ("F9", "a row too many", ff.build([VOCAB, ff.matrix(normal((N + 1, 2)))]), S),
-        ("F9", "no rows for buckets", hashed(ff.BUCKET, 3, 6, 2, N), S + 12),
-        ("F9", "2^63 buckets", hashed(ff.BUCKET, 3, 6, 63, N), S + 12),
-        ("F9", "a bucket too few", hashed(ff.FASTTEXT, 3, 6, 5, N + 4), S + 12),
-        ("F9", "2^32 - 1 buckets", hashed(ff.FASTTEXT, 3, 6, U32, N + 4), S + 12),
-        ("F9", "quantised rows", ff.build([VOCAB, ff.product(*ff.quantised(N + 1, 2, 3, 2))]), S + 20),
-        ("F12", "a row of n-grams too many", explicit([("a", 0)], N + 2), ngram_rows([("a", 0)])),
-        ("F12", "fewer rows than words", explicit([("a", 0)], N - 1), ngram_rows([("a", 0)])),
+    for name, data, at in (
+        ("2^63 buckets", hashed(ff.BUCKET, 3, 6, 63, N), S + 12),
+        ("2^32 - 1 buckets", hashed(ff.FASTTEXT, 3, 6, U32, N + 4), S + 12),
+        ("quantised rows", ff.build([VOCAB, ff.product(*ff.quantised(N + 1, 2, 3, 2))]), S + 20),
     ):
-        yield case(row, name, data, "LayoutError", "rows", at)
+        yield case("F9", name, data, "LayoutError", "rows", at)
 
 
 def ngram_rows(pairs: list[tuple[str, int]], **lies: Any) -> int:
@@ -214,17 +335,59 @@ def ngram_rows(pairs: list[tuple[str, int]], **lies: Any) -> int:
 
 def matrices() -> Iterator[Case]:
     """Fields of plain matrices."""
-    for code in (8, 9, 12, U32):
-        yield case("F14", f"type {code}", matrix(code=code), "UnsupportedError", "type", S + 12)
-    for name, lies in (
-        ("2^60 rows", {"rows": 2**60}),
-        ("2^64 - 1 rows", {"rows": U64}),
-        ("2^64 - 1 rows of nothing", {"rows": U64, "cols": 0}),
+    for code, says in {8: "(i128) is 8", 9: "(u128) is 9", 12: "is 12,", 13: "is 13,", U32: f"is {U32},"}.items():
+        yield case("F14", f"type {code}", matrix(code=code), "UnsupportedError", "type", S + 12, says=says)
+    # The most bytes that can be counted, which are more than any file has, and one more.
+    for rows, cols, dtype, wrong in (
+        (U64, 7, "uint8", ("LayoutError", "shape")),
+        (U63 // 7, 7, "uint8", ("TruncatedError", "matrix")),
+        (U63 // 7 + 1, 7, "uint8", ("LayoutError", "shape")),
+        (U63 // 7, 7, "int16", ("LayoutError", "shape")),
+        (2**61 - 1, 1, "float32", ("TruncatedError", "matrix")),
+        (2**61, 1, "float32", ("LayoutError", "shape")),
+        (U63, 0, "uint8", ()),
+        (U63 + 1, 0, "uint8", ("LayoutError", "shape")),
+        (0, U32, "float64", ()),
     ):
-        yield case("F13", name, matrix(**lies), "LayoutError", "shape", S)
+        data = ff.build([ff.matrix(Tensor(dtype, (0, 0), b""), rows=rows, cols=cols)])
+        at = [] if not wrong else [28 if wrong[1] == "shape" else len(data)]
+        yield case("F13", f"{rows} rows of {cols} {dtype}", data, *wrong, *at)
     yield case("F13", "2^32 - 1 columns", matrix(cols=U32), "TruncatedError", "matrix", END)
     yield case("F5", "a column less", matrix(cols=1), "LayoutError", "chunk_len", S - 8)
-    yield case("F6", "five bytes of padding", matrix(padding=bytes(5)), "LayoutError", "chunk_len", S - 8)
+    # Padding is up to four bytes or an element, as the length says; usual padding makes up for a wrong length.
+    for dtype in ("uint8", "int16", "float32", "float64"):
+        value = MATRIX if dtype == "float32" else noise(dtype, (N, 2))
+        width = value.array.itemsize
+        most, usual = max(4, width), width - S % width
+        for size in range(most + 2):
+            data, name = ff.build([VOCAB, ff.matrix(value, padding=bytes(size))]), f"{size} bytes of padding of {dtype}"
+            odd = "not aligned" if (S + 16 + size) % width else None
+            wrong = ("LayoutError", "chunk_len", S - 8) if size > most else ()
+            yield case("F6", name, data, *wrong, odd=None if wrong else odd)
+        true = 16 + usual + len(value.data)
+        for lie in (-8, -1, most - usual + 1, 9):
+            data = ff.build([VOCAB, ff.matrix(value, length=true + lie)])
+            yield case("F5", f"a matrix of {dtype} {lie} bytes longer", data, odd="its contents take")
+    for lie in (-1, 0, 1, 2):
+        length = 16 + 9 + len(MATRIX.data) + lie
+        data, says = matrix(padding=bytes(9), length=length), f"is {length}"
+        name, error = f"9 bytes of padding and a length of {lie} more", "TruncatedError" if lie > 0 else "LayoutError"
+        yield case("F6", name, data, error, "chunk_len", S - 8, says=says)
+    for lie in (-5, -1, 1, 4):
+        data = matrix(padding=b"", length=16 + len(MATRIX.data) + lie)
+        wrong = ("LayoutError", "chunk_len", S - 8) if lie < 0 else ("TruncatedError", "matrix", len(data))
+        yield case("F6", f"no padding and a length of {lie} more", data, *wrong)
+        yield case(
+            "F6", f"no padding, a length of {lie} more, cut off", data[:-1], "TruncatedError", "matrix", len(data) - 1
+        )
+    for size, field, says in (
+        (S - 1, "chunk", "at least"),
+        (S, "matrix", "within the fields"),
+        (S + 15, "matrix", "within the fields"),
+        (S + 16, "matrix", "within the data"),
+        (END - 1, "matrix", "within the data"),
+    ):
+        yield case("F5", f"a matrix that ends at {size}", WHOLE[:size], "TruncatedError", field, size, says=says)
     expected = {"field": "padding", "offset": S + 16, "late": True, "odd": "not zero"}
     yield case("F6", "padding that is not zero", matrix(padding=b"\0\1"), "LayoutError", **expected)
 
@@ -238,23 +401,44 @@ def products() -> Iterator[Case]:
         ("F15", "quantized_len", 0, "FormatError", 8),
         ("F15", "quantized_len", 3, "FormatError", 8),
         ("F15", "quantized_len", 5, "FormatError", 8),
+        ("F15", "quantized_len", 8, "FormatError", 8),
         ("F16", "n_centroids", 0, "FormatError", 16),
         ("F16", "n_centroids", 257, "FormatError", 16),
         ("F16", "n_centroids", U32, "FormatError", 16),
+        ("F18", "projection", U32, "FormatError", 0),
+        ("F18", "norms", U32, "FormatError", 4),
+        ("F14", "quantized_type", 0, "UnsupportedError", 28),
+        ("F14", "quantized_type", 2, "UnsupportedError", 28),
         ("F14", "quantized_type", 10, "UnsupportedError", 28),
+        ("F14", "reconstructed_type", 9, "UnsupportedError", 32),
         ("F14", "reconstructed_type", 11, "UnsupportedError", 32),
     ):
-        yield case(row, f"{field} {value}", product(**{field: value}), error, field, S + at)
-    data = product(reconstructed_len=0)
-    yield case("F15", "no elements", data, "FormatError", "quantized_len", S + 8)
+        yield case(row, f"{field} {value}", product(**{field: value}), error, field, S + at, says=f"is {value}")
+    for parts, width in ((1, 0), (2, 1), (3, 2), (5, 4)):
+        data = product(quantized_len=parts, reconstructed_len=width)
+        yield case("F15", f"{parts} parts of {width}", data, "FormatError", "quantized_len", S + 8)
+    for parts, centroids in ((1, 1), (4, 2), (2, 255), (2, 256)):
+        data = ff.build([VOCAB, ff.product(*ff.quantised(N, parts, centroids, 4 // parts))])
+        yield case("F16", f"{parts} parts of {centroids} centroids", data)
     data = product(reconstructed_len=U32 - 1)
     yield case("F19", "a projection of 2^64 bytes", data, "LayoutError", "shape", S)
     data = product(reconstructed_len=2**19)
     yield case("F19", "a projection of 2^40 bytes", data, "TruncatedError", "quantised matrix", end)
-    yield case("F13", "2^60 quantised rows", product(rows=2**60), "LayoutError", "shape", S)
-    yield case("F13", "2^50 quantised rows", product(rows=2**50), "TruncatedError", "quantised matrix", end)
-    data = ff.build([VOCAB, ff.product(PARTS[0] * 0 + 3, *PARTS[1:])])
-    yield case("F17", "a code too large", data, "QuantError", "codes", end - 2 * N, late=True)
+    # Rows that take 2^63 bytes when they are decoded could never be.
+    for count in (2**59, 2**63):
+        yield case("F13", f"{count} quantised rows", product(rows=count), "LayoutError", "shape", S)
+    data = product(rows=2**59 - 1)
+    yield case("F13", "2^59 - 1 quantised rows", data, "TruncatedError", "quantised matrix", end)
+    for centroids in (1, 2, 128, 254, 255):
+        _, books, _, _ = ff.quantised(N, 2, centroids, 1)
+        for place in (0, 1, 3, 5):  # the first code that is that of no centroid; before it, the largest
+            codes = np.full(2 * N, centroids - 1)
+            codes[place:] = centroids
+            data = ff.build([VOCAB, ff.product(codes.reshape(N, 2), books)])
+            at, says = len(data) - 2 * N + place, f"code {place % 2} of row {place // 2} is {centroids}"
+            name = f"code {place} of {centroids} centroids"
+            yield case("F17", name, data, "QuantError", "codes", at, late=True, says=says)
+        yield case("F17", f"the last of {centroids} centroids", put(data, len(data) - 1, bytes([centroids - 1])))
 
 
 def norms() -> Iterator[Case]:
@@ -263,13 +447,18 @@ def norms() -> Iterator[Case]:
     def with_norms(**lies: Any) -> bytes:
         return ff.build([VOCAB, STORAGE, ff.norms(lies.pop("value", LENGTHS), **lies)])
 
-    yield case("F14", "norms of doubles", with_norms(code=11), "UnsupportedError", "type", NN + 8)
-    yield case("F20", "a norm too few", with_norms(value=ff.lengths(2)), "LayoutError", "n_norms", NN)
+    for code in (0, 9, 11):
+        yield case("F14", f"norms of type {code}", with_norms(code=code), "UnsupportedError", "type", NN + 8)
+    for count in (N - 1, N + 1):
+        yield case("F20", f"{count} norms", with_norms(value=ff.lengths(count)), "LayoutError", "n_norms", NN)
     yield case("F20", "2^62 norms", with_norms(count=2**62), "LayoutError", "n_norms", NN)
     data = ff.build([ff.norms(LENGTHS, count=2**62)])
     yield case("F20", "2^62 norms alone", data, "LayoutError", "shape", 28)
     data = WITH_NORMS[:-1]
     yield case("F20", "norms cut off", data, "TruncatedError", "norms", len(data))
+    for value, odd in ((0.0, 0), (-0.0, 0), (1e-45, 0), (-1e-45, 1), (float("inf"), 1)):
+        three = Tensor("float32", (3,), struct.pack("<3f", 1, value, 2))
+        yield case("F21", f"a norm of {value}", with_norms(value=three), odd="infinite or negative: 1" if odd else None)
     value = Tensor("float32", (3,), struct.pack("<3f", 1, float("nan"), -1))
     yield case("F21", "a NaN and a negative number", with_norms(value=value), odd="infinite or negative: 2")
     data = ff.build([VOCAB, ff.product(*PARTS[:3], value.array)])
@@ -287,11 +476,16 @@ def later() -> Iterator[Case]:
     def built(text: str | bytes) -> bytes:
         return ff.build([ff.metadata(text), VOCAB, STORAGE])
 
-    twice = ff.build([ff.simple(["a", "b", "a"]), STORAGE])
-    yield late("F8", "a word twice", twice, "LayoutError", "word", V + 8 + 14, "both 'a'")
+    for count in (1, 2, 3):
+        words = [*"abcd", *"abcd"[:count]]
+        twice = ff.build([ff.simple(words), ff.matrix(normal((len(words), 2)))])
+        more = "" if count == 1 else f", and {count - 1} more are repeated"
+        says = f"words 0 and 4 are both 'a'{more}: words must be unique"
+        yield late("F8", f"{count} words twice", twice, "LayoutError", "word", V + 8 + 24, says)
     for name, raw in BAD_UTF8.items():
-        data = ff.build([ff.simple([raw, "b", "c"]), STORAGE])
-        yield late("C11", f"word {name}", data, "FormatError", "word", V + 8 + 4)
+        for at in range(N):
+            data = ff.build([ff.simple([*["b"] * at, raw, *["c"] * (N - 1 - at)]), STORAGE])
+            yield late("C11", f"word {at} {name}", data, "FormatError", "word", V + 8 + 5 * at + 4)
     for name, text in WILD_NAMES.items():
         yield case("C11", f"word {name}", ff.build([ff.simple([text, "b", "c"]), STORAGE]))
     data = explicit([("a", 0)], N + 1).replace(b"a", b"\xff")
@@ -305,15 +499,36 @@ def later() -> Iterator[Case]:
     data = explicit([("a", 0), ("b", 0)], N + 2)
     storage = ngram_rows([("a", 0), ("b", 0)]) - 12
     yield late("F12", "fewer indices than rows", data, "LayoutError", "rows", storage)
-    data = explicit([("a", 0)], N + 3, spec=True)
-    storage = ngram_rows([("a", 0)], spec=True) - 12
-    yield late("F12", "rows of n-grams, specification", data, "LayoutError", "rows", storage)
+    data = ff.build([ff.explicit(WORDS, [("a", 0)], 1, 3, spec=True), ff.matrix(normal((0, 0)), rows=2**60, cols=0)])
+    yield late("F12", "2^60 rows of n-grams", data, "LayoutError", "rows", ngram_rows([("a", 0)], spec=True) - 12)
     # An n-gram without an index.
     bare = struct.pack("<QQII", N, 1, 1, 3) + ff.strings([*WORDS, "a"])
     data = ff.build([ff.Chunk(8, bare), ff.matrix(normal((N + 1, 2)))])
     yield late("F12", "no indices", data, "LayoutError", "vocabulary", V - 12)
     data = ff.build([ff.Chunk(1, VOCAB.fields + bytes(4)), STORAGE])
     yield late("F5", "words that end too early", data, "LayoutError", "vocabulary", V - 12)
+    data = put(WHOLE, S - 12 - 8, struct.pack("<I", 3))
+    yield late("F5", "a word that is a byte shorter", data, "LayoutError", "vocabulary", V - 12)
+    data = put(explicit([("abcdefghijkl", 0), ("b", 1)], N + 1), V + 8, b"\1")
+    says = "n-grams end at byte"
+    yield case("F5", "n-grams that end early", data, "LayoutError", "vocabulary", V - 12, late=True, says=says)
+    data = ff.build([ff.Chunk(1, struct.pack("<Q", N)), STORAGE])
+    yield late("F5", "no bytes of words", data, "LayoutError", "vocabulary", V - 12)
+    for size in (0, 7, 8):
+        bare = ff.Chunk(8, struct.pack("<IIQ", 1, 3, N) + ff.strings(WORDS) + bytes(size))
+        wrong = ("LayoutError", "vocabulary", V - 12) if size < 8 else ("", None, None)
+        says = "the number of n-grams runs past it" if size < 8 else ""
+        name, data = f"{size} bytes of a number of n-grams", ff.build([bare, STORAGE])
+        yield case("F5", name, data, *wrong, late=size < 8, says=says)
+    data = ff.build([ff.explicit(WORDS, [], 1, 3, spec=True)])
+    yield case("F5", "a number of n-grams at the end", data)
+    data = data[:-1]
+    yield case("F5", "a number of n-grams cut off", data, "TruncatedError", "n_ngrams", len(data))
+    # The last byte of the fields is that of a matrix's id.
+    fields = struct.pack("<QQII", 0, 0, 1, 2 << 24)
+    part = ff.matrix(Tensor("float32", (0, 2), b"")).at(12 + 12 + len(fields) - 1)
+    data = ff.build([], []) + struct.pack("<IQ", ff.EXPLICIT, len(fields) - 1) + fields + part[1:]
+    yield case("F5", "a matrix that begins within the fields", data, "UnsupportedError", "chunk_id", 48)
     for name, text, at in (
         ("no TOML", "a =", 0),
         ("not UTF-8", b"a\xff", 1),
@@ -334,7 +549,16 @@ def odd() -> Iterator[Case]:
         ("F2", "another list", ff.build([VOCAB, STORAGE], [5, 9, U32]), "lists other chunks"),
         ("F2", "a list of 2000 chunks", ff.build([VOCAB, STORAGE], [1] * 2000), "too many"),
         ("F12", "indices in another order", explicit([("b", 1), ("a", 0)], N + 2), "first appearance"),
-        ("F11", "n-grams of other lengths", explicit([("abcd", 0)], N + 1), "shorter than 1 or longer than 3"),
+        *(
+            ("F11", f"n-gram {text!r}", explicit([(text, 0)], N + 1, 2), words)
+            for text, words in (
+                ("a", "shorter than 2 or longer than 3 characters: 1"),
+                ("ab", None),
+                ("日本", None),
+                ("abc", None),
+                ("abcd", "shorter than 2 or longer than 3 characters: 1"),
+            )
+        ),
         (
             "F6",
             "no padding",
@@ -359,5 +583,8 @@ def legal() -> Iterator[Case]:
     yield case("C20", "no words, and vectors of 16 GiB", ff.build([ff.simple([]), ff.matrix(normal((0, 4)), cols=U32)]))
     yield case("C7", "no columns", ff.build([VOCAB, ff.matrix(normal((N, 0)))]))
     yield case("C16", "any bits", ff.build([VOCAB, ff.matrix(Tensor("float32", (3, 1), bytes(range(0xF4, 0x100))))]))
+    for kind in ("explicit", "explicit-spec"):
+        data = ff.build([KINDS[kind].make(words=[]), ff.matrix(normal((3, 2)))])
+        yield case("C20", f"n-grams and no words, {kind}", data)
     yield case("F7", "an empty word", ff.build([ff.simple(["", "b", "c"]), STORAGE]))
     yield case("F22", "norms alone", ff.build([NORMS]))

@@ -118,6 +118,7 @@ def test_the_attack_is_refused(case: Case, folder: Path) -> None:
     text = str(error)
     assert text.startswith(f"{error.path}: ")
     assert case.file in text
+    assert case.says in text
     assert text.isprintable()
     assert len(text) < 1000
     assert peak < 2**21 + 32 * (len(case.data) if isinstance(case.data, bytes) else 0)

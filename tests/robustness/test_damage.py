@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests import builders
-from tests.attacks.case import INDEX
+from tests.attacks.case import INDEX, put
 from tests.attacks.sharded import folder
 from tests.fuzz import exercise
 from tests.fuzz.corpus import small_files
+from tests.fuzz.mutate import sealed
 from tests.support import each
 
 import weightmap as wm
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 # value of it means anything.
 VALUES = (0x00, 0x7F, 0xFA, 0xFB, 0xFD, 0xFF)
 BITS = (0x01, 0x80)
+# Numbers of two, four and eight bytes: small ones, and those around the largest of each type.
+EDGES = [
+    value.to_bytes(width, "little")
+    for width in (2, 4, 8)
+    for top in [1 << 8 * width]
+    for value in (0, 1, 2, 5, 63, 65, top // 16, top // 2 - 1, top // 2, top // 2 + 1, top - 64, top - 1)
+]
 # The most that opening a smaller file may allocate.
 HEAP = 1 << 20
 
@@ -117,6 +125,18 @@ def test_any_byte_may_be_wrong(kind: str, most: int) -> None:
             data[place] = value
             outcomes.add(outcome(bytes(data)))
             data[place] = whole[place]
+    assert len(outcomes - {""}) > 2
+
+
+@every_file
+@pytest.mark.parametrize("most", [300, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_any_number_may_stand_anywhere(kind: str, most: int) -> None:
+    """The same with two, four or eight bytes at any place that are a number at an edge; checksums are made to fit."""
+    whole, format, outcomes = FILES[kind], kind.partition("-")[0], set()
+    changes = [(place, number) for number in EDGES for place in range(len(whole) - len(number) + 1)]
+    with limited():
+        for place, number in changes[:: len(changes) // most + 1]:
+            outcomes.add(outcome(sealed(format, put(whole, place, number))))
     assert len(outcomes - {""}) > 2
 
 

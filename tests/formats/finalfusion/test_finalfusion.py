@@ -16,16 +16,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
+from tests.attacks import finalfusion as lies
 from tests.builders import finalfusion as ff
 from tests.builders import noise, normal
 from tests.fifu_support import Parts, Words, explicit, pairs_of, reconstruct, same_product, subwords_of
 from tests.scan_support import Arena, u8
-from tests.support import DATA, listing, mappings, same
+from tests.support import DATA, each, exercise, listing, mappings, same
 
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.formats.finalfusion import writing
+from weightmap.cli import main
+from weightmap.formats.finalfusion import layout, vocabulary, writing
+from weightmap.formats.finalfusion.verify import numbered
 from weightmap.io.source import Source
 from weightmap.quant.product import ProductQuantized
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TRUTH = DATA / "finalfusion"
+MALFORMED = DATA / "malformed" / "finalfusion"
 OF_PYTHON = sorted(path.stem for path in TRUTH.glob("*.json"))
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
 GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).resolve().parents[4] / "shared" / "groundtruth")
@@ -139,6 +143,38 @@ def test_conversion_to_the_same_format_changes_nothing(name: str, tmp_path: Path
         wm.save(first, dict(f), vocab=f.vocab, metadata=f.metadata if f.has_metadata else None)
     wm.convert(source, second)
     assert second.read_bytes() == first.read_bytes()
+
+
+# Where finalfusion-python 0.7.1 accepts and this package refuses, or the other way round, and why.
+DIFFERENT = {
+    "norms_then_trailing_bytes": "nothing may stand behind the last chunk",
+    "norms_twice": "nothing may stand behind the last chunk",
+    "pq_code_out_of_range": "it fails when the row is read, which `verify` does",
+    "pad_0_when_aligned_min_padding": "the length of the chunk tells that there is no padding",
+    "pq_pad_minimal": "the length of the chunk tells that there is no padding",
+    "only_vocab": "a file may be one chunk that its header lists alone",
+    "nd_type_f64": "every type of the specification is read",
+    "bucket_SPEC_field_order": "the specification's order of fields is read",
+}
+VERDICTS = [line.split("\t")[:2] for line in (MALFORMED / "_results.tsv").read_text("utf-8").splitlines()[1:]]
+
+
+@pytest.mark.parametrize(("name", "verdict"), VERDICTS, ids=[name for name, _ in VERDICTS])
+def test_verdicts_are_those_of_finalfusion_python(name: str, verdict: str) -> None:
+    """Files that finalfusion-python accepts open, those it refuses are a TensorFileError, except for known reasons."""
+    try:
+        with wm.open((MALFORMED / f"{name}.fifu").read_bytes()) as f:
+            exercise(f)
+        accepted = True
+    except wm.TensorFileError:
+        accepted = False
+    assert (accepted != verdict.startswith("ACCEPT")) == (name in DIFFERENT)
+
+
+def test_verdicts_cover_the_files() -> None:
+    """Every malformed file has a verdict, and every disagreement a file."""
+    assert {path.stem for path in MALFORMED.glob("*.fifu")} == {name for name, _ in VERDICTS}
+    assert set(DIFFERENT) <= {name for name, _ in VERDICTS}
 
 
 # ------------------------------------------------------------------------------------------------------- writing
@@ -527,6 +563,192 @@ def test_norms_alone_are_a_file() -> None:
         assert list(f) == ["norms"]
         assert f["norms"].tolist() == [0.0, 1.0, 2.0]
         assert f.vocab is None
+
+
+# ------------------------------------------------------------------------------------------------- damaged files
+
+# Files with one lie each are in tests/attacks/finalfusion.py.
+ATTACKS = {case.name: case for case in lies.cases()}
+
+
+def test_repeated_words_are_found_by_looking_one_up() -> None:
+    """The first look-up, which builds the index, refuses a word that is repeated, and so does every later one."""
+    with wm.open(ATTACKS["1 words twice"].data) as f:
+        assert list(f.vocab) == [*"abcda"]
+        for _ in range(2):
+            with pytest.raises(wm.LayoutError, match="words 0 and 4 are both 'a'"):
+                f.vocab.index("b")
+
+
+def test_damaged_ngrams_do_no_harm_to_words() -> None:
+    """Wrong indices matter to n-grams alone: words are found, and the error of the n-grams names the file."""
+    with wm.open(ATTACKS["index 2"].data) as f:
+        assert f.vocab.index("two") == 1
+        with pytest.raises(wm.LayoutError) as caught:
+            f.vocab.subwords.ngrams()
+        assert caught.value.path == "<bytes>"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "explicit, word 0 of 3 runs past it",
+        "explicit, n-gram 1 of 4 runs past it",
+        "0 bytes of a number of n-grams",
+        "n-grams that end early",
+    ],
+)
+def test_ngrams_are_checked_when_they_are_asked_for_first(name: str) -> None:
+    """Words and n-grams that do not fill their chunk are refused by whichever of both is asked for, and by `verify`."""
+    case = ATTACKS[name]
+    with wm.open(case.data) as f:
+        for use in (f.vocab.subwords.ngrams, lambda: list(f.vocab), lambda: f.vocab.index("one"), f.verify):
+            with pytest.raises(wm.LayoutError, match=case.says) as caught:
+                use()
+            assert (caught.value.path, caught.value.field) == ("<bytes>", "vocabulary")
+
+
+def test_ngrams_without_a_matrix_are_read() -> None:
+    """Where strict=False lets a vocabulary stand alone, there are no rows that indices could miss."""
+    with wm.open(ff.build([ff.explicit(WORDS, [("abcdefghijkl", 0), ("b", 1)], 1, 12)], []), strict=False) as f:
+        table, indices = f.vocab.subwords.ngrams()
+        assert (list(table), indices.tolist()) == (["abcdefghijkl", "b"], [0, 1])
+
+
+@pytest.mark.parametrize("kind", ["simple", "explicit"])
+def test_strings_that_positions_count(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A vocabulary as large as positions can count is read, and a larger one refused; here they count to few."""
+    part = lies.KINDS[kind].make(words=lies.WORDS)
+    size = len(part.fields) - lies.KINDS[kind].fields
+    file = ff.build([part, ff.matrix(normal((lies.KINDS[kind].rows, 2)))])
+    for most in (size - 1, size):
+        monkeypatch.setattr(vocabulary, "MAX_STRINGS", most)
+        with wm.open(file) as f:
+            if most == size:
+                assert list(f.vocab) == lies.WORDS
+                continue
+            words = f"bytes of words or n-grams is {size}, expected at most {most}, which this library can address"
+            with pytest.raises(wm.UnsupportedError, match=words):
+                list(f.vocab)
+
+
+# Attacks that leave the matrix unchanged, and are legal or let pass.
+PASSED = [case for case in lies.cases() if (case.odd or not case.error) and lies.MATRIX.data in case.data]
+
+
+def test_what_is_let_pass_is_read_right() -> None:
+    """A file that is odd and legal, or refused and let pass with strict=False, has the matrix that was written."""
+
+    def check(case: Any) -> None:
+        found = wm.load(case.data, strict=not case.error)
+        assert same(found["embeddings"], lies.MATRIX)
+
+    assert len(PASSED) > 50
+    each(PASSED, check, name=lambda case: case.id)
+
+
+def test_dates_in_metadata_are_kept_and_shown(put: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Dates and times are objects; the command line prints them as texts, also as JSON."""
+    path = put(ATTACKS["dates"].data, "t.fifu")
+    with wm.open(path) as f:
+        assert f.metadata["day"].year == 2020
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metadata"]["day"] == "2020-01-02"
+
+
+def test_a_file_that_changed_is_noticed_by_verify(put: Callable[..., Path]) -> None:
+    """Chunks that are not those of the opening are refused, though size and time are the same."""
+    path = put(lies.WHOLE)
+    with wm.open(path) as f:
+        status = path.stat()
+        with path.open("r+b") as file:
+            file.seek(lies.S + 8)
+            file.write(struct.pack("<II", 4, 3))  # four columns of i16
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with pytest.raises(wm.LayoutError, match="changed"):
+            f.verify()
+
+
+def test_a_bad_code_is_located_when_it_is_read(tmp_path: Path) -> None:
+    """An invalid code, met while rows are decoded, is an error with its file and its place there."""
+    case = ATTACKS["code 5 of 2 centroids"]
+    path = case.write(tmp_path)
+    row = lies.N - 1
+    with wm.open(path) as f:
+        matrix, embeddings = f["embeddings"], f.embeddings
+        word = f.vocab[row]
+        for read in (
+            lambda: matrix[row],
+            matrix.dequantize,
+            lambda: f.read("embeddings"),
+            lambda: embeddings[word],
+            lambda: embeddings.batch([word]),
+            lambda: embeddings.most_similar(np.ones(embeddings.dims)),
+        ):
+            with pytest.raises(wm.QuantError, match=f"code 1 of row {row}") as caught:
+                read()
+            error = caught.value
+            assert (error.path, error.format) == (str(path), "finalfusion")
+            assert (error.field, error.offset) == (case.field, case.offset)
+
+
+# ------------------------------------------------------------------------------------ however little is read at once
+
+
+def test_chunks_around_the_first_4096_bytes() -> None:
+    """What opening has read already, it reads no further than that goes, wherever a chunk begins or ends."""
+    for size in range(4010, 4090):
+        data = ff.build([ff.metadata("#".ljust(size)), lies.VOCAB, lies.STORAGE])
+        with wm.open(data) as f:
+            assert [array.tobytes() for array in f.values()] == [lies.MATRIX.data], size
+            assert list(f.vocab) == lies.WORDS, size
+
+
+@pytest.mark.parametrize("piece", [4, 5, 7, 8, 16, 1 << 20])
+@pytest.mark.parametrize("kind", lies.KINDS)
+def test_words_longer_than_a_read(monkeypatch: pytest.MonkeyPatch, piece: int, kind: str) -> None:
+    """However little is read at once, a vocabulary without a matrix behind it ends where its last string does."""
+    monkeypatch.setattr(layout, "_PIECE", piece)
+    words = ["a" * n for n in (0, 1, 3, 4, 5, 11, 12, 13, 20)]
+    make, rows = lies.KINDS[kind].make, lies.KINDS[kind].rows - lies.N + len(words)
+    whole = ff.build([make(words=words)])
+    with wm.open(whole, strict=False) as f:
+        assert list(f.vocab) == words
+    for cut in (1, 2, 3, 4, 5):
+        with pytest.raises(wm.TruncatedError) as caught:
+            wm.open(whole[:-cut], strict=False)
+        assert caught.value.field in {"vocabulary", "n_ngrams"}
+    # A length of a chunk that leads nowhere is no matter, where the words can be walked.
+    with wm.open(ff.build([make(words=words, length=3), ff.matrix(normal((rows, 2)))])) as f:
+        assert list(f.vocab) == words
+        assert len(f.verify().warnings) == 1
+
+
+@pytest.mark.parametrize("left", range(40))
+def test_a_length_that_leads_to_no_matrix(left: int) -> None:
+    """The length of a vocabulary is believed where a whole matrix begins, and not near the end of the file."""
+    lied = ff.simple(lies.WORDS, length=lies.END - left - 32)  # the payload begins at byte 32
+    with wm.open(ff.build([lied, lies.STORAGE])) as f:
+        assert list(f.vocab) == lies.WORDS
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected"),
+    [
+        ([], True),
+        ([0], True),
+        ([1], False),
+        ([0, 0, 1], True),
+        ([0, 1, 0, 2], True),
+        ([0, 2], False),
+        ([0, 1, 3], False),
+        ([0, 1, 2, 1, 3], True),
+        ([0, 1, 1, 3], False),
+    ],
+)
+def test_indices_numbered_by_appearance(indices: list[int], expected: bool) -> None:
+    """The first index is 0, and each new one is one more than the largest before it."""
+    assert numbered(np.array(indices, np.uint64)) == expected
 
 
 # ------------------------------------------------------------------------------------------------------ kernels
