@@ -27,9 +27,9 @@ uint32_t wm_cpu_features(void) {
     cpuid(1, 0, leaf1);
     if (leaf0[EAX] >= 7) cpuid(7, 0, leaf7);
 
-    /* AMD, and the maker of the same cores under licence; see wm_how_to_store. */
-    if (leaf0[EBX] == 0x68747541 || leaf0[EBX] == 0x6F677948) features |= WM_STREAMING; /* "Auth"enticAMD, "Hygo"nGenuine */
-    if (has(leaf1[ECX], 1u << 9 | 1u << 19 | 1u << 20)) features |= WM_SSE42;           /* SSSE3, SSE4.1, SSE4.2 */
+    /* AMD, and the maker of the same cores under licence. */
+    if (leaf0[EBX] == 0x68747541 || leaf0[EBX] == 0x6F677948) features |= WM_AMD; /* "Auth"enticAMD, "Hygo"nGenuine */
+    if (has(leaf1[ECX], 1u << 9 | 1u << 19 | 1u << 20)) features |= WM_SSE42;     /* SSSE3, SSE4.1, SSE4.2 */
     if (has(leaf1[ECX], 1u << 1)) features |= WM_PCLMULQDQ;
 
     /* A wider register is usable only if the system saves it at a task switch; XCR0 says which it saves. */
@@ -45,7 +45,7 @@ uint32_t wm_cpu_features(void) {
     if (!has(leaf7[EBX], 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)) return features; /* F, DQ, BW, VL */
     features |= WM_AVX512;
     /* AMD's family 0x19 is Zen 3, without AVX-512, and Zen 4. Bits 8 to 11 are 0xF, and 20 to 27 count on from there. */
-    if (has(features, WM_STREAMING) && (leaf1[EAX] >> 20 & 0xFF) + (leaf1[EAX] >> 8 & 0xF) == 0x19) features |= WM_ZEN4;
+    if (has(features, WM_AMD) && (leaf1[EAX] >> 20 & 0xFF) + (leaf1[EAX] >> 8 & 0xF) == 0x19) features |= WM_ZEN4;
     if (has(leaf7[ECX], 1u << 1)) features |= WM_VBMI;
     if (has(leaf7[ECX], 1u << 8)) features |= WM_GFNI;
     return features;

@@ -52,6 +52,13 @@ static inline uint32_t slice4(uint32_t four, int after) {
            (slices[after + 1][four >> 16 & 255] ^ slices[after][four >> 24]);
 }
 
+/* Few bytes. */
+static inline uint32_t take_few(uint32_t state, const uint8_t *data, size_t len) {
+    for (; len >= 4; data += 4, len -= 4) state = slice4(load_le32(data) ^ state, 0);
+    for (; len; len--) state = slices[0][(state ^ *data++) & 255] ^ state >> 8;
+    return state;
+}
+
 uint32_t crc32_portable(uint32_t state, const uint8_t *data, size_t len) {
     for (; len >= 16; data += 16, len -= 16) {
         /* Only the first four bytes wait for the register, so the others are summed before them. */
@@ -59,9 +66,7 @@ uint32_t crc32_portable(uint32_t state, const uint8_t *data, size_t len) {
         rest ^= slice4(load_le32(data + 8), 4) ^ slice4(load_le32(data + 12), 0);
         state = rest ^ slice4(load_le32(data) ^ state, 12);
     }
-    for (; len >= 4; data += 4, len -= 4) state = slice4(load_le32(data) ^ state, 0);
-    for (; len; len--) state = slices[0][(state ^ *data++) & 255] ^ state >> 8;
-    return state;
+    return take_few(state, data, len);
 }
 
 /* ------------------------------------------------------------------------------------------------ combining
@@ -110,6 +115,7 @@ static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
 }
 
 uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads) {
+    if (len <= 4) return ~take_few(~crc, data, (size_t)len); /* sooner done than a kernel is reached */
     wm_crc32_fn *crc32 = wm_variants_in_use()->crc32;
     if (threads < 2 || len < 2 * BYTES_A_THREAD) return ~crc32(~crc, data, (size_t)len);
     parts p = {.crc32 = crc32, .data = data};

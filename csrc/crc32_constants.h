@@ -47,8 +47,6 @@
 #define CRC32_FOLD_2_HIGH 0x01b5fd1d00000000
 #define CRC32_FOLD_4_LOW 0x653d982200000000
 #define CRC32_FOLD_4_HIGH 0xcad38e8f00000000
-#define CRC32_FOLD_6_LOW 0x759fc69d00000000
-#define CRC32_FOLD_6_HIGH 0x101a233100000000
 #define CRC32_FOLD_8_LOW 0x7d657a1000000000
 #define CRC32_FOLD_8_HIGH 0x7406fa9500000000
 #define CRC32_FOLD_16_LOW 0x7cc8e1e700000000
@@ -69,13 +67,13 @@
 #define CRC32_SKIP_1024 0xbbf2f6d6
 #define CRC32_SKIP_2048 0x7b4aa8b7
 
-/* Folding by matrices onto blocks n steps of 192 bytes on; see x86/crc32_mixed.c. */
+/* Folding by matrices, onto blocks n x 192 bytes on: x86/crc32_vpclmulqdq_avx512.c. */
 #define CRC32_AFFINE_1 0x1b1e305e9b110a15
 #define CRC32_AFFINE_2 0x0d180e04051c081e
 #define CRC32_AFFINE_4 0x0f3753bc6fe3d186
 #define CRC32_AFFINE_6 0x2a4d983c538f1c0a
 
-/* How many registers behind a register its copies are added; see x86/crc32_mixed_avx2.h. */
+/* How many registers behind a register its copies are added; see x86/crc32_pclmulqdq.c. */
 #define CRC32_ADD_1 145
 #define CRC32_ADD_2 183
 #define CRC32_ADD_3 211

@@ -9,7 +9,7 @@ from pathlib import Path
 
 P = 0xEDB88320  # x^32 + x^26 + x^23 + ... + x + 1, reflected, the leading x^32 left out
 ONE = 0x80000000  # the polynomial 1
-FOLD_BLOCKS = (1, 2, 4, 6, 8, 16, 32, 72)  # distances of folding, in blocks of 128 bits
+FOLD_BLOCKS = (1, 2, 4, 8, 16, 32, 72)  # distances of folding, in blocks of 128 bits
 AFFINE_STEP = 3 * 512  # bits from one block that is folded by matrices to the next
 AFFINE_WINDOW = 6  # steps: how far the farthest of the four blocks may be that such a block is folded onto
 ARM_STRIDES = (128, 1024)  # bytes of each of the three streams of the kernel for the arm64 CRC instructions
@@ -170,10 +170,10 @@ def header() -> str:
         lines.append(f"#define CRC32_SKIP_{2 * s} 0x{x_to_the(16 * s - 33):08x}")
     lines += [
         "",
-        f"/* Folding by matrices onto blocks n steps of {AFFINE_STEP // 8} bytes on; see x86/crc32_mixed.c. */",
+        f"/* Folding by matrices, onto blocks n x {AFFINE_STEP // 8} bytes on: x86/crc32_vpclmulqdq_avx512.c. */",
         *(f"#define CRC32_AFFINE_{steps} 0x{matrix:016x}" for steps, matrix in affine_folding().items()),
         "",
-        "/* How many registers behind a register its copies are added; see x86/crc32_mixed_avx2.h. */",
+        "/* How many registers behind a register its copies are added; see x86/crc32_pclmulqdq.c. */",
         *(f"#define CRC32_ADD_{n} {distance}" for n, distance in enumerate(distances_of_adding(), 1)),
     ]
     return "\n".join([*lines, "", "#endif", ""])

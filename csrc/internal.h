@@ -117,8 +117,8 @@ enum {
     WM_VBMI = 1 << 6,
     WM_ARM_CRC32 = 1 << 8,
     WM_ARM_PMULL = 1 << 9,
-    WM_STREAMING = 1 << 10, /* no instruction: one core streams as fast as memory takes it */
-    WM_ZEN4 = 1 << 11       /* no instruction: see wm_crc32_prefetches */
+    WM_AMD = 1 << 10, /* no instruction: whose cores they are, for choose() and wm_how_to_store */
+    WM_ZEN4 = 1 << 11
 };
 uint32_t wm_cpu_features(void); /* cpu.c; asks the CPU at every call */
 uint64_t wm_cpu_cache(void);    /* cpu.c; bytes of the third-level cache that a core reaches, or 0; AMD's CPUs only */
@@ -129,8 +129,6 @@ uint64_t wm_cpu_cache(void);    /* cpu.c; bytes of the third-level cache that a 
  */
 /* Takes and returns the register itself, without the inversions at both ends. Any length, 0 too. */
 typedef uint32_t wm_crc32_fn(uint32_t state, const uint8_t *data, size_t len);
-/* select.c: whether the kernels of CRC-32 that mix two ways of folding prefetch. */
-int wm_crc32_prefetches(void);
 /* Hashes n names, `gap` bytes between each two, all within [first, end). Reads nothing outside. */
 typedef void wm_fnv1a32_fn(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
                            uint32_t *out);
@@ -281,9 +279,9 @@ wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx2;
 wm_crc32_fn crc32_x86_mixed_pclmulqdq_avx2;
-wm_crc32_fn crc32_x86_mixed_vpclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
 wm_crc32_fn crc32_x86_mixed_avx512;
+wm_crc32_fn crc32_x86_mixed_avx512_zen4;
 wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
 wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;

@@ -52,12 +52,19 @@ static wm_variants choose(uint32_t features) {
 #define HAS(bits) ((features & (bits)) == (bits))
 #define USE(kernel, function) (v.kernel = function, v.kernel##_name = #function)
 #if WM_X86
-    if (HAS(WM_AVX512 | WM_PCLMULQDQ | WM_VPCLMULQDQ | WM_GFNI))
-        USE(crc32, crc32_x86_mixed_avx512); /* leaves short inputs to crc32_x86_vpclmulqdq_avx512 */
-    else if (HAS(WM_AVX2 | WM_PCLMULQDQ | WM_VPCLMULQDQ))
-        USE(crc32, crc32_x86_mixed_vpclmulqdq_avx2); /* leaves short inputs to crc32_x86_vpclmulqdq_avx2 */
+    /* Multiplication alone is fastest on Intel's CPUs with VPCLMULQDQ; on AMD's, other units take a part of the work. */
+    const int amd = HAS(WM_AMD);
+    if (HAS(WM_AVX512 | WM_PCLMULQDQ | WM_VPCLMULQDQ | WM_GFNI)) {
+        if (HAS(WM_ZEN4))
+            USE(crc32, crc32_x86_mixed_avx512_zen4);
+        else if (amd)
+            USE(crc32, crc32_x86_mixed_avx512);
+        else
+            USE(crc32, crc32_x86_vpclmulqdq_avx512);
+    } else if (HAS(WM_AVX2 | WM_PCLMULQDQ | WM_VPCLMULQDQ) && !amd)
+        USE(crc32, crc32_x86_vpclmulqdq_avx2);
     else if (HAS(WM_AVX2 | WM_PCLMULQDQ))
-        USE(crc32, crc32_x86_mixed_pclmulqdq_avx2); /* leaves short inputs to crc32_x86_pclmulqdq_avx2 */
+        USE(crc32, crc32_x86_mixed_pclmulqdq_avx2);
     else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
         USE(crc32, crc32_x86_pclmulqdq);
 
@@ -110,7 +117,7 @@ static void wm_init(void) {
     wm_ggml_fill_grids();
     int best = 0;
     for (int i = 0; i < N_TIERS; i++) {
-        by_tier[i] = choose((tiers[i].features | tiers[i].extras) & cpu);
+        by_tier[i] = choose((tiers[i].features | tiers[i].extras | WM_AMD | WM_ZEN4) & cpu);
         if (wm_isa_available(i)) best = i;
     }
     in_use = &by_tier[best];
@@ -154,20 +161,12 @@ int wm_how_to_store(uint64_t input, uint64_t output) {
 uint64_t wm_stream_least(void) {
     uint64_t least = stream_least;
     if (least == 0) {
-        const uint64_t cache = cpu & WM_STREAMING ? wm_cpu_cache() : 0, usual = (uint64_t)32 << 20;
-        least = cpu & WM_STREAMING ? (cache ? cache : usual) / 4 * 3 : UINT64_MAX;
+        const uint64_t cache = cpu & WM_AMD ? wm_cpu_cache() : 0, usual = (uint64_t)32 << 20;
+        least = cpu & WM_AMD ? (cache ? cache : usual) / 4 * 3 : UINT64_MAX;
         stream_least = least;
     }
     return least;
 }
-
-/* Zen 4 reads ahead better by itself. The fastest of 31 to 41 turns there, one thread, in GB/s, with prefetching and without:
- *                                       1 MiB      16 MiB     512 MiB
- *   crc32_x86_mixed_avx512              57, 60     46, 53     25, 31
- *   crc32_x86_mixed_vpclmulqdq_avx2     45, 48     42, 44     24, 27
- *   crc32_x86_mixed_pclmulqdq_avx2      42, 43     36, 36     18, 24
- * Reading alone, 64 bytes at a time, reached 30 of 512 MiB. */
-int wm_crc32_prefetches(void) { return !(cpu & WM_ZEN4); }
 
 const char *wm_isa_name(int t) { return t >= 0 && t < N_TIERS ? tiers[t].name : NULL; }
 

@@ -1,4 +1,4 @@
-/* Shared by the CRC-32 kernels of x86-64: folding one block of 128 bits; crc32_pclmulqdq.c explains it. */
+/* Shared by the CRC-32 kernels of x86-64: folding blocks of 128 bits, and the end of every kernel; crc32_pclmulqdq.c explains both. */
 #ifndef WEIGHTMAP_X86_CRC32_X86_H
 #define WEIGHTMAP_X86_CRC32_X86_H
 #include <immintrin.h>
@@ -17,6 +17,10 @@ WM_TARGET("sse4.2,pclmul") WM_INLINE __m128i fold_block(__m128i r, __m128i next,
 }
 
 WM_TARGET("sse4.2,pclmul") WM_INLINE __m128i load_block(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
+
+WM_INLINE void prefetch(const uint8_t *p, int bytes) {
+    for (int line = 0; line < bytes; line += 64) _mm_prefetch((const char *)p + line, _MM_HINT_T0);
+}
 
 /* The remainder of r * x^32. */
 WM_TARGET("sse4.2,pclmul") WM_INLINE uint32_t reduce(__m128i r) {

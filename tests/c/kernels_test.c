@@ -694,13 +694,11 @@ static void test_variants(void) {
     const uint32_t icl = WM_AVX512 | WM_VPCLMULQDQ | WM_GFNI, wide = WM_AVX2 | WM_VPCLMULQDQ;
 #endif
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_mixed_pclmulqdq_avx2", crc32_x86_mixed_pclmulqdq_avx2);
-    if ((cpu & wide) == wide) {
-        test_crc("crc32_x86_vpclmulqdq_avx2", crc32_x86_vpclmulqdq_avx2);
-        test_crc("crc32_x86_mixed_vpclmulqdq_avx2", crc32_x86_mixed_vpclmulqdq_avx2);
-    }
+    if ((cpu & wide) == wide) test_crc("crc32_x86_vpclmulqdq_avx2", crc32_x86_vpclmulqdq_avx2);
     if ((cpu & icl) == icl) {
         test_crc("crc32_x86_vpclmulqdq_avx512", crc32_x86_vpclmulqdq_avx512);
         test_crc("crc32_x86_mixed_avx512", crc32_x86_mixed_avx512);
+        test_crc("crc32_x86_mixed_avx512_zen4", crc32_x86_mixed_avx512_zen4);
     }
     if (cpu & WM_AVX2) test_fnv("fnv1a32_x86_avx2", fnv1a32_x86_avx2);
     if (cpu & WM_AVX512) test_fnv("fnv1a32_x86_avx512", fnv1a32_x86_avx512);
