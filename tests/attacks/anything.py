@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 from tests import builders
@@ -47,6 +48,19 @@ def cases() -> Iterator[Case]:
             wrong = put(data, at, bytes([data[at] ^ 0x20]))  # another case of the letter
             name = f"{builder.format} with letter {at} of another case"
             yield Case("C3", "any", name, wrong, "UnknownFormatError", None, 0)
+    # The length of a header may read like two letters of another format.
+    for start in (b'{"', b"{\n", b"\x80\2"):
+        data = start.ljust(28, b"\0")
+        yield Case("C1", "any", f"{start.hex()} and zeros", data, "TruncatedError", "n", len(data))
+    for kind, header in (("safetensors", b"{}  "), ("bintensors-current", b"\0\0\0 ")):
+        for size, field, says in (
+            (1, None, "within the length of its header"),
+            (7, None, "within the length of its header"),
+            (8, "n", "within its header, expected at least 12 bytes"),
+            (11, "n", "within its header, expected at least 12 bytes"),
+        ):
+            data, name = (struct.pack("<Q", 4) + header)[:size], f"{size} bytes of a header"
+            yield Case("C1", kind, name, data, "TruncatedError", field, size, says=says)
     yield Case("C3", "any", "one zero byte", b"\0", "UnknownFormatError", None, 0)
     yield Case("C20", "any", "nothing at all", b"", "TruncatedError", None, 0)
     for kind, data in sound().items():

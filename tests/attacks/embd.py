@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.builders import Tensor, embd, noise, normal
 
-from .case import BAD_UTF8, U32, U64, WILD_NAMES, Case
+from .case import BAD_UTF8, U32, U64, WILD_NAMES, Case, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,18 +58,20 @@ def case(row: str, name: str, data: embd.Draft | bytes, error: str = "", **expec
 
 def header(row: str, name: str, error: str, field: Any = AUTO, offset: Any = AUTO, **rest: Any) -> Case:
     """A header field that lies; the error names it, unless another is given."""
-    odd, lie = rest.pop("odd", None), rest
+    odd, says, lie = rest.pop("odd", None), rest.pop("says", ""), rest
     first = next(iter(lie))
     field = first if field is AUTO else field
     offset = embd.HEADER_FIELDS[field][0] if offset is AUTO else offset
-    return case(row, name, draft().header(**lie), error, field=field, offset=offset, odd=odd)
+    return case(row, name, draft().header(**lie), error, field=field, offset=offset, odd=odd, says=says)
 
 
-def descriptor(row: str, name: str, error: str, field: str, *, number: int = 0, odd: Any = None, **lie: int) -> Case:
+def descriptor(
+    row: str, name: str, error: str, field: str, *, number: int = 0, odd: Any = None, says: str = "", **lie: int
+) -> Case:
     """A descriptor that lies: errors point at its field."""
     data = draft().descriptor(number, **lie)
     place = INDEX + 32 * number + FIELDS[field]
-    return case(row, name, data, error, field=field, offset=place, odd=odd)
+    return case(row, name, data, error, field=field, offset=place, odd=odd, says=says)
 
 
 def cases() -> Iterator[Case]:
@@ -83,6 +85,7 @@ def cases() -> Iterator[Case]:
     yield from footers()
     yield from names()
     yield from legal()
+    yield from beginnings()
 
 
 def headers() -> Iterator[Case]:
@@ -90,15 +93,20 @@ def headers() -> Iterator[Case]:
     for name, magic in {"magic": b"EMBE", "magic of the footer": b"DBME", "magic in lower case": b"embd"}.items():
         yield header("E1", name, "FormatError", magic=magic)
     for version in (0, 2, 256, 65535):
-        yield header("E2", f"major version {version}", "UnsupportedError", version_major=version)
+        says = f"version_major is {version}, expected 1"
+        yield header("E2", f"major version {version}", "UnsupportedError", version_major=version, says=says)
     for version in (1, 7, 65535):
         odd = f"version_minor is {version}"
         yield case("E2", f"minor version {version}", draft().header(version_minor=version), odd=odd)
     for bit in (3, 4, 5, 16, 31):
         yield header("E3", f"flag bit {bit}", "UnsupportedError", flags=7 | 1 << bit)
+    for flags in range(8):  # in any combination that fits the sections
+        data = bare(64).header(flags=flags)
+        wrong = {"error": "LayoutError", "field": "vocab_size", "offset": 24} if flags & 1 else {}
+        yield case("E9" if wrong else "E3", f"flags {flags}", data, **wrong)
     yield header("E4", "header checksum 0", "ChecksumError", header_checksum=0)
-    bare = embd.Draft(TENSORS, vocab=WORDS, checksums=False)
-    yield case("E4", "no header checksum", bare.header(header_checksum=0), odd="header_checksum is 0")
+    unchecked = embd.Draft(TENSORS, vocab=WORDS, checksums=False)
+    yield case("E4", "no header checksum", unchecked.header(header_checksum=0), odd="header_checksum is 0")
     wrong = embd.Draft(TENSORS, vocab=WORDS, checksums=False).header(header_checksum=1)
     yield case("E4", "another header checksum", wrong, "ChecksumError", field="header_checksum", offset=56)
     damaged = embd.Draft(TENSORS, vocab=WORDS).seal()
@@ -109,6 +117,9 @@ def headers() -> Iterator[Case]:
     yield header("E5", "smaller than 2^64 - 1", "TruncatedError", total_file_size=U64)
     yield header("E5", "larger than it says", "LayoutError", total_file_size=100)
     yield header("E5", "size 0", "LayoutError", total_file_size=0)
+    for more in (-2, -1, 1, 2):
+        error, says = "TruncatedError" if more > 0 else "LayoutError", f"is {END}, expected {END + more}"
+        yield header("E5", f"{more} bytes more than there are", error, total_file_size=END + more, says=says)
 
 
 SECTIONS = ("metadata_offset", "vocab_offset", "tensor_index_offset", "tensor_data_offset")
@@ -141,7 +152,25 @@ def sections() -> Iterator[Case]:
     yield header("E9", "flag without vocabulary", "LayoutError", vocab_size=0, vocab_offset=0)
     yield header("E9", "vocabulary without flag", "LayoutError", field="vocab_size", flags=6)
     yield header("E9", "an offset alone", "LayoutError", field="vocab_size", flags=6, vocab_size=0)
+    for gap in (62, 63, 64, 65):  # a hole is told before the section behind it that does not fit
+        lie = {"metadata_offset": 64 + gap, "metadata_size": 10**6}
+        wrong = ("TruncatedError", "metadata_size") if gap < 64 else ("LayoutError", "metadata_offset")
+        says = f"is {64 + gap + (10**6 if gap < 64 else 0)}"
+        yield header("E6", f"metadata behind {gap} bytes that does not fit", *wrong, says=says, **lie)
     yield from holes()
+
+
+def bare(nbytes: int) -> embd.Draft:
+    """A tensor of so many bytes, and nothing else; no padding."""
+    return embd.Draft([("a", noise("uint8", (nbytes,)))], metadata=b"", aligned=False)
+
+
+def behind_the_names(gap: int) -> embd.Draft:
+    """A file with a gap between the names and the data."""
+    d = bare(3)
+    d.data[d.data_offset : d.data_offset] = bytes(gap)
+    d.data_offset += gap
+    return d.header(tensor_data_offset=d.data_offset, total_file_size=len(d.data))
 
 
 def swapped() -> embd.Draft:
@@ -165,6 +194,10 @@ def holes() -> Iterator[Case]:
     ):
         hole = embd.Draft(TENSORS, vocab_bytes=whole + hidden).header(vocab_size=len(whole))
         yield case("E6", f"{len(hidden)} hidden bytes", hole, "LayoutError", **expected)
+    hole = {"error": "LayoutError", "field": "tensor_data_offset", "offset": 36, "says": "there is a hole before"}
+    for gap in (0, 1, 63, 64):
+        wrong = hole if gap == 64 else {}
+        yield case("E6", f"{gap} bytes behind the names", behind_the_names(gap), **wrong)
     d.bytes_at(NAMES + 3, b"\1")
     expected = {"field": "padding", "offset": NAMES + 3, "late": True, "odd": "padding between sections"}
     yield case("E6", "padding before the data", d, "LayoutError", **expected)
@@ -176,6 +209,11 @@ def descriptors() -> Iterator[Case]:
         yield header("C4", f"{count} tensors", "LimitError", "max_tensors", 32, tensor_index_count=count)
     for count in (1000, 10**6):
         yield header("E10", f"{count} tensors", "TruncatedError", tensor_index_count=count)
+    for nbytes, error in ((14, "TruncatedError"), (15, "LayoutError"), (30, "LayoutError")):
+        data = bare(nbytes).header(tensor_index_count=2)  # two take 64 bytes; there are 33 of one, and the data
+        yield case("E10", f"2 tensors in {33 + nbytes} bytes", data, error, field="tensor_index_count", offset=32)
+    d = bare(31).header(tensor_index_count=2)
+    yield case("E10", "2 tensors in 64 bytes", d, "LayoutError", field="tensor_data_offset", offset=36)
     # The names are read as the fourth descriptor.
     data = draft().header(tensor_index_count=4)
     yield case("E10", "a tensor too many", data, "FormatError", field="ndim", offset=NAMES + 5)
@@ -183,10 +221,11 @@ def descriptors() -> Iterator[Case]:
         data = draft().header(tensor_index_count=count)
         yield case("E10", f"{count} tensors of 3", data, "LayoutError", field="data", offset=DATA + used)
     for number in range(3):
-        name = f"hash of tensor {number}"
-        yield descriptor("E11", name, "ChecksumError", "name_hash", number=number, name_hash=5)
+        name, says = f"hash of tensor {number}", f"{embd.fnv1a32(b'abc'[number : number + 1]):#x}"
+        yield descriptor("E11", name, "ChecksumError", "name_hash", number=number, name_hash=5, says=says)
     for code in (9, 10, 127, 255):
-        yield descriptor("C14", f"dtype {code}", "UnsupportedError", "dtype", dtype=code)
+        says = f"is {code}, expected one of 0 "
+        yield descriptor("C14", f"dtype {code}", "UnsupportedError", "dtype", dtype=code, says=says)
     for number in (1, 2):
         yield descriptor("C14", f"dtype of tensor {number}", "UnsupportedError", "dtype", number=number, dtype=77)
     for ndim in (0, 5, 64, 255):
@@ -238,10 +277,22 @@ def data_section() -> Iterator[Case]:
     for size in (200, 2**32, 2**63, 2**64 - 16, U64):
         row = "C5" if size > 2**32 else "E13"
         yield header(row, f"data of {size} bytes", "TruncatedError", tensor_data_size=size)
-    d = draft()
-    d.bytes_at(DATA + 24, b"\1")
-    expected = {"field": "padding", "offset": DATA + 24, "late": True, "odd": "padding between tensors"}
-    yield case("E13", "padding between tensors", d, "LayoutError", **expected)
+    for at in range(193):  # one byte of padding, none, and 60 behind the last tensor, at the ends of each
+        if at in {0, 62, 63, 64, 127, 128, 131, 132, 133, 190, 191}:
+            d = padded()
+            d.data[d.data_offset + at] ^= 1
+            told = d.data_offset + (63 if at == 63 else 132)
+            expected = {"error": "LayoutError", "field": "padding", "offset": told, "late": True}
+            expected["odd"] = "padding between tensors"
+            yield case("E13", f"byte {at} of the data", d, **(expected if at == 63 or at > 131 else {}))
+
+
+def padded() -> embd.Draft:
+    """Tensors at 0 to 63, 64 to 128 and 128 to 132 of the data section, which has 192 bytes."""
+    d = embd.Draft([(name, noise("uint8", (size,))) for name, size in (("a", 63), ("b", 64), ("c", 4))], metadata=b"")
+    d.data[-16:-16] = bytes(60)
+    d.data_size += 60
+    return d.header(tensor_data_size=d.data_size, total_file_size=len(d.data))
 
 
 def unclaimed() -> Iterator[Case]:
@@ -281,8 +332,9 @@ def metadata() -> Iterator[Case]:
         yield case("E7", name, draft(metadata=raw), "TruncatedError", field="entry_count", offset=64)
     data = draft(metadata=section(PAIRS) + b"hidden")
     yield case("E7", "bytes behind the entries", data, "LayoutError", field="metadata_size", offset=16)
-    data = draft(metadata=bytes(4))
-    yield case("E7", "no room for its counts", data, "LayoutError", field="metadata_size", offset=16)
+    for size in (1, 4, 7, 8, 9):  # two counts
+        wrong = {"error": "LayoutError", "field": "metadata_size", "offset": 16, "says": f"is {size},"}
+        yield case("E7", f"metadata of {size} zeros", draft(metadata=bytes(size)), **({} if size == 8 else wrong))
     data = draft(metadata=section([("key", "1"), ("key", "2")]))
     yield case("E7", "a key twice", data, "LayoutError", field="metadata", offset=64)
     data = draft(metadata=section(embd.REQUIRED.items(), total=7))
@@ -295,22 +347,6 @@ def metadata() -> Iterator[Case]:
         yield case("C11", f"key {name}", data, "FormatError", field="metadata", offset=64 + 8)
         data = draft(metadata=section([("key", raw)]))
         yield case("C11", f"value {name}", data, "FormatError", field="metadata", offset=64 + 8)
-    keys = colliding_keys(80)
-    flood = section((key, "") for key in [*keys, keys[3]])
-    yield case("C18", "colliding keys, one twice", draft(metadata=flood), "LayoutError", field="metadata", offset=64)
-    flood = section([*((key, "") for key in keys), *embd.REQUIRED.items()])
-    yield case("C18", "colliding keys", draft(metadata=flood))
-
-
-def colliding_keys(count: int) -> list[str]:
-    """Keys whose FNV-1a hashes lead to one and the same slot of a table of up to 256 slots."""
-    keys, number = [], 0
-    while len(keys) < count:
-        key = f"key{number}"
-        number += 1
-        if embd.fnv1a32(key.encode()) * 0x9E3779B97F4A7C15 % 2**64 >> 56 == 0:
-            keys.append(key)
-    return keys
 
 
 VOCAB = PLACES.vocab_offset
@@ -334,25 +370,62 @@ def vocabularies() -> Iterator[Case]:
     late = {"late": True, "field": "vocabulary"}
     for count in (len(WORDS) - 1, 0):
         end = VOCAB + 12 + (len(whole) - 32 - 8 if count else 0)
-        raw = section(count=count)
-        yield case("E8", f"{count} tokens of 6", draft(vocab=None, vocab_bytes=raw), "LayoutError", offset=end, **late)
+        data, says = (
+            draft(vocab=None, vocab_bytes=section(count=count)),
+            f"the {count} tokens end before the vocabulary does",
+        )
+        yield case("E8", f"{count} tokens of 6", data, "LayoutError", offset=end, says=says, **late)
     raw = section(count=7)
     yield case("E8", "7 tokens of 6", draft(vocab=None, vocab_bytes=raw), "LayoutError", offset=VOCAB + 12, **late)
+    for size in range(29, 37):  # 32 bytes, and two for each token
+        raw = struct.pack("<3I", max(size - 32, 0) // 2, max(size - 32, 0), VOCAB + max(size - 20, 12)) + bytes(
+            size - 12
+        )
+        for count in {max(size - 32, 0) // 2, max(size - 32, 0) // 2 + 1}:
+            data, at = struct.pack("<I", count) + raw[4:], VOCAB
+            wrong = {"error": "TruncatedError", "field": "token_count", "offset": at}
+            if size < 32:
+                wrong = {"error": "TruncatedError", "field": "vocab_size", "offset": 24, "says": f"is {size},"}
+            elif count == (size - 32) // 2:
+                wrong = {"error": "LayoutError", "offset": at + 12 + 2 * count, **late} if size % 2 else {}
+            odd = None if wrong else ("special ids are not below", None, "the vocabulary has 1 repeated token")[count]
+            name = f"{count} tokens in {size} bytes"
+            yield case("E8", name, draft(vocab=None, vocab_bytes=data), odd=odd, **wrong)
     for count in (2**31, U32):
         yield vocabulary("C4", f"{count} tokens", "TruncatedError", "token_count", VOCAB, section(count=count))
-    yield vocabulary("E8", "total size too small", "LayoutError", "total_size", VOCAB + 4, section(total=3))
+    sizes = {"too small": 3, "two too small": len(whole) - 34, "one too small": len(whole) - 33}
+    for name, total in sizes.items():
+        yield vocabulary("E8", f"total size {name}", "LayoutError", "total_size", VOCAB + 4, section(total=total))
+    raw = section(total=len(whole) - 31)
+    yield vocabulary("E8", "total size one too large", "TruncatedError", "total_size", VOCAB + 4, raw)
     yield vocabulary("E8", "total size too large", "TruncatedError", "total_size", VOCAB + 4, section(total=U32))
     yield vocabulary("E8", "bytes behind the ids", "LayoutError", "total_size", VOCAB + 4, whole + b"hidden")
-    for size in (8, 12, 31):
+    for size in (8, 12):
         yield vocabulary("E8", f"of {size} bytes only", "TruncatedError", "vocab_size", 24, whole[:size])
-    first = whole[:12] + b"\xff\xff" + whole[14:]
-    yield case(
-        "E8", "first token too long", draft(vocab=None, vocab_bytes=first), "LayoutError", offset=VOCAB + 12, **late
-    )
-    last = whole[:-28] + b"\7\0" + whole[-26:]
-    yield case(
-        "E8", "last token too long", draft(vocab=None, vocab_bytes=last), "LayoutError", offset=VOCAB + 12, **late
-    )
+    at = 12
+    for number, token in enumerate(WORDS):
+        length, says = struct.pack("<H", len(token.encode()) + 100), f"token {number} runs past the end"
+        data = draft(vocab=None, vocab_bytes=put(whole, at, length))
+        yield case("E8", f"token {number} too long", data, "LayoutError", offset=VOCAB + 12, says=says, **late)
+        at += 2 + len(token.encode())
+    # The ids stand behind the tokens or before them, by the file or by the section, and nowhere else.
+    for before, raw in ((True, section(special="before")), (False, whole)):
+        good = 12 if before else len(raw) - 20
+        for start in (0, VOCAB):
+            for place in (good - 1, good, good + 1):
+                data = draft(vocab=None, vocab_bytes=put(raw, 8, struct.pack("<I", start + place)))
+                wrong = {"error": "LayoutError", "field": "special_tokens", "offset": VOCAB + 8}
+                name = f"special ids at {start + place}"
+                yield case(
+                    "E8", name, data, **({} if place == good else wrong), says="" if place == good else "special"
+                )
+    for length in (49, 50):  # a place that both could mean is meant from the start of the file
+        raw = embd.vocab_section(["t" * length], special="relative-after")
+        wrong = {"error": "LayoutError", "field": "special_tokens", "offset": 64 + 8}
+        wrong = {"odd": "special ids are not below"} if length == 49 else wrong
+        yield case(
+            "E8", f"special ids at {14 + length} of the section", embd.Draft([], metadata=b"", vocab_bytes=raw), **wrong
+        )
     for name, place in {
         "past the section": 10**6,
         "half outside": VOCAB + len(whole) - 8,
@@ -366,6 +439,13 @@ def vocabularies() -> Iterator[Case]:
     yield case("E8", "a token twice", draft(vocab=None, vocab_bytes=raw), odd="the vocabulary has 1 repeated token")
     raw = words(WORDS, (0, 1, 2, 6, 2**31))
     yield case("E8", "ids too large", draft(vocab=None, vocab_bytes=raw), odd="special ids are not below")
+    for last, odd in ((5, None), (6, "special ids are not below"), (U32, None)):
+        yield case("E8", f"id {last}", draft(ids=(0, 1, 2, U32, last)), odd=odd)
+    for number in range(len(WORDS)):
+        raw = words([*WORDS[:number], b"\xff", *WORDS[number + 1 :]])
+        at = VOCAB + 12 + sum(2 + len(token.encode()) for token in WORDS[:number]) + 2
+        data = draft(vocab=None, vocab_bytes=raw)
+        yield case("C11", f"token {number} ff", data, "FormatError", field="token", offset=at, late=True)
     for name, token in BAD_UTF8.items():
         raw = words([*WORDS, token])
         at = VOCAB + 12 + len(raw) - 32 - len(token)
@@ -444,3 +524,25 @@ def legal() -> Iterator[Case]:
     yield case("C20", "no tensors", embd.Draft())
     for dtype in ("float32", "float16", "bfloat16"):
         yield case("C16", f"any bits of {dtype}", embd.Draft([("a", noise(dtype, (64,)))]))
+
+
+def beginnings() -> Iterator[Case]:
+    """Files that end early, and are too short for a layout to be certain."""
+    nothing = embd.Draft([], metadata=b"", aligned=False).seal()
+    yield case("C20", "80 bytes", nothing)
+    expected = {"error": "TruncatedError", "field": "total_file_size", "offset": 48}
+    yield case("E5", "79 bytes", nothing[:79], says="(was the download complete?): size is 79, expected 80", **expected)
+    for name, data in (("whole", SOUND[KIND]), ("nothing", nothing)):
+        for size in (8, 15, 16, 31, 32, 55, 56, 79):
+            says = "the file ends within its header and footer, expected at least 80 bytes"
+            says += ", or 16 in the simple layout (" if size < 16 else " ("
+            expected = {"offset": size, "says": says}
+            if size >= 56:
+                expected = {"field": "total_file_size", "offset": 48, "says": f"is {size}, expected {len(data)}"}
+            yield case("E5", f"{size} bytes of {name}", data[:size], "TruncatedError", **expected)
+    # Sections out of order are no sign of this layout; a size that is not larger than that of the file says nothing.
+    for field, value in (("metadata_offset", 128), ("vocab_offset", 128), ("tensor_index_offset", 0)):
+        data = draft().header(**{field: value}).seal()[:48]
+        yield case("E6", f"48 bytes, {field} {value}", data, "TruncatedError", field="tensor_count", offset=8)
+    data = draft().header(total_file_size=60).seal()[:60]
+    yield case("E5", "60 bytes of 60", data, "TruncatedError", offset=60)

@@ -48,6 +48,32 @@ def cases() -> Iterator[Case]:
     yield number("E10", "name past the end", 12, 1000, "TruncatedError", "name", END)
     for ndim in (0, 5, U32):
         yield number("C8", f"{ndim} dimensions", 17, ndim, "FormatError", "ndim")
+    for ndim in (1, 4):
+        yield case("C8", f"{ndim} dimensions", embd.simple([("a", normal((1,) * ndim))]))
+    # A tensor takes eight bytes, a token four.
+    for tokens, count, *wrong in (
+        (0, 0),
+        (0, 1, "TruncatedError", "tensor_count", 8),
+        (1, 1, "TruncatedError", "ndim", 20),
+        (1, 2, "TruncatedError", "tensor_count", 8),
+        (5, 3, "FormatError", "ndim", 21),
+        (5, 4, "TruncatedError", "tensor_count", 8),
+    ):
+        data = put(embd.simple([], [""] * tokens), 8, struct.pack("<I", count))
+        yield case("E10", f"{count} tensors in {len(data)} bytes", data, *wrong)
+    for cut in (1, 4, 5):  # the data ends with the file
+        data = embd.simple(ONE)[:-cut]
+        wrong = ("vocab_count", "data")[cut > 4]
+        yield case("E13", f"{cut} bytes less", data, "TruncatedError", wrong, len(data))
+    data = embd.simple([], ["ab", "cd"])
+    for count, field, at in ((3, "vocabulary", len(data)), (4, "vocab_count", 12)):
+        lie = put(data, 12, struct.pack("<I", count))
+        yield case("E8", f"{count} tokens in {len(data)} bytes", lie, "TruncatedError", field, at)
+    for at in range(3):
+        words: list[str | bytes] = ["ab", "cd", "ef"]
+        words[at] = b"\xff"
+        data = embd.simple([], words)
+        yield case("C11", f"token {at} ff", data, "FormatError", "token", data.index(b"\xff"), late=True)
     yield number("E13", "a row too many", 21, 4, "TruncatedError", "vocabulary", END)
     yield number("E13", "a row too few", 21, 2, "TruncatedError", "vocab_count", 33)
     yield number("C4", "2^32 - 1 rows", 21, U32, "TruncatedError", "data", END)
@@ -64,8 +90,6 @@ def cases() -> Iterator[Case]:
         # Twelve bytes of data and 3 x 4 of numbers lie behind the name, then the number of tokens.
         yield case("C10", f"name {name}", data, "LayoutError", "name", len(data) - 4 - 12 - 8 - len(second))
     yield case("C10", "empty name", embd.simple([("", normal((3,)))]))
-    data = embd.simple(ONE)[:-4]
-    yield case("E8", "no number of tokens", data, "TruncatedError", "vocab_count", len(data))
     for shape in ((2**16,) * 4, (2**16, 2**16), (U32,) * 4):
         data = embd.simple([("a", Tensor("float32", shape, b""))])
         yield case("C6", f"shape {'x'.join(map(str, shape))}", data, "TruncatedError", "data", len(data))

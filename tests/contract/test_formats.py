@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import builders
 from tests.attacks import sound
 
 import weightmap as wm
@@ -82,3 +83,14 @@ def test_another_beginning_is_refused_by_the_format_that_is_named(format: str) -
     with pytest.raises(wm.FormatError, match="magic is b'x") as caught:
         wm.open(b"x" + data[1:], format=format)
     assert (caught.value.field, caught.value.offset) == ("magic", 0)
+
+
+def test_each_format_claims_its_own_files_and_no_others() -> None:
+    """The format of a file claims it, and no other does, or none that is as certain."""
+    known = formats.FORMATS
+    for example in builders.examples():
+        claims = [format.name for format in known.values() if format.claims(example.data[:4096], len(example.data))]
+        certain = [name for name in claims if known[name].leads]
+        assert (certain or claims) == [example.format], example.name
+        leads = known[example.format].leads
+        assert not leads or example.data[:1] in [leads[i : i + 1] for i in range(len(leads))], example.name

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from tests.builders import Tensor, embd, normal
+from tests.attacks import bintensors
+from tests.builders import Tensor, embd, gguf, normal
 from tests.builders import safetensors as st
+from tests.collisions import colliding
 from tests.support import address, mappings, same
 
 import weightmap as wm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 GIB = 2**30
@@ -276,3 +279,24 @@ def test_a_flooded_vocabulary_stays_quick(flood: list[str]) -> None:
         assert f.vocab.table.find_many([*flood, "absent"]).tolist() == [*range(len(flood)), -1]
         assert f.vocab.table.index is None, "there is a dict in its place"
     assert time.process_time() - begin < 2
+
+
+# Files with these entries of metadata, by what takes them in.
+ENTRIES: dict[str, Callable[[list[tuple[str, str]]], bytes]] = {
+    "embd": lambda pairs: embd.Draft(metadata=embd.metadata_section(pairs)).seal(),
+    "gguf": lambda pairs: gguf.build({}, [gguf.KeyValue(key, "str", value) for key, value in pairs]),
+    "bintensors-spec": lambda pairs: bintensors.make("spec", metadata=sorted(pairs)),
+    "bintensors-current": lambda pairs: bintensors.make("current", metadata=sorted(pairs)),
+}
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_keys_whose_hashes_collide(kind: str) -> None:
+    """Keys of metadata with one hash are distinguished, and a repeated key among them is found."""
+    keys = [name.decode() for name in colliding()[:200]]
+    pairs = [(key, key[::-1]) for key in keys]
+    with wm.open(ENTRIES[kind](pairs)) as f:
+        assert dict(f.metadata) == dict(pairs)
+        f.verify()
+    with pytest.raises(wm.LayoutError, match=r"repeats the key|twice|both have the key"):
+        wm.open(ENTRIES[kind]([*pairs, pairs[3]]), format=kind.partition("-")[0])

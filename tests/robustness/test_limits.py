@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.bounds_support import refused
-from tests.builders import Tensor, embd, normal
+from tests.builders import Tensor, bintensors, cnn_v2, embd, noise, normal, safetensors
 from tests.builders import finalfusion as ff
 from tests.support import run_child
 from tests.word_files import fasttext, fasttext_hash, ngrams
@@ -61,16 +61,59 @@ def test_a_walk_ends_where_words_are_too_many_already() -> None:
     assert refused(data, limits=wm.Limits(max_header_bytes=21)).field == "max_header_bytes"
 
 
-def test_vocabularies_of_embd_are_bounded() -> None:
-    """A vocabulary of as many bytes as `max_header_bytes` opens, one byte more is a LimitError at its size."""
-    tokens = [f"token{i}" for i in range(100)]
-    data = embd.Draft([], vocab=tokens).seal()
-    size = struct.unpack_from("<I", data, 24)[0]
-    with wm.open(data, limits=wm.Limits(max_header_bytes=size)) as f:
-        assert list(f.vocab) == tokens
+def headers() -> dict[str, tuple[bytes, int]]:
+    """Files, and the bytes of the largest header, index or section of metadata in each, by what that is."""
+    text = {"k": "v" * 1000}
+    rows = [("n" * 900, noise("uint8", (1,)))]
+    spec = embd.Draft(rows, metadata=embd.metadata_section(text.items()))
+    index = embd.Draft(rows, metadata=b"")
+    words = embd.simple([("a", normal((1,)))], ["t" * 1000])
+    toml = ff.metadata("a = 1 #" + "x" * 1000)
+    layers = [cnn_v2.layer(1, 1, 1)] * 30
+    framed = {
+        "safetensors": safetensors.build({"n" * 900: normal((1,))}),
+        "bintensors": bintensors.build({"n" * 900: normal((1,))}),
+    }
+    return {
+        "EMBD metadata": (spec.seal(), 8 + 4 + 1 + 1000),
+        "EMBD index": (index.seal(), index.data_offset - index.index_offset),
+        "EMBD vocabulary": (words, 4 + 1000),
+        "finalfusion metadata": (
+            ff.build([toml, ff.simple(["w"]), ff.matrix(normal((1, 1)))]),
+            len(toml.fields),
+        ),
+        "CNN v2": (cnn_v2.build(layers), 20 + 20 * len(layers)),
+    } | {name: (data, int.from_bytes(data[:8], "little")) for name, data in framed.items()}
+
+
+@pytest.mark.parametrize("name", headers())
+def test_headers_as_large_as_allowed(name: str) -> None:
+    """A header of as many bytes as `max_header_bytes` says is read; with a limit of one less it is a LimitError."""
+    data, size = headers()[name]
+    wm.open(memoryview(data), limits=wm.Limits(max_header_bytes=size)).close()
     error = refused(data, limits=wm.Limits(max_header_bytes=size - 1))
     assert isinstance(error, wm.LimitError)
-    assert (error.field, error.actual, error.offset) == ("max_header_bytes", size, 24)
+    assert (error.field, error.actual) == ("max_header_bytes", size)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "bintensors"])
+def test_the_largest_header_that_the_references_read(format: str) -> None:
+    """A header of 100,000,000 bytes is looked for in the file; a larger one is refused, whatever `limits` allow."""
+    start = b'{"' if format == "safetensors" else b"\0\0"
+    for length, cls, field in ((10**8, wm.TruncatedError, "n"), (10**8 + 1, wm.FormatError, "n")):
+        error = refused(struct.pack("<Q", length) + start, format=format, limits=wm.Limits(max_header_bytes=2**62))
+        assert (type(error), error.field) == (cls, field)
+    error = refused(struct.pack("<Q", 10**8 + 1) + start, format=format)
+    assert type(error) is wm.LimitError
+
+
+def test_the_names_of_the_simple_layout_are_limited_together() -> None:
+    """Names are kept in memory, so many that are each below the limit are a LimitError when their sum is not."""
+    data = embd.simple([(f"{i}" * 40, normal((2,))) for i in range(5)])
+    assert len(wm.open(memoryview(data), limits=wm.Limits(max_header_bytes=200))) == 5
+    with pytest.raises(wm.LimitError, match="size of all names") as caught:
+        wm.open(memoryview(data), limits=wm.Limits(max_header_bytes=199))
+    assert caught.value.actual == 200
 
 
 # --------------------------------------------------------------------------------------------- holes

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.attacks import bintensors
 from tests.attacks.bintensors import BODY, A, B, make
-from tests.attacks.embd import colliding_keys
 from tests.builders import bintensors as bt
 from tests.scan_support import Arena
 from tests.support import DATA
@@ -242,17 +241,6 @@ def test_index_maps_that_no_reader_can_follow() -> None:
     apart = (A, B._replace(begin=A.end + 1, end=B.end + 1))
     with pytest.raises(wm.LayoutError, match="do not lie one after another"):
         wm.open(memoryview(make("spec", apart, BODY + b"\0", index=[("a", 0), ("b", 0)])), **options)
-
-
-@every_layout
-def test_metadata_whose_hashes_collide(layout: str) -> None:
-    """Keys made to collide are distinguished, and a repeated key among them is found."""
-    pairs = [(key, key[::-1]) for key in colliding_keys(80)]
-    data = make(layout, metadata=sorted(pairs))
-    with wm.open(memoryview(data)) as f:
-        assert dict(f.metadata) == dict(pairs)
-    with pytest.raises(wm.LayoutError, match="twice"):
-        wm.open(memoryview(make(layout, metadata=sorted([*pairs, pairs[3]]))), format="bintensors")
 
 
 def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names() -> None:

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.bounds_support import around
 from tests.builders import Tensor, embd, noise, normal, numpy_dtype
 from tests.support import DATA, listing, run_child, same
 
 import weightmap as wm
-from weightmap.formats.embd import writing
+from weightmap.formats import Verification
+from weightmap.formats.embd import _begins_spec, writing
+from weightmap.formats.embd.layout import ALIGNMENT, HEADER, OFFSETS
+from weightmap.io.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -635,3 +639,193 @@ def test_numpy_dtypes_of_all_codes() -> None:
         with wm.open(memoryview(embd.Draft([("t", noise(dtype, (4,)))]).seal())) as f:
             assert f["t"].dtype == numpy_dtype(dtype)
             assert f.info("t").dtype == dtype
+
+
+# ------------------------------------------------------------------------------------------- the places of sections
+
+
+def three(vocab: Any) -> embd.Draft:
+    """Three tensors with names of a byte each, metadata, and perhaps a vocabulary."""
+    tensors = [("a", normal((2, 3))), ("b", noise("int8", (5,))), ("c", noise("float16", (2, 2)))]
+    return embd.Draft(tensors, metadata={"k": "v"}, vocab=vocab)
+
+
+def refusal(data: bytes) -> wm.TensorFileError | None:
+    """The error that opening a file raises, whatever its size; None when it opens."""
+    try:
+        wm.open(data, limits=wm.Limits(max_header_bytes=2**62, max_tensors=2**62)).close()
+    except wm.TensorFileError as error:
+        return error
+    return None
+
+
+def misplaced(fields: dict[str, Any], size: int) -> tuple[str, ...] | None:
+    """The error for the place of a section, by the documents: the class, and words of the message."""
+    limit, end = size - 16, 64
+    sections = [("metadata", fields["metadata_size"], "metadata_size")]
+    sections += [("vocab", fields["vocab_size"], "vocab_size")]
+    sections += [("tensor_index", 32 * fields["tensor_index_count"], "tensor_index_count")]
+    sections += [("tensor_data", fields["tensor_data_size"], "tensor_data_size")]
+    for name, bytes_, sized in sections:
+        field = f"{name}_offset"
+        start = fields[field]
+        if name in {"metadata", "vocab"} and not bytes_ and not (name == "metadata" and start):
+            continue
+        if start < end:
+            return "LayoutError", field, f"two sections overlap: {field} is {start}, expected at least {end}"
+        if name != "tensor_data" and start - end >= 64:
+            return "LayoutError", field, f"there is a hole before a section: {field} is {start}"
+        if start > limit:
+            return "LayoutError", field, f"begins past the end of the file: {field} is {start}"
+        if start + bytes_ > limit:
+            cls = "TruncatedError" if start + bytes_ > size else "LayoutError"
+            return cls, sized, f"the section at {field} does not fit in the file: its end is {start + bytes_}"
+        end = start + bytes_
+    if limit - end >= 64:
+        return "LayoutError", "tensor_data_size", "there is a hole behind the tensor data"
+    return None
+
+
+PLACED = ("two sections overlap", "there is a hole", "past the end of the file", "does not fit in the file")
+
+
+@pytest.mark.parametrize("vocab", [embd.TOKENS, None])
+@pytest.mark.parametrize(
+    "field",
+    [name for name in embd.HEADER_FIELDS if name.startswith(("metadata_", "vocab_", "tensor_"))],
+)
+def test_sections_of_embd(field: str, vocab: Any) -> None:
+    """A section may begin up to 63 bytes behind the one before it, and end with the file: to the byte."""
+    sound = three(vocab)
+    size, width = len(sound.data), {"I": 32, "Q": 64}[embd.HEADER_FIELDS[field][1]]
+    right = embd.fields_of(sound.seal())[field]
+    if vocab is None and field.startswith("vocab_"):
+        return  # a matter of the flag
+    values = {
+        *around(right, 200),
+        *around(size, 140),
+        *around(size // 32, 5),
+        0,
+        1,
+        2**31,
+        2 ** (width - 1),
+        2**width - 1,
+    }
+    for value in sorted(values):
+        data = three(vocab).header(**{field: value}).seal()
+        fields = embd.fields_of(data)
+        if field == "vocab_size" and value == 0:
+            continue
+        expected, error = misplaced(fields, size), refusal(data)
+        if expected is not None:
+            assert error is not None, value
+            assert (type(error).__name__, error.field) == expected[:2], (value, str(error))
+            assert expected[2] in str(error), value
+        else:
+            end = fields["tensor_index_offset"] + 32 * fields["tensor_index_count"] + 3
+            hole = fields["tensor_data_offset"] - end >= 64
+            assert not any(words in str(error) for words in PLACED) or hole, (value, str(error))
+
+
+END = HEADER.size
+SECTIONS = {
+    "an index behind the header": ((0, 0, 0, 0, END), True),
+    "an index within the header": ((0, 0, 0, 0, END - 1), False),
+    "an index behind padding": ((0, 0, 0, 0, END + ALIGNMENT - 1), True),
+    "an index behind more than padding": ((0, 0, 0, 0, END + ALIGNMENT), False),
+    "metadata behind the header": ((END, 8, 0, 0, END + 8), True),
+    "metadata within the header": ((END - 1, 9, 0, 0, END + 8), False),
+    "metadata behind padding": ((END + ALIGNMENT - 1, 1, 0, 0, END + ALIGNMENT), True),
+    "metadata behind more than padding": ((END + ALIGNMENT, 1, 0, 0, END + ALIGNMENT + 1), False),
+    "a vocabulary within metadata": ((END, 8, END + 7, 9, END + 16), False),
+}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_headers_whose_sections_follow_one_another(name: str) -> None:
+    """A short file has the specification's layout where each section begins within the padding behind the last one."""
+    places, found = SECTIONS[name]
+    head = bytes(OFFSETS["metadata_offset"]) + struct.pack("<5I", *places)
+    assert _begins_spec(head) == found
+
+
+SHORT = {
+    "no flags": (b"", True),
+    "all flags": (struct.pack("<I", 7), True),
+    "a reserved flag, or 8 tensors": (struct.pack("<I", 8), False),
+    "a part of the flags": (b"\x09\0\0", False),
+    "no metadata": (struct.pack("<2I", 7, 0), False),
+    "metadata within the header": (struct.pack("<2I", 7, END - 1), False),
+    "metadata behind the header": (struct.pack("<2I", 7, END), True),
+    "metadata behind padding": (struct.pack("<2I", 7, END + ALIGNMENT - 1), True),
+    "metadata behind more than padding": (struct.pack("<2I", 7, END + ALIGNMENT), False),
+    "a part of a place": (struct.pack("<2I", 7, 8)[:-1], True),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_beginnings_of_headers(name: str) -> None:
+    """Of a header that ends before its sections, the flags and the place of the metadata decide."""
+    rest, found = SHORT[name]
+    head = b"EMBD\1\0\0\0" + rest
+    assert _begins_spec(head) == found
+    assert _begins_spec(head + bytes(31 - len(head))) == (found and "behind" in name)
+    assert not _begins_spec(head[:7])
+
+
+def test_an_empty_record_of_large_dimensions_is_refused_when_it_is_used() -> None:
+    """With verify="none" a record of no bytes whose other dimensions overflow is a LayoutError, not one of numpy."""
+    data = draft().descriptor(0, shape0=0, shape1=2**32 - 1, shape2=2**32 - 1, ndim=3).seal()
+    f = wm.open(memoryview(data), verify="none")
+    for use in (lambda: f["a"], lambda: list(f.values()), lambda: f.read("a")):
+        with pytest.raises(wm.LayoutError, match="product of its shape") as caught:
+            use()
+        assert (caught.value.path, caught.value.format) == ("<memoryview>", "embd")
+
+
+# ------------------------------------------------------------------------------------ however little is read at once
+
+
+@pytest.mark.parametrize("end", range(4094, 4100))
+def test_metadata_that_ends_with_the_first_read(put: Callable[..., Path], end: int) -> None:
+    """Metadata that ends with the first page, or a byte before or behind it, is read whole."""
+    draft = embd.Draft([], metadata={"k": "v" * (end - 64 - 8 - 5)})
+    assert draft.vocab_offset == end
+    with wm.open(put(draft.seal())) as f:
+        assert dict(f.metadata) == {"k": "v" * (end - 77)}
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 63, 64, 65, 100])
+def test_padding_across_the_pieces_that_are_read(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """However little a store sends at once, every byte of padding is looked at, in whatever piece it lies."""
+
+    def chunks(self, offset, count):
+        yield from self.source.chunks(offset, count, piece)
+
+    monkeypatch.setattr(Verification, "chunks", chunks)
+    monkeypatch.setattr(Source, "direct", None)  # as if it were an object in a store
+    rows = [("a", noise("uint8", (61,))), ("b", noise("uint8", (1,))), ("c", noise("uint8", (3,)))]
+    with wm.open(memoryview(embd.Draft(rows, metadata=b"").seal())) as f:
+        f.verify()
+    for at in (61, 62, 63, 65, 66, 126, 127):
+        sound = embd.Draft(rows, metadata=b"")
+        sound.data[sound.data_offset + at] = 1
+        with wm.open(memoryview(sound.seal())) as f, pytest.raises(wm.LayoutError, match="between tensors"):
+            f.verify()
+
+
+@pytest.mark.parametrize("length", range(4060, 4090))
+def test_a_name_that_ends_with_the_window(length: int) -> None:
+    """A name, or what follows it, that ends a byte behind what was read first is read whole."""
+    name, value = "n" * length, normal((3,))
+    with wm.open(memoryview(embd.simple([(name, value)]))) as f:
+        assert {name: np.asarray(f[name]).tobytes() for name in f} == {name: value.data}
+
+
+@pytest.mark.parametrize("size", range(1, 42))
+def test_the_window_of_the_simple_layout(size: int) -> None:
+    """Names and shapes that lie across the pieces in which the file is read are read right, wherever the cut is."""
+    tensors = {f"{i}" * size: normal((1000 - size // 7,), i) for i in range(3)}
+    data = embd.simple(tensors.items(), ["t" * 100])
+    with wm.open(memoryview(data)) as f:
+        assert {name: np.asarray(f[name]).tobytes() for name in f} == {k: v.data for k, v in tensors.items()}

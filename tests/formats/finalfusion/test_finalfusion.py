@@ -593,6 +593,7 @@ def test_damaged_ngrams_do_no_harm_to_words() -> None:
     "name",
     [
         "explicit, word 0 of 3 runs past it",
+        "explicit, n-gram 0 of 4 runs past it",
         "explicit, n-gram 1 of 4 runs past it",
         "0 bytes of a number of n-grams",
         "n-grams that end early",

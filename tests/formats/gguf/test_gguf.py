@@ -789,31 +789,6 @@ def test_lies_about_counts_take_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_keys_whose_hashes_collide() -> None:
-    """Thousands of keys of one hash are compared all the same."""
-    keys = collisions(200)
-    values = [KV(key, "u8", i % 256) for i, key in enumerate(keys)]
-    with opened(gguf.build({}, values)) as f:
-        assert len(f.metadata) == 200
-    with pytest.raises(wm.LayoutError, match="both have the key"):
-        opened(gguf.build({}, [*values, KV(keys[7], "u8", 1)]))
-
-
-def collisions(count: int) -> list[bytes]:
-    """Texts whose FNV-1a 32 end in the same home slots: found by trying."""
-    found: list[bytes] = []
-    number = 0
-    while len(found) < count:
-        key = b"%08d" % number
-        digest = 0x811C9DC5
-        for byte in key:
-            digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
-        if digest * 0x9E3779B97F4A7C15 % 2**64 >> 55 == 3:
-            found.append(key)
-        number += 1
-    return found
-
-
 def test_inspect_shows_what_dumps_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Key-values with their types, and of arrays the number of items and the first of them; in JSON all of them."""
     path = tmp_path / "t.gguf"
