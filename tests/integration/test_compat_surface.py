@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
+from tests import builders
 from tests.support import run_child
 
 import weightmap as wm
@@ -319,7 +320,7 @@ BOXES = [
 @pytest.mark.parametrize("index", BOXES, ids=repr)
 def test_slices_by_pread_are_those_of_numpy(tmp_path, monkeypatch, index, gap):
     """Whatever is read for it, a slice is what numpy gives, by mapping and by pread."""
-    monkeypatch.setattr("weightmap.compat._parts._GAP", gap)
+    monkeypatch.setattr("weightmap.compat._pread._GAP", gap)
     values = np.arange(4 * 3 * 40, dtype=np.int32).reshape(4, 3, 40)
     ours.save_file({"before": np.zeros(3, np.int8), "a": values}, tmp_path / "m")
     for backend in ("mmap", "pread"):
@@ -334,9 +335,52 @@ def test_any_part_by_pread_is_that_of_numpy(data, shape, gap):
     values = np.arange(np.prod(shape, dtype=int), dtype=np.int16).reshape(shape)
     index = data.draw(basic_indices(shape, allow_newaxis=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weightmap.compat._parts._GAP", gap)
+        patch.setattr("weightmap.compat._pread._GAP", gap)
         with compat.safe_open(ours.save({"before": np.zeros(3, np.int8), "a": values}), "np", backend="pread") as file:
             np.testing.assert_array_equal(file.get_slice("a")[index], values[index])
+
+
+@pytest.mark.parametrize("index", [np.s_[:1], np.s_[..., ::-2], np.s_[None, 1:, None], np.s_[1:, ..., :2]], ids=repr)
+def test_slices_by_pread_of_every_format_are_those_of_the_mapping(index):
+    """Of tensors of any layout, transposed, deflated or quantised, both give the same values, writable by pread."""
+    sliced = 0
+    for example in builders.examples():
+        with (
+            compat.safe_open(example.data, "np") as mapped,
+            compat.safe_open(example.data, "np", backend="pread") as read,
+        ):
+            for name in mapped.keys():  # noqa: SIM118 - it is not a mapping
+                one, other = mapped.get_slice(name), read.get_slice(name)
+                try:
+                    expected = one[index]
+                except compat.SafetensorError as error:  # too few axes, or elements below the byte
+                    with pytest.raises(type(error)):
+                        other[index]
+                    continue
+                found = other[index]
+                assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+                assert found.tobytes() == expected.tobytes()
+                assert found.flags.writeable
+                sliced += 1
+    assert sliced > 100
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_rows_of_a_quantised_tensor_are_read_without_the_others(tmp_path, backend):
+    """The bytes that the process reads are those of the blocks of these rows."""
+    ours.save_file({"a": np.ones((512, 4096), np.float32)}, tmp_path / "m.safetensors")
+    wm.convert(tmp_path / "m.safetensors", tmp_path / "m.gguf", quantize="q8_0")
+    with compat.safe_open(tmp_path / "m.gguf", "np", backend=backend) as file:
+        part = file.get_slice("a")
+        assert part[3:5].shape == (2, 4096)
+
+        def read() -> int:
+            return int(Path("/proc/self/io").read_text().split()[1])
+
+        before, again = read(), read()
+        part[100:104]
+        assert read() - again - (again - before) <= 4 * 4096 // 32 * 34 + 4  # the first four say how it is quantised
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's /proc")

@@ -22,6 +22,7 @@ from tests.support import run_child, same
 
 import weightmap as wm
 from weightmap.cli import main
+from weightmap.compat import safe_open
 from weightmap.errors import (
     ClosedError,
     EncodeError,
@@ -220,12 +221,37 @@ def test_a_rank_reads_its_part(world: int, objects: Objects, url: str, tmp_path:
 
 
 def test_neighbours_are_one_request(objects: Objects, url: str, tmp_path: Path) -> None:
-    """A plan's joined reads are the requests."""
+    """A plan's joined reads are the requests, without what opening has brought of them."""
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     with wm.plan(url + "m") as plan:
+        head = max(request.end for request in objects.requests)
         objects.requests.clear()
         assert sorted(name for name, _ in plan.run("read")) == sorted(FLOATS)
-        assert [(r.begin, r.end - r.begin) for r in objects.requests] == [read[1:] for read in plan.reads]
+        reads = [(max(begin, head), begin + size) for _, begin, size in plan.reads]
+        assert [(request.begin, request.end) for request in objects.requests] == reads
+
+
+SLICES: dict[str, tuple[Any, int, int]] = {
+    "rows": (np.s_[100:104], 1, 4 << 18),
+    "one long run": (np.s_[64:], 4, 64 << 18),
+    "far columns": (np.s_[::16, :1024], 8, 8 << 12),
+    "near columns": (np.s_[:4, ::8], 1, 4 << 18),
+    "nothing": (np.s_[5:5], 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", SLICES)
+def test_a_slice_by_pread_costs_its_bytes(case: str, objects: Objects, url: str) -> None:
+    """``get_slice`` requests the runs of a slice, long ones in parts of 4 MiB, and none of the rest of the tensor."""
+    index, requests, nbytes = SLICES[case]
+    values = np.arange(128 << 16, dtype=np.float32).reshape(128, 1 << 16)
+    objects.objects["m"] = safe.build({"before": builders.tensor(np.zeros(1 << 18)), "w": builders.tensor(values)})
+    part = safe_open(url + "m", "np", backend="pread").get_slice("w")
+    objects.requests.clear()
+    before = objects.nbytes
+    assert np.array_equal(part[index], values[index])
+    assert len(objects.requests) <= requests
+    assert objects.nbytes - before <= nbytes
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])

@@ -10,7 +10,7 @@ import numpy as np
 import weightmap as wm
 from weightmap.compat._errors import MissingFileError, SliceError
 from weightmap.compat._frameworks import framework_named
-from weightmap.compat._parts import read_part, read_whole
+from weightmap.compat._pread import is_plain, read_part, read_whole
 from weightmap.dtypes import DTYPES
 from weightmap.errors import ClosedError, UnsupportedError
 from weightmap.formats.safetensors import DTYPE_NAMES
@@ -114,17 +114,15 @@ class Reader:
             index = (*index, Ellipsis)  # keeps a single element an array, a view, instead of a scalar
         file = self.file
         try:
-            if self._away and _is_plain(index):
+            if self._away and is_plain(index):
                 np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # raises what numpy raises
                 from weightmap.torch import load_tensors
 
                 return load_tensors(file, {name: index}, self.device)[name]
-            if self.pread:
-                return self.deliver(name, read_part(file, name, index))
-            value = file[name]
+            value = None if self.pread else file[name]
             # Quantised tensors are read before they are decoded, as by `TensorFile.read`, and not mapped.
-            array = value if isinstance(value, np.ndarray) else row_of(file, name).decoder()
-            return self.deliver(name, array[index])
+            array = value[index] if isinstance(value, np.ndarray) else read_part(file, name, index)
+            return self.deliver(name, array)
         except IndexError as error:
             raise SliceError.of(index, file.info(name).shape, error) from None
 
@@ -137,12 +135,6 @@ class Reader:
         from weightmap.torch import to_device
 
         return to_device(array, self.device)
-
-
-def _is_plain(index: Any) -> bool:
-    """Whether an index consists of integers, slices and an ellipsis, which plans take."""
-    plain = (int, np.integer, slice, type(Ellipsis))
-    return all(isinstance(part, plain) and not isinstance(part, bool) for part in index)
 
 
 class safe_open:  # noqa: N801 - the name that safetensors gave it

@@ -321,6 +321,13 @@ class Derived(Source):
         """Implement `Source.pread`."""
         return b"".join(map(bytes, self.chunks(offset, count)))
 
+    def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
+        """Implement `Source.read_into`."""
+        at = 0
+        for chunk in self.chunks(offset, len(target)):
+            target[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            at += len(chunk)
+
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Bring in the part of the file that the tensor lies in."""
         parent = self._parent

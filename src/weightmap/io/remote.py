@@ -156,8 +156,7 @@ class RemoteSource(Source):
         """Implement `Source.chunks`, by several requests at a time, in order."""
         if not count:
             return
-        first = offset + len(self._here(offset, offset + count))
-        source = self if self.queue is not None else self.ahead([(first, offset + count)])
+        source = self if self.queue is not None else self.ahead([(offset, offset + count)])
         part = min(max(PART // size, 1) * size, count)
         for start in range(offset, offset + count, part):
             data = memoryview(bytearray(min(part, offset + count - start)))
@@ -170,9 +169,12 @@ class RemoteSource(Source):
         self.fill(offset, memoryview(target))
 
     def ahead(self, ranges: Iterable[tuple[int, int]]) -> RemoteSource:
-        """Return a source of the same bytes that requests these ranges (begin, end) ahead of reading, in order."""
+        """Return a source of the same bytes that requests these ranges (begin, end) ahead of reading, in order.
+
+        What of the beginning of a range came with a header is not requested again.
+        """
         made = copy.copy(self)
-        made.queue = Queue(self._stored, ranges)
+        made.queue = Queue(self._stored, ((begin + len(self._here(begin, end)), end) for begin, end in ranges))
         return made
 
     # ------------------------------------------------------------------------------------------------- memory

@@ -104,6 +104,7 @@ class Source:
     _released: str | None = None  # the path of a file whose descriptor was released
     _seen: Any = None  # the file's state when it was opened, a wm_file: see kernels.h
     _identity: tuple[int, ...] | None = None
+    _file: Descriptor | None = None
     _octets: NDArray[np.uint8] | None = None
     _memory: Any = None  # the owner of the same bytes, on which arrays are made
     _sealed: Descriptor | None = None  # the memory that a file was copied to

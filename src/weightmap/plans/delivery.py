@@ -11,8 +11,8 @@ from weightmap.errors import quoted
 from weightmap.io.descriptor import aligned
 from weightmap.io.pages import ask_for, give_back, reads_ahead
 from weightmap.plans.indices import Indices, Shard, arranged, axes_of, runs_of
+from weightmap.plans.part import PartReader, Runs
 from weightmap.plans.sums import Sums
-from weightmap.plans.wants import ranges_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ _UNIT = 2 << 20
 _SPARSE = 2
 
 
-class Delivery:
+class Delivery(PartReader):
     """How the tensors of one file are handed out.
 
     Parameters
@@ -84,16 +84,13 @@ class Delivery:
         self.number: int = file
         self.source: Source = spans.sources[file]
         self.keys = keys
-        self.chunk: int = chunk
         self.window: int = window
-        self.gap: int = gap
-        self.most: float = most
         self._release = release
         self._from = self._to = 0  # consumed, and not given back yet
         self._consumed: list[tuple[int, int]] = []
         self._stored, self._last = sums, last
         self._sums: Sums
-        self._reader = self.source.ahead(reads)
+        super().__init__(self.source.ahead(reads), chunk=chunk, gap=gap, most=most)
 
     # ------------------------------------------------------------------------------------------------- giving back
     def consumed(self, begin: int, end: int) -> None:
@@ -216,18 +213,21 @@ class Delivery:
         self.source.check_unchanged()
         skip = begin % 64
         octets = aligned(end - begin + skip)[skip:]
-        self._fill(octets, begin)
+        self.fill(octets, begin)
         octets.flags.writeable = self.source.mode != "mmap"
         return octets
 
-    def _fill(self, octets: NDArray[np.uint8], at: int) -> None:
-        """Read into memory, a chunk at a time."""
-        for start in range(0, len(octets), self.chunk):
-            part = octets[start : start + self.chunk]
-            self._reader.read_into(at + start, part)
-            if self._sums.takes:
-                self._sums.feed([at + start], [len(part)], [kernels.crc32(part)])
-            self.consumed(at + start, at + start + len(part))
+    def note(self, at: int, octets: NDArray[np.uint8]) -> None:
+        """Add a chunk to its checksums; it is consumed."""
+        if self._sums.takes:
+            self._sums.feed([at], [len(octets)], [kernels.crc32(octets)])
+        self.consumed(at, at + len(octets))
+
+    def note_runs(self, starts: NDArray[np.int64], length: int) -> None:
+        """Note that runs are consumed."""
+        if self._release:
+            for start in starts.tolist():
+                self.consumed(start, start + length)
 
     def _part(self, number: int, name: str, key: Any) -> Any:
         """Return a part of a tensor, of which no other bytes are read."""
@@ -236,58 +236,14 @@ class Delivery:
         if row.geometry is not None:
             return _made(row, key, name, self._fetch)
         if row.dtype.quantized:
-            return self._part_of_quantized(number, key, *ranges_of(self._heads.of(number, row), key, name))
-        part = Runs(row, key, name)
+            return _selected(self.quantized(row, key, name, self._heads, number), key, name)
+        what = f"tensor {quoted(name)}"
+        part = Runs(row, axes_of(key, row.viewed[1], what), what)
         target = None if self._into is None else self._into(name, part.nbytes)
         if target is None:
             target = np.empty(part.nbytes, np.uint8)
-        if len(part.starts) == 1:
-            self._fill(target, int(part.starts[0]))
-        else:
-            self._gather(part, target)
-        return part.arranged(target, writeable=self.source.mode != "mmap")
-
-    def _gather(self, part: Runs, target: NDArray[np.uint8]) -> None:
-        """Read the runs of a part; those that lie close to each other with what is between them."""
-        starts, stops = part.starts, part.starts + part.length
-        nowhere = np.zeros(len(starts), np.uint32)
-        _, begins, ends, _ = kernels.join_ranges(nowhere, starts, stops, gap=self.gap, most=self.most)
-        if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
-            self._apart(starts, part.length, target)
-            return
-        for low, high, begin, end in part.reads(starts, stops, begins, ends, self.chunk):
-            if part.length * (high - low) == end - begin:
-                self._fill(target[low * part.length : high * part.length], begin)
-                continue
-            octets = np.empty(end - begin, np.uint8)
-            self._fill(octets, begin)
-            rows = target[low * part.length : high * part.length].reshape(high - low, part.length)
-            for row, start in zip(rows, (starts[low:high] - begin).tolist(), strict=True):
-                row[:] = octets[start : start + part.length]
-
-    def _apart(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
-        """Read runs that are no neighbours, and nothing between them, about a chunk at a time."""
-        step = max(self.chunk // max(length, 1), 1)
-        for low in range(0, len(starts), step):
-            some = starts[low : low + step]
-            self._reader.read_runs(some, length, target[low * length : (low + len(some)) * length])
-            if self._release:
-                for start in some.tolist():
-                    self.consumed(start, start + length)
-
-    def _part_of_quantized(self, number: int, key: Any, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
-        """Decode a part of a quantised tensor: the rest of it is memory that is never touched."""
-        row = self.spans.of(number)
-        octets = np.zeros(row.nbytes, np.uint8)
-        order = np.argsort(starts, kind="stable")
-        nowhere = np.zeros(len(order), np.uint32)
-        _, begins, ends, _ = kernels.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            known = self._heads.known(number, begin)[: end - begin]
-            at = begin + len(known)
-            octets[begin - row.offset : at - row.offset] = np.frombuffer(known, np.uint8)
-            self._fill(octets[at - row.offset : end - row.offset], at)
-        return _selected(row.over(octets), key, self.spans.name(number))
+        self.gather(part, target)
+        return part.arranged(target, key, writeable=self.source.mode != "mmap")
 
 
 def _selected(tensor: Any, key: Any, name: str) -> Any:
@@ -307,52 +263,3 @@ def _made(row: Row, key: Any, name: str, fetch: Callable[[int, int], NDArray[np.
     assert row.geometry is not None  # noqa: S101 - that is which tensors these are
     axes = axes_of(key, row.viewed[1], f"tensor {quoted(name)}")
     return arranged(row.geometry.part(row, axes, fetch(*row.geometry.extent(row, axes))), axes, key)
-
-
-class Runs:
-    """A part of a dense tensor, as runs of elements that are put together.
-
-    Attributes
-    ----------
-    starts : ndarray of int64
-        Where the runs begin in the file, in order.
-    length, nbytes : int
-        Bytes of a run and of all.
-    """
-
-    starts: NDArray[np.int64]
-
-    def __init__(self, row: Row, key: Any, name: str) -> None:
-        what = f"tensor {quoted(name)}"
-        self._dtype, shape = row.viewed
-        self._key, self._axes = key, axes_of(key, shape, what)
-        starts, length = runs_of(self._axes, shape, what)
-        itemsize = self._dtype.itemsize
-        self.starts = row.offset + starts * itemsize
-        self.length: int = length * itemsize
-        self.nbytes: int = len(starts) * self.length
-
-    def reads(
-        self,
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
-        begins: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        chunk: int,
-    ) -> Iterator[tuple[int, int, int, int]]:
-        """Yield first run, last run, begin and end of each read; one of several runs has at most `chunk` bytes."""
-        lows = np.searchsorted(starts, begins).tolist()
-        for low, high, last in zip(lows, [*lows[1:], len(starts)], ends.tolist(), strict=True):
-            dense = last - int(starts[low]) == (high - low) * self.length
-            while low < high:
-                begin = int(starts[low])
-                upto = high if dense else int(np.searchsorted(stops[low:high], begin + chunk, side="right")) + low
-                upto = max(upto, low + 1)
-                yield low, upto, begin, int(stops[upto - 1])
-                low = upto  # noqa: PLW2901
-
-    def arranged(self, octets: NDArray[np.uint8], *, writeable: bool) -> Any:
-        """Return the array that the index gives, over the bytes of all runs in the order of the file."""
-        if not writeable:
-            octets.flags.writeable = False
-        return arranged(octets.view(self._dtype) if len(octets) else np.empty(0, self._dtype), self._axes, self._key)
