@@ -120,11 +120,13 @@ class Options:
         See `Source.private`.
     deltas : tuple of str
         Directories of deltas over the model: absolute paths, or addresses.
+    config : mapping, str or os.PathLike, optional
+        The configuration of the model, or the path of one; by default that beside the file: see `TensorFile.weights`.
     checked : bool
         Whether the index is validated: `verify` is not "none".
     """
 
-    __slots__ = ("advise", "checked", "deltas", "format", "limits", "mode", "private", "strict", "verify")
+    __slots__ = ("advise", "checked", "config", "deltas", "format", "limits", "mode", "private", "strict", "verify")
 
     # Whether importers may read a file that no format recognises, and how: `ImportOptions`.
     importing = False
@@ -140,6 +142,7 @@ class Options:
         advise: str | None = None,
         private: bool = False,
         deltas: tuple[str, ...] = (),
+        config: Any = None,
     ) -> None:
         self.format: str | None = format
         self.mode: str | None = mode
@@ -149,11 +152,12 @@ class Options:
         self.advise: str | None = advise
         self.private: bool = private
         self.deltas: tuple[str, ...] = deltas
+        self.config: Any = config
         self.checked: bool = verify != "none"
 
     def keywords(self, **other: Any) -> dict[str, Any]:
         """Return keyword arguments that make equal options, some of them replaced by `other`."""
-        names = ("format", "mode", "verify", "strict", "limits", "advise", "private", "deltas")
+        names = ("format", "mode", "verify", "strict", "limits", "advise", "private", "deltas", "config")
         return {name: getattr(self, name) for name in names} | other
 
     def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from os import PathLike
 
     from numpy.typing import NDArray
@@ -47,3 +47,4 @@ class OpenOptions(TypedDict, total=False):
     limits: "Limits | None"
     advise: Advice | None
     deltas: "Sequence[str | PathLike[str]] | None"
+    config: "Mapping[str, Any] | str | PathLike[str] | None"

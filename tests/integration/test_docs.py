@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,8 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
 
 def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
     """The Python of docs/quantisation.md runs, and gives the shapes that its comments say."""
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quantisation.md").read_text("utf-8"), re.DOTALL)
+    text = (ROOT / "docs" / "quantisation.md").read_text("utf-8")
+    block, checkpoint = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(block, "quantisation.md", "exec"), names)
@@ -67,6 +69,12 @@ def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
     assert (q.scheme, q.shape, q.block_size) == ("int4_block", (512, 384), 32)
     assert (q.scales.shape, q.codes.shape, names["rows"].shape) == ((6144,), (6144, 16), (3, 384))
     assert [info.name for info in names["report"].quantized] == ["bias"]
+    names["f"].close()
+    shutil.copytree(
+        ROOT / "tests" / "weights" / "groundtruth" / "awq_gemm", re.search(r'wm.open\("(.*?)"\)', checkpoint)[1]
+    )
+    exec(compile(checkpoint, "quantisation.md", "exec"), names)
+    assert (names["w"].scheme, names["w"].shape, len(names["w"].pieces)) == ("awq gemm", (32, 128), 3)
     names["f"].close()
 
 

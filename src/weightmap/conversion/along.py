@@ -13,10 +13,9 @@ from weightmap.conversion.tasks import is_whole
 from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError, quoted
 from weightmap.io import strict_json
 from weightmap.io.atomic import write_plan
-from weightmap.io.beside import stays_inside
+from weightmap.io.beside import read_small, stays_inside
 from weightmap.io.opening import folder_of, from_buffer, from_path, inside, is_directory, names_in
 from weightmap.io.sink import WritePlan
-from weightmap.model.directory import read_small
 from weightmap.model.inputs import ALONG
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from weightmap.errors import LayoutError, UnsupportedError, quoted
+from weightmap.errors import LayoutError, TensorFileError, UnsupportedError, quoted
 from weightmap.io.opening import MISSING, beside, from_path
+from weightmap.options import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -91,3 +92,18 @@ def _is_near(path: str, other: str) -> bool:
     real = os.path.realpath(path)
     folders = os.path.realpath(os.path.dirname(other)), os.path.dirname(os.path.realpath(other))
     return any(real.startswith(os.path.join(folder, "")) for folder in folders)
+
+
+def read_small(path: str) -> bytes | None:
+    """Return the content of a small file, or None when there is none."""
+    try:
+        source = from_path(path, "copy")
+    except FileNotFoundError:
+        return None
+    try:
+        Limits().check("max_header_bytes", source.size, "size of the file")
+        return source.pread(0, source.size)
+    except TensorFileError as error:
+        raise error.located(path=path) from None
+    finally:
+        source.close()

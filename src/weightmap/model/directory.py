@@ -9,10 +9,10 @@ from typing import Any
 from weightmap import kernels
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.io import strict_json
-from weightmap.io.opening import folder_of, from_path, inside, is_directory, modified_at, names_in, path_of
+from weightmap.io.beside import read_small
+from weightmap.io.opening import folder_of, inside, is_directory, modified_at, names_in, path_of
 from weightmap.model.sharded import find_model
 from weightmap.model.tokenizer import TokenizerParts, read_tokenizer
-from weightmap.options import Limits
 
 # Keys that the specification of EMBD requires, and where a configuration has them.
 _KEYS = {
@@ -151,21 +151,6 @@ def read_directory(folder: str, model: str) -> ModelDirectory:
         return ModelDirectory(files, config, metadata, vocab, special)
     except TensorFileError as error:
         raise error.located(path=inside(folder, "config.json")) from None
-
-
-def read_small(path: str) -> bytes | None:
-    """Return the content of a small file, or None when there is none."""
-    try:
-        source = from_path(path, "copy")
-    except FileNotFoundError:
-        return None
-    try:
-        Limits().check("max_header_bytes", source.size, "size of the file")
-        return source.pread(0, source.size)
-    except TensorFileError as error:
-        raise error.located(path=path) from None
-    finally:
-        source.close()
 
 
 def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]:

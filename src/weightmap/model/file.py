@@ -88,6 +88,7 @@ class TensorFile(Mapping[str, Any]):
         "_source",
         "_sources",
         "_table",
+        "_weights",
         "format",
         "layout",
     )
@@ -109,6 +110,7 @@ class TensorFile(Mapping[str, Any]):
         self._shards = shards
         self._metadata: Mapping[str, Any] | None = None
         self._embeddings: Embeddings | bool | None = False
+        self._weights: Mapping[str, Any] | None = None
         self.format: str = format_
         self.layout: str = content.layout
 
@@ -214,6 +216,33 @@ class TensorFile(Mapping[str, Any]):
     def embeddings(self) -> Embeddings | None:
         """Word vectors of a file with a vocabulary and one matrix that has a row for each token; else None."""
         return embeddings_of(self)
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """The parameters of the model, under the names of the unquantised model: a read-only mapping, in file order.
+
+        Of a checkpoint that stores a quantised parameter as several tensors (AWQ, GPTQ, compressed-tensors, FP8 with
+        scales, MXFP4 of gpt-oss, ModelOpt, bitsandbytes), each is one `QuantizedTensor` over views of these, which may
+        lie in several files of the model; it stands where the first of them stands. All else is as in ``f[name]``. The
+        scheme comes from ``quantization_config`` of the ``config.json`` beside the file, or of `config` of `open`;
+        without one, these are the names and arrays of the file.
+
+        Raises
+        ------
+        FormatError
+            When the configuration is damaged, or a parameter is stored twice. Looking up a parameter whose pieces are
+            incomplete, damaged or contradict the configuration raises one that names them.
+        UnsupportedError
+            For a method or variant that is not decoded.
+        ClosedError
+        """
+        found = self._weights
+        if found is None:
+            from weightmap.model.weights import weights_of  # noqa: PLC0415 - for quantised checkpoints
+
+            check_open(self)
+            found = self._weights = weights_of(self)
+        return found
 
     def info(self, name: str) -> TensorInfo:
         """Return name, dtype, shape, offset and size of a tensor, without touching its data.
@@ -399,6 +428,7 @@ class TensorFile(Mapping[str, Any]):
         closed: Any = Closed(source, len(self._table))
         self._table = self._content = closed
         self._embeddings = False
+        self._weights = None
 
     def __enter__(self) -> Self:
         check_open(self)

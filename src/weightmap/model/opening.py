@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FileChangedError, UnknownFormatError
@@ -39,6 +40,7 @@ def open(
     limits: Limits | None = None,
     advise: Advice | None = None,
     deltas: Sequence[str | os.PathLike[str]] | None = None,
+    config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     store: Any = None,
     concurrency: int | None = None,
     deadline: float | None = None,
@@ -80,6 +82,9 @@ def open(
         Directories of deltas that were published on this model, in order (see `weightmap.deltas`): the handle shows the
         model as it is after the last one. Tensors that did not change are views of `source`; a changed one is decoded
         at each look-up, within the limits, and compared with its checksum. They need the extra ``[deltas]``.
+    config : mapping, str or os.PathLike, optional
+        The configuration of the model, or the path of a ``config.json``, which says how its parameters are quantised:
+        see `TensorFile.weights`. Default: ``config.json`` beside the file.
     store : optional
         The store that holds the object, of obstore or with its interface: for credentials, endpoints and clients of
         your own. `source` is then the address of the object, or its key in the store. Default: the store of the
@@ -141,13 +146,17 @@ def open(
         raise ValueError(msg)
     if format is not None:
         by_name(format)
+    if config is not None and not isinstance(config, Mapping):
+        if not isinstance(config, (str, os.PathLike)):
+            raise TypeError(f"config is a {type(config).__name__}, expected a mapping or the path of a config.json")
+        config = os.path.abspath(config)
     limits = DEFAULT_LIMITS if limits is None else validated_limits(limits)
     if store is not None or concurrency is not None or deadline is not None or redirects or unversioned:
         bounds = {"concurrency": concurrency, "deadline": deadline}
         source = _located(source, store=store, **bounds, redirects=redirects, unversioned=unversioned)
     over = () if deltas is None else _directories(deltas)
-    options = Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise, deltas=over)
-    return open_with(source, options)
+    how: dict[str, Any] = {"format": format, "mode": mode, "verify": verify, "strict": strict, "advise": advise}
+    return open_with(source, Options(limits, **how, deltas=over, config=config))
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:

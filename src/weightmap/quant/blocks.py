@@ -48,6 +48,8 @@ class QuantizedTensor:
                       "int5_block", "adaptive"                        and `kinds`
     GGUF              the block types of ggml: "q4_0", "q4_k",        `blocks`, `scales`, `codes`; `minimums` where a
                       "iq4_xs", "mxfp4" ...                           type has them
+    checkpoints       those of `TensorFile.weights`: "awq gemm",      `pieces`, `scales`, `codes`
+                      "gptq 4 bits", "fp8 blocks" ...
     finalfusion       "pq", product quantisation of a matrix          `codes`, `codebooks`, `projection`, `norms`
     ================  ==============================================  ==============================================
 
@@ -154,7 +156,7 @@ class QuantizedTensor:
 
     # ------------------------------------------------------------------------------------------------- its parts
     @property
-    def dtype(self) -> np.dtype[np.float32]:
+    def dtype(self) -> np.dtype[Any]:
         """Dtype of what `dequantize` returns by default."""
         return np.dtype(np.float32)
 
@@ -172,6 +174,11 @@ class QuantizedTensor:
     def payload(self) -> NDArray[np.uint8]:
         """All its bytes, shape (nbytes,): a view."""
         return self._octets
+
+    @property
+    def pieces(self) -> dict[str, NDArray[Any]]:
+        """The stored tensors that make it, by name: empty unless it is a parameter of `TensorFile.weights`."""
+        return {}
 
     @property
     def bits_per_weight(self) -> float:
@@ -281,7 +288,7 @@ class QuantizedTensor:
 
     def dequantize(
         self,
-        dtype: DTypeLike = np.float32,
+        dtype: DTypeLike | None = None,
         *,
         out: NDArray[Any] | None = None,
         threads: int | None = None,
@@ -291,9 +298,9 @@ class QuantizedTensor:
 
         Parameters
         ----------
-        dtype : dtype_like
-            Dtype of the result; ignored when `out` is given. float32 holds the values exactly; other types get them
-            as `numpy.ndarray.astype` converts them.
+        dtype : dtype_like, optional
+            Dtype of the result, by default `dtype`; ignored when `out` is given. float32 holds the values exactly, or
+            as the scheme computes them in float32; other types get them as `numpy.ndarray.astype` converts them.
         out : ndarray, optional
             Filled in place and returned; of the tensor's shape, of any dtype and strides.
         threads : int, optional
@@ -315,7 +322,7 @@ class QuantizedTensor:
         if strict:
             self._check_scales()
         if out is None:
-            target = kernels.empty(self.shape, dtype_named(dtype))
+            target = kernels.empty(self.shape, self.dtype if dtype is None else dtype_named(dtype))
         else:
             kernels.check_out(out, self.shape, "the tensor")
             target = out
@@ -366,7 +373,7 @@ class QuantizedTensor:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
         if copy is False:
             raise ValueError("a quantised tensor is decoded into a new array: copy=False is impossible")
-        return self.dequantize(np.float32 if dtype is None else dtype)
+        return self.dequantize(dtype)
 
     # -------------------------------------------------------------------------------------------------- indexing
     def __len__(self) -> int:
@@ -378,7 +385,7 @@ class QuantizedTensor:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Any:
-        """Return what numpy returns for the decoded tensor, as float32; decode only the blocks needed.
+        """Return what numpy returns for the decoded tensor; decode only the blocks needed.
 
         An integer, a slice, or a list or array of integers or truth values on the first axis selects rows. Any other
         key decodes the whole tensor.
@@ -393,19 +400,19 @@ class QuantizedTensor:
         elif self.size:
             part = self._gather(np.asarray(rows, np.intp))
         else:  # there may be more rows than memory holds numbers of
-            part = np.empty((len(rows), *self.shape[1:]), np.float32)
+            part = np.empty((len(rows), *self.shape[1:]), self.dtype)
         return part[rest]
 
-    def _rows(self, start: int, stop: int) -> NDArray[np.float32]:
+    def _rows(self, start: int, stop: int) -> NDArray[Any]:
         stop = max(start, stop)
         width = math.prod(self.shape[1:])
-        part = kernels.empty((stop - start, *self.shape[1:]), np.float32)
+        part = kernels.empty((stop - start, *self.shape[1:]), self.dtype)
         self._decode(start * width, stop * width, part, 1)
         return part
 
-    def _gather(self, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+    def _gather(self, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return these rows, in this order; decode each once, and rows without a block between them together."""
-        part = kernels.empty((len(rows), *self.shape[1:]), np.float32)
+        part = kernels.empty((len(rows), *self.shape[1:]), self.dtype)
         if part.size:
             for at, first, last in groups(rows, math.prod(self.shape[1:]), self.block_size or _GROUP):
                 part[at] = self._rows(first, last + 1)[rows[at] - first]

@@ -1,0 +1,361 @@
+"""`TensorFile.weights`: the parameters of a model, of which a quantised checkpoint stores each as several tensors."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.dtypes import DTYPES, numpy_dtype
+from weightmap.errors import FormatError, TensorFileError, escape, quoted
+from weightmap.formats import Content
+from weightmap.index.strings import StringTable
+from weightmap.index.table import Table
+from weightmap.io import strict_json
+from weightmap.io.beside import read_small
+from weightmap.io.geometry import Derived, Geometry, ascending
+from weightmap.io.opening import beside
+from weightmap.model.parts import check_index, parts_of
+from weightmap.quant import PIECE
+from weightmap.quant.checkpoints import FLOATS, HALVES, Group, Method, as_settings, method_of
+from weightmap.quant.pieced import PiecedTensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.dtypes import DType
+    from weightmap.index.row import Row
+    from weightmap.index.table import Place, Run
+    from weightmap.io.source import Source
+    from weightmap.quant.pieced import Coding
+
+
+class Weights(Mapping[str, Any]):
+    """The parameters of a model: see `TensorFile.weights`."""
+
+    __slots__ = ("_model",)
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getitem__(self, name: str) -> Any:
+        return self._model[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._model
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._model)
+
+    def __len__(self) -> int:
+        return len(self._model)
+
+    def __repr__(self) -> str:
+        return f"<Weights of {escape(repr(self._model))}>"
+
+
+def weights_of(file: Any) -> Weights:
+    """Return the parameters of a handle."""
+    return Weights(as_parameters(file))
+
+
+def as_parameters(file: Any, dtype: str | None = None) -> Any:
+    """Return a handle on the same files whose tensors are the parameters.
+
+    Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read.
+    Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter.
+    """
+    check_index(file)
+    source, content, options = parts_of(file)
+    config, path = _config_of(source, options.config)
+    settings = _settings(config, path)
+    table: Table = content.table
+    if settings is not None:
+        try:
+            table = _Parameters(table, method_of(settings), _type_of(config), dtype)
+            table.belongs_to(source, file.format)
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=file.format) from None
+    return type(file)(source, file.format, _Content(content, table), options)
+
+
+class _Content(Content):
+    """The content of a file with another table."""
+
+    def __init__(self, content: Content, table: Table) -> None:
+        vars(self).update(vars(content), table=table)
+
+
+# ------------------------------------------------------------------------------------------------- the configuration
+_CONFIG, _OLDER = "config.json", "hf_quant_config.json"
+
+
+def _config_of(source: Source, config: Any) -> tuple[dict[str, Any], str]:
+    """Return the configuration of a model, empty where it has none, and where it is from."""
+    path = source.absolute
+    if isinstance(config, Mapping):
+        return dict(config), "config"
+    if config is not None:
+        found = _read(os.fspath(config))
+        if found is None:
+            raise FileNotFoundError(2, os.strerror(2), os.fspath(config))
+        return found, os.fspath(config)
+    if path is None:
+        return {}, _CONFIG
+    found = _read(beside(path, _CONFIG)) or {}
+    if found.get("quantization_config") is None and found.get("compression_config") is None:
+        older = _read(beside(path, _OLDER))
+        if older is not None:
+            inner = as_settings(older.get("quantization"), beside(path, _OLDER), "quantization").values
+            found = found | {"quantization_config": {"quant_method": "modelopt", **inner}}
+    return found, beside(path, _CONFIG)
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    raw = read_small(path)
+    try:
+        return None if raw is None else strict_json.loads(raw, "config.json")
+    except TensorFileError as error:
+        raise error.located(path=path) from None
+
+
+def _settings(config: Mapping[str, Any], path: str) -> Any:
+    """Return how a checkpoint is quantised; None for one that is not."""
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key) is not None:
+            found = as_settings(config[key], path, key)
+            if key == "compression_config" and "quant_method" not in found.values:
+                found.values = {"quant_method": "compressed-tensors", **found.values}
+            return found
+    return None
+
+
+def _type_of(config: Mapping[str, Any]) -> str | None:
+    """Return the type of the model's parameters, where the configuration says it."""
+    inner = config.get("text_config")
+    for values in (config, inner if isinstance(inner, dict) else {}):
+        for key in ("dtype", "torch_dtype"):
+            name = values.get(key)
+            if isinstance(name, str) and name.removeprefix("torch.") in FLOATS:
+                return name.removeprefix("torch.")
+    return None
+
+
+# -------------------------------------------------------------------------------------------------------- the table
+class _Parameters(Table):
+    """The parameters of a model over the table of its stored tensors.
+
+    Parameters
+    ----------
+    stored : Table
+    method : Method
+    own : str or None
+        The type of the model's parameters, where it is known.
+    dtype : str or None
+        The type to decode to, if not that.
+    """
+
+    def __init__(self, stored: Table, method: Method, own: str | None, dtype: str | None) -> None:
+        self._stored, self._method, self._own, self._wanted = stored, method, own, dtype
+        self.rules = stored.rules
+        names, self._entries = _grouped(stored, method)
+        self._names = StringTable.of(names, "tensor name")
+        self.count = len(names)
+        self._looked = True
+        self._known: dict[int, Row] = {}
+
+    @property
+    def is_mapped(self) -> bool:  # type: ignore[override]
+        """Whether the table of stored tensors looks into a mapping."""
+        return self._stored.is_mapped
+
+    def belongs_to(self, source: Source, format: str) -> None:
+        """Set what messages name; the stored tensors know their source."""
+        self.source, self.path, self.format = source, source.name, format
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked: of a quantised parameter, one whose geometry are its pieces."""
+        entry = self._entries[i]
+        if type(entry) is int:
+            return self._stored.row(entry)
+        found = self._known.get(i)
+        if found is None:
+            found = self._known[i] = self._parameter(entry)  # type: ignore[arg-type] # it is a dict
+        return found
+
+    def _parameter(self, numbers: dict[str, int]) -> Row:
+        rows = {role: self._stored.row(number) for role, number in numbers.items()}
+        named = {role: (self._stored.names[number], rows[role]) for role, number in numbers.items()}
+        role, (name, first) = next(iter(named.items()))
+        module = name.removesuffix(next(end for end in self._method.endings if end[1:] == role))
+        group = Group(module, named)
+        coding = self._method.coding_or_none(group)
+        if coding is None:
+            return first
+        own = self._own or coding.stated
+        if own is None:
+            scales = rows[coding.scales].dtype.name
+            own = scales if scales in HALVES else "bfloat16"
+        dtype = DTYPES[self._wanted or own]
+        nbytes = math.prod(coding.shape) * dtype.bits // 8
+        pieces = Pieces(coding, DTYPES[own], {role: (name, row) for role, (name, row) in named.items()})
+        return first._replace(dtype=dtype, shape=coding.shape, nbytes=nbytes, geometry=pieces, quantized=None)
+
+    def place(self, i: int) -> Place:
+        """Return row i: see `Table.place`."""
+        row = self.row(i)
+        row.source.check_unchanged()
+        return row.dtype, row.shape, row.offset, row.nbytes, row
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row, checked, in order."""
+        return map(self.row, range(self.count))
+
+    def runs(self) -> Iterator[Run]:
+        """Yield every row as a run of its own: see `Table.runs`."""
+        return ((self.place(i)[4], 1, 0) for i in range(self.count))  # type: ignore[misc] # it has a row
+
+    def detach_index(self) -> None:
+        """Copy a mapped index into private memory."""
+        self._stored.detach_index()
+
+    def position(self, row: int) -> int | None:  # noqa: ARG002 - a parameter has no entry
+        """Return None: a parameter has several entries."""
+        return None
+
+    def check(self) -> None:
+        """Check every row."""
+        for _ in self.rows():
+            pass
+
+    def disorder(self) -> None:
+        """Do nothing: the stored tensors report theirs."""
+
+
+def _grouped(stored: Table, method: Method) -> tuple[list[str], list[int | dict[str, int]]]:
+    """Return the names of all parameters, and of each the number of its tensor, or numbers by role.
+
+    A parameter stands where the first of its pieces stands. Raises `FormatError` for one that is stored twice.
+    """
+    names = list(stored.names)
+    pattern = re.compile(f"(.+)({'|'.join(map(re.escape, method.endings))})", re.DOTALL)
+    groups: dict[str, dict[str, int]] = {}
+    found = [pattern.fullmatch(name) for name in names]
+    for number, match in enumerate(found):
+        if match is not None:
+            groups.setdefault(match[1], {})[match[2][1:]] = number
+    for module, roles in list(groups.items()):
+        if not method.belongs(roles, lambda role: stored.row(roles[role])):  # noqa: B023 - called at once
+            del groups[module]
+    texts, entries = list[str](), list[int | dict[str, int]]()
+    known = set[str]()
+    for number, (name, match) in enumerate(zip(names, found, strict=True)):
+        group = groups.get(match[1]) if match is not None else None
+        if group is None or match is None:
+            entry: int | dict[str, int] = number
+        elif number != min(group.values()):
+            continue
+        else:
+            entry = group
+            name = match[1] + method.parameter  # noqa: PLW2901 - the name of the parameter
+        if name in known:
+            pieces = next((own for text, own in zip(texts, entries, strict=True) if text == name), entry)
+            numbers = [n for one in (entry, pieces) for n in ([one] if type(one) is int else one.values())]  # type: ignore[union-attr]
+            stored_as = ", ".join(quoted(names[n]) for n in numbers)
+            raise FormatError(f"parameter {quoted(name)} is stored twice: {stored_as}", field="quantization_config")
+        known.add(name)
+        texts.append(name)
+        entries.append(entry)
+    return texts, entries
+
+
+# -------------------------------------------------------------------------------------------------------- the pieces
+class Pieces(Geometry):
+    """A parameter that is made of several tensors.
+
+    Parameters
+    ----------
+    coding : Coding
+    own : DType
+        The type of the model's parameters.
+    rows : mapping of str to (str, Row)
+        Name and row of each piece by its role.
+    """
+
+    __slots__ = ("coding", "own", "rows")
+
+    def __init__(self, coding: Coding, own: DType, rows: Mapping[str, tuple[str, Row]]) -> None:
+        self.coding, self.own, self.rows = coding, own, rows
+
+    def array(self, row: Any) -> Any:  # noqa: ARG002 - the pieces know where they lie
+        """Return the parameter over views of its pieces."""
+        found = {}
+        for role, (name, piece) in self.rows.items():
+            piece.source.check_unchanged()
+            found[role] = name, piece.array()
+        return self.over(found)
+
+    def over(self, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> PiecedTensor:
+        """Return the parameter over arrays of its pieces."""
+        return PiecedTensor(self.coding, numpy_dtype(self.own), pieces)
+
+    def dense(self, row: Any) -> Source:
+        """Return a source of the decoded values in row-major order, of the type of the row."""
+        return _Decoded(row, self)
+
+    def extent(self, row: Any, axes: Any) -> tuple[int, int]:  # noqa: ARG002 - of the first piece
+        """Return the range of the first piece."""
+        first = next(iter(self.rows.values()))[1]
+        return first.offset, first.offset + first.nbytes
+
+    def part(self, row: Any, axes: Any, octets: NDArray[np.uint8]) -> NDArray[Any]:  # noqa: ARG002 - see `extent`
+        """Decode what an index selects."""
+        return self.array(row)[ascending(axes)]  # type: ignore[no-any-return]
+
+
+class _Decoded(Derived):
+    """The values of a quantised parameter, decoded from pieces that are read piecewise; `row` is its row."""
+
+    def __init__(self, row: Any, pieces: Pieces) -> None:
+        super().__init__(row.source, row.offset, row.nbytes)
+        self._row, self._pieces_of = row, pieces
+        self._whole: dict[str, NDArray[Any]] = {}
+
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Implement `Source.check_size`: a code of a bit or more is stored for each element."""
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        if start == stop:
+            return
+        row, coding = self._row, self._pieces_of.coding
+        dtype = numpy_dtype(row.dtype)
+        width = row.nbytes // row.shape[0]
+        most = max(PIECE * dtype.itemsize // width // coding.step, 1) * coding.step
+        first, end = start // width // coding.step * coding.step, -(-stop // width)
+        for begin in range(first, end, most):
+            _, last = coding.around(begin, min(begin + most, end))
+            octets = np.ascontiguousarray(self._rows(begin, last, dtype)).reshape(-1).view(np.uint8)
+            yield octets[max(start - begin * width, 0) : stop - begin * width]
+
+    def _rows(self, first: int, last: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        coding = self._pieces_of.coding
+        parts = {role: self._part(role, key) for role, key in coding.cut(first, last).items()}
+        return coding.rows(parts, first, last, dtype)
+
+    def _part(self, role: str, key: Any) -> NDArray[Any]:
+        """Read the part of a piece that an index selects: rows of it alone, or else all of it once."""
+        row = self._pieces_of.rows[role][1].dense
+        dtype, shape = row.viewed
+        if type(key) is slice:
+            first, last, _ = key.indices(shape[0])
+            each = row.nbytes // max(shape[0], 1)
+            octets = row.source.pread(row.offset + first * each, (last - first) * each)
+            return np.frombuffer(octets, dtype).reshape(last - first, *shape[1:])
+        if role not in self._whole:
+            self._whole[role] = np.frombuffer(row.source.pread(row.offset, row.nbytes), dtype).reshape(shape)
+        whole = self._whole[role]
+        return whole if key is None else whole[key]

@@ -1,0 +1,294 @@
+"""How checkpoints quantise: a module here for each ``quant_method`` of ``config.json``, with a class called `METHOD`.
+
+To add a method, add a module, named as the method with ``_`` for ``-``; `method_of` finds it. Its `METHOD` says what
+the pieces of a parameter are called, and makes a `Coding` of a group of them, or refuses it. The docstring of a coding
+is its formula.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import numpy as np
+
+from weightmap.errors import FormatError, UnsupportedError, quoted
+from weightmap.io.strict_json import kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.index.row import Row
+    from weightmap.quant.pieced import Coding
+
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+EXPONENTS = ("uint8", "float8_e8m0fnu")
+HALVES = ("float16", "bfloat16")
+FLOATS = (*HALVES, "float32")
+# A regular expression that may take exponential time, and one that may take a long polynomial one.
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_UNBOUNDED, _MOST_UNBOUNDED, _LONGEST = re.compile(r"(?<!\\)[*+{]"), 4, 500
+
+
+class Settings:
+    """An object of a configuration, whose values are checked when they are used.
+
+    Parameters
+    ----------
+    values : mapping
+    path : str
+        The file that it is from, for messages.
+    where : str
+        Its key there.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str, where: str = "quantization_config") -> None:
+        self.values, self.path, self.where = values, path, where
+
+    def refuse(self, key: str, expected: str, kind: type[FormatError] = FormatError) -> NoReturn:
+        """Raise the error for the value of a key."""
+        field, value = f"{self.where}.{key}", self.values.get(key)
+        actual = "missing" if value is None else quoted(value) if isinstance(value, str) else str(value)[:80]
+        raise kind(field, path=self.path, field=field, actual=actual, expected=expected)
+
+    def _is_absent(self, key: str) -> bool:
+        return self.values.get(key) is None
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Return a positive number, or -1."""
+        value = default if self._is_absent(key) else self.values[key]
+        if type(value) is not int or (value < 1 and value != -1):
+            self.refuse(key, "a positive number")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """Return a string."""
+        value = default if self._is_absent(key) else self.values[key]
+        if not isinstance(value, str):
+            self.refuse(key, "a string")
+        return value
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return a truth value."""
+        value = default if self._is_absent(key) else self.values[key]
+        if not isinstance(value, bool):
+            self.refuse(key, "true or false")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """Return a list of strings, empty where there is none."""
+        value = [] if self._is_absent(key) else self.values[key]
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.refuse(key, "a list of strings")
+        return value
+
+    def sizes(self, key: str) -> tuple[int, int] | None:
+        """Return a list of two positive numbers; None where there is none."""
+        if self._is_absent(key):
+            return None
+        value = self.values[key]
+        if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
+            self.refuse(key, "a list of two positive numbers")
+        return value[0], value[1]
+
+    def section(self, key: str) -> Settings:
+        """Return an object, empty where there is none."""
+        value = {} if self._is_absent(key) else self.values[key]
+        if not isinstance(value, dict):
+            self.refuse(key, "an object")
+        return Settings(value, self.path, f"{self.where}.{key}")
+
+    def unsupported(self, key: str, expected: str) -> NoReturn:
+        """Refuse a variant that nothing here decodes."""
+        self.refuse(key, expected, UnsupportedError)
+
+    def pattern(self, key: str, text: str) -> re.Pattern[str]:
+        """Return a regular expression. Refuse one that is none, or that could take forever."""
+        slow = len(text) > _LONGEST or _REPEATED_GROUP.search(text) or len(_UNBOUNDED.findall(text)) > _MOST_UNBOUNDED
+        try:
+            if not slow:
+                return re.compile(text)
+        except (re.error, OverflowError, RecursionError):
+            pass
+        what = f"{self.where}.{key}: the regular expression {quoted(text[:80])}"
+        raise FormatError(what, path=self.path, field=key, expected="a short one without repeated groups")
+
+
+class Group:
+    """The stored tensors of one parameter.
+
+    Attributes
+    ----------
+    module : str
+        What their names begin with.
+    names : dict of str to str
+        Their names, by what they are called in their scheme; in file order.
+    """
+
+    def __init__(self, module: str, rows: Mapping[str, tuple[str, Row]]) -> None:
+        self.module = module
+        self.names: dict[str, str] = {role: name for role, (name, _) in rows.items()}
+        self._rows: dict[str, Row] = {role: row for role, (_, row) in rows.items()}
+
+    def __contains__(self, role: str) -> bool:
+        return role in self._rows
+
+    def refuse(
+        self,
+        what: str,
+        role: str | None = None,
+        *,
+        actual: Any = None,
+        expected: Any = None,
+        kind: type[FormatError] = FormatError,
+    ) -> NoReturn:
+        """Raise an error that names the tensor of a role, or all of them."""
+        named = [self.names[role]] if role in self.names else self.names.values()
+        tensors = " and ".join(f"tensor {quoted(name)}" for name in named)
+        raise kind(f"{what} of {tensors}", field="quantization_config", actual=actual, expected=expected)
+
+    def missing(self, role: str) -> NoReturn:
+        """Refuse a group that lacks a piece."""
+        beside = ", ".join(map(quoted, self.names.values()))
+        msg = f"parameter {quoted(self.module)} lacks its tensor {role!r}: the model has {beside}"
+        raise FormatError(msg, field="quantization_config")
+
+    def row(self, role: str) -> Row:
+        """Return a piece, which has to be there."""
+        if role not in self._rows:
+            self.missing(role)
+        return self._rows[role]
+
+    def rows(self) -> Mapping[str, Row]:
+        """Return all pieces."""
+        return self._rows
+
+    def check(self, role: str, dtypes: Collection[str], *shapes: Sequence[int | None]) -> tuple[int, ...]:
+        """Return the shape of a piece, which has to have one of these types and shapes, where None is any length."""
+        row = self.row(role)
+        if row.dtype.name not in dtypes or row.dtype.quantized:
+            self.refuse("dtype", role, actual=row.dtype.name, expected=" or ".join(dtypes))
+        for shape in shapes:
+            fits = len(shape) == len(row.shape)
+            if fits and all(wanted in {None, n} for n, wanted in zip(row.shape, shape, strict=True)):
+                return row.shape
+        texts = (str(["any" if n is None else n for n in shape]).replace("'", "") for shape in shapes)
+        return self.refuse("shape", role, actual=list(row.shape), expected=" or ".join(texts))
+
+    def only(self, *roles: str) -> None:
+        """Refuse pieces that do not go with these."""
+        for role in self.names:
+            if role not in roles:
+                others = ", ".join(quoted(self.names[other]) for other in self.names if other in roles)
+                msg = f"tensor {quoted(self.names[role])} does not go with {others}"
+                raise FormatError(msg, field="quantization_config")
+
+    def read(self, role: str) -> NDArray[Any]:
+        """Read a small piece into private memory."""
+        row = self.row(role).dense
+        dtype, shape = row.viewed
+        octets = row.source.pread(row.offset, row.nbytes)
+        return np.frombuffer(octets, dtype).reshape(shape) if octets else np.empty(shape, dtype)
+
+
+class Method:
+    """One way to quantise a checkpoint.
+
+    Attributes
+    ----------
+    endings : tuple of str
+        What the names of pieces end with; a piece is called by its ending, without the first character.
+    parameter : str
+        What the name of a parameter ends with, behind the name of its module.
+    coded : tuple of str
+        Types of a weight that mean nothing without its other pieces.
+    lists : tuple of str
+        Keys of the configuration with modules that are not quantised.
+    """
+
+    endings: ClassVar[tuple[str, ...]] = ()
+    parameter: ClassVar[str] = ".weight"
+    coded: ClassVar[tuple[str, ...]] = FLOAT8
+    lists: ClassVar[tuple[str, ...]] = ("modules_to_not_convert", "ignored_layers", "ignore")
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._left_out = [entry for key in self.lists for entry in settings.texts(key)]
+
+    def belongs(self, roles: Collection[str], row: Any) -> bool:  # noqa: ARG002 - for methods with ambiguous names
+        """Say whether tensors with these endings are pieces of a parameter; ``row(role)`` returns the row of one."""
+        return True
+
+    def leaves_out(self, module: str) -> bool:
+        """Say whether a list of the configuration has a module: by name, beginning, ending at a dot, or expression."""
+        return any(
+            module == entry
+            or module.startswith(f"{entry}.")
+            or module.endswith(f".{entry}")
+            or f".{entry}." in module
+            or self._matches(entry, module)
+            for entry in self._left_out
+        )
+
+    def _matches(self, entry: str, module: str) -> bool:
+        if entry.startswith("re:"):
+            return self.settings.pattern("ignore", entry[3:]).match(module) is not None
+        if "*" in entry and not re.search(r"[][()\\+?^$|]", entry):
+            return _like(entry, module)
+        return any(c in entry for c in "\\^$+[(|") and self.settings.pattern("ignore", entry).match(module) is not None
+
+    def coding(self, group: Group) -> Coding:
+        """Return how a group makes its parameter. Raises `FormatError` for one that is incomplete or contradicts."""
+        raise NotImplementedError
+
+    def coding_or_none(self, group: Group) -> Coding | None:
+        """Return `coding`; None for a lone weight that is not quantised."""
+        if list(group.names) != ["weight"]:
+            return self.coding(group)
+        row = group.row("weight")
+        if row.dtype.name in self.coded and not self.leaves_out(group.module):
+            msg = f"tensor {quoted(group.names['weight'])} is {row.dtype.name}, and its scales are missing"
+            raise FormatError(msg, field="quantization_config")
+        return None
+
+
+def _like(entry: str, module: str) -> bool:
+    """Say whether a module, or one around it, is called as an entry with asterisks says; in linear time."""
+    first, *rest = entry.split("*")
+    if not module.startswith(first):
+        return False
+    at = len(first)
+    for part in rest:
+        at = module.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return not rest[-1] or at == len(module) or module[at] == "." or module.endswith(rest[-1])
+
+
+def blocks_of(count: int, size: int) -> int:
+    """Return how many blocks of a size hold so many elements."""
+    return -(-count // size)
+
+
+def method_of(settings: Settings) -> Method:
+    """Return the method of a configuration. Raises `FormatError` for none, `UnsupportedError` for an unknown one."""
+    if not isinstance(settings.values.get("quant_method"), str):
+        settings.refuse("quant_method", "a string")
+    known = {module.name.replace("_", "-"): module.name for module in iter_modules(__path__) if module.name[0] != "_"}
+    name = known.get(settings.values["quant_method"].replace("_", "-"))
+    if name is None:
+        settings.unsupported("quant_method", f"one of {', '.join(known)}")
+    found: Method = import_module(f"{__name__}.{name}").METHOD(settings)
+    return found
+
+
+def as_settings(value: Any, path: str, where: str) -> Settings:
+    """Return an object of a configuration. Raises `FormatError` for anything else."""
+    if not isinstance(value, dict):
+        raise FormatError(where, path=path, field=where, actual=kind_of(value), expected="an object")
+    return Settings(value, path, where)

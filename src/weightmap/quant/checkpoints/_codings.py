@@ -1,0 +1,175 @@
+"""Codings that several methods share: matrices of codes, one to an element, with scales for blocks of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.quant.checkpoints import FLOATS, Group, blocks_of
+from weightmap.quant.pieced import E2M1, Coding, low_first, to_float32
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.quant.pieced import Pieces
+
+
+class Scaled(Coding):
+    """``W[o, c] = (q[o, c] - z[o // height, c // width]) * s[o // height, c // width]``.
+
+    q are integers of 8 bits or float8 numbers, as stored; z are integers of the same type, where there are any. The
+    difference is exact, and the product is one multiplication of float32. Blocks at the edges may be smaller.
+
+    Parameters
+    ----------
+    height, width : int
+        Rows and columns of a block.
+    zeros : str, optional
+        The piece with z.
+    """
+
+    __slots__ = ("height", "width", "zeros")
+
+    def __init__(
+        self,
+        scheme: str,
+        shape: tuple[int, ...],
+        codes: str,
+        scales: str,
+        *,
+        height: int,
+        width: int,
+        zeros: str | None = None,
+        **own: Any,
+    ) -> None:
+        super().__init__(scheme, shape, codes, scales, block_size=width if height == 1 else 0, **own)
+        self.height, self.width, self.zeros = height, width, zeros
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Implement `Coding.cut`."""
+        rows = slice(first // self.height, blocks_of(last, self.height))
+        whole = self.height >= self.shape[0]  # one row of scales, perhaps stored without dimensions
+        blocks = None if whole else rows
+        found = {self.codes: slice(first, last), self.scales: blocks}
+        return found if self.zeros is None else found | {self.zeros: blocks}
+
+    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        values = self.values(pieces[self.codes])
+        if self.zeros is not None:
+            values = values - self.each(pieces[self.zeros].astype(np.float32), first, last)
+        return values * self.each(self.scale(pieces), first, last)
+
+    def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
+        """Return what the codes stand for."""
+        return codes.astype(np.float32)
+
+    def scale(self, pieces: Pieces) -> NDArray[np.float32]:
+        """Return the scales of blocks."""
+        return to_float32(pieces[self.scales])
+
+    def each(self, blocks: NDArray[np.float32], first: int, last: int) -> NDArray[np.float32]:
+        """Return what each element of these rows has of a number for each block."""
+        rows = np.arange(first, last) // self.height - first // self.height
+        columns = np.arange(self.shape[1]) // self.width
+        return blocks.reshape(-1, blocks_of(self.shape[1], self.width))[rows][:, columns]
+
+
+class Fp4(Scaled):
+    """``W[o, c] = e2m1[q[o, c]] * s[o, c // width]``.
+
+    Two codes are a byte, the first one its low nibble. With a scale of the tensor, ``s = scale / whole`` or
+    ``scale * whole``, rounded to float32; bytes of scales are exponents e that mean 2**(e - 127), and 255 is NaN.
+
+    Parameters
+    ----------
+    whole : str, optional
+        The piece with the scale of the tensor.
+    divides : bool
+        Whether that divides.
+    """
+
+    __slots__ = ("divides", "whole")
+
+    def __init__(
+        self,
+        scheme: str,
+        shape: tuple[int, ...],
+        codes: str,
+        scales: str,
+        *,
+        width: int,
+        whole: str | None = None,
+        divides: bool = False,
+    ) -> None:
+        super().__init__(scheme, shape, codes, scales, height=1, width=width)
+        self.whole, self.divides = whole, divides
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Implement `Coding.cut`."""
+        found = {self.codes: slice(first, last), self.scales: slice(first, last)}
+        return found if self.whole is None else found | {self.whole: None}
+
+    def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
+        """Implement `Scaled.values`."""
+        return E2M1[low_first(codes.view(np.uint8))]
+
+    def scale(self, pieces: Pieces) -> NDArray[np.float32]:
+        """Implement `Scaled.scale`."""
+        scales = to_float32(pieces[self.scales])
+        if self.whole is None:
+            return scales
+        whole = pieces[self.whole].reshape(()).astype(np.float32)
+        return scales / whole if self.divides else scales * whole
+
+
+def fp4(
+    group: Group,
+    scheme: str,
+    codes: str,
+    scales: str,
+    width: int,
+    kinds: tuple[str, ...],
+    *,
+    whole: str | None = None,
+    divides: bool = False,
+    stored: tuple[str, ...] = ("uint8",),
+) -> Fp4:
+    """Check the pieces of a matrix of e2m1 codes, and return its coding; `kinds` are the types of its scales."""
+    rows, half = group.check(codes, stored, (None, None))
+    columns = 2 * half
+    if columns % width:
+        group.refuse("columns", codes, actual=columns, expected=f"a multiple of {width}")
+    group.check(scales, kinds, (rows, columns // width))
+    if whole is not None:
+        group.check(whole, ("float32",), (), (1,))
+    return Fp4(scheme, (rows, columns), codes, scales, width=width, whole=whole, divides=divides)
+
+
+def scaled(
+    group: Group,
+    scheme: str,
+    codes: str,
+    scales: str,
+    stored: tuple[str, ...],
+    height: int,
+    width: int,
+    *,
+    kinds: tuple[str, ...] = FLOATS,
+    zeros: str | None = None,
+) -> Scaled:
+    """Check the pieces of a matrix of whole codes, and return its coding.
+
+    A `height` or `width` of 0 is all rows or columns; a single scale may have any shape of one element.
+    """
+    shape = rows, columns = group.check(codes, stored, (None, None))
+    high, wide = height or max(rows, 1), width or max(columns, 1)
+    wanted = blocks_of(rows, high), blocks_of(columns, wide)
+    shapes: list[tuple[int, ...]] = [wanted]
+    if not height and not width:
+        shapes = [(), (1,), (1, 1)]
+    group.check(scales, kinds, *shapes)
+    if zeros is not None:
+        group.check(zeros, ("int8",), group.row(scales).shape)
+    return Scaled(scheme, shape, codes, scales, height=high, width=wide, zeros=zeros)

@@ -1,0 +1,85 @@
+"""AWQ in the order of its GEMM kernel: AutoAWQ, and the ``*-AWQ`` repositories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
+from weightmap.quant.pieced import Coding, low_first
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.quant.pieced import Pieces
+
+# The nibble of a word that has each of its eight outputs.
+_NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
+_MIDDLE = 8
+
+
+class AwqCoding(Coding):
+    """``W[o, c] = s[g, o] * (q[c, o] - z[g, o])``, with ``g = c // group_size``.
+
+    ``qweight`` int32 (in, out / 8) and ``qzeros`` int32 (G, out / 8): a word has the codes of eight neighbouring
+    outputs, that of output ``8 * word + k`` in its nibble ``[0, 4, 1, 5, 2, 6, 3, 7][k]``. ``scales`` (G, out) float16
+    or bfloat16. Without ``qzeros`` every z is 8.
+    """
+
+    __slots__ = ("zeros",)
+
+    def __init__(self, shape: tuple[int, ...], size: int, *, zeros: bool) -> None:
+        super().__init__("awq gemm", shape, "qweight", "scales", block_size=size, step=8)
+        self.zeros = zeros
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Implement `Coding.cut`."""
+        every, words = slice(None), slice(first // 8, last // 8)
+        found = {"qweight": (every, words), "scales": (every, slice(first, last))}
+        return found | {"qzeros": (every, words)} if self.zeros else found
+
+    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        groups = np.arange(self.shape[1]) // self.block_size
+        q, s = _outputs(pieces["qweight"]), pieces["scales"].astype(np.float32)[groups]
+        z = _outputs(pieces["qzeros"])[groups] if self.zeros else np.float32(_MIDDLE)
+        del first, last
+        return (s * (q - z)).T
+
+
+def _outputs(words: NDArray[Any]) -> NDArray[np.float32]:
+    nibbles = low_first(np.ascontiguousarray(words, "<i4").view(np.uint8))
+    return nibbles.reshape(*words.shape, 8)[..., _NIBBLES].reshape(len(words), -1).astype(np.float32)
+
+
+class Awq(Method):
+    """``quant_method: "awq"``: `AwqCoding` is the formula."""
+
+    endings: ClassVar[tuple[str, ...]] = (".qweight", ".qzeros", ".scales")
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        bits = "w_bit" if "w_bit" in settings.values and "bits" not in settings.values else "bits"
+        if settings.integer(bits, 4) != 4:
+            settings.unsupported(bits, "4")
+        older = "q_group_size" in settings.values and "group_size" not in settings.values
+        self.group_size = settings.integer("q_group_size" if older else "group_size", 128)
+        version = "format" if "version" not in settings.values and "format" in settings.values else "version"
+        if settings.text(version, "gemm").lower() != "gemm":
+            settings.unsupported(version, "'gemm'")
+        self.zeros = settings.flag("zero_point", default=True)
+
+    def coding(self, group: Group) -> Coding:
+        """Implement `Method.coding`."""
+        columns, words = group.check("qweight", ("int32",), (None, None))
+        size, out = self.group_size if self.group_size > 0 else max(columns, 1), 8 * words
+        if columns % size:
+            group.refuse("rows", "qweight", actual=columns, expected=f"a multiple of group_size, {size}")
+        group.check("scales", HALVES, (blocks_of(columns, size), out))
+        if self.zeros or "qzeros" in group:
+            group.check("qzeros", ("int32",), (blocks_of(columns, size), words))
+        return AwqCoding((out, columns), size, zeros="qzeros" in group)
+
+
+METHOD = Awq

@@ -1,0 +1,183 @@
+"""bitsandbytes: nf4 and fp4, perhaps with nested scales, and int8; unsloth, QLoRA."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from weightmap.errors import quoted
+from weightmap.io import strict_json
+from weightmap.quant.checkpoints import FLOATS, Group, Method, Settings, blocks_of
+from weightmap.quant.checkpoints._codings import Scaled
+from weightmap.quant.pieced import Coding
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.quant.pieced import Pieces
+
+# What the library multiplies int8 values by: 1 / 127 in float32.
+_ONE_127TH = np.float32(0.007874015718698502)
+_ABSMAX, _MAP = "weight.absmax", "weight.quant_map"
+_NESTED_ABSMAX, _NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
+_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+# Longest text of a quant state, and the most elements of a parameter.
+_LONGEST, _MOST = 1 << 16, 1 << 56
+
+
+class FourBits(Coding):
+    """``W[i] = quant_map[q[i]] * absmax[i // blocksize]``, with i over the flattened parameter.
+
+    ``weight``: bytes, in any type, of two codes, the first one the high nibble. ``weight.absmax`` float32; or, nested,
+    uint8 a with ``absmax = nested_quant_map[a] * nested_absmax[i // nested_blocksize] + nested_offset``, product and
+    sum each rounded to float32.
+
+    Parameters
+    ----------
+    blocksize : int
+    nested : int
+        ``nested_blocksize``, or 0.
+    offset : float
+        ``nested_offset``.
+    held : int
+        Codes in an element of ``weight``.
+    """
+
+    __slots__ = ("blocksize", "held", "nested", "offset")
+
+    def __init__(
+        self, scheme: str, shape: tuple[int, ...], blocksize: int, nested: int, offset: float, held: int
+    ) -> None:
+        # Parts of the parameter begin at a block, at a nested one too, and at an element that holds codes.
+        width, whole = math.prod(shape[1:]), math.lcm(blocksize * max(nested, 1), held)
+        rows = min(whole // math.gcd(whole, max(width, 1)), max(shape[0], 1))
+        super().__init__(scheme, shape, "weight", _ABSMAX, block_size=blocksize, step=rows)
+        self.blocksize, self.nested, self.offset, self.held = blocksize, nested, offset, held
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Implement `Coding.cut`."""
+        width = math.prod(self.shape[1:])
+        start, stop = first * width, last * width
+        found: dict[str, Any] = {"weight": slice(start // self.held, blocks_of(stop, self.held)), _MAP: None}
+        found[_ABSMAX] = slice(start // self.blocksize, blocks_of(stop, self.blocksize))
+        if self.nested:
+            each = self.blocksize * self.nested
+            found |= {_NESTED_ABSMAX: slice(start // each, blocks_of(stop, each)), _NESTED_MAP: None}
+        return found
+
+    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        width = math.prod(self.shape[1:])
+        count = (last - first) * width
+        octets = np.ascontiguousarray(pieces["weight"]).reshape(-1).view(np.uint8)
+        codes = np.stack([octets >> 4, octets & 15], -1).reshape(-1)[:count]
+        absmax = pieces[_ABSMAX]
+        if self.nested:
+            outer = pieces[_NESTED_ABSMAX][np.arange(len(absmax)) // self.nested]
+            absmax = pieces[_NESTED_MAP][absmax] * outer + np.float32(self.offset)
+        values = pieces[_MAP][codes] * absmax[np.arange(count) // self.blocksize]
+        found: NDArray[np.float32] = values.reshape(last - first, *self.shape[1:])
+        return found
+
+
+class EightBits(Scaled):
+    """``W[o, c] = (q[o, c] * SCB[o]) * 0.007874015718698502``, each product rounded to float32.
+
+    ``weight`` int8 (out, in), ``SCB`` float32 (out,).
+    """
+
+    __slots__ = ()
+
+    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        return super().decode(pieces, first, last) * _ONE_127TH
+
+
+class BitsAndBytes(Method):
+    """``quant_method: "bitsandbytes"``: `FourBits` and `EightBits` are the formulas."""
+
+    endings: ClassVar[tuple[str, ...]] = (
+        *(".weight", ".SCB", ".weight_format"),
+        *(f".{role}" for role in (_ABSMAX, _MAP, _NESTED_ABSMAX, _NESTED_MAP, *_STATES)),
+    )
+    coded: ClassVar[tuple[str, ...]] = ("uint8", "int8")
+    lists: ClassVar[tuple[str, ...]] = ("llm_int8_skip_modules",)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.four = settings.flag("load_in_4bit") or settings.flag("_load_in_4bit")
+        self.eight = settings.flag("load_in_8bit") or settings.flag("_load_in_8bit")
+        if self.four is self.eight:
+            settings.refuse("load_in_4bit", "one of load_in_4bit and load_in_8bit")
+
+    def coding(self, group: Group) -> Coding:
+        """Implement `Method.coding`."""
+        return self._four_bits(group) if self.four else self._eight_bits(group)
+
+    @staticmethod
+    def _eight_bits(group: Group) -> Coding:
+        group.only("weight", "SCB", "weight_format")
+        rows, columns = group.check("weight", ("int8",), (None, None))
+        group.check("SCB", ("float32",), (rows,))
+        if "weight_format" in group:
+            group.check("weight_format", ("uint8",), (), (1,))
+            form = int(group.read("weight_format").reshape(()))
+            if form:
+                group.refuse("layout", "weight_format", actual=form, expected="0, rows")
+        return EightBits("bitsandbytes int8", (rows, columns), "weight", "SCB", height=1, width=max(columns, 1))
+
+    def _four_bits(self, group: Group) -> Coding:
+        group.only("weight", _ABSMAX, _MAP, _NESTED_ABSMAX, _NESTED_MAP, *_STATES)
+        states = [role for role in _STATES if role in group]
+        if len(states) != 1:
+            group.missing(_STATES[0]) if not states else group.refuse("two quant states", expected="one")
+        state, kind = self._state(group, states[0]), states[0][-3:]
+        if state.text("quant_type", kind) != kind:
+            state.refuse("quant_type", repr(kind))
+        size, shape = state.integer("blocksize"), state.values.get("shape")
+        if size < 1:
+            state.refuse("blocksize", "a positive number")
+        if not isinstance(shape, list) or not shape or not all(type(n) is int and 0 <= n < _MOST for n in shape):
+            state.refuse("shape", "a list of lengths")
+        count = math.prod(shape)
+        if not 0 < count < _MOST or group.row("weight").nbytes != blocks_of(count, 2):
+            group.refuse("bytes", "weight", actual=group.row("weight").nbytes, expected=f"{blocks_of(count, 2)}")
+        group.check("weight", ("uint8", *FLOATS), (None, 1))
+        blocks = blocks_of(count, size)
+        group.check(_MAP, ("float32",), (16,))
+        nested, offset = 0, 0.0
+        if _NESTED_ABSMAX in group or _NESTED_MAP in group or group.row(_ABSMAX).dtype.name == "uint8":
+            group.check(_ABSMAX, ("uint8",), (blocks,))
+            nested = state.integer("nested_blocksize")
+            if nested < 1:
+                state.refuse("nested_blocksize", "a positive number")
+            group.check(_NESTED_ABSMAX, ("float32",), (blocks_of(blocks, nested),))
+            group.check(_NESTED_MAP, ("float32",), (256,))
+            if state.text("nested_dtype", "float32") != "float32":
+                state.unsupported("nested_dtype", "'float32'")
+            number: Any = state.values.get("nested_offset")
+            if type(number) not in {int, float} or not abs(number) < _MOST:
+                state.refuse("nested_offset", "a number")
+            offset = float(number)
+        else:
+            group.check(_ABSMAX, ("float32",), (blocks,))
+        held = 2 * group.row("weight").dtype.bits // 8
+        coding = FourBits(f"bitsandbytes {kind}", tuple(shape), size, nested, offset, held)
+        coding.stated = state.text("dtype", "float32")
+        if coding.stated not in FLOATS:
+            state.unsupported("dtype", "'float16', 'bfloat16' or 'float32'")
+        return coding
+
+    @staticmethod
+    def _state(group: Group, role: str) -> Settings:
+        (length,) = group.check(role, ("uint8",), (None,))
+        if length > _LONGEST:
+            group.refuse("bytes", role, actual=length, expected=f"at most {_LONGEST}")
+        name = f"tensor {quoted(group.names[role])}"
+        values = strict_json.loads(group.read(role).tobytes(), name)
+        return Settings(values, group.row(role).source.name, name)
+
+
+METHOD = BitsAndBytes

@@ -1,0 +1,309 @@
+"""compressed-tensors: llm-compressor, RedHatAI; Kimi K2 in int4."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from weightmap.errors import quoted
+from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
+from weightmap.quant.checkpoints._codings import fp4, scaled
+from weightmap.quant.checkpoints.gptq import checked_groups
+from weightmap.quant.pieced import Coding, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from weightmap.quant.pieced import Pieces
+
+_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
+
+
+class PackedCoding(Coding):
+    """``W[o, c] = s[o, g] * (q[o, c] - z[o, g])``, with ``g = c // group_size`` or ``g = weight_g_idx[c]``.
+
+    ``weight_packed`` int32 (out, ceil(in * bits / 32)): codes ``q + 2**(bits - 1)``, laid end to end along in, lowest
+    bits first. ``weight_zero_point`` int32 (ceil(out * bits / 32), G): z as codes of that kind, along out; without it
+    z is 0. ``weight_scale`` (out, G), (out, 1) or (1,). Up to version 0.17 codes of 3, 5, 6 and 7 bits did not span
+    words: ``32 // bits`` of them, from bit 0 on.
+
+    Parameters
+    ----------
+    groups : ndarray of int32, shape (in,), optional
+        ``weight_g_idx``, a checked copy.
+    spans : bool
+        Whether codes span words.
+    zeros : bool
+        Whether there are zero points.
+    single : bool
+        Whether there is one scale.
+    """
+
+    __slots__ = ("bits", "groups", "single", "spans", "zeros")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        size: int,
+        bits: int,
+        groups: NDArray[np.int32] | None,
+        *,
+        spans: bool,
+        zeros: bool,
+        single: bool,
+    ) -> None:
+        # Rows of zero points begin at a word.
+        step = 1 if not zeros else 32 // math.gcd(32, bits) if spans else 32 // bits
+        name = "compressed-tensors pack-quantized"
+        super().__init__(name, shape, "weight_packed", "weight_scale", block_size=size, step=step)
+        self.bits, self.groups, self.spans, self.zeros, self.single = bits, groups, spans, zeros, single
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Implement `Coding.cut`."""
+        rows = slice(first, last)
+        found = {"weight_packed": rows, "weight_scale": None if self.single else rows}
+        if self.zeros:
+            bits, held = (self.bits, 32) if self.spans else (1, 32 // self.bits)
+            found["weight_zero_point"] = slice(first * bits // held, blocks_of(last * bits, held))
+        return found
+
+    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        columns = self.shape[1]
+        groups = np.arange(columns) // self.block_size if self.groups is None else self.groups
+        scales = np.atleast_2d(pieces["weight_scale"].astype(np.float32))
+        values = self._codes(pieces["weight_packed"], columns).astype(np.float32)
+        if self.zeros:
+            zeros = self._codes(pieces["weight_zero_point"].T, last - first).astype(np.float32)
+            return scales[:, groups] * (values - zeros.T[:, groups])
+        return scales[:, groups] * (values - np.float32(1 << self.bits - 1))
+
+    def _codes(self, words: NDArray[Any], count: int) -> NDArray[np.uint8]:
+        if self.spans:
+            return unpacked(words, self.bits, count)
+        each = 32 // self.bits
+        shifts = np.arange(each, dtype=np.uint32) * np.uint32(self.bits)
+        bits = np.ascontiguousarray(words, "<i4").view("<u4")[..., None] >> shifts & np.uint32((1 << self.bits) - 1)
+        codes: NDArray[np.uint8] = bits.astype(np.uint8).reshape(*words.shape[:-1], -1)[..., :count]
+        return codes
+
+
+class _Weights:
+    """How the weights of one group of the configuration are quantised."""
+
+    def __init__(self, settings: Settings, whole: str, rules: Settings) -> None:
+        self.settings = rules
+        self.format = settings.text("format", whole)
+        if self.format == "mixed-precision":
+            settings.refuse("format", "a format of each group")
+        self.bits = rules.integer("num_bits", 8)
+        self.kind = rules.text("type", "int")
+        self.symmetric = rules.flag("symmetric", default=True)
+        size = rules.integer("group_size", -1)
+        self.strategy = rules.text("strategy", "group" if size > 0 else "tensor")
+        self.size = size
+        order = rules.values.get("actorder")
+        self.ordered = order is True or (isinstance(order, str) and order.lower() == "group")
+        self.block = rules.sizes("block_structure") if self.strategy == "block" else None
+
+    def blocks(self) -> tuple[int, int]:
+        """Return rows and columns with one scale; 0 for all."""
+        if self.strategy == "tensor":
+            return 0, 0
+        if self.strategy == "channel" or (self.strategy in {"group", "tensor_group"} and self.size < 0):
+            return 1, 0
+        if self.strategy in {"group", "tensor_group"}:
+            return 1, self.size
+        if self.strategy == "block" and self.block is not None:
+            return self.block
+        return self.settings.unsupported(
+            "strategy", "'tensor', 'channel', 'group', or 'block' with its block_structure"
+        )
+
+
+class CompressedTensors(Method):
+    """``quant_method: "compressed-tensors"``.
+
+    ======================  ===================================================================================
+    pack-quantized          `PackedCoding`
+    int-quantized           `weight` int8, `weight_scale`, perhaps `weight_zero_point` int8: `Scaled`
+    float-quantized         `weight` float8_e4m3fn, `weight_scale` of tensor, rows, groups or blocks: `Scaled`
+    naive-quantized         one of these two
+    nvfp4-pack-quantized    `weight_packed`, `weight_scale` float8_e4m3fn for 16 columns, `weight_global_scale`,
+                            which divides: `Fp4`
+    mxfp4-pack-quantized    `weight_packed`, `weight_scale` exponents for 32 columns: `Fp4`
+    mxfp8-quantized         `weight` float8_e4m3fn, `weight_scale` exponents for 32 columns: `Scaled`
+    ======================  ===================================================================================
+    """
+
+    endings: ClassVar[tuple[str, ...]] = (
+        *(".weight", ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape"),
+        *(".weight_global_scale", ".input_scale", ".input_global_scale", ".input_zero_point"),
+    )
+    coded: ClassVar[tuple[str, ...]] = (*FLOAT8, "int8")
+    lists: ClassVar[tuple[str, ...]] = ("ignore",)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        found = _VERSION.match(settings.text("version", ""))
+        self.version = (int(found[1]), int(found[2])) if found else None
+        whole = settings.text("format", "dense")
+        if whole not in {*_FORMATS, "dense", "mixed-precision"}:
+            settings.unsupported("format", f"one of {', '.join(_FORMATS)}")
+        if settings.section("transform_config").values:
+            settings.unsupported("transform_config", "an empty object: rotated weights are not turned back")
+        sparsity = settings.section("sparsity_config")
+        if sparsity.text("format", "dense") != "dense":
+            sparsity.unsupported("format", "'dense'")
+        self.groups: list[tuple[list[str], _Weights | None]] = []
+        groups = settings.section("config_groups")
+        for name in groups.values:
+            own = groups.section(name)
+            rules = own.section("weights")
+            weights = _Weights(own, whole, rules) if rules.values else None
+            if weights is not None and weights.format not in {*_FORMATS, "dense"}:
+                own.unsupported("format", f"one of {', '.join(_FORMATS)}")
+            self.groups.append((own.texts("targets"), weights))
+
+    def _weights_of(self, group: Group) -> _Weights:
+        """Return how a module is quantised: by its name, else by an expression, else by its class."""
+        module = group.module
+
+        def by_name(target: str) -> bool:
+            return target == module
+
+        def by_expression(target: str) -> bool:
+            return target.startswith("re:") and self.settings.pattern("targets", target[3:]).match(module) is not None
+
+        def by_class(target: str) -> bool:
+            return "." not in target and target[:1].isupper()
+
+        for fits in (by_name, by_expression, by_class):
+            for targets, weights in self.groups:
+                if weights is not None and any(map(fits, targets)):
+                    return weights
+        return group.refuse("config_groups have no group", expected=f"one that targets {quoted(module)}")
+
+    def coding(self, group: Group) -> Coding:
+        """Implement `Method.coding`."""
+        weights = self._weights_of(group)
+        make = _FORMATS.get(weights.format)
+        if make is None:
+            group.refuse(f"the format {weights.format!r} of the configuration contradicts the pieces")
+        return make(self, group, weights)
+
+    def packed(self, group: Group, weights: _Weights) -> Coding:
+        """Return the coding of pack-quantized weights."""
+        own = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+        group.only(*own, "input_scale", "input_zero_point")
+        bits = weights.bits
+        if not 1 <= bits <= 8 or weights.kind != "int":
+            weights.settings.unsupported("num_bits", "1 to 8 bits of type 'int'")
+        rows, words = group.check("weight_packed", ("int32",), (None, None))
+        group.check("weight_shape", ("int64", "int32"), (2,))
+        shape = out, columns = tuple(group.read("weight_shape").tolist())
+        if out != rows or columns < 0:
+            group.refuse("shape", "weight_shape", actual=list(shape), expected=f"{rows} rows")
+        spans = self._spans(group, bits, columns, words)
+        high, size = weights.blocks()
+        width = size or max(columns, 1)
+        if columns % width or high > 1:
+            group.refuse("columns", "weight_shape", actual=columns, expected=f"a multiple of group_size, {size}")
+        count = blocks_of(columns, width)
+        group.check("weight_scale", FLOATS, *([(rows, count)] if high else [(), (1,), (1, 1)]))
+        zeros = "weight_zero_point" in group
+        if zeros is weights.symmetric:
+            if zeros:
+                group.refuse("the configuration says symmetric: zero points", "weight_zero_point")
+            group.missing("weight_zero_point")
+        if zeros:
+            each = 32 // bits
+            along = blocks_of(rows * bits, 32) if spans else blocks_of(rows, each)
+            group.check("weight_zero_point", ("int32",), (along, count))
+        columns_of = self._columns(group, weights, columns, count)
+        return PackedCoding(shape, width, bits, columns_of, spans=spans, zeros=zeros, single=not high)
+
+    def _spans(self, group: Group, bits: int, columns: int, words: int) -> bool:
+        """Say whether codes span words, by the words of a row; where these do not tell, by the version."""
+        new, old = blocks_of(columns * bits, 32), blocks_of(columns, 32 // bits)
+        if words not in {new, old}:
+            what = f"words of a row for {columns} columns of {bits} bits"
+            group.refuse(what, "weight_packed", actual=words, expected=f"{new}")
+        return words == new and (new != old or 32 % bits == 0 or self.version is None or self.version >= (0, 18))
+
+    def _columns(self, group: Group, weights: _Weights, columns: int, count: int) -> NDArray[np.int32] | None:
+        """Return the group of each column where the pieces say it, and the library applied it: up to version 0.18."""
+        if "weight_g_idx" not in group:
+            return None
+        group.check("weight_g_idx", ("int32",), (columns,))
+        applied = weights.ordered and (self.version is None or self.version < (0, 19))
+        if not applied or bool((group.read("weight_g_idx") == -1).any()):
+            return None
+        return checked_groups(group, "weight_g_idx", count)
+
+    def whole(self, group: Group, weights: _Weights) -> Coding:
+        """Return the coding of int-quantized and float-quantized weights."""
+        group.only("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
+        kind = {"int-quantized": "int", "float-quantized": "float"}.get(weights.format, weights.kind)
+        if kind != weights.kind or weights.bits != 8:
+            weights.settings.unsupported("num_bits", f"8 bits of type {kind!r}")
+        zeros = None
+        if kind == "int" and not weights.symmetric:
+            zeros = "weight_zero_point"
+        elif "weight_zero_point" in group and kind == "int":
+            group.refuse("the configuration says symmetric: zero points", "weight_zero_point")
+        stored = ("int8",) if kind == "int" else FLOAT8[:1]
+        high, wide = weights.blocks()
+        columns = group.check("weight", stored, (None, None))[1]
+        if weights.strategy == "group" and wide and columns % wide:
+            group.refuse("columns", "weight", actual=columns, expected=f"a multiple of group_size, {wide}")
+        name = f"compressed-tensors {weights.format}"
+        return scaled(group, name, "weight", "weight_scale", stored, high, wide, zeros=zeros)
+
+    def nvfp4(self, group: Group, weights: _Weights) -> Coding:
+        """Return the coding of NVFP4 weights."""
+        group.only("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale", "input_scale")
+        self._floats(weights, 4, 16)
+        name, whole = f"compressed-tensors {weights.format}", "weight_global_scale"
+        return fp4(group, name, "weight_packed", "weight_scale", 16, FLOAT8[:1], whole=whole, divides=True)
+
+    def mxfp4(self, group: Group, weights: _Weights) -> Coding:
+        """Return the coding of MXFP4 weights."""
+        group.only("weight_packed", "weight_scale", "input_scale")
+        self._floats(weights, 4, 32)
+        return fp4(group, f"compressed-tensors {weights.format}", "weight_packed", "weight_scale", 32, EXPONENTS)
+
+    def mxfp8(self, group: Group, weights: _Weights) -> Coding:
+        """Return the coding of MXFP8 weights."""
+        group.only("weight", "weight_scale", "input_scale")
+        self._floats(weights, 8, 32)
+        columns = group.check("weight", FLOAT8[:1], (None, None))[1]
+        if columns % 32:
+            group.refuse("columns", "weight", actual=columns, expected="a multiple of 32")
+        name = f"compressed-tensors {weights.format}"
+        return scaled(group, name, "weight", "weight_scale", FLOAT8[:1], 1, 32, kinds=EXPONENTS)
+
+    @staticmethod
+    def _floats(weights: _Weights, bits: int, size: int) -> None:
+        if weights.bits != bits or weights.kind != "float":
+            weights.settings.refuse("num_bits", f"{bits} bits of type 'float'")
+        if weights.size not in {-1, size}:
+            weights.settings.refuse("group_size", str(size))
+
+
+_FORMATS: dict[str, Callable[[CompressedTensors, Group, _Weights], Coding]] = {
+    "pack-quantized": CompressedTensors.packed,
+    "int-quantized": CompressedTensors.whole,
+    "float-quantized": CompressedTensors.whole,
+    "naive-quantized": CompressedTensors.whole,
+    "nvfp4-pack-quantized": CompressedTensors.nvfp4,
+    "mxfp4-pack-quantized": CompressedTensors.mxfp4,
+    "mxfp8-quantized": CompressedTensors.mxfp8,
+}
+
+METHOD = CompressedTensors

@@ -1,0 +1,64 @@
+"""FP8 with scales of blocks or of the tensor: DeepSeek V3 and R1, Qwen3-FP8, MiniMax, Kimi; AutoFP8."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings
+from weightmap.quant.checkpoints._codings import fp4, scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from weightmap.quant.pieced import Coding
+
+_SCALES = ("weight_scale_inv", "weight_scale", "scale")
+
+
+class Fp8(Method):
+    """``W = q * s[o // bh, c // bw]``: ``weight_scale_inv`` multiplies, despite its name.
+
+    ==================  ===========================================================================================
+    ``weight``          float8_e4m3fn (``fmt: "e5m2"``: float8_e5m2), shape (out, in)
+    ``weight_scale_inv``  shape (ceil(out / bh), ceil(in / bw)), with ``weight_block_size: [bh, bw]``; DeepSeek's own
+                        repositories call it ``scale``. float32, bfloat16, or E8M0 exponents as bytes
+    ``weight_scale``    one float32, without ``weight_block_size``; perhaps called ``weight_scale_inv`` too
+    ``input_scale``     of static activations: not decoded
+    ==================  ===========================================================================================
+
+    With ``expert_dtype: "fp4"`` an int8 weight, shape (out, in / 2), is e2m1 codes with exponents for 32 columns.
+    """
+
+    endings: ClassVar[tuple[str, ...]] = (".weight", ".weight_scale_inv", ".weight_scale", ".scale", ".input_scale")
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.block = settings.sizes("weight_block_size")
+        self.kinds = {"e4m3": FLOAT8[0], "e5m2": FLOAT8[1]}
+        if settings.text("fmt", "e4m3") not in self.kinds:
+            settings.unsupported("fmt", "e4m3 or e5m2")
+        self.stored = self.kinds[settings.text("fmt", "e4m3")]
+        self.fp4 = settings.text("expert_dtype", "fp8") == "fp4"
+        self.coded = (*FLOAT8, "int8") if self.fp4 else FLOAT8  # type: ignore[misc]
+
+    def belongs(self, roles: Collection[str], row: Any) -> bool:
+        """Say so unless ``scale`` is a parameter of its own: then no weight beside it is coded."""
+        if set(roles) <= {"weight", "scale"} and "scale" in roles:
+            return "weight" in roles and row("weight").dtype.name in self.coded
+        return True
+
+    def coding(self, group: Group) -> Coding:
+        """Implement `Method.coding`."""
+        scales = next((role for role in _SCALES if role in group), None)
+        if scales is None:
+            group.missing("weight_scale_inv" if self.block else "weight_scale")
+        group.only("weight", scales, "input_scale")
+        if self.fp4 and group.row("weight").dtype.name == "int8":
+            return fp4(group, "fp8 fp4 experts", "weight", scales, 32, EXPONENTS, stored=("int8",))
+        if self.block is None:
+            return scaled(group, "fp8", "weight", scales, (self.stored,), 0, 0)
+        kinds = (*FLOATS, *EXPONENTS)
+        return scaled(group, "fp8 blocks", "weight", scales, (self.stored,), *self.block, kinds=kinds)
+
+
+METHOD = Fp8

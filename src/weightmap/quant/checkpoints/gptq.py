@@ -1,0 +1,123 @@
+"""GPTQ: AutoGPTQ, GPTQModel, optimum; the ``*-GPTQ-*`` repositories."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
+from weightmap.quant.pieced import Coding, unpacked
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.quant.pieced import Pieces
+
+_BITS = (2, 3, 4, 8)
+
+
+class GptqCoding(Coding):
+    """``W[o, c] = s[g, o] * (q[c, o] - z[g, o])``, with ``g = g_idx[c]``, or ``c // group_size`` without ``g_idx``.
+
+    Codes of `bits` bits are laid end to end in int32 words, lowest bits first: those of ``qweight`` (in * bits / 32,
+    out) along in, those of ``qzeros`` (G, out * bits / 32) along out. ``scales`` (G, out) float16 or bfloat16. The
+    first version of the format stores one less than z: ``z = (stored + 1) & (2**bits - 1)``.
+
+    Parameters
+    ----------
+    groups : ndarray of int32, shape (in,), optional
+        ``g_idx``, a checked copy.
+    added : int
+        1 in the first version, else 0.
+    """
+
+    __slots__ = ("added", "bits", "groups")
+
+    def __init__(
+        self, shape: tuple[int, ...], size: int, bits: int, groups: NDArray[np.int32] | None, *, added: int
+    ) -> None:
+        step = 32 // math.gcd(32, bits)
+        super().__init__(f"gptq {bits} bits", shape, "qweight", "scales", block_size=size, step=step)
+        self.bits, self.groups, self.added = bits, groups, added
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Implement `Coding.cut`."""
+        every, rows = slice(None), slice(first, last)
+        words = slice(first * self.bits // 32, last * self.bits // 32)
+        return {"qweight": (every, rows), "scales": (every, rows), "qzeros": (every, words)}
+
+    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        columns = self.shape[1]
+        groups = np.arange(columns) // self.block_size if self.groups is None else self.groups
+        q = unpacked(pieces["qweight"].T, self.bits, columns).astype(np.float32)
+        z = unpacked(pieces["qzeros"], self.bits, last - first)
+        z = z + np.uint8(self.added) & np.uint8((1 << self.bits) - 1)
+        s = pieces["scales"].astype(np.float32)
+        return s.T[:, groups] * (q - z.astype(np.float32).T[:, groups])
+
+
+class Gptq(Method):
+    """``quant_method: "gptq"``: `GptqCoding` is the formula."""
+
+    endings: ClassVar[tuple[str, ...]] = (".qweight", ".qzeros", ".scales", ".g_idx")
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        version = "format" if "checkpoint_format" not in settings.values else "checkpoint_format"
+        added = {"gptq": 1, "gptq_v2": 0}.get(settings.text(version, "gptq"))
+        if added is None:
+            settings.unsupported(version, "'gptq' or 'gptq_v2'")
+        self.added = added
+        if settings.flag("is_marlin_format"):
+            settings.unsupported("is_marlin_format", "false")
+        if settings.text("pack_dtype", "int32") != "int32":
+            settings.unsupported("pack_dtype", "'int32'")
+        self.whole = self._sizes(settings, 4, 128)
+        self.dynamic = []
+        rules = settings.section("dynamic")
+        for key in rules.values:
+            negative, text = key.startswith("-:"), key[2:] if key[:2] in {"+:", "-:"} else key
+            own = self.whole if negative else self._sizes(rules.section(key), *self.whole)
+            self.dynamic.append((rules.pattern(key, text), own))
+
+    @staticmethod
+    def _sizes(settings: Settings, bits: int, group_size: int) -> tuple[int, int]:
+        found = settings.integer("bits", bits), settings.integer("group_size", group_size)
+        if found[0] not in _BITS:
+            settings.unsupported("bits", "2, 3, 4 or 8")
+        return found
+
+    def coding(self, group: Group) -> Coding:
+        """Implement `Method.coding`."""
+        bits, size = next((own for rule, own in self.dynamic if rule.match(group.module)), self.whole)
+        words, out = group.check("qweight", ("int32",), (None, None))
+        columns, left = divmod(words * 32, bits)
+        if left or columns % 32 * (bits == 3):
+            group.refuse("rows", "qweight", actual=words, expected=f"whole codes of {bits} bits")
+        if out * bits % 32:
+            group.refuse("columns", "qweight", actual=out, expected=f"whole words of codes of {bits} bits")
+        size = size if size > 0 else max(columns, 1)
+        count = blocks_of(columns, size)
+        group.check("scales", HALVES, (count, out))
+        group.check("qzeros", ("int32",), (count, out * bits // 32))
+        groups = None
+        if "g_idx" in group:
+            group.check("g_idx", ("int32",), (columns,))
+            groups = checked_groups(group, "g_idx", count)
+        return GptqCoding((out, columns), size, bits, groups, added=self.added)
+
+
+def checked_groups(group: Group, role: str, count: int) -> NDArray[np.int32]:
+    """Read the group of each column; refuse one that is not among `count`."""
+    groups: NDArray[np.int32] = group.read(role).astype(np.int32)
+    bad = np.flatnonzero((groups < 0) | (groups >= count))
+    if len(bad):
+        actual = int(groups[bad[0]])
+        group.refuse(f"group of column {int(bad[0])}", role, actual=actual, expected=f"0 to {count - 1}")
+    return groups
+
+
+METHOD = Gptq

@@ -1,0 +1,55 @@
+"""MXFP4 of gpt-oss: the matrices of all experts of a layer are one parameter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from weightmap.quant.checkpoints import EXPONENTS, Group, Method
+from weightmap.quant.pieced import E2M1, Coding, low_first, to_float32
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.quant.pieced import Pieces
+
+_WIDTH = 32
+
+
+class ExpertsCoding(Coding):
+    """``X[e, c, o] = e2m1[q[e, o, c]] * 2**(scale[e, o, c // 32] - 127)``, exact.
+
+    ``X_blocks`` uint8 (E, out, in / 32, 16), two codes to a byte, the first one its low nibble; ``X_scales`` uint8 (E,
+    out, in / 32), where 255 is NaN. The parameter is the transposed matrix of each expert: (E, in, out).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__("mxfp4 gpt-oss", shape, "blocks", "scales", block_size=_WIDTH)
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Implement `Coding.cut`."""
+        return {"blocks": slice(first, last), "scales": slice(first, last)}
+
+    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        values = E2M1[low_first(pieces["blocks"])] * to_float32(pieces["scales"])[..., None]
+        return np.swapaxes(values.reshape(last - first, self.shape[2], self.shape[1]), 1, 2)
+
+
+class Mxfp4(Method):
+    """``quant_method: "mxfp4"``: `ExpertsCoding` is the formula."""
+
+    endings: ClassVar[tuple[str, ...]] = ("_blocks", "_scales")
+    parameter: ClassVar[str] = ""
+
+    def coding(self, group: Group) -> Coding:
+        """Implement `Method.coding`."""
+        experts, rows, blocks, _ = group.check("blocks", ("uint8",), (None, None, None, _WIDTH // 2))
+        group.check("scales", EXPONENTS, (experts, rows, blocks))
+        return ExpertsCoding((experts, blocks * _WIDTH, rows))
+
+
+METHOD = Mxfp4

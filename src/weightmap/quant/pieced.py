@@ -1,0 +1,256 @@
+"""`PiecedTensor`: a parameter that a checkpoint stores as several tensors; `Coding`, how these make its values.
+
+A parameter is decoded in float32, every operation rounded to nearest even in the order that its coding states, and
+rounded once more, to the type of the result. So `dequantize("float32")` gives the value before the last rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.dtypes import dtype_named
+from weightmap.errors import QuantError
+from weightmap.quant import PIECE
+from weightmap.quant.blocks import QuantizedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    Pieces = Mapping[str, NDArray[Any]]
+
+
+class Coding:
+    """How the pieces of a parameter make its values. Each scheme has a class, whose docstring is the formula.
+
+    Attributes
+    ----------
+    scheme : str
+    shape : tuple of int
+        Of the parameter.
+    step : int
+        Rows decode in groups of so many, for instance because a word has codes of several rows.
+    block_size : int
+        Elements of a row with one scale; 0 where that is no number.
+    codes, scales : str
+        The pieces that hold them.
+    stated : str or None
+        The type of the parameter that the pieces state themselves.
+    """
+
+    __slots__ = ("block_size", "codes", "scales", "scheme", "shape", "stated", "step")
+
+    scheme: str
+    shape: tuple[int, ...]
+    step: int
+    block_size: int
+    codes: str
+    scales: str
+    stated: str | None
+
+    def __init__(
+        self, scheme: str, shape: tuple[int, ...], codes: str, scales: str, *, block_size: int = 0, step: int = 1
+    ) -> None:
+        self.scheme, self.shape, self.codes, self.scales = scheme, shape, codes, scales
+        self.block_size, self.step, self.stated = block_size, step, None
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Return the index of the part of each piece that decodes rows `first` to `last`; None for all of a piece.
+
+        `first` is a multiple of `step`, and `last` is one too, or the number of rows.
+        """
+        raise NotImplementedError
+
+    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Return rows `first` to `last`, given the parts of the pieces that `cut` selects."""
+        raise NotImplementedError
+
+    def rows(self, pieces: Pieces, first: int, last: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return what `decode` does in another type; values out of its range become infinite."""
+        with np.errstate(all="ignore"):
+            return self.decode(pieces, first, last).astype(dtype, copy=False)
+
+    def around(self, first: int, last: int) -> tuple[int, int]:
+        """Return these rows, widened to whole steps."""
+        return first // self.step * self.step, min(-(-last // self.step) * self.step, self.shape[0])
+
+
+class PiecedTensor(QuantizedTensor):
+    """A parameter over the tensors that store it, decoded on demand.
+
+    Parameters
+    ----------
+    coding : Coding
+    dtype : numpy.dtype
+        The type of the model's parameters.
+    pieces : mapping of str to (str, ndarray)
+        By what a piece is called in its scheme, its name in the file and its array; in file order.
+
+    Attributes
+    ----------
+    shape, ndim, size
+        Of the parameter, as the unquantised model has it.
+    scheme : str
+        Such as "awq gemm".
+    dtype : numpy.dtype
+        What `dequantize` and indexing return: the type of the model's parameters.
+    pieces : dict of str to ndarray
+        The stored tensors by name, in file order: views of the mapping.
+    block_size : int
+        Elements of a row with one scale; 0 where scales are of blocks of rows, of rows or of the tensor.
+    scale_type : str
+        Dtype of the stored scales.
+    nbytes : int
+        Bytes of all pieces.
+    """
+
+    __slots__ = ("_coding", "_dtype", "_pieces")
+
+    # Values are made in float32, and rounded once to any other type.
+    _direct: ClassVar[tuple[np.dtype[Any], ...]] = (np.dtype(np.float32),)
+
+    def __init__(self, coding: Coding, dtype: np.dtype[Any], pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> None:
+        self._coding, self._dtype = coding, dtype
+        self._pieces = dict(pieces)
+        self.scheme = coding.scheme
+        self.shape = coding.shape
+        self.size = math.prod(coding.shape)
+        self.block_size = coding.block_size
+        self.scale_type = self._pieces[coding.scales][1].dtype.name
+
+    def _described(self) -> str:
+        return f"{list(self.shape)} {self._dtype}"
+
+    # ------------------------------------------------------------------------------------------------- its parts
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of what `dequantize` and indexing return: the model's own type."""
+        return self._dtype
+
+    @property
+    def pieces(self) -> dict[str, NDArray[Any]]:
+        """The stored tensors by name, in file order: views."""
+        return dict(self._pieces.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(array.nbytes for _, array in self._pieces.values())
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of scales."""
+        return self.scales.size
+
+    @property
+    def payload(self) -> NDArray[np.uint8]:
+        """The bytes of all pieces, one after another, shape (nbytes,): a copy, since they may lie apart."""
+        parts = [np.frombuffer(array.tobytes(), np.uint8) for _, array in self._pieces.values()]
+        return np.concatenate([*parts, np.empty(0, np.uint8)])
+
+    @property
+    def scales(self) -> NDArray[Any]:
+        """The scales as they are stored: a view."""
+        return self._pieces[self._coding.scales][1]
+
+    @property
+    def codes(self) -> NDArray[Any]:
+        """The codes as they are stored: a view."""
+        return self._pieces[self._coding.codes][1]
+
+    @property
+    def mask(self) -> None:
+        """None: the parameter has no mask."""
+        return
+
+    @property
+    def kinds(self) -> None:
+        """None: the parameter has no kinds of blocks."""
+        return
+
+    # -------------------------------------------------------------------------------------------------- decoding
+    def _check_scales(self) -> None:
+        scales = self.scales
+        if scales.dtype.kind not in "iu":
+            bad = np.flatnonzero(~np.isfinite(scales.astype(np.float32)))
+            if len(bad):
+                actual = float(scales.reshape(-1)[bad[0]])
+                raise QuantError(f"scale {int(bad[0])}", actual=actual, expected="a finite number")
+
+    def _decode(self, start: int, stop: int, target: NDArray[Any], threads: int) -> None:
+        if target.flags.c_contiguous:
+            self._decode_to(start, stop, target.reshape(-1), threads)
+            return
+        dense = kernels.empty(target.shape, target.dtype)
+        self._decode_to(start, stop, dense.reshape(-1), threads)
+        target[...] = dense
+
+    def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:  # noqa: ARG002 - one thread
+        """Write the values from `start` to `stop` to a contiguous array of any type: groups of rows, each cut first."""
+        if start >= stop:
+            return
+        coding, width = self._coding, math.prod(self.shape[1:])
+        most = max(PIECE // width // coding.step, 1) * coding.step
+        end = -(-stop // width)
+        first, _ = coding.around(start // width, end)
+        flat = out.reshape(-1)
+        for row in range(first, end, most):
+            _, last = coding.around(row, min(row + most, end))
+            low, high = max(start, row * width), min(stop, last * width)
+            values = self._rows_of(row, last, flat.dtype).reshape(-1)
+            flat[low - start : high - start] = values[low - row * width : high - row * width]
+
+    def _rows_of(self, first: int, last: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        cut = self._coding.cut(first, last)
+        pieces = {role: self._pieces[role][1] for role in cut}
+        parts = {role: pieces[role] if key is None else pieces[role][key] for role, key in cut.items()}
+        return self._coding.rows(parts, first, last, dtype)
+
+    # ------------------------------------------------------------------------------------------------- as an object
+    def __reduce__(self) -> tuple[Any, ...]:
+        copies = {role: (name, np.array(array)) for role, (name, array) in self._pieces.items()}
+        return _rebuild, (self._coding, self._dtype.name, copies)
+
+
+def _rebuild(coding: Coding, dtype: str, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> PiecedTensor:
+    return PiecedTensor(coding, dtype_named(dtype), pieces)
+
+
+# --------------------------------------------------------------------------------------------- parts of the formulas
+def _powers() -> NDArray[np.float32]:
+    bits = np.arange(256, dtype=np.uint32) << np.uint32(23)
+    bits[0], bits[255] = 1 << 22, 0x7FC00000  # 2**-127 is a subnormal number, and 255 is NaN
+    return bits.view(np.float32)
+
+
+# What E8M0 exponents mean: 2**(e - 127).
+E8M0 = _powers()
+_MAGNITUDES = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+# The values of e2m1 codes; code 8 is -0.
+E2M1 = np.array([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], np.float32)
+E2M1[8] = -0.0
+
+
+def to_float32(scales: NDArray[Any]) -> NDArray[np.float32]:
+    """Return stored scales as float32, which holds them exactly: bytes are E8M0 exponents."""
+    if scales.dtype == np.uint8 or scales.dtype.name == "float8_e8m0fnu":
+        exponents: NDArray[np.float32] = E8M0[scales.view(np.uint8)]
+        return exponents
+    return scales.astype(np.float32)
+
+
+def low_first(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the nibbles of bytes along the last axis, that of the low four bits first."""
+    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
+
+
+def unpacked(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
+    """Return `count` codes of each stream along the last axis: laid end to end in int32 words, lowest bits first."""
+    octets = np.ascontiguousarray(words, "<i4").view(np.uint8)
+    apart = np.unpackbits(octets, axis=-1, bitorder="little")[..., : count * bits]
+    return np.packbits(apart.reshape(*words.shape[:-1], count, bits), axis=-1, bitorder="little")[..., 0]

@@ -1,0 +1,363 @@
+"""Quantised checkpoints of every scheme, made here from codes and scales, with the values that they stand for.
+
+Codes are packed one by one, as QUANTISED.md of the specification says; nothing of the package is used.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+from tests.builders import Tensor
+from tests.builders import safetensors as st
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+MODULE = "model.layers.0.q_proj"
+
+
+@dataclass
+class Checkpoint:
+    """A quantised parameter: configuration, stored tensors, and the values in float32.
+
+    Attributes
+    ----------
+    method : str
+        Or the name of an example.
+    config : dict
+        Of ``quantization_config``.
+    tensors : dict of str to ndarray
+    values : ndarray of float32
+    name : str
+        Of the parameter.
+    dtype : str
+        The type of the model.
+    """
+
+    method: str
+    config: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+    values: np.ndarray
+    name: str = f"{MODULE}.weight"
+    dtype: str = "bfloat16"
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> Path:
+        """Write the model and its configuration, and return its path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"dtype": self.dtype, "quantization_config": self.config, **self.extra}
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        path = folder / "model.safetensors"
+        path.write_bytes(st.build({name: stored(array) for name, array in self.tensors.items()}))
+        return path
+
+
+def stored(array: np.ndarray) -> Tensor:
+    """Return an array as the builders of files take it."""
+    return Tensor(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
+
+
+def words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Lay rows of codes end to end in int32 words, lowest bits first."""
+    count = -(-codes.shape[1] * bits // 32)
+    rows = []
+    for row in codes.tolist():
+        number = sum(code << position * bits for position, code in enumerate(row))
+        rows.append([(number >> 32 * k) & 0xFFFFFFFF for k in range(count)])
+    return np.array(rows, np.uint32).reshape(len(rows), count).view(np.int32)
+
+
+def apart(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Lay rows of codes in int32 words, as many in each as fit whole."""
+    each = 32 // bits
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % each))).reshape(len(codes), -1, each).tolist()
+    rows = [[sum(code << k * bits for k, code in enumerate(word)) for word in row] for row in padded]
+    return np.array(rows, np.uint32).view(np.int32)
+
+
+def numbers(seed: int, shape: tuple[int, ...], most: int) -> np.ndarray:
+    """Return random codes below `most`."""
+    return np.random.default_rng(seed).integers(0, most, shape)
+
+
+def scales(seed: int, shape: tuple[int, ...], dtype: Any = np.float16) -> np.ndarray:
+    """Return random scales, some of them negative or of few bits."""
+    return (np.random.default_rng(seed).normal(0, 0.02, shape)).astype(dtype)
+
+
+def product(q: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """Multiply in float32."""
+    return (q.astype(np.float32) * s.astype(np.float32)).astype(np.float32)
+
+
+def awq(*, group: int = 32, zeros: bool = True, columns: int = 64) -> Checkpoint:
+    """AWQ: a word has the codes of eight outputs, in an order of its own."""
+    rows, size = 24, columns if group < 0 else group
+    q, z = numbers(1, (rows, columns), 16), numbers(2, (rows, columns // size), 16)
+    s = scales(3, (rows, columns // size))
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def packed(codes: np.ndarray) -> np.ndarray:
+        turned = codes.T.reshape(codes.shape[1], -1, 8)[:, :, order]
+        return words(turned.reshape(codes.shape[1], -1), 4)
+
+    zero = z if zeros else np.full_like(z, 8)
+    values = product(q - np.repeat(zero, size, 1), np.repeat(s, size, 1))
+    tensors = {"qweight": packed(q), "scales": s.T} | ({"qzeros": packed(z)} if zeros else {})
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": zeros, "version": "GEMM"}
+    return Checkpoint("awq", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values, dtype="float16")
+
+
+def gptq(bits: int, *, version: str = "gptq", group: int = 32, order: str = "") -> Checkpoint:
+    """GPTQ; `order` is "" without g_idx, "plain", or "act" for groups in another order."""
+    rows, columns = 32, 128
+    size = columns if group < 0 else group
+    count, most = columns // size, 1 << bits
+    q, z, s = numbers(4, (rows, columns), most), numbers(5, (rows, count), most), scales(6, (rows, count), BF16)
+    g = np.arange(columns) // size
+    if order == "act":
+        g = np.random.default_rng(7).permutation(g)
+    kept = (z - 1) % most if version == "gptq" else z
+    tensors = {"qweight": words(q, bits).T, "qzeros": words(kept.T, bits), "scales": s.T}
+    if order:
+        tensors["g_idx"] = g.astype(np.int32)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version, "sym": False}
+    values = product(q - z[:, g], s.astype(np.float32)[:, g])
+    return Checkpoint(f"gptq{bits}", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values, dtype="float16")
+
+
+def compressed(
+    format_: str, weights: dict[str, Any], tensors: dict[str, np.ndarray], values: np.ndarray, **own: Any
+) -> Checkpoint:
+    """A checkpoint of compressed-tensors with one group of modules."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    config = {"quant_method": "compressed-tensors", "format": format_, "config_groups": groups, "ignore": ["lm_head"]}
+    stored_as = {f"{MODULE}.{name}": array for name, array in tensors.items()}
+    return Checkpoint(format_, config | own, stored_as, values)
+
+
+def packed(
+    bits: int, *, group: int = 32, symmetric: bool = True, old: bool = False, order: bool = False, columns: int = 96
+) -> Checkpoint:
+    """pack-quantized; `old` for codes that do not span words, `order` for groups in another order."""
+    rows, size = 20, columns if group <= 0 else group
+    count, half = columns // size, 1 << bits - 1
+    q, z = numbers(8, (rows, columns), 2 * half) - half, numbers(9, (rows, count), 2 * half) - half
+    s = scales(10, (1,) if group == 0 else (rows, count), np.float32 if group == 0 else BF16)
+    pack = apart if old else words
+    tensors = {"weight_packed": pack(q + half, bits), "weight_scale": s, "weight_shape": np.array([rows, columns])}
+    g = np.arange(columns) // size
+    if order:
+        g = np.random.default_rng(11).permutation(g)
+        tensors["weight_g_idx"] = g.astype(np.int32)
+    if not symmetric:
+        tensors["weight_zero_point"] = pack((z + half).T, bits).T
+    each = np.broadcast_to(s.astype(np.float32).reshape(-1, s.size if s.ndim == 1 else count), (rows, count))
+    values = product(q - (0 if symmetric else z[:, g]), each[:, g])
+    strategy = "tensor" if group == 0 else "channel" if group < 0 else "group"
+    rules = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy}
+    rules |= {"group_size": group if group > 0 else None, "actorder": "group" if order else None}
+    return compressed("pack-quantized", rules, tensors, values, version="0.17.1" if old or order else "0.20.0")
+
+
+def blocked(q: np.ndarray, s: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Multiply each element by the scale of its block."""
+    rows, columns = q.shape
+    each = np.empty(q.shape, np.float32)
+    for o in range(rows):
+        for c in range(columns):
+            each[o, c] = s[o // height, c // width]
+    return product(q, each)
+
+
+def whole(kind: str, strategy: str, *, symmetric: bool = True) -> Checkpoint:
+    """int-quantized and float-quantized: a byte an element."""
+    rows, columns = 40, 96
+    height, width = {"tensor": (rows, columns), "channel": (1, columns), "group": (1, 32), "block": (16, 40)}[strategy]
+    count = -(-rows // height), -(-columns // width)
+    codes = numbers(12, (rows, columns), 256).astype(np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0  # no NaN
+    q = codes.view(F8 if kind == "float" else np.int8)
+    s = scales(13, count, BF16)
+    z = numbers(14, count, 256).astype(np.uint8).view(np.int8)
+    minus = np.repeat(np.repeat(z, height, 0)[:rows], width, 1)[:, :columns].astype(np.float32)
+    values = blocked(q.astype(np.float32) - (0 if symmetric else minus), s.astype(np.float32), height, width)
+    tensors = {"weight": q, "weight_scale": s.reshape(1) if strategy == "tensor" else s}
+    if not symmetric:
+        tensors["weight_zero_point"] = z.reshape(tensors["weight_scale"].shape)
+    rules = {"num_bits": 8, "type": kind, "symmetric": symmetric, "strategy": strategy}
+    rules |= {"group_size": 32 if strategy == "group" else None}
+    rules |= {"block_structure": [16, 40] if strategy == "block" else None}
+    return compressed(f"{kind}-quantized", rules, tensors, values, version="0.20.0")
+
+
+def e2m1(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return packed codes, the low nibble first, and their values."""
+    codes = numbers(15, (rows, columns), 16)
+    return (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8), np.array(E2M1, np.float32)[codes]
+
+
+def exponents(seed: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return E8M0 exponents with both ends, and their powers of two."""
+    e = numbers(seed, shape, 255).astype(np.uint8)
+    e.flat[0], e.flat[-1] = 0, 254
+    return e, np.ldexp(np.float64(1), e.astype(int) - 127).astype(np.float32)
+
+
+def fp4(kind: str) -> Checkpoint:
+    """NVFP4 of compressed-tensors and of ModelOpt, MXFP4, and the experts of DeepSeek V4."""
+    codes, q = e2m1(24, 64)
+    width = 16 if "nvfp4" in kind else 32
+    if width == 16:
+        s = np.abs(scales(16, (24, 4), np.float32) * 1000).astype(F8)
+        whole_scale = np.float32(777.25) if kind == "nvfp4" else np.float32(0.0123)
+        each = s.astype(np.float32) / whole_scale if kind == "nvfp4" else s.astype(np.float32) * whole_scale
+    else:
+        s, each = exponents(17, (24, 2))
+    with np.errstate(over="ignore"):
+        values = product(q, np.repeat(each.astype(np.float32), width, 1))
+    if kind == "nvfp4":
+        tensors = {"weight_packed": codes, "weight_scale": s, "weight_global_scale": np.array([whole_scale])}
+        rules = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+        return compressed("nvfp4-pack-quantized", rules, tensors, values)
+    if kind == "mxfp4":
+        rules = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+        return compressed("mxfp4-pack-quantized", rules, {"weight_packed": codes, "weight_scale": s}, values)
+    if kind == "experts":
+        tensors = {"weight": codes.view(np.int8), "weight_scale_inv": s}
+        config = {"quant_method": "fp8", "expert_dtype": "fp4", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+        return Checkpoint("fp4 experts", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values)
+    tensors = {
+        "weight": codes,
+        "weight_scale": s,
+        "weight_scale_2": np.array(whole_scale),
+        "input_scale": np.ones((), np.float32),
+    }
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head*"]}
+    return Checkpoint("modelopt nvfp4", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values)
+
+
+def mxfp8() -> Checkpoint:
+    """MXFP8 of compressed-tensors."""
+    codes = numbers(18, (24, 64), 127).astype(np.uint8)
+    s, each = exponents(19, (24, 2))
+    q = codes.view(F8)
+    with np.errstate(over="ignore"):
+        values = product(q, np.repeat(each, 32, 1))
+    rules = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    return compressed("mxfp8-quantized", rules, {"weight": q, "weight_scale": s}, values)
+
+
+def fp8(scale: str, method: str = "fp8") -> Checkpoint:
+    """FP8 with scales of 16 x 24 blocks in several types, of the tensor, or of rows."""
+    rows, columns, height, width = 40, 60, 16, 24
+    codes = numbers(20, (rows, columns), 256).astype(np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0
+    kind = np.dtype(ml_dtypes.float8_e5m2) if scale == "e5m2" else F8
+    codes[codes & 0x7C == 0x7C] &= 0x03 if scale == "e5m2" else 0xFF
+    q, config = codes.view(kind), {"quant_method": method, "weight_block_size": [height, width]}
+    role, shape = "weight_scale_inv", (-(-rows // height), -(-columns // width))
+    s: np.ndarray
+    if scale in {"u8", "e8m0"}:
+        s, each = exponents(21, shape)
+        s = s if scale == "u8" else s.view(ml_dtypes.float8_e8m0fnu)
+        config["scale_fmt"] = "ue8m0"
+    elif scale in {"tensor", "rows"}:
+        height, width, role = (rows if scale == "tensor" else 1), columns, "weight_scale"
+        each = scales(22, (rows // height, 1), np.float32)
+        s = each.reshape(()) if scale == "tensor" else each
+        del config["weight_block_size"]
+    else:
+        s = scales(23, shape, BF16 if scale == "bf16" else np.float32)
+        each, role = s.astype(np.float32), "scale" if scale == "own" else role
+    config |= {"fmt": "e5m2"} if scale == "e5m2" else {}
+    with np.errstate(over="ignore"):
+        values = blocked(q.astype(np.float32), each, height, width)
+    return Checkpoint(f"{method} {scale}", config, {f"{MODULE}.weight": q, f"{MODULE}.{role}": s}, values)
+
+
+def experts() -> Checkpoint:
+    """gpt-oss: three experts, transposed."""
+    count, rows, columns = 3, 16, 64
+    codes, q = e2m1(count * rows, columns)
+    s, each = exponents(24, (count, rows, columns // 32))
+    with np.errstate(over="ignore"):
+        values = product(q, np.repeat(each.reshape(count * rows, -1), 32, 1))
+    name = "model.layers.0.mlp.experts.down_proj"
+    tensors = {f"{name}_blocks": codes.reshape(count, rows, columns // 32, 16), f"{name}_scales": s}
+    turned = np.ascontiguousarray(values.reshape(count, rows, columns).swapaxes(1, 2))
+    return Checkpoint("mxfp4", {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, tensors, turned, name)
+
+
+def four_bits(kind: str, *, nested: bool, shape: tuple[int, ...] = (7, 33), storage: Any = np.uint8) -> Checkpoint:
+    """bitsandbytes nf4 and fp4: blocks of the flattened parameter, which span rows; the last one is short."""
+    count, size, outer = int(np.prod(shape)), 64, 2
+    blocks = -(-count // size)
+    codes = numbers(25, (count,), 16)
+    table = np.sort(np.random.default_rng(26).uniform(-1, 1, 16)).astype(np.float32)
+    even = np.pad(codes, (0, count % 2))
+    octets = (even[::2] << 4 | even[1::2]).astype(np.uint8)
+    weight = f"{MODULE}.weight"
+    state = {"quant_type": kind, "blocksize": size, "dtype": "float16", "shape": list(shape)}
+    if nested:
+        a, inner = numbers(27, (blocks,), 256), np.random.default_rng(28).normal(0, 1, 256).astype(np.float32)
+        above = np.random.default_rng(29).uniform(0.1, 1, -(-blocks // outer)).astype(np.float32)
+        offset = 0.123456789
+        absmax = (inner[a] * np.repeat(above, outer)[:blocks]).astype(np.float32) + np.float32(offset)
+        extra = {"absmax": a.astype(np.uint8), "nested_absmax": above, "nested_quant_map": inner}
+        state |= {"nested_blocksize": outer, "nested_dtype": "float32", "nested_offset": offset}
+    else:
+        absmax = np.random.default_rng(30).uniform(0.1, 1, blocks).astype(np.float32)
+        extra = {"absmax": absmax}
+    extra["quant_map"] = table
+    extra[f"quant_state.bitsandbytes__{kind}"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    values = product(table[codes], np.repeat(absmax, size)[:count]).reshape(shape)
+    tensors = {weight: octets.view(storage).reshape(-1, 1)} | {f"{weight}.{k}": v for k, v in extra.items()}
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    return Checkpoint(f"bitsandbytes {kind}", config, tensors, values, dtype="auto")
+
+
+def eight_bits() -> Checkpoint:
+    """bitsandbytes int8: two roundings."""
+    q = numbers(31, (12, 40), 256).astype(np.uint8).view(np.int8)
+    s = np.random.default_rng(32).uniform(0.1, 3, 12).astype(np.float32)
+    values = product(product(q, s[:, None]), np.float32(0.007874015718698502))
+    tensors = {f"{MODULE}.weight": q, f"{MODULE}.SCB": s, f"{MODULE}.weight_format": np.zeros((), np.uint8)}
+    return Checkpoint("int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, tensors, values, dtype="float16")
+
+
+EXAMPLES: dict[str, Callable[[], Checkpoint]] = {
+    "awq": awq,
+    "awq, one group": lambda: awq(group=-1),
+    "awq without zeros": lambda: awq(zeros=False),
+    **{f"gptq {bits}": (lambda bits=bits: gptq(bits)) for bits in (2, 3, 4, 8)},
+    **{f"gptq {bits} v2": (lambda bits=bits: gptq(bits, version="gptq_v2", order="plain")) for bits in (2, 3, 4, 8)},
+    "gptq act-order": lambda: gptq(4, order="act"),
+    "gptq, one group": lambda: gptq(4, group=-1),
+    **{f"packed {bits}": (lambda bits=bits: packed(bits)) for bits in range(1, 9)},
+    **{f"packed {bits}, zeros": (lambda bits=bits: packed(bits, symmetric=False)) for bits in (1, 2, 3, 4, 5, 6, 7, 8)},
+    **{f"packed {bits}, old": (lambda bits=bits: packed(bits, symmetric=False, old=True)) for bits in (3, 5, 6, 7)},
+    "packed by channel": lambda: packed(4, group=-1, columns=43),
+    "packed by channel, zeros": lambda: packed(4, group=-1, columns=43, symmetric=False),
+    "packed by tensor": lambda: packed(4, group=0, columns=43),
+    "packed act-order": lambda: packed(4, order=True, symmetric=False),
+    **{f"int8 {s}": (lambda s=s: whole("int", s)) for s in ("tensor", "channel", "group")},
+    **{f"int8 {s}, zeros": (lambda s=s: whole("int", s, symmetric=False)) for s in ("tensor", "channel", "group")},
+    **{f"float8 {s}": (lambda s=s: whole("float", s)) for s in ("tensor", "channel", "group", "block")},
+    **{kind: (lambda kind=kind: fp4(kind)) for kind in ("nvfp4", "mxfp4", "experts", "modelopt nvfp4")},
+    "mxfp8": mxfp8,
+    **{f"fp8 {s}": (lambda s=s: fp8(s)) for s in ("f32", "bf16", "u8", "e8m0", "own", "e5m2", "tensor")},
+    "fbgemm": lambda: fp8("rows", "fbgemm_fp8"),
+    "gpt-oss": experts,
+    **{f"{k}, nested {n}": (lambda k=k, n=n: four_bits(k, nested=n)) for k in ("nf4", "fp4") for n in (False, True)},
+    "nf4, one row of blocks": lambda: four_bits("nf4", nested=True, shape=(4, 128)),
+    "nf4 in bfloat16": lambda: four_bits("nf4", nested=True, shape=(8, 64), storage=BF16),
+    "int8 of bitsandbytes": eight_bits,
+}

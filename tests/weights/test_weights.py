@@ -1,0 +1,202 @@
+"""`TensorFile.weights`: a mapping of parameters, by the configuration beside the file or given."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.builders import safetensors as st
+from tests.weights.checkpoints import EXAMPLES, MODULE, stored
+
+import weightmap as wm
+
+TRUTH = Path(__file__).parent / "groundtruth"
+NAME = f"{MODULE}.weight"
+
+
+def with_others(example):
+    """The example's tensors between plain ones: the pieces are not neighbours."""
+    (first, array), *rest = example.tensors.items()
+    before = {
+        "model.embed.weight": np.ones((3, 2), np.float16),
+        first: array,
+        f"{MODULE}.bias": np.zeros(2, np.float32),
+    }
+    example.tensors = {**before, **dict(rest), "model.norm.weight": np.ones(4, np.float32)}
+    return example
+
+
+def test_without_a_configuration_it_has_what_the_file_has(tmp_path):
+    """No config.json, or one without quantization_config: the same names and arrays."""
+    path = EXAMPLES["awq"]().write(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with wm.open(path) as f:
+        assert list(f.weights) == list(f)
+        assert all(np.shares_memory(f.weights[name], f[name]) for name in f)
+    (tmp_path / "config.json").write_text('{"dtype": "float16"}', encoding="utf-8")
+    with wm.open(path) as f:
+        assert list(f.weights) == list(f)
+    with wm.open(path.read_bytes()) as f:
+        assert list(f.weights) == list(f)
+
+
+def test_it_is_a_mapping_in_file_order(tmp_path):
+    """A parameter stands where its first piece stands; what is no piece stays as it is."""
+    with wm.open(with_others(EXAMPLES["awq"]()).write(tmp_path)) as f:
+        names = ["model.embed.weight", NAME, f"{MODULE}.bias", "model.norm.weight"]
+        assert list(f.weights) == names
+        assert len(f.weights) == 4
+        assert NAME in f.weights
+        assert f"{MODULE}.qweight" not in f.weights
+        assert [name for name, _ in f.weights.items()] == names
+        assert f.weights is f.weights
+        assert f.weights.get("x") is None
+        with pytest.raises(wm.TensorNotFoundError, match="q_proj"):
+            f.weights[f"{MODULE}.qweight"]
+        w = f.weights[NAME]
+        values = w.dequantize()
+        assert "awq" in repr(w)
+        assert len(f.shards) == 0
+    with pytest.raises(wm.ClosedError):
+        f.weights  # noqa: B018
+    np.testing.assert_array_equal(w.dequantize(), values)  # views outlive the handle
+
+
+def test_configuration_as_an_argument(tmp_path):
+    """config= takes a mapping or a path, for a file without one beside it, and goes along when pickled."""
+    example = EXAMPLES["gptq 4"]()
+    path = example.write(tmp_path)
+    given = (tmp_path / "config.json").rename(tmp_path / "other.json")
+    for config in (given, str(given), json.loads(given.read_text(encoding="utf-8"))):
+        with wm.open(path, config=config) as f, pickle.loads(pickle.dumps(f)) as again:
+            for handle in (f, again):
+                np.testing.assert_array_equal(handle.weights[NAME].dequantize("float32"), example.values)
+    with wm.open(path.read_bytes(), config=given) as f:
+        assert list(f.weights) == [NAME]
+    with wm.open(path, config=tmp_path / "none.json") as f, pytest.raises(FileNotFoundError):
+        f.weights  # noqa: B018
+    with pytest.raises(TypeError, match="config"):
+        wm.open(path, config=3)
+
+
+def test_older_places_of_the_configuration(tmp_path):
+    """compression_config of compressed-tensors, and hf_quant_config.json of ModelOpt."""
+    example = EXAMPLES["packed 4"]()
+    del example.config["quant_method"]
+    example.extra = {"quantization_config": None, "compression_config": example.config}
+    with wm.open(example.write(tmp_path / "old")) as f:
+        assert list(f.weights) == [example.name]
+    example = EXAMPLES["modelopt nvfp4"]()
+    path = example.write(tmp_path / "modelopt")
+    (path.parent / "config.json").write_text("{}", encoding="utf-8")
+    older = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (path.parent / "hf_quant_config.json").write_text(json.dumps(older), encoding="utf-8")
+    with wm.open(path) as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "torch.float32"}, "float32"),
+        ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({"dtype": "auto", "torch_dtype": "float8_e4m3fn"}, "float16"),
+        ({}, "float16"),
+    ],
+)
+def test_type_of_parameters(tmp_path, keys, dtype):
+    """That of the configuration, else that of the scales."""
+    example = EXAMPLES["awq"]()
+    path = example.write(tmp_path)
+    with wm.open(path, config={"quantization_config": example.config} | keys) as f:
+        assert f.weights[NAME].dtype == dtype
+        assert f.weights[NAME][:1].dtype == dtype
+
+
+def test_pieces_in_several_shards(tmp_path):
+    """A file of a sharded model, opened by itself, lacks the pieces of others; the model has them."""
+    model = TRUTH / "awq_shards"
+    with wm.open(model) as f:
+        assert len(f.shards) == 2
+        assert all(isinstance(f.weights[name], (np.ndarray, wm.QuantizedTensor)) for name in f.weights)
+    with wm.open(next(model.glob("*00001-of*"))) as f:
+        with pytest.raises(wm.FormatError, match="lacks its tensor"):
+            dict(f.weights)
+        assert len(dict(f)) == len(f)
+
+
+def test_groups_of_several_formats(tmp_path):
+    """A module takes the group that names it, else one whose expression matches, else that of its class."""
+    example = EXAMPLES["packed 4"]()
+    eight = EXAMPLES["int8 channel"]()
+    for name, array in eight.tensors.items():
+        example.tensors[name.replace("q_proj", "o_proj")] = array
+    rules = [e.config["config_groups"]["group_0"]["weights"] for e in (example, eight)]
+    groups = {
+        "a": {"targets": ["Linear"], "weights": rules[1], "format": "int-quantized"},
+        "b": {"targets": ["re:.*layers.*q_proj$"], "weights": rules[0], "format": "pack-quantized"},
+    }
+    example.config |= {"config_groups": groups, "format": "mixed-precision"}
+    with wm.open(example.write(tmp_path)) as f:
+        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
+        other = f.weights[NAME.replace("q_proj", "o_proj")]
+        np.testing.assert_array_equal(other.dequantize("float32"), eight.values)
+
+
+def test_dynamic_of_gptq(tmp_path):
+    """The first rule that matches a module overrides bits and group size."""
+    example = EXAMPLES["gptq 8"]()
+    example.config |= {
+        "bits": 4,
+        "dynamic": {"-:.*lm_head.*": {}, r"+:.*\.q_proj": {"bits": 8}, r".*\.0\..*": {"bits": 2}},
+    }
+    with wm.open(example.write(tmp_path)) as f:
+        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
+
+
+def test_scales_of_their_own(tmp_path):
+    """A parameter called `scale` beside a plain weight is no piece of FP8."""
+    example = EXAMPLES["fp8 f32"]()
+    example.tensors["norm.weight"] = np.ones(3, np.float32)
+    example.tensors["norm.scale"] = np.ones(3, np.float32)
+    example.tensors["alone.scale"] = np.ones(3, np.float32)
+    with wm.open(example.write(tmp_path)) as f:
+        assert list(f.weights) == [NAME, "norm.weight", "norm.scale", "alone.scale"]
+
+
+def test_other_formats(tmp_path):
+    """Parameters are those of any format with these names: .npz."""
+    example = EXAMPLES["awq"]()
+    example.write(tmp_path)
+    np.savez_compressed(tmp_path / "model.npz", **example.tensors)
+    with wm.open(tmp_path / "model.npz") as f:
+        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
+
+
+def test_copies_on_write_stay_private(tmp_path):
+    """In mode "cow" pieces are writable, decoding follows them, and the file stays."""
+    example = EXAMPLES["int8 tensor"]()
+    path = example.write(tmp_path)
+    before = path.read_bytes()
+    with wm.open(path, mode="cow") as f:
+        w = f.weights[NAME]
+        w.pieces[f"{MODULE}.weight"][0] = 0
+        assert not w[0].astype(np.float32).any()
+    assert path.read_bytes() == before
+
+
+def test_a_parameter_stored_twice(tmp_path):
+    """Pieces and a plain weight under the name of the parameter are refused."""
+    example = EXAMPLES["awq"]()
+    tensors = {name: stored(array) for name, array in example.tensors.items()}
+    tensors[NAME] = stored(np.zeros((2, 2), np.float16))
+    path = example.write(tmp_path)
+    path.write_bytes(st.build(tensors))
+    with wm.open(path) as f:
+        with pytest.raises(wm.FormatError, match=r"stored twice.*q_proj\.weight.*q_proj\.qweight"):
+            f.weights  # noqa: B018
+        assert len(dict(f)) == 4
