@@ -72,6 +72,10 @@ def headers() -> Iterator[Case]:
         yield case("C3", f"letter {at} of the magic", put(WHOLE, at, b"x"), "FormatError", "magic", 0)
     for version in (0, 2, 255):
         yield case("A1", f"version {version}", build(version=version), "UnsupportedError", "version", 5)
+    for size in (5, 6):  # a newer file is not called one that is cut off
+        wrong = ("UnsupportedError", "version", 5) if size == 6 else ("TruncatedError", None, size)
+        yield case("A1", f"{size} bytes of version 2", build(version=2)[:size], *wrong)
+    yield case("A2", "27 bytes", WHOLE[:27], "TruncatedError", None, 27)
     for bit in range(16):
         yield case("A1", f"flag bit {bit}", build(flags=1 << bit), "UnsupportedError", "flags", 6)
     true = {"metadata_size": len(METADATA), "config_size": len(CONFIG), "tokenizer_size": len(TOKENS)}
@@ -107,13 +111,18 @@ def tokenizers() -> Iterator[Case]:
     for size in range(1, 11):
         data = amb.build(tokens=TOKENS[:size])
         yield case("A4", f"of {size} bytes", data, "TruncatedError", "tokenizer_size", 16)
+    for kind in range(4):
+        yield case("A4", f"type {kind} and no tokens", amb.build(tokens=amb.tokenizer(kind, (amb.NO_ID,) * 5)))
     for kind in (4, 255):
         data = amb.build(tokens=amb.tokenizer(kind, (0,) * 5))
         yield case("A4", f"type {kind}", data, "UnsupportedError", "type", 28)
     beyond = amb.tokenizer(2, (0, 1, 3, amb.NO_ID, amb.NO_ID), b"a\nb\nc\n")
     yield case("A4", "an id beyond the vocabulary", amb.build(tokens=beyond), odd="special ids are not below 3")
-    data = amb.build(config=b'{"n_vocab": 4}', tokens=TOKENS)
-    yield case("A12", "another size of vocabulary", data, odd="config n_vocab is 4")
+    for count in (2, 4):
+        tokens = amb.tokenizer(2, (0, 1, amb.NO_ID, amb.NO_ID, amb.NO_ID), b"a\nb\nc\n")
+        data = amb.build(config=amb.text({"n_vocab": count}), tokens=tokens)
+        odd = f"its vocabulary has 3 tokens, and config n_vocab is {count}"
+        yield case("A12", f"a vocabulary of {count} tokens", data, odd=odd)
     embeddings = amb.dense("token_embd.weight", normal((3, 5)))
     data = amb.build([embeddings], config=b'{"n_vocab": 4, "n_embd": 5}')
     yield case("A12", "another number of rows", data, odd="config n_vocab is 4, and tensor")
@@ -129,13 +138,21 @@ def records() -> Iterator[Case]:
     for cut in range(1, len(head)):
         at, field = next((at, field) for at, field in reversed(fields) if cut >= at)
         data = amb.build(last + head[:cut], METADATA, CONFIG, TOKENS)
-        yield case("A5", f"record cut after {cut} bytes", data, "TruncatedError", field, begin + at)
+        says = f"the weights section ends within its {field}: number of bytes left is {cut - at}"
+        yield case("A5", f"record cut after {cut} bytes", data, "TruncatedError", field, begin + at, says=says)
+    for cut in (len(head), len(head) + len(SECOND.data) - 1):
+        data = amb.build(last + (head + SECOND.data)[:cut], METADATA, CONFIG, TOKENS)
+        yield case("A5", f"record cut after {cut} bytes", data, "TruncatedError", "data_size", begin + 14)
     data = build(FIRST.but(name_length=0xFFFF))
     yield case("A5", "name of 65535 bytes", data, "TruncatedError", "name", START + 2)
     for ndim in (65, 255):
         yield case("C8", f"{ndim} dimensions", put(WHOLE, NDIM, bytes([ndim])), "LimitError", "ndim", NDIM)
+    says = "0 float32, 1 float16, 2 bfloat16, 3 int8, 4 int4, 5 int5, 6 int4_block, 7 int5_block, 8 adaptive"
     for code in (9, 10, 127, 255):
-        yield case("C14", f"dtype {code}", put(WHOLE, DTYPE, bytes([code])), "UnsupportedError", "dtype", DTYPE)
+        data = put(WHOLE, DTYPE, bytes([code]))
+        yield case(
+            "C14", f"dtype {code}", data, "UnsupportedError", "dtype", DTYPE, says=f"is {code}, expected one of {says}"
+        )
     for size in (0, 23, 25):
         data = put(WHOLE, SIZE, struct.pack("<Q", size))
         yield case("A6", f"data_size {size}", data, "LayoutError", "data_size", SIZE)
@@ -152,9 +169,28 @@ def records() -> Iterator[Case]:
             data = amb.build([amb.Record("w", shape, code, b"")])
             name = f"shape {'x'.join(map(str, shape))} of dtype {code}"
             yield case("C6", name, data, "LayoutError", "shape", 28 + 4)
+    # 2^63 - 1 bytes are counted, and more than the data; 2^63 cannot be.
+    factors = (7 * 7 * 73 * 127 * 337, 92737, 649657)
+    for shape, code, field in (
+        (factors, 3, "data_size"),
+        (factors, 1, "shape"),
+        ((2**31, 2**31), 3, "data_size"),
+        ((2**31, 2**31, 1), 1, "shape"),
+    ):
+        data, name = (
+            amb.build([amb.Record("w", shape, code, b"x")]),
+            f"bytes of {'x'.join(map(str, shape))} of dtype {code}",
+        )
+        at = 28 + 4 + (4 * len(shape) + 1) * (field == "data_size")
+        yield case("C6", name, data, "LayoutError", field, at)
     for name, raw in BAD_UTF8.items():
         data = build(SECOND, FIRST.but(name=raw))
         yield case("C11", f"name {name}", data, "FormatError", "name", data.rindex(raw))
+    for number in range(3):
+        three = [FIRST.but(name=name) for name in ("a", "bc", "d")]
+        three[number] = FIRST.but(name=b"\xff")
+        data = build(*three)
+        yield case("C11", f"name {number} of 3", data, "FormatError", "name", data.index(b"\1\0\xff\2") + 2)
     for name, given in (("twice", ("a", "a")), ("twice, far apart", ("a", "b", "c", "a")), ("empty, twice", ("", ""))):
         data = amb.build([FIRST.but(name=each) for each in given])
         # The last record: 2 bytes of length, the name, 1 + 8 + 1 + 8 bytes, 24 of data and the padding.
@@ -174,8 +210,20 @@ def padding() -> Iterator[Case]:
         how = "of the section" if relative else "of the file"
         yield case("A8", f"padding {how}, ones", dirty, "LayoutError", "padding", at, odd=odd)
         yield case("A8", f"padding {how}, a byte", put(clean, at, b"\x80"), "LayoutError", "padding", at, odd=odd)
-    data = build(SECOND, FIRST.but(data=FIRST.data[:20], shape=(5,)), last=False)
-    yield case("A8", "none at the end", data, "LayoutError", "padding", len(data), odd="lacks padding")
+    for size in range(8):  # behind 32 bytes that are a multiple of eight, as the padding is
+        stored = amb.Record("w", (size,), amb.INT8, bytes(size))
+        whole = stored.head() + stored.data
+        needed = -len(whole) % 8
+        for count in range(needed + 1):
+            data, name = amb.build(whole + bytes(count), b"{}  "), f"{count} bytes of padding behind {size}"
+            wrong = ("LayoutError", "padding", 32 + len(whole)) if count < needed else ()
+            yield case("A8", name, data, *wrong, odd="lacks padding" if wrong else None)
+        for place in range(needed):
+            data = put(amb.build(whole + bytes(needed), b"{}  "), 32 + len(whole) + place, b"\1")
+            name = f"byte {place} of the padding behind {size}"
+            yield case("A8", name, data, "LayoutError", "padding", 32 + len(whole) + place, odd=odd)
+    for length in range(1, 9):
+        yield case("C7", f"no data behind {length} letters", amb.build([amb.Record("n" * length, (0,), amb.INT8, b"")]))
 
 
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
@@ -217,25 +265,27 @@ def quantised() -> Iterator[Case]:
         stored = record(scheme, 100, block_size)
         start = 28 + len(stored.head())
         data = put(amb.build([stored]), start + at, lie)
-        name = f"{scheme} {field} {int.from_bytes(lie, 'little')}"
-        yield case("A9", name, data, "QuantError", field, start - 8 if field == "data_size" else start + at)
+        value, told = int.from_bytes(lie, "little"), start - 8 if field == "data_size" else start + at
+        says = "by its shape, block size and scale type" if field == "data_size" else f"is {value}"
+        yield case("A9", f"{scheme} {field} {value}", data, "QuantError", field, told, says=says)
     for scheme, block_size in (("int4", 0), ("int5", 0), ("int4_block", 32), ("int5_block", 32)):
         for change in (-5, -1, 1, 2, 18):
             stored = record(scheme, 100, block_size)
             raw = stored.data[:change] if change < 0 else stored.data + bytes(change)
-            data = amb.build([stored.but(data=raw)])
-            yield case("A9", f"{scheme} {change:+} bytes", data, "QuantError", "data_size", 28 + len(stored.head()) - 8)
+            data, at = amb.build([stored.but(data=raw)]), 28 + len(stored.head()) - 8
+            yield case("A9", f"{scheme} {change:+} bytes", data, "QuantError", "data_size", at, says=f"is {len(raw)},")
     # Exact sizes decide: less the four bytes of their header, blocks are bare ones, of other values.
     stored = record("int4_block", 100, 32)
     yield case("A9", "int4_block less its header", amb.build([stored.but(data=stored.data[4:])]))
     for count in (99, 101, 104, 107, 109):
         data = amb.build([amb.Record("q", (100,), amb.INT8, bytes(count))])
-        yield case("A6", f"int8 of {count} bytes for 100", data, "LayoutError", "data_size", 28 + 9)
-    for count in range(4):
-        data = amb.build([amb.Record("q", (2,), amb.INT4, bytes(count))])
-        yield case("A9", f"data of {count} bytes", data, "QuantError", "data_size", 28 + 9)
-    for scheme, size in (("int4", 64), ("int5", 64)):
-        stored = record(scheme, size)
+        name = f"int8 of {count} bytes for 100"
+        yield case("A6", name, data, "LayoutError", "data_size", 28 + 9, says=f"is {count}, expected 100")
+    for code in (amb.INT4, amb.ADAPTIVE):
+        for count in range(4):
+            data, says = amb.build([amb.Record("q", (2,), code, bytes(count))]), f"is {count}, expected 4 "
+            yield case("A9", f"{count} bytes of dtype {code}", data, "QuantError", "data_size", 28 + 9, says=says)
+    for scheme, stored in (("int4", record("int4", 64)), ("int5", record("int5", 64)), ("adaptive", mixed())):
         data = amb.build([stored.but(data=stored.data[4:])])
         yield case("A9", f"{scheme} without its header", data, "QuantError", "quant_type", 28 + len(stored.head()))
     bare = record("int4_block", 70, 32)
@@ -248,6 +298,10 @@ def quantised() -> Iterator[Case]:
         "-2": {"block_size": -2},
         "in words": {"block_size": "32"},
         "32 with fp32": {"scale_type": "fp32"},
+        "32 with fp64": {"scale_type": "fp64"},
+        "32 with 2": {"scale_type": 2},
+        "a list": [],
+        "5": 5,
     }.items():
         data = amb.build([bare], config=amb.text({"quant": quant}))
         at = data.rindex(bare.data)
@@ -258,6 +312,10 @@ def quantised() -> Iterator[Case]:
             data = amb.build([record(scheme, 100, block_size, scales={block: value})])
             odd = f"tensor 'w': NaN or infinite scale of block {block}"
             yield case("A10", f"{scheme} scale {name}", data, odd=odd)
+    for count in (2, 5, 6, 7):  # the first five are named
+        data = amb.build([record("int4_block", 80, 8, scales=dict.fromkeys(range(1, 1 + count), math.inf))])
+        odd = f"of blocks {', '.join('12345'[:count])}{', ...' if count > 5 else ''}"
+        yield case("A10", f"{count} infinite scales", data, odd=odd)
     for value in (2.0**-24, -0.0, -1.5, 65504.0):
         data = amb.build([record("int4_block", 100, 32, scales={1: value})])
         yield case("A10", f"scale {value}", data)
@@ -286,11 +344,19 @@ def adaptive() -> Iterator[Case]:
     for block in range(9):
         change = (3 ^ block % 3) << 2 * (block % 4)
         expected = {"error": "QuantError", "field": "mask", "offset": start + 4 + block // 4, "late": True}
-        yield case("A11", f"code 3 of block {block}", masked(block // 4, change), **expected)
+        says = f"precision of block {block} in the mask is 3"
+        yield case("A11", f"code 3 of block {block}", masked(block // 4, change), says=says, **expected)
         change = (block % 3 ^ (block + 1) % 3) << 2 * (block % 4)
-        expected = {"error": "QuantError", "field": "data_size", "offset": start - 8, "late": True}
+        expected = {
+            "error": "QuantError",
+            "field": "data_size",
+            "offset": start - 8,
+            "late": True,
+            "says": "by its mask",
+        }
         yield case("A11", f"another code of block {block}", masked(block // 4, change), **expected)
-    expected = {"error": "QuantError", "field": "mask", "offset": start + 4 + 2, "late": True}
+    says = "the mask after the last block"
+    expected = {"error": "QuantError", "field": "mask", "offset": start + 4 + 2, "late": True, "says": says}
     yield case("A11", "bits after the last block", masked(2, 1 << 2), **expected)
     for block_size in (0, 1, 4, 12, 65535):
         raw = stored.data[:1] + struct.pack("<H", block_size) + stored.data[3:]
@@ -299,7 +365,7 @@ def adaptive() -> Iterator[Case]:
     least, most = 4 + 3 + 9 * (2 + 8), 4 + 3 + 9 * 32
     for size in (5, least - 1, most + 1):
         data = amb.build([stored.but(data=stored.data[:4] + bytes(size - 4))])
-        yield case("A11", f"data of {size} bytes", data, "QuantError", "data_size", start - 8)
+        yield case("A11", f"data of {size} bytes", data, "QuantError", "data_size", start - 8, says=f"is {size},")
     blocks = [(2, 0.0, [1.0] * 8), (0, 1.0, [1] * 8), (2, 0.0, [1.0] * 8), (1, math.inf, [1] * 8)]
     data = amb.build([amb.quantised("q", (32,), amb.ADAPTIVE, amb.pack_adaptive(blocks, 8, 1), 8, 1)])
     yield case("A10", "adaptive scale infinity", data, odd="tensor 'q': NaN or infinite scale of block 3")
@@ -316,6 +382,7 @@ def legal() -> Iterator[Case]:
     yield case("C20", "no tensors", amb.build())
     for dtype in ("float32", "float16", "bfloat16"):
         yield case("C16", f"any bits of {dtype}", build(amb.dense("w", noise(dtype, (64,)))))
-    sparse = amb.build(b"", weights_size=1 << 40) + bytes(64)
-    expected = {"error": "LayoutError", "field": "data_size", "size": 28 + (1 << 40)}
-    yield case("C26", "a TiB of zeros for records", sparse, offset=28 + 4, **expected)
+    for name, start, at in (("zeros", bytes(64), 4), ("a record and zeros", b"\0\0\1\0\0\0\0\3" + bytes(56), 24)):
+        sparse = amb.build(b"", weights_size=1 << 40) + start
+        expected = {"error": "LayoutError", "field": "data_size", "size": 28 + (1 << 40)}
+        yield case("C26", f"a TiB of {name} for records", sparse, offset=28 + at, **expected)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.bounds_support import refused
-from tests.builders import Tensor, bintensors, cnn_v2, embd, noise, normal, safetensors
+from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, noise, normal, safetensors
 from tests.builders import finalfusion as ff
 from tests.support import run_child
 from tests.word_files import fasttext, fasttext_hash, ngrams
@@ -82,6 +82,8 @@ def headers() -> dict[str, tuple[bytes, int]]:
             ff.build([toml, ff.simple(["w"]), ff.matrix(normal((1, 1)))]),
             len(toml.fields),
         ),
+        "AMB metadata": (amb.build(metadata=b'{"a": 1}' + b" " * 92), 100),
+        "AMB configuration": (amb.build(config=b'{"a": 1}' + b" " * 92), 100),
         "CNN v2": (cnn_v2.build(layers), 20 + 20 * len(layers)),
     } | {name: (data, int.from_bytes(data[:8], "little")) for name, data in framed.items()}
 
@@ -107,13 +109,17 @@ def test_the_largest_header_that_the_references_read(format: str) -> None:
     assert type(error) is wm.LimitError
 
 
-def test_the_names_of_the_simple_layout_are_limited_together() -> None:
+@pytest.mark.parametrize("format", ["embd", "amb"])
+def test_names_are_limited_together(format: str) -> None:
     """Names are kept in memory, so many that are each below the limit are a LimitError when their sum is not."""
-    data = embd.simple([(f"{i}" * 40, normal((2,))) for i in range(5)])
-    assert len(wm.open(memoryview(data), limits=wm.Limits(max_header_bytes=200))) == 5
-    with pytest.raises(wm.LimitError, match="size of all names") as caught:
-        wm.open(memoryview(data), limits=wm.Limits(max_header_bytes=199))
-    assert caught.value.actual == 200
+    tensors = [(f"{i}" * 40, normal((2,))) for i in range(5)]
+    data = embd.simple(tensors) if format == "embd" else amb.build([amb.dense(*tensor) for tensor in tensors])
+    with wm.open(data, limits=wm.Limits(max_header_bytes=200)) as f:
+        assert len(f) == 5
+    error = refused(data, limits=wm.Limits(max_header_bytes=199))
+    assert isinstance(error, wm.LimitError)
+    assert "names" in str(error)
+    assert error.actual == 200
 
 
 # --------------------------------------------------------------------------------------------- holes

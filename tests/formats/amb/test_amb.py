@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests import guard
+from tests.attacks import amb as lies
 from tests.builders import amb, noise, normal
 from tests.builders import safetensors as st
 from tests.scan_support import Arena
@@ -20,6 +23,9 @@ import weightmap as wm
 from weightmap import cli, kernels
 from weightmap._kernels import ffi, lib
 from weightmap.formats.amb import layout, writing
+from weightmap.io.opening import from_buffer, from_path
+from weightmap.kernels import _scans
+from weightmap.options import Options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -572,3 +578,79 @@ def test_bits_of_safetensors_survive(put: Any, tmp_path: Path) -> None:
     wm.convert(source, tmp_path / "x.amb")
     with wm.open(source) as a, wm.open(tmp_path / "x.amb") as b:
         assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+# ------------------------------------------------------------------------------------ however little is read at once
+
+
+@pytest.mark.parametrize("size", [*range(3960, 4100), 65535])
+def test_names_and_data_across_the_window_of_the_walk(put: Any, size: int) -> None:
+    """Records of all sizes around a page, and around what is read at once, are walked the same from a file."""
+    records = [amb.dense("n" * (size % 60000), noise("int8", (5,), size)), amb.dense("b", noise("int8", (size,), 1))]
+    records += [amb.dense("c", normal((2,), size)), amb.dense("d", noise("int8", (9000 + size % 8,), size))]
+    # Behind the last one lies padding of any length, which nothing that was read before it brought along.
+    with wm.open(put(amb.build(records))) as f:
+        assert [np.asarray(f[name]).tobytes() for name in f] == [record.data for record in records]
+
+
+@pytest.mark.parametrize("past", range(9))
+def test_padding_that_begins_behind_the_first_read(put: Any, past: int) -> None:
+    """Padding is read where it lies: behind the end of a page by any number of bytes, and it has to be zero."""
+    head = len(amb.Record("a", (1,), amb.INT8, b"").head())
+    start, size = 32, 3 * 4096 + past - 32 - head
+    record = amb.Record("a", (size,), amb.INT8, bytes(size))
+    for byte in (b"\0", b"\1"):
+        data = amb.build([record], b"{}  ", fill=byte)
+        padding = -(start + head + size) % 8
+        error = None
+        try:
+            wm.open(put(data)).close()
+        except wm.LayoutError as found:
+            error = found
+        assert (error is None) == (byte == b"\0" or padding == 0)
+        assert error is None or (error.field, error.offset) == ("padding", start + head + size)
+
+
+# ------------------------------------------------------------------------------------------------- files that change
+
+
+def walked(source: Any, data: bytes) -> None:
+    """Walk the records of a source by the sections of other bytes."""
+    header = layout.read_header(from_buffer(data, "mmap"), data, Options(wm.Limits()), [])
+    layout.walk(source, header, None, Options(wm.Limits()), [])
+
+
+def test_a_file_that_shrinks_before_the_walk(tmp_path: Path) -> None:
+    """Headers of records that are gone when the walk comes to them are a TruncatedError; data is not looked at."""
+    data = lies.WHOLE
+    path = tmp_path / "shrinks.amb"
+    for size in range(lies.START, len(data) - len(lies.SECOND.data)):
+        path.write_bytes(data)
+        source = from_path(str(path), "mmap")
+        os.truncate(path, size)
+        with pytest.raises(wm.TruncatedError, match="became shorter"):
+            walked(source, data)
+
+
+def test_an_error_of_the_system_passes_through(tmp_path: Path) -> None:
+    """An error of the system while records are read is an OSError with its number and the name of the file."""
+    with (tmp_path / "x.amb").open("wb") as file, pytest.raises(OSError, match="descriptor") as caught:
+        walked(SimpleNamespace(scanned=(file.fileno(), None), name="x.amb"), lies.WHOLE)
+    assert (caught.value.errno, caught.value.filename) == (errno.EBADF, "x.amb")
+
+
+def test_records_that_grow_between_two_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that did not fit, and does not fit its own size at the second walk, is an error and no wrong table."""
+    walk = _scans._walk
+    found = []
+
+    def growing(section: Any, room: tuple[int, int, int], **options: Any) -> Any:
+        columns, result, fault = walk(section, room, **options)
+        result.n_tensors += 600 * (1 + len(found))
+        found.append(room)
+        return columns, result, fault
+
+    monkeypatch.setattr(_scans, "_walk", growing)
+    with pytest.raises(wm.TruncatedError, match="changed"):
+        wm.open(lies.WHOLE)
+    assert len(found) == 2

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.bounds_support import around, error_of, warnings_of
 from tests.builders import amb, normal
 from tests.support import address, mappings
 
 import weightmap as wm
+from weightmap.dtypes import SCHEMES
+from weightmap.formats.amb import scales
+from weightmap.formats.amb.quantized import quantization
+from weightmap.index.row import Row
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -185,30 +190,6 @@ def test_bare_blocks_without_a_word_are_of_32_with_halves(put: Any, config: byte
         np.testing.assert_array_equal(np.asarray(f["q"]), wanted)
 
 
-@pytest.mark.parametrize(
-    "quant",
-    [
-        {"block_size": 64},
-        {"block_size": 33},
-        {"block_size": True},
-        {"block_size": 0},
-        {"block_size": -2},
-        {"block_size": "32"},
-        {"scale_type": "fp32"},
-        {"scale_type": "fp64"},
-        {"scale_type": 2},
-        [],
-        5,
-    ],
-    ids=repr,
-)
-def test_bare_blocks_that_the_configuration_does_not_fit(put: Any, quant: Any) -> None:
-    """Bare blocks that are not as the configuration says, or whose configuration says nonsense, are a QuantError."""
-    stored = bare("int4_block", 70, 32, 1)
-    with pytest.raises(wm.QuantError):
-        wm.open(put(amb.build([stored], config=amb.text({"quant": quant}))))
-
-
 def test_bare_blocks_of_three_bytes(put: Any) -> None:
     """One block of two elements is shorter than the header that it has not."""
     stored = bare("int4_block", 1, 2, 1)
@@ -218,66 +199,7 @@ def test_bare_blocks_of_three_bytes(put: Any) -> None:
         assert f.verify().warnings == ()
 
 
-def test_a_whole_tensor_scheme_is_never_bare() -> None:
-    """INT4, INT5 and ADAPTIVE data without a header is a QuantError."""
-    for stored in (record("int4", 64), record("int5", 64), adaptive()):
-        with pytest.raises(wm.QuantError):
-            wm.open(amb.build([stored.but(data=stored.data[4:])]))
-
-
 # ------------------------------------------------------------------------------------------------- damage
-
-HEADER_LIES = [
-    ("int4_block", 32, 0, bytes([0]), "quant_type", "is 0, expected 4"),
-    ("int4_block", 32, 0, bytes([5]), "quant_type", "is 5, expected 4"),
-    ("int8", 0, 0, bytes([2]), "quant_type", "is 2, expected 1"),
-    ("int5", 0, 0, bytes([7]), "quant_type", "is 7, expected 3"),
-    ("int4", 0, 1, struct.pack("<H", 32), "block_size", "is 32"),
-    ("int4_block", 32, 1, struct.pack("<H", 0), "block_size", "is 0"),
-    ("int4_block", 32, 1, struct.pack("<H", 1), "block_size", "is 1"),
-    ("int4_block", 32, 1, struct.pack("<H", 65535), "block_size", "is 65535"),
-    ("int5_block", 32, 1, struct.pack("<H", 36), "block_size", "is 36"),
-    ("int4_block", 32, 3, bytes([2]), "scale_type", "is 2"),
-    ("int5_block", 32, 3, bytes([255]), "scale_type", "is 255"),
-    ("int4_block", 32, 1, struct.pack("<H", 64), "data_size", "by its shape, block size and scale type"),
-    ("int4_block", 32, 3, bytes([0]), "data_size", "by its shape, block size and scale type"),
-    ("int4", 0, 3, bytes([0]), "data_size", "by its shape, block size and scale type"),
-]
-
-
-@pytest.mark.parametrize(("scheme", "block_size", "at", "lie", "field", "words"), HEADER_LIES)
-def test_a_lie_in_the_header_of_quantised_data(
-    scheme: str, block_size: int, at: int, lie: bytes, field: str, words: str
-) -> None:
-    """Each field of the header has its own QuantError, at its byte; it is found when the file is opened."""
-    stored = record(scheme, 100, block_size)
-    data = amb.build([stored])
-    offset = 28 + len(stored.head())
-    data = data[: offset + at] + lie + data[offset + at + len(lie) :]
-    for options in ({}, {"verify": "none"}, {"strict": False}):
-        with pytest.raises(wm.QuantError, match=words) as caught:
-            wm.open(data, **options)  # type: ignore[arg-type]
-        assert caught.value.field == field
-        assert caught.value.offset == (offset - 8 if field == "data_size" else offset + at)
-
-
-@pytest.mark.parametrize("change", [-5, -1, 1, 2, 18])
-@pytest.mark.parametrize(("scheme", "block_size"), [("int4", 0), ("int5", 0), ("int4_block", 32), ("int5_block", 32)])
-def test_counts_that_contradict_the_size(scheme: str, block_size: int, change: int) -> None:
-    """Codes or scales too few or too many for the shape are a QuantError."""
-    stored = record(scheme, 100, block_size)
-    data = stored.data[:change] if change < 0 else stored.data + bytes(change)
-    with pytest.raises(wm.QuantError) as caught:
-        wm.open(amb.build([stored.but(data=data)]))
-    assert caught.value.field == "data_size"
-    assert caught.value.actual == len(data)
-
-
-def test_int8_of_neither_size_is_a_layout_error() -> None:
-    """INT8 data that fits neither the dense nor the quantised size is judged as dense."""
-    for count in (99, 101, 104, 107, 109):
-        with pytest.raises(wm.LayoutError, match="expected 100"):
-            wm.open(amb.build([amb.Record("q", (100,), amb.INT8, bytes(count))]))
 
 
 @pytest.mark.parametrize(
@@ -309,13 +231,6 @@ def test_a_header_that_changed_under_a_handle(scheme: str, block_size: int, at: 
             f["q"]
     assert caught.value.offset is not None
     assert begin <= caught.value.offset <= begin + 4
-
-
-def test_data_shorter_than_its_header() -> None:
-    """Up to three bytes of quantised data are a QuantError."""
-    for count in range(4):
-        with pytest.raises(wm.QuantError):
-            wm.open(amb.build([amb.Record("q", (2,), amb.INT4, bytes(count))]))
 
 
 @pytest.mark.parametrize("scale_type", [0, 1])
@@ -354,76 +269,6 @@ def test_negative_and_denormal_scales_are_exact(put: Any) -> None:
     with wm.open(put(amb.build([amb.quantised("q", (8,), amb.INT4BLOCK, data, 2, 1)]))) as f:
         assert np.asarray(f["q"]).tolist() == [scale * q for scale in scales for q in (-8, 7)]
         assert f.verify().warnings == ()
-
-
-# ------------------------------------------------------------------------------------------------- adaptive
-
-
-def refused_late(stored: amb.Record, field: str, words: str) -> None:
-    """The file opens; the first use of the tensor, and `verify`, are a QuantError."""
-    with wm.open(amb.build([stored])) as f:
-        assert f.info("q").dtype == "adaptive"
-        with pytest.raises(wm.QuantError):
-            f["q"]
-        with pytest.raises(wm.QuantError, match=words) as caught:
-            f.verify()
-        assert caught.value.field == field
-
-
-def test_a_mask_of_an_unknown_code() -> None:
-    """Precision 3 is none: a QuantError that names the block."""
-    for block in range(9):
-        stored = adaptive()
-        data = bytearray(stored.data)
-        data[4 + block // 4] |= 3 << 2 * (block % 4)
-        refused_late(stored.but(data=bytes(data)), "mask", f"block {block}")
-
-
-def test_a_mask_with_bits_after_the_last_block() -> None:
-    """Bits of the mask that no block belongs to are 0."""
-    stored = adaptive()
-    data = bytearray(stored.data)
-    data[4 + 2] |= 1 << 2
-    refused_late(stored.but(data=bytes(data)), "mask", "after the last block")
-
-
-def test_a_mask_that_contradicts_the_size() -> None:
-    """Another kind of block needs other bytes: a QuantError with both sizes."""
-    stored = adaptive()
-    blocks = adaptive_blocks(9, 16)
-    for block, (code, _, _) in enumerate(blocks):
-        data = bytearray(stored.data)
-        data[4 + block // 4] ^= (code ^ (code + 1) % 3) << 2 * (block % 4)
-        refused_late(stored.but(data=bytes(data)), "data_size", "by its mask")
-
-
-@pytest.mark.parametrize("block_size", [0, 1, 4, 12, 65535])
-def test_block_sizes_that_adaptive_data_cannot_have(block_size: int) -> None:
-    """Blocks of adaptive data have a multiple of 8 elements, so that each begins at a byte; found at opening."""
-    stored = adaptive()
-    data = stored.data[:1] + struct.pack("<H", block_size) + stored.data[3:]
-    with pytest.raises(wm.QuantError) as caught:
-        wm.open(amb.build([stored.but(data=data)]))
-    assert caught.value.field == "block_size"
-
-
-def test_adaptive_sizes_out_of_all_bounds() -> None:
-    """Less than all blocks take in 4 bits, and more than they take as halves, is found at opening."""
-    stored = adaptive()
-    least, most = 4 + 3 + 9 * (2 + 8), 4 + 3 + 9 * 32
-    for size in (5, least - 1, most + 1):
-        data = stored.data[:4] + bytes(size - 4)
-        with pytest.raises(wm.QuantError) as caught:
-            wm.open(amb.build([stored.but(data=data)]))
-        assert (caught.value.field, caught.value.actual) == ("data_size", size)
-
-
-def test_an_infinite_scale_of_an_adaptive_block(put: Any) -> None:
-    """`verify` counts blocks, not scales: blocks of halves have none."""
-    blocks = [(2, 0.0, [1.0] * 8), (0, 1.0, [1] * 8), (2, 0.0, [1.0] * 8), (1, math.inf, [1] * 8)]
-    data = amb.pack_adaptive(blocks, 8, 1)
-    path = put(amb.build([amb.quantised("q", (32,), amb.ADAPTIVE, data, 8, 1)]))
-    assert wm.open(path).verify().warnings == ("tensor 'q': NaN or infinite scale of block 3",)
 
 
 # ------------------------------------------------------------------------------------------------- robustness
@@ -524,3 +369,225 @@ def test_formats_without_schemes_refuse_quantised_tensors(put: Any, tmp_path: Pa
         wm.save(tmp_path / "x.safetensors", f)
     for name in (*BITS, "adaptive", "q"):
         assert repr(name) in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------- sizes, by the definition
+
+CODE_BITS = {amb.INT4: 4, amb.INT5: 5, amb.INT4BLOCK: 4, amb.INT5BLOCK: 5}
+STEPS = {amb.INT4BLOCK: 2, amb.INT5BLOCK: 8, amb.ADAPTIVE: 8}
+
+
+def packed(bits: int, count: int) -> int:
+    """Bytes of so many codes."""
+    return math.ceil(bits * count / 8)
+
+
+def sizes(code: int, n: int, block: int, scale: int) -> tuple[int, int]:
+    """The fewest and the most bytes of n elements behind the header."""
+    blocks = math.ceil(n / block) if block else 1
+    if code == amb.ADAPTIVE:
+        mask = math.ceil(blocks / 4)
+        return mask + blocks * (scale + block // 2), mask + blocks * 2 * block
+    size = blocks * (scale + packed(CODE_BITS[code], block or n))
+    return size, size
+
+
+def stored(code: int, n: int, size: int, block: int, scale_type: int, *, kind: int | None = None) -> bytes:
+    """A file with one quantised tensor of so many bytes, its header included; nothing else may be its header."""
+    config = amb.text({"quant": {"block_size": 0}})  # fits no blocks
+    head = struct.pack("<BHB", code - 2 if kind is None else kind, block, scale_type)
+    return amb.build([amb.Record("q", (n,), code, (head + bytes(max(size - 4, 0)))[:size])], config=config)
+
+
+CODE_WAYS = [(code, 0) for code in (amb.INT4, amb.INT5)]
+CODE_WAYS += [(amb.INT4BLOCK, 2), (amb.INT4BLOCK, 8), (amb.INT5BLOCK, 8), (amb.INT5BLOCK, 16)]
+CODE_WAYS += [(amb.ADAPTIVE, 8), (amb.ADAPTIVE, 16)]
+
+
+@pytest.mark.parametrize("scale_type", [0, 1])
+@pytest.mark.parametrize(("code", "block"), CODE_WAYS)
+def test_sizes_of_quantised_data(code: int, block: int, scale_type: int) -> None:
+    """Data has the bytes that shape, block size and type of scales call for, adaptive data at least and at most."""
+    for n in (*range(1, 18), 31, 32, 33, 63, 64, 65, 71, 72, 73, 127, 128, 129):
+        least, most = (4 + size for size in sizes(code, n, block, 2 if scale_type else 4))
+        for size in {least - 1, least, most, most + 1}:
+            error = error_of(stored(code, n, size, block, scale_type))
+            if least <= size <= most:
+                assert error is None
+                continue
+            assert type(error) is wm.QuantError
+            assert (error.field, error.actual) == ("data_size", size)
+            assert str(error.expected) == f"{least if size < least else most} by its shape, block size and scale type"
+
+
+@pytest.mark.parametrize("code", [*CODE_BITS, amb.ADAPTIVE])
+def test_block_sizes_of_quantised_data(code: int) -> None:
+    """Schemes of one scale have no block size, others a multiple of 2 or 8; the error says which."""
+    step = STEPS.get(code, 0)
+    for block in (*range(34), 65534, 65535):
+        good = block > 0 and block % step == 0 if step else block == 0
+        size = 4 + sizes(code, 3, block, 2)[0]
+        error = error_of(stored(code, 3, size, block, 1))
+        if good:
+            assert error is None
+            continue
+        assert type(error) is wm.QuantError
+        assert (error.field, error.actual) == ("block_size", block)
+        assert error.expected == (f"a positive multiple of {step}" if step else "0: there is one scale")
+
+
+@pytest.mark.parametrize("code", [*CODE_BITS, amb.ADAPTIVE])
+def test_types_of_quantised_data_and_of_scales(code: int) -> None:
+    """quant_type is that of the dtype, and there are two types of scales."""
+    block = STEPS.get(code, 0)
+    for kind in range(9):
+        error = error_of(stored(code, 3, 4 + sizes(code, 3, block, 2)[0], block, 1, kind=kind))
+        assert (error is None) == (kind == code - 2)
+        if error is not None:
+            assert (error.field, error.actual, error.expected) == ("quant_type", kind, f"{code - 2} by its dtype")
+    for scale in range(5):
+        error = error_of(stored(code, 3, 4 + sizes(code, 3, block, 2 if scale else 4)[0], block, scale))
+        assert (error is None) == (scale <= 1)
+        assert error is None or (error.field, error.actual) == ("scale_type", scale)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 16])
+def test_sizes_of_int8(n: int) -> None:
+    """int8 is dense where it takes a byte for each element, quantised with a header and one scale, else wrong."""
+    for size in range(n + 12):
+        head = struct.pack("<BHB", 1, 0, int(size == n + 6))
+        error = error_of(amb.build([amb.Record("q", (n,), amb.INT8, (head + bytes(size))[:size])]))
+        assert (error is None) == (size in {n, n + 6, n + 8}), size
+        assert error is None or (error.field, error.actual) == ("data_size", size)
+
+
+@pytest.mark.parametrize("code", [amb.INT4BLOCK, amb.INT5BLOCK])
+def test_blocks_without_a_header(code: int) -> None:
+    """Where the configuration says how, blocks lack a header if their bytes fit exactly, however few they are."""
+    for scale, kind in ((2, "fp16"), (4, "fp32")):
+        config = amb.text({"quant": {"block_size": 8, "scale_type": kind}})
+        for n in (1, 7, 8, 9, 16, 17):
+            size = sizes(code, n, 8, scale)[0]
+            for other in around(size):
+                data = amb.build([amb.Record("q", (n,), code, b"\xee" * other)], config=config)
+                error = error_of(data)
+                assert (error is None) == (other == size), (n, other)
+                if error is None:
+                    with wm.open(memoryview(data)) as f:
+                        assert f["q"].block_size == 8
+
+
+@pytest.mark.parametrize(("block", "odd"), [(0, False), (8, False), (65535, False), (65536, True), (-1, True)])
+def test_block_sizes_that_a_configuration_may_have(block: int, odd: bool) -> None:
+    """A block size up to 65,535 makes sense in a configuration; a larger one is odd."""
+    found = warnings_of(amb.build([], config=amb.text({"quant": {"block_size": block, "scale_type": "fp16"}})))
+    assert any("'quant' is not an object" in text for text in found) == odd
+
+
+def row(scheme: str, n: int, nbytes: int) -> Row:
+    """A row of a table."""
+    return Row(SCHEMES[scheme], (n,), None, 100, nbytes)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])
+def test_quantised_data_is_checked_again_when_it_is_used(scheme: str) -> None:
+    """A file may change after it was opened: headers are checked by the same rules at each use."""
+    code = {**amb.SCHEMES, "adaptive": amb.ADAPTIVE}[scheme]
+    right, step = code - 2, STEPS.get(code, 0)
+    block = step
+
+    def problem(head: bytes, nbytes: int) -> str:
+        try:
+            return "" if quantization(row(scheme, 24, nbytes), head, None).start == 4 else "no header"
+        except wm.QuantError as error:
+            return str(error).partition(": ")[2].removesuffix(" (at byte 100)")
+
+    size = {"int8": 28, "adaptive": 999}.get(scheme) or sizes(code, 24, block, 2)[0] + 4
+    size = 24 + 2 + 4 if scheme == "int8" else size
+    for kind in range(8):
+        found = problem(struct.pack("<BHB", kind, block, 1), size)
+        assert found == ("" if kind == right else f"quant_type is {kind}, expected {right}")
+    for other in range(34):
+        good = other > 0 and other % step == 0 if step else other == 0
+        found = problem(struct.pack("<BHB", right, other, 1), size)
+        assert (found == f"block_size is {other}") == (not good)
+    for scale in range(4):
+        found = problem(struct.pack("<BHB", right, block, scale), size)
+        assert (found == f"scale_type is {scale}, expected 0 or 1") == (scale > 1)
+    for cut in range(4):
+        assert problem(struct.pack("<BHB", right, block, 1)[:cut], size) == "its data ends within its header"
+    for other in around(size):
+        found = problem(struct.pack("<BHB", right, block, 1), other)
+        assert found == ("" if other == size or scheme == "adaptive" else f"data_size is {other}, expected {size}")
+
+
+def test_blocks_without_a_header_when_they_are_used() -> None:
+    """Blocks without a header are recognised by their size; a size that the scheme lacks is an error."""
+    for scheme, step in (("int4_block", 2), ("int5_block", 8)):
+        code = amb.SCHEMES[scheme]
+        for block in range(1, 34):
+            size = sizes(code, 64, block, 2)[0]
+            for nbytes in around(size):
+                try:
+                    found = quantization(row(scheme, 64, nbytes), b"\xee\xee\xee\xee", (block, 2))
+                except wm.QuantError:
+                    found = None
+                expected = (0, block, "fp16") if nbytes == size and block % step == 0 else None
+                assert found == expected, (scheme, block)
+
+
+def scaled(bad: list[int], count: int = 12) -> bytes:
+    """A file with a tensor of blocks, some of whose scales are infinite."""
+    blocks = [(math.inf if i in bad else 1.0, [0] * 8) for i in range(count)]
+    data = amb.pack_blocks(blocks, 4, 8, 1)
+    return amb.build([amb.quantised("q", (8 * count,), amb.INT4BLOCK, data, 8, 1)])
+
+
+@pytest.mark.parametrize("piece", [1, 6, 12, 18])
+@pytest.mark.parametrize("count", [4, 5, 6, 7])
+def test_infinite_scales_in_the_pieces_that_are_read(monkeypatch: pytest.MonkeyPatch, piece: int, count: int) -> None:
+    """However little is read at once, the first five are named, and whether there are more."""
+    monkeypatch.setattr(scales, "_PIECE", piece)
+    found = [text for text in warnings_of(scaled(list(range(3, 3 + count)))) if "scale" in text]
+    names = ", ".join(map(str, range(3, 3 + min(count, 5)))) + (", ..." if count > 5 else "")
+    assert found == [f"tensor 'q': NaN or infinite scale of blocks {names}"]
+    blocks = [(b % 3, np.inf if 2 <= b < 2 + count else 0.5, [0.25 if b % 3 == 2 else 1] * 8) for b in range(20)]
+    data = amb.pack_adaptive(blocks, 8, 1)
+    [found] = warnings_of(amb.build([amb.quantised("q", (160,), amb.ADAPTIVE, data, 8, 1)]))
+    bad = [b for b in range(2, 2 + count) if b % 3 != 2]  # blocks of halves have no scale
+    assert found == f"tensor 'q': NaN or infinite scale of blocks {', '.join(map(str, bad[:5]))}"
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 7, 8, 9, 17])
+@pytest.mark.parametrize("scale_type", [0, 1])
+def test_masks_of_adaptive_data(count: int, scale_type: int) -> None:
+    """The mask tells the size of the data, exactly, of any number of blocks; nothing stands behind its last one."""
+    for kinds in ([0], [1], [2], [0, 1, 2], [2, 1, 0, 0]):
+        blocks = [(kinds[i % len(kinds)], 0.5, [0.25 if kinds[i % len(kinds)] == 2 else 1] * 8) for i in range(count)]
+        payload = amb.pack_adaptive(blocks, 8, scale_type)
+        for more in (-1, 0, 1):
+            data = payload[:-1] if more < 0 else payload + bytes(more)
+            least, most = sizes(amb.ADAPTIVE, 8 * count, 8, 2 if scale_type else 4)
+            if not least <= len(data) <= most:
+                continue
+            file = amb.build([amb.quantised("q", (8 * count,), amb.ADAPTIVE, data, 8, scale_type)])
+            if more == 0:
+                assert warnings_of(file) == ()
+            else:
+                with wm.open(memoryview(file)) as f, pytest.raises(wm.QuantError, match="data_size"):
+                    f.verify()
+    for place in range(count % 4, 4) if count % 4 else ():
+        wrong = bytearray(amb.pack_adaptive([(0, 0.5, [1] * 8)] * count, 8, scale_type))
+        wrong[count // 4] |= 1 << 2 * place
+        file = amb.build([amb.quantised("q", (8 * count,), amb.ADAPTIVE, bytes(wrong), 8, scale_type)])
+        with wm.open(memoryview(file)) as f, pytest.raises(wm.QuantError, match="the mask after the last block"):
+            f.verify()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_checked_tensors_are_counted(count: int) -> None:
+    """The report of `verify` tells how many quantised tensors there were."""
+    records = [amb.quantised(f"q{i}", (8,), amb.INT4, amb.pack_scale(1.0, 1) + bytes(4), 0, 1) for i in range(count)]
+    with wm.open(memoryview(amb.build(records))) as f:
+        checks = f.verify().checks
+    assert f"sizes, masks and scales of {count} quantised tensor{'s' * (count > 1)}" in checks
