@@ -36,6 +36,11 @@ void fnv1a32_portable(const uint8_t *first, const uint8_t *end, const uint32_t *
     }
 }
 
+void wm_fnv1a32_run(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
+                    uint32_t *out) {
+    wm_variants_in_use()->fnv1a32(first, end, lengths, gap, n, out);
+}
+
 int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
                         uint32_t *out) {
     /* First how many names fit, then all of them at once: the kernels need no check. Compilers make vector code of the sum

@@ -8,7 +8,6 @@
 /* ------------------------------------------------------------------------------------------------- portable C */
 #define TARGET
 #define SUFFIX portable
-#define ODD 1
 
 typedef struct {
     uint8_t at[32];

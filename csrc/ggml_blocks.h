@@ -6,7 +6,7 @@
  * A file defines before it includes this one:
  *
  *   TARGET, SUFFIX               the instructions that functions may use, and the end of their names
- *   ODD                          1 to decode blocks whose scales are NaN or infinite; 0 to leave these to the portable C
+ *   ODD                          what decodes a block whose scales are NaN or infinite; if not defined, this file does
  *   codes                        32 bytes, and functions that make them:
  *     load32(p)                    the 32 bytes at p
  *     nibbles(p)                   the 16 bytes at p: first all low halves, then all high halves
@@ -378,15 +378,21 @@ DECODER(iq1_m) {
     if (storing == WM_FETCHED && elements < 256) \
         for (int i = 0; i < elements; i += 16) PREFETCH(out + i + WM_AHEAD / 4)
 #endif
-#define CASE(name, number, elements, bytes, finite)          \
-    case number:                                             \
-        for (; n; n--, b += bytes, out += elements) {        \
-            PREFETCH_BLOCK(elements, bytes);                 \
-            if (ODD || (finite))                             \
-                decode_##name(b, out);                       \
-            else                                             \
-                ggml_portable(number, b, 1, out, WM_CACHED); \
-        }                                                    \
+#if defined(ODD)
+#define DECODE(name, number, finite) \
+    if (finite)                      \
+        decode_##name(b, out);       \
+    else                             \
+        ODD(number, b, 1, out, WM_CACHED)
+#else
+#define DECODE(name, number, finite) decode_##name(b, out)
+#endif
+#define CASE(name, number, elements, bytes, finite)   \
+    case number:                                      \
+        for (; n; n--, b += bytes, out += elements) { \
+            PREFETCH_BLOCK(elements, bytes);          \
+            DECODE(name, number, finite);             \
+        }                                             \
         break;
 
 TARGET void JOIN(ggml_, SUFFIX)(int type, const uint8_t *b, uint64_t n, float *out, int storing) {

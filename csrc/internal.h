@@ -67,6 +67,12 @@ static inline uint64_t read_once(uint64_t value) {
     return value;
 }
 
+#if defined(_MSC_VER) && !defined(__clang__)
+#define ATOMIC volatile /* MSVC reads and writes a volatile pointer or word whole and in order */
+#else
+#define ATOMIC _Atomic
+#endif
+
 /* Asks for the line of memory at an address. A hint: it never faults. */
 #if defined(__GNUC__)
 #define PREFETCH(address) __builtin_prefetch(address)
@@ -120,8 +126,7 @@ enum {
     WM_AMD = 1 << 10, /* no instruction: whose cores they are, for choose() and wm_how_to_store */
     WM_ZEN4 = 1 << 11
 };
-uint32_t wm_cpu_features(void); /* cpu.c; asks the CPU at every call */
-uint64_t wm_cpu_cache(void);    /* cpu.c; bytes of the third-level cache that a core reaches, or 0; AMD's CPUs only */
+uint32_t wm_cpu_features(void); /* cpu.c */
 
 /* --------------------------------------------------------------------------------------- the variants in use
  * One struct of pointers for each tier, filled when the module is loaded. Selecting a tier swaps one pointer, so a call that
@@ -222,7 +227,8 @@ typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsig
 typedef struct {
     WM_KERNELS(WM_FIELDS)
 } wm_variants;
-const wm_variants *wm_variants_in_use(void); /* select.c */
+const wm_variants *wm_variants_in_use(void); /* variants.c */
+void wm_use_variants(const wm_variants *chosen);
 
 /* FNV-1a: for each byte, hash = (hash ^ byte) * PRIME, beginning with OFFSET. See fnv1a.c. */
 static const uint32_t FNV_OFFSET_32 = 0x811C9DC5, FNV_PRIME_32 = 0x01000193;
@@ -232,11 +238,8 @@ static inline uint32_t fnv1a32_more(uint32_t hash, const uint8_t *p, uint64_t le
     for (uint64_t i = 0; i < len; i++) hash = (hash ^ p[i]) * FNV_PRIME_32;
     return hash;
 }
-/* The hashes of n names that the caller has already checked to lie within [first, end). */
-static inline void wm_fnv1a32_run(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
-                                  uint32_t *out) {
-    wm_variants_in_use()->fnv1a32(first, end, lengths, gap, n, out);
-}
+/* fnv1a.c: the hashes of n names that the caller has already checked to lie within [first, end). */
+wm_fnv1a32_fn wm_fnv1a32_run;
 
 /* ------------------------------------------------------------------------------------------------ threads
  * Divides the work [0, n) into pieces. Each of at most `threads` threads (and WM_MAX_PARTS), numbered from 0, takes the next
@@ -264,7 +267,7 @@ int wm_names_unique(const uint8_t *names, uint64_t n, const uint32_t *hash, cons
 int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault);
 
 /* ----------------------------------------------------------------------------------------------- large outputs
- * How to store the output of a call that reads and writes so many bytes, over all threads. select.c says what was measured.
+ * How to store the output of a call that reads and writes so many bytes, over all threads. cpu.c says what was measured.
  */
 int wm_how_to_store(uint64_t input, uint64_t output);
 /* How many bytes ahead a kernel prefetches: its input where it streams, and its output for WM_FETCHED, since a store waits for a

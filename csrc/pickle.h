@@ -1,7 +1,7 @@
 /* What the files of the pickle machine share: values, the arena, and the stack. See pickle.c. */
 #ifndef WEIGHTMAP_PICKLE_H
 #define WEIGHTMAP_PICKLE_H
-#include "internal.h"
+#include "pickle_read.h"
 
 enum {
     MARK,    /* at: where on the stack the mark below it is */
@@ -60,26 +60,6 @@ typedef struct {
 } tensor_record;
 enum { RETYPED = 256 }; /* its numbers are of another width than those of its storage */
 enum { STORAGE_WORDS = sizeof(storage_record) / 8, TENSOR_WORDS = sizeof(tensor_record) / 8, NDIM_MOST = 64 };
-
-/* ------------------------------------------------------------------------------------------------ the program
- * A program is read through slots of SLOT bytes, which pread fills: it need not lie in memory, and the file may change or shrink
- * meanwhile. Over memory, one slot is all of it. */
-enum { SLOT = 1 << 14, SLOTS = 16 };
-typedef struct {
-    const wm_pickle_source *source;
-    const uint8_t *slot; /* the bytes [first, first + filled) of the program */
-    uint64_t first, filled;
-    uint8_t *room; /* of all slots; NULL over memory */
-    uint64_t held[SLOTS];
-    wm_fault *fault;
-    int broken; /* a read failed, and filled the fault */
-} reader;
-
-int wm_pickle_open(reader *r, const wm_pickle_source *source, wm_fault *fault);
-void wm_pickle_close(reader *r);
-int wm_pickle_turn(reader *r, uint64_t at);
-/* Copies n bytes of the program, which the caller knows to be there. Returns 0, or -1 when they cannot be read. */
-int wm_pickle_copy(reader *r, uint64_t at, uint64_t n, uint8_t *out);
 
 /* Brings the slot of a byte of the program to hand. Returns 0, or -1 when it cannot be read. */
 static inline int reach(reader *r, uint64_t at) { return at - r->first < r->filled ? 0 : wm_pickle_turn(r, at); }

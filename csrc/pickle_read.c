@@ -1,7 +1,7 @@
 /* The bytes of a pickle program, read from a file as they are needed, or lying in memory. See pickle.c. */
 #include <stdlib.h>
 
-#include "pickle.h"
+#include "pickle_read.h"
 
 int wm_pickle_open(reader *r, const wm_pickle_source *source, wm_fault *fault) {
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
@@ -35,7 +35,7 @@ int wm_pickle_turn(reader *r, uint64_t at) {
 
 int wm_pickle_copy(reader *r, uint64_t at, uint64_t n, uint8_t *out) {
     while (n) {
-        if (reach(r, at)) return -1;
+        if (at - r->first >= r->filled && wm_pickle_turn(r, at)) return -1;
         const uint64_t left = r->first + r->filled - at, part = n < left ? n : left;
         memcpy(out, r->slot + (at - r->first), part);
         at += part, out += part, n -= part;

@@ -33,19 +33,7 @@ enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
 #define PORTABLE_ENTRY(type, kernel) kernel##_portable, #kernel "_portable",
 #define PORTABLE {WM_KERNELS(PORTABLE_ENTRY)}
-#if defined(_MSC_VER) && !defined(__clang__)
-#define ATOMIC volatile /* MSVC reads and writes a volatile pointer whole and in order */
-#else
-#define ATOMIC _Atomic
-#endif
-static const wm_variants portable = PORTABLE;
 static wm_variants by_tier[N_TIERS];
-static uint32_t cpu;
-/* 0 until wm_stream_least has asked the CPU. */
-static uint64_t ATOMIC stream_least;
-
-/* Portable until wm_init has run, so that no order of initialisation is wrong. */
-static const wm_variants *ATOMIC in_use = &portable;
 
 static wm_variants choose(uint32_t features) {
     wm_variants v = PORTABLE;
@@ -113,14 +101,14 @@ static wm_variants choose(uint32_t features) {
 }
 
 static void wm_init(void) {
-    cpu = wm_cpu_features();
+    const uint32_t cpu = wm_cpu_features();
     wm_ggml_fill_grids();
     int best = 0;
     for (int i = 0; i < N_TIERS; i++) {
         by_tier[i] = choose((tiers[i].features | tiers[i].extras | WM_AMD | WM_ZEN4) & cpu);
         if (wm_isa_available(i)) best = i;
     }
-    in_use = &by_tier[best];
+    wm_use_variants(&by_tier[best]);
 }
 
 /* Runs wm_init when the module is loaded. */
@@ -132,54 +120,15 @@ __declspec(allocate(".CRT$XCU")) void (*wm_init_at_load)(void) = wm_init;
 __attribute__((constructor)) static void wm_init_at_load(void) { wm_init(); }
 #endif
 
-const wm_variants *wm_variants_in_use(void) { return in_use; }
-
-/* Streaming saves memory a read for every write, but the core waits for each line on its way to memory. One thread that
- * converted halves to 128 MiB of floats wrote, in GB/s:
- *                                              streamed    stored
- *   AMD Zen 4                                  24 to 27    20 (output not prefetched)
- *   Intel Cascade Lake                              5.9    8.1 (5.6 when the output is not prefetched)
- *   Intel Cascade Lake, two threads                11.6    14.7
- * So only AMD streams, when input and output take three quarters of the third-level cache that a core reaches. Outputs in GB/s
- * (Zen 5, 32 MiB of cache), used again and again:
- *                       MiB         12    16    20    24    32    64
- *   int4, streamed                  41    41    40    41    41    38
- *   int4, stored                    78    58    42    38    34    28
- *   float16, streamed               40    40    38    36    36    34
- *   float16, stored                 45    36    32    30    28    24
- * Prefetching gains up to a sixth where the second-level cache does not hold both. Where it does, prefetching costs as much, and on
- * AMD's CPUs a quarter where both take a third of the third level and more. */
-int wm_how_to_store(uint64_t input, uint64_t output) {
-    const uint64_t both = add_capped(input, output), second_level = (uint64_t)1 << 20;
-    if (both <= second_level) return WM_CACHED;
-    const uint64_t least = wm_stream_least();
-    return both >= least ? WM_STREAMED : both <= least / 3 ? WM_FETCHED : WM_CACHED;
-}
-
-/* Asked at the first use: in a virtual machine each of the five CPUID instructions may take 30 microseconds, which would be
- * a hundredth of the time of the import. */
-uint64_t wm_stream_least(void) {
-    uint64_t least = stream_least;
-    if (least == 0) {
-        const uint64_t cache = cpu & WM_AMD ? wm_cpu_cache() : 0, usual = (uint64_t)32 << 20;
-        least = cpu & WM_AMD ? (cache ? cache : usual) / 4 * 3 : UINT64_MAX;
-        stream_least = least;
-    }
-    return least;
-}
-
 const char *wm_isa_name(int t) { return t >= 0 && t < N_TIERS ? tiers[t].name : NULL; }
 
-int wm_isa_available(int t) { return t >= 0 && t < N_TIERS && (tiers[t].features & cpu) == tiers[t].features; }
+int wm_isa_available(int t) { return t >= 0 && t < N_TIERS && (tiers[t].features & ~wm_cpu_features()) == 0; }
 
-int wm_isa_selected(void) {
-    const wm_variants *v = in_use;
-    return v == &portable ? 0 : (int)(v - by_tier);
-}
+int wm_isa_selected(void) { return (int)(wm_variants_in_use() - by_tier); }
 
 int wm_isa_select(int t) {
     if (!wm_isa_available(t)) return -1;
-    in_use = &by_tier[t];
+    wm_use_variants(&by_tier[t]);
     return 0;
 }
 

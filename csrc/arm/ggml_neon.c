@@ -6,7 +6,7 @@
 
 #define TARGET
 #define SUFFIX arm_neon
-#define ODD 0
+#define ODD ggml_portable
 
 typedef uint8x16x2_t codes;
 

@@ -10,7 +10,7 @@
 #define SUFFIX x86_avx2
 #define STORE _mm256_storeu_ps
 #endif
-#define ODD 0
+#define ODD ggml_portable
 #include "ggml_codes.h"
 
 /* 255 where a bit is set. */

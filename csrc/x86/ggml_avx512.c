@@ -4,7 +4,7 @@
 #if WM_X86
 #define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,f16c")
 #define SUFFIX x86_avx512
-#define ODD 0
+#define ODD ggml_portable
 #include "ggml_codes.h"
 
 TARGET WM_INLINE codes negate(codes c, uint32_t word) { return _mm256_mask_sub_epi8(c, word, _mm256_setzero_si256(), c); }

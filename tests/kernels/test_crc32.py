@@ -432,10 +432,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("this CPU lacks AVX-512")
     compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
     library = tmp_path_factory.mktemp("emulated") / "kernel.so"
-    # What is chosen for a CPU stands in a file that needs all kernels.
-    choice = library.with_name("choice.c")
-    choice.write_text("const void *wm_variants_in_use(void);\nconst void *wm_variants_in_use(void) { return 0; }\n")
-    sources = [CSRC / "crc32.c", CSRC / "threads.c", *sorted(CSRC.glob("x86/crc32_*.c")), choice]
+    plain = [CSRC / name for name in ("crc32.c", "threads.c", "variants.c")]
+    sources = [*plain, *sorted(CSRC.glob("x86/crc32_*.c"))]
     subprocess.run(
         [compiler, *FLAGS, f"-I{CSRC}", *map(str, sources), "-pthread", "-o", str(library)],
         check=True,
