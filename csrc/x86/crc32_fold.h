@@ -15,51 +15,57 @@
  *   one_block(x)        folds the blocks of x onto its last one
  */
 enum { REGISTER = sizeof(vector), FOUR = 4 * REGISTER, EIGHT = 8 * REGISTER };
+typedef struct {
+    vector x0, x1, x2, x3;
+} four;
+typedef struct {
+    four a, b;
+} eight;
+
+TARGET WM_INLINE four load_four(const uint8_t *p) {
+    return (four){load(p), load(p + REGISTER), load(p + 2 * REGISTER), load(p + 3 * REGISTER)};
+}
+
+TARGET WM_INLINE four fold_four(four r, four next, vector k) {
+    return (four){fold(r.x0, next.x0, k), fold(r.x1, next.x1, k), fold(r.x2, next.x2, k), fold(r.x3, next.x3, k)};
+}
+
+TARGET WM_INLINE eight load_eight(uint32_t state, const uint8_t *p) {
+    eight r = {load_four(p), load_four(p + FOUR)};
+    r.a.x0 = begin(r.a.x0, state);
+    return r;
+}
+
+TARGET WM_INLINE eight fold_eight(eight r, const uint8_t *p, vector k) {
+    return (eight){fold_four(r.a, load_four(p), k), fold_four(r.b, load_four(p + FOUR), k)};
+}
+
+/* `r` stands for all bytes before `data`. */
+TARGET WM_INLINE uint32_t finish_four(four r, const uint8_t *data, size_t len) {
+    if (len >= FOUR) {
+        r = fold_four(r, load_four(data), K4);
+        data += FOUR;
+        len -= FOUR;
+    }
+    vector x = fold(fold(r.x0, r.x2, K2), fold(r.x1, r.x3, K2), K1);
+    for (; len >= REGISTER; data += REGISTER, len -= REGISTER) x = fold(x, load(data), K1);
+    return finish_blocks(one_block(x), data, len);
+}
+
+TARGET WM_INLINE uint32_t finish_eight(eight r, const uint8_t *data, size_t len) {
+    const vector k8 = K8;
+    for (; len >= AHEAD + EIGHT; data += EIGHT, len -= EIGHT) {
+        prefetch(data + AHEAD, EIGHT);
+        r = fold_eight(r, data, k8);
+    }
+    for (; len >= EIGHT; data += EIGHT, len -= EIGHT) r = fold_eight(r, data, k8);
+    return finish_four(fold_four(r.a, r.b, K4), data, len);
+}
 
 /* For FOUR bytes or more. */
 TARGET WM_INLINE uint32_t fold_all(uint32_t state, const uint8_t *data, size_t len) {
-    const vector k4 = K4;
-    vector x0 = begin(load(data), state), x1 = load(data + REGISTER);
-    vector x2 = load(data + 2 * REGISTER), x3 = load(data + 3 * REGISTER);
-    data += FOUR;
-    len -= FOUR;
-    if (len >= FOUR) {
-        const vector k8 = K8;
-        vector x4 = load(data), x5 = load(data + REGISTER), x6 = load(data + 2 * REGISTER), x7 = load(data + 3 * REGISTER);
-        data += FOUR;
-        len -= FOUR;
-#define FOLD_EIGHT()                                  \
-    do {                                              \
-        x0 = fold(x0, load(data), k8);                \
-        x1 = fold(x1, load(data + REGISTER), k8);     \
-        x2 = fold(x2, load(data + 2 * REGISTER), k8); \
-        x3 = fold(x3, load(data + 3 * REGISTER), k8); \
-        x4 = fold(x4, load(data + 4 * REGISTER), k8); \
-        x5 = fold(x5, load(data + 5 * REGISTER), k8); \
-        x6 = fold(x6, load(data + 6 * REGISTER), k8); \
-        x7 = fold(x7, load(data + 7 * REGISTER), k8); \
-        data += EIGHT;                                \
-        len -= EIGHT;                                 \
-    } while (0)
-        while (len >= AHEAD + EIGHT) {
-            prefetch(data + AHEAD, EIGHT);
-            FOLD_EIGHT();
-        }
-        while (len >= EIGHT) FOLD_EIGHT();
-        x0 = fold(x0, x4, k4);
-        x1 = fold(x1, x5, k4);
-        x2 = fold(x2, x6, k4);
-        x3 = fold(x3, x7, k4);
-        if (len >= FOUR) {
-            x0 = fold(x0, load(data), k4);
-            x1 = fold(x1, load(data + REGISTER), k4);
-            x2 = fold(x2, load(data + 2 * REGISTER), k4);
-            x3 = fold(x3, load(data + 3 * REGISTER), k4);
-            data += FOUR;
-            len -= FOUR;
-        }
-    }
-    x0 = fold(fold(x0, x2, K2), fold(x1, x3, K2), K1);
-    for (; len >= REGISTER; data += REGISTER, len -= REGISTER) x0 = fold(x0, load(data), K1);
-    return finish_blocks(one_block(x0), data, len);
+    if (len >= EIGHT) return finish_eight(load_eight(state, data), data + EIGHT, len - EIGHT);
+    four r = load_four(data);
+    r.x0 = begin(r.x0, state);
+    return finish_four(r, data + FOUR, len - FOUR);
 }
