@@ -121,7 +121,7 @@ def _write(
     if mode is not None:
         _keep_mode(fd, *mode)
     if plan.exact:
-        _reserve(fd, plan.size)
+        reserve(fd, plan.size)
     sink = Sink(fd, plan.size, progress, exact=plan.exact, durable=durable)
     plan.write(sink)
     sink.finish()
@@ -357,7 +357,7 @@ def _keep_mode(fd: int, mode: int, group: int) -> None:
         os.fchmod(fd, mode)
 
 
-def _reserve(fd: int, size: int) -> None:
+def reserve(fd: int, size: int) -> None:
     """Reserve the space now, so that a full disk fails at once.
 
     For large files on tmpfs this only checks the room: reserving pages there is as slow as writing them.
@@ -373,6 +373,11 @@ def _reserve(fd: int, size: int) -> None:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EINTR):
                 raise
+
+
+def flush_folder(path: str) -> None:
+    """Flush the entries of a directory to the disk."""
+    _flush_folder(_folder_of(path), path)
 
 
 def _flush_folder(folder: _Folder, path: str) -> None:

@@ -217,10 +217,15 @@ def find_model(folder: str) -> str:
 def open_directory(path: str, options: Options) -> TensorFile:
     """Open the one model in a directory, with the options of `weightmap.open`."""
     mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the directory
-    path = find_model(path)
-    if not path.endswith(INDEX_SUFFIX):
-        return open_file(path, path, options)
-    return _open_index(from_path(path, "copy"), path, options)
+    while True:
+        found = find_model(path)
+        try:
+            if not found.endswith(INDEX_SUFFIX):
+                return open_file(found, found, options)
+            return _open_index(from_path(found, "copy"), found, options)
+        except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
+            if type(path) is not str or find_model(path) == found:
+                raise
 
 
 def open_sharded(path: str, options: Options) -> TensorFile:
@@ -233,6 +238,8 @@ def open_sharded(path: str, options: Options) -> TensorFile:
     process has few descriptors: all are mapped now, and later reads open a shard again by its path and raise
     `FileChangedError` if another file is there. Look-ups check for changes through the path; a file that was replaced
     by rename or deleted counts as unchanged, for the mapping keeps the old one.
+
+    An index that is replaced while its shards are opened is read again, so that all are of one version.
     """
     mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the index
     try:
@@ -243,6 +250,34 @@ def open_sharded(path: str, options: Options) -> TensorFile:
 
 
 def _open_index(source: Source, path: str, options: Options) -> TensorFile:
+    """Open the shards of an index that is open; again as long as another index takes its place meanwhile."""
+    while True:
+        try:
+            model = _open_listed(source, path, options)
+        except TensorFileError:
+            if not _is_replaced(source, path):
+                raise
+        else:
+            if not _is_replaced(source, path):
+                return model
+            model.close()
+        source = from_path(path, "copy")
+
+
+def _is_replaced(source: Source, path: str) -> bool:
+    """Whether a path leads to another file than the one that was opened; not asked of stores."""
+    if type(path) is not str:
+        return False
+    try:
+        now = os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) != source.identity
+
+
+def _open_listed(source: Source, path: str, options: Options) -> TensorFile:
     files: dict[str, TensorFile] = {}
     try:
         listing = read_listing(source, options)

@@ -1,0 +1,353 @@
+"""`publish`: what changed between two models, as a version in a source directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.arguments import as_integer, as_path, check_progress
+from weightmap.conversion.along import copy_along
+from weightmap.conversion.converting import convert
+from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
+from weightmap.deltas.report import DeltaReport
+from weightmap.deltas.sums import CHECKSUMS, new_sum
+from weightmap.deltas.versions import INDEX, SINGLE, version_name
+from weightmap.dtypes import DTYPES
+from weightmap.errors import DeltaError, EncodeError, TargetError, quoted
+from weightmap.formats import Payload, Request, Tensors, by_name
+from weightmap.io.atomic import flush_folder, write_plan
+from weightmap.io.sink import WritePlan
+from weightmap.model.opening import open_with
+from weightmap.model.parts import dense_rows, name_of, rows_of, sources_of
+from weightmap.model.sharding import ShardTarget, bytes_of_size, holding
+from weightmap.model.single import DEFAULT_LIMITS
+from weightmap.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.index.row import Row
+    from weightmap.model.file import TensorFile
+
+# Files are read by pread: their bytes are compared, not handed out.
+_READING = Options(DEFAULT_LIMITS, private=True)
+# Levels of zstd.
+_LEVELS = range(1, 23)
+
+
+def publish(
+    base: Any,
+    new: Any,
+    directory: str | os.PathLike[str],
+    *,
+    version: int,
+    base_version: int | None = None,
+    encoding: str = "xor",
+    checksum: str = "xxh3-128",
+    level: int = 1,
+    max_shard_size: int | str = "5GB",
+    full: bool | None = None,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DeltaReport:
+    """Publish what changed from one model to the next as ``weight_vNNNNNN/`` in a directory.
+
+    The layout is that of slime, SGLang's ``/pull_weights`` and NVIDIA's ModelExpress. The version appears in one step,
+    complete: its files are written and flushed to the disk in a hidden directory, the index last, which is then
+    renamed.
+
+    Parameters
+    ----------
+    base, new : whatever `weightmap.open` takes
+        The model before, which receivers have as `base_version`, and the model after. Their shards may differ. Tensors
+        are compared byte by byte.
+    directory : str or os.PathLike
+        The source directory; made if it does not exist.
+    version : int
+        From 1 on.
+    base_version : int, optional
+        By default the one before.
+    encoding : {"xor", "overwrite"}
+        "xor" stores the differing bits of every byte, "overwrite" positions and values of the bytes that changed, for
+        tensors of up to 4 GiB.
+    checksum : {"xxh3-128", "blake3", "adler32"}
+        ModelExpress reads "adler32" with "xor" alone, which is weak. None of them shows who wrote the delta: they lie
+        in the files that they protect.
+    level : int
+        Of zstd, from 1 to 22.
+    max_shard_size : int or str
+        Most bytes per file, such as ``"5GB"``. A larger tensor gets its own file.
+    full : bool, optional
+        True publishes a full version: all of `new`, as a checkpoint in safetensors with the files beside it. None does
+        so if tensors appeared, vanished or changed shape or dtype, which a delta cannot express; with False that is an
+        error.
+    threads : int, optional
+        At most this many share the work, tensor by tensor; by default one for each CPU of this process.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes of tensors.
+
+    Returns
+    -------
+    DeltaReport
+
+    Raises
+    ------
+    TargetError
+        When the version exists, or another run is writing it.
+    DeltaError
+        When a delta cannot express the difference, and `full` is False.
+    EncodeError
+        When `new` has tensors that safetensors cannot hold, or tensors that are too large for "overwrite".
+    MissingDependencyError
+        When the extra ``[deltas]`` is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np, weightmap as wm
+    >>> from weightmap import deltas
+    >>> wm.save("old.safetensors", {"a": np.zeros(1000, np.float32), "b": np.ones(5)})
+    >>> wm.save("new.safetensors", {"a": np.arange(1000, dtype=np.float32), "b": np.ones(5)})
+    >>> report = deltas.publish("old.safetensors", "new.safetensors", "published", version=1)
+    >>> report.tensors, report.changed_nbytes, report.total_nbytes
+    (1, 4000, 4040)
+    """
+    started = time.perf_counter()
+    folder, wanted = as_path("directory", directory), _Wanted.of(encoding, checksum, level, max_shard_size)
+    number = as_integer("version", version)
+    before = number - 1 if base_version is None else as_integer("base_version", base_version)
+    if not 0 <= before < number:
+        raise ValueError(f"version is {number} and base_version {before}, expected 0 <= base_version < version")
+    count = kernels.cpus() if threads is None else as_integer("threads", threads)
+    if count < 1:
+        raise ValueError(f"threads is {threads}, expected 1 or more")
+    check_progress(progress)
+    target = ShardTarget(os.path.join(folder, ""), version_name(number), "model", ".safetensors")
+    os.makedirs(folder, exist_ok=True)
+    final, hidden = (os.path.join(folder, name.format(version_name(number))) for name in ("{}", ".{}.tmp"))
+    with holding(target), open_with(base, _READING) as old, open_with(new, _READING) as now:
+        if os.path.lexists(final):
+            raise TargetError("this version exists: publish another one", path=final)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(hidden)  # of a run that was killed
+        os.mkdir(hidden)
+        try:
+            difference = _misfit(old, now)
+            if difference is not None and full is False:
+                raise DeltaError(f"{difference}: only a full version can express that", path=name_of(now))
+            if full or difference is not None:
+                changed = _write_full(now, new, hidden, wanted, progress)
+            else:
+                encoder = _Encoder(old, now, wanted, hidden, progress)
+                changed = encoder.write(number, before, count)
+            _flush_all(hidden)
+            try:
+                os.rename(hidden, final)
+            except OSError as error:
+                if os.path.lexists(final):
+                    raise TargetError("this version exists: publish another one", path=final) from None
+                raise error from None
+            flush_folder(folder)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+        stored = sum(entry.stat().st_size for entry in os.scandir(final) if entry.name.endswith(".safetensors"))
+        sizes = {name: row.nbytes for name, row in zip(now, rows_of(now), strict=True)}
+        nbytes = sum(sizes[name] for name in changed), stored, sum(sizes.values())
+        return DeltaReport(number, before, len(changed), *nbytes, time.perf_counter() - started)
+
+
+class _Wanted(NamedTuple):
+    """How a delta is written."""
+
+    encoding: str
+    checksum: str
+    level: int
+    most: int
+
+    @classmethod
+    def of(cls, encoding: str, checksum: str, level: int, max_shard_size: int | str) -> _Wanted:
+        """Check the caller's wishes."""
+        for name, given, known in (("encoding", encoding, ENCODINGS), ("checksum", checksum, tuple(CHECKSUMS))):
+            if given not in known:
+                raise ValueError(f"{name} is {given!r}, expected one of {', '.join(known)}")
+        if as_integer("level", level) not in _LEVELS:
+            raise ValueError(f"level is {level}, expected 1 to {_LEVELS[-1]}")
+        return cls(encoding, checksum, level, bytes_of_size(max_shard_size))
+
+
+def _misfit(old: TensorFile, now: TensorFile) -> str | None:
+    """Return what a delta cannot express about two models; None where it can."""
+    for name, row in zip(now, rows_of(now), strict=True):
+        if name not in old:
+            return f"tensor {quoted(name)} appeared"
+        before = old.info(name)
+        if (before.dtype, before.shape) != (row.dtype.name, row.shape):
+            kinds = f"from {before.dtype} {list(before.shape)} to {row.dtype.name} {list(row.shape)}"
+            return f"tensor {quoted(name)} changed {kinds}"
+    gone = next((name for name in old if name not in now), None)
+    return None if gone is None else f"tensor {quoted(gone)} vanished"
+
+
+def _write_full(
+    now: TensorFile, new: Any, hidden: str, wanted: _Wanted, progress: Callable[[int, int], None] | None
+) -> list[str]:
+    """Write a checkpoint of all tensors; return their names."""
+    convert(new, os.path.join(hidden, SINGLE), max_shard_size=wanted.most, progress=progress)
+    path = sources_of(now)[0].path
+    if path is not None:
+        copy_along(path, hidden, replace=True)
+    return list(now)
+
+
+class _Frame(NamedTuple):
+    """An encoded tensor: its parts in the spool file, and the checksum of its new bytes."""
+
+    parts: list[tuple[int, int]]
+    digest: str
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size for _, size in self.parts)
+
+
+class _Encoder:
+    """Encodes the tensors that changed, by threads, and writes them to the files of a delta.
+
+    Frames go to a nameless file first: their sizes are in the headers of the files.
+    """
+
+    def __init__(
+        self,
+        old: TensorFile,
+        now: TensorFile,
+        wanted: _Wanted,
+        hidden: str,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._wanted, self._hidden, self._progress = wanted, hidden, progress
+        before = dict(zip(old, dense_rows(old), strict=True))
+        self._pairs = {name: (before[name], row) for name, row in zip(now, dense_rows(now), strict=True)}
+        self._total, self._done = sum(row.nbytes for _, row in self._pairs.values()), 0
+        for name, (_, row) in self._pairs.items():
+            if wanted.encoding == "overwrite" and row.nbytes > MOST:
+                what = f"bytes of tensor {quoted(name)}"
+                raise EncodeError(what, actual=row.nbytes, expected=f'at most {MOST} with encoding="overwrite"')
+        self._lock, self._end = threading.Lock(), 0
+        path = os.path.join(hidden, "frames")
+        self._spool = kernels.take_ownership(os.open, path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.unlink(path)
+
+    def write(self, version: int, base_version: int, threads: int) -> list[str]:
+        """Write the delta; return the names of the tensors in it."""
+        names = sorted(self._pairs, key=lambda name: -self._pairs[name][1].nbytes)
+        self._report(0)
+        with ThreadPoolExecutor(max_workers=threads) as pool:
+            waiting = {name: pool.submit(self._encode, name) for name in names}
+            try:
+                found = {name: waiting[name].result() for name in self._pairs}
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        frames = {name: frame for name, frame in found.items() if frame is not None}
+        where = self._write_files(frames)
+        metadata = {
+            "version": f"{version:06}",
+            "base_version": f"{base_version:06}",
+            "delta_encoding": self._wanted.encoding,
+            "compression_format": "zstd",
+            "checksum_format": self._wanted.checksum,
+        }
+        data = json.dumps({"metadata": metadata, "weight_map": where}, indent=2, ensure_ascii=False).encode()
+        write_plan(os.path.join(self._hidden, INDEX), WritePlan(len(data), lambda sink: sink.write(data)))
+        return list(frames)
+
+    def _report(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+
+    def _encode(self, name: str) -> _Frame | None:
+        """Encode a tensor into the spool file; None if it did not change."""
+        before, row = self._pairs[name]
+        if all(np.array_equal(old, new) for old, new in _blocks(before, row)):
+            self._report(row.nbytes)
+            return None
+        digest = new_sum(self._wanted.checksum)
+        summed = False
+
+        def blocks() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+            nonlocal summed
+            first, summed = not summed, True
+            for old, new in _blocks(before, row):
+                if first:
+                    digest.update(new)
+                yield old, new
+
+        parts = []
+        for piece in encoded(blocks, row.nbytes, self._wanted.encoding, self._wanted.level):
+            with self._lock:
+                at, self._end = self._end, self._end + len(piece)
+            view = memoryview(piece)
+            parts.append((at, len(view)))
+            while view:
+                count = os.pwrite(self._spool, view, at)
+                view, at = view[count:], at + count
+        self._report(row.nbytes)
+        return _Frame(parts, digest.hexdigest())
+
+    def _write_files(self, frames: dict[str, _Frame]) -> dict[str, str]:
+        """Write the files of a delta; return the file of each tensor."""
+        groups: list[list[str]] = []
+        filled = 0
+        for name, frame in frames.items():
+            if not groups or filled + frame.nbytes > self._wanted.most:
+                groups.append([])
+                filled = 0
+            groups[-1].append(name)
+            filled += frame.nbytes
+        where: dict[str, str] = {}
+        plan = by_name("safetensors").plan
+        assert plan is not None  # noqa: S101 - for the type checker
+        for number, group in enumerate(groups):
+            file = f"model-{number:05}-of-{len(groups):05}.safetensors"
+            payloads = [
+                Payload(name, DTYPES["uint8"], (frames[name].nbytes,), frames[name].nbytes, self._read, frames[name])
+                for name in group
+            ]
+            sums = {name: frames[name].digest for name in group}
+            write_plan(os.path.join(self._hidden, file), plan(Request(Tensors(payloads), "safetensors", sums)))
+            where |= dict.fromkeys(group, file)
+        return where
+
+    def _read(self, frame: _Frame) -> Iterator[bytes]:
+        for at, size in frame.parts:
+            yield os.pread(self._spool, size, at)
+
+
+def _blocks(old: Row, new: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    """Yield the bytes of two tensors of one size side by side."""
+    for before, after in zip(_in_blocks(old), _in_blocks(new), strict=True):
+        yield np.frombuffer(before, np.uint8), np.frombuffer(after, np.uint8)
+
+
+def _in_blocks(row: Row) -> Iterator[memoryview]:
+    if not row.dtype.swapped:
+        return row.chunks(bytearray(BLOCK))
+    return (piece[at : at + BLOCK] for piece in row.chunks() for at in range(0, len(piece), BLOCK))
+
+
+def _flush_all(folder: str) -> None:
+    """Flush the entries of a directory and of those in it to the disk."""
+    for path, _, _ in os.walk(folder):
+        flush_folder(path)

@@ -1,0 +1,406 @@
+"""`apply` and `pull`: a local model goes to another version, verified as a whole before any of it changes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap import kernels
+from weightmap.arguments import as_integer, as_path, check_progress, mistyped
+from weightmap.conversion.along import copy_along
+from weightmap.deltas.local import Change, Local, seen
+from weightmap.deltas.overlay import Patched, check_chain, overlaid, read_delta
+from weightmap.deltas.report import DeltaReport
+from weightmap.deltas.versions import INDEX, SINGLE, newest_in, read_version, version_name
+from weightmap.deltas.writing import pieces, segments, write_files, write_planned
+from weightmap.errors import DeltaError, TargetError, TensorFileError, UnsupportedError
+from weightmap.formats import Tensors, by_name
+from weightmap.formats._writing import Payload, Request
+from weightmap.io import strict_json
+from weightmap.io.atomic import write_plan
+from weightmap.io.opening import called, inside, path_of
+from weightmap.io.sink import WritePlan
+from weightmap.model.directory import read_small
+from weightmap.model.opening import open_with
+from weightmap.model.parts import name_of, rows_of, sources_of
+from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX
+from weightmap.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from weightmap.deltas.versions import Delta
+    from weightmap.index.row import Row
+    from weightmap.io.sink import Sink
+    from weightmap.io.source import Source
+    from weightmap.model.file import TensorFile
+
+# Files are read by pread: tensors are copied, not handed out.
+_READING = Options(DEFAULT_LIMITS, private=True)
+
+
+def apply(
+    model: str | os.PathLike[str],
+    delta: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DeltaReport:
+    """Bring a local model from the base version of a delta to its version.
+
+    Every tensor is decoded and compared with its checksum before anything changes; then the model is the new one in a
+    single step, and readers of the old files keep the old bytes: see `pull`.
+
+    Parameters
+    ----------
+    model : str or os.PathLike
+        A file of safetensors, or a directory or index of a model in such files. A directory gets the record of its
+        version, ``.weight_sync/``; one without a record is taken at its word, and the checksums decide.
+    delta : str or os.PathLike
+        The directory of the delta, or its address in a store.
+    threads : int, optional
+        At most this many share the work, tensor by tensor; by default one for each CPU of this process.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes of the files that are written.
+
+    Returns
+    -------
+    DeltaReport
+
+    Raises
+    ------
+    DeltaError
+        When the delta is damaged, or not built on the version of the model.
+    TargetError
+        When the disk lacks the room.
+    UnsupportedError
+        When the model is not stored as safetensors: convert it first.
+    MissingDependencyError
+        When the extra ``[deltas]`` is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np, weightmap as wm
+    >>> from weightmap import deltas
+    >>> wm.save("old.safetensors", {"w": np.zeros(1000, np.float32)})
+    >>> wm.save("new.safetensors", {"w": np.arange(1000, dtype=np.float32)})
+    >>> report = deltas.publish("old.safetensors", "new.safetensors", "published", version=1)
+    >>> deltas.apply("old.safetensors", "published/weight_v000001").tensors
+    1
+    >>> wm.diff("old.safetensors", "new.safetensors").equal
+    True
+    """
+    started = time.perf_counter()
+    path, work = _local_path("model", model), _Work(threads, progress)
+    folder = _directory_of(path)
+    found = read_delta(_address("delta", delta), _READING)
+    try:
+        if folder is None:
+            return _apply_to_file(path, found, work, started)
+        local = Local(folder)
+        with local.holding():
+            at = local.version()
+            check_chain([found], at)
+            at = found.base_version if at is None else at
+            return _advance(local, _Way(local.folder, at, [found]), found.version, at, work, started)
+    finally:
+        found.close()
+
+
+def pull(
+    local: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    *,
+    base: Any = None,
+    version: int | None = None,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DeltaReport:
+    """Bring a local model to a published version, by deltas where possible.
+
+    The way begins at the newest full version at or below the wanted one, or at `base`, or at the version that is there,
+    whichever has the fewest deltas to apply. All files are written beside the old ones, all checksums compared, and all
+    of it flushed to the disk; then one step makes files and version the new ones. Stopped at any moment, the directory
+    is wholly one version or the other, and the next pull goes on. Arrays over the old files keep the old bytes.
+
+    Parameters
+    ----------
+    local : str or os.PathLike
+        The directory; made if it does not exist. It keeps its version in ``.weight_sync/state.json``, as SGLang's
+        ``/pull_weights`` does, and the two can take turns. One that holds a model without a record is taken for the
+        base, and the checksums decide.
+    source : str or os.PathLike
+        The directory with ``weight_vNNNNNN/``, or its address.
+    base : str, os.PathLike or whatever else `weightmap.open` takes, optional
+        The model that is version 0. Its configuration and tokenizer come along, as those of full versions.
+    version : int, optional
+        By default the newest that is finished; nothing happens when a newer one is there already. An older one is
+        rebuilt.
+    threads : int, optional
+        At most this many share the work, tensor by tensor; by default one for each CPU of this process.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes of the files that are written.
+
+    Returns
+    -------
+    DeltaReport
+
+    Raises
+    ------
+    DeltaError
+        When a version is missing, unfinished, damaged, or not built on the one before. Nothing has changed then.
+    TargetError
+        When the disk lacks the room.
+    MissingDependencyError
+        When the extra ``[deltas]`` is not installed.
+
+    Notes
+    -----
+    Of several processes that pull at once, one does it, and the others wait and find it done. The files of the version
+    before stay in ``.weight_sync/spare/`` and are written over by the next pull, once no process has them open: that
+    saves the system from finding new pages for them.
+    """
+    started = time.perf_counter()
+    folder, published, work = _local_path("local", local), _address("source", source), _Work(threads, progress)
+    wanted = None if version is None else as_integer("version", version)
+    if wanted is not None and wanted < 0:
+        raise ValueError(f"version is {wanted}, expected 0 or more")
+    place = Local(folder)
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        base = None if base is not None and os.path.samefile(base, place.folder) else base
+    with place.holding():
+        at = place.version()
+        target = newest_in(published) if wanted is None else wanted
+        if at is not None and (at == target or (wanted is None and at > target)):
+            return _unchanged(place, at, started)
+        way = _find_way(place, published, target, at, base)
+        try:
+            return _advance(place, way, target, at, work, started)
+        finally:
+            for delta in way.deltas:
+                delta.close()
+
+
+class _Work:
+    """How the work is done and reported."""
+
+    def __init__(self, threads: int | None, progress: Callable[[int, int], None] | None) -> None:
+        check_progress(progress)
+        self.threads: int = kernels.cpus() if threads is None else as_integer("threads", threads)
+        if self.threads < 1:
+            raise ValueError(f"threads is {threads}, expected 1 or more")
+        self._progress, self._done, self._total = progress, 0, 0
+
+    def begin(self, total: int) -> None:
+        self._total = total
+        self.add(0)
+
+    def add(self, nbytes: int) -> None:
+        self.reached(self._done + nbytes, self._total)
+
+    def reached(self, done: int, total: int) -> None:
+        self._done = done
+        if self._progress is not None:
+            self._progress(done, total)
+
+
+class _Way(NamedTuple):
+    """Where the way to a version begins, a model and its version, and the deltas from there."""
+
+    begin: Any
+    version: int
+    deltas: list[Delta]
+
+
+def _local_path(name: str, given: Any) -> str:
+    path = as_path(name, given)
+    if "://" in path:
+        raise TargetError("this is an address, and models are changed on a file system", path=path)
+    return path
+
+
+def _address(name: str, given: Any) -> str:
+    path = path_of(given)
+    if path is None:
+        raise mistyped(name, given, "a path or an address")
+    return path
+
+
+def _directory_of(path: str) -> str | None:
+    """Return the directory of a model that is one, or has a record of its version; None for a file on its own."""
+    if os.path.isdir(path):
+        return path
+    folder = os.path.dirname(os.path.abspath(path))
+    if path.endswith(INDEX_SUFFIX):
+        return folder
+    place = Local(folder)
+    return folder if place.is_recorded and place.model() == os.path.basename(path) else None
+
+
+def _find_way(place: Local, source: str, target: int, at: int | None, base: Any) -> _Way:
+    """Return the way from the nearest beginning to a version. Raises `DeltaError` where there is none."""
+    deltas: list[Delta] = []
+    try:
+        begin, number = _walk_back(place, source, target, at, base, deltas)
+    except BaseException as error:
+        for delta in deltas:
+            delta.close()
+        if isinstance(error, TensorFileError):
+            raise error.located(path=place.folder) from None
+        raise
+    return _Way(begin, number, deltas[::-1])
+
+
+def _walk_back(
+    place: Local, source: str, target: int, at: int | None, base: Any, deltas: list[Delta]
+) -> tuple[Any, int]:
+    """Add the deltas from a version back to a model; return that and its version."""
+    number = target
+    while number != at:
+        if number == 0:
+            if base is None and (at is not None or place.model() is None):
+                raise DeltaError("version 0 is not here: give base=, the model that it is")
+            return place.folder if base is None else base, 0
+        directory = inside(source, version_name(number))
+        found = read_version(directory, _READING)
+        if found is None:
+            return directory, number
+        deltas.append(found)
+        if found.version != number:
+            raise DeltaError("version", path=directory, field="version", actual=found.version, expected=number)
+        number = found.base_version
+    return place.folder, number
+
+
+def _unchanged(place: Local, at: int, started: float) -> DeltaReport:
+    with open_with(place.folder, _READING) as file:
+        total = sum(row.nbytes for row in rows_of(file))
+    return DeltaReport(at, at, 0, 0, 0, total, time.perf_counter() - started)
+
+
+def _advance(place: Local, way: _Way, target: int, at: int | None, work: _Work, started: float) -> DeltaReport:
+    """Go to a version: write all of its files, and then make them the model's."""
+    own = way.begin is place.folder
+    # The handle closes the files of the model and of the deltas.
+    with overlaid(open_with(way.begin, _READING), way.deltas, _READING) as file:
+        rows = list(rows_of(file))
+        changed = [row for row in rows if isinstance(row.geometry, Patched)]
+        try:
+            if own and not changed:
+                place.record(target)
+            else:
+                place.commit(_stage(place, file, changed, target, at, work, own=own))
+        except OSError as error:
+            place.abandon()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, TensorFileError):
+                raise TargetError("the file system has no room for the new version", path=place.folder) from error
+            raise
+        except BaseException:
+            place.abandon()
+            raise
+        read = () if own else [source for source in sources_of(file) if source not in _of_deltas(way)]
+        stored = sum(delta.nbytes for delta in way.deltas) + sum(source.size for source in read)
+        sizes = sum(row.nbytes for row in changed), stored, sum(row.nbytes for row in rows)
+        before = way.version if at is None else at
+        return DeltaReport(target, before, len(changed), *sizes, time.perf_counter() - started)
+
+
+def _of_deltas(way: _Way) -> set[Source]:
+    return {source for delta in way.deltas for source in delta.sources}
+
+
+def _stage(
+    place: Local, file: TensorFile, changed: Sequence[Row], target: int, at: int | None, work: _Work, *, own: bool
+) -> Change:
+    """Write what a version needs to ``next/``, and return the change that it takes."""
+    parts = {name: sources_of(shard)[0] for name, shard in file.shards.items()}
+    path = sources_of(file)[0].path  # of the index, or of the only file
+    only = called(path) if own and path is not None else SINGLE
+    parts, sharded = parts or {only: sources_of(file)[0]}, bool(parts)
+    formats = {part.format for part in (*file.shards.values(), file)}
+    plan = None
+    if formats != {"safetensors"}:
+        if own:
+            what = "format of the model"
+            raise UnsupportedError(what, path=name_of(file), actual=file.format, expected="safetensors: convert it")
+        parts, sharded, plan = {SINGLE: sources_of(file)[0]}, False, _as_safetensors(file)
+    of: dict[Source, list[Row]] = {source: [] for source in parts.values()}
+    for row in () if plan is not None else changed:
+        of[row.source].append(row)
+    if own:
+        parts = {name: source for name, source in parts.items() if of[source]}
+    old = place.files()
+    names: dict[str, str] = {}
+    for name in parts:
+        # Only a directory that has no model yet gets the names of the source.
+        plain = not sharded or (not old and "/" not in name)
+        names[name] = name if plain else place.new_name(os.path.basename(name), target, {*names.values()})
+    sizes = {names[name]: source.size if plan is None else plan.size for name, source in parts.items()}
+    work.begin(sum(sizes.values()))
+    opened = place.begin(sizes)
+    if plan is None:
+        write_files(
+            [(source, of[source], opened[names[name]]) for name, source in parts.items()], work.threads, work.add
+        )
+    else:
+        write_planned(plan, opened[SINGLE], work.add)
+    moves = [] if own or path is None else [(name, name) for name in copy_along(path, place.staged(""), replace=True)]
+    switch: tuple[str | None, str] = (only, only)
+    if sharded:
+        index = called(path) if own and path is not None else INDEX
+        _write_index(place, path, index, names)
+        shards = [(name, name) for name in names.values()]
+        # Where there was no model, shards without their index might pass for one.
+        *first, switch = (*shards, (index, index)) if old else ((index, index), *shards)
+        moves += first
+    elif not own and INDEX in old:  # readers prefer an index: its end is the step
+        moves.append((only, only))
+        switch = (None, INDEX)
+    gone = (set(names) if sharded else set()) if own else old - {switch[1], *(new for _, new in moves)}
+    change = Change(target, at, moves, switch, sorted(gone), {}, {name: seen(place.inside(name)) for name in old})
+    return change._replace(coming={name: seen(place.staged(name)) for name, _ in change.renamed()})
+
+
+def _write_index(place: Local, path: str | None, name: str, names: Mapping[str, str]) -> None:
+    """Write the index of a model whose shards have new names."""
+    content = strict_json.loads((path and read_small(path)) or b"{}", "index of shards")
+    content["weight_map"] = {tensor: names.get(shard, shard) for tensor, shard in content["weight_map"].items()}
+    data = f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode()
+    write_plan(place.staged(name), WritePlan(len(data), lambda sink: sink.write(data)))
+
+
+def _as_safetensors(file: TensorFile) -> WritePlan:
+    """Return the plan of a file of safetensors with the tensors of a model in another format."""
+    payloads = [
+        Payload(name, row.dtype, row.shape, row.nbytes, row.chunks)
+        for name, row in zip(file, rows_of(file), strict=True)
+    ]
+    found = by_name("safetensors")
+    assert found.plan is not None  # noqa: S101 - for the type checker
+    return found.plan(Request(Tensors(payloads), found.layouts[0], {"format": "pt"}))
+
+
+def _apply_to_file(path: str, delta: Delta, work: _Work, started: float) -> DeltaReport:
+    """Replace a file by what a delta makes of it."""
+    with overlaid(open_with(path, _READING), [delta], _READING) as file:
+        source, rows = sources_of(file)[0], list(rows_of(file))
+        changed = [row for row in rows if isinstance(row.geometry, Patched)]
+        if file.format != "safetensors" or file.shards:
+            raise UnsupportedError(
+                "format of the model", path=path, actual=file.format, expected="safetensors: convert it"
+            )
+        work.begin(source.size)
+
+        def write(sink: Sink) -> None:
+            for segment in segments(source, changed):
+                for piece in pieces(source, *segment):
+                    sink.write(piece)
+
+        if changed:
+            write_plan(path, WritePlan(source.size, write), progress=work.reached)
+        sizes = sum(row.nbytes for row in changed), delta.nbytes, sum(row.nbytes for row in rows)
+        return DeltaReport(delta.version, delta.base_version, len(changed), *sizes, time.perf_counter() - started)

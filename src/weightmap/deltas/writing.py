@@ -1,0 +1,108 @@
+"""Writes the files of a version: the bytes of the version before, with changed tensors decoded over them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from weightmap.deltas.overlay import Patched
+from weightmap.io import buffers
+from weightmap.io.sink import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from weightmap.index.row import Row
+    from weightmap.io.sink import WritePlan
+    from weightmap.io.source import Source
+    from weightmap.kernels import Descriptor
+
+# Bytes of unchanged data that are copied at once, and that a thread copies before it takes other work.
+_COPIED, _SHARE = 1 << 20, 64 << 20
+
+
+def segments(source: Source, changed: Sequence[Row]) -> Iterator[tuple[int, int, Row | None]]:
+    """Yield the parts of a file in order: offset, bytes, and the row of a changed tensor or None for what stays."""
+    at = 0
+    for row in sorted(changed, key=lambda row: row.offset):
+        if row.offset > at:
+            yield at, row.offset - at, None
+        yield row.offset, row.nbytes, row
+        at = row.offset + row.nbytes
+    if at < source.size:
+        yield at, source.size - at, None
+
+
+def pieces(source: Source, offset: int, nbytes: int, row: Row | None) -> Iterator[memoryview]:
+    """Yield the new bytes of a segment."""
+    if row is None:
+        return source.ahead([(offset, offset + nbytes)]).chunks(offset, nbytes, _COPIED)
+    assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
+    return row.geometry.pieces(row)
+
+
+def write_files(
+    files: Iterable[tuple[Source, Sequence[Row], Descriptor]],
+    threads: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Write files, each from its source and its changed rows, and flush them to the disk.
+
+    `progress` is called with the bytes that were written since its last call. The first error ends the work.
+    """
+    lock, failed = threading.Lock(), threading.Event()
+
+    def write(fd: Descriptor, source: Source, segment: tuple[int, int, Row | None]) -> None:
+        at = segment[0]
+        with buffers.keeping():
+            for piece in pieces(source, *segment):
+                if failed.is_set():
+                    return
+                view, start = piece, at
+                while len(view):
+                    count = os.pwrite(fd, view, at)
+                    view, at = view[count:], at + count
+                with lock:
+                    progress(at - start)
+
+    listed = list(files)
+    given = [(fd, source, part) for source, rows, fd in listed for part in _shared(segments(source, rows))]
+    # The largest first, so that no thread is left with one at the end.
+    given.sort(key=lambda each: -each[2][1])
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        done = [pool.submit(write, *each) for each in given]
+        try:
+            for one in done:
+                one.result()
+        except BaseException:
+            failed.set()
+            for one in done:
+                one.cancel()
+            raise
+    for _, _, fd in listed:
+        os.fsync(fd)
+
+
+def write_planned(plan: WritePlan, fd: Descriptor, progress: Callable[[int], None]) -> None:
+    """Write a planned file as `write_files` does."""
+    done = 0
+
+    def reached(now: int, _total: int) -> None:
+        nonlocal done
+        progress(now - done)
+        done = now
+
+    sink = Sink(fd, plan.size, reached, durable=True)
+    plan.write(sink)
+    sink.finish()
+    os.fsync(fd)
+
+
+def _shared(parts: Iterable[tuple[int, int, Row | None]]) -> Iterator[tuple[int, int, Row | None]]:
+    """Yield parts, long ones that stay in shares."""
+    for offset, nbytes, row in parts:
+        step = nbytes if row is not None else _SHARE
+        for start in range(offset, offset + nbytes, step or 1):
+            yield start, min(step, offset + nbytes - start), row

@@ -1,0 +1,182 @@
+"""What `publish` writes: read by plain definitions, by `pull`, and by nobody before it is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zstandard
+from tests.deltas.delta_files import SUMS, digests, model, payload, stepped, write_model
+
+import weightmap as wm
+from weightmap import deltas
+from weightmap.deltas import publishing
+
+
+def read(folder):
+    """Index, and the payload and checksum of each tensor, by definition alone."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    found = {}
+    for name in sorted(set(index["weight_map"].values())):
+        raw = (folder / name).read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + size])
+        sums = header.pop("__metadata__")
+        assert header.keys() == sums.keys() == {tensor for tensor, file in index["weight_map"].items() if file == name}
+        for tensor, entry in header.items():
+            begin, end = entry["data_offsets"]
+            assert (entry["dtype"], entry["shape"]) == ("U8", [end - begin])
+            data = raw[8 + size + begin : 8 + size + end]
+            assert zstandard.get_frame_parameters(data).content_size < 1 << 40  # SGLang needs the size
+            found[tensor] = zstandard.ZstdDecompressor().decompress(data), sums[tensor]
+    return index, found
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("checksum", SUMS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_published(tmp_path, encoding, checksum, threads):
+    """Payloads, sums and index of the tensors that changed; other shards in `new`; six digits."""
+    old = model()
+    new = stepped(old, 1) | {"layer.1.w": old["layer.1.w"]}
+    base = write_model(tmp_path / "base", old)
+    after = write_model(tmp_path / "new", {"steps": new["steps"]}, {n: a for n, a in new.items() if n != "steps"})
+    seen = []
+    report = deltas.publish(
+        *(base, after, tmp_path / "source"),
+        version=7,
+        encoding=encoding,
+        checksum=checksum,
+        threads=threads,
+        progress=lambda *at: seen.append(at),
+    )
+    index, found = read(tmp_path / "source" / "weight_v000007")
+    assert index["metadata"] == {
+        "version": "000007",
+        "base_version": "000006",
+        "delta_encoding": encoding,
+        "compression_format": "zstd",
+        "checksum_format": checksum,
+    }
+    changed = [name for name in old if old[name].tobytes() != new[name].tobytes()]
+    assert found == {
+        name: (payload(old[name].tobytes(), new[name].tobytes(), encoding), SUMS[checksum](new[name].tobytes()))
+        for name in changed
+    }
+    nbytes = sum(old[name].nbytes for name in changed), sum(value.nbytes for value in old.values())
+    assert report[:4] == (7, 6, len(changed), nbytes[0])
+    assert report.total_nbytes == nbytes[1] == seen[-1][0] == seen[-1][1]
+    assert [path.name for path in (tmp_path / "source").iterdir()] == ["weight_v000007"]
+    with wm.open(base, deltas=[tmp_path / "source" / "weight_v000007"]) as f:
+        assert digests(f) == digests(new)
+
+
+def test_a_chain_of_all_kinds_is_pulled(tmp_path):
+    """Deltas in several files, a version without changes, one with other tensors, which is full."""
+    states = [model()]
+    states.append(stepped(states[0], 1))
+    states.append(states[1])
+    states.append({**states[1], "more": np.arange(3), "steps": np.arange(6)})
+    states.append(stepped(states[3], 4))
+    folders = [
+        write_model(tmp_path / f"model{i}", state, config=json.dumps({"a": i})) for i, state in enumerate(states)
+    ]
+    source = tmp_path / "source"
+    for number in range(1, 5):
+        deltas.publish(folders[number - 1], folders[number], source, version=number, max_shard_size=1000)
+        assert deltas.pull(tmp_path / "local", source, base=folders[0]).version == number
+        assert digests(wm.load(tmp_path / "local")) == digests(states[number])
+    files = {
+        number: sorted(path.name for path in (source / f"weight_v{number:06}").iterdir()) for number in range(1, 5)
+    }
+    assert files[1][:2] == ["model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"]
+    assert files[2] == ["model.safetensors.index.json"]
+    assert "config.json" in files[3]
+    assert (tmp_path / "local" / "config.json").read_text(encoding="utf-8") == '{"a": 3}'
+    assert deltas.publish(folders[0], folders[1], source, version=5, full=True).tensors == 5
+    assert digests(wm.load(source / "weight_v000005")) == digests(states[1])
+
+
+def test_any_model_that_opens(tmp_path):
+    """Content in memory, types below and beyond numpy's, other byte orders; with a chosen level and base version."""
+    old = {"b": np.arange(64).astype(ml_dtypes.bfloat16), "f8": np.arange(16).astype(ml_dtypes.float8_e4m3fn)}
+    new = {name: value[::-1].copy() for name, value in old.items()}
+    for name, tensors in (("old", old), ("new", new)):
+        wm.save(tmp_path / f"{name}.safetensors", tensors)
+    base, after = ((tmp_path / f"{name}.safetensors").read_bytes() for name in ("old", "new"))
+    deltas.publish(base, after, tmp_path, version=9, base_version=4, level=19)
+    with wm.open(base, deltas=[tmp_path / "weight_v000009"]) as f:
+        assert digests(f) == digests(new)
+    np.save(tmp_path / "big.npy", np.arange(300000, dtype=">f4"))
+    np.save(tmp_path / "little.npy", np.arange(300000, dtype="<f4") + 1)
+    assert deltas.publish(tmp_path / "big.npy", tmp_path / "little.npy", tmp_path, version=10).tensors == 1
+    wanted = payload(np.arange(300000, dtype="<f4").tobytes(), (np.arange(300000, dtype="<f4") + 1).tobytes(), "xor")
+    assert read(tmp_path / "weight_v000010")[1][""][0] == wanted
+
+
+def test_what_is_refused(tmp_path, monkeypatch):
+    """A version that exists, what a delta cannot express, wrong arguments; and nothing is left of any."""
+    old = model()
+    base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
+    source = tmp_path / "source"
+    deltas.publish(base, after, source, version=1)
+    before = sorted(source.rglob("*"))
+    with pytest.raises(wm.TargetError, match="exists"):
+        deltas.publish(base, after, source, version=1)
+    for number, odd in enumerate((old | {"x": np.zeros(1)}, {"embed": old["embed"]}, old | {"steps": np.zeros(5)})):
+        other = write_model(tmp_path / f"odd{number}", {n: a.astype(np.float32) for n, a in odd.items()})
+        with pytest.raises(wm.DeltaError, match="only a full version"):
+            deltas.publish(base, other, source, version=2, full=False)
+    for wrong in (
+        *({"version": 0}, {"version": 2, "base_version": 2}, {"version": 2, "encoding": "add"}),
+        *({"version": 2, "checksum": "md5"}, {"version": 2, "level": 0}, {"version": 2, "threads": 0}),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            deltas.publish(base, after, source, **wrong)
+    monkeypatch.setattr(publishing, "MOST", 1000)
+    with pytest.raises(wm.EncodeError, match="'embed' is 384000, expected at most 1000"):
+        deltas.publish(base, after, source, version=2, encoding="overwrite")
+    assert sorted(source.rglob("*")) == before
+
+
+def test_nobody_sees_half_a_version(tmp_path, monkeypatch):
+    """It has no name until it is complete; what a killed publisher left is no hindrance, a running one is."""
+    old = model()
+    base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
+    source = tmp_path / "source"
+    (source / ".weight_v000001.tmp" / "inner").mkdir(parents=True)
+    rename, errors = os.rename, []
+
+    def looking(old_name, new_name):
+        assert not list(source.glob("weight_v*"))
+        one = threading.Thread(target=again)
+        one.start()
+        one.join()
+        rename(old_name, new_name)
+
+    def again():
+        with pytest.raises(wm.TargetError):
+            deltas.publish(base, after, source, version=1)
+        errors.append(True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", looking)
+        deltas.publish(base, after, source, version=1)
+    assert len(errors) == 1
+    assert [path.name for path in source.iterdir()] == ["weight_v000001"]
+
+
+@pytest.mark.parametrize("name", ["zstandard", "xxhash", "blake3"])
+def test_missing_packages_are_named(tmp_path, monkeypatch, name):
+    """With the extra that brings them."""
+    import sys
+
+    old = model()
+    base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(wm.MissingDependencyError, match=rf"{name} is needed .*pip install 'weightmap\[deltas\]'"):
+        deltas.publish(base, after, tmp_path / "s", version=1, checksum="blake3" if name == "blake3" else "xxh3-128")

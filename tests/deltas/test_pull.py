@@ -1,0 +1,428 @@
+"""`pull` and `apply`: every version of a chain, whole or not at all, whoever stops them and whoever reads meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tests.deltas.delta_files import EXPECTED, digests, lay, model, stepped, write_delta, write_model
+
+import weightmap as wm
+from weightmap import deltas
+from weightmap.deltas import local as places
+
+GOOD, BAD = EXPECTED["good"], EXPECTED["bad"]
+ROOT = Path(__file__).parents[2]
+
+
+def contents(folder):
+    """All files of a directory with their bytes."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def recorded(folder):
+    """The version that SGLang's record says."""
+    return int(json.loads((folder / ".weight_sync" / "state.json").read_text(encoding="utf-8"))["version"])
+
+
+def split(tensors):
+    """Tensors as those of two shards."""
+    names = list(tensors)
+    return [{name: tensors[name] for name in part} for part in (names[:2], names[2:])]
+
+
+@pytest.fixture
+def chain(tmp_path):
+    """A base in two shards, and a source: 1 and 2 deltas, 3 full in a single file, 4 a delta, 5 full in shards."""
+    states = [model()]
+    for number in range(1, 7):
+        states.append(stepped(states[-1], number))
+    base, source = write_model(tmp_path / "base", *split(states[0]), config='{"a": 0}'), tmp_path / "source"
+    for number in (1, 2, 4, 6):
+        write_delta(source, number, states[number - 1], states[number], encoding=("xor", "overwrite")[number // 2 % 2])
+    write_model(source / "weight_v000003", states[3], config='{"a": 3}')
+    write_model(source / "weight_v000005", *split(states[5]), config='{"a": 5}')
+    return base, source, states
+
+
+# ------------------------------------------------------------------------------------------------------- whole chains
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_chains_of_trainers(tmp_path, case):
+    """Each version step by step, all at once, back to the first, and applied one by one to the base itself."""
+    found = GOOD[case]
+    base, source = lay(tmp_path, found)
+    newest = len(found["kinds"])
+    wanted = {int(version): {n: d for n, (_, _, d) in each.items()} for version, each in found["versions"].items()}
+    folder = tmp_path / "local"
+    for version in (*range(newest + 1), 1, 0):
+        report = deltas.pull(folder, source, base=base, version=version)
+        assert (report.version, digests(wm.load(folder)), recorded(folder)) == (version, wanted[version], version)
+    assert deltas.pull(folder, source).version == newest
+    assert digests(wm.load(folder)) == wanted[newest]
+    assert {"config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+    for version in range(1, newest + 1):
+        report = deltas.apply(base, source / f"weight_v{version:06}")
+        assert report.tensors == len(found["listed"][str(version)])
+        assert digests(wm.load(base)) == wanted[version]
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_malformed_versions_change_nothing(tmp_path, case):
+    """With the verdict expected, and not a byte of the local model, its record included, is another."""
+    found = BAD[case]
+    base, source = lay(tmp_path, found)
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=found["good_to"])
+    before = contents(folder)
+    assert digests(wm.load(folder)) == {name: digest for name, (_, _, digest) in found["before"].items()}
+    for run in (
+        lambda: deltas.pull(folder, source, base=base, version=found["to"]),
+        lambda: deltas.apply(folder, source / f"weight_v{found['to']:06}"),
+    ):
+        if found["verdict"] == "reject":
+            with pytest.raises(wm.DeltaError):
+                run()
+        assert contents(folder) == before
+
+
+def test_full_versions_reset_the_chain(chain, tmp_path):
+    """Other sharding, and back; configuration comes along; shards of the old sharding go; nothing is left over."""
+    base, source, states = chain
+    folder = tmp_path / "local"
+    for version in (0, 1, 2, 3, 4, 5, 6, 4, 2, 6):
+        report = deltas.pull(folder, source, base=base, version=version)
+        assert (report.version, digests(wm.load(folder))) == (version, digests(states[version]))
+        weights = {path.name for path in folder.glob("*.safetensors*")}
+        sharded = version not in (3, 4)
+        assert len(weights) == (3 if sharded else 1), weights
+        assert ("model.safetensors.index.json" in weights) == sharded
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        assert config == {"a": {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5, 6: 5}[version]}
+        assert {path.name for path in (folder / ".weight_sync").iterdir()} <= {"lock", "state.json", "spare"}
+
+
+def test_the_newest_finished_version_is_pulled(chain, tmp_path):
+    """One that is being written is left out, unless it is asked for; a newer record stays."""
+    base, source, states = chain
+    folder = tmp_path / "local"
+    shutil.copytree(source / "weight_v000006", source / "weight_v000007")
+    (source / "weight_v000007" / "model.safetensors.index.json").unlink()
+    assert deltas.pull(folder, source, base=base).version == 6
+    with pytest.raises(wm.DeltaError, match="unfinished"):
+        deltas.pull(folder, source, version=7)
+    shutil.rmtree(source / "weight_v000006")
+    report = deltas.pull(folder, source)
+    assert (report.version, report.tensors) == (6, 0)
+    assert digests(wm.load(folder)) == digests(states[6])
+
+
+def test_a_model_without_a_record_is_taken_for_the_base(chain, tmp_path):
+    """The checksums decide: of the base the chain goes on, of anything else nothing changes."""
+    base, source, states = chain
+    copy = shutil.copytree(base, tmp_path / "copy")
+    assert deltas.pull(copy, source, version=2).base_version == 0
+    assert digests(wm.load(copy)) == digests(states[2])
+    other = write_model(tmp_path / "other", *split(states[1]))
+    with pytest.raises(wm.DeltaError, match="of the result"):
+        deltas.pull(other, source, version=2)
+    assert digests(wm.load(other)) == digests(states[1])
+    with pytest.raises(wm.DeltaError, match="give base="):
+        deltas.pull(tmp_path / "nothing", source, version=2)
+
+
+def test_gaps_and_wrong_bases_are_refused(chain, tmp_path):
+    """The numbers tell, for the sums of tensors that did not change are nowhere."""
+    base, source, _ = chain
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=1)
+    with pytest.raises(wm.DeltaError, match="base_version is 3, expected 1"):
+        deltas.apply(folder, source / "weight_v000004")
+    with pytest.raises(wm.DeltaError, match="base_version is 0, expected 1"):
+        deltas.apply(folder, source / "weight_v000001")
+    with pytest.raises(wm.DeltaError, match="full version"):
+        deltas.apply(folder, source / "weight_v000003")
+    deltas.pull(folder, source, version=3)
+    with pytest.raises(wm.DeltaError, match="give base="):
+        deltas.pull(folder, source, version=2)
+    (folder / ".weight_sync" / "state.json").write_text('{"version": "x"}', encoding="utf-8")
+    with pytest.raises(wm.DeltaError, match="version is 'x'"):
+        deltas.pull(folder, source)
+
+
+def test_an_empty_version_is_a_new_number(tmp_path):
+    """Nothing is written but the record."""
+    state = model()
+    base, source = write_model(tmp_path / "base", state), tmp_path / "source"
+    write_delta(source, 1, state, state)
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=0)
+    file = (folder / "model.safetensors").stat()
+    assert deltas.pull(folder, source)[:3] == (1, 0, 0)
+    assert (folder / "model.safetensors").stat() == file
+    assert recorded(folder) == 1
+
+
+def test_a_base_of_any_format_and_a_single_file(tmp_path):
+    """A base that is no safetensors becomes such a file; `apply` takes a file on its own."""
+    old = {name: value for name, value in model().items() if name != "empty"}
+    new = stepped(old, 1)
+    wm.save(tmp_path / "base.gguf", old)
+    write_delta(tmp_path / "source", 1, old, new)
+    deltas.pull(tmp_path / "local", tmp_path / "source", base=tmp_path / "base.gguf")
+    assert digests(wm.load(tmp_path / "local")) == digests({name: new[name] for name in wm.load(tmp_path / "local")})
+    wm.save(tmp_path / "alone.safetensors", old)
+    before = wm.load(tmp_path / "alone.safetensors")
+    deltas.apply(tmp_path / "alone.safetensors", tmp_path / "source" / "weight_v000001")
+    now = wm.load(tmp_path / "alone.safetensors")
+    assert digests(now) == digests({name: new[name] for name in now})
+    assert digests(before) == digests({name: old[name] for name in before})
+    assert {path.name for path in tmp_path.iterdir()} == {"base.gguf", "alone.safetensors", "local", "source"}
+    with pytest.raises(wm.UnsupportedError, match="convert"):
+        deltas.apply(tmp_path / "base.gguf", tmp_path / "source" / "weight_v000001")
+
+
+# ------------------------------------------------------------------------------------------------------- interruption
+
+
+class Stopped(BaseException):
+    """The end of a process, for those that go on."""
+
+
+@pytest.mark.parametrize("way", [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (5, 4), (None, 0), (None, 3)])
+def test_stopped_at_every_step(chain, tmp_path, monkeypatch, way):
+    """Wholly the old version or the new one, files and record alike; the next pull ends at the target."""
+    base, source, states = chain
+    begin, target = way
+    number, reached = 0, False
+    while not reached:
+        number += 1
+        folder = tmp_path / f"local{number}"
+        if begin is not None:
+            deltas.pull(folder, source, base=base, version=begin)
+        left = number
+
+        def stop(name):
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Stopped(name)
+
+        # As a kill does, it leaves what is there: nothing cleans up.
+        with monkeypatch.context() as patch:
+            patch.setattr(places, "step", stop)
+            patch.setattr(places.Local, "abandon", lambda _: None)
+            try:
+                deltas.pull(folder, source, base=base, version=target)
+                reached = True
+            except Stopped:
+                pass
+        version = places.Local(folder).version()
+        assert version in (begin, target)
+        if version is None:
+            with pytest.raises(wm.TensorFileError):
+                wm.open(folder)
+        else:
+            assert digests(wm.load(folder)) == digests(states[version])
+        deltas.pull(folder, source, base=base, version=target)
+        assert digests(wm.load(folder)) == digests(states[target])
+        assert recorded(folder) == target
+        left_over = {path.name for path in (folder / ".weight_sync").iterdir()} - {"lock", "state.json", "spare"}
+        assert not left_over
+        assert len(list(folder.glob("*.safetensors*"))) == (1 if target in (3, 4) else 3)
+    assert number > 6
+
+
+@pytest.mark.parametrize("step", ["journal", "forget", "move", "switch", "record", "remove", "clean"])
+def test_killed(chain, tmp_path, step):
+    """A process that is killed at a step, by the signal that nobody catches."""
+    base, source, states = chain
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=1)
+    code = f"""
+import os, signal
+from weightmap.deltas import local, pull
+local.step = lambda name: name == {step!r} and os.kill(os.getpid(), signal.SIGKILL)
+pull({str(folder)!r}, {str(source)!r}, version=2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    version = places.Local(folder).version()
+    assert digests(wm.load(folder)) == digests(states[version])
+    assert version == (1 if step in ("journal", "forget", "move", "switch") else 2)
+    assert deltas.pull(folder, source, version=2).version == 2
+    assert digests(wm.load(folder)) == digests(states[2])
+
+
+def test_another_program_takes_its_turn_after_a_kill(chain, tmp_path, monkeypatch):
+    """Its record makes our journal void; without one, files that are no longer ours do too."""
+    base, source, states = chain
+    for step in ("forget", "move", "switch", "record", "clean"):
+        for written in (True, False):
+            folder = tmp_path / f"{step}{written}"
+            deltas.pull(folder, source, base=base, version=3)
+
+            def stop(name, step=step):
+                if name == step:
+                    raise Stopped
+
+            with monkeypatch.context() as patch:
+                patch.setattr(places, "step", stop)
+                patch.setattr(places.Local, "abandon", lambda _: None)
+                with pytest.raises(Stopped):
+                    deltas.pull(folder, source, version=5)
+            # What SGLang does: no record, so a copy of a full version, in place, and what else is there goes.
+            for path in folder.iterdir():
+                if path.is_file():
+                    path.unlink()
+            shutil.copytree(source / "weight_v000003", folder, dirs_exist_ok=True)
+            state = folder / ".weight_sync" / "state.json"
+            if written:
+                state.write_text('{"version": "000003"}', encoding="utf-8")
+            else:
+                state.unlink(missing_ok=True)
+            assert places.Local(folder).version() == (3 if written else None)
+            deltas.pull(folder, source, base=base, version=4)
+            assert digests(wm.load(folder)) == digests(states[4])
+            assert len(list(folder.glob("*.safetensors*"))) == 1
+
+
+def test_a_failure_while_files_are_written_changes_nothing(chain, tmp_path, monkeypatch):
+    """A disk that fills up meanwhile, or has no room at all, is a `TargetError`, and leaves no files."""
+    base, source, states = chain
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=1)
+    shutil.rmtree(folder / ".weight_sync" / "spare", ignore_errors=True)
+    before = contents(folder)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    room = os.statvfs_result((4096, 4096, 1000, 1, 1, 10, 10, 10, 0, 255))
+    for module, name, fails in ((os, "pwrite", full), (places, "reserve", full), (os, "statvfs", lambda _: room)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fails)
+            with pytest.raises(wm.TargetError):
+                deltas.pull(folder, source, version=2)
+        assert contents(folder) == before
+    deltas.pull(folder, source, version=2)
+    assert digests(wm.load(folder)) == digests(states[2])
+
+
+# ------------------------------------------------------------------------------------------------------ many at once
+
+
+def test_arrays_over_old_files_keep_their_bytes(chain, tmp_path):
+    """Files are replaced, never written to; a spare file that somebody still maps is not written over."""
+    base, source, states = chain
+    folder = tmp_path / "local"
+    held = []
+    for version in range(7):
+        deltas.pull(folder, source, base=base, version=version)
+        held.append(wm.load(folder))
+        assert [digests(tensors) for tensors in held] == [digests(state) for state in states[: version + 1]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
+def test_spare_files_are_written_over(chain, tmp_path):
+    """From the second version on, files take turns, once nobody has the old ones open."""
+    base, source, states = chain
+    folder = tmp_path / "local"
+    for version in (0, 1):
+        deltas.pull(folder, source, base=base, version=version)
+    old = wm.load(folder)
+    spares = {path.stat().st_ino for path in (folder / ".weight_sync" / "spare").iterdir()}
+    with next(folder.glob("*.safetensors")).open("rb+") as file:
+        if places._is_unused(file.fileno()):
+            pytest.fail("a file with arrays over it counts as unused")
+    deltas.pull(folder, source, base=base, version=2)
+    used = {path.stat().st_ino for path in folder.glob("*.safetensors")}
+    assert used == spares
+    assert digests(old) == digests(states[1])
+    linked = tmp_path / "linked"
+    os.link(next((folder / ".weight_sync" / "spare").iterdir()), linked)  # somebody else's name for it
+    before = linked.read_bytes()
+    write_delta(source, 7, states[2], states[3], base_version=2)
+    deltas.pull(folder, source, version=7)
+    assert linked.read_bytes() == before
+
+
+def test_two_pull_at_once(chain, tmp_path, monkeypatch):
+    """One does the work, the other waits and finds it done."""
+    base, source, states = chain
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=1)
+    at, go, reports = threading.Event(), threading.Event(), []
+
+    def wait(name):
+        if name == "switch":
+            at.set()
+            assert go.wait(60)
+
+    monkeypatch.setattr(places, "step", wait)
+    pulls = [threading.Thread(target=lambda: reports.append(deltas.pull(folder, source, version=2))) for _ in range(2)]
+    pulls[0].start()
+    assert at.wait(60)
+    pulls[1].start()
+    go.set()
+    for one in pulls:
+        one.join()
+    assert min(report.tensors for report in reports) == 0
+    assert max(report.tensors for report in reports) > 0
+    assert digests(wm.load(folder)) == digests(states[2])
+
+
+@pytest.mark.parametrize("way", [(1, 2), (2, 3), (4, 5)])
+@pytest.mark.parametrize("moment", ["index", "shard"])
+def test_a_reader_between_two_files(chain, tmp_path, monkeypatch, way, moment):
+    """A pull between reading the index, or a shard, and opening the next shard: the handle is of one version."""
+    from weightmap.model import sharded
+
+    base, source, states = chain
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=way[0])
+    pulled = []
+
+    def meanwhile(function):
+        def run(*args):
+            result = function(*args)
+            if not pulled:
+                pulled.append(True)
+                deltas.pull(folder, source, base=base, version=way[1])
+            return result
+
+        return run
+
+    name = "find_model" if moment == "index" else "_open_shard"
+    monkeypatch.setattr(sharded, name, meanwhile(getattr(sharded, name)))
+    # A single file has no shards, and is opened at once.
+    assert digests(wm.load(folder)) == digests(states[way[0] if way == (4, 5) and moment == "shard" else way[1]])
+
+
+def test_threads_and_progress(chain, tmp_path):
+    """Any number of threads writes the same files; progress ends at its total."""
+    base, source, states = chain
+    seen = []
+    for threads in (1, 3):
+        folder = tmp_path / f"local{threads}"
+        deltas.pull(folder, source, base=base, version=2, threads=threads, progress=lambda *at: seen.append(at))
+        assert digests(wm.load(folder)) == digests(states[2])
+        assert seen[-1][0] == seen[-1][1] > 0
+        assert seen == sorted(seen)
+        seen.clear()
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="threads"):
+            deltas.pull(folder, source, threads=wrong)
+    with pytest.raises(ValueError, match="version is -1"):
+        deltas.pull(folder, source, version=-1)
+    with pytest.raises(wm.TargetError, match="address"):
+        deltas.apply("s3://bucket/model", source / "weight_v000001")
