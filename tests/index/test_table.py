@@ -9,7 +9,7 @@ import struct
 
 import numpy as np
 import pytest
-from tests.attacks.embd import colliding_keys
+from tests.collisions import colliding
 from tests.table_support import rules
 
 import weightmap as wm
@@ -460,7 +460,7 @@ def test_a_record_of_no_possible_number_of_dimensions(ndim):
 @every_kind
 def test_names_whose_hashes_collide_are_distinguished(make):
     """Names made to collide pass when they differ, and are refused where two are one."""
-    names = [key.encode() for key in colliding_keys(80)]
+    names = colliding()[:80]
     for more, fault in (([], None), ([names[3]], "tensors 3 and 80 are both called")):
         rows = [[fnv(name), 8, 1, len(name), 1, 0, 0, 0, i] for i, name in enumerate([*names, *more])]
         table = make(rows, [*names, *more], len(rows))
