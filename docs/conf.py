@@ -45,8 +45,8 @@ USES = {
     "Errors": (
         "TensorFileError",
         "FormatError",
-        *("UnknownFormatError", "UnsupportedError", "TruncatedError", "LayoutError", "ChecksumError", "LimitError"),
-        *("EncodeError", "TargetError", "QuantError", "PlanError", "ClosedError"),
+        *("UnknownFormatError", "UnsupportedError", "TruncatedError", "LayoutError", "ChecksumError", "DeltaError"),
+        *("LimitError", "EncodeError", "TargetError", "QuantError", "PlanError", "ClosedError"),
         *(
             "TensorNotFoundError",
             "UnknownWordError",

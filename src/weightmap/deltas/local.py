@@ -52,12 +52,11 @@ from weightmap import kernels
 from weightmap.errors import DeltaError, FormatError, TargetError, TensorFileError
 from weightmap.io import strict_json
 from weightmap.io.atomic import flush_folder, reserve, write_plan
-from weightmap.io.beside import stays_inside
+from weightmap.io.beside import read_small, stays_inside
 from weightmap.io.filesystem import known
 from weightmap.io.opening import MISSING
 from weightmap.io.sink import WritePlan
 from weightmap.kernels import take_ownership
-from weightmap.model.directory import read_small
 from weightmap.model.sharded import find_model
 from weightmap.model.single import INDEX_SUFFIX
 

@@ -22,9 +22,9 @@ from weightmap.formats import Tensors, by_name
 from weightmap.formats._writing import Payload, Request
 from weightmap.io import strict_json
 from weightmap.io.atomic import write_plan
+from weightmap.io.beside import read_small
 from weightmap.io.opening import called, inside, path_of
 from weightmap.io.sink import WritePlan
-from weightmap.model.directory import read_small
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, rows_of, sources_of
 from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX
