@@ -37,7 +37,7 @@ MODULES = (
 )
 # Those that look into files and at the functions that do; the first of them that notices decides.
 SUITES = (
-    *("attacks", "kernel_bounds", "writer_bounds", "boundaries_headers", "index", "scan", "table", "sharded"),
+    *("attacks", "kernel_bounds", "writer_bounds", "index", "scan", "table", "sharded"),
     *("formats", "columns", "guard_pages", "roundtrip", "save", "ceilings", "limits"),
     *("nesting", "kinds", "strict_json", "gguf_scan", "quant", "align", "plan_spans", "plan_reads", "plan_run"),
 )

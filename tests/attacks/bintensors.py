@@ -149,9 +149,28 @@ def integers(layout: str, kind: str) -> Iterator[Case]:
             data = bt.raw(b"\0" + bt.varint(5, marker)[:size])
             yield Case("B4", kind, f"integer cut after {size} of {full}", data, "TruncatedError", "tensors", 9)
     yield Case("B4", kind, "no number of tensors", bt.raw(b"\0"), "TruncatedError", "tensors", 9)
+    for value, marker, long in (
+        (249, None, False),
+        (250, None, False),
+        (250, 251, True),
+        (251, 251, False),
+        (65535, 251, False),
+        (65535, 252, True),
+        (65536, 252, False),
+        (2**32 - 1, 252, False),
+        (2**32 - 1, 253, True),
+        (2**32, 253, False),
+        (0, 253, True),
+    ):
+        data = make(layout, (bt.Row("a", 1, (bt.varint(value, marker), 0), 0, 0),), b"")
+        odd = "takes more bytes than it needs" if long else None
+        yield Case("B4", kind, f"{value} behind {marker}", data, odd=odd)
+    for code in (13, 14):
+        yield Case("B6", kind, f"dtype {code}", make(layout, (bt.Row("a", code, (0,), 0, 0),), b""))
     for code in (15, 250, 11 + 256, 11 + 2**32):
         data = make(layout, (A._replace(dtype=code), B))
-        yield Case("B6", kind, f"dtype {code}", data, "UnsupportedError", "dtype", field_at(layout, "dtype"))
+        at, says = field_at(layout, "dtype"), f"is {code}, expected one of 0 bool, 1 uint8, 2 int8"
+        yield Case("B6", kind, f"dtype {code}", data, "UnsupportedError", "dtype", at, says=says)
     odd = "an integer of the header takes more bytes than it needs"
     long = {
         "count": {"count": wide(2)},
@@ -356,8 +375,20 @@ def maps() -> Iterator[Case]:
         ("255 as an index", {"index": [("a", 0), ("b", b"\xff" + bytes(8))]}, "FormatError", at + 6),
         ("no map", {"index": [], "index_count": b""}, "TruncatedError", at),
     ):
+        says = {
+            "index 2 of 2": "is 2, expected less than 2",
+            "two names for one": "expected one that no earlier entry has",
+        }
         odd = ALIASED if name == "two names for one" else None
-        yield Case("B8", kind, name, make("spec", **lie), error, "index_map", offset, odd=odd)
+        yield Case("B8", kind, name, make("spec", **lie), error, "index_map", offset, odd=odd, says=says.get(name, ""))
+    for index, at_ in (([("a", 1)], 3), ([("a", 0), ("b", 0)], 0)):
+        data = make("spec", (B._replace(begin=0, end=3),), BODY[:3], index=index)
+        where = second("spec") + at_
+        yield Case("B8", kind, f"{len(index)} names of one tensor", data, "LayoutError", "index_map", where)
+    # A map with a name for no tensor; by the other layout, three bytes behind an empty list, which tells more.
+    yield Case(
+        "B8", kind, "a map that nothing precedes", bt.raw(b"\0\0\1\0\0"), "LayoutError", "padding", 10, odd="padding of"
+    )
     data = make("spec", index=[("a", 0), ("a", 1)])
     yield Case("B8", kind, "one name for both", data, "LayoutError", "name", second("spec"))
     for value in ABSURD:

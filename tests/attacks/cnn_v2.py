@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.builders import cnn_v2 as cnn
 from tests.builders import noise
 
-from .case import U32, Case
+from .case import U32, Case, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,7 +120,35 @@ def cases() -> Iterator[Case]:
     yield Case("C5", kind, "an offset modulo 2^32", data, "LayoutError", "weight_offset", place("weight_offset", 2))
     for level in (4, U32):
         yield Case("N4", kind, f"mip level {level}", lie(mip_level=level), odd=f"mip_level is {level}, above 3")
+    data = put(lie(), 4, struct.pack("<I", 1))  # its mip_level is then the kernel size of a layer
+    yield Case("N1", "cnn_v2-v1", "version 2 called 1", data, "LayoutError", "size", len(data) - 4)
+    yield from ends()
     yield from legal(kind)
+
+
+def ends() -> Iterator[Case]:
+    """Where a file ends: within its header, its records, its weights, or with half a pair to spare."""
+    for version, size in ((1, 16), (2, 20)):
+        kind, data = f"cnn_v2-v{version}", cnn.header(0, 0, 0, version)
+        yield Case("C20", kind, "a header alone", data)
+        for cut in (7, 8, size - 1):
+            yield Case("C1", kind, f"{cut} bytes", data[:cut], "TruncatedError", None, cut)
+    for version in (0, 3):
+        data = cnn.header(0, 0, 0, 2)[:4] + struct.pack("<I", version)
+        yield Case("N1", "cnn_v2-v2", f"8 bytes of version {version}", data, "UnsupportedError", "version", 4)
+    kind, data = "cnn_v2-v2", cnn.header(2, 0) + bytes(40)
+    yield Case("N5", kind, "records of zeros", data, "LayoutError", "kernel_size", 20)
+    yield Case("N2", kind, "records cut off", data[:-1], "TruncatedError", "num_layers", 59)
+    yield Case("N2", kind, "3 records in room for 2", put(data, 8, b"\3"), "TruncatedError", "num_layers", 60)
+    for total in (6, 7):
+        data = cnn.header(1, total) + cnn.record(1, 1, total, 0) + bytes(2 * total)
+        for cut in (1, 2):
+            wrong = ("TruncatedError", "total_weights", len(data) - cut)
+            yield Case("N3", kind, f"{total} weights, {cut} bytes less", data[:-cut], *wrong)
+        for more in range(5):  # of an odd number of weights, the spare half belongs to them
+            name, end = f"{total} weights, {more} bytes more", len(data) + (2 if total == 7 and more >= 2 else 0)
+            wrong = ("LayoutError", "size", end) if end < len(data) + more else ("", None, None)
+            yield Case("N3", kind, name, data + bytes(more), *wrong, odd="trailing" if wrong[0] else None)
 
 
 def lies(version: int) -> Iterator[Case]:
@@ -135,12 +163,18 @@ def lies(version: int) -> Iterator[Case]:
         odd = LAX.get(name)
         # A file that is cut off ends where the error says.
         at = len(data) if error == "TruncatedError" else place(field, changes.get("layer", 0), version)
-        yield Case(row, kind, name, data, error, field, at, odd=odd)
+        yield Case(row, kind, name, data, error, field, at, odd=odd, says=SAYS.get(name, ""))
     for name, (row, changes, over) in TRAILING.items():
         data = lie(**{"version": version, **changes})
         yield Case(row, kind, name, data, "LayoutError", "size", start + over, odd=None if over == 0 else "trailing")
 
 
+# Words of errors, which count in halves as the format does, and name the layer.
+SAYS = {
+    "a hole": "'layer.1.weight' leaves a hole before it: weight_offset is 433, expected 432",
+    "count one more": "'layer.0.weight': weight_count is 433, expected 432",
+    "offset past the end": "'layer.2.weight': end of its data is 880, expected at most 872",
+}
 # Faults that strict=False lets pass, with the words of the warning.
 LAX = {
     "a weight more, and there": "total_weights is 873, expected 872",
@@ -153,7 +187,13 @@ LAX = {
 
 def legal(kind: str) -> Iterator[Case]:
     """What looks odd and has to load."""
-    yield Case("N5", kind, "an even kernel", cnn.build([cnn.layer(1, 1, 2)]), odd="1 layer with an even kernel_size: 0")
+    for count in (1, 2, 5, 6, 1000):  # the first five are named
+        names = ", ".join(map(str, range(min(count, 5)))) + (", ..." if count > 5 else "")
+        odd = f"{count:,} layer{'' if count == 1 else 's'} with an even kernel_size: {names}"
+        yield Case("N5", kind, f"{count} even kernels", cnn.build([cnn.layer(1, 1, 2)] * count), odd=odd)
+    for channels, level, version in ((8, 3, 2), (8, 4, 1), (7, 2, 2)):
+        name, data = f"{channels} outputs and mip level {level}", cnn.build([cnn.layer(channels, 1, 1)], level, version)
+        yield Case("N4", f"cnn_v2-v{version}", name, data)
     yield Case("N5", kind, "9 outputs", cnn.build([cnn.layer(9, 1, 1)]), odd="1 layer with more than 8 out_channels")
     yield Case("N8", kind, "layers at odd halves", cnn.build(cnn.ODD))
     yield Case("N3", kind, "an odd number of weights, without a spare half", cnn.build(cnn.ODD, pad=False))

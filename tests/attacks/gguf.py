@@ -76,6 +76,9 @@ def beginnings() -> Iterator[Case]:
         yield case("G1", f"version {version}", data, "UnsupportedError", "version", 4)
     for size in range(4, 24):
         yield case("C1", f"{size} bytes", make()[:size], "TruncatedError", None, size)
+    for size in (4, 7, 8):
+        wrong = ("UnsupportedError", "version", 4) if size == 8 else ("TruncatedError", None, size)
+        yield case("G1", f"{size} bytes of version 9", b"GGUF\x09\0\0\0"[:size], *wrong)
 
 
 def counts() -> Iterator[Case]:
@@ -108,6 +111,12 @@ def counts() -> Iterator[Case]:
         "tensor_count",
         8,
     )
+    data = gguf.header([], [KV("k", ["u8"], struct.pack("<IQ", 0, 41))]) + bytes(40)
+    says = "a count or length is 41, expected at most 40, given"
+    yield case("G2", "an item more than there is room", data, "TruncatedError", "metadata_kv", FIRST + 17, says=says)
+    data = gguf.header([], [KV("first", "str", "x" * 50)], kv_count=2) + struct.pack("<Q", 1)
+    says = "the file ends within key-value 1, expected"
+    yield case("G2", "the end within a key", data, "TruncatedError", "metadata_kv", len(data), says=says)
     cut = gguf.header((), VALUES)
     for size in range(24, len(cut)):
         yield case("C1", f"{size} bytes of key-values", cut[:size], "TruncatedError", *cut_at(cut, size))
@@ -145,11 +154,41 @@ def values() -> Iterator[Case]:
         offset = at + 4 + 64 * 12 + 4 if error else None
         data = make(values=[KV("s", ["u8"], nested)])
         yield case("G4", f"{depth} arrays", data, error, "value" if error else None, offset)
+    for version in (1, 2, 3):
+        for big in (False, True):
+            yield from messages(version, gguf.Coder(version, big), f"version {version}{', big-endian' * big}")
     twice = make(values=[KV("s", "u8", 1), KV("n", "u8", 1), KV("s", "u8", 2)])
     yield case("G5", "a key twice", twice, "LayoutError", "key", FIRST + 28)
     yield case(
         "G5", "the empty key twice", make(values=[KV("", "u8", 1), KV("", "u8", 2)]), "LayoutError", "key", FIRST + 13
     )
+
+
+def messages(version: int, coder: gguf.Coder, name: str) -> Iterator[Case]:
+    """A key-value is named by its number, and by its key where that can be read."""
+    first, size = KV("first", "u8", 1), 4 if version == 1 else 8
+    at = len(gguf.header([], [first], coder))
+    for entry, error, field, place, says in (
+        (
+            KV("key", 13, b""),
+            "UnsupportedError",
+            "value_type",
+            size + 3,
+            "1, 'key': type of a value is 13, expected less",
+        ),
+        (KV("key", "bool", b"\2"), "FormatError", "value", size + 7, "1, 'key': a bool is 2, expected 0 or 1 "),
+        (KV("k", "str", b"\xff"), "FormatError", "value", size + 5, "1, 'k': its value is not UTF-8 "),
+        (KV(b"\xff", "u8", 1), "FormatError", "key", 0, "1: its key is not UTF-8 "),
+        (KV("k" * 65_535, 13, b""), "UnsupportedError", "value_type", size + 65_535, "1, 'kkk"),
+        (KV("k" * 65_536, "u8", 1), "FormatError", "key", 0, "1: length of its key is 65536, expected at most 65535 "),
+        (KV("first", "u8", 2), "LayoutError", "key", 0, "key-values 0 and 1 both have the key 'first'"),
+    ):
+        data, words = (
+            gguf.header([], [first, entry], coder) + bytes(64),
+            says if "both" in says else f"key-value {says}",
+        )
+        row = "G5" if error == "LayoutError" else "G3"
+        yield case(row, f"{name}, {words[:60]}", data, error, field, at + place, says=words)
 
 
 def texts() -> Iterator[Case]:
@@ -159,6 +198,8 @@ def texts() -> Iterator[Case]:
         yield case("G10", f"value {name}", make(values=[KV("s", "str", raw)]), "FormatError", "value", FIRST + 13)
         data = make((A._replace(name=raw), B))
         yield case("C11", f"name {name}", data, "FormatError", "name", INFOS)
+        array = make(values=[KV("s", ["str"], [raw, "a"])])
+        yield case("G10", f"first item {name}", array, "FormatError", "string", FIRST + 33, late=True)
         array = make(values=[KV("s", ["str"], ["a", raw])])
         yield case("G10", f"item {name}", array, "FormatError", "string", FIRST + 42, late=True)
         nested = make(values=[KV("s", [["str"]], [["a", raw]])])
@@ -210,6 +251,21 @@ def infos() -> Iterator[Case]:
     ):
         data = make((Info("a", dims, code, 0),))
         yield case("C6", name, data, "LayoutError", "dimensions", DIMS)
+    # The most elements, bytes and offsets that can be counted, which no file holds, and one more.
+    for dims, code, offset, field in (
+        ((2**63 - 1,), 24, 0, None),
+        ((2**62, 2), 24, 0, "dimensions"),
+        ((2**61 - 1,), 0, 0, None),
+        ((2**61,), 0, 0, "dimensions"),
+        ((31,), 24, 2**64 - 32, None),
+        ((32,), 24, 2**64 - 32, "offset"),
+    ):
+        data, name = make((Info("a", dims, code, offset),)), f"{'x'.join(map(str, dims))} of type {code} at {offset}"
+        if field is None:
+            yield case("C6", name, data, "TruncatedError", "offset", len(data))
+        else:
+            at = INFOS + 13 + (8 * len(dims) + 4 if field == "offset" else 0)
+            yield case("C6" if field == "dimensions" else "C5", name, data, "LayoutError", field, at)
 
 
 def ranges() -> Iterator[Case]:
@@ -267,6 +323,11 @@ def ends() -> Iterator[Case]:
         yield case(
             "G11", f"{size} of 29 bytes of padding", data, "TruncatedError", "size", len(data), odd="within the padding"
         )
+    empty = gguf.build({"w": Tensor("float32", (0,), b"")})  # it lies behind 7 bytes of padding
+    yield case("G11", "an empty tensor at the end", empty)
+    for size in (57, 58, 63):
+        says = "within the padding behind its header, expected at least 64 bytes"
+        yield case("G11", f"{size} bytes of 64", empty[:size], "TruncatedError", "size", size, says=says)
     data = whole[:last] + b"x"
     yield case("G11", "a byte behind the data", data, "LayoutError", "size", last, odd="trailing")
     yield case("G11", "no padding at the end", whole[:last])
@@ -312,6 +373,7 @@ def legal() -> Iterator[Case]:
 
     for shape in ((0,), (2**33, 0), (0, 2**40)):
         yield case("C7", f"shape {'x'.join(map(str, shape))}", single("float32", shape, b""))
+    yield case("C8", "4 dimensions of each", gguf.build({name: noise("int8", (1, 2, 3, 4)) for name in "abc"}))
     yield case("C8", "no dimensions", single("float32", (), bytes(4)))
     for dtype in ("float16", "bfloat16", "float32", "float64"):
         value = noise(dtype, (64,))

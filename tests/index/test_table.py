@@ -6,9 +6,11 @@ import math
 import random
 import re
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.builders import embd, noise
 from tests.collisions import colliding
 from tests.table_support import rules
 
@@ -489,3 +491,149 @@ def test_any_fault_has_words():
     assert str(found) == "tensor 'c': the index is damaged (COLUMN) (at byte 64)"
     found = table_error(table, kernels.Fault(kernels.faults()["NAME_DUPLICATE"], 1, 0, 0, 0))
     assert "tensors 0 and 1 are both called the name of tensor 1" in str(found)
+
+
+# ------------------------------------------------------------------------------------------- rows, when they are used
+
+
+class FourDims(Rules):
+    """Rules like those of EMBD."""
+
+    __slots__ = ()
+    dtypes = (DTYPES["float32"], DTYPES["int8"])
+    min_ndim, max_ndim = 1, 4
+
+
+def record_table(*rows: tuple[Any, ...], size: int = 100, names: bytes = b"") -> RecordTable:
+    """A table of records that nobody has checked: code, ndim, length of the name, four dimensions, offset."""
+    index = b"".join(struct.pack("<IBBH4IQ", 0, *row) for row in rows) + names
+    return RecordTable(lambda: index, len(rows), 1000, FourDims(500, 2**40, size))
+
+
+@pytest.mark.parametrize("ndim", range(7))
+def test_dimensions_of_a_row(ndim):
+    """A row has one to four dimensions, whether it is looked up or listed; others are an error, and no shape."""
+    table = record_table((1, 1, 0, 2, 0, 0, 0, 0), (1, ndim, 0, 2, 2, 2, 2, 2))
+    if 1 <= ndim <= 4:
+        assert table.place(1) == (DTYPES["int8"], (2,) * ndim, 502, 2**ndim, None)
+        assert [row[1] for row in table.rows()] == [(2,), (2,) * ndim]
+    else:
+        for use in (lambda: table.place(1), lambda: list(table.rows())):
+            with pytest.raises(wm.FormatError, match="number of dimensions") as caught:
+                use()
+            assert caught.value.actual == ndim
+
+
+def test_empty_rows_whose_other_dimensions_can_just_be_counted():
+    """The other dimensions of a row without elements have a product of at most 2^63 - 1 bytes."""
+    most, more = (7 * 7 * 73 * 127 * 337, 92737, 649657), (2**31, 2**31, 2)
+    for code, factors, good in ((1, most, True), (0, most, False), (1, more, False)):
+        table = record_table((code, 4, 0, *factors, 0, 0))
+        for use in (lambda table=table: table.place(0)[1], lambda table=table: next(table.rows())[1]):
+            if good:
+                assert use() == (*factors, 0)
+            else:
+                with pytest.raises(wm.LayoutError, match="product of its shape"):
+                    use()
+
+
+@pytest.mark.parametrize("code", range(4))
+def test_dtypes_of_a_row(code):
+    """A code behind the last of the list is an error, whether a row is looked up or listed."""
+    table = record_table((code, 1, 0, 2, 0, 0, 0, 0))
+    if code < 2:
+        assert table.place(0)[0] is FourDims.dtypes[code]
+        assert [row[0] for row in table.rows()] == [FourDims.dtypes[code]]
+    else:
+        for use in (lambda: table.place(0), lambda: list(table.rows())):
+            with pytest.raises(wm.UnsupportedError, match="dtype code"):
+                use()
+
+
+@pytest.mark.parametrize("offset", [0, 91, 92, 93, 2**63, 2**64 - 8])
+def test_data_of_a_row_ends_with_the_section(offset):
+    """A row may end where its section does, and not a byte behind it."""
+    table = record_table((0, 2, 0, 2, 1, 0, 0, offset))
+    if offset <= 92:
+        assert table.place(0)[2:4] == (500 + offset, 8)
+        assert [row.offset for row in table.rows()] == [500 + offset]
+    else:
+        for use in (lambda: table.place(0), lambda: list(table.rows())):
+            with pytest.raises(wm.LayoutError, match="end of its data") as caught:
+                use()
+            assert caught.value.actual == offset + 8
+
+
+@pytest.mark.parametrize("size", [4, 5, 6])
+def test_names_of_rows_end_with_the_index(size):
+    """Names that take five bytes together need as many behind the rows, and more do not matter."""
+    table = record_table((1, 1, 2, 0, 0, 0, 0, 0), (1, 1, 3, 0, 0, 0, 0, 0), names=b"abcdef"[:size])
+    if size >= 5:
+        assert list(table.names) == ["ab", "cde"]
+    else:
+        with pytest.raises(wm.LayoutError, match="sum of their lengths") as caught:
+            list(table.names)
+        assert (caught.value.actual, caught.value.expected) == (5, "4, the size of their section")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_names_that_are_checked_one_by_one(place):
+    """Where hashes do not tell names apart, they are looked at: a name that is not UTF-8 is found, first or last."""
+    names = [b"ab", b"cd"]
+    record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
+    names[place] = b"a\xff"
+    with pytest.raises(wm.FormatError, match="is not UTF-8") as caught:
+        record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
+    assert caught.value.offset == 1000 + 32 * place
+    with pytest.raises(wm.LayoutError, match="tensors 0 and 1 are both called"):
+        record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"abab").check_names()
+
+
+def test_where_a_row_lies():
+    """A row of the table has a place in the file, and the number of rows has none."""
+    table = record_table((1, 1, 0, 0, 0, 0, 0, 0), (1, 1, 0, 0, 0, 0, 0, 0))
+    assert [table.position(row) for row in range(4)] == [1000, 1032, None, None]
+    assert list(record_table().names) == []
+    assert list(record_table((1, 1, 0, 0, 0, 0, 0, 0), (1, 1, 2, 0, 0, 0, 0, 0), names=b"ab").names) == ["", "ab"]
+
+
+def runs(*rows: tuple[Any, ...]) -> list[tuple[int, int, int]]:
+    """Offset of the first row, number of rows and step of each run."""
+    found = record_table(*rows, size=10**6).runs()
+    return [(row.offset - 500, count, step) for row, count, step in found]
+
+
+def test_rows_that_are_alike_are_one_run():
+    """Rows of one dtype and shape at equal distances become one run; a change of any of these begins a new one."""
+    alike = [(1, 2, 0, 3, 4, 0, 0, 64 * i) for i in range(9)]
+    assert runs(*alike) == [(0, 9, 64)]
+    assert runs(*alike[:1]) == [(0, 1, 0)]
+    assert runs(*alike[:2]) == [(0, 2, 64)]
+    later = [(*row[:-1], row[-1] + 8) for row in alike]
+    assert runs(*alike[:3], *later[3:]) == [(0, 3, 64), (200, 1, 0), (264, 5, 64)]
+    for place, value in ((0, 0), (1, 1), (3, 2), (4, 3)):
+        other = [tuple(value if at == place else item for at, item in enumerate(row)) for row in alike]
+        assert runs(*alike[:4], *other[4:]) == [(0, 4, 64), (256, 5, 64)], place
+        assert runs(*alike[:4], other[4], *alike[5:]) == [(0, 4, 64), (256, 1, 0), (320, 4, 64)]
+    # Backwards is no run, however equal the distances are.
+    assert runs(*reversed(alike[:4])) == [(64 * i, 1, 0) for i in (3, 2, 1, 0)]
+    # Rows at the same place are one.
+    assert runs(alike[0], alike[0], alike[0]) == [(0, 3, 0)]
+
+
+@pytest.mark.parametrize("count", [4095, 4096, 4097])
+def test_runs_of_as_many_rows_as_are_taken_at_once(count):
+    """Around the number of rows that become objects at once, each row comes once."""
+    rows = [(1, 1, 0, 4, 0, 0, 0, 4 * i) for i in range(count)]
+    assert sum(n for _, n, _ in runs(*rows)) == count
+    assert [row.offset for row in record_table(*rows, size=10**6).rows()] == [500 + 4 * i for i in range(count)]
+
+
+@pytest.mark.parametrize("size", [65535, 65536, 65537])
+def test_a_small_index_is_copied_and_a_large_one_is_not(put, size):
+    """An index of up to 64 KiB is read, which is cheaper than mapping it; a larger one stays where it is."""
+    draft = embd.Draft([("n" * (size - 32), noise("uint8", (1,)))], metadata=b"", aligned=False)
+    assert draft.data_offset - draft.index_offset == size
+    with wm.open(put(draft.seal()), mode="mmap") as f:
+        assert isinstance(f._table._index, bytes) == (size <= 65536)
+        assert [len(name) for name in f] == [size - 32]

@@ -14,7 +14,7 @@ from tests.builders import cnn_v2 as cnn
 from tests.builders import noise, normal
 from tests.builders import safetensors as st
 from tests.scan_support import Arena
-from tests.support import DATA, listing, run_child, same
+from tests.support import DATA, listing, same
 
 import weightmap as wm
 from weightmap import cli, kernels
@@ -115,44 +115,6 @@ def test_layers_at_odd_halves_are_views_in_place(put: Callable[..., Path]) -> No
 # ------------------------------------------------------------------------------------------------- one lie each
 
 U32 = 2**32 - 1
-
-
-def test_messages_count_in_halves_as_the_format_does() -> None:
-    """The errors about a wrong offset and a wrong count use the format's own words and units, and name the layer."""
-    for changes, words in (
-        (
-            {"weight_offset": 433, "layer": 1},
-            "'layer.1.weight' leaves a hole before it: weight_offset is 433, expected 432",
-        ),
-        ({"weight_count": 431, "layer": 1}, "'layer.1.weight': weight_count is 431, expected 432"),
-        ({"weight_offset": 500, "layer": 1}, "'layer.1.weight': end of its data is 932, expected at most 872"),
-    ):
-        with pytest.raises(wm.LayoutError) as caught:
-            wm.open(memoryview(lie(**changes)))
-        assert words in str(caught.value)
-
-
-def test_a_version_1_file_has_no_mip_level() -> None:
-    """A version 2 file that calls itself version 1 is refused: its mip_level is then the kernel size of a layer."""
-    with pytest.raises(wm.LayoutError) as caught:
-        wm.open(memoryview(lie(version=2, num_layers=3)[:4] + struct.pack("<I", 1) + lie()[8:]))
-    assert caught.value.field in {"kernel_size", "size"}
-
-
-BOMB = """
-import resource, sys, weightmap as wm
-resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-try:
-    wm.open(bytes.fromhex(sys.argv[1]))
-except wm.TruncatedError as error:
-    print(error.field, error.offset)
-"""
-
-
-def test_four_billion_layers_take_no_memory() -> None:
-    """A header that declares 2**32 - 1 layers is refused at once, in a process that may have 1 GiB of address space."""
-    data = cnn.header(U32, U32)
-    assert run_child(BOMB, data.hex()).stdout.split() == ["num_layers", str(len(data))]
 
 
 def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path: Path) -> None:
@@ -268,6 +230,9 @@ def test_the_scan_refuses_columns_that_are_too_short() -> None:
         nothing = ffi.new("wm_columns *", (cap, dims_cap, 64, *[ffi.NULL] * 7))
         assert lib.wm_cnn_layers(records, 40, 2, nothing, found, fault) == -1
         assert fault.code == kernels.faults()["COLUMN"]
+    many = ffi.new("wm_columns *", (2**40, 2**40, 2**40, *[ffi.NULL] * 7))
+    assert lib.wm_cnn_layers(records, 2**40, 2**27, many, found, fault) == -1
+    assert fault.code == kernels.faults()["CAPACITY"]
 
 
 def test_the_scan_reads_records_alone() -> None:
@@ -311,27 +276,6 @@ def test_verify_warns_of_odd_legal_content() -> None:
         assert not f.verify().warnings
 
 
-def test_verify_names_a_few_of_many_layers() -> None:
-    """A warning about thousands of layers stays one short line."""
-    with wm.open(memoryview(cnn.build([cnn.layer(1, 1, 2)] * 1000))) as f:
-        [warning] = f.verify().warnings
-    assert warning == "1,000 layers with an even kernel_size: 0, 1, 2, 3, 4, ..."
-
-
-def test_a_spare_half_that_is_not_zero_is_found_by_verify(put: Callable[..., Path]) -> None:
-    """Opening reads no data; `verify` refuses junk in the spare half, and with strict=False warns of it."""
-    path = put(cnn.build(cnn.ODD)[:-2] + b"\0\1", "odd.bin")
-    place = path.stat().st_size - 2
-    with wm.open(path) as f, pytest.raises(wm.LayoutError) as caught:
-        f.verify()
-    assert (caught.value.field, caught.value.offset) == ("padding", place)
-    with pytest.raises(wm.LayoutError):
-        wm.open(path, verify="full")
-    with wm.open(path, strict=False, verify="full") as f:
-        [warning] = f.verify().warnings
-        assert "spare half" in warning
-
-
 def test_records_that_change_under_a_handle_are_noticed() -> None:
     """`verify` compares header and records with what was opened."""
     data = bytearray(lie())
@@ -340,28 +284,6 @@ def test_records_that_change_under_a_handle_are_noticed() -> None:
         with pytest.raises(wm.LayoutError, match="changed"):
             f.verify()
         assert f["layer.0.weight"].shape == (4, 12, 3, 3)
-
-
-# Faults that strict=False lets pass, and a word of the warning.
-LAX: dict[str, tuple[dict[str, Any], str]] = {
-    "trailing": ({"extra": 7}, "trailing"),
-    "weights of no layer": ({"total_weights": TOTAL + 4, "extra": 8}, "total_weights"),
-    "hole": ({"total_weights": TOTAL + 4, "extra": 8, "weight_offset": 868, "layer": 2}, "total_weights"),
-    "overlap": ({"weight_offset": 5, "layer": 2}, ""),
-}
-
-
-@pytest.mark.parametrize("case", LAX)
-def test_strict_false_lets_harmless_defects_pass(case: str) -> None:
-    """Trailing bytes, holes, overlaps and unclaimed weights are errors, and with strict=False files that work."""
-    changes, word = LAX[case]
-    data = memoryview(lie(**changes))
-    with pytest.raises(wm.LayoutError):
-        wm.open(data)
-    with wm.open(data, strict=False) as f:
-        assert [array.size for array in f.values()] == [432, 432, 8]
-        warnings = f.verify().warnings
-    assert not word or any(word in warning for warning in warnings)
 
 
 def test_verify_none_checks_a_layer_when_it_is_looked_up() -> None:

@@ -315,3 +315,28 @@ def test_messages_of_headers(header: str, message: str) -> None:
     """They name the tensor, say what is there, and what was expected."""
     with pytest.raises(wm.FormatError, match=message):
         wm.open(struct.pack("<Q", len(header)) + header.encode() + bytes(4), format="safetensors")
+
+
+def shorter(entries: dict[str, tuple[int, int]]) -> list[str]:
+    """The names of bytes in the order in which a file with these offsets has them."""
+    head = {name: st.entry("U8", [end - begin], begin, end) for name, (begin, end) in entries.items()}
+    size = max(end for _, end in entries.values())
+    with wm.open(memoryview(st.raw(json.dumps(head).encode(), bytes(size)))) as f:
+        return list(f)
+
+
+@pytest.mark.parametrize(
+    ("entries", "order"),
+    [
+        ({"a": (1, 2), "b": (0, 1)}, ["b", "a"]),
+        ({"a": (0, 4), "b": (0, 0)}, ["b", "a"]),
+        ({"a": (0, 1), "b": (0, 0)}, ["b", "a"]),
+        ({"a": (0, 0), "b": (0, 1)}, ["a", "b"]),
+        ({"a": (0, 0), "b": (0, 0), "c": (0, 2)}, ["a", "b", "c"]),
+        ({"c": (2, 3), "a": (0, 1), "b": (1, 2)}, ["a", "b", "c"]),
+        ({"a": (0, 1), "c": (2, 3), "b": (1, 2)}, ["a", "b", "c"]),
+    ],
+)
+def test_tensors_stand_in_the_order_of_their_data(entries: dict[str, tuple[int, int]], order: list[str]) -> None:
+    """A header may list tensors in any order; theirs is by begin and then by end, where a byte makes the difference."""
+    assert shorter(entries) == order

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -320,6 +321,48 @@ def test_generated_headers(case):
 
 
 # --------------------------------------------------------------------------------------------------------- faults
+# Texts that end too early: a fault where they end, or where that begins which is not whole.
+CUT_OFF = [
+    ('{"\\', "SYNTAX", 2),
+    ('{"\\n', "SYNTAX", 4),  # the escape is whole, and the string is not
+    ('{"\\u004', "SYNTAX", 2),
+    ('{"\\u0041', "SYNTAX", 8),
+    ('{"\\ud800', "SURROGATE", 1),
+    ('{"\\ud800\\udc0', "SURROGATE", 1),
+    ('{"\\ud800\\udc00', "SYNTAX", 14),
+    ('{"abcdefg', "SYNTAX", 9),
+    ('{"abcdefgh', "SYNTAX", 10),
+    ('{"é', "SYNTAX", 4),
+    ('{"__metadata__":{"a":1', "SYNTAX", 22),
+    ('{"__metadata__":{"a":12', "SYNTAX", 23),
+    ('{"__metadata__":{"a":-', "SYNTAX", 22),
+    ('{"__metadata__":{"a":1.', "SYNTAX", 23),
+    ('{"__metadata__":{"a":1.5', "SYNTAX", 24),
+    ('{"__metadata__":{"a":1e', "SYNTAX", 23),
+    ('{"__metadata__":{"a":1e+', "SYNTAX", 24),
+    ('{"__metadata__":{"a":1e+5', "SYNTAX", 25),
+    ('{"__metadata__":{"a":tru', "SYNTAX", 21),
+    ('{"__metadata__":{"a":true', "SYNTAX", 25),
+    ('{"__metadata__":{"a":"b"', "SYNTAX", 24),
+    ('{"__metadata__":{', "SYNTAX", 17),
+    ('{"a":{"shape":[1', "SYNTAX", 16),
+    ('{"a":{"shape":[1.0]', "NUMBER", 15),
+    ('{"a":{"shape":[1e2]', "NUMBER", 15),
+    ('{"a":{"shape":[1e', "NUMBER", 15),
+    ('{"a":{"shape":[1.', "NUMBER", 15),
+    ('{"a":{"shape":[1E2]', "NUMBER", 15),
+    ('{"a":{"shape":[1d2]', "SYNTAX", 16),
+    ('{"a":{"shape":[-1]', "NUMBER", 15),
+    ('{"a":{"shape":[', "SYNTAX", 15),
+    ('{"a":{"dtype":', "SYNTAX", 14),
+    ('{"a":{"shape":', "SYNTAX", 14),
+    ('{"a":{"data_offsets":', "SYNTAX", 21),
+    ('{"a":{"dtype":"U8"', "SYNTAX", 18),
+    ('{"a":{"shape":[99999999999999999999', "NUMBER", 15),
+    ('{"a" ', "SYNTAX", 5),
+    ('{"a": ', "SYNTAX", 6),
+    ("{", "SYNTAX", 1),
+]
 FAULTS = {
     "nothing": (b"", "SYNTAX", 0),
     "a space before the brace": (b" {}", "SYNTAX", 0),
@@ -376,6 +419,7 @@ FAULTS = {
     "NaN in the metadata": (b'{"__metadata__":{"a":NaN}}', "SYNTAX", 21),
     "a lone surrogate in the metadata": (b'{"__metadata__":{"a":"\\udfff"}}', "SURROGATE", 21),
     "256 dimensions": (header(tensor(shape="[" + "1," * 255 + "1]")), "DIMS", 29 + 510),
+    **{text: (text.encode(), code, at) for text, code, at in CUT_OFF},
 }
 
 
@@ -481,3 +525,124 @@ def test_names_need_as_much_room_as_the_text_has():
     columns = ffi.new("wm_columns *", (0, 0, len(text) - 1))
     assert lib.wm_safetensors_scan(text, len(text), DTYPE_TABLE, len(DTYPES), columns, out, fault) == -1
     assert fault.code == lib.WM_FAULT_COLUMN
+
+
+# ----------------------------------------------------------------------------------------- letter by letter
+
+
+SCALAR = '{"dtype":"U8","shape":[],"data_offsets":[0,1]}'
+
+
+def named(spelling: str) -> list[str]:
+    """The names in a header with one tensor whose name is spelled like that."""
+    return [name for name, *_ in scan(f'{{"{spelling}":{SCALAR}}}'.encode())[0]]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [0, 0x1F, 0x20, 0x22, 0x5C, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x103FF, 0x10400, 0x10FFFF],
+)
+def test_characters_at_the_ends_of_their_ranges(code):
+    """The first and the last character of each length of UTF-8 are read, spelled by escapes, and plainly."""
+    units = chr(code).encode("utf-16-be")
+    escaped = "".join(f"\\u{units[i]:02x}{units[i + 1]:02X}" for i in range(0, len(units), 2))
+    assert named(escaped) == [chr(code)]
+    if code >= 0x20 and chr(code) not in '"\\':
+        assert named(chr(code)) == [chr(code)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "good"),
+    [
+        (0xD800, 0xDC00, True),
+        (0xDBFF, 0xDFFF, True),
+        (0xD800, 0xDBFF, False),
+        (0xD800, 0xE000, False),
+        (0xDC00, 0xDC00, False),
+        (0xDFFF, 0xDFFF, False),
+        (0xDBFF, 0x0041, False),
+    ],
+)
+def test_pairs_of_surrogates(first, second, good):
+    """A high surrogate and a low one are a character; at either end of their ranges, anything else is an error."""
+    spelling = f"\\u{first:04x}\\u{second:04x}"
+    if good:
+        expected = struct.pack(">2H", first, second).decode("utf-16-be")
+        assert named(spelling) == [expected]
+    else:
+        with pytest.raises(ScanError) as caught:
+            named(spelling)
+        assert caught.value.args == ("SURROGATE", 0, 1)
+
+
+@pytest.mark.parametrize("code", [0x1E, 0x1F, 0x20, 0x21, 0x7E, 0x7F])
+def test_control_characters_near_the_end(code):
+    """A string has no raw control character, also where fewer than eight bytes are left: a space is none."""
+    text = b'{"__metadata__":{"a":"%b"}}' % bytes([code])
+    if code < 0x20:
+        with pytest.raises(ScanError, match="SYNTAX"):
+            scan(text)
+    else:
+        assert scan(text)[0] == []
+
+
+@pytest.mark.parametrize("letter", "/09:@AFG`afg")
+def test_hexadecimal_digits(letter):
+    """An escape has four of them: 0 to 9, A to F, a to f, and nothing next to these."""
+    for place in range(4):
+        digits = ["0", "0", "4", "1"]
+        digits[place] = letter
+        spelling = "".join(digits)
+        if letter in "/:@G`g":
+            with pytest.raises(ScanError, match="SYNTAX"):
+                named(f"\\u{spelling}")
+        else:
+            assert named(f"\\u{spelling}") == [chr(int(spelling, 16))]
+
+
+@pytest.mark.parametrize("padding", ["", " " * 7, " " * 30])
+@pytest.mark.parametrize(
+    ("digits", "good"),
+    [
+        ("0", True),
+        ("00", False),
+        ("01", False),
+        ("9" * 18, True),
+        ("9" * 19, True),
+        ("1" + "0" * 19, True),
+        ("18446744073709551614", True),
+        ("18446744073709551615", True),
+        ("18446744073709551616", False),
+        ("18446744073709551620", False),
+        ("184467440737095516150", False),
+        ("0" * 20, False),
+    ],
+)
+def test_the_largest_number(digits, good, padding):
+    """A number goes up to 2^64 - 1 and has no zeros in front, however many digits follow, and what follows them."""
+    text = f'{{"a":{{"dtype":"U8","data_offsets":[0,1],"shape":[{digits}]}}{padding}}}'
+    if good:
+        [(_, _, shape, *_)], _ = scan(text.encode())
+        assert tuple(shape) == (int(digits),)
+    else:
+        with pytest.raises(ScanError, match="NUMBER"):
+            scan(text.encode())
+
+
+@pytest.mark.parametrize("dtype", ["U8", "F16", "BOOL", "F8_E4M3", "SIXTEEN_LETTERS_"])
+def test_a_dtype_like_the_one_before_in_all_but_a_bit(dtype):
+    """The dtype of a tensor is compared with that of the one before, to the last bit of the last letter."""
+    first = f'"a":{{"dtype":"{dtype}","shape":[],"data_offsets":[0,1]}}'.encode()
+    spelled = f'"{dtype}"'.encode()
+    for byte in range(len(spelled)):
+        for bit in range(8):
+            other = bytearray(spelled)
+            other[byte] ^= 1 << bit
+            text = b"{" + first + b',"b":{"dtype":' + bytes(other) + b',"shape":[],"data_offsets":[1,2]}}' + b" " * 9
+            try:
+                codes = [code for _, code, *_ in scan(text)[0]]
+            except ScanError:
+                continue
+            # A changed bit can give another valid name, as F16 of F14, or U8 of itself.
+            assert bytes(other[1:-1]).decode() in ("I8", "F", "F16", "I16", "I32", "I64", "BF16")
+            assert codes[0] != codes[1]

@@ -1,0 +1,147 @@
+"""The scan of BinTensors headers in C, of both layouts: its bounds, its faults, its columns."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from tests.bounds_support import around, refused
+from tests.builders import bintensors as bt
+from tests.scan_support import Arena
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap._kernels import ffi, lib
+
+ROW = bt.Row("a", 1, (3,), 0, 3)
+every_layout = pytest.mark.parametrize("layout", bt.LAYOUTS)
+
+
+@every_layout
+def test_every_end_of_a_header(layout: str) -> None:
+    """A header that ends within any of its parts is an error that says where, for integers of all widths."""
+    wide = bt.Row("n" * 300, 1, (70000, 2**40, 0), 0, 0)
+    head = bt.header([wide, ROW._replace(begin=0)], {"key": "value"}, layout)
+    for size in range(len(head)):
+        _, found, fault = kernels.scan_bincode(head[:size], {"spec": 1, "current": 2}[layout], 9)
+        assert fault is not None
+        assert fault.kind in {"BIN_END", "BIN_COUNT"}, size
+        assert fault.at <= size
+        assert found.complete == 0
+        error = refused(bt.raw(head[:size]), format="bintensors")
+        assert isinstance(error, wm.FormatError)
+    assert kernels.scan_bincode(head, {"spec": 1, "current": 2}[layout], 9)[2] is None
+
+
+@every_layout
+def test_counts_that_there_is_room_for(layout: str) -> None:
+    """A number of tensors or dimensions that the rest of the header has no room for is refused at once."""
+    right = bt.header([ROW], layout=layout)
+    number = {"spec": 1, "current": 2}[layout]
+    least = 6 if layout == "spec" else 5
+    for n in around((len(right) - 2) // least, 2, most=250):
+        _, _, fault = kernels.scan_bincode(right[:1] + bytes([n]) + right[2:], number, 99)
+        assert (fault is not None and fault.kind == "BIN_COUNT" and fault.at == 1) == (n > (len(right) - 2) // least)
+    at = right.index(b"\1\1\3", 2) + 1  # the number of dimensions, behind the dtype
+    for n in around(len(right) - at - 1, 1, most=250):
+        _, _, fault = kernels.scan_bincode(right[:at] + bytes([n]) + right[at + 1 :], number, 99)
+        assert fault is not None
+        assert (fault.kind == "BIN_COUNT" and fault.at == at) == (n > len(right) - at - 1)
+
+
+def test_the_reading_that_went_further_counts() -> None:
+    """For a header that fits neither layout, the error is about the one that reads further, even by a byte."""
+    alphabet = bytes([0, 1, 2, 32, 251, 255])
+    for size in range(1, 7):
+        for text in map(bytes, itertools.product(alphabet, repeat=size)):
+            if text[0] > 1:
+                continue
+            both = kernels.scan_bincode(text, 3, 9)[1:]
+            if both[1] is None:
+                continue
+            alone = [kernels.scan_bincode(text, layout, 9)[1:] for layout in (1, 2)]
+            further = max(alone, key=lambda found: found[0].progress)
+            assert (both[0].layout, both[0].progress) == (further[0].layout, further[0].progress), text
+            told = [(fault.kind, fault.row, fault.at) for fault in (both[1], further[1])]
+            assert told[0] == told[1], text
+
+
+@pytest.mark.parametrize("cut", range(1, 10))
+def test_a_map_with_aliases_that_is_cut_off(cut: int) -> None:
+    """A map that names a tensor twice and then ends too early is an error with ``strict=False`` as well."""
+    rows = [bt.Row(f"t{i}", 1, (1,), i, i + 1) for i in range(3)]
+    entries: list[Any] = [("x", 0), ("y", 0), ("z", bt.varint(0, 252))]
+    head = bt.header(rows, index=entries)
+    error = refused(bt.raw(head[:-cut], bytes(3)), strict=False, format="bintensors")
+    assert isinstance(error, wm.FormatError)
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_dimensions_that_columns_have_room_for(room: int) -> None:
+    """More dimensions than the columns hold, by one already, are refused."""
+    text = bt.header([bt.Row("a", 1, (1, 3), 0, 3)], layout="current")
+    columns = kernels.Columns.scratch(len(text), 1, 9)
+    columns.native.dims_cap = room
+    out, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    done = lib.wm_bintensors_scan(text, len(text), 2, columns.native, out, fault)
+    assert (done, fault.code) == ((0, 0) if room >= 2 else (-1, kernels.faults()["CAPACITY"]))
+
+
+def test_pieces_that_the_scan_can_count() -> None:
+    """Positions are kept in 32 bits: a header of 2^32 - 1 bytes, or columns for as many dimensions, are refused."""
+    out, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    small = kernels.Columns.scratch(0, 1, 1)
+    for len_, names, dims, code in (
+        (2**32 - 1, 2**32, 1, "COLUMN"),
+        (0, 0, 2**32 - 1, "COLUMN"),
+        (1, 0, 1, "COLUMN"),
+        (2**32 - 2, 2**32, 1, "BIN_OPTION"),
+        (0, 0, 2**32 - 2, "BIN_END"),
+        (0, 0, 1, "BIN_END"),
+    ):
+        columns = ffi.new("wm_columns *", small.native[0])
+        columns.names_cap, columns.dims_cap = names, dims
+        assert lib.wm_bintensors_scan(b"\2" * 4096, len_, 3, columns, out, fault) == -1
+        assert fault.code == kernels.faults()[code]
+
+
+def test_the_scan_stays_within_its_memory() -> None:
+    """With the header and every column flush against a page that nobody may touch, any header is read within bounds."""
+    dice = random.Random(3)
+    arenas = [Arena(8192) for _ in range(8)]
+    types = ("uint8_t *", "uint32_t *", "uint8_t *", "uint64_t *", "uint32_t *", "uint64_t *", "uint64_t *")
+    found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    heads = [bt.padded(bt.header(bt.rows_of(bt.RANKS), {"k": "v", "l": ""}, layout)) for layout in bt.LAYOUTS]
+    heads += [bytes([0, count]) + bytes(size * count) for count in (1, 7, 40) for size in (3, 4, 5, 6, 7)]
+    seen = set()
+    for _ in range(6000):
+        head = bytearray(dice.choice(heads))
+        for _ in range(dice.randrange(4)):
+            head[dice.randrange(len(head))] = dice.choice(
+                (0, 1, 2, 5, 32, 40, 250, 251, 252, 253, 254, dice.randrange(256))
+            )
+        del head[dice.randrange(2, len(head) + 1) :]
+        size = len(head)
+        cap = dice.choice((size // 5 + 1, size // 5 + 1, 0, 1, 3))
+        sizes = (size, 4 * (cap + 1), cap, 8 * size, 4 * (cap + 1), 8 * cap, 8 * cap)
+        pointers = [arena.end(*each) for arena, each in zip(arenas[1:], zip(sizes, types, strict=True), strict=True)]
+        columns = ffi.new("wm_columns *", (cap, size, size, *pointers))
+        failed = lib.wm_bintensors_scan(arenas[0].put(bytes(head)), size, dice.choice((1, 2, 3)), columns, found, fault)
+        assert bool(failed) == (fault.code != 0)
+        assert fault.code != kernels.faults()["COLUMN"]
+        if cap > size // 5:
+            # The columns that kernels.h says suffice do suffice.
+            assert fault.code != kernels.faults()["CAPACITY"], bytes(head)
+        seen.add(fault.code)
+    assert len(seen) > 8
+
+
+def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names() -> None:
+    """Where the specification's layout fits but for its padding, the columns are those of its reading."""
+    header = bytes.fromhex("00010b0102000801017400") + bytes(5)  # one tensor, "t"; padded with zeros
+    columns, found, fault = kernels.scan_bincode(header, 3, 10)
+    assert (fault, found.layout, found.complete) == (None, 1, 0)
+    assert (columns.text(), columns.count, list(columns.bounds[0:2])) == (b"t", 1, [0, 1])
+    assert (list(columns.dims[0:1]), columns.begin[0], columns.end[0]) == ([2], 0, 8)
