@@ -59,7 +59,7 @@ def diff(args: argparse.Namespace) -> int:
         given = getattr(args, name)
         if given is not None and not (math.isfinite(given) and given >= 0):
             raise UsageError(f"--{name} is {given:g}, expected a finite number of at least 0")
-    options = {name: getattr(args, name) for name in ("tensors_only", "by_value", "rtol", "atol")}
+    options = {name: getattr(args, name) for name in ("tensors_only", "by_value", "weights", "rtol", "atol")}
     report = wm.diff(args.a, args.b, **options)
     if args.json:
         show.emit_json(
@@ -92,7 +92,16 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
     if report.changed:
         show.emit("")
         show.emit_table(
-            ("tensor", "what", "A", "B", "elements differing", "largest", "RMS"),
+            (
+                "tensor",
+                "what",
+                "A",
+                "B",
+                "elements differing",
+                "largest",
+                "RMS",
+                *(("relative", "worst row") * args.weights),
+            ),
             [
                 (
                     change.name,
@@ -102,10 +111,12 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
                     "" if change.n_different is None else f"{change.n_different:,}",
                     "" if change.max_abs is None else f"{change.max_abs:.3g}",
                     "" if change.rms is None else f"{change.rms:.3g}",
+                    *(("" if change.relative is None else f"{change.relative:.3g}",) * args.weights),
+                    *(("" if change.worst_row is None else f"{change.worst_row:,}",) * args.weights),
                 )
                 for change in report.changed
             ],
-            right=("elements differing", "largest", "RMS"),
+            right=("elements differing", "largest", "RMS", "relative", "worst row"),
         )
     if report.metadata:
         show.emit("")

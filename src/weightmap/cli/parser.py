@@ -103,12 +103,14 @@ def _add_readers(command: _Command) -> None:
     ):
         sub.add_argument(f"--{name}", metavar="GLOB", type=_text, action="append", help=f"{what} (repeatable)")
     sub.add_argument("--sort", choices=("nbytes", "name"), help="list the largest tensors first, or by name (flat)")
+    _add_weights(sub, "list")
     _add_json(sub)
     _add_lenient(sub)
 
     sub = command("verify", reading.verify, "check the structure of files, and their checksums", _VERIFY)
     sub.add_argument("files", metavar="FILE", nargs="+")
     sub.add_argument("-v", "--verbose", action="store_true", help="list the checks")
+    _add_weights(sub, "check")
     _add_threads(sub)
     _add_json(sub)
     _add_lenient(sub)
@@ -123,6 +125,7 @@ def _add_readers(command: _Command) -> None:
         action="store_true",
         help="compare numbers, whatever the types that store them: quantised with dense, float32 with bfloat16",
     )
+    _add_weights(sub, "compare, by value,")
     for name, tolerance in (("rtol", "N times the absolute value in B"), ("atol", "N")):
         sub.add_argument(
             f"--{name}", type=float, metavar="N", help=f"compare by value, and let elements differ by {tolerance}"
@@ -140,6 +143,7 @@ def _add_readers(command: _Command) -> None:
     sub.add_argument("other", metavar="OTHER", nargs="?", help="a model to compare it with")
     sub.add_argument("out", metavar="OUT", help="the page to write, whose name ends in .html")
     sub.add_argument("--no-verify", action="store_true", help="do not read the whole file to verify it")
+    _add_weights(sub, "compare")
     _add_json(sub)
 
     sub = command(
@@ -185,6 +189,12 @@ def _add_writers(command: _Command) -> None:
     )
 
 
+def _add_weights(sub: argparse.ArgumentParser, verb: str) -> None:
+    """Add the option for the parameters of quantised checkpoints."""
+    about = f"{verb} the parameters of a quantised checkpoint (AWQ, GPTQ, FP8 ...), not the tensors that store them"
+    sub.add_argument("--weights", action="store_true", help=about)
+
+
 def _add_conversion(sub: argparse.ArgumentParser, source: str, formats: Sequence[str]) -> None:
     """Add the arguments common to all commands that write models."""
     sub.add_argument("src", metavar="SRC", help=source)
@@ -207,6 +217,7 @@ def _add_conversion(sub: argparse.ArgumentParser, source: str, formats: Sequence
         if layouts
         else "a layout of that format other than its first one",
     )
+    _add_weights(sub, "decode")
     about = f"store floating-point tensors as this type: {', '.join(FLOATING)}"
     sub.add_argument("--dtype", metavar="DTYPE", choices=_Offered((*FLOATING, *SHORT)), help=about)
     sub.add_argument(

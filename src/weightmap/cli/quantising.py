@@ -28,7 +28,7 @@ _WORDS: dict[str, Any] = {"lossy": False, "normalize": None, "subwords": None}
 _PQ = ("n_subquantizers", "n_bits", "projection", "seed")
 _RUN = ("dask", "rank", "world_size", "manifest", "keep_going")
 # Options that `weightmap.convert` takes as they are.
-_TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size")
+_TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size", "weights")
 
 
 def _given(args: argparse.Namespace, *names: str) -> list[str]:

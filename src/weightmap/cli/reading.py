@@ -18,7 +18,8 @@ from weightmap.errors import QuantError, TensorFileError, counted, quoted
 from weightmap.globs import takes
 from weightmap.model.modules import module_tree, separator
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import dense_rows, warnings_of
+from weightmap.model.parts import dense_rows, rows_of, warnings_of
+from weightmap.model.weights import as_parameters, storage_of
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +42,8 @@ def inspect(args: argparse.Namespace) -> int:
     found = False
     for path in args.files:
         args.file = path  # an error is about this one
-        with open_privately(path, strict=not args.lenient) as file:
+        with open_privately(path, strict=not args.lenient) as opened:
+            file = as_parameters(opened) if args.weights else opened
             chosen, count = _chosen(file, args), count + len(file)
             if selective and not chosen:
                 continue
@@ -63,11 +65,17 @@ def inspect(args: argparse.Namespace) -> int:
 
 def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
     """Return the tensors to list, in the order to list them."""
-    every = zip(file.infos(), dense_rows(file), strict=True)
+    every = map(_stored, file, rows_of(file)) if args.weights else zip(file.infos(), dense_rows(file), strict=True)
     chosen = [(info, row) for info, row in every if takes(info.name, args.include, args.exclude)]
     if args.sort is not None:
         chosen.sort(key=lambda one: (-one[0].nbytes if args.sort == "nbytes" else 0, one[0].name))
     return chosen
+
+
+def _stored(name: str, row: Row) -> tuple[wm.TensorInfo, Row]:
+    """Return a parameter with the scheme and the bytes that it is stored with."""
+    info, how = row.info(name), storage_of(row)
+    return info if how is None else info._replace(dtype=how[0], nbytes=how[3]), row
 
 
 def _totals(chosen: _Chosen) -> dict[str, dict[str, int]]:
@@ -87,11 +95,12 @@ def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | 
     the numbers, and does not stop `inspect`.
     """
     for info, place in chosen:
-        if not place.dtype.quantized:  # the name does not tell: "int8" is a dense type and a scheme
+        how = storage_of(place)
+        if how is None and not place.dtype.quantized:  # the name does not tell: "int8" is a dense type and a scheme
             yield info, None
             continue
         try:
-            scheme, block_size, scale_type, nbytes = place.storage()
+            scheme, block_size, scale_type, nbytes = how or place.storage()
         except QuantError as error:
             yield info, {"scheme": info.dtype, "problem": reason(error)}
             continue
@@ -250,7 +259,14 @@ def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
         document: dict[str, object] = {"path": path}
         try:
             with show.progress_bar(f"verify {Path(path).name}") as progress:
-                report = wm.verify(path, strict=not args.lenient, progress=progress, run=run, threads=args.threads)
+                report = wm.verify(
+                    path,
+                    strict=not args.lenient,
+                    progress=progress,
+                    run=run,
+                    threads=args.threads,
+                    weights=args.weights,
+                )
         except (TensorFileError, OSError, MemoryError) as error:
             suggest_lenient(args, error, path)
             worst = max(worst, status_of_verify(error))

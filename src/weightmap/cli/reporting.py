@@ -21,9 +21,13 @@ def report(args: argparse.Namespace) -> int:
 
     if not args.out.lower().endswith(".html"):
         raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .html")
+    if args.weights and args.other is None:
+        raise UsageError("--weights: only with OTHER, whose parameters are compared")
     start = time.perf_counter()
     with show.progress_bar(f"report {Path(args.file).name}") as progress:
-        damage = write_page(args.out, args.file, args.other, verify=not args.no_verify, progress=progress)
+        damage = write_page(
+            args.out, args.file, args.other, verify=not args.no_verify, weights=args.weights, progress=progress
+        )
     took = time.perf_counter() - start
     size = Path(args.out).stat().st_size
     if args.json:

@@ -29,11 +29,18 @@ _MODULES, _OF_MODULES = "modules.json", ("config.json", "model.safetensors", "py
 # Folders of modules are this deep at most, and there are few.
 _DEEPEST = 3
 # What a configuration may say that the type of its tensors is; PyTorch computes in these.
+_QUANTISED = ("quantization_config", "compression_config")
 _DTYPE_KEYS, _DTYPES = ("dtype", "torch_dtype"), ("float16", "bfloat16", "float32", "float64")
 
 
 def copy_along(
-    model: str, folder: str, *, dtype: str | None = None, replace: bool = False, trial: bool = False
+    model: str,
+    folder: str,
+    *,
+    dtype: str | None = None,
+    replace: bool = False,
+    trial: bool = False,
+    decoded: bool = False,
 ) -> tuple[str, ...]:
     """Copy what programs read beside a model in a Hugging Face directory; return the names of these files.
 
@@ -47,6 +54,8 @@ def copy_along(
         The type that all floating-point tensors were converted to: where ``config.json`` says their type, it is this.
     replace : bool
         Replace copies of an earlier run, which its manifest tells of.
+    decoded : bool
+        Whether quantised parameters were decoded: ``config.json`` then loses how they were quantised.
     trial : bool
         Write nothing, only raise what would be raised.
 
@@ -69,7 +78,7 @@ def copy_along(
                 status = os.stat(target)
                 if source.identity[:2] == (status.st_dev, status.st_ino):
                     continue
-            data = _said(source, dtype) if name == "config.json" else None
+            data = _said(source, dtype, decoded=decoded) if name == "config.json" else None
             new = source if data is None else from_buffer(data, "mmap")
             if not _lies_at(target, new, replace=replace) and not trial:
                 os.makedirs(os.path.dirname(target) or os.curdir, exist_ok=True)
@@ -126,14 +135,15 @@ def _folders(folder: str) -> list[str]:
     return [name for name in folders if name and is_directory(inside(folder, f"{name}/"))]
 
 
-def _said(source: Source, dtype: str | None) -> bytes | None:
-    """Return a configuration that says this type; None where it says no other one."""
+def _said(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
+    """Return a configuration that says this type, of a model that was perhaps decoded; None where it does already."""
+    if dtype not in _DTYPES and not decoded:
+        return None
+    config = strict_json.loads(source.pread(0, source.size), "config.json")
+    kept = {key: value for key, value in config.items() if not (decoded and key in _QUANTISED)}
     if dtype in _DTYPES:
-        config = strict_json.loads(source.pread(0, source.size), "config.json")
-        said = [key for key in _DTYPE_KEYS if isinstance(config.get(key), str) and config[key] != dtype]
-        if said:
-            return f"{json.dumps(config | dict.fromkeys(said, dtype), indent=2, ensure_ascii=False)}\n".encode()
-    return None
+        kept |= {key: dtype for key in _DTYPE_KEYS if isinstance(config.get(key), str)}
+    return None if kept == config else f"{json.dumps(kept, indent=2, ensure_ascii=False)}\n".encode()
 
 
 def _lies_at(path: str, new: Source, *, replace: bool = False) -> bool:

@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.conversion.extras import dropped_because, file_metadata, token_keys
-from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, tensor_diffs
+from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_rows, tensor_diffs
 from weightmap.errors import counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
@@ -17,6 +17,7 @@ from weightmap.model import directory as hub
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_unchanged, dense_row, detach_index, name_of
+from weightmap.model.weights import as_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,6 +64,7 @@ def diff(
     *,
     tensors_only: bool = False,
     by_value: bool = False,
+    weights: bool = False,
     rtol: float | None = None,
     atol: float | None = None,
 ) -> DiffReport:
@@ -81,6 +83,9 @@ def diff(
     by_value : bool
         Compare numbers, not bits: tensors of one shape with equal values do not differ, whatever their dtypes, and
         quantised ones count by their decoded values. 0 equals -0, and NaN equals NaN.
+    weights : bool
+        Compare the parameters of quantised checkpoints, as `TensorFile.weights` has them, by value: of a model and its
+        quantised copy, `TensorDiff` has the error of each parameter.
     rtol, atol : float, optional
         Compare by value, and let an element differ by up to ``atol + rtol * abs(b)``, as `numpy.isclose` does; each is
         0 if only the other is given. An infinity equals only itself.
@@ -103,13 +108,13 @@ def diff(
     2.0
     """
     tolerance = Tolerance.of(rtol, atol)
-    wanted = tolerance if by_value or rtol is not None or atol is not None else None
+    wanted = tolerance if by_value or weights or rtol is not None or atol is not None else None
     with contextlib.ExitStack() as stack:
-        sides = [_side(source, stack) for source in (a, b)]
+        sides = [_side(source, stack, weights=weights) for source in (a, b)]
         for side in sides:
             check_unchanged(side.file)
             detach_index(side.file)
-        return _diff(sides[0], sides[1], tensors_only=tensors_only, tolerance=wanted)
+        return _diff(sides[0], sides[1], tensors_only=tensors_only, tolerance=wanted, rows=weights)
 
 
 class _Side:
@@ -187,19 +192,22 @@ class _Side:
         )
 
 
-def _side(source: Any, stack: contextlib.ExitStack) -> _Side:
+def _side(source: Any, stack: contextlib.ExitStack, *, weights: bool) -> _Side:
     if isinstance(source, TensorFile):
-        return _Side(source, None)
+        return _Side(as_parameters(source) if weights else source, None)
     path = path_of(source)
     folder = path if path is not None and is_directory(path) else None
-    return _Side(stack.enter_context(open_privately(source)), folder)
+    file = stack.enter_context(open_privately(source))
+    return _Side(as_parameters(file) if weights else file, folder)
 
 
-def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None) -> DiffReport:
+def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None, rows: bool) -> DiffReport:
     notes: list[str] = []
     only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
     common = (name for name in a.file if name in b)
     changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance))
+    if rows:
+        changed = tuple(by_rows(d, dense_row(a.file, d.name), dense_row(b.file, d.name)) for d in changed)
     metadata: tuple[tuple[str, Any, Any], ...] = ()
     vocab = None
     if not tensors_only:

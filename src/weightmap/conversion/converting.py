@@ -24,6 +24,7 @@ from weightmap.model.reports import ConvertReport
 from weightmap.model.saving import aligned_to, choose_layout, format_named, meant_by_suffix
 from weightmap.model.sharding import beside, bytes_of_size, is_folder, sharded_target
 from weightmap.model.single import check_replaceable
+from weightmap.model.weights import as_parameters
 from weightmap.options import Limits, validated_limits
 from weightmap.words.converting import hand_over, target_format
 from weightmap.words.importers import NAMES
@@ -53,6 +54,7 @@ def convert(
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     dtype: DTypeLike | str | None = None,
     quantize: Quantize | str | None = None,
+    weights: bool = False,
     align: int | None = None,
     max_shard_size: int | str | None = None,
     verify: bool = False,
@@ -108,6 +110,10 @@ def convert(
         blocks of 256, q5_0 replaces q4_k and q8_0 replaces q6_k, as in llama.cpp; if they are not whole blocks of 32,
         the tensor stays as it is. The report's warnings list both. Or "pq", for word embeddings in finalfusion: as
         ``pq=Pq()`` of `weightmap.words.convert`.
+    weights : bool
+        Convert the parameters of a quantised checkpoint, as `TensorFile.weights` has them, instead of its stored
+        tensors. They are decoded: to `dtype`, by default to the model's own type. A ``config.json`` that goes along
+        loses its ``quantization_config``.
     align : int, optional
         Align tensors in the file to multiples of this power of two, from 8 to 4096: jax shares memory aligned to 64
         bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. In safetensors, and in
@@ -209,10 +215,12 @@ def convert(
             max_shard_size=most,
             threads=threads,
             strict=strict,
+            weights=weights,
             configured=directory is not None and bool(directory.metadata),
             limits=limits,
         )
         source = path or name_of(opened)
+        opened = as_parameters(opened, spec.decoded) if weights else opened
         spec.check_globs(opened, source)
         if how is not None:
             _check_scheme(found, layout, how.scheme, target)

@@ -15,7 +15,7 @@ from weightmap.formats import check_names
 from weightmap.formats._metadata import equal
 from weightmap.io.opening import called, folder_of
 from weightmap.model.inputs import check_not_read
-from weightmap.model.parts import dense_rows, name_of, parts_of
+from weightmap.model.parts import dense_rows, name_of, parts_of, rows_of
 from weightmap.model.sharding import encode_index
 
 if TYPE_CHECKING:
@@ -190,6 +190,13 @@ def _parts(
 ) -> dict[str, str]:
     """Return for each tensor that is taken a label of its new shard: one for each source file, or parts of it."""
     most, labels = spec.max_shard_size, dict(taken)
+    if spec.weights:  # of several files, opened as one: pieces of a parameter may lie in more than one of them
+        for shard, part in files.items():
+            labels |= {
+                name: f"{shard}/{row.source.name}"
+                for name, row in zip(part, rows_of(part), strict=True)
+                if name in taken
+            }
     for shard, part in files.items() if most is not None else ():
         places = [(name, place) for name, place in zip(part, dense_rows(part), strict=True) if taken.get(name) == shard]
         sizes = {name: place.nbytes for name, place in places}

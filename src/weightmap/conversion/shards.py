@@ -57,7 +57,9 @@ def convert_model(
         copy = None
         if model is not None and target.whole:
             dtype = None if spec.quantize is not None else spec.dtype
-            copy = functools.partial(copy_along, model, target.folder, dtype=dtype, replace=work.resumes)
+            copy = functools.partial(
+                copy_along, model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights
+            )
             copy(trial=True)
         if not overwrite:
             work.check_free()

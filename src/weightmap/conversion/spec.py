@@ -118,6 +118,7 @@ class Spec:
     max_shard_size: int | None = None
     threads: int | None = None
     strict: bool = True
+    weights: bool = False  # whether the tensors are parameters: see `TensorFile.weights`
     configured: bool = False  # whether a ``config.json`` lies beside the model
     limits: Limits = field(default_factory=Limits)
 
@@ -130,7 +131,12 @@ class Spec:
     def result(self) -> tuple[Any, ...]:
         """The arguments on which the bytes of the result depend."""
         values = self.layout, self.include, self.exclude, self.dtype, self.quantize, self.align, self.max_shard_size
-        return (self.format, *values, self.configured)
+        return (self.format, *values, self.configured, self.weights)
+
+    @property
+    def decoded(self) -> str | None:
+        """The type that quantised parameters are decoded to before they are converted; None for their own."""
+        return None if self.dtype is None or self.quantize is not None else "float32"
 
     def takes(self, name: str) -> bool:
         """Say whether a tensor of this name is converted."""

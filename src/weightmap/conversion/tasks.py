@@ -14,9 +14,11 @@ from weightmap.io.atomic import write_plan
 from weightmap.io.opening import folder_of, from_path, inside
 from weightmap.io.sink import WritePlan
 from weightmap.model.directory import read_directory
+from weightmap.model.opening import open_with
 from weightmap.model.parts import dense_rows, name_of, sources_of
 from weightmap.model.sharding import plain_name, tensor_bytes
-from weightmap.model.single import open_file
+from weightmap.model.single import INDEX_SUFFIX, open_file
+from weightmap.model.weights import as_parameters
 from weightmap.options import Options
 
 if TYPE_CHECKING:
@@ -116,6 +118,8 @@ def convert_shard(task: ShardTask) -> ShardReport:
         files = [
             stack.enter_context(open_rows(task.folder, piece, spec.limits, strict=spec.strict)) for piece in task.pieces
         ]
+        if spec.weights:
+            files = [as_parameters(file, spec.decoded) for file in files]
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
         directory = None if task.model is None else read_beside(task.model)
         made = prepare(files[0], places, directory, path, spec, dict(task.renamed), part=True, numbers=task.part)
@@ -140,7 +144,8 @@ def convert_shard(task: ShardTask) -> ShardReport:
 def open_rows(folder: str, piece: FileRows, limits: Limits, *, strict: bool = True) -> TensorFile:
     """Open a source file of a task. Raises `FileChangedError` if it has changed since the task was made."""
     path = inside(folder, plain_name(piece.name, "name"))
-    file = open_file(path, path, Options(limits, strict=strict, private=True))
+    options = Options(limits, strict=strict, private=True)
+    file = open_with(path, options) if path.endswith(INDEX_SUFFIX) else open_file(path, path, options)
     size, state = state_of(file)
     if (size, state) != (piece.size, piece.state):
         file.close()

@@ -147,6 +147,10 @@ class TensorDiff(NamedTuple):
         Largest absolute difference of two elements; NaN when one of them is not finite.
     rms : float or None
         Root of the mean square of the differences, over all elements, equal ones included.
+    relative : float or None
+        With ``weights=True``: `rms` by the root of the mean square of the elements in A.
+    worst_row : int or None
+        With ``weights=True``: the index on the first axis where the mean square of the differences is largest.
     """
 
     name: str
@@ -156,6 +160,8 @@ class TensorDiff(NamedTuple):
     n_different: int | None
     max_abs: float | None
     rms: float | None = None
+    relative: float | None = None
+    worst_row: int | None = None
 
 
 class _Apart:
@@ -199,6 +205,22 @@ def _compare(name: str, a: Row, b: Row, found: _Apart | None, tolerance: Toleran
     different, largest, rms = _compare_values(a, b, tolerance)
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a, b))
     return TensorDiff(name, "values", text_a, text_b, different, largest, rms) if different else None
+
+
+def by_rows(differs: TensorDiff, a: Row, b: Row) -> TensorDiff:
+    """Return a difference with the relative error of the tensor, and the row that has the largest."""
+    if differs.n_different is None or not a.shape:
+        return differs
+    width, at, own = max(math.prod(a.shape[1:]), 1), 0, 0.0
+    squares = np.zeros(a.shape[0])
+    for one, other in pairs(a, b):
+        with np.errstate(invalid="ignore", over="ignore"):
+            errors = np.square(distances(one, other))
+            own += float(np.square(one.astype(np.float64)).sum())
+            squares += np.bincount(np.arange(at, at + len(one)) // width, errors, len(squares))
+        at += len(one)
+    relative = math.sqrt(squares.sum() / own) if own else math.inf
+    return differs._replace(relative=relative, worst_row=int(squares.argmax()))
 
 
 def _types(row: Row) -> tuple[str, bool]:

@@ -9,12 +9,13 @@ from weightmap.arguments import check_progress
 from weightmap.conversion.manifest import Manifest, digest
 from weightmap.conversion.running import Run, Runner, is_shared, manifests_of, share_of, validated_run
 from weightmap.conversion.tasks import FileRows, open_rows, state_of
-from weightmap.errors import ShardsError, quoted
+from weightmap.errors import ShardsError, counted, quoted
 from weightmap.io.opening import called, folder_of, inside
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import name_of, parts_of
+from weightmap.model.parts import detach_index, name_of, parts_of
 from weightmap.model.sharded import disagreements
 from weightmap.model.verifying import VerifyReport, in_common
+from weightmap.model.weights import as_parameters
 from weightmap.options import Limits, validated_limits
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def verify(
     executor: Executor | None = None,
     manifest: str | os.PathLike[str] | None = None,
     threads: int | None = None,
+    weights: bool = False,
 ) -> VerifyReport:
     """Open a model and verify it: read every byte once, and check it against the stored checksums.
 
@@ -76,6 +78,8 @@ def verify(
     threads : int, optional
         At most this many share the reading of a file; by default one for each CPU of this process, and one for a task
         of an executor or of ranks.
+    weights : bool
+        Also check that the stored tensors of a quantised checkpoint make its parameters, as `TensorFile.weights` does.
 
     Returns
     -------
@@ -102,11 +106,18 @@ def verify(
     check_progress(progress)
     limits = validated_limits(limits)
     with open_privately(source, strict=strict, limits=limits) as file:
+        parameters = as_parameters(file) if weights else None
+        if parameters is not None:
+            detach_index(parameters)
+            parts_of(parameters)[1].table.check()
         if run == Run():
-            return file.verify(progress=progress, threads=threads)
-        if threads is None and is_shared(run):
-            threads = 1
-        return _verify_files(file, run, progress, strict=strict, limits=limits, threads=threads)
+            report = file.verify(progress=progress, threads=threads)
+        else:
+            threads = 1 if threads is None and is_shared(run) else threads
+            report = _verify_files(file, run, progress, strict=strict, limits=limits, threads=threads)
+        if parameters is not None:
+            report = report._replace(checks=(*report.checks, counted(len(parameters), "parameter")))
+        return report
 
 
 def _verify_files(

@@ -238,10 +238,13 @@ class TensorFile(Mapping[str, Any]):
         """
         found = self._weights
         if found is None:
-            from weightmap.model.weights import weights_of  # noqa: PLC0415 - for quantised checkpoints
+            from weightmap.model.weights import Weights, as_parameters  # noqa: PLC0415 - for quantised checkpoints
 
             check_open(self)
-            found = self._weights = weights_of(self)
+            model = as_parameters(self)
+            found = Weights(model)
+            if model is not self:  # or the two would keep each other alive
+                self._weights = found
         return found
 
     def info(self, name: str) -> TensorInfo:

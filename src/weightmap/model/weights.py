@@ -58,13 +58,8 @@ class Weights(Mapping[str, Any]):
         return f"<Weights of {escape(repr(self._model))}>"
 
 
-def weights_of(file: Any) -> Weights:
-    """Return the parameters of a handle."""
-    return Weights(as_parameters(file))
-
-
 def as_parameters(file: Any, dtype: str | None = None) -> Any:
-    """Return a handle on the same files whose tensors are the parameters.
+    """Return a handle on the same files whose tensors are the parameters; of a model that is not quantised, itself.
 
     Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read.
     Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter.
@@ -73,14 +68,24 @@ def as_parameters(file: Any, dtype: str | None = None) -> Any:
     source, content, options = parts_of(file)
     config, path = _config_of(source, options.config)
     settings = _settings(config, path)
-    table: Table = content.table
-    if settings is not None:
-        try:
-            table = _Parameters(table, method_of(settings), _type_of(config), dtype)
-            table.belongs_to(source, file.format)
-        except TensorFileError as error:
-            raise error.located(path=source.name, format=file.format) from None
+    if settings is None:
+        return file
+    try:
+        table = _Parameters(content.table, method_of(settings), _type_of(config), dtype)
+    except TensorFileError as error:
+        raise error.located(path=source.name, format=file.format) from None
+    table.belongs_to(source, file.format)
     return type(file)(source, file.format, _Content(content, table), options)
+
+
+def storage_of(row: Row) -> tuple[str, int, str, int] | None:
+    """Return scheme, block size, type of scales and bytes of the pieces of a parameter; None where it has none."""
+    pieces = row.geometry
+    if not isinstance(pieces, Pieces):
+        return None
+    coding, rows = pieces.coding, [piece for _, piece in pieces.rows.values()]
+    scale_type = pieces.rows[coding.scales][1].dtype.name
+    return coding.scheme, coding.block_size, scale_type, sum(piece.nbytes for piece in rows)
 
 
 class _Content(Content):
@@ -323,7 +328,6 @@ class _Decoded(Derived):
     def __init__(self, row: Any, pieces: Pieces) -> None:
         super().__init__(row.source, row.offset, row.nbytes)
         self._row, self._pieces_of = row, pieces
-        self._whole: dict[str, NDArray[Any]] = {}
 
     def check_size(self, what: str, nbytes: int) -> None:
         """Implement `Source.check_size`: a code of a bit or more is stored for each element."""
@@ -335,18 +339,15 @@ class _Decoded(Derived):
         dtype = numpy_dtype(row.dtype)
         width = row.nbytes // row.shape[0]
         most = max(PIECE * dtype.itemsize // width // coding.step, 1) * coding.step
+        whole: dict[str, NDArray[Any]] = {}  # pieces of which other parts than rows are needed
         first, end = start // width // coding.step * coding.step, -(-stop // width)
         for begin in range(first, end, most):
             _, last = coding.around(begin, min(begin + most, end))
-            octets = np.ascontiguousarray(self._rows(begin, last, dtype)).reshape(-1).view(np.uint8)
+            parts = {role: self._part(role, key, whole) for role, key in coding.cut(begin, last).items()}
+            octets = np.ascontiguousarray(coding.rows(parts, begin, last, dtype)).reshape(-1).view(np.uint8)
             yield octets[max(start - begin * width, 0) : stop - begin * width]
 
-    def _rows(self, first: int, last: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        coding = self._pieces_of.coding
-        parts = {role: self._part(role, key) for role, key in coding.cut(first, last).items()}
-        return coding.rows(parts, first, last, dtype)
-
-    def _part(self, role: str, key: Any) -> NDArray[Any]:
+    def _part(self, role: str, key: Any, known: dict[str, NDArray[Any]]) -> NDArray[Any]:
         """Read the part of a piece that an index selects: rows of it alone, or else all of it once."""
         row = self._pieces_of.rows[role][1].dense
         dtype, shape = row.viewed
@@ -355,7 +356,6 @@ class _Decoded(Derived):
             each = row.nbytes // max(shape[0], 1)
             octets = row.source.pread(row.offset + first * each, (last - first) * each)
             return np.frombuffer(octets, dtype).reshape(last - first, *shape[1:])
-        if role not in self._whole:
-            self._whole[role] = np.frombuffer(row.source.pread(row.offset, row.nbytes), dtype).reshape(shape)
-        whole = self._whole[role]
-        return whole if key is None else whole[key]
+        if role not in known:
+            known[role] = np.frombuffer(row.source.pread(row.offset, row.nbytes), dtype).reshape(shape)
+        return known[role] if key is None else known[role][key]

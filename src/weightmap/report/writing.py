@@ -12,6 +12,7 @@ from weightmap.model.file import TensorFile
 from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import name_of
+from weightmap.model.weights import as_parameters
 from weightmap.report.comparing import comparison
 from weightmap.report.model import model_page
 from weightmap.report.pair import pair_page
@@ -27,6 +28,7 @@ def write_report(
     b: Any = None,
     *,
     verify: bool = True,
+    weights: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> bool:
     """Write a page about a model, or about how two models differ.
@@ -43,6 +45,8 @@ def write_report(
         With `b`, the page compares the two.
     verify : bool
         Read the whole file and check it, as `TensorFile.verify` does; not for two models.
+    weights : bool
+        Compare the parameters of two models, as `TensorFile.weights` has them, not their stored tensors.
     progress : callable, optional
         ``progress(done, total)``, in bytes.
 
@@ -58,10 +62,14 @@ def write_report(
     MissingDependencyError
         Without the package vl-convert-python, which the extra ``[report]`` names.
     """
-    return write_page(out, a, b, verify=verify, progress=progress) is None
+    if weights and b is None:
+        raise ValueError("weights=True is for two models, whose parameters are compared")
+    return write_page(out, a, b, verify=verify, weights=weights, progress=progress) is None
 
 
-def write_page(out: Any, a: Any, b: Any, *, verify: bool, progress: Callable[[int, int], None] | None) -> str | None:
+def write_page(
+    out: Any, a: Any, b: Any, *, verify: bool, weights: bool = False, progress: Callable[[int, int], None] | None
+) -> str | None:
     """Write a page as `write_report` does; return why verification failed, or None."""
     target = os.fsdecode(os.fspath(out))
     with contextlib.ExitStack() as stack:
@@ -72,6 +80,7 @@ def write_page(out: Any, a: Any, b: Any, *, verify: bool, progress: Callable[[in
         for file in files:
             check_not_read(file, target)
         names = [name_of(file) for file in files]
+        files = [as_parameters(file) for file in files] if weights else files
         damage = None
         if b is None:
             found = survey(files[0], verify=verify, progress=progress)

@@ -1,0 +1,144 @@
+"""`convert`, `diff` and `verify` with weights=True: parameters instead of stored tensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.builders import safetensors as st
+from tests.support import each
+from tests.weights.checkpoints import EXAMPLES, MODULE, stored
+
+import weightmap as wm
+from weightmap import cli
+
+TRUTH = Path(__file__).parent / "groundtruth"
+NAME = f"{MODULE}.weight"
+
+
+def test_every_scheme_is_decoded(tmp_path):
+    """The target has the parameters, in the model's type or in `dtype`, rounded once."""
+
+    def check(name):
+        example = EXAMPLES[name]()
+        source = example.write(tmp_path / name)
+        with wm.open(source) as f:
+            own = f.weights[example.name].dequantize()
+        with np.errstate(over="ignore"):
+            rounded = example.values.astype(ml_dtypes.bfloat16)
+        for dtype, wanted in ((None, own), ("float32", example.values), ("bfloat16", rounded)):
+            target = tmp_path / f"{name}.safetensors"
+            report = wm.convert(source, target, weights=True, dtype=dtype)
+            assert report.tensors == 1
+            with wm.open(target) as g:
+                assert list(g) == [example.name]
+                assert g[example.name].dtype == wanted.dtype
+                assert g[example.name].tobytes() == wanted.tobytes()
+
+    each(EXAMPLES, check)
+
+
+def test_a_directory_becomes_a_plain_model(tmp_path):
+    """Shards stay shards, config.json goes along without quantization_config, and the result has no groups."""
+    for run in (None, wm.Run(ThreadPoolExecutor(2))):
+        target = tmp_path / f"plain{run is None}"
+        wm.convert(TRUTH / "awq_shards", target, weights=True, run=run)
+        config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+        assert "quantization_config" not in config
+        assert config["torch_dtype"] == "float16"
+        with wm.open(TRUTH / "awq_shards") as f, wm.open(target) as g:
+            assert set(g) == set(f.weights)
+            assert len(g.shards) == 2
+            for name in g:
+                assert g[name].tobytes() == np.asarray(f.weights[name]).tobytes()
+    assert wm.diff(TRUTH / "awq_shards", target, weights=True).equal
+
+
+def test_options_of_convert(tmp_path):
+    """Globs, renaming and quantising see the names of parameters; shards are split by their decoded bytes."""
+    source = TRUTH / "gptq4_v1"
+    with wm.open(source) as f:
+        names = [name for name in f.weights if isinstance(f.weights[name], wm.QuantizedTensor)]
+        report = wm.convert(
+            source, tmp_path / "x.gguf", weights=True, include=names[0], rename={names[0]: "w"}, quantize="q8_0"
+        )
+        assert [info.name for info in report.quantized] == [names[0]]
+        with wm.open(tmp_path / "x.gguf") as g:
+            assert list(g) == ["w"]
+            np.testing.assert_allclose(g["w"].dequantize(), f.weights[names[0]].dequantize("float32"), atol=0.1)
+        wm.convert(source, tmp_path / "split", weights=True, max_shard_size=12000)
+    with wm.open(tmp_path / "split") as g:
+        assert len(g.shards) > 2
+
+
+def test_float16_overflow_is_counted(tmp_path):
+    """Values beyond float16 become infinite, and the report says how many."""
+    source = EXAMPLES["mxfp4"]().write(tmp_path)
+    report = wm.convert(source, tmp_path / "half.safetensors", weights=True, dtype="float16")
+    assert any("out of the range of float16" in warning for warning in report.warnings)
+
+
+def test_diff_has_the_error_of_each_parameter(tmp_path):
+    """RMS, relative error and worst row against the original."""
+    example = EXAMPLES["packed 4"]()
+    quantised = example.write(tmp_path / "quantised")
+    original = example.values.copy()
+    original[3] += np.float32(0.5)
+    original[7, 1] += np.float32(0.25)
+    (tmp_path / "original").mkdir()
+    path = tmp_path / "original" / "model.safetensors"
+    path.write_bytes(st.build({NAME: stored(original)}))
+    [found] = wm.diff(path, quantised, weights=True).changed
+    with wm.open(quantised) as f:
+        decoded = f.weights[NAME].dequantize().astype(np.float64)
+    error = original.astype(np.float64) - decoded
+    assert found.name == NAME
+    assert found.rms == pytest.approx(np.sqrt((error**2).mean()))
+    assert found.relative == pytest.approx(np.sqrt((error**2).sum() / (original.astype(np.float64) ** 2).sum()))
+    assert found.worst_row == 3
+    assert wm.diff(quantised, quantised, weights=True).equal
+    assert wm.diff(quantised, quantised).equal
+
+
+def test_verify_checks_pieces(tmp_path):
+    """A sound file whose pieces make no parameter passes verify, and fails it with weights=True."""
+    report = wm.verify(TRUTH / "awq_gemm", weights=True)
+    assert any("parameters" in check for check in report.checks)
+    damaged = TRUTH / "malformed" / "gptq_gidx_high"
+    assert wm.verify(damaged).checks
+    with pytest.raises(wm.FormatError, match="g_idx"):
+        wm.verify(damaged, weights=True)
+    sharded = shutil.copytree(TRUTH / "awq_shards", tmp_path / "sharded")
+    report = wm.verify(sharded, weights=True, run=wm.Run(ThreadPoolExecutor(2)))
+    assert any("parameters" in check for check in report.checks)
+
+
+def test_commands(tmp_path, capsys):
+    """--weights of inspect, convert, diff, verify and report."""
+    source = str(TRUTH / "awq_gemm")
+    assert cli.main(["inspect", "--weights", "--json", source]) == 0
+    tensors = {about["name"]: about for about in json.loads(capsys.readouterr().out)["tensors"]}
+    about = tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert (about["dtype"], about["shape"], about["block_size"]) == ("awq gemm", [32, 128], 64)
+    assert about["bits_per_weight"] == pytest.approx(4 + (16 + 4) / 64)
+    assert tensors["model.norm.weight"]["dtype"] == "float16"
+    assert cli.main(["inspect", "--weights", source]) == 0
+    assert "awq gemm" in capsys.readouterr().out
+    plain = str(tmp_path / "plain.safetensors")
+    assert cli.main(["convert", "--weights", source, plain]) == 0
+    assert cli.main(["diff", "--weights", "--tensors-only", source, plain]) == 0
+    other = str(tmp_path / "float8.safetensors")
+    assert cli.main(["convert", "--weights", "--dtype", "float8_e4m3fn", source, other]) == 0
+    capsys.readouterr()
+    assert cli.main(["diff", "--weights", "--tensors-only", source, other]) == 1
+    assert "worst row" in capsys.readouterr().out
+    assert cli.main(["verify", "--weights", "-v", source]) == 0
+    assert "parameters" in capsys.readouterr().out
+    assert cli.main(["inspect", "--weights", str(TRUTH / "malformed" / "gptq_gidx_high")]) == 3
+    assert "g_idx" in capsys.readouterr().err
+    assert cli.main(["report", "--weights", source, str(tmp_path / "x.html")]) == 2
