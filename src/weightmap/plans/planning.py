@@ -12,7 +12,9 @@ from weightmap.model.file import TensorFile
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import name_of
 from weightmap.model.spans import spans_of
+from weightmap.model.weights import as_parameters
 from weightmap.plans.indices import at_least, checked_rank
+from weightmap.plans.parameters import ParameterPlan
 from weightmap.plans.read_plan import ReadPlan
 from weightmap.plans.wants import dealt, resolve_wants
 
@@ -29,6 +31,7 @@ def plan(
     max_over_read: float = 1.1,
     chunk: int = 16 << 20,
     budget: int | None = None,
+    weights: bool = False,
 ) -> ReadPlan:
     """Plan which bytes of a model to read, and in which order.
 
@@ -57,6 +60,10 @@ def plan(
     budget : int, optional
         Bytes of memory that `ReadPlan.warm` and `ReadPlan.run` may fill; by default what memory and control group
         leave, divided among the local readers.
+    weights : bool
+        Plan the parameters of a quantised checkpoint, as `TensorFile.weights` has them: of their stored tensors, only
+        what decodes the rows that are wanted. An index gives decoded elements, of the model's type. Each parameter may
+        have one index; `ReadPlan.run` takes neither `into` nor `cut`.
 
     Returns
     -------
@@ -90,9 +97,12 @@ def plan(
     owned = not isinstance(source, TensorFile)
     file = open_model(source) if owned else source
     try:
+        whose = {"owned": owned, "dealt": wants is None and count > 1}
+        model = as_parameters(file) if weights else file
+        if model is not file:
+            return ParameterPlan(file, model, wants, max_over_read=most, **whose, **options)
         spans = spans_of(file)
         numbers, indices = (dealt(spans, number, count), {}) if wants is None else resolve_wants(spans, wants)
-        whose = {"owned": owned, "dealt": wants is None and count > 1}
         return ReadPlan(file, numbers, indices, max_over_read=most, **whose, **options)
     except BaseException as error:
         if owned:

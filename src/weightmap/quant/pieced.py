@@ -72,6 +72,8 @@ class Coding:
 
     def rows(self, pieces: Pieces, first: int, last: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return what `decode` does in another type; values out of its range become infinite."""
+        if first == last:
+            return np.empty((0, *self.shape[1:]), dtype)
         with np.errstate(all="ignore"):
             return self.decode(pieces, first, last).astype(dtype, copy=False)
 

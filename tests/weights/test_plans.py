@@ -1,0 +1,99 @@
+"""`plan` with weights=True: parameters, of whose pieces only what decodes the wanted rows is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support import each
+from tests.weights.checkpoints import EXAMPLES
+
+import weightmap as wm
+
+TRUTH = Path(__file__).parent / "groundtruth"
+
+
+def test_parts_of_every_scheme(tmp_path):
+    """What a part holds is what the index gives of the decoded parameter, mapped and read."""
+
+    def check(name):
+        example = EXAMPLES[name]()
+        path = example.write(tmp_path / name)
+        with wm.open(path) as f:
+            whole = f.weights[example.name].dequantize()
+            rows = len(whole)
+            keys = [
+                np.s_[0:2],
+                np.s_[rows // 2 :],
+                np.s_[-1],
+                np.s_[1, 2:5],
+                np.s_[::-3],
+                np.s_[:, 3:9],
+                np.s_[2:2],
+                ...,
+            ]
+            for key in [*keys, wm.shard(whole, 0, 1, 2), wm.shard("w", -1, 0, 2)]:
+                for how in ("map", "read"):
+                    plan = wm.plan(f, {example.name: key}, weights=True)
+                    [(found, part)] = plan.run(how)
+                    index = key.of(whole.shape) if isinstance(key, type(wm.shard("w", 0, 0, 1))) else key
+                    wanted = whole if key is ... else whole[index]
+                    part = np.asarray(part)
+                    assert (found, part.shape, part.dtype) == (example.name, wanted.shape, whole.dtype)
+                    assert part.tobytes() == np.ascontiguousarray(wanted).tobytes()
+
+    each(EXAMPLES, check)
+
+
+@pytest.mark.parametrize("model", ["awq_shards", "gptq4_v2_shards", "ct_pack4_asym_shards", "bnb_nf4_nested", "gptoss"])
+def test_whole_models(model):
+    """Without wants, the ranks together have every parameter once."""
+    with wm.open(TRUTH / model) as f:
+        for how in ("map", "read"):
+            found = {}
+            for rank in range(3):
+                plan = wm.plan(f, rank=rank, world_size=3, weights=True)
+                part = dict(plan.run(how))
+                assert set(part) == set(plan.names)
+                assert len(plan) == len(part)
+                assert not part.keys() & found.keys()
+                found |= part
+            assert found.keys() == set(f.weights)
+            for name, value in found.items():
+                assert isinstance(value, wm.QuantizedTensor) == isinstance(f.weights[name], wm.QuantizedTensor)
+                assert np.asarray(value).tobytes() == np.asarray(f.weights[name]).tobytes()
+        names = [name for name in f.weights if "q_proj" in name]
+        assert sorted(name for name, _ in wm.plan(f, names, weights=True).run()) == sorted(names)
+        chosen = wm.plan(f, lambda info: "norm" in info.name, weights=True)
+        assert all("norm" in name for name in chosen.names)
+
+
+def test_only_what_rows_need_is_read(tmp_path):
+    """An eighth of the rows is an eighth of the bytes that depend on rows, and what all rows need."""
+    for name in ("fp8 f32", "packed 4", "int8 channel", "mxfp4", "gptq 4", "awq"):
+        example = EXAMPLES[name]()
+        path = example.write(tmp_path / name)
+        with wm.open(path) as f:
+            rows = len(example.values)
+            part = wm.plan(f, {example.name: np.s_[: rows // 4]}, weights=True, gap=0, max_over_read=1)
+            whole = wm.plan(f, weights=True)
+            assert part.wanted_nbytes <= whole.wanted_nbytes * 0.5, name
+            assert part.nbytes == part.wanted_nbytes
+
+
+def test_what_plans_refuse(tmp_path):
+    """Unknown parameters, stored names, indices out of range, and several indices of one."""
+    example = EXAMPLES["awq"]()
+    with wm.open(example.write(tmp_path)) as f:
+        for wants, error in (
+            (["x"], wm.TensorNotFoundError),
+            (list(example.tensors)[:1], wm.TensorNotFoundError),
+            ({example.name: 10**6}, wm.PlanError),
+            ([(example.name, 0), (example.name, 1)], wm.PlanError),
+        ):
+            with pytest.raises(error):
+                wm.plan(f, wants, weights=True)
+    (tmp_path / "config.json").unlink()
+    with wm.open(tmp_path / "model.safetensors") as f:
+        assert wm.plan(f, weights=True).names == tuple(f)
