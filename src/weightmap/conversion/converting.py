@@ -12,7 +12,7 @@ from weightmap.conversion.running import Run, validated_run
 from weightmap.conversion.schemes import SCHEMES, near, scheme_named
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
-from weightmap.conversion.tensors import Recoder, overflow_note, prepare, unaligned, unaligned_note
+from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
 from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import FORMATS, Format
 from weightmap.io.atomic import file_exists, write_plan
@@ -305,7 +305,7 @@ def _check_scheme(found: Format, layout: str | None, scheme: str, target: str) -
 def _fits(file: TensorFile, target: str, spec: Spec) -> bool:
     """Say whether the tensors of a conversion take at most so many bytes."""
     places = zip(file, dense_rows(file), strict=True)
-    made = prepare(file, places, None, target, spec, {}, recoder=Recoder(spec), trial=True)
+    made = Preparer(spec).prepare(file, places, None, target, {}, trial=True)
     return made.tensors.nbytes <= (spec.max_shard_size or 0)
 
 
@@ -319,11 +319,12 @@ def losses(file: TensorFile, found: Format, align: int = 1) -> int | None:
     places = list(zip(file, dense_rows(file), strict=True))
     if not all(place.dtype.name in held[place.dtype.quantized] for _, place in places):
         return None
+    preparer = Preparer(spec)
     try:
-        made = prepare(file, places, None, "", spec, {}, trial=True)
+        made = preparer.prepare(file, places, None, "", {}, trial=True)
     except TensorFileError:
         return None
-    return len(made.warnings) + len(made.dropped)
+    return len(made.warnings) + len(preparer.notes) + len(made.dropped)
 
 
 def _convert_file(
@@ -337,8 +338,9 @@ def _convert_file(
     overwrite: bool,
 ) -> ConvertReport:
     """Convert a model to one file, with configuration and vocabulary of its directory."""
-    made = prepare(file, zip(file, dense_rows(file), strict=True), directory, target, spec, renamed)
-    warnings, recoder = made.warnings, made.recoder
+    preparer = Preparer(spec)
+    made = preparer.prepare(file, zip(file, dense_rows(file), strict=True), directory, target, renamed)
+    warnings = made.warnings + preparer.notes
     if not made.tensors:
         warnings.append("there is no tensor to write")
     try:
@@ -347,7 +349,7 @@ def _convert_file(
         raise error.located(path=name_of(file)) from None
     if spec.align > 1:
         warnings += unaligned_note(*unaligned(target, spec.align), spec.align)
-    warnings += overflow_note(*recoder.overflow.total, spec.dtype)
+    warnings += overflow_note(*preparer.overflow.total, spec.dtype)
     return ConvertReport(
         name_of(file),
         target,
@@ -357,7 +359,7 @@ def _convert_file(
         size,
         tuple(made.dropped),
         tuple(warnings),
-        () if recoder.quantizer is None else tuple(recoder.quantizer.done),
+        () if preparer.quantizer is None else tuple(preparer.quantizer.done),
     )
 
 

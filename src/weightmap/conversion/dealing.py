@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.conversion.manifest import digest
 from weightmap.conversion.tasks import FileRows, ShardTask, read_beside, state_of
-from weightmap.conversion.tensors import Prepared, Recoder, check_total, prepare
+from weightmap.conversion.tensors import Prepared, Preparer, check_total
 from weightmap.errors import EncodeError, counted
 from weightmap.formats import check_names
 from weightmap.formats._metadata import equal
@@ -101,7 +101,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, r
     parts = _parts(files, taken, target, spec)
     moved = moved_scales(parts)
     arriving = {shard: [name for name, to in moved.items() if to == shard] for shard in set(moved.values())}
-    recoder = Recoder(spec)
+    preparer = Preparer(spec)
     made: list[tuple[str, tuple[FileRows, ...], Prepared, int]] = []
     dropped: list[tuple[str, str]] = []
     warnings: dict[str, None] = {}
@@ -118,17 +118,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, r
             chosen.setdefault(where[name], []).append(name)
         pieces, places = _pieces(files, chosen)
         try:
-            one = prepare(
-                part,
-                places,
-                None if made else beside,
-                target.path,
-                spec,
-                renamed,
-                recoder=recoder,
-                part=True,
-                trial=True,
-            )
+            one = preparer.prepare(part, places, None if made else beside, target.path, renamed, part=True, trial=True)
         except EncodeError as error:
             refused.append(error)
             continue
@@ -140,7 +130,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, r
         raise _together(refused)
     check_total(file, spec, sum(one.tensors.nbytes for _, _, one, _ in made))
     check_names((one.tensors for _, _, one, _ in made), target.path)
-    notes = [*warnings, *recoder.notes]
+    notes = [*warnings, *preparer.notes]
     if moved:
         notes.append(f"{counted(len(moved), 'tensor')} of scales went to the shards of their weights")
     if not made:
@@ -202,7 +192,7 @@ def _parts(
         sizes = {name: place.nbytes for name, place in places}
         # A tensor that cannot be written is refused with all others of its kind, later.
         with contextlib.suppress(EncodeError):
-            made = prepare(part, places, None, target.path, spec, {}, recoder=Recoder(spec), part=True, trial=True)
+            made = Preparer(spec).prepare(part, places, None, target.path, {}, part=True, trial=True)
             sizes |= {tensor.name: tensor.nbytes for tensor in made.tensors}
         number = filled = 0
         for name, _ in places:

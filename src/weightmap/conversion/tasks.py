@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap import kernels
-from weightmap.conversion.tensors import prepare, unaligned
+from weightmap.conversion.tensors import Preparer, unaligned
 from weightmap.errors import FileChangedError, TensorFileError
 from weightmap.io.atomic import write_plan
 from weightmap.io.opening import folder_of, from_path, inside
@@ -122,7 +122,8 @@ def convert_shard(task: ShardTask) -> ShardReport:
             files = [as_parameters(file, spec.decoded) for file in files]
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
         directory = None if task.model is None else read_beside(task.model)
-        made = prepare(files[0], places, directory, path, spec, dict(task.renamed), part=True, numbers=task.part)
+        preparer = Preparer(spec)
+        made = preparer.prepare(files[0], places, directory, path, dict(task.renamed), part=True, numbers=task.part)
         summed: list[Sink] = []
 
         def write(sink: Sink) -> None:
@@ -135,9 +136,8 @@ def convert_shard(task: ShardTask) -> ShardReport:
         except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
             raise error.located(path=name_of(files[0])) from None
     odd = unaligned(path, spec.align)[0] if spec.align > 1 else 0
-    quantizer = made.recoder.quantizer
-    done = () if quantizer is None else tuple(quantizer.done)
-    lost, nbytes = made.recoder.overflow.total, tensor_bytes(path)
+    done = () if preparer.quantizer is None else tuple(preparer.quantizer.done)
+    lost, nbytes = preparer.overflow.total, tensor_bytes(path)
     return ShardReport(task.number, size, summed[0].digest or 0, nbytes, odd, lost, done, converted=True)
 
 

@@ -93,39 +93,6 @@ def overflow_note(values: int, tensors: int, dtype: str | None) -> list[str]:
     return [f"{what} {are} out of the range of {dtype}: {they} became {became}"]
 
 
-class Recoder:
-    """Makes the payloads of new files' tensors from those of a model, and notes what they lose.
-
-    Attributes
-    ----------
-    spec : Spec
-    overflow : Overflow
-    quantizer : Quantizer or None
-    """
-
-    def __init__(self, spec: Spec, layout: str | None = None) -> None:
-        self.spec = spec
-        self.overflow = Overflow()
-        self.quantizer = None if spec.quantize is None else Quantizer(spec.quantize, spec.threads)
-        found = spec.target_format
-        self._held = found.schemes.get(layout or choose_layout(found, spec.layout, None), frozenset[str]())
-        self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
-        self._regrouper = Regrouper(self._held)
-
-    @property
-    def notes(self) -> list[str]:
-        """Lines about tensors whose scheme differs from the requested one, or from the one they had."""
-        return [*self._regrouper.notes, *([] if self.quantizer is None else self.quantizer.notes)]
-
-    def payload(self, name: str, place: Row, *, quantizing: bool, trial: bool) -> Payload:
-        """Return the payload of a tensor. A `trial` reads no data to find out, and estimates sizes."""
-        if self.quantizer is not None and quantizing:
-            return self.quantizer.payload(name, place, self._held, trial=trial)
-        # With a quantiser, a quantised tensor stays as it is.
-        wanted = None if self.quantizer is not None and place.dtype.quantized else self._dtype
-        return _payload(name, place, wanted, self._regrouper, self.overflow, trial=trial)
-
-
 class Prepared(NamedTuple):
     """A file that is ready to be written.
 
@@ -138,7 +105,6 @@ class Prepared(NamedTuple):
         Name of each tensor that is left out, and the reason.
     warnings : list of str
         Losses besides tensors.
-    recoder : Recoder
     """
 
     plan: WritePlan
@@ -146,97 +112,129 @@ class Prepared(NamedTuple):
     tensors: Packed
     dropped: list[tuple[str, str]]
     warnings: list[str]
-    recoder: Recoder
 
 
-def prepare(
-    file: TensorFile,
-    places: Iterable[tuple[str, Row]],
-    directory: ModelDirectory | None,
-    target: str,
-    spec: Spec,
-    renamed: Mapping[str, str],
-    *,
-    recoder: Recoder | None = None,
-    part: bool = False,
-    numbers: tuple[int, int, int] | None = None,
-    trial: bool = False,
-) -> Prepared:
-    """Prepare a new file of some tensors of a model, with configuration and vocabulary of its directory.
+class Preparer:
+    """Prepares the files of a new model, and notes what their tensors lose.
 
-    Raises what the conversion would raise before it creates a file. `renamed` has the new name of each tensor that gets
-    one. A `part` loses the metadata that say which part of a model it was; `numbers` are the `part` of its `Request`.
-    A `trial` reads no data to find out: its plan has estimated sizes, and must not be written. A `recoder` that several
-    files share tells its notes itself.
+    Attributes
+    ----------
+    overflow : Overflow
+    quantizer : Quantizer or None
     """
-    found = spec.target_format
-    metadata = metadata_of(file, directory, found)
-    for key, value in found.usual_metadata.items() if spec.configured else ():
-        metadata.setdefault(key, value)
-    own = parts_of(file)[1].part
-    if part and own is not None:
-        for key in own.keys & metadata.keys():
-            del metadata[key]
-    try:
-        layout = choose_layout(found, spec.layout, metadata)
-    except TensorFileError as error:
-        raise error.located(path=target, format=found.name) from None
-    shared = recoder is not None
-    try:
-        recoder = Recoder(spec, layout) if recoder is None else recoder
-        packed, dropped = _packed(places, layout, recoder, renamed, trial=trial)
-        check_total(file, spec, packed.nbytes)
-    except TensorFileError as error:
-        raise error.located(path=name_of(file)) from None
-    extras, warnings = extras_of(file, directory, metadata, found, layout, along=part)
-    warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
-    tensors: Tensors = packed
-    if found.embeddings is not None and file.format != found.name:
-        tensors, named = _as_embeddings(packed, *found.embeddings)
-        warnings += named
-    request = Request(tensors, layout, **extras, align=spec.align, part=numbers)
-    plan = plan_request(target, found, request)
-    return Prepared(plan, layout, packed, dropped, warnings if shared else [*warnings, *recoder.notes], recoder)
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec, self._format = spec, spec.target_format
+        self.overflow = Overflow()
+        self.quantizer = None if spec.quantize is None else Quantizer(spec.quantize, spec.threads)
+        layout = choose_layout(self._format, spec.layout, None)
+        self._held = self._format.schemes.get(layout, frozenset[str]())
+        self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
+        self._regrouper = Regrouper(self._held)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about tensors whose scheme differs from the requested one, or from the one they had."""
+        return [*self._regrouper.notes, *([] if self.quantizer is None else self.quantizer.notes)]
+
+    def prepare(
+        self,
+        file: TensorFile,
+        places: Iterable[tuple[str, Row]],
+        directory: ModelDirectory | None,
+        target: str,
+        renamed: Mapping[str, str],
+        *,
+        part: bool = False,
+        numbers: tuple[int, int, int] | None = None,
+        trial: bool = False,
+    ) -> Prepared:
+        """Prepare a new file of some tensors of a model, with configuration and vocabulary of its directory.
+
+        Raises what the conversion would raise before it creates a file. `renamed` has the new name of each tensor that
+        gets one. A `part` loses the metadata that say which part of a model it was; `numbers` are the `part` of its
+        `Request`. A `trial` reads no data to find out: its plan has estimated sizes, and must not be written.
+        """
+        spec, found = self._spec, self._format
+        metadata = metadata_of(file, directory, found)
+        for key, value in found.usual_metadata.items() if spec.configured else ():
+            metadata.setdefault(key, value)
+        own = parts_of(file)[1].part
+        if part and own is not None:
+            for key in own.keys & metadata.keys():
+                del metadata[key]
+        try:
+            layout = choose_layout(found, spec.layout, metadata)
+        except TensorFileError as error:
+            raise error.located(path=target, format=found.name) from None
+        try:
+            packed, dropped = self._packed(places, layout, renamed, trial=trial)
+            check_total(file, spec, packed.nbytes)
+        except TensorFileError as error:
+            raise error.located(path=name_of(file)) from None
+        extras, warnings = extras_of(file, directory, metadata, found, layout, along=part)
+        warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
+        tensors: Tensors = packed
+        if found.embeddings is not None and file.format != found.name:
+            tensors, named = _as_embeddings(packed, *found.embeddings)
+            warnings += named
+        request = Request(tensors, layout, **extras, align=spec.align, part=numbers)
+        return Prepared(plan_request(target, found, request), layout, packed, dropped, warnings)
+
+    def _packed(
+        self, places: Iterable[tuple[str, Row]], layout: str, renamed: Mapping[str, str], *, trial: bool
+    ) -> tuple[Packed, list[tuple[str, str]]]:
+        """Return the tensors to write, and name and reason for each one that is left out."""
+        spec, found, quantizer = self._spec, self._format, self.quantizer
+        all_taken = not (spec.include or spec.exclude)
+        packed, dropped = Packed(renamed), []
+        known: dict[Any, int] = {}
+        for name, place in places:
+            if not (all_taken or spec.takes(name)):
+                continue
+            why = dropped_because(name, place, found, layout)
+            if why is not None:
+                dropped.append((name, why))
+                continue
+            dtype, shape, source, offset, nbytes, _, _ = place
+            quantizing = quantizer is not None and quantizer.wants(name, place)
+            # Dense tensors of one shape are of one kind: making a payload for each takes as long as copying small ones.
+            key: Any = (quantizing, source, dtype, shape, nbytes)
+            number = None if dtype.quantized else known.get(key)
+            if number is None:
+                source.check_size(f"tensor {quoted(name)}", nbytes)
+                made = self._payload(name, place, quantizing=quantizing, trial=trial)
+                if dtype.quantized:
+                    key = (made.kind, source, dtype, nbytes)
+                    number = known.get(key)
+            if number is None:
+                number = packed.add_kind(made, place)
+                if made.dtype.name != "adaptive":  # whose sizes depend on their values
+                    known[key] = number
+            packed.add(name, number, offset)
+        return packed, dropped
+
+    def _payload(self, name: str, row: Row, *, quantizing: bool, trial: bool) -> Payload:
+        """Return the payload of a tensor. A `trial` reads no data to find out, and estimates sizes."""
+        if self.quantizer is not None and quantizing:
+            return self.quantizer.payload(name, row, self._held, trial=trial)
+        wanted = self._dtype
+        if row.dtype.quantized:
+            if wanted is None or self.quantizer is not None:  # with a quantiser, it stays as it is
+                return _as_quantized(name, row, self._regrouper, trial=trial)
+            size = math.prod(row.shape)
+            return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, row, wanted, self.overflow)
+        if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
+            dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
+            return Payload(name, dtype, row.shape, row.nbytes, _copied, name, row)
+        nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
+        return Payload(name, wanted, row.shape, nbytes, _cast, name, row, wanted, self.overflow)
 
 
 def check_total(file: TensorFile, spec: Spec, nbytes: int) -> None:
     """Raise `LimitError` for more bytes of tensors than may be copied of a model."""
     spec.limits.check("max_copy_bytes", nbytes, "bytes of tensors to copy")
     check_made(file, "all tensors to copy", nbytes)
-
-
-def _packed(
-    places: Iterable[tuple[str, Row]], layout: str, recoder: Recoder, renamed: Mapping[str, str], *, trial: bool
-) -> tuple[Packed, list[tuple[str, str]]]:
-    """Return the tensors to write, and name and reason for each one that is left out."""
-    spec, found, quantizer = recoder.spec, recoder.spec.target_format, recoder.quantizer
-    all_taken = not (spec.include or spec.exclude)
-    packed, dropped = Packed(renamed), []
-    known: dict[Any, int] = {}
-    for name, place in places:
-        if not (all_taken or spec.takes(name)):
-            continue
-        why = dropped_because(name, place, found, layout)
-        if why is not None:
-            dropped.append((name, why))
-            continue
-        dtype, shape, source, offset, nbytes, _, _ = place
-        quantizing = quantizer is not None and quantizer.wants(name, place)
-        # Dense tensors of one shape are of one kind. Making the payload of each takes as long as copying small ones.
-        key: Any = (quantizing, source, dtype, shape, nbytes)
-        number = None if dtype.quantized else known.get(key)
-        if number is None:
-            source.check_size(f"tensor {quoted(name)}", nbytes)
-            made = recoder.payload(name, place, quantizing=quantizing, trial=trial)
-            if dtype.quantized:
-                key = (made.kind, source, dtype, nbytes)
-                number = known.get(key)
-        if number is None:
-            number = packed.add_kind(made, place)
-            if made.dtype.name != "adaptive":  # whose sizes depend on their values
-                known[key] = number
-        packed.add(name, number, offset)
-    return packed, dropped
 
 
 def unaligned(target: str, align: int) -> tuple[int, int]:
@@ -258,22 +256,6 @@ def _as_embeddings(tensors: Tensors, matrix: str, norms: str) -> tuple[Tensors, 
         return tensors, []
     name, others[0].name = others[0].name, matrix
     return Tensors(payloads), [f"tensor {quoted(name)} is written as {matrix!r}"]
-
-
-def _payload(
-    name: str, row: Row, wanted: DType | None, regrouper: Regrouper, overflow: Overflow, *, trial: bool
-) -> Payload:
-    """Return the payload of a tensor, converted to the floating-point type `wanted` if it has one."""
-    if row.dtype.quantized:
-        if wanted is None:
-            return _as_quantized(name, row, regrouper, trial=trial)
-        size = math.prod(row.shape)
-        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, row, wanted, overflow)
-    if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
-        dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
-        return Payload(name, dtype, row.shape, row.nbytes, _copied, name, row)
-    nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
-    return Payload(name, wanted, row.shape, nbytes, _cast, name, row, wanted, overflow)
 
 
 def _as_quantized(name: str, row: Row, regrouper: Regrouper, *, trial: bool) -> Payload:
