@@ -87,10 +87,13 @@ class Limits(tuple[int, int, "int | None", int]):
             raise LimitError(what, field=name, offset=offset, actual=value, expected=f"at most {bound} (Limits.{name})")
 
 
+DEFAULT_LIMITS = Limits()
+
+
 def validated_limits(limits: Limits | None) -> Limits:
     """Return the caller's limits, by default the usual ones. Raises TypeError for anything else."""
     if limits is None:
-        return Limits()
+        return DEFAULT_LIMITS
     if not isinstance(limits, Limits):
         raise TypeError(f"limits must be weightmap.Limits, not {type(limits).__name__}")
     return limits

@@ -425,7 +425,7 @@ with compat.safe_open(sys.argv[1], "np", backend="pread") as file:
 def test_a_part_is_bounded_by_the_limits(tmp_path, monkeypatch):
     """A slice that is larger than what may be copied is refused before memory is taken for it."""
     ours.save_file({"a": SLICED}, tmp_path / "m")
-    monkeypatch.setattr("weightmap.model.opening.DEFAULT_LIMITS", wm.Limits(max_copy_bytes=100))
+    monkeypatch.setattr("weightmap.options.DEFAULT_LIMITS", wm.Limits(max_copy_bytes=100))
     with compat.safe_open(tmp_path / "m", "np", backend="pread") as file:
         assert file.get_slice("a")[0].tolist() == SLICED[0].tolist()
         with pytest.raises(wm.errors.LimitError, match="'a'"):

@@ -33,8 +33,8 @@ from weightmap.arguments import as_path
 from weightmap.formats.gguf.header import BLOCKS, TYPES
 from weightmap.formats.gguf.values import NUMBERS, array_at
 from weightmap.model.parts import parts_of
-from weightmap.model.single import DEFAULT_LIMITS, open_file
-from weightmap.options import Options
+from weightmap.model.single import open_file
+from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     import os

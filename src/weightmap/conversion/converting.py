@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from weightmap.arguments import as_globs, as_path, check_progress
 from weightmap.conversion import schemes
-from weightmap.conversion.running import Run, validated_run
+from weightmap.conversion.running import ALONE, Run, validated_run
 from weightmap.conversion.schemes import SCHEMES, near, scheme_named
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
@@ -19,7 +19,7 @@ from weightmap.io.atomic import file_exists, write_plan
 from weightmap.model.directory import directory_around, find_source
 from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_or_import
-from weightmap.model.parts import dense_rows, name_of, warnings_of
+from weightmap.model.parts import name_of, named_rows, warnings_of
 from weightmap.model.reports import ConvertReport
 from weightmap.model.saving import aligned_to, choose_layout, format_named, meant_by_suffix
 from weightmap.model.sharding import beside, bytes_of_size, is_folder, sharded_target
@@ -263,7 +263,7 @@ def _shards_at(target: str, format_: str | None, run: Run) -> ShardTarget | None
         None if format_ in NAMES else sharded_target(target, None if format_ is None else format_named(format_, NAMES))
     )
     if shards is None:
-        if run != Run():
+        if run != ALONE:
             raise ValueError(f"run= is for shards, and {target!r} is one file: give a directory or an *.index.json")
         check_replaceable(target)
     return shards
@@ -304,8 +304,7 @@ def _check_scheme(found: Format, layout: str | None, scheme: str, target: str) -
 
 def _fits(file: TensorFile, target: str, spec: Spec) -> bool:
     """Say whether the tensors of a conversion take at most so many bytes."""
-    places = zip(file, dense_rows(file), strict=True)
-    made = Preparer(spec).prepare(file, places, None, target, {}, trial=True)
+    made = Preparer(spec).prepare(file, named_rows(file), None, target, {}, trial=True)
     return made.tensors.nbytes <= (spec.max_shard_size or 0)
 
 
@@ -316,7 +315,7 @@ def losses(file: TensorFile, found: Format, align: int = 1) -> int | None:
     """
     spec = Spec(format=found.name, layout=found.layouts[0], align=align)
     held = {False: found.dtypes[found.layouts[0]], True: found.schemes.get(found.layouts[0], frozenset())}
-    places = list(zip(file, dense_rows(file), strict=True))
+    places = list(named_rows(file))
     if not all(place.dtype.name in held[place.dtype.quantized] for _, place in places):
         return None
     preparer = Preparer(spec)
@@ -339,7 +338,7 @@ def _convert_file(
 ) -> ConvertReport:
     """Convert a model to one file, with configuration and vocabulary of its directory."""
     preparer = Preparer(spec)
-    made = preparer.prepare(file, zip(file, dense_rows(file), strict=True), directory, target, renamed)
+    made = preparer.prepare(file, named_rows(file), directory, target, renamed)
     warnings = made.warnings + preparer.notes
     if not made.tensors:
         warnings.append("there is no tensor to write")

@@ -15,7 +15,7 @@ from weightmap.formats import check_names
 from weightmap.formats._metadata import equal
 from weightmap.io.opening import called, folder_of
 from weightmap.model.inputs import check_not_read
-from weightmap.model.parts import dense_rows, name_of, parts_of, rows_of
+from weightmap.model.parts import name_of, named_rows, parts_of, rows_of
 from weightmap.model.sharding import encode_index
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _parts(
                 if name in taken
             }
     for shard, part in files.items() if most is not None else ():
-        places = [(name, place) for name, place in zip(part, dense_rows(part), strict=True) if taken.get(name) == shard]
+        places = [(name, place) for name, place in named_rows(part) if taken.get(name) == shard]
         sizes = {name: place.nbytes for name, place in places}
         # A tensor that cannot be written is refused with all others of its kind, later.
         with contextlib.suppress(EncodeError):
@@ -212,9 +212,7 @@ def _pieces(
         wanted = frozenset(names)
         rows = [i for i, name in enumerate(files[shard]) if name in wanted]
         pieces.append(FileRows(shard, *state_of(files[shard]), tuple(_ranges(rows))))
-        places += [
-            (name, ref) for name, ref in zip(files[shard], dense_rows(files[shard]), strict=True) if name in wanted
-        ]
+        places += [(name, row) for name, row in named_rows(files[shard]) if name in wanted]
     return tuple(pieces), places
 
 

@@ -117,8 +117,8 @@ def extras_of(
 
 
 def dropped_because(name: str, row: Row, format_: Format, layout: str) -> str | None:
-    """Say why a layout that cannot hold a tensor can do without it; None if it cannot."""
-    buffer = row.dtype.name == "int64" and name.rpartition(".")[2] == "position_ids" and len(row.shape) > 0
+    """Say why a layout that cannot hold a tensor of int64 can do without it; None if it cannot."""
+    buffer = name.rpartition(".")[2] == "position_ids" and len(row.shape) > 0
     if not buffer or "int64" in format_.dtypes[layout]:
         return None
     row.source.check_size(f"tensor {quoted(name)}", row.nbytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise, starmap
 from typing import TYPE_CHECKING, Any
 
 from weightmap.formats import Payload, Tensors
@@ -110,12 +110,11 @@ class _Names:
             last.clear()
 
     def __iter__(self) -> Iterator[str]:
-        for text, ends in self._texts:
-            begin = 0
-            for end in ends:
-                yield text[begin:end]
-                begin = end
-        yield from self._last
+        return chain(chain.from_iterable(starmap(_names_in, self._texts)), self._last)
+
+
+def _names_in(text: str, ends: array[int]) -> list[str]:
+    return [text[begin:end] for begin, end in pairwise(chain((0,), ends))]
 
 
 def nothing(_name: str, _place: Row) -> tuple[()]:

@@ -76,6 +76,10 @@ class Run:
             raise ValueError(f"rank is {self.rank} and world_size {self.world_size}, {expected}")
 
 
+# This process, one shard after another.
+ALONE = Run()
+
+
 def validated_run(
     run: Run | None, executor: Executor | None = None, manifest: str | os.PathLike[str] | None = None
 ) -> Run:
@@ -86,7 +90,7 @@ def validated_run(
         if run is not None:
             raise TypeError("executor= and manifest= are fields of run=, which was given too")
         return Run(executor, manifest=None if manifest is None else as_path("manifest", manifest))
-    return Run() if run is None else run
+    return ALONE if run is None else run
 
 
 def is_shared(run: Run) -> bool:

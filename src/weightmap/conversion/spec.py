@@ -144,14 +144,18 @@ class Spec:
 
     def check_globs(self, names: Collection[str], source: str) -> None:
         """Raise `EncodeError` if globs leave none of the tensors of a model, or none to quantise."""
-        of = f"none of {counted(len(names), 'tensor')}"
-        if names and self.include and not any(matches(name, self.include) for name in names):
-            raise EncodeError(f"include is {_spelt(self.include)}, which matches {of}", path=source)
-        if names and self.exclude and not any(map(self.takes, names)):
-            raise EncodeError(f"exclude is {_spelt(self.exclude)}, which leaves {of}", path=source)
         chosen = None if self.quantize is None else self.quantize.include
-        if names and chosen and not any(self.takes(name) and matches(name, chosen) for name in names):
-            raise EncodeError(f"Quantize.include is {_spelt(chosen)}, which matches {of}", path=source)
+        if not (self.include or self.exclude or chosen) or not names:
+            return
+        if self.include and not any(matches(name, self.include) for name in names):
+            what = f"include is {_spelt(self.include)}, which matches"
+        elif self.exclude and not any(map(self.takes, names)):
+            what = f"exclude is {_spelt(self.exclude)}, which leaves"
+        elif chosen and not any(self.takes(name) and matches(name, chosen) for name in names):
+            what = f"Quantize.include is {_spelt(chosen)}, which matches"
+        else:
+            return
+        raise EncodeError(f"{what} none of {counted(len(names), 'tensor')}", path=source)
 
     def renamed(self, names: Collection[str], rename: Rename, source: str) -> dict[str, str]:
         """Return the new name of each tensor that is converted under another one.

@@ -15,7 +15,7 @@ from weightmap.io.opening import folder_of, from_path, inside
 from weightmap.io.sink import WritePlan
 from weightmap.model.directory import read_directory
 from weightmap.model.opening import open_with
-from weightmap.model.parts import dense_rows, name_of, sources_of
+from weightmap.model.parts import name_of, named_rows, sources_of
 from weightmap.model.sharding import plain_name, tensor_bytes
 from weightmap.model.single import INDEX_SUFFIX, open_file
 from weightmap.model.weights import as_parameters
@@ -171,7 +171,7 @@ def read_beside(model: str) -> ModelDirectory:
 
 def _places(file: TensorFile, rows: Sequence[tuple[int, int]]) -> Iterator[tuple[str, Row]]:
     """Yield name and place of the tensors in these ranges, which rise."""
-    every, at = zip(file, dense_rows(file), strict=True), 0
+    every, at = named_rows(file), 0
     for start, stop in rows:
         yield from itertools.islice(every, start - at, stop - at)
         at = stop

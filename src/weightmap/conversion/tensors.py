@@ -192,11 +192,10 @@ class Preparer:
         for name, place in places:
             if not (all_taken or spec.takes(name)):
                 continue
-            why = dropped_because(name, place, found, layout)
-            if why is not None:
+            dtype, shape, source, offset, nbytes, _, _ = place
+            if dtype.name == "int64" and (why := dropped_because(name, place, found, layout)) is not None:
                 dropped.append((name, why))
                 continue
-            dtype, shape, source, offset, nbytes, _, _ = place
             quantizing = quantizer is not None and quantizer.wants(name, place)
             # Dense tensors of one shape are of one kind: making a payload for each takes as long as copying small ones.
             key: Any = (quantizing, source, dtype, shape, nbytes)

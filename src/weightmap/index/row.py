@@ -90,7 +90,7 @@ class Row(NamedTuple):
 
         Pieces are of the size of `buffer`, which many tensors may share, if there is one.
         """
-        source = self.dense.source
+        source = self.source if self.geometry is None else self.dense.source
         if not self.dtype.swapped:
             given = () if buffer is None else (len(buffer), buffer)
             return source.chunks(self.offset, self.nbytes, *given)

@@ -33,7 +33,7 @@ from weightmap.io.descriptor import (
     refuse,
 )
 from weightmap.lazy import later
-from weightmap.options import Limits, check_expansion
+from weightmap.options import DEFAULT_LIMITS, check_expansion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.kernels import Descriptor
+    from weightmap.options import Limits
 
 MODES = ("mmap", "cow", "copy", "sealed")
 # Copies of more bytes ask how much memory is left.
 _COPIED, _ASKED = "size of the file to copy", 1 << 28
-_DEFAULT = Limits()
 # These modes copy the file before it is parsed.
 _COPIES = ("copy", "sealed")
 # Errors of mmap on file systems without it, and for files without pages.
@@ -429,7 +429,7 @@ class Source:
 
     def check_size(self, what: str, nbytes: int) -> None:
         """Raise `LimitError` if this file may not expand to so many bytes: see `check_expansion`."""
-        check_expansion(self._limits or _DEFAULT, nbytes, self.size, f"size of {what}", self.name)
+        check_expansion(self._limits or DEFAULT_LIMITS, nbytes, self.size, f"size of {what}", self.name)
 
     def strided(
         self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int

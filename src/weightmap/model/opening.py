@@ -13,8 +13,8 @@ from weightmap.io.descriptor import ADVICE
 from weightmap.io.opening import beside, from_path, path_of, take_over
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import identities, parts_of
-from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file, open_opened
-from weightmap.options import ImportOptions, Limits, Options, validated_limits
+from weightmap.model.single import INDEX_SUFFIX, open_file, open_opened
+from weightmap.options import DEFAULT_LIMITS, ImportOptions, Limits, Options, validated_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -161,9 +161,7 @@ def open(
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
-    return open_with(
-        source, Options(DEFAULT_LIMITS if limits is None else validated_limits(limits), strict=strict, private=True)
-    )
+    return open_with(source, Options(validated_limits(limits), strict=strict, private=True))
 
 
 def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool) -> Any:

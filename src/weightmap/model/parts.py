@@ -130,7 +130,12 @@ def dense_row(file: Any, name: str) -> Row:
 
 def dense_rows(file: Any) -> Iterator[Row]:
     """Yield `dense_row` of every tensor, in file order; cheaper than one by one."""
-    return (row.dense for row in rows_of(file))
+    return (row if row.geometry is None else row.dense for row in rows_of(file))
+
+
+def named_rows(file: Any) -> Iterator[tuple[str, Row]]:
+    """Yield name and `dense_row` of every tensor, in file order."""
+    return zip(file, dense_rows(file), strict=True)
 
 
 def check_made(file: Any, what: str, nbytes: int) -> None:

@@ -18,8 +18,8 @@ from weightmap.io.sink import WritePlan
 from weightmap.kernels import take_ownership
 from weightmap.model.listing import shard_name
 from weightmap.model.parts import dense_rows
-from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
-from weightmap.options import Options
+from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
+from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

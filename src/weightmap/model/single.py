@@ -11,7 +11,7 @@ from weightmap.io.opening import MISSING, open_source
 from weightmap.io.source import MODES
 from weightmap.kernels import is_set
 from weightmap.model.file import TensorFile
-from weightmap.options import Limits
+from weightmap.options import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +29,6 @@ USUAL_NAMES = (
     "pytorch_model.bin",
 )
 
-DEFAULT_LIMITS = Limits()
 
 # The importers, asked for a file that no format recognises. Words stand above handles: `weightmap` sets this.
 importers: Callable[[], Iterable[Importer]] = tuple

@@ -27,7 +27,7 @@ from weightmap.io.atomic import write_plan
 from weightmap.model.directory import find_source
 from weightmap.model.inputs import check_apart, check_not_read
 from weightmap.model.opening import open_or_import
-from weightmap.model.parts import dense_rows, name_of, parts_of
+from weightmap.model.parts import name_of, named_rows, parts_of
 from weightmap.model.reports import ConvertReport
 from weightmap.model.saving import choose, choose_layout, meant_by_suffix, plan_request
 from weightmap.model.sharding import sharded_target
@@ -226,7 +226,7 @@ def from_file(
     def gather(rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return np.asarray(matrix[rows], np.float32)
 
-    place = next(place for other, place in zip(file, dense_rows(file), strict=True) if other == name)
+    place = next(place for other, place in named_rows(file) if other == name)
 
     table = vocab.table if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
     metadata = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
