@@ -29,8 +29,7 @@ from weightmap.io.sink import WritePlan
 from weightmap.model.opening import open_with
 from weightmap.model.parts import dense_rows, name_of, rows_of, sources_of
 from weightmap.model.sharding import ShardTarget, bytes_of_size, holding
-from weightmap.model.single import DEFAULT_LIMITS
-from weightmap.options import Options
+from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -27,8 +27,8 @@ from weightmap.io.opening import called, inside, path_of
 from weightmap.io.sink import WritePlan
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, rows_of, sources_of
-from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX
-from weightmap.options import Options
+from weightmap.model.single import INDEX_SUFFIX
+from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
