@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from tests import leftovers, sanitised
 
-from weightmap import kernels
+from weightmap import cli, kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,3 +96,14 @@ def put(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process; give (exit status, standard output, standard error)."""
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        status = cli.main([str(argument) for argument in argv])
+        return status, *capsys.readouterr()
+
+    return run

@@ -108,17 +108,6 @@ def write(tmp_path):
     return write
 
 
-@pytest.fixture
-def run(capsys):
-    """Run a command in this process; give (exit status, standard output, standard error)."""
-
-    def run(*argv):
-        status = cli.main([str(argument) for argument in argv])
-        return status, *capsys.readouterr()
-
-    return run
-
-
 def start(*argv, **options):
     """Run a command in a process of its own."""
     command = [sys.executable, "-m", "weightmap", *map(str, argv)]

@@ -14,7 +14,6 @@ from tests.builders import Tensor
 from tests.builders import safetensors as safe
 
 import weightmap as wm
-from weightmap import cli
 from weightmap.cli.show import bar
 from weightmap.model import residency
 
@@ -34,17 +33,6 @@ def path(tmp_path: Path) -> Path:
     target = tmp_path / "m.safetensors"
     target.write_bytes(safe.build({f"t{i}": Tensor("uint8", (MIB,), bytes([i]) * MIB) for i in range(3)}))
     return target
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process; give (exit status, standard output, standard error)."""
-
-    def call(*argv: object) -> tuple[int, str, str]:
-        status = cli.main([str(argument) for argument in argv])
-        return status, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from tests.builders import safetensors as st
 from tests.support import listing
 
 import weightmap as wm
-from weightmap import cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,17 +29,6 @@ MODEL = {
     "layer.bias": normal((32,), 3),
     "head.weight": normal((4, 16), 4, "float16"),
 }
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process; give (exit status, standard output, standard error)."""
-
-    def run(*argv: object) -> tuple[int, str, str]:
-        status = cli.main([str(argument) for argument in argv])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

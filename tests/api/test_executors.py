@@ -831,57 +831,48 @@ print(peak - before)
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
-def run(capsys: pytest.CaptureFixture[str], *argv: Any) -> tuple[int, str, str]:
-    """Run a command."""
-    from weightmap import cli
-
-    status = cli.main([str(argument) for argument in argv])
-    out, err = capsys.readouterr()
-    return status, out, err
-
-
-def test_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands(model: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
     """Ranks of `quantize`, `convert` into a directory, `verify` with a manifest; --keep-going decides the status."""
     out, manifest = f"{tmp_path}/out/", tmp_path / "m"
     for rank in (1, 0):
         argv = ("quantize", model, out, "--scheme", "int4_block", "--format", "amb", "--manifest", manifest)
-        status, text, err = run(capsys, *argv, "--rank", rank, "--world-size", 2, "--json")
+        status, text, err = run(*argv, "--rank", rank, "--world-size", 2, "--json")
         assert status == 0, err
         assert (json.loads(text)["shards"], json.loads(text)["skipped"]) == (3, 0)
     wm.convert(model, f"{tmp_path}/serial/", **QUANTISED)
     assert content(tmp_path / "out") == content(tmp_path / "serial")
-    status, text, _ = run(capsys, "convert", model, f"{tmp_path}/embd/", "--format", "embd")
+    status, text, _ = run("convert", model, f"{tmp_path}/embd/", "--format", "embd")
     assert (status, text.splitlines()[-1].startswith(f"{tmp_path}/embd/")) == (0, True)
-    assert run(capsys, "verify", tmp_path / "embd", "--manifest", tmp_path / "v")[0] == 0
+    assert run("verify", tmp_path / "embd", "--manifest", tmp_path / "v")[0] == 0
     for i in (2, 4):
         path = tmp_path / "embd" / name_of(i, suffix=".weights")
         path.write_bytes(path.read_bytes()[:-70] + b"x" * 70 if i == 4 else b"")
-    status, text, _ = run(capsys, "verify", tmp_path / "embd", "--keep-going")
+    status, text, _ = run("verify", tmp_path / "embd", "--keep-going")
     assert status == 3
-    status, _, err = run(capsys, "verify", model, "--rank", 2, "--world-size", 2)
+    status, _, err = run("verify", model, "--rank", 2, "--world-size", 2)
     assert (status, err) == (2, "weightmap: --rank is 2 and --world-size 2, expected 0 <= rank < world-size\n")
     for command in (("verify", model), ("convert", model, f"{tmp_path}/alone/")):
         for given, lacking in (("--rank", "--world-size"), ("--world-size", "--rank")):
-            status, _, err = run(capsys, *command, given, 0 if given == "--rank" else 2)
+            status, _, err = run(*command, given, 0 if given == "--rank" else 2)
             assert (status, f"weightmap: {given} needs {lacking}: " in err) == (2, True)
     assert not (tmp_path / "alone").exists()
-    status, _, err = run(capsys, "verify", model, model, "--manifest", "m")
+    status, _, err = run("verify", model, model, "--manifest", "m")
     assert (status, err.startswith("weightmap: --manifest: for one FILE")) == (2, True)
     files = [model / name_of(i) for i in (1, 2, 3)]
-    status, text, _ = run(capsys, "verify", *files, "--rank", 1, "--world-size", 2)
+    status, text, _ = run("verify", *files, "--rank", 1, "--world-size", 2)
     assert (status, text.count(": ok"), name_of(2) in text) == (0, 1, True)
-    status, _, err = run(capsys, "convert", model, tmp_path / "one.amb", "--keep-going")
+    status, _, err = run("convert", model, tmp_path / "one.amb", "--keep-going")
     assert (status, "is one file: give a directory or an *.index.json" in err) == (2, True)
 
 
 def test_dask_is_asked_for_when_it_is_missing(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the package, --dask says how to install it."""
     import sys
 
     monkeypatch.setitem(sys.modules, "distributed", None)
-    status, _, err = run(capsys, "convert", model, f"{tmp_path}/o/", "--format", "amb", "--dask", "tcp://127.0.0.1:1")
+    status, _, err = run("convert", model, f"{tmp_path}/o/", "--format", "amb", "--dask", "tcp://127.0.0.1:1")
     assert (status, "pip install dask distributed" in err) == (4, True)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.builders import amb
 from tests.support import run_child
 
 import weightmap as wm
@@ -54,13 +55,6 @@ def payload_of(scheme: str, size: int, block_size: int, scale_type: str, seed: i
     return b"".join(scale_bytes(generator, scale_type) + generator.bytes(width) for _ in range(count))
 
 
-def integers(data: bytes, bits: int, count: int) -> list[int]:
-    """Two's complement numbers back to back, the first in the lowest bits of the first byte."""
-    number = int.from_bytes(data, "little")
-    fields = [number >> bits * i & (1 << bits) - 1 for i in range(count)]
-    return [field - (1 << bits) if field >> bits - 1 else field for field in fields]
-
-
 def plain(
     payload: bytes, scheme: str, shape: tuple[int, ...], block_size: int, scale_type: str
 ) -> np.ndarray[Any, Any]:
@@ -70,7 +64,7 @@ def plain(
 
     def block(scale: bytes, codes: bytes, bits: int, count: int) -> None:
         factor = np.float32(struct.unpack(SCALES[scale_type], scale)[0])
-        values.extend(factor * np.float32(q) for q in integers(codes, bits, count))
+        values.extend(factor * np.float32(q) for q in amb.unpack(codes, bits, count))
 
     if scheme == "adaptive":
         count = math.ceil(size / block_size)

@@ -100,6 +100,8 @@ def headers() -> Iterator[Case]:
         yield case("E2", f"minor version {version}", draft().header(version_minor=version), odd=odd)
     for bit in (3, 4, 5, 16, 31):
         yield header("E3", f"flag bit {bit}", "UnsupportedError", flags=7 | 1 << bit)
+    data = bare(64).header(flags=8)
+    yield case("E3", "flag bit 3 alone", data, "UnsupportedError", field="flags", offset=8)
     for flags in range(8):  # in any combination that fits the sections
         data = bare(64).header(flags=flags)
         wrong = {"error": "LayoutError", "field": "vocab_size", "offset": 24} if flags & 1 else {}
@@ -465,6 +467,7 @@ def footers() -> Iterator[Case]:
     end = END - 16
     hidden = {"field": "padding", "offset": end, "late": True, "odd": "padding before the footer"}
     yield case("E13", "hidden bytes before the footer", before_the_footer(b"hidden"), "LayoutError", **hidden)
+    yield case("E13", "a hidden byte before the footer", before_the_footer(b"\1"), "LayoutError", **hidden)
     far = {"field": "tensor_data_size", "offset": 40}
     yield case("E13", "a footer 64 bytes later", before_the_footer(bytes(64)), "LayoutError", **far)
     yield case("E13", "a footer 63 bytes later", before_the_footer(bytes(63)))

@@ -28,6 +28,10 @@ def cases() -> Iterator[Case]:
     """Every attack."""
     yield from zipped.cases(KIND, lambda: [npz.entry("a", A), npz.entry("b", B)])
     entry = zip_files.Entry
+    for name, raw in (("no entries", zip_files.archive([])), ("a comment alone", zip_files.archive([], comment=b"hi"))):
+        yield Case("C20", KIND, name, raw)
+    raw = zip_files.archive([])[:21]
+    yield Case("C1", KIND, "21 bytes", raw, "TruncatedError", "end record", 21, says="at least 22 bytes")
     whole = npy.build(npy.header_of(A), A.data)
     for name, data in {"text": b"hello", "empty": b"", "a pickle": b"\x80\x02}."}.items():
         raw = zip_files.archive([npz.entry("a", A), entry(b"b.npy", data)])
@@ -79,6 +83,10 @@ def cases() -> Iterator[Case]:
     said = {"size": 10**9}
     raw = zip_files.archive([entry(b"a.npy", whole, method=8, local=said, central=said)])
     yield Case("Y5", KIND, "more than deflated bytes can hold", raw, "LayoutError", "size", 0)
+    for size, wrong in ((1032 * 9, ("FormatError", "method", 35)), (1032 * 9 + 1, ("LayoutError", "size", 0))):
+        said = {"size": size}  # a deflated byte stands for 1,032 at most
+        raw = zip_files.archive([entry(b"a.npy", b"", method=8, packed=bytes(9), central=said, local=said)])
+        yield Case("Y5", KIND, f"9 deflated bytes for {size}", raw, *wrong)
     raw = zip_files.archive([entry(b"a.npy", b"", method=8)])
     yield Case("Y6", KIND, "an empty deflated member", raw, "LayoutError", "magic", 35, odd="is no array")
     bomb = npy.build(npy.TEXT % ("'<f4'", False, "(2,)"), A.data + bytes(2**20))

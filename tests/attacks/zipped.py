@@ -144,6 +144,14 @@ def cases(kind: str, entries: Callable[[], list[zip_files.Entry]]) -> Iterator[C
     yield case("Z3", "more entries", "LayoutError", "end record", end={"here": 60000, "count": 60000})
     yield case("Z3", "fewer entries", "LayoutError", "central directory", listed, end={"here": 1, "count": 1})
     yield case("Z3", "bytes behind the directory", "LayoutError", "end record", before_end=b"hidden")
+    end = len(sound) - 22
+    data = b"PK\5\6" + bytes(15) + sound
+    yield Case("Z3", kind, "an end record behind bytes", data, "LayoutError", "end record", end + 19)
+    change = central(name_len=len(entries()[1].name) + 1)
+    yield case("Z3", "a name a byte longer", "LayoutError", "central directory", listed, change=change)
+    short = {"length": 46 * len(entries()) - 1, "begin": end - (46 * len(entries()) - 1)}
+    yield case("Z3", "a directory of a byte too few for its entries", "LayoutError", "end record", end=short)
+    yield case("Z4", "the record a byte behind", "LayoutError", "locator", wide=True, locator={"place": end + 1})
     yield case("Z3", "a longer name", "LayoutError", "central directory", listed, change=central(name_len=65535))
     yield case(
         "Z3", "a longer extra field", "LayoutError", "central directory", listed, change=central(extra_len=65535)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.builders import embd, noise
+from tests.builders.embd import fnv1a32
 from tests.collisions import colliding
 from tests.table_support import rules
 
@@ -27,14 +28,6 @@ from weightmap.kernels import _native
 RECORD = struct.Struct("<I2BH4IQ")
 BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])
 LIMIT = 2**63 - 1
-
-
-def fnv(data: bytes) -> int:
-    """FNV-1a 32 by its definition."""
-    value = 0x811C9DC5
-    for byte in data:
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return value
 
 
 def by_columns(table):
@@ -86,7 +79,7 @@ def verdict(rows, names, data_size, alignment, max_gap, lax):
         except UnicodeDecodeError:
             return "NAME_UTF8", i
     for i, (row, name) in enumerate(zip(rows, spans, strict=True)):
-        if row[0] != fnv(name):
+        if row[0] != fnv1a32(name):
             return "NAME_HASH", i
     for i, name in enumerate(spans):
         if name in seen:
@@ -117,7 +110,7 @@ def table(names, rng):
         count = 1
         for dim in dims:
             count *= dim
-        rows.append([fnv(name), code, ndim, len(name), *[*dims, 0, 0, 0][:4], offset])
+        rows.append([fnv1a32(name), code, ndim, len(name), *[*dims, 0, 0, 0][:4], offset])
         end = offset + count * BITS[code] // 8
     return rows, end
 
@@ -328,7 +321,7 @@ every_kind = pytest.mark.parametrize("make", [records, in_columns, without_ends]
 
 def three():
     """Rows of three tensors of 24 bytes, which can be made to lie."""
-    return [[fnv(b"abc"[i : i + 1]), 0, 2, 1, 2, 3, 0, 0, 24 * i] for i in range(3)]
+    return [[fnv1a32(b"abc"[i : i + 1]), 0, 2, 1, 2, 3, 0, 0, 24 * i] for i in range(3)]
 
 
 # Each case: what is asked of three tensors of 24 bytes, at 0, 24 and 48; a lie about the second, by the number of the
@@ -464,7 +457,7 @@ def test_names_whose_hashes_collide_are_distinguished(make):
     """Names made to collide pass when they differ, and are refused where two are one."""
     names = colliding()[:80]
     for more, fault in (([], None), ([names[3]], "tensors 3 and 80 are both called")):
-        rows = [[fnv(name), 8, 1, len(name), 1, 0, 0, 0, i] for i, name in enumerate([*names, *more])]
+        rows = [[fnv1a32(name), 8, 1, len(name), 1, 0, 0, 0, i] for i, name in enumerate([*names, *more])]
         table = make(rows, [*names, *more], len(rows))
         if fault is None:
             table.check()

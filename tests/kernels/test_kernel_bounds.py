@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests import guard
 from tests.builders import amb, normal
+from tests.builders.embd import fnv1a32
 from tests.kernel_calls import Place
 from tests.table_support import U64, rules
 
@@ -23,14 +24,6 @@ MOST = 2**63 - 1
 FACTORS = (7 * 7 * 73 * 127 * 337, 92737, 649657)
 PAGES = [guard.Pages(1 << 16) for _ in range(8)]
 RECORD = struct.Struct("<I2BH4IQ")
-
-
-def fnv(data: bytes) -> int:
-    """FNV-1a 32 by its definition."""
-    value = 0x811C9DC5
-    for byte in data:
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return value
 
 
 def word(fault) -> str | None:
@@ -229,7 +222,7 @@ def index_of(rows):
     packed = []
     for name, code, shape, offset, *ndim in rows:
         dims = (*shape, 0, 0, 0, 0)[:4]
-        packed.append(RECORD.pack(fnv(name), code, *(ndim or [len(shape)]), len(name), *dims, offset))
+        packed.append(RECORD.pack(fnv1a32(name), code, *(ndim or [len(shape)]), len(name), *dims, offset))
     return b"".join(packed) + names
 
 
@@ -303,7 +296,9 @@ def test_names_of_records_end_with_their_bytes():
 @pytest.mark.parametrize("more", [-1, 0, 1, 2])
 def test_names_behind_names_that_are_too_long(more):
     """Where lengths lie, a name that would begin past all names, even by a byte, is not read."""
-    first, second = (RECORD.pack(fnv(name), 2, 1, size, 1, 0, 0, 0, 0) for name, size in ((b"ab", 3 + more), (b"c", 1)))
+    first, second = (
+        RECORD.pack(fnv1a32(name), 2, 1, size, 1, 0, 0, 0, 0) for name, size in ((b"ab", 3 + more), (b"c", 1))
+    )
     index = first + second + b"abc"
     assert lib.wm_records_find(Place(PAGES).give(index), len(index), 2, b"c", 1) == (1 if more == -1 else -1)
 
@@ -565,7 +560,7 @@ def test_an_index_of_bounds_that_lie(gap, less):
 def test_an_index_over_bounds_that_lie(gap):
     """A string that ends a byte past the data, or before it begins, is found by no look-up, whatever the slots say."""
     name = b"abcdef"
-    wanted = fnv(name)
+    wanted = fnv1a32(name)
     for begin, end, size, found in (
         (gap, gap + 6 + gap, 6, 0),
         (gap, gap + 6 + gap, 5, -1),
@@ -610,7 +605,7 @@ def test_as_many_names_as_fit_the_stack(count):
 
 def test_sixteen_records_of_one_hash():
     """A block of records whose hashes are all the one that is looked for is looked at name by name."""
-    packed = [RECORD.pack(fnv(b"x"), 2, 1, 1, 1, 0, 0, 0, i) for i in range(16)]
+    packed = [RECORD.pack(fnv1a32(b"x"), 2, 1, 1, 1, 0, 0, 0, i) for i in range(16)]
     names = b"abcdefghijklmnox"
     assert kernels.records_find(b"".join(packed) + names, 16, b"x") == 15
 

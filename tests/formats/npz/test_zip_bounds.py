@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tests.zip_files import NARROW, Entry, archive
 
-import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.formats._zip import _headers, first_name
@@ -230,53 +229,6 @@ def test_where_headers_are_expected() -> None:
     expected = [(0, 2 + 512), (second, second + 1 + 512), (third, third + 512)]
     assert list(_headers(memoryview(central))) == expected
     assert list(_headers(memoryview(central[:-1]))) == expected[:2]
-
-
-def test_the_smallest_archives() -> None:
-    """An archive is an end record of 22 bytes at least, with or without a comment."""
-    for data in (archive([]), archive([], comment=b"hello")):
-        with wm.open(data) as f:
-            assert len(f) == 0
-    with pytest.raises(wm.TruncatedError) as caught:
-        wm.open(archive([])[:21], format="npz")
-    assert caught.value.expected == "at least 22 bytes"
-    with pytest.raises(wm.LayoutError, match="does not end where"):
-        wm.open(b"PK\5\6" + bytes(15) + archive([]), format="npz")
-
-
-def test_a_name_one_byte_longer_than_the_directory() -> None:
-    """The error has the bytes that there are, where there are some."""
-    for name, most in ((b"a", "at most 1"), (b"", "is damaged")):
-        entry = Entry(name, DATA, central={"name_len": len(name) + 1})
-        with pytest.raises(wm.LayoutError, match=most):
-            wm.open(archive([entry]), format="npz")
-
-
-def test_a_directory_of_45_bytes() -> None:
-    """A directory has 46 bytes for each entry that the end record counts."""
-    data = archive([Entry(b"", b"")], end={"length": 45, "begin": 31})
-    with pytest.raises(wm.LayoutError, match="number of entries") as caught:
-        wm.open(data, format="npz")
-    assert caught.value.field == "end record"
-
-
-def test_a_locator_one_byte_behind_its_record() -> None:
-    """The ZIP64 end record lies before its locator as a whole."""
-    entries = [Entry(b"a", DATA)]
-    at = len(archive(entries)) - 22
-    with pytest.raises(wm.LayoutError, match="place of the ZIP64 end record"):
-        wm.open(archive(entries, wide=True, locator={"place": at + 1}), format="npz")
-
-
-def test_a_deflated_size_at_its_bound() -> None:
-    """A deflated byte stands for 1,032 bytes at most."""
-    packed = bytes(9)
-    for size, kind in ((1032 * 9, wm.FormatError), (1032 * 9 + 1, wm.LayoutError)):
-        said = {"size": size}
-        entry = Entry(b"a.npy", b"", method=8, packed=packed, central=said, local=said)
-        with pytest.raises(kind) as caught:
-            wm.open(archive([entry]), format="npz")
-        assert (type(caught.value) is wm.LayoutError) == (kind is wm.LayoutError)
 
 
 def test_a_directory_of_4_gib() -> None:
