@@ -11,7 +11,18 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.cli import commands, completions, executing, memory, quantising, reading, reporting, show, words
+from weightmap.cli import (
+    commands,
+    completions,
+    executing,
+    memory,
+    quantising,
+    reading,
+    reporting,
+    show,
+    updating,
+    words,
+)
 from weightmap.cli.outcome import UsageError
 from weightmap.conversion.schemes import SCHEMES
 from weightmap.dtypes import FLOATING, SHORT
@@ -70,6 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_readers(command)
     _add_writers(command)
+    _add_versions(command)
     _add_memory(command)
     _add_lookups(command)
     sub = command(
@@ -248,6 +260,60 @@ def _add_conversion(sub: argparse.ArgumentParser, source: str, formats: Sequence
     )
     _add_lenient(sub)
     executing.add_options(sub)
+    _add_json(sub)
+
+
+def _add_versions(command: _Command) -> None:
+    """Add the commands about versions of a model."""
+    sub = command(
+        "delta",
+        updating.delta,
+        "publish what changed between two models",
+        "DIR gets weight_vNNNNNN/, as slime, SGLang and ModelExpress exchange it. Needs the extra [deltas].",
+    )
+    sub.add_argument("base", metavar="BASE", help="the model before: a file, a directory or an *.index.json")
+    sub.add_argument("new", metavar="NEW", help="the model after")
+    sub.add_argument("directory", metavar="DIR", help="the directory of versions; made if it does not exist")
+    sub.add_argument("--version", type=int, metavar="N", required=True, help="the number of the new version, from 1 on")
+    sub.add_argument("--base-version", type=int, metavar="N", help="that of BASE (default: the one before)")
+    sub.add_argument("--encoding", choices=("xor", "overwrite"), default="xor", help="default: xor")
+    sums = ("xxh3-128", "blake3", "adler32")
+    sub.add_argument(
+        "--checksum", choices=sums, default="xxh3-128", help="default: xxh3-128; ModelExpress reads adler32"
+    )
+    sub.add_argument("--level", type=int, metavar="N", default=1, help="of zstd, 1 to 22 (default: 1)")
+    sub.add_argument("--max-shard-size", metavar="SIZE", help="most bytes per file (default: 5GB)")
+    sub.add_argument(
+        "--full",
+        action=argparse.BooleanOptionalAction,
+        help="publish all of NEW, or fail where only that would do (default: if a delta cannot express the difference)",
+    )
+    _add_threads(sub)
+    _add_json(sub)
+
+    sub = command(
+        "apply",
+        updating.apply,
+        "bring a local model to the version of a delta",
+        "Every checksum is compared first; then the model is the new one in one step. Needs the extra [deltas].",
+    )
+    sub.add_argument("file", metavar="MODEL", help="a file of safetensors, or a directory of such a model")
+    sub.add_argument("delta", metavar="DELTA", help="the directory of the delta")
+    _add_threads(sub)
+    _add_json(sub)
+
+    sub = command(
+        "pull",
+        updating.pull,
+        "bring a local model to a published version",
+        "By deltas where possible. Stopped at any moment, LOCAL is wholly one version or the other. Needs the extra "
+        "[deltas].",
+    )
+    sub.add_argument("local", metavar="LOCAL", help="the directory of the model; made if it does not exist")
+    sub.add_argument("source", metavar="SOURCE", help="the directory, or address, with weight_vNNNNNN/")
+    sub.add_argument("--base", metavar="BASE", help="the model that is version 0")
+    sub.add_argument("--to", type=int, metavar="N", help="the version (default: the newest)")
+    _add_threads(sub)
     _add_json(sub)
 
 

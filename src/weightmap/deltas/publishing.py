@@ -132,37 +132,47 @@ def publish(
         raise ValueError(f"threads is {threads}, expected 1 or more")
     check_progress(progress)
     target = ShardTarget(os.path.join(folder, ""), version_name(number), "model", ".safetensors")
-    os.makedirs(folder, exist_ok=True)
     final, hidden = (os.path.join(folder, name.format(version_name(number))) for name in ("{}", ".{}.tmp"))
-    with holding(target), open_with(base, _READING) as old, open_with(new, _READING) as now:
-        if os.path.lexists(final):
-            raise TargetError("this version exists: publish another one", path=final)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(hidden)  # of a run that was killed
-        os.mkdir(hidden)
-        try:
-            difference = _misfit(old, now)
-            if difference is not None and full is False:
-                raise DeltaError(f"{difference}: only a full version can express that", path=name_of(now))
-            if full or difference is not None:
-                changed = _write_full(now, new, hidden, wanted, progress)
-            else:
-                encoder = _Encoder(old, now, wanted, hidden, progress)
-                changed = encoder.write(number, before, count)
-            _flush_all(hidden)
+    with open_with(base, _READING) as old, open_with(new, _READING) as now:
+        os.makedirs(folder, exist_ok=True)
+        with holding(target):
+            if os.path.lexists(final):
+                raise _exists(final)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(hidden)  # of a run that was killed
+            os.mkdir(hidden)
             try:
-                os.rename(hidden, final)
-            except OSError as error:
-                if os.path.lexists(final):
-                    raise TargetError("this version exists: publish another one", path=final) from None
-                raise error from None
-            flush_folder(folder)
-        finally:
-            shutil.rmtree(hidden, ignore_errors=True)
+                difference = _misfit(old, now)
+                if difference is not None and full is False:
+                    raise DeltaError(f"{difference}: only a full version can express that", path=name_of(now))
+                if full or difference is not None:
+                    changed = _write_full(now, new, hidden, wanted, progress)
+                else:
+                    changed = _Encoder(old, now, wanted, hidden, progress).write(number, before, count)
+                _appear(hidden, final, folder)
+            finally:
+                shutil.rmtree(hidden, ignore_errors=True)
         stored = sum(entry.stat().st_size for entry in os.scandir(final) if entry.name.endswith(".safetensors"))
         sizes = {name: row.nbytes for name, row in zip(now, rows_of(now), strict=True)}
         nbytes = sum(sizes[name] for name in changed), stored, sum(sizes.values())
         return DeltaReport(number, before, len(changed), *nbytes, time.perf_counter() - started)
+
+
+def _appear(hidden: str, final: str, folder: str) -> None:
+    """Give a complete version its name."""
+    for path, _, _ in os.walk(hidden):
+        flush_folder(path)
+    try:
+        os.rename(hidden, final)
+    except OSError:
+        if os.path.lexists(final):
+            raise _exists(final) from None
+        raise
+    flush_folder(folder)
+
+
+def _exists(final: str) -> TargetError:
+    return TargetError("this version exists: publish another one", path=final)
 
 
 class _Wanted(NamedTuple):
@@ -344,9 +354,3 @@ def _in_blocks(row: Row) -> Iterator[memoryview]:
     if not row.dtype.swapped:
         return row.chunks(bytearray(BLOCK))
     return (piece[at : at + BLOCK] for piece in row.chunks() for at in range(0, len(piece), BLOCK))
-
-
-def _flush_all(folder: str) -> None:
-    """Flush the entries of a directory and of those in it to the disk."""
-    for path, _, _ in os.walk(folder):
-        flush_folder(path)
