@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from weightmap.lazy import NamedTuple
+from weightmap.lazy import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,7 +120,7 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-class Remedy(NamedTuple):
+class Remedy(Record):
     """An option that would help the caller; Python and the command line spell it differently."""
 
     words: str  # with ``{}`` in the place of the option

@@ -1,4 +1,4 @@
-"""`weightmap.lazy.NamedTuple` beside that of `typing`: the same fields, methods, copies and pickles."""
+"""`weightmap.lazy.NamedTuple` beside that of `typing`: the same fields, methods, copies and pickles; `Record`."""
 
 from __future__ import annotations
 
@@ -47,3 +47,18 @@ def test_fields_are_those_of_a_named_tuple(values, named):
     for copied in (copy.copy(ours), copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         assert type(copied) is Ours
         assert copied == ours
+
+
+class Noted(lazy.Record):
+    """Two fields, one with a default."""
+
+    a: int
+    b: str = "y"
+
+
+def test_records_take_fields_by_place_and_by_name():
+    """A record has its fields and defaults, equals one with the same, makes changed ones, and is pickled."""
+    for record in (Noted(1, "x"), Noted(1, b="x"), Noted(1).replaced(b="x"), pickle.loads(pickle.dumps(Noted(1, "x")))):
+        assert (type(record), record.a, record.b) == (Noted, 1, "x")
+    assert (Noted(a=2).a, Noted(2).b) == (2, "y")
+    assert len({Noted(1), Noted(1, "y"), Noted(a=1), Noted(1, "x")}) == 2

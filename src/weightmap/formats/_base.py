@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import UnknownFormatError, trailing_bytes
-from weightmap.lazy import NamedTuple
+from weightmap.lazy import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ TYPED = TEXT | {"integer", "float", "non-finite", "boolean", "list", "array"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class NumberedPart:
+class NumberedPart(Record):
     """The place of a file among the numbered parts of a model.
 
     Attributes
@@ -62,16 +62,11 @@ class NumberedPart:
         The metadata keys with these numbers, which do not apply to the whole model.
     """
 
-    __slots__ = ("keys", "names", "number", "parts", "tensors")
-
-    def __init__(
-        self, number: int, parts: int, tensors: int | None, names: tuple[str, ...], keys: frozenset[str]
-    ) -> None:
-        self.number: int = number
-        self.parts: int = parts
-        self.tensors: int | None = tensors
-        self.names: tuple[str, ...] = names
-        self.keys: frozenset[str] = keys
+    number: int
+    parts: int
+    tensors: int | None
+    names: tuple[str, ...]
+    keys: frozenset[str]
 
 
 class Content:
@@ -130,7 +125,7 @@ class Content:
         self.warnings = warnings
 
 
-class Format(NamedTuple):
+class Format(Record):
     """One file format.
 
     Attributes
@@ -236,7 +231,7 @@ class Format(NamedTuple):
         return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
 
 
-class Importer(NamedTuple):
+class Importer(Record):
     """A kind of file that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
 
     Attributes

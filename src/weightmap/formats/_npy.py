@@ -22,7 +22,7 @@ from weightmap.dtypes import DECLARED, DType, dtype_of
 from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, counted, cut_off
 from weightmap.index import INT64_MAX, Rules
 from weightmap.io.geometry import Strided
-from weightmap.lazy import NamedTuple
+from weightmap.lazy import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ _WORDS = {"True": True, "False": False, "None": None}
 _DEPTH = 16
 
 
-class Array(NamedTuple):
+class Array(Record):
     """An array, as its header describes it.
 
     Attributes

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from operator import le
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.kernels._native import NULL, U32_MAX, Fault, as_input, as_output, fault_of, ffi, from_buffer, lib
 from weightmap.kernels._strings import Columns
+from weightmap.lazy import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -272,7 +273,7 @@ ONNX_EXTERNAL: int = lib.WM_ONNX_EXTERNAL
 _MODEL_ROOM = (16384, 512, 1024, 1, 4096)
 
 
-class Initialisers(NamedTuple):
+class Initialisers(Record):
     """The initialisers of an ONNX model: see wm_onnx_scan in scans.h.
 
     Attributes
@@ -317,7 +318,7 @@ def scan_model(
         needed = (found.names_len, found.n_tensors, found.n_dims, found.n_files, found.kept_len)
         if fault is not None or all(map(le, needed, room)):
             model.columns.names_len, model.columns.count, model.columns.n_dims = needed[:3]
-            return model._replace(at=model.at[: needed[1]], kept=model.kept[: needed[4]]), fault
+            return model.replaced(at=model.at[: needed[1]], kept=model.kept[: needed[4]]), fault
         room = tuple(map(max, needed, room))  # more and more only while the file is being written to
 
 

@@ -218,7 +218,7 @@ def parse_spec(
     flags, metadata_offset, metadata_size, start, count, data, data_size = checked
     end, size = metadata_offset + metadata_size, data - start
     metadata = head[metadata_offset:end] if end <= len(head) else source.pread(metadata_offset, metadata_size)
-    vocab = vocabulary(source, head, Header._make(fields)) if flags & VOCAB_EMBEDDED else None
+    vocab = vocabulary(source, head, Header(*fields)) if flags & VOCAB_EMBEDDED else None
 
     def index(*, private: bool = False) -> bytes | NDArray[np.uint8]:
         if size <= READ_INDEX or ((private or source.private) and not source.in_memory):
@@ -238,12 +238,12 @@ def parse_spec(
     def verify(run: Verification) -> None:
         from weightmap.formats.embd.verify import verify_spec  # noqa: PLC0415 - not needed to open
 
-        verify_spec(run, Header._make(fields), footer)
+        verify_spec(run, Header(*fields), footer)
 
     def sums(_: Source) -> list[Sum]:
         from weightmap.formats.embd.verify import data_sum  # noqa: PLC0415 - not needed to open
 
-        return [data_sum(Header._make(fields), footer, source.size)]
+        return [data_sum(Header(*fields), footer, source.size)]
 
     def load() -> dict[str, Any]:
         return load_metadata(metadata, metadata_offset)
@@ -361,7 +361,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     sized, ended = fields[TOTAL_FILE_SIZE] == size, footer[2] == MAGIC_END
     if sized and ended:
         return parse_spec(source, head, fields, footer, options)
-    header = Header._make(fields)
+    header = Header(*fields)
     if not (sized or ended or header.header_checksum == kernels.crc32(head[:56])):
         return parse_simple(source, head, options)
     try:

@@ -16,7 +16,7 @@ from weightmap.formats._base import take
 from weightmap.index import Rules
 from weightmap.index.columns import RecordTable
 from weightmap.index.strings import StringTable
-from weightmap.lazy import NamedTuple
+from weightmap.lazy import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ REQUIRED_KEYS = (
 DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
 
 
-class Header(NamedTuple):
+class Header(Record):
     """The fields of the header, in their order."""
 
     magic: bytes
@@ -77,11 +77,15 @@ class Header(NamedTuple):
     header_checksum: int
     reserved: int
 
+    def packed(self) -> bytes:
+        """Return its bytes."""
+        return HEADER.pack(*self.values())
 
-# Where opening a file, which has no time for more than the tuple of the fields, finds one of them.
-TOTAL_FILE_SIZE = Header._fields.index("total_file_size")
+
 # The offset of each field, for messages.
-OFFSETS = dict(zip(Header._fields, (0, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 60), strict=True))
+OFFSETS = dict(zip(Header.__annotations__, (0, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 60), strict=True))
+# Where opening a file, which has no time for more than the tuple of the fields, finds one of them.
+TOTAL_FILE_SIZE = list(OFFSETS).index("total_file_size")
 
 
 def field_error(cls: type[FormatError], field: str, actual: Any, expected: Any, what: str | None = None) -> FormatError:

@@ -38,7 +38,7 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
 
     `header` and `footer` are the fields at opening.
     """
-    raw, start = HEADER.pack(*header), header.tensor_data_offset
+    raw, start = header.packed(), header.tensor_data_offset
     run.options.limits.check("max_header_bytes", start, "size of everything before the tensor data")
     prefix = run.read(0, start)
     run.unchanged(prefix[: HEADER.size], kernels.crc32(raw), "the header")

@@ -124,8 +124,8 @@ def _plan_spec(request: Request) -> WritePlan:
         header_checksum=0,
         reserved=0,
     )
-    header = header._replace(header_checksum=kernels.crc32(HEADER.pack(*header)[:56]))
-    prefix = HEADER.pack(*header), metadata, vocab, index
+    header = header.replaced(header_checksum=kernels.crc32(header.packed()[:56]))
+    prefix = header.packed(), metadata, vocab, index
     return WritePlan(header.total_file_size, lambda sink: _write_spec(sink, prefix, request, end))
 
 

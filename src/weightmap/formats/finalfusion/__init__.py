@@ -366,7 +366,7 @@ class _Walk:
             return vocab
         taken = f"its words and n-grams take {end - vocab.offset} bytes (at byte {position + 4})"
         self._warnings.append(f"the length of the {TITLES[id_]} chunk is {length}, and {taken}")
-        return vocab._replace(end=end)
+        return vocab.replaced(end=end)
 
     def _leads_to_storage(self, vocab: VocabChunk) -> bool:
         """Whether the vocabulary's length leads to a whole storage chunk with the rows that the vocabulary needs."""

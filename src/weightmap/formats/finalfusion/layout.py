@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, cut_off, too_many
-from weightmap.lazy import NamedTuple
+from weightmap.lazy import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,7 +88,7 @@ U32_MAX = (1 << 32) - 1
 MAX_STRINGS = U32_MAX - 12
 
 
-class VocabChunk(NamedTuple):
+class VocabChunk(Record):
     """A vocabulary chunk, described by its fields. Offsets count from the start of the file."""
 
     id: int
@@ -104,7 +104,7 @@ class VocabChunk(NamedTuple):
     words: int  # offset of the first word's length
 
 
-class Block(NamedTuple):
+class Block(Record):
     """A storage or norms chunk. Offsets count from the start of the file."""
 
     code: int  # of its type; `PQ_CODE` for a quantised matrix
@@ -117,7 +117,7 @@ class Block(NamedTuple):
     declared: int  # the chunk's end by its length
 
 
-class Chunks(NamedTuple):
+class Chunks(Record):
     """The chunks of a file."""
 
     listed: tuple[int, ...] | None  # ids in the header; None for a list that is too long to be one

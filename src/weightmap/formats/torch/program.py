@@ -22,7 +22,7 @@ from weightmap.errors import (
     shrank,
 )
 from weightmap.io.source import CHUNK
-from weightmap.lazy import NamedTuple
+from weightmap.lazy import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -215,7 +215,7 @@ def _unknown(module: bytes, attribute: bytes) -> tuple[str, str, str]:
     return quoted(shown), made, instead
 
 
-class LeftOut(NamedTuple):
+class LeftOut(Record):
     """Stands for a value that is neither a tensor nor a plain value.
 
     Attributes
