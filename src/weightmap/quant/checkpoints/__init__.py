@@ -29,9 +29,10 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 EXPONENTS = ("uint8", "float8_e8m0fnu")
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32")
-# A regular expression that may take exponential time, and one that may take a long polynomial one.
-_REPEATED_GROUP = re.compile(r"\)[*+{]")
-_UNBOUNDED, _MOST_UNBOUNDED, _LONGEST = re.compile(r"(?<!\\)[*+{]"), 4, 500
+# Regular expressions come from a file. A repeated group may take exponential time; k repeated characters take about the
+# length of a name to the power of k, of which there is a bound.
+_REPEATED_GROUP, _REPEATED = re.compile(r"\)[*+{]"), re.compile(r"(?<!\\)[*+{]")
+_LONGEST, _MOST_STEPS = 500, 10**8
 
 
 class Settings:
@@ -106,16 +107,16 @@ class Settings:
         """Refuse a variant that nothing here decodes."""
         self.refuse(key, expected, UnsupportedError)
 
-    def pattern(self, key: str, text: str) -> re.Pattern[str]:
-        """Return a regular expression. Refuse one that is none, or that could take forever."""
-        slow = len(text) > _LONGEST or _REPEATED_GROUP.search(text) or len(_UNBOUNDED.findall(text)) > _MOST_UNBOUNDED
+    def matches(self, key: str, text: str, module: str) -> bool:
+        """Say whether a regular expression fits the beginning of a name. Refuse one that could take forever."""
+        slow = len(text) > _LONGEST or _REPEATED_GROUP.search(text) is not None
         try:
-            if not slow:
-                return re.compile(text)
+            if not slow and len(module) ** len(_REPEATED.findall(text)) <= _MOST_STEPS:
+                return re.match(text, module) is not None
         except (re.error, OverflowError, RecursionError):
             pass
         what = f"{self.where}.{key}: the regular expression {quoted(text[:80])}"
-        raise FormatError(what, path=self.path, field=key, expected="a short one without repeated groups")
+        raise FormatError(what, path=self.path, field=key, expected="one that is valid, without repeated groups")
 
 
 class Group:
@@ -236,10 +237,10 @@ class Method:
 
     def _matches(self, entry: str, module: str) -> bool:
         if entry.startswith("re:"):
-            return self.settings.pattern("ignore", entry[3:]).match(module) is not None
+            return self.settings.matches("ignore", entry[3:], module)
         if "*" in entry and not re.search(r"[][()\\+?^$|]", entry):
             return _like(entry, module)
-        return any(c in entry for c in "\\^$+[(|") and self.settings.pattern("ignore", entry).match(module) is not None
+        return any(c in entry for c in "\\^$+[(|") and self.settings.matches("ignore", entry, module)
 
     def coding(self, group: Group) -> Coding:
         """Return how a group makes its parameter. Raises `FormatError` for one that is incomplete or contradicts."""

@@ -178,7 +178,7 @@ class CompressedTensors(Method):
             return target == module
 
         def by_expression(target: str) -> bool:
-            return target.startswith("re:") and self.settings.pattern("targets", target[3:]).match(module) is not None
+            return target.startswith("re:") and self.settings.matches("targets", target[3:], module)
 
         def by_class(target: str) -> bool:
             return "." not in target and target[:1].isupper()

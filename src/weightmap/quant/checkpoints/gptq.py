@@ -77,11 +77,11 @@ class Gptq(Method):
             settings.unsupported("pack_dtype", "'int32'")
         self.whole = self._sizes(settings, 4, 128)
         self.dynamic = []
-        rules = settings.section("dynamic")
+        self.rules = rules = settings.section("dynamic")
         for key in rules.values:
             negative, text = key.startswith("-:"), key[2:] if key[:2] in {"+:", "-:"} else key
             own = self.whole if negative else self._sizes(rules.section(key), *self.whole)
-            self.dynamic.append((rules.pattern(key, text), own))
+            self.dynamic.append((text, own))
 
     @staticmethod
     def _sizes(settings: Settings, bits: int, group_size: int) -> tuple[int, int]:
@@ -92,7 +92,9 @@ class Gptq(Method):
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
-        bits, size = next((own for rule, own in self.dynamic if rule.match(group.module)), self.whole)
+        bits, size = next(
+            (own for text, own in self.dynamic if self.rules.matches(text, text, group.module)), self.whole
+        )
         words, out = group.check("qweight", ("int32",), (None, None))
         columns, left = divmod(words * 32, bits)
         if left or columns % 32 * (bits == 3):

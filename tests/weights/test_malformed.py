@@ -1,0 +1,278 @@
+"""Quantised checkpoints with one defect each: a FormatError that names what is wrong, and nothing else ever."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support import each
+from tests.weights.checkpoints import EXAMPLES, MODULE, Checkpoint
+
+import weightmap as wm
+
+CUT, WIDER, LINE = (lambda a: a[:-1]), (lambda a: np.concatenate([a, a], -1)), (lambda a: a.reshape(-1))
+
+
+def piece(role: str, change: Any = None) -> Any:
+    """Change a piece, or leave it out."""
+
+    def apply(example: Checkpoint) -> None:
+        name = f"{MODULE}.{role}"
+        array = example.tensors.pop(name)
+        if change is not None:
+            example.tensors[name] = np.asarray(change(array))
+
+    return apply
+
+
+def extra(role: str, shape: tuple[int, ...] = (4,), dtype: Any = np.float32) -> Any:
+    """Add a tensor."""
+    return lambda example: example.tensors.update({f"{MODULE}.{role}": np.zeros(shape, dtype)})
+
+
+def config(**keys: Any) -> Any:
+    """Change the configuration."""
+    return lambda example: example.config.update(keys)
+
+
+def rules(**keys: Any) -> Any:
+    """Change what compressed-tensors says of the weights."""
+    return lambda example: example.config["config_groups"]["group_0"]["weights"].update(keys)
+
+
+def state(**keys: Any) -> Any:
+    """Change the quant state of bitsandbytes."""
+
+    def apply(example: Checkpoint) -> None:
+        name = next(name for name in example.tensors if "quant_state" in name)
+        values = json.loads(example.tensors[name].tobytes()) | keys
+        example.tensors[name] = np.frombuffer(json.dumps(values).encode(), np.uint8)
+
+    return apply
+
+
+def raw_state(raw: bytes) -> Any:
+    """Replace the quant state."""
+    return piece("weight.quant_state.bitsandbytes__nf4", lambda _: np.frombuffer(raw, np.uint8))
+
+
+NF4 = "nf4, nested True"
+# The example, what is changed, and words of the error: it names the tensor, or the key of the configuration.
+ROWS: list[tuple[str, Any, str]] = [
+    ("awq", config(quant_method="hqq"), "quant_method is 'hqq', expected one of awq, bitsandbytes"),
+    ("awq", config(quant_method=None), "quant_method"),
+    ("awq", config(bits=8), "bits is 8"),
+    ("awq", config(bits="four"), "bits is 'four'"),
+    ("awq", config(bits=True), "bits is True"),
+    ("awq", config(group_size=0), "group_size is 0"),
+    ("awq", config(group_size=-2), "group_size is -2"),
+    ("awq", config(group_size=64), "q_proj.scales"),
+    ("awq", config(group_size=48), "q_proj.qweight"),
+    ("awq", config(version="gemv"), "version is 'gemv'"),
+    ("awq", config(zero_point="yes"), "zero_point"),
+    ("awq", config(modules_to_not_convert="lm_head"), "modules_to_not_convert"),
+    ("awq", piece("qweight"), "lacks its tensor 'qweight'"),
+    ("awq", piece("qzeros"), "lacks its tensor 'qzeros'"),
+    ("awq", piece("scales"), "lacks its tensor 'scales'"),
+    ("awq", piece("scales", CUT), "q_proj.scales"),
+    ("awq", piece("qzeros", WIDER), "q_proj.qzeros"),
+    ("awq", piece("qweight", LINE), "q_proj.qweight"),
+    ("awq", piece("qweight", lambda a: a.astype(np.int64)), "q_proj.qweight"),
+    ("gptq 4", config(bits=5), "bits is 5"),
+    ("gptq 4", config(bits=8), "q_proj"),
+    ("gptq 4", config(checkpoint_format="marlin"), "checkpoint_format is 'marlin'"),
+    ("gptq 4", config(is_marlin_format=True), "is_marlin_format"),
+    ("gptq 4", config(pack_dtype="int16"), "pack_dtype"),
+    ("gptq 4", config(group_size=64), "q_proj.scales"),
+    ("gptq 4", config(dynamic={"(a+)+b": {}}), "regular expression"),
+    ("gptq 4", config(dynamic={"[": {}}), "regular expression"),
+    ("gptq 4", config(dynamic={".*" * 20: {}}), "regular expression"),
+    ("gptq 4", config(dynamic={".*": 3}), "dynamic"),
+    ("gptq 3", piece("qweight", CUT), "q_proj.qweight"),
+    ("gptq act-order", piece("g_idx", lambda a: np.where(a == 1, -1, a).astype(np.int32)), "q_proj.g_idx"),
+    ("gptq act-order", piece("g_idx", lambda a: a + np.int32(1)), "q_proj.g_idx"),
+    ("gptq act-order", piece("g_idx", CUT), "q_proj.g_idx"),
+    ("packed 4", rules(num_bits=8), "q_proj.weight_packed"),
+    ("packed 4", rules(num_bits=9), "num_bits is 9"),
+    ("packed 4", rules(group_size=48), "q_proj.weight_scale"),
+    ("packed 4", rules(group_size=50), "q_proj.weight_shape"),
+    ("packed 4", rules(strategy="token"), "strategy is 'token'"),
+    ("packed 4", rules(symmetric=False), "weight_zero_point"),
+    ("packed 4, zeros", rules(symmetric=True), "q_proj.weight_zero_point"),
+    ("packed 4", config(format="sparse-24-bitmask"), "format is 'sparse-24-bitmask'"),
+    ("packed 4", config(format="mixed-precision"), "format"),
+    ("packed 4", config(transform_config={"config_groups": {}}), "transform_config"),
+    ("packed 4", config(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format"),
+    ("packed 4", config(config_groups=[]), "config_groups"),
+    ("packed 4", config(config_groups={}), "config_groups"),
+    ("packed 4", piece("weight_shape"), "lacks its tensor 'weight_shape'"),
+    ("packed 4", piece("weight_shape", lambda a: a * 2**40), "q_proj.weight_shape"),
+    ("packed 4", piece("weight_shape", lambda a: -a), "q_proj.weight_shape"),
+    ("packed 4", piece("weight_packed", CUT), "q_proj.weight_shape"),
+    ("packed 4", extra("weight", (20, 96)), "q_proj.weight"),
+    ("packed act-order", piece("weight_g_idx", lambda a: a + np.int32(1)), "q_proj.weight_g_idx"),
+    ("int8 channel", piece("weight_scale"), "q_proj.weight' is int8, and its scales are missing"),
+    ("int8 channel", piece("weight"), "lacks its tensor 'weight'"),
+    ("int8 channel", piece("weight_scale", CUT), "q_proj.weight_scale"),
+    ("int8 group, zeros", piece("weight_zero_point", CUT), "q_proj.weight_zero_point"),
+    ("float8 block", rules(block_structure=[16, 0]), "block_structure"),
+    ("float8 block", rules(block_structure=[16, 48]), "q_proj.weight_scale"),
+    ("nvfp4", piece("weight_global_scale"), "weight_global_scale"),
+    ("nvfp4", piece("weight_global_scale", lambda a: np.repeat(a, 2)), "q_proj.weight_global_scale"),
+    ("mxfp4", piece("weight_scale", lambda a: a.view(np.int8)), "q_proj.weight_scale"),
+    ("modelopt nvfp4", config(quant_algo="W4A8_AWQ"), "quant_algo"),
+    ("modelopt nvfp4", piece("weight_scale_2"), "weight_scale_2"),
+    ("modelopt nvfp4", config(group_size=32), "group_size is 32"),
+    ("fp8 f32", piece("weight_scale_inv"), "q_proj.weight' is float8_e4m3fn, and its scales are missing"),
+    ("fp8 f32", piece("weight"), "lacks its tensor 'weight'"),
+    ("fp8 f32", config(weight_block_size=[16]), "weight_block_size"),
+    ("fp8 f32", config(weight_block_size=[16, 16]), "q_proj.weight_scale_inv"),
+    ("fp8 f32", config(fmt="e5m2"), "q_proj.weight"),
+    ("fp8 f32", config(fmt="e3m4"), "fmt is 'e3m4'"),
+    ("fp8 f32", extra("weight_scale"), "q_proj.weight_scale"),
+    ("gpt-oss", lambda e: e.tensors.pop(f"{e.name}_blocks"), "lacks its tensor 'blocks'"),
+    ("gpt-oss", lambda e: e.tensors.update({e.name: np.zeros((3, 64, 16), np.float32)}), "is stored twice"),
+    (NF4, config(load_in_8bit=True), "load_in_4bit"),
+    (NF4, config(load_in_4bit=False), "load_in_4bit"),
+    (NF4, config(load_in_4bit=False, load_in_8bit=True), "q_proj.weight.absmax"),
+    (NF4, state(shape=[7, 2**50]), "q_proj.weight"),
+    (NF4, state(shape=[7, -33]), "shape"),
+    (NF4, state(shape=[True, 231]), "shape"),
+    (NF4, state(shape="x"), "shape"),
+    (NF4, state(blocksize=32), "q_proj.weight.absmax"),
+    (NF4, state(blocksize="64"), "blocksize"),
+    (NF4, state(quant_type="fp4"), "quant_type is 'fp4'"),
+    (NF4, state(dtype="int8"), "dtype is 'int8'"),
+    (NF4, state(nested_blocksize=-1), "nested_blocksize is -1"),
+    (NF4, state(nested_offset=None), "nested_offset"),
+    (NF4, raw_state(b"{"), "q_proj.weight.quant_state"),
+    (NF4, raw_state(b"[]"), "q_proj.weight.quant_state"),
+    (NF4, raw_state(b"\xff"), "q_proj.weight.quant_state"),
+    (NF4, extra("weight.quant_state.bitsandbytes__fp4", (1,), np.uint8), "two quant states"),
+    (NF4, piece("weight.quant_map"), "weight.quant_map"),
+    (NF4, piece("weight.nested_absmax", CUT), "q_proj.weight.nested_absmax"),
+    (NF4, piece("weight", CUT), "q_proj.weight"),
+    ("int8 of bitsandbytes", piece("weight_format", lambda _: np.array(1, np.uint8)), "q_proj.weight_format"),
+    ("int8 of bitsandbytes", piece("SCB"), "q_proj.weight"),
+]
+
+
+def test_defects_are_named(tmp_path):
+    """Each defect is a FormatError that names the tensor or the key; stored tensors stay readable."""
+
+    def check(row):
+        name, change, words = row
+        example = EXAMPLES[name]()
+        change(example)
+        with wm.open(example.write(tmp_path / "model")) as f:
+            with pytest.raises(wm.FormatError) as raised:
+                dict(f.weights)
+            assert words in str(raised.value), str(raised.value)
+            assert str(tmp_path) in str(raised.value)
+            assert len(dict(f)) == len(f)
+
+    each(ROWS, check, lambda row: f"{row[0]}: {row[2]}")
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"quantization_config": [1]}', '{"quantization_config": {}}', "\0"])
+def test_configurations_that_are_none(tmp_path, content):
+    """A damaged config.json is an error of `weights`, not of the file."""
+    path = EXAMPLES["awq"]().write(tmp_path)
+    (tmp_path / "config.json").write_text(content, encoding="utf-8")
+    with wm.open(path) as f:
+        assert len(dict(f)) == 3
+        with pytest.raises(wm.FormatError, match=r"config\.json"):
+            f.weights  # noqa: B018
+
+
+def test_sizes_are_compared_before_memory_is_taken(tmp_path):
+    """A declared shape of a terabyte costs nothing."""
+    example = EXAMPLES[NF4]()
+    state(shape=[2**20, 2**20])(example)
+    with wm.open(example.write(tmp_path)) as f:
+        tracemalloc.start()
+        with pytest.raises(wm.FormatError):
+            f.weights[example.name]
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+        tracemalloc.stop()
+
+
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    3,
+    4,
+    5,
+    8,
+    32,
+    33,
+    128,
+    2**62,
+    2**70,
+    1.5,
+    1e308,
+    "",
+    "gptq",
+    "re:(a+)+$",
+    [],
+    [1],
+    [0, 0],
+    {},
+]
+
+
+def mutated(rng: random.Random, value: Any) -> Any:
+    """Return a configuration with one value changed, somewhere."""
+    if isinstance(value, (dict, list)) and value:
+        key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
+        if rng.random() < 0.2:
+            del value[key]
+        else:
+            value[key] = mutated(rng, value[key]) if rng.random() < 0.7 else rng.choice(VALUES)
+        return value
+    return rng.choice(VALUES)
+
+
+def damage(rng: random.Random, example: Checkpoint) -> None:
+    """Change the configuration, or the shape, type or bytes of a piece."""
+    if rng.random() < 0.5:
+        example.config = mutated(rng, copy.deepcopy(example.config))
+        return
+    name = rng.choice(list(example.tensors))
+    array = example.tensors[name]
+    octets = np.frombuffer(array.tobytes(), np.uint8).copy()
+    kind = rng.choice(("shape", "dtype", "bytes"))
+    if kind == "shape":
+        example.tensors[name] = np.resize(array, tuple(max(0, n + rng.choice((-1, 1, -n, n))) for n in array.shape))
+    elif kind == "dtype":
+        example.tensors[name] = octets.view(
+            rng.choice([k for k in "bBeifdq" if not len(octets) % np.dtype(k).itemsize])
+        )
+    else:
+        for _ in range(9):
+            octets[rng.randrange(len(octets))] = rng.choice((0, 127, 128, 255))
+        example.tensors[name] = octets.view(array.dtype).reshape(array.shape)
+
+
+def test_mutants(tmp_path):
+    """Whatever is changed, decoding gives values or a FormatError; always the same mutants."""
+
+    def check(number):
+        rng = random.Random(number)
+        example = EXAMPLES[rng.choice(list(EXAMPLES))]()
+        damage(rng, example)
+        with wm.open(example.write(tmp_path / "model")) as f:
+            try:
+                for w in f.weights.values():
+                    w[:1], np.asarray(w), repr(w)
+            except wm.FormatError as error:
+                assert str(error)
+
+    each(range(400), check)
