@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -268,11 +269,10 @@ def test_mutants(tmp_path):
         rng = random.Random(number)
         example = EXAMPLES[rng.choice(list(EXAMPLES))]()
         damage(rng, example)
-        with wm.open(example.write(tmp_path / "model")) as f:
-            try:
-                for w in f.weights.values():
-                    w[:1], np.asarray(w), repr(w)
-            except wm.FormatError as error:
-                assert str(error)
+        with wm.open(example.write(tmp_path / "model")) as f, contextlib.suppress(wm.FormatError):
+            for w in f.weights.values():
+                assert np.asarray(w).shape == w.shape
+                assert w.ndim == 0 or len(w[:1]) <= 1
+                assert repr(w)
 
     each(range(400), check)
