@@ -33,18 +33,11 @@ _QUANTISED = ("quantization_config", "compression_config")
 _DTYPE_KEYS, _DTYPES = ("dtype", "torch_dtype"), ("float16", "bfloat16", "float32", "float64")
 
 
-def copy_along(
-    model: str,
-    folder: str,
-    *,
-    dtype: str | None = None,
-    replace: bool = False,
-    trial: bool = False,
-    decoded: bool = False,
-) -> tuple[str, ...]:
-    """Copy what programs read beside a model in a Hugging Face directory; return the names of these files.
+class Along:
+    """What programs read beside a model in a Hugging Face directory, to be copied to a new directory.
 
-    No other file is replaced: one that has the content of its copy stays, and so does the source's own.
+    It is looked up and checked when this is made, before anything is written. No other file is replaced: one that has
+    the content of its copy stays, and so does the source's own.
 
     Parameters
     ----------
@@ -56,41 +49,60 @@ def copy_along(
         Replace copies of an earlier run, which its manifest tells of.
     decoded : bool
         Whether quantised parameters were decoded: ``config.json`` then loses how they were quantised.
-    trial : bool
-        Write nothing, only raise what would be raised.
 
     Raises
     ------
     TargetError
         For a file that exists with other content.
     FormatError
-        For a ``modules.json`` that is damaged, or names a folder elsewhere.
+        For a ``modules.json`` that is damaged, or names a folder elsewhere, and for a damaged ``config.json``.
     """
-    beside, copied = folder_of(model) or os.curdir, []
-    for name in _names(beside):
-        target = os.path.join(folder, name)
-        try:
-            source = from_path(inside(beside, name), "mmap")
-        except (FileNotFoundError, IsADirectoryError, NotRegularFileError):
-            continue
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(target)
-                if source.identity[:2] == (status.st_dev, status.st_ino):
-                    continue
-            data = _said(source, dtype, decoded=decoded) if name == "config.json" else None
-            new = source if data is None else from_buffer(data, "mmap")
-            if not _lies_at(target, new, replace=replace) and not trial:
+
+    def __init__(
+        self, model: str, folder: str, *, dtype: str | None = None, replace: bool = False, decoded: bool = False
+    ) -> None:
+        self._beside, self._folder, self._replace = folder_of(model) or os.curdir, folder, replace
+        self._names = tuple(_names(self._beside))
+        self._config: bytes | None = None  # what the new one says, where that is something else
+        for name, target, source in self._sources():
+            if name == "config.json":
+                self._config = _said(source, dtype, decoded=decoded)
+            _lies_at(target, self._new(name, source), replace=replace)
+
+    def _sources(self) -> Iterator[tuple[str, str, Source]]:
+        """Yield name, target and source of each file that is there and not its own target."""
+        for name in self._names:
+            target = os.path.join(self._folder, name)
+            try:
+                source = from_path(inside(self._beside, name), "mmap")
+            except (FileNotFoundError, IsADirectoryError, NotRegularFileError):
+                continue
+            with contextlib.closing(source):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(target)
+                    if source.identity[:2] == (status.st_dev, status.st_ino):
+                        continue
+                yield name, target, source
+
+    def _new(self, name: str, source: Source) -> Source:
+        """Return the content of a copy."""
+        changed = self._config is not None and name == "config.json"
+        return from_buffer(self._config, "mmap") if changed else source
+
+    def copy(self) -> tuple[str, ...]:
+        """Copy the files; return their names. Raises `TargetError` for one that came to be with other content."""
+        copied = []
+        for name, target, source in self._sources():
+            new = self._new(name, source)
+            if not _lies_at(target, new, replace=self._replace):
                 os.makedirs(os.path.dirname(target) or os.curdir, exist_ok=True)
                 try:
-                    write_plan(target, WritePlan(new.size, functools.partial(_copy, new)), overwrite=replace)
+                    write_plan(target, WritePlan(new.size, functools.partial(_copy, new)), overwrite=self._replace)
                 except TargetError:
                     if not _lies_at(target, new):  # another rank may have written it meanwhile
                         raise
-        finally:
-            source.close()
-        copied.append(name)
-    return tuple(copied)
+            copied.append(name)
+        return tuple(copied)
 
 
 def _names(folder: str) -> Iterator[str]:

@@ -108,7 +108,7 @@ def manifests_of(run: Run) -> list[str]:
 
 
 def share_of(run: Run, tasks: Sequence[Any]) -> Sequence[Any]:
-    """Return the tasks of this rank."""
+    """Return what this rank does of several tasks or files."""
     return tasks[run.rank :: run.world_size]
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.conversion.along import copy_along
+from weightmap.conversion.along import Along
 from weightmap.conversion.dealing import deal
 from weightmap.conversion.manifest import Manifest, digest
 from weightmap.conversion.running import Runner, is_shared, manifests_of, share_of
@@ -54,17 +53,14 @@ def convert_model(
     dealt = deal(file, model, target, spec, renamed)
     with holding(target, run.rank if run.world_size > 1 else None):
         work = _Conversion(dealt, target, spec, run, progress)
-        copy = None
+        along = None
         if model is not None and target.whole:
             dtype = None if spec.quantize is not None else spec.dtype
-            copy = functools.partial(
-                copy_along, model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights
-            )
-            copy(trial=True)
+            along = Along(model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights)
         if not overwrite:
             work.check_free()
         work.run()
-        nbytes, warnings = work.finish(copy)
+        nbytes, warnings = work.finish(along)
     return ConvertReport(
         name_of(file),
         target.path,
@@ -183,7 +179,7 @@ class _Conversion:
         self._so_far += self._deal.weights[task.number]
         self._tell()
 
-    def finish(self, copy: Callable[[], tuple[str, ...]] | None) -> tuple[int, list[str]]:
+    def finish(self, along: Along | None) -> tuple[int, list[str]]:
         """Copy what goes along, and write the index, if no shard is missing; return the bytes of all, and warnings."""
         target, tasks, align = self._target, self._deal.tasks, self._spec.align
         if self._run.world_size > 1:
@@ -194,8 +190,8 @@ class _Conversion:
         if missing:
             others = f"{counted(missing, 'shard')} of other ranks are missing"
             return nbytes, [*lost, f"{others}: the rank that ends last writes the index"]
-        if copy is not None:
-            self.copied = copy()
+        if along is not None:
+            self.copied = along.copy()
         total = sum(record["tensor_bytes"] for record in self.records.values())
         nbytes += write_index(target, self._deal.where, total, self._deal.metadata)
         with contextlib.suppress(OSError):

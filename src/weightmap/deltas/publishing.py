@@ -15,7 +15,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.arguments import as_integer, as_path, check_progress
-from weightmap.conversion.along import copy_along
+from weightmap.conversion.along import Along
 from weightmap.conversion.converting import convert
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
 from weightmap.deltas.report import DeltaReport
@@ -214,7 +214,7 @@ def _write_full(
     convert(new, os.path.join(hidden, SINGLE), max_shard_size=wanted.most, progress=progress)
     path = sources_of(now)[0].path
     if path is not None:
-        copy_along(path, hidden, replace=True)
+        Along(path, hidden, replace=True).copy()
     return list(now)
 
 

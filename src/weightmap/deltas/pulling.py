@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap import kernels
 from weightmap.arguments import as_integer, as_path, check_progress, mistyped
-from weightmap.conversion.along import copy_along
+from weightmap.conversion.along import Along
 from weightmap.deltas.local import Change, Local, seen
 from weightmap.deltas.overlay import Patched, check_chain, overlaid, read_delta
 from weightmap.deltas.report import DeltaReport
@@ -348,7 +348,7 @@ def _stage(
         )
     else:
         write_planned(plan, opened[SINGLE], work.add)
-    moves = [] if own or path is None else [(name, name) for name in copy_along(path, place.staged(""), replace=True)]
+    moves = [] if own or path is None else [(name, name) for name in Along(path, place.staged(""), replace=True).copy()]
     switch: tuple[str | None, str] = (only, only)
     if sharded:
         index = called(path) if own and path is not None else INDEX
