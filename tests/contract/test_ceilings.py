@@ -102,10 +102,3 @@ def test_blocks_of_amb_have_fewer_than_65_536_elements(tmp_path: Path) -> None:
     with pytest.raises((wm.EncodeError, ValueError), match="block"):
         wm.save(path, {"w": wm.quantize(values, "int4_block", block_size=65_536)})
     assert listing(tmp_path) == []
-
-
-def test_columns_of_finalfusion_are_below_2_to_the_32(tmp_path: Path) -> None:
-    """A matrix of 2**32 columns is refused by name: the field for them has 32 bits; that for rows has 64."""
-    wide = np.broadcast_to(np.float32(0), (1, 2**32))
-    found = refused(tmp_path / "t.fifu", {"embeddings": wide}, vocab=["a"])
-    assert "4294967296 columns (expected at most 4294967295)" in found

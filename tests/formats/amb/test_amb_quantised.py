@@ -349,20 +349,6 @@ def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
             wm.save(tmp_path / "x.amb", tensors, config=[1])  # type: ignore[arg-type]
 
 
-def test_blocks_too_large_for_their_field(tmp_path: Path) -> None:
-    """A block size has 16 bits: 65,534 is written, 65,536 an EncodeError that names the tensor."""
-    for block_size in (65534, 65536):
-        q = QuantizedTensor("int4_block", (3,), bytes(2 + block_size // 2), block_size=block_size)
-        path = tmp_path / f"{block_size}.amb"
-        if block_size < 65536:
-            wm.save(path, {"q": q})
-            assert wm.open(path)["q"].block_size == block_size
-        else:
-            with pytest.raises(wm.EncodeError, match=r"'q'.*65536"):
-                wm.save(path, {"q": q})
-            assert not path.exists()
-
-
 def test_formats_without_schemes_refuse_quantised_tensors(put: Any, tmp_path: Path) -> None:
     """Other formats name every quantised tensor in their refusal."""
     with wm.open(put(small(), "small.amb")) as f, pytest.raises(wm.EncodeError) as caught:
