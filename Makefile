@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz fuzz-guided lint format clients-test torch-test vllm-test distributed-test device-test device-bench browser-test gensim-test bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test test-all fuzz fuzz-guided lint format clients-test torch-test vllm-test distributed-test device-test device-bench browser-test gensim-test modelexpress-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -35,6 +35,7 @@ help:
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
 	@echo "make torch-test     checkpoints that PyTorch writes, beside its own loader: an environment of its own"
+	@echo "make modelexpress-test  versions of models written and read by ModelExpress beside ours: an environment of its own"
 	@echo "make gensim-test    gensim's files and answers beside ours: an environment of its own"
 	@echo "make browser-test   the pages of weightmap report in a headless Chromium, which the system has"
 	@echo "make vllm-test  vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU"
@@ -136,7 +137,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-vllm .venv-gensim .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-vllm .venv-gensim .venv-modelexpress .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json benchmark-device.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -276,6 +277,18 @@ $(GENSIM)/.installed: requirements/gensim.txt
 
 gensim-test: $(MODULE) $(GENSIM)/.installed
 	@PYTHONPATH=$(CURDIR)/src $(GENSIM)/bin/python -m pytest -p no:cacheprovider -k gensim tests/words
+
+# NVIDIA's ModelExpress as the other side of deltas. Another folder: make modelexpress-test MODELEXPRESS=/tmp/modelexpress
+MODELEXPRESS := .venv-modelexpress
+$(MODELEXPRESS)/.installed: requirements/modelexpress.txt
+	@echo "Installing ModelExpress in $(MODELEXPRESS)"
+	@test -x $(MODELEXPRESS)/bin/python || $(PYTHON) -m venv $(MODELEXPRESS)
+	@$(MODELEXPRESS)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@$(MODELEXPRESS)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps modelexpress==0.7.0
+	@touch $@
+
+modelexpress-test: $(MODULE) $(VENV)/.extra-test $(MODELEXPRESS)/.installed
+	@WEIGHTMAP_MODELEXPRESS=$(abspath $(MODELEXPRESS))/bin/python $(PYTEST) -n 0 tests/deltas/test_modelexpress.py
 
 # The browser and its driver come from the system: apt install chromium chromium-driver.
 $(VENV)/.browser: requirements/browser.txt $(BASE)

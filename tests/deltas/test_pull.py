@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.deltas.delta_files import EXPECTED, digests, lay, model, stepped, write_delta, write_model
+from tests.remote.servers import Objects, Server
 
 import weightmap as wm
 from weightmap import deltas
@@ -406,6 +407,23 @@ def test_a_reader_between_two_files(chain, tmp_path, monkeypatch, way, moment):
     monkeypatch.setattr(sharded, name, meanwhile(getattr(sharded, name)))
     # A single file has no shards, and is opened at once.
     assert digests(wm.load(folder)) == digests(states[way[0] if way == (4, 5) and moment == "shard" else way[1]])
+
+
+def test_base_and_source_at_an_address(chain, tmp_path):
+    """Versions come by requests for parts of objects; a store that cannot list needs the number."""
+    _, _, states = chain
+    objects = {f"{path.relative_to(tmp_path)}": path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with Server(Objects(objects)) as server:
+        place = {"base": f"{server.url}base/", "source": f"{server.url}source/"}
+        for version in (2, 6):
+            deltas.pull(tmp_path / "local", **place, version=version)
+            assert digests(wm.load(tmp_path / "local")) == digests(states[version])
+        with pytest.raises(wm.DeltaError, match="name one"):
+            deltas.pull(tmp_path / "local", **place)
+        with wm.open(place["base"], deltas=[f"{place['source']}weight_v00000{number}" for number in (1, 2)]) as f:
+            assert digests(f) == digests(states[2])
+        with pytest.raises(wm.DeltaError, match="unfinished"):
+            deltas.pull(tmp_path / "local", **place, version=8)
 
 
 def test_threads_and_progress(chain, tmp_path):

@@ -15,7 +15,7 @@ from weightmap.conversion.along import Along
 from weightmap.deltas.local import Change, Local, seen
 from weightmap.deltas.overlay import Patched, check_chain, overlaid, read_delta
 from weightmap.deltas.report import DeltaReport
-from weightmap.deltas.versions import INDEX, SINGLE, newest_in, read_version, version_name
+from weightmap.deltas.versions import INDEX, SINGLE, folder_at, newest_in, read_version, version_name
 from weightmap.deltas.writing import pieces, segments, write_files, write_planned
 from weightmap.errors import DeltaError, TargetError, TensorFileError, UnsupportedError
 from weightmap.formats import Tensors, by_name
@@ -265,7 +265,7 @@ def _walk_back(
             if base is None and (at is not None or place.model() is None):
                 raise DeltaError("version 0 is not here: give base=, the model that it is")
             return place.folder if base is None else base, 0
-        directory = inside(source, version_name(number))
+        directory = folder_at(inside(source, version_name(number)))
         found = read_version(directory, _READING)
         if found is None:
             return directory, number

@@ -21,7 +21,7 @@ from weightmap.deltas.sums import CHECKSUMS
 from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError, quoted
 from weightmap.io import strict_json
 from weightmap.io.beside import KEPT
-from weightmap.io.opening import MISSING, beside, called, from_path, inside, names_in
+from weightmap.io.opening import MISSING, beside, from_path, inside, names_in
 from weightmap.model.listing import shard_name
 from weightmap.model.parts import rows_of, sources_of
 from weightmap.model.single import USUAL_NAMES, open_file
@@ -41,6 +41,11 @@ _HEX = re.compile(r"[0-9a-fA-F]*", re.ASCII)
 def version_name(version: int) -> str:
     """Return the name of a version's directory."""
     return f"weight_v{version:06}"
+
+
+def folder_at(path: str) -> str:
+    """Return a path, or an address that says that it is a folder: not all stores tell."""
+    return path if type(path) is str else inside(path, "")
 
 
 class Delta:
@@ -83,9 +88,11 @@ def newest_in(source: str) -> int:
     DeltaError
         When there is none.
     """
+    source = folder_at(source)
     found = [int(match[1]) for name in names_in(source, ()) if (match := _NAME.fullmatch(name))]
     for number in sorted(found, reverse=True):
-        if any(name in (INDEX, SINGLE) for name in names_in(inside(source, version_name(number)), (INDEX, SINGLE))):
+        names = names_in(folder_at(inside(source, version_name(number))), (INDEX, SINGLE))
+        if INDEX in names or SINGLE in names:
             return number
     msg = "there is no finished version weight_vNNNNNN here (if the store cannot list, name one)"
     raise DeltaError(msg, path=source)
@@ -99,6 +106,7 @@ def read_version(directory: str, options: Options) -> Delta | None:
     DeltaError
         For one that is damaged or unfinished.
     """
+    directory = folder_at(directory)
     path = inside(directory, INDEX)
     try:
         return _read(directory, path, options)
@@ -145,7 +153,7 @@ def _read_index(path: str, options: Options) -> dict[str, Any] | None:
 
 def _read_delta(directory: str, metadata: Mapping[str, Any], where: Any, options: Options) -> Delta:
     version, base = _number(metadata, "version"), _number(metadata, "base_version")
-    named = _NAME.fullmatch(called(directory.rstrip("/") if type(directory) is str else directory))
+    named = _NAME.fullmatch(str(directory).rstrip("/").rpartition("/")[2])
     if named is not None and int(named[1]) != version:
         expected = f"{int(named[1])}, as its directory says"
         raise DeltaError("version", field="version", actual=version, expected=expected)
