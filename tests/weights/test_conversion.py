@@ -64,13 +64,10 @@ def test_options_of_convert(tmp_path):
     source = TRUTH / "gptq4_v1"
     with wm.open(source) as f:
         names = [name for name in f.weights if isinstance(f.weights[name], wm.QuantizedTensor)]
-        report = wm.convert(
-            source, tmp_path / "x.gguf", weights=True, include=names[0], rename={names[0]: "w"}, quantize="q8_0"
-        )
-        assert [info.name for info in report.quantized] == [names[0]]
-        with wm.open(tmp_path / "x.gguf") as g:
-            assert list(g) == ["w"]
-            np.testing.assert_allclose(g["w"].dequantize(), f.weights[names[0]].dequantize("float32"), atol=0.1)
+        report = wm.convert(source, tmp_path / "x.safetensors", weights=True, include=names[0], rename={names[0]: "w"})
+        assert report.tensors == 1
+        with wm.open(tmp_path / "x.safetensors") as g:
+            assert g["w"].tobytes() == f.weights[names[0]].dequantize().tobytes()
         wm.convert(source, tmp_path / "split", weights=True, max_shard_size=12000)
     with wm.open(tmp_path / "split") as g:
         assert len(g.shards) > 2
@@ -142,3 +139,72 @@ def test_commands(tmp_path, capsys):
     assert cli.main(["inspect", "--weights", str(TRUTH / "malformed" / "gptq_gidx_high")]) == 3
     assert "g_idx" in capsys.readouterr().err
     assert cli.main(["report", "--weights", source, str(tmp_path / "x.html")]) == 2
+
+
+def halved(example):
+    """The example with scales that float16 has, and zero points in the middle."""
+    for name, array in example.tensors.items():
+        if name.endswith(("scales", "weight_scale")) and array.dtype != np.uint8:
+            example.tensors[name] = np.ldexp(np.float32(1 + np.arange(array.size) % 7 / 8), -6).reshape(array.shape)
+            example.tensors[name] = example.tensors[name].astype(array.dtype)
+        if name.endswith("qzeros"):
+            stored_zero = {"gptq 4": 0x77777777, "gptq 4 v2": 0x88888888, "gptq 8": 0x7F7F7F7F, "awq": 0x88888888}
+            example.tensors[name] = np.full(array.shape, stored_zero[example.key], np.uint32).view(np.int32)
+    return example
+
+
+REPACKED = {
+    **dict.fromkeys(("gptq 4", "gptq 4 v2", "awq", "awq without zeros", "packed 4"), "q4_0"),
+    **dict.fromkeys(("gptq 8", "packed 8", "int8 channel", "int8 group", "int8 tensor"), "q8_0"),
+    **dict.fromkeys(("mxfp4", "experts", "gpt-oss"), "mxfp4"),
+}
+
+
+def test_integers_and_scales_go_to_gguf_as_they_are(tmp_path):
+    """Values in GGUF's blocks equal the decoded ones to the bit, but for the sign of zero."""
+
+    def check(name):
+        example = EXAMPLES[name]()
+        example.key = name
+        source = halved(example).write(tmp_path / name)
+        wm.convert(source, tmp_path / "x.gguf", weights=True)
+        with wm.open(source) as f, wm.open(tmp_path / "x.gguf") as g:
+            wanted = f.weights[example.name].dequantize("float32")
+            assert g[example.name].scheme == REPACKED[name]
+            found = g[example.name].dequantize()
+            found = found.swapaxes(1, 2) if found.ndim == 3 else found
+            np.testing.assert_array_equal(found, wanted)
+        report = wm.convert(source, tmp_path / "y.gguf", weights=True, dtype="float32")
+        assert report.tensors == 1
+        with wm.open(tmp_path / "y.gguf") as g:
+            assert g[example.name].dtype == np.float32
+
+    each(REPACKED, check)
+
+
+def test_what_is_not_exact_is_decoded_or_refused(tmp_path):
+    """Without `quantize` it is decoded; asked for by `quantize` it is an EncodeError that names it."""
+    for name in (
+        "gptq act-order",
+        "awq",
+        "packed 4, zeros",
+        "packed by tensor",
+        "nf4, nested True",
+        "fp8 f32",
+        "nvfp4",
+    ):
+        source = EXAMPLES[name]().write(tmp_path / name)
+        report = wm.convert(source, tmp_path / "x.gguf", weights=True)
+        assert any("1 parameter decoded" in warning for warning in report.warnings)
+        with wm.open(tmp_path / "x.gguf") as g, wm.open(source) as f:
+            assert isinstance(g[NAME], np.ndarray)
+            assert g[NAME].tobytes() == f.weights[NAME].dequantize().tobytes()
+    source = EXAMPLES["awq"]().write(tmp_path / "again")
+    with pytest.raises(wm.EncodeError, match="q_proj"):
+        wm.convert(source, tmp_path / "z.gguf", weights=True, quantize="q4_0")
+    assert not (tmp_path / "z.gguf").exists()
+    example = EXAMPLES["awq without zeros"]()
+    example.tensors["up.weight"] = np.ones((4, 32), np.float32)
+    wm.convert(halved(example).write(tmp_path / "exact"), tmp_path / "z.gguf", weights=True, quantize="q4_0")
+    with wm.open(tmp_path / "z.gguf") as g:
+        assert {name: g[name].scheme for name in g} == {NAME: "q4_0", "up.weight": "q4_0"}

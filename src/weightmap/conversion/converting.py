@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any, overload
 
 from weightmap.arguments import as_globs, as_path, check_progress
 from weightmap.conversion import schemes
+from weightmap.conversion.quantizer import Quantizer
 from weightmap.conversion.running import ALONE, Run, validated_run
 from weightmap.conversion.schemes import SCHEMES, near, scheme_named
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
 from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
-from weightmap.errors import EncodeError, Remedy, TensorFileError
+from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quoted
 from weightmap.formats import FORMATS, Format
 from weightmap.io.atomic import file_exists, write_plan
 from weightmap.model.directory import directory_around, find_source
 from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_or_import
-from weightmap.model.parts import name_of, named_rows, warnings_of
+from weightmap.model.parts import name_of, named_rows, rows_of, warnings_of
 from weightmap.model.reports import ConvertReport
 from weightmap.model.saving import aligned_to, choose_layout, format_named, meant_by_suffix
 from weightmap.model.sharding import beside, bytes_of_size, is_folder, sharded_target
 from weightmap.model.single import check_replaceable
-from weightmap.model.weights import as_parameters
+from weightmap.model.weights import as_parameters, storage_of
 from weightmap.options import Limits, validated_limits
 from weightmap.words.converting import hand_over, target_format
 from weightmap.words.importers import NAMES
@@ -112,8 +113,10 @@ def convert(
         ``pq=Pq()`` of `weightmap.words.convert`.
     weights : bool
         Convert the parameters of a quantised checkpoint, as `TensorFile.weights` has them, instead of its stored
-        tensors. They are decoded: to `dtype`, by default to the model's own type. A ``config.json`` that goes along
-        loses its ``quantization_config``.
+        tensors. They are decoded: to `dtype`, by default to the model's own type. Without `dtype`, GGUF gets the same
+        integers and scales where one of its types holds them: MXFP4, and Q4_0 and Q8_0 of symmetric integers with
+        groups of 32 columns or more whose scales float16 has. With `quantize`, a parameter that this scheme does not
+        hold exactly is an EncodeError. A ``config.json`` that goes along loses its ``quantization_config``.
     align : int, optional
         Align tensors in the file to multiples of this power of two, from 8 to 4096: jax shares memory aligned to 64
         bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. In safetensors, and in
@@ -220,7 +223,7 @@ def convert(
             limits=limits,
         )
         source = path or name_of(opened)
-        opened = as_parameters(opened, spec.decoded) if weights else opened
+        opened = _parameters(opened, spec) if weights else opened
         spec.check_globs(opened, source)
         if how is not None:
             _check_scheme(found, layout, how.scheme, target)
@@ -233,7 +236,7 @@ def convert(
             inside = None if directory is None else model
             report = convert_model(opened, inside, shards, spec, renamed, run, progress, overwrite=overwrite)
         tolerated = (f"tolerated in the source: {warning}" for warning in warnings_of(opened))
-        return report._replace(src=source, warnings=(*tolerated, *report.warnings))
+        return report._replace(src=source, warnings=(*tolerated, *report.warnings, *_decoded(opened, spec)))
 
 
 def _stored(source: Any, limits: Limits, *, strict: bool) -> str | None:
@@ -244,6 +247,34 @@ def _stored(source: Any, limits: Limits, *, strict: bool) -> str | None:
     with opened:
         found = FORMATS.get(opened.format)
         return None if found is None or found.plan is None else found.name
+
+
+def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
+    """Return the parameters of a model; refuse one that `quantize` asks for and that its integers do not give."""
+    found: TensorFile = as_parameters(file, spec.decoded, spec.repacked)
+    if spec.quantize is not None:
+        quantizer = Quantizer(spec.quantize)
+        refused = tuple(
+            f"parameter {quoted(name)} is {how[0]}, which is not exactly {spec.quantize.scheme}"
+            for name, row in zip(found, rows_of(found), strict=True)
+            if (how := storage_of(row)) is not None and spec.takes(name) and quantizer.wants(name, row)
+        )
+        if refused:
+            error = EncodeError(f"{refused[0]} ({counted(len(refused), 'such parameter')}): decode it to a file first")
+            error.refused = refused
+            raise error.located(path=name_of(file))
+    return found
+
+
+def _decoded(file: TensorFile, spec: Spec) -> list[str]:
+    """Return a line about parameters that were decoded since the target has no scheme for the same numbers."""
+    if not spec.weights:
+        return []
+    names = [name for name, row in zip(file, rows_of(file), strict=True) if spec.takes(name) and storage_of(row)]
+    if not (names and spec.repacked):
+        return []
+    what = f"{counted(len(names), 'parameter')} decoded, such as {quoted(names[0])}"
+    return [f"{what}: no type of {spec.target_format.title} holds the same integers and scales"]
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from weightmap.errors import EncodeError, QuantError, counted, quoted
 from weightmap.formats import Format, by_name
 from weightmap.globs import matches, takes
 from weightmap.options import Limits
+from weightmap.quant.repacking import BY_BITS
 from weightmap.quant.schemes import BLOCKED
 
 if TYPE_CHECKING:
@@ -137,6 +138,16 @@ class Spec:
     def decoded(self) -> str | None:
         """The type that quantised parameters are decoded to before they are converted; None for their own."""
         return None if self.dtype is None or self.quantize is not None else "float32"
+
+    @property
+    def repacked(self) -> frozenset[str]:
+        """The schemes of ggml that quantised parameters are repacked to, where these hold the same numbers."""
+        held = frozenset().union(*self.target_format.schemes.values())
+        if self.quantize is not None:
+            held &= {self.quantize.scheme}
+        elif self.dtype is not None:
+            return frozenset()
+        return held & {*BY_BITS.values(), "mxfp4"}
 
     def takes(self, name: str) -> bool:
         """Say whether a tensor of this name is converted."""

@@ -119,7 +119,7 @@ def convert_shard(task: ShardTask) -> ShardReport:
             stack.enter_context(open_rows(task.folder, piece, spec.limits, strict=spec.strict)) for piece in task.pieces
         ]
         if spec.weights:
-            files = [as_parameters(file, spec.decoded) for file in files]
+            files = [as_parameters(file, spec.decoded, spec.repacked) for file in files]
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
         directory = None if task.model is None else read_beside(task.model)
         preparer = Preparer(spec)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES, numpy_dtype
+from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
 from weightmap.errors import FormatError, TensorFileError, escape, quoted
 from weightmap.formats import Content
 from weightmap.index.strings import StringTable
@@ -19,9 +19,11 @@ from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.geometry import Derived, Geometry, ascending
 from weightmap.io.opening import beside
+from weightmap.kernels import GGML_TYPES, ggml_size
 from weightmap.model.parts import check_index, parts_of
 from weightmap.quant import PIECE
 from weightmap.quant.checkpoints import FLOATS, HALVES, Group, Method, as_settings, method_of
+from weightmap.quant.ggml import GgmlTensor
 from weightmap.quant.pieced import PiecedTensor
 
 if TYPE_CHECKING:
@@ -58,10 +60,11 @@ class Weights(Mapping[str, Any]):
         return f"<Weights of {escape(repr(self._model))}>"
 
 
-def as_parameters(file: Any, dtype: str | None = None) -> Any:
+def as_parameters(file: Any, dtype: str | None = None, schemes: frozenset[str] = frozenset()) -> Any:
     """Return a handle on the same files whose tensors are the parameters; of a model that is not quantised, itself.
 
-    Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read.
+    Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read; but
+    where one of these `schemes` of ggml holds the same integers and scales, they are tensors of that.
     Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter.
     """
     check_index(file)
@@ -71,7 +74,7 @@ def as_parameters(file: Any, dtype: str | None = None) -> Any:
     if settings is None:
         return file
     try:
-        table = _Parameters(content.table, method_of(settings), _type_of(config), dtype)
+        table = _Parameters(content.table, method_of(settings), _type_of(config), dtype, schemes)
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
     table.belongs_to(source, file.format)
@@ -105,22 +108,22 @@ def _config_of(source: Source, config: Any) -> tuple[dict[str, Any], str]:
     if isinstance(config, Mapping):
         return dict(config), "config"
     if config is not None:
-        found = _read(os.fspath(config))
+        found = _json(os.fspath(config))
         if found is None:
             raise FileNotFoundError(2, os.strerror(2), os.fspath(config))
         return found, os.fspath(config)
     if path is None:
         return {}, _CONFIG
-    found = _read(beside(path, _CONFIG)) or {}
+    found = _json(beside(path, _CONFIG)) or {}
     if found.get("quantization_config") is None and found.get("compression_config") is None:
-        older = _read(beside(path, _OLDER))
+        older = _json(beside(path, _OLDER))
         if older is not None:
             inner = as_settings(older.get("quantization"), beside(path, _OLDER), "quantization").values
             found = found | {"quantization_config": {"quant_method": "modelopt", **inner}}
     return found, beside(path, _CONFIG)
 
 
-def _read(path: str) -> dict[str, Any] | None:
+def _json(path: str) -> dict[str, Any] | None:
     raw = read_small(path)
     try:
         return None if raw is None else strict_json.loads(raw, "config.json")
@@ -162,10 +165,14 @@ class _Parameters(Table):
         The type of the model's parameters, where it is known.
     dtype : str or None
         The type to decode to, if not that.
+    schemes : frozenset of str
+        Those of ggml to repack parameters to.
     """
 
-    def __init__(self, stored: Table, method: Method, own: str | None, dtype: str | None) -> None:
-        self._stored, self._method, self._own, self._wanted = stored, method, own, dtype
+    def __init__(
+        self, stored: Table, method: Method, own: str | None, dtype: str | None, schemes: frozenset[str]
+    ) -> None:
+        self._stored, self._method, self._own, self._wanted, self._schemes = stored, method, own, dtype, schemes
         self.rules = stored.rules
         names, self._entries = _grouped(stored, method)
         self._names = StringTable.of(names, "tensor name")
@@ -208,6 +215,9 @@ class _Parameters(Table):
         dtype = DTYPES[self._wanted or own]
         nbytes = math.prod(coding.shape) * dtype.bits // 8
         pieces = Pieces(coding, DTYPES[own], {role: (name, row) for role, (name, row) in named.items()})
+        scheme = coding.counterpart(lambda role: _read(rows[role])) if self._schemes else None
+        if scheme is not None and scheme in self._schemes:
+            return _repacked(first, pieces, scheme)
         return first._replace(dtype=dtype, shape=coding.shape, nbytes=nbytes, geometry=pieces, quantized=None)
 
     def place(self, i: int) -> Place:
@@ -322,8 +332,36 @@ class Pieces(Geometry):
         return self.array(row)[ascending(axes)]  # type: ignore[no-any-return]
 
 
+class _Blocks:
+    """What a table knows of quantised tensors, for those that are repacked: see `Table.quantized`."""
+
+    def __call__(self, row: Row, octets: NDArray[np.uint8]) -> GgmlTensor:
+        return GgmlTensor(row.dtype.name, row.shape, octets)
+
+    def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
+        """Return offset of the payload, elements of a block, and type of scales."""
+        del head
+        return 0, GGML_TYPES[row.dtype.name].block_size, "e8m0" if row.dtype.name == "mxfp4" else "fp16"
+
+
+def _repacked(first: Row, pieces: Pieces, scheme: str) -> Row:
+    """Return the row of a parameter as blocks of ggml; experts are then the stored matrices, not their transposes."""
+    shape = pieces.coding.shape
+    shape = (shape[0], shape[2], shape[1]) if len(shape) > 2 else shape
+    nbytes = ggml_size(math.prod(shape), scheme)
+    row = first._replace(dtype=SCHEMES[scheme], shape=shape, nbytes=nbytes, geometry=None, quantized=_Blocks())
+    return row._replace(source=_Decoded(row, pieces))
+
+
+def _read(row: Row) -> NDArray[Any]:
+    """Read a piece into private memory."""
+    dense = row.dense
+    dtype, shape = dense.viewed
+    return np.frombuffer(dense.source.pread(dense.offset, dense.nbytes), dtype).reshape(shape)
+
+
 class _Decoded(Derived):
-    """The values of a quantised parameter, decoded from pieces that are read piecewise; `row` is its row."""
+    """The values of a quantised parameter, or its blocks, made of pieces that are read piecewise; `row` is its row."""
 
     def __init__(self, row: Any, pieces: Pieces) -> None:
         super().__init__(row.source, row.offset, row.nbytes)
@@ -336,15 +374,18 @@ class _Decoded(Derived):
         if start == stop:
             return
         row, coding = self._row, self._pieces_of.coding
-        dtype = numpy_dtype(row.dtype)
         width = row.nbytes // row.shape[0]
-        most = max(PIECE * dtype.itemsize // width // coding.step, 1) * coding.step
+        most = max(PIECE // math.prod(coding.shape[1:]) // coding.step, 1) * coding.step
         whole: dict[str, NDArray[Any]] = {}  # pieces of which other parts than rows are needed
         first, end = start // width // coding.step * coding.step, -(-stop // width)
         for begin in range(first, end, most):
             _, last = coding.around(begin, min(begin + most, end))
             parts = {role: self._part(role, key, whole) for role, key in coding.cut(begin, last).items()}
-            octets = np.ascontiguousarray(coding.rows(parts, begin, last, dtype)).reshape(-1).view(np.uint8)
+            if row.dtype.quantized:
+                made = coding.blocks(parts, begin, last)
+            else:
+                made = coding.rows(parts, begin, last, numpy_dtype(row.dtype))
+            octets = np.ascontiguousarray(made).reshape(-1).view(np.uint8)
             yield octets[max(start - begin * width, 0) : stop - begin * width]
 
     def _part(self, role: str, key: Any, known: dict[str, NDArray[Any]]) -> NDArray[Any]:
@@ -357,5 +398,5 @@ class _Decoded(Derived):
             octets = row.source.pread(row.offset + first * each, (last - first) * each)
             return np.frombuffer(octets, dtype).reshape(last - first, *shape[1:])
         if role not in known:
-            known[role] = np.frombuffer(row.source.pread(row.offset, row.nbytes), dtype).reshape(shape)
+            known[role] = _read(row)
         return known[role] if key is None else known[role][key]

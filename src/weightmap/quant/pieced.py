@@ -18,7 +18,7 @@ from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -68,6 +68,17 @@ class Coding:
 
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Return rows `first` to `last`, given the parts of the pieces that `cut` selects."""
+        raise NotImplementedError
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:  # noqa: ARG002 - most have none
+        """Return the scheme of ggml that holds the same integers and scales; None where there is none.
+
+        ``read(role)`` returns a piece: scales and zero points.
+        """
+        return None
+
+    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+        """Return rows `first` to `last` as blocks of that scheme, uint8, shape (rows, bytes): see `decode`."""
         raise NotImplementedError
 
     def rows(self, pieces: Pieces, first: int, last: int, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -8,8 +8,11 @@ import numpy as np
 
 from weightmap.quant.checkpoints import FLOATS, Group, blocks_of
 from weightmap.quant.pieced import E2M1, Coding, low_first, to_float32
+from weightmap.quant.repacking import float_blocks, integer_blocks, integers_fit, per_block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Pieces
@@ -27,9 +30,11 @@ class Scaled(Coding):
         Rows and columns of a block.
     zeros : str, optional
         The piece with z.
+    integers : bool
+        Whether q are integers.
     """
 
-    __slots__ = ("height", "width", "zeros")
+    __slots__ = ("height", "integers", "width", "zeros")
 
     def __init__(
         self,
@@ -41,10 +46,11 @@ class Scaled(Coding):
         height: int,
         width: int,
         zeros: str | None = None,
+        integers: bool = False,
         **own: Any,
     ) -> None:
         super().__init__(scheme, shape, codes, scales, block_size=width if height == 1 else 0, **own)
-        self.height, self.width, self.zeros = height, width, zeros
+        self.height, self.width, self.zeros, self.integers = height, width, zeros, integers
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
@@ -60,6 +66,17 @@ class Scaled(Coding):
         if self.zeros is not None:
             values = values - self.each(pieces[self.zeros].astype(np.float32), first, last)
         return values * self.each(self.scale(pieces), first, last)
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+        """Implement `Coding.counterpart`: of symmetric integers with scales of rows or of all."""
+        if self.zeros is not None or not self.integers or (self.height > 1 and self.height < self.shape[0]):
+            return None
+        return integers_fit(8, self.shape[1], self.width, read(self.scales))
+
+    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+        """Implement `Coding.blocks`."""
+        scales = pieces[self.scales].reshape(-1, blocks_of(self.shape[1], self.width))
+        return integer_blocks(8, pieces[self.codes], per_block(scales, self.shape[1], self.width, last - first))
 
     def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Return what the codes stand for."""
@@ -110,6 +127,16 @@ class Fp4(Scaled):
         """Implement `Coding.cut`."""
         found = {self.codes: slice(first, last), self.scales: slice(first, last)}
         return found if self.whole is None else found | {self.whole: None}
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+        """Implement `Coding.counterpart`: where scales are exponents, none of them NaN."""
+        exponents = self.whole is None and not bool((read(self.scales).view(np.uint8) == 0xFF).any())
+        return "mxfp4" if exponents else None
+
+    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+        """Implement `Coding.blocks`."""
+        del first, last
+        return float_blocks(low_first(pieces[self.codes].view(np.uint8)), pieces[self.scales].view(np.uint8))
 
     def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Implement `Scaled.values`."""
@@ -172,4 +199,4 @@ def scaled(
     group.check(scales, kinds, *shapes)
     if zeros is not None:
         group.check(zeros, ("int8",), group.row(scales).shape)
-    return Scaled(scheme, shape, codes, scales, height=high, width=wide, zeros=zeros)
+    return Scaled(scheme, shape, codes, scales, height=high, width=wide, zeros=zeros, integers=stored == ("int8",))

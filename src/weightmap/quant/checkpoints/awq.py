@@ -8,8 +8,11 @@ import numpy as np
 
 from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
 from weightmap.quant.pieced import Coding, low_first
+from weightmap.quant.repacking import integer_blocks, integers_fit, per_block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Pieces
@@ -46,6 +49,17 @@ class AwqCoding(Coding):
         z = _outputs(pieces["qzeros"])[groups] if self.zeros else np.float32(_MIDDLE)
         del first, last
         return (s * (q - z)).T
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+        """Implement `Coding.counterpart`: where every z is 8."""
+        if self.zeros and bool((_outputs(read("qzeros")) != _MIDDLE).any()):
+            return None
+        return integers_fit(4, self.shape[1], self.block_size, read("scales"))
+
+    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+        """Implement `Coding.blocks`."""
+        scales = per_block(pieces["scales"].T, self.shape[1], self.block_size, last - first)
+        return integer_blocks(4, _outputs(pieces["qweight"]).T.astype(np.uint8), scales)
 
 
 def _outputs(words: NDArray[Any]) -> NDArray[np.float32]:

@@ -14,6 +14,8 @@ from weightmap.quant.checkpoints._codings import Scaled
 from weightmap.quant.pieced import Coding
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Pieces
@@ -93,6 +95,9 @@ class EightBits(Scaled):
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
         return super().decode(pieces, first, last) * _ONE_127TH
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> None:
+        """Implement `Coding.counterpart`: two factors are no scale of ggml's."""
 
 
 class BitsAndBytes(Method):

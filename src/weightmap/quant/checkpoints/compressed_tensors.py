@@ -13,6 +13,7 @@ from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method
 from weightmap.quant.checkpoints._codings import fp4, scaled
 from weightmap.quant.checkpoints.gptq import checked_groups
 from weightmap.quant.pieced import Coding, unpacked
+from weightmap.quant.repacking import integer_blocks, integers_fit, per_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,18 @@ class PackedCoding(Coding):
             zeros = self._codes(pieces["weight_zero_point"].T, last - first).astype(np.float32)
             return scales[:, groups] * (values - zeros.T[:, groups])
         return scales[:, groups] * (values - np.float32(1 << self.bits - 1))
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+        """Implement `Coding.counterpart`: symmetric, and groups in the order of columns."""
+        if self.zeros or self.groups is not None:
+            return None
+        return integers_fit(self.bits, self.shape[1], self.block_size, read("weight_scale"))
+
+    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+        """Implement `Coding.blocks`."""
+        codes = self._codes(pieces["weight_packed"], self.shape[1])
+        scales = per_block(pieces["weight_scale"], self.shape[1], self.block_size, last - first)
+        return integer_blocks(self.bits, codes if self.bits < 8 else (codes ^ 0x80).view(np.int8), scales)
 
     def _codes(self, words: NDArray[Any], count: int) -> NDArray[np.uint8]:
         if self.spans:

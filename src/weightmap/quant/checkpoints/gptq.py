@@ -9,8 +9,11 @@ import numpy as np
 
 from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
 from weightmap.quant.pieced import Coding, unpacked
+from weightmap.quant.repacking import integer_blocks, integers_fit, per_block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Pieces
@@ -57,6 +60,22 @@ class GptqCoding(Coding):
         z = z + np.uint8(self.added) & np.uint8((1 << self.bits) - 1)
         s = pieces["scales"].astype(np.float32)
         return s.T[:, groups] * (q - z.astype(np.float32).T[:, groups])
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+        """Implement `Coding.counterpart`: groups in the order of columns, and every z in the middle."""
+        columns, middle = self.shape[1], 1 << self.bits - 1
+        if self.groups is not None and bool((self.groups != np.arange(columns) // self.block_size).any()):
+            return None
+        zeros = unpacked(read("qzeros"), self.bits, self.shape[0]) + np.uint8(self.added)
+        if bool((zeros != middle).any()):
+            return None
+        return integers_fit(self.bits, columns, self.block_size, read("scales"))
+
+    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+        """Implement `Coding.blocks`."""
+        codes = unpacked(pieces["qweight"].T, self.bits, self.shape[1])
+        scales = per_block(pieces["scales"].T, self.shape[1], self.block_size, last - first)
+        return integer_blocks(self.bits, codes if self.bits < 8 else (codes ^ 0x80).view(np.int8), scales)
 
 
 class Gptq(Method):

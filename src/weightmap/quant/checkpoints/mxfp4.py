@@ -8,8 +8,11 @@ import numpy as np
 
 from weightmap.quant.checkpoints import EXPONENTS, Group, Method
 from weightmap.quant.pieced import E2M1, Coding, low_first, to_float32
+from weightmap.quant.repacking import float_blocks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Pieces
@@ -37,6 +40,16 @@ class ExpertsCoding(Coding):
         """Implement `Coding.decode`."""
         values = E2M1[low_first(pieces["blocks"])] * to_float32(pieces["scales"])[..., None]
         return np.swapaxes(values.reshape(last - first, self.shape[2], self.shape[1]), 1, 2)
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+        """Implement `Coding.counterpart`; ggml's blocks lie along in, so the matrices are those stored."""
+        return None if bool((read("scales").view(np.uint8) == 0xFF).any()) else "mxfp4"
+
+    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+        """Implement `Coding.blocks`: (experts, rows * bytes)."""
+        rows = (last - first) * self.shape[2]
+        codes = low_first(pieces["blocks"]).reshape(rows, -1)
+        return float_blocks(codes, pieces["scales"].view(np.uint8).reshape(rows, -1)).reshape(last - first, -1)
 
 
 class Mxfp4(Method):
