@@ -23,10 +23,12 @@
 #if defined(_MSC_VER) && !defined(__clang__)
 #define WM_TARGET(features)
 #define WM_INLINE static __forceinline
+#define WM_NOINLINE static __declspec(noinline)
 #else
 #define WM_TARGET(features) __attribute__((target(features)))
 #define WM_INLINE \
-    static inline __attribute__((always_inline)) /* a call in place of it would be an error, not a hidden slow path */
+    static inline __attribute__((always_inline))     /* a call in place of it would be an error, not a hidden slow path */
+#define WM_NOINLINE static __attribute__((noinline)) /* a long path, so that short ones need not save registers for it */
 #endif
 
 /* ------------------------------------------------------------------------------------------------ loads

@@ -37,7 +37,9 @@ MIB = 1 << 20
 
 # Lengths beyond those that are all tried, each with one less and one more.
 LENGTHS = (
+    1408,  # the least that takes additions beside PCLMULQDQ: a step of 128 bytes and a block of 1280
     2048,  # four steps of eight zmm registers
+    2688,  # two blocks of 1280, and the step
     3072,  # three streams of 1024 bytes on arm64
     4096,  # a page; the distance of prefetching, which ends so far before the data does
     4096 + 128,  # that, and a step of 128-bit registers
@@ -46,11 +48,11 @@ LENGTHS = (
     8192 + 128,  # whole steps of eight registers, and one more
     16384,  # the least that is worth mixing multiplications and matrices, on AMD's CPUs
     16384 + 896,  # fifteen windows of 1152 bytes, the unit of that
-    3 * 11520 + 31,  # the least that is worth mixing PCLMULQDQ and additions, at any alignment
-    5 * 11520 + 777,
+    10 * 11520 + 31,  # the least that is worth a ring of additions, at any alignment
+    12 * 11520 + 777,
     65536 + 240,  # as many folds of single registers as there can be after the last whole step
     4 * MIB,  # the least that a thread gets
-    364 * 11520 + 31,  # a whole block of additions and PCLMULQDQ: 4 MiB of turns
+    364 * 11520 + 31,  # a whole block of the ring: 4 MiB of turns
     10 * MIB,  # several such blocks
 )
 
@@ -486,8 +488,8 @@ def test_emulated(emulated: Callable[..., int]) -> None:
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_emulated_guard_pages(emulated: Callable[..., int], at: str) -> None:
     """These kernels read nothing outside the data."""
-    short = (1, 4, 16, 255, 256, 257, 319, 320, 512, 575, 767, 768, 1000)
-    for length in (*short, 10001, 16384, 17279, 17280, 20000, 50000):
+    short = (1, 4, 16, 63, 64, 255, 256, 257, 319, 320, 512, 575, 767, 768, 1000, 1407, 1408, 2688)
+    for length in (*short, 10001, 16384, 17279, 17280, 20000, 120_000):
         assert emulated(guard.guarded(DATA[:length], at=at)) == zlib.crc32(DATA[:length]), length
 
 
