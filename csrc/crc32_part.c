@@ -2,13 +2,6 @@
  *
  * A file is read by pread, not mapped: one that is truncated meanwhile gives a short read instead of SIGBUS.
  */
-#if !defined(_WIN32)
-#include <stdatomic.h>
-#define SHARED _Atomic
-#else /* one thread does it all */
-#define SHARED
-#endif
-
 #include "internal.h"
 
 /* A thread is worth two mebibytes, and takes that many at a time. */
@@ -16,7 +9,7 @@ static const uint64_t PIECE = 2 << 20;
 
 typedef struct {
     const wm_summed *in;
-    SHARED uint8_t *filled; /* threads may share a gap */
+    uint8_t ATOMIC *filled; /* threads may share a gap */
     uint8_t *room;
     uint64_t piece;
     uint32_t crcs[WM_MAX_PARTS]; /* of pieces */
@@ -74,7 +67,7 @@ static int sum_piece(void *context, int thread, uint64_t begin, uint64_t end) {
 
 void wm_crc32_of_part(const wm_summed *in, uint8_t *filled, uint64_t n_filled, uint32_t *crc, uint8_t *room, uint64_t room_size,
                       int threads, wm_outcome *outcome) {
-    work w = {.in = in, .filled = (SHARED uint8_t *)filled, .room = room};
+    work w = {.in = in, .filled = (uint8_t ATOMIC *)filled, .room = room};
     *outcome = (wm_outcome){WM_UNFIT, 0, 0};
     if (n_filled != in->n_gaps || in->at > INT64_MAX || in->size > INT64_MAX - in->at) return;
     if (in->memory && (in->at > in->memory_size || in->size > in->memory_size - in->at)) return;

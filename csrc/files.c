@@ -169,6 +169,7 @@ static void ask(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uin
 
 uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint8_t *out, int *error) {
     const uint64_t page = wm_page_size();
+    const wm_readable file = {fd, NULL, NULL};
     *error = 0;
     if (length == 0 || length > INT64_MAX || (n && starts[n - 1] > INT64_MAX - length)) return 0;
     uint64_t asked = batch(starts, n, length, page);
@@ -180,15 +181,9 @@ uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t lengt
             ask(fd, starts + asked, more, length, page);
             asked += more;
         }
-        for (uint64_t got = 0; got < length;) {
-            ssize_t now = pread(fd, out + i * length + got, (size_t)(length - got), (off_t)(starts[i] + got));
-            if (now < 0 && errno == EINTR) continue;
-            if (now <= 0) {
-                *error = now < 0 ? errno : 0;
-                return i * length + got;
-            }
-            got += (uint64_t)now;
-        }
+        uint64_t number;
+        const uint64_t got = wm_read_at(&file, out + i * length, length, length, starts[i], &number);
+        if (got < length) return *error = (int)number, i * length + got;
     }
     return n * length;
 }

@@ -8,8 +8,6 @@
  */
 #if !defined(_WIN32)
 #define _GNU_SOURCE
-#define _DARWIN_C_SOURCE
-#define _FILE_OFFSET_BITS 64
 #include <errno.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -49,13 +47,9 @@ static int fail(work *w, uint64_t piece, int error) {
 
 /* Reads size bytes of the file; 0, or -1 with an errno in *error: 0 when the file ends. */
 static int read_all(int fd, uint8_t *out, uint64_t size, uint64_t at, int *error) {
-    while (size) {
-        const ssize_t got = pread(fd, out, (size_t)size, (off_t)at);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return *error = got ? errno : 0, -1;
-        out += got, size -= (uint64_t)got, at += (uint64_t)got;
-    }
-    return 0;
+    uint64_t number;
+    const uint64_t got = wm_read_at(&(wm_readable){fd, NULL, NULL}, out, size, size, at, &number);
+    return *error = (int)number, got < size ? -1 : 0;
 }
 
 /* One piece, in steps: each is in the cache when its checksum is computed. */
