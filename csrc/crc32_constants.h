@@ -47,6 +47,8 @@
 #define CRC32_FOLD_2_HIGH 0x01b5fd1d00000000
 #define CRC32_FOLD_4_LOW 0x653d982200000000
 #define CRC32_FOLD_4_HIGH 0xcad38e8f00000000
+#define CRC32_FOLD_6_LOW 0x759fc69d00000000
+#define CRC32_FOLD_6_HIGH 0x101a233100000000
 #define CRC32_FOLD_8_LOW 0x7d657a1000000000
 #define CRC32_FOLD_8_HIGH 0x7406fa9500000000
 #define CRC32_FOLD_16_LOW 0x7cc8e1e700000000
@@ -76,7 +78,7 @@
 #define CRC32_AFFINE_4 0x0f3753bc6fe3d186
 #define CRC32_AFFINE_6 0x2a4d983c538f1c0a
 
-/* How many registers behind a register its copies are added; see x86/crc32_pclmulqdq.c. */
+/* How many registers behind a register its copies are added; see x86/crc32_ring.h. */
 #define CRC32_ADD_1 145
 #define CRC32_ADD_2 183
 #define CRC32_ADD_3 211

@@ -284,6 +284,7 @@ wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx2;
 wm_crc32_fn crc32_x86_mixed_pclmulqdq_avx2;
+wm_crc32_fn crc32_x86_mixed_vpclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
 wm_crc32_fn crc32_x86_mixed_avx512;
 wm_crc32_fn crc32_x86_mixed_avx512_zen4;

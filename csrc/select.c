@@ -49,9 +49,12 @@ static wm_variants choose(uint32_t features) {
             USE(crc32, crc32_x86_mixed_avx512);
         else
             USE(crc32, crc32_x86_vpclmulqdq_avx512);
-    } else if (HAS(WM_AVX2 | WM_PCLMULQDQ | WM_VPCLMULQDQ) && !amd)
-        USE(crc32, crc32_x86_vpclmulqdq_avx2);
-    else if (HAS(WM_AVX2 | WM_PCLMULQDQ))
+    } else if (HAS(WM_AVX2 | WM_PCLMULQDQ | WM_VPCLMULQDQ)) {
+        if (amd)
+            USE(crc32, crc32_x86_mixed_vpclmulqdq_avx2);
+        else
+            USE(crc32, crc32_x86_vpclmulqdq_avx2);
+    } else if (HAS(WM_AVX2 | WM_PCLMULQDQ))
         USE(crc32, crc32_x86_mixed_pclmulqdq_avx2);
     else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
         USE(crc32, crc32_x86_pclmulqdq);

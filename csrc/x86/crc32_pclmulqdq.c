@@ -88,8 +88,6 @@ ADDING uint32_t crc32_x86_pclmulqdq_avx2(uint32_t state, const uint8_t *data, si
  */
 enum { BLOCK = 40 * 32 };
 
-ADDING WM_INLINE __m256i load_ymm(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-
 typedef struct {
     __m256i s0, s1, s2, s3, s4, s5, s6, s7;
 } sources;
@@ -147,106 +145,23 @@ ADDING WM_NOINLINE uint32_t add_few(uint32_t state, const uint8_t *data, size_t 
 }
 
 /* ------------------------------------------------------------------------------------------------ a ring
- * The multiple of P of least degree with five terms, found by gen_crc32.py, is S(x) = x^300 + x^155 + x^117 + x^89 + 1. So 32 bytes of
- * the message equal their own copies 145, 183, 211 and 300 times 32 bytes later. A ring holds the last 300 registers; the next one
- * is the message XORed with four of the ring, and takes the place of the one 300 before:
- *
- *     ring[i] ^= message ^ ring[i - 145] ^ ring[i - 183] ^ ring[i - 211], each index modulo 300.
- *
- * Two streams. A block is divided in two: additions fold its first part, multiplications its second. Each step takes some of
- * both. At the end of the first part the ring's registers are XORed into the last 9600 bytes, not into each other: these bytes
- * then stand for the whole part. wm_crc32_combine puts both parts together.
- *
- * Both streams of a block together cost half a microsecond beside its steps: a ring of zeros at its start, and at its end 9600
- * bytes to multiply. So the kernel above takes inputs below 110 KiB; on a Sapphire Rapids both take as long for 128 KiB, and the
- * ring 29 us for 1 MiB where the other takes 34. A block ends at 4 MiB, since an operating system that reads a file ahead serves one
- * place better than two that lie far apart.
- *
- * Each register that is added takes five loads, which limit that; and PCLMULQDQ the other part. Bytes a cycle by multiplication alone
- * and with the ring, by the models of llvm-mca 14, data in the first cache: 4.0 and 8.7 on a Haswell, 7.7 and 12.3 on a Skylake, 4.0
- * and 11.3 on a Zen 3. GB/s with data in the second-level cache (1 MiB) and in memory (256 MiB): 15.5, 15.1 and 49.9, 28.4 on a Zen 5.
+ * On a Sapphire Rapids it takes as long as the above for 128 KiB, and 29 us for 1 MiB where that takes 34. CPUs that multiply half as
+ * often, as Haswell and AMD's do, gain more.
  */
-enum {
-    RING = CRC32_ADD_4, /* registers of 32 bytes, as are the other distances */
-    NEAR = CRC32_ADD_1,
-    MIDDLE = CRC32_ADD_2,
-    FAR = CRC32_ADD_3,
-    ADDED = 5,            /* registers that a step adds; divides RING and NEAR */
-    FOLDED_STEP = 2 * 16, /* bytes that it folds by multiplication */
-    ADDED_TURN = RING * 32,
-    FOLDED_TURN = RING / ADDED * FOLDED_STEP,
-    TURN = ADDED_TURN + FOLDED_TURN,
-    WORTH_WHILE = 10 * TURN,
-    MOST_TURNS = (4 << 20) / TURN
-};
+enum { FOLDED = 2, WORTH_WHILE = 10 * 11520 };
 
-typedef struct {
-    const uint8_t *added, *folded; /* what comes next of each part */
-    vector x0, x1;
-} streams;
-
-/* Adds the message and the registers at three distances to one of the ring. */
-ADDING WM_INLINE void add(__m256i *to, const uint8_t *message, ptrdiff_t near, ptrdiff_t middle, ptrdiff_t far) {
-    __m256i two = _mm256_xor_si256(load_ymm(message), load_ymm(to));
-    __m256i others = _mm256_xor_si256(load_ymm(to + near), load_ymm(to + middle));
-    _mm256_store_si256(to, _mm256_xor_si256(_mm256_xor_si256(two, load_ymm(to + far)), others));
+ADDING WM_INLINE void fold_step(vector *x, const uint8_t *p) {
+    x[0] = fold(x[0], load(p), K2);
+    x[1] = fold(x[1], load(p + 16), K2);
 }
 
-/* Steps that make the ring's registers from `at` until `end`, or a little further; returns the next one. */
-ADDING WM_INLINE __m256i *take(streams *s, __m256i *at, const __m256i *end, ptrdiff_t near, ptrdiff_t middle, ptrdiff_t far) {
-    for (; at < end; at += ADDED, s->added += ADDED * 32, s->folded += FOLDED_STEP) {
-        prefetch(s->added + AHEAD, ADDED * 32);
-        prefetch(s->folded + AHEAD, FOLDED_STEP);
-        add(at, s->added, near, middle, far);
-        add(at + 1, s->added + 32, near, middle, far);
-        add(at + 2, s->added + 64, near, middle, far);
-        add(at + 3, s->added + 96, near, middle, far);
-        add(at + 4, s->added + 128, near, middle, far);
-        s->x0 = fold(s->x0, load(s->folded), K2);
-        s->x1 = fold(s->x1, load(s->folded + 16), K2);
-    }
-    return at;
+ADDING WM_INLINE uint32_t fewer(uint32_t state, const uint8_t *data, size_t len) {
+    return len < EIGHT + BLOCK ? crc32_x86_pclmulqdq_avx2(state, data, len) : add_few(state, data, len);
 }
 
-ADDING WM_NOINLINE uint32_t add_ring(uint32_t state, const uint8_t *data, size_t len) {
-    /* Aligned: a load that crosses lines of the cache counts twice, and every second one would. */
-    const size_t before = (0 - (uintptr_t)data) % sizeof(__m256i);
-    state = crc32_x86_pclmulqdq_avx2(state, data, before);
-    data += before;
-    len -= before;
-    do {
-        const size_t turns = len / TURN < MOST_TURNS ? len / TURN : MOST_TURNS;
-        const size_t added = turns * ADDED_TURN, folded = turns * FOLDED_TURN;
-        streams s = {.added = data, .folded = data + added};
-        /* Behind the ring lie copies of its first registers, for steps that read past its end, and zeros up to RING - NEAR
-         * registers for the last turn. */
-        __m256i ring[2 * RING - NEAR];
-        memset(ring, 0, sizeof ring);
-        ring[0] = _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)state));
-        for (size_t turn = 1; turn < turns; turn++) {
-            /* Registers at a distance lie behind in the ring or, of the turn before, ahead. */
-            __m256i *at = take(&s, ring, ring + NEAR, RING - NEAR, RING - MIDDLE, RING - FAR);
-            memcpy(ring + RING, ring, (ADDED - 1) * sizeof *ring);
-            at = take(&s, at, ring + MIDDLE, -NEAR, RING - MIDDLE, RING - FAR);
-            at = take(&s, at, ring + FAR, -NEAR, -MIDDLE, RING - FAR);
-            take(&s, at, ring + RING, -NEAR, -MIDDLE, -FAR);
-        }
-        /* The last turn takes in the turn before alone. */
-        memset(ring + RING, 0, (ADDED - 1) * sizeof *ring);
-        take(&s, ring, ring + RING, RING - NEAR, RING - MIDDLE, RING - FAR);
-        uint8_t last[FOLDED_STEP];
-        _mm_storeu_si128((vector *)last, s.x0);
-        _mm_storeu_si128((vector *)(last + 16), s.x1);
-        const uint32_t first = add_few(0, (const uint8_t *)ring, ADDED_TURN);
-        state = wm_crc32_combine(first, crc32_x86_pclmulqdq_avx2(0, last, FOLDED_STEP), folded);
-        data += added + folded;
-        len -= added + folded;
-    } while (len >= WORTH_WHILE);
-    return len < EIGHT ? crc32_x86_pclmulqdq_avx2(state, data, len) : add_few(state, data, len);
-}
+#include "crc32_ring.h"
 
 ADDING uint32_t crc32_x86_mixed_pclmulqdq_avx2(uint32_t state, const uint8_t *data, size_t len) {
-    if (len < EIGHT + BLOCK) return crc32_x86_pclmulqdq_avx2(state, data, len);
-    return len < WORTH_WHILE ? add_few(state, data, len) : add_ring(state, data, len);
+    return len < WORTH_WHILE ? fewer(state, data, len) : add_ring(state, data, len);
 }
 #endif

@@ -1,5 +1,5 @@
-/* CRC-32 by multiplication without carries, two blocks at once (VPCLMULQDQ, AVX2): for Intel's CPUs without AVX-512. One that AMD
- * made, Zen 3, adds beside its multiplications instead: see crc32_pclmulqdq.c.
+/* CRC-32 by multiplication without carries, two blocks at once (VPCLMULQDQ, AVX2): for CPUs without AVX-512. Intel's multiply alone;
+ * AMD's, Zen 3, add beside it.
  *
  * WEIGHTMAP_EMULATE_AVX512ICL replaces the instruction by two PCLMULQDQ, for CPUs without it.
  */
@@ -24,7 +24,7 @@ typedef __m256i vector;
 #define K4 EACH(8)
 #define K8 EACH(16)
 
-TARGET WM_INLINE vector load(const uint8_t *p) { return _mm256_loadu_si256((const vector *)p); }
+TARGET WM_INLINE vector load(const uint8_t *p) { return load_ymm(p); }
 TARGET WM_INLINE vector begin(vector x, uint32_t state) {
     return _mm256_xor_si256(x, _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)state)));
 }
@@ -39,5 +39,22 @@ TARGET WM_INLINE __m128i one_block(vector x) {
 
 TARGET uint32_t crc32_x86_vpclmulqdq_avx2(uint32_t state, const uint8_t *data, size_t len) {
     return len < FOUR ? crc32_x86_pclmulqdq_avx2(state, data, len) : fold_all(state, data, len);
+}
+
+enum { FOLDED = 3, WORTH_WHILE = 3 * 15360 };
+
+TARGET WM_INLINE void fold_step(vector *x, const uint8_t *p) {
+    const vector k = EACH(6); /* three registers */
+    x[0] = fold(x[0], load(p), k);
+    x[1] = fold(x[1], load(p + 32), k);
+    x[2] = fold(x[2], load(p + 64), k);
+}
+
+#define ADDING TARGET
+#define fewer crc32_x86_vpclmulqdq_avx2
+#include "crc32_ring.h"
+
+TARGET uint32_t crc32_x86_mixed_vpclmulqdq_avx2(uint32_t state, const uint8_t *data, size_t len) {
+    return len < WORTH_WHILE ? crc32_x86_vpclmulqdq_avx2(state, data, len) : add_ring(state, data, len);
 }
 #endif

@@ -22,6 +22,8 @@ WM_INLINE void prefetch(const uint8_t *p, int bytes) {
     for (int line = 0; line < bytes; line += 64) _mm_prefetch((const char *)p + line, _MM_HINT_T0);
 }
 
+WM_TARGET("avx2") WM_INLINE __m256i load_ymm(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+
 /* The remainder of r * x^32. */
 WM_TARGET("sse4.2,pclmul") WM_INLINE uint32_t reduce(__m128i r) {
     const __m128i x95_barrett = _mm_set_epi64x((int64_t)CRC32_BARRETT, CRC32_X95);

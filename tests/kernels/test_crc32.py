@@ -49,10 +49,12 @@ LENGTHS = (
     16384,  # the least that is worth mixing multiplications and matrices, on AMD's CPUs
     16384 + 896,  # fifteen windows of 1152 bytes, the unit of that
     10 * 11520 + 31,  # the least that is worth a ring of additions, at any alignment
+    3 * 15360 + 31,  # the same of VPCLMULQDQ, on AMD's CPUs
     12 * 11520 + 777,
     65536 + 240,  # as many folds of single registers as there can be after the last whole step
     4 * MIB,  # the least that a thread gets
     364 * 11520 + 31,  # a whole block of the ring: 4 MiB of turns
+    273 * 15360 + 31,  # the same of VPCLMULQDQ
     10 * MIB,  # several such blocks
 )
 
@@ -446,6 +448,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 EMULATED = (
     "crc32_x86_mixed_pclmulqdq_avx2",
     "crc32_x86_vpclmulqdq_avx2",
+    "crc32_x86_mixed_vpclmulqdq_avx2",
     "crc32_x86_vpclmulqdq_avx512",
     "crc32_x86_mixed_avx512",
     "crc32_x86_mixed_avx512_zen4",

@@ -90,10 +90,10 @@ def test_portable_uses_portable_kernels() -> None:
     assert kernels.variant("fnv1a32") == "fnv1a32_portable"
 
 
-# VPCLMULQDQ is no part of the tiers "avx2" and "avx512", which use it on Intel's CPUs. On AMD's, more than multiplying
-# is fastest.
-WIDE = not AMD and "vpclmulqdq" in MAKER
-NARROW = "crc32_x86_vpclmulqdq_avx2" if WIDE else "crc32_x86_mixed_pclmulqdq_avx2"
+# VPCLMULQDQ is no part of the tiers "avx2" and "avx512", which use it where the CPU has it. On AMD's CPUs, more than
+# multiplying is fastest.
+WIDE = "crc32_x86_mixed_vpclmulqdq_avx2" if AMD else "crc32_x86_vpclmulqdq_avx2"
+NARROW = WIDE if "vpclmulqdq" in MAKER else "crc32_x86_mixed_pclmulqdq_avx2"
 WIDEST = {"crc32_x86_mixed_avx512", "crc32_x86_mixed_avx512_zen4"} if AMD else {"crc32_x86_vpclmulqdq_avx512"}
 EXPECTED = {
     "sse4": ({"crc32_x86_pclmulqdq"}, "fnv1a32_portable"),
