@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import weightmap as wm
 from weightmap.amounts import brief, size
 from weightmap.cli import show
 from weightmap.cli.outcome import OK
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 
 def doctor(args: argparse.Namespace) -> int:
     """Say what using a model will cost here, and what to do about it."""
-    from weightmap.plans.planning import plan
-
     with open_privately(args.file, strict=not args.lenient) as file:
-        report = plan(file).explain()
+        report = wm.plan(file).explain()
         kind, shards = show.kind(file.format, file.layout), len(file.shards)
     if args.json:
         show.emit_json({"command": "doctor", **report.as_dict(), "path": args.file})
@@ -59,14 +58,12 @@ def residency(args: argparse.Namespace) -> int:
 
 def warm(args: argparse.Namespace) -> int:
     """Bring the tensors of a model into the page cache."""
-    from weightmap.plans.planning import plan
-
     start = time.perf_counter()
     with (
         open_privately(args.file, strict=not args.lenient) as file,
         show.progress_bar(f"warm {Path(args.file).name}") as progress,
     ):
-        wants = plan(file, args.names or None)
+        wants = wm.plan(file, args.names or None)
         cold = wants.warm(args.threads, progress=progress)
         nbytes = wants.nbytes
     took = time.perf_counter() - start

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from weightmap import __version__
 from weightmap.cli import (
     commands,
     completions,
@@ -27,6 +28,7 @@ from weightmap.cli.outcome import UsageError
 from weightmap.conversion.schemes import SCHEMES
 from weightmap.dtypes import FLOATING, SHORT
 from weightmap.formats import FORMATS
+from weightmap.index.spelling import alike
 from weightmap.words.importers import NAMES
 
 if TYPE_CHECKING:
@@ -489,18 +491,14 @@ class _Parser(argparse.ArgumentParser):
 
 def _alike(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about a misspelt word: similar known ones."""
-    from weightmap.index.spelling import alike
-
     found = alike(word, known)
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 class _Version(argparse.Action):
-    """Print the version, which is looked up only now."""
+    """Print the version."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_unused: Any, **_unused_options: Any) -> None:
         """Print and leave, as ``--help`` does."""
-        import weightmap
-
-        show.emit(f"weightmap {weightmap.__version__}")
+        show.emit(f"weightmap {__version__}")
         parser.exit()

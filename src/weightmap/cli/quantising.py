@@ -70,8 +70,6 @@ def _of_words(args: argparse.Namespace) -> bool:
 
 def _words(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport], dict[str, Any]]:
     """Return `weightmap.words.convert` and its arguments."""
-    from weightmap import words
-
     of_pq = folded(args.quantize) == "pq"
     if not of_pq and args.quantize is not None:
         raise UsageError("--quantize: word embeddings are quantised by the scheme pq alone")
@@ -81,10 +79,10 @@ def _words(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport], d
     options: dict[str, Any] = {name: getattr(args, name) for name in _WORDS}
     if of_pq:
         chosen = {name: getattr(args, name) for name in _PQ if getattr(args, name) is not None}
-        options["pq"] = words.Pq(**chosen, include=args.quantize_include)
+        options["pq"] = wm.words.Pq(**chosen, include=args.quantize_include)
     elif unused := _given(args, *_PQ):
         raise UsageError(f"{', '.join(unused)}: only for --quantize pq")
-    return words.convert, options
+    return wm.words.convert, options
 
 
 def _tensors(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport], dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightmap import deltas
 from weightmap.amounts import size
 from weightmap.cli import show
 from weightmap.cli.outcome import OK, UsageError
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 def delta(args: argparse.Namespace) -> int:
     """Publish what changed between two models."""
-    from weightmap import deltas
-
     _check("version", args.version, 1)
     before = args.version - 1 if args.base_version is None else args.base_version
     if not 0 <= before < args.version:
@@ -42,8 +41,6 @@ def delta(args: argparse.Namespace) -> int:
 
 def apply(args: argparse.Namespace) -> int:
     """Bring a local model from the base of a delta to its version."""
-    from weightmap import deltas
-
     with show.progress_bar("applying") as progress:
         report = deltas.apply(args.file, args.delta, threads=args.threads, progress=progress)
     return _tell(args, "apply", args.file, f"version {report.version}, was {report.base_version}", report)
@@ -51,8 +48,6 @@ def apply(args: argparse.Namespace) -> int:
 
 def pull(args: argparse.Namespace) -> int:
     """Bring a local model to a published version."""
-    from weightmap import deltas
-
     if args.to is not None:
         _check("to", args.to, 0)
     options = {"base": args.base, "version": args.to, "threads": args.threads}

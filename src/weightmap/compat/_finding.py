@@ -6,6 +6,7 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
+import weightmap as wm
 from weightmap.compat._frameworks import imported
 from weightmap.errors import NotRegularFileError, TensorFileError
 from weightmap.formats import HEAD, identify
@@ -26,13 +27,11 @@ def loading(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(f, str | os.PathLike) or not _is_new_to_torch(os.fsdecode(f)):
             return theirs(f, map_location, *args, **kwargs)
-        from weightmap.torch import load_file
-
         # A function or a mapping moves tensors that were saved on other devices: files of other formats have none.
         device = map_location if isinstance(map_location, str | int | imported("torch", "torch").device) else "cpu"
         if str(device) != "meta":
-            return load_file(f, device)
-        return {name: tensor.to(device) for name, tensor in load_file(f).items()}
+            return wm.torch.load_file(f, device)
+        return {name: tensor.to(device) for name, tensor in wm.torch.load_file(f).items()}
 
     return load
 

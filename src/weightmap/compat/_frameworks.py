@@ -6,6 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import weightmap as wm
 from weightmap.errors import MissingDependencyError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -52,21 +53,16 @@ class Framework(NamedTuple):
         """Return the mode to open files in; None for the default."""
         if not self.writable:
             return None
-        from weightmap.torch import writable_mode
-
-        return writable_mode()
+        mode: Mode = wm.torch.writable_mode()
+        return mode
 
 
 def _to_torch(array: Any) -> Any:
-    from weightmap.torch import to_torch
-
-    return to_torch(array)
+    return wm.torch.to_torch(array)
 
 
 def _to_jax(array: Any) -> Any:
-    from weightmap.jax import to_jax
-
-    return to_jax(array)
+    return wm.jax.to_jax(array)
 
 
 def _to_tensorflow(array: Any) -> Any:

@@ -53,9 +53,7 @@ class Reader:
         self.device: Any = None
         mode = framework.mode()
         if framework.devices:
-            from weightmap.torch import torch_device
-
-            self.device = torch_device("cpu" if device is None else device)
+            self.device = wm.torch.torch_device("cpu" if device is None else device)
             if self.device.type != "cpu":  # what is copied there is never written to here
                 mode = None
         elif device not in {None, "cpu"}:
@@ -71,14 +69,10 @@ class Reader:
         """Return a tensor."""
         file = self.file
         if self._away:
-            from weightmap.torch import load_tensors
-
-            return load_tensors(file, [name], self.device)[name]
+            return wm.torch.load_tensors(file, [name], self.device)[name]
         value = read_whole(file, name) if self.pread else file[name] if self.device is None else None
         if self.device is not None:
-            from weightmap.torch import read_tensor
-
-            return read_tensor(file, name, value)
+            return wm.torch.read_tensor(file, name, value)
         return self._delivered(name, value)
 
     def _delivered(self, name: str, value: Any) -> Any:
@@ -95,9 +89,7 @@ class Reader:
         """Return all tensors, in the order of these names. Whole files take a tenth of the time of single tensors."""
         file = self.file
         if self._away:
-            from weightmap.torch import load_tensors
-
-            return load_tensors(file, names, self.device)
+            return wm.torch.load_tensors(file, names, self.device)
         if self.pread:
             return {name: self.whole(name) for name in names}
         if self.device is not None:
@@ -116,9 +108,7 @@ class Reader:
         try:
             if self._away and is_plain(index):
                 np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # raises what numpy raises
-                from weightmap.torch import load_tensors
-
-                return load_tensors(file, {name: index}, self.device)[name]
+                return wm.torch.load_tensors(file, {name: index}, self.device)[name]
             value = None if self.pread else file[name]
             # Quantised tensors are read before they are decoded, as by `TensorFile.read`, and not mapped.
             array = value[index] if isinstance(value, np.ndarray) else read_part(file, name, index)
@@ -132,9 +122,7 @@ class Reader:
             check_copied(self.file, name, array.nbytes)  # PyTorch shares memory, on the CPU; others copy
         if not self._away:
             return array if self._convert is None else self._convert(array)
-        from weightmap.torch import to_device
-
-        return to_device(array, self.device)
+        return wm.torch.to_device(array, self.device)
 
 
 class safe_open:  # noqa: N801 - the name that safetensors gave it

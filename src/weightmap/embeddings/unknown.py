@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.errors import TensorFileError, UnknownWordError, counted, quoted
+from weightmap.index.spelling import alike
 
 if TYPE_CHECKING:
     from weightmap.embeddings.vocabulary import Vocabulary
@@ -39,8 +40,6 @@ class _Miss(NamedTuple):
 
 
 def _similar(word: str, vocab: Vocabulary) -> list[str]:
-    from weightmap.index.spelling import alike  # noqa: PLC0415 - for errors only
-
     try:
         return alike(word, vocab)
     except TensorFileError:  # words that cannot be decoded, or a file that was changed

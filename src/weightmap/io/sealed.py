@@ -11,6 +11,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+if sys.platform != "win32":
+    import fcntl
+
 from weightmap.kernels import Descriptor, take_ownership
 
 if TYPE_CHECKING:
@@ -25,8 +28,6 @@ def is_sealed(fd: int) -> bool:
     """Whether the bytes behind this descriptor can never change or go away."""
     if not AVAILABLE:
         return False
-    import fcntl  # noqa: PLC0415 - there is none on Windows
-
     needed = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
     try:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & needed == needed
@@ -36,8 +37,6 @@ def is_sealed(fd: int) -> bool:
 
 def seal(pieces: Iterable[memoryview]) -> Descriptor:
     """Return a new descriptor of sealed memory that holds these pieces one after another. Raises `OSError`."""
-    import fcntl  # noqa: PLC0415 - there is none on Windows
-
     file = _new()
     offset = 0
     for piece in pieces:

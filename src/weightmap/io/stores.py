@@ -12,6 +12,7 @@ from weightmap.arguments import as_float, as_integer, mistyped
 from weightmap.errors import MissingDependencyError
 from weightmap.io.fetching import Access
 from weightmap.io.location import Location
+from weightmap.io.web import WebStore
 
 CONCURRENCY, DEADLINE = 16, 60.0
 # The class, what the first part of an address is, and what variables of the environment begin with.
@@ -102,8 +103,6 @@ def _prefix_of(store: Any, key: str) -> str:
 
 def _web(scheme: str, base: str, deadline: float, *, redirects: bool, query: str) -> Any:
     """Return the store below an address of HTTP."""
-    from weightmap.io.web import WebStore  # noqa: PLC0415 - others need none of it
-
     try:
         return WebStore(base, deadline, redirects=redirects, query=query)
     except ValueError:

@@ -6,9 +6,11 @@ They keep the handle itself free of members that users do not need.
 from __future__ import annotations
 
 from collections.abc import ItemsView, ValuesView
+from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
+from weightmap.formats import by_name
 from weightmap.io.opening import name_beside
 from weightmap.options import check_expansion
 
@@ -220,8 +222,6 @@ def shared_descriptor(file: Any) -> int:
     check_open(file)
     number: int | None = file._source.sealed
     if number is None or len(file._sources) > 1:
-        from io import UnsupportedOperation  # noqa: PLC0415 - for this message
-
         msg = 'only a single file opened with mode="sealed" has a descriptor to share'
         raise UnsupportedOperation(msg)
     return number
@@ -234,7 +234,6 @@ def embeddings_of(file: Any) -> Embeddings | None:
     found: Embeddings | bool | None = file._embeddings
     if isinstance(found, bool):
         from weightmap.embeddings.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
-        from weightmap.formats import by_name  # noqa: PLC0415 - opening does not need it
 
         file._embeddings = found = Embeddings.of(file, by_name(file.format).embeddings)
         if file._source.closed:

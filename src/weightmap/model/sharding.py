@@ -21,6 +21,9 @@ from weightmap.model.parts import dense_rows
 from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
 from weightmap.options import DEFAULT_LIMITS, Options
 
+if sys.platform != "win32":
+    import fcntl
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -246,9 +249,7 @@ def _is_there(file: Descriptor, path: str) -> bool:
 
 def _lock(file: Descriptor, start: int, length: int) -> bool:
     """Lock bytes of a file, all from `start` on if the length is 0; say whether no other run has them."""
-    try:
-        import fcntl  # noqa: PLC0415 - Windows has none
-    except ImportError:
+    if sys.platform == "win32":
         return True
     try:
         if sys.platform == "linux":  # a lock of this descriptor: two runs of one process keep each other out

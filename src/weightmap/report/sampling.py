@@ -20,6 +20,7 @@ from weightmap.conversion.tensor_diffs import has_numbers
 from weightmap.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import QuantError
 from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.ggml import GgmlTensor
 from weightmap.quant.schemes import BITS
 
 if TYPE_CHECKING:
@@ -129,8 +130,6 @@ def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
                 return
         return
     if scheme in GGML_SCHEMES:
-        from weightmap.quant.ggml import GgmlTensor  # noqa: PLC0415 - few files need it
-
         for first, count in _starts(size, most):
             begin = row.offset + kernels.ggml_size(first, scheme)
             octets = source.pread(begin, kernels.ggml_size(count, scheme))

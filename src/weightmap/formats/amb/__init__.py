@@ -84,6 +84,11 @@ if TYPE_CHECKING:
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
+_tensor_of = later(f"{__name__}.quantized", "tensor_of")
+_quantization = later(f"{__name__}.quantized", "quantization")
+_glance = later(f"{__name__}.quantized", "glance")
+_verify = later(f"{__name__}.verify", "verify")
+
 
 class _Decoder:
     """Decodes the quantised tensors of a file; `bare` describes blocks without a header."""
@@ -92,21 +97,18 @@ class _Decoder:
         self._bare = bare
 
     def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
-        from weightmap.formats.amb.quantized import tensor_of  # noqa: PLC0415 - see `parse_amb`
-
-        return tensor_of(row, octets, self._bare)
+        found: QuantizedTensor = _tensor_of(row, octets, self._bare)
+        return found
 
     def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
         """Return start of the payload, block size and scale type, from the first bytes of the data."""
-        from weightmap.formats.amb.quantized import quantization  # noqa: PLC0415 - see `parse_amb`
-
-        return quantization(row, head, self._bare)
+        found: tuple[int, int, str] = _quantization(row, head, self._bare)
+        return found
 
     def glance(self, row: Row, source: Source) -> tuple[int, int, str]:
         """Return the same, read from the file, and check a mask."""
-        from weightmap.formats.amb.quantized import glance  # noqa: PLC0415 - see `parse_amb`
-
-        return glance(row, source, self._bare)
+        found: tuple[int, int, str] = _glance(row, source, self._bare)
+        return found
 
 
 def parse_amb(source: Source, head: bytes, options: Options) -> Content:
@@ -127,11 +129,8 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     def load_metadata() -> dict[str, Any]:
         return metadata
 
-    # Quantised tensors and `verify` import their modules at the first use: opening needs none of them.
     def check(run: Verification) -> None:
-        from weightmap.formats.amb.verify import verify  # noqa: PLC0415 - see above
-
-        verify(run, header, crc, records, bare)
+        _verify(run, header, crc, records, bare)
 
     content = Content("amb", table, load_metadata, check, warnings)
     content.config = MappingProxyType(config)

@@ -109,6 +109,9 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
+_verify_spec = later(f"{__name__}.verify", "verify_spec")
+_data_sum = later(f"{__name__}.verify", "data_sum")
+
 
 class _Rules(Rules):
     __slots__ = ()
@@ -236,14 +239,10 @@ def parse_spec(
         check_table(table, start, data)
 
     def verify(run: Verification) -> None:
-        from weightmap.formats.embd.verify import verify_spec  # noqa: PLC0415 - not needed to open
-
-        verify_spec(run, Header(*fields), footer)
+        _verify_spec(run, Header(*fields), footer)
 
     def sums(_: Source) -> list[Sum]:
-        from weightmap.formats.embd.verify import data_sum  # noqa: PLC0415 - not needed to open
-
-        return [data_sum(Header(*fields), footer, source.size)]
+        return [_data_sum(Header(*fields), footer, source.size)]
 
     def load() -> dict[str, Any]:
         return load_metadata(metadata, metadata_offset)

@@ -118,6 +118,8 @@ if TYPE_CHECKING:
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
+_load_metadata = later(f"{__name__}.metadata", "load_metadata")  # imports the parser of TOML
+_verify = later(f"{__name__}.verify", "verify")
 LAYOUTS = ("upstream", "spec")
 
 _NAMES = ("embeddings", "norms")
@@ -163,14 +165,11 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     def load() -> dict[str, Any]:
         if metadata is None:
             return {}
-        from weightmap.formats.finalfusion.metadata import load_metadata  # noqa: PLC0415 - imports the parser of TOML
-
-        return load_metadata(source.pread(*metadata), metadata[0])
+        found: dict[str, Any] = _load_metadata(source.pread(*metadata), metadata[0])
+        return found
 
     def check(run: Verification) -> None:
-        from weightmap.formats.finalfusion.verify import verify  # noqa: PLC0415 - not needed to open
-
-        verify(run, chunks, walk(source, b"", run.options, []))
+        _verify(run, chunks, walk(source, b"", run.options, []))
 
     layout = "spec" if vocab is not None and vocab.spec else "upstream"
     content = Content(layout, table, load, check, warnings)

@@ -10,6 +10,7 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DTYPES, GGML_SCHEMES
 from weightmap.errors import FormatError, UnsupportedError, cut_off, too_many
+from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
+_check = later("weightmap.formats.gguf.faults", "check")
 MAGIC = b"GGUF"
 U32, STRING, ARRAY = 4, 8, 9
 # Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.
@@ -150,17 +152,13 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
     while (found := scan.values(data)) is False:
         data = _extended(source, data, scan.wanted, limit)
     if found is not True:
-        from weightmap.formats.gguf.faults import check  # noqa: PLC0415 - for damaged files
-
-        check(found, scan, data, source, options, TYPES, of_tensors=False)
+        _check(found, scan, data, source, options, TYPES, of_tensors=False)
     columns, found = scan.tensors(data, _NATIVE, n_tensors)
     while found is False:
         data = _extended(source, data, scan.wanted, limit)
         columns, found = scan.tensors(data, _NATIVE, n_tensors)
     if found is not True:
-        from weightmap.formats.gguf.faults import check  # noqa: PLC0415 - for damaged files
-
-        check(found, scan, data, source, options, TYPES, of_tensors=True)
+        _check(found, scan, data, source, options, TYPES, of_tensors=True)
     if type(data) is bytearray:
         del data[scan.end :]
     return Header(source.name, data, scan, version), columns
