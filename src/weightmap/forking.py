@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Not needed for reading files: programs, integrations, conversions of word embeddings, and requests to stores, whose
+# Not needed for reading files: programs, integrations, words, deltas but their overlay, and stores, whose
 # libraries take a quarter of a second and register hooks of their own.
 _APART = frozenset(
-    {"__main__", "cli", "compat", "dcp", "demo", "jax", "report", "torch", "typing", "vllm", "words"}
+    {"__main__", "cli", "compat", "dcp", "deltas", "demo", "jax", "report", "torch", "typing", "vllm", "words"}
     | {"ahead", "fetching", "location", "remote", "stores", "web"}
 )
 # Without `logging` and `concurrent.futures`: imported during a fork, they would register their own hooks too late.
-_OTHERS = ("ml_dtypes", "tomllib")
+_OTHERS = ("ml_dtypes", "tomllib", "weightmap.deltas.overlay")
 _loaded = False
 
 
