@@ -288,6 +288,14 @@ def data_section() -> Iterator[Case]:
             expected["odd"] = "padding between tensors"
             yield case("E13", f"byte {at} of the data", d, **(expected if at == 63 or at > 131 else {}))
 
+    for size in (1, 2, 63):  # padding behind the last tensor, of which the last byte is not zero
+        d = embd.Draft([("a", noise("uint8", (5,)))], metadata=b"")
+        d.data[-16:-16] = bytes(size - 1) + b"\1"
+        d.data_size += size
+        d.header(tensor_data_size=d.data_size, total_file_size=len(d.data))
+        expected = {"field": "padding", "offset": d.data_offset + 5, "late": True, "odd": "padding between tensors"}
+        yield case("E13", f"the last of {size} bytes behind the data", d, "LayoutError", **expected)
+
 
 def padded() -> embd.Draft:
     """Tensors at 0 to 63, 64 to 128 and 128 to 132 of the data section, which has 192 bytes."""
