@@ -51,10 +51,12 @@ class Reader:
 
     def __init__(self, filename: Any, framework: Framework, device: Any, *, pread: bool) -> None:
         self.device: Any = None
+        self._away = False  # whether tensors go to a device other than the CPU
         mode = framework.mode()
         if framework.devices:
             self.device = wm.torch.torch_device("cpu" if device is None else device)
-            if self.device.type != "cpu":  # what is copied there is never written to here
+            self._away = self.device.type != "cpu"
+            if self._away:  # what is copied there is never written to here
                 mode = None
         elif device not in {None, "cpu"}:
             raise UnsupportedError("device", expected=f"cpu, for {framework.name}", actual=repr(device))
@@ -79,11 +81,6 @@ class Reader:
         """Return a value of the file, decoded where it is quantised, as the framework has it."""
         array = value if isinstance(value, np.ndarray) else self.file.read(name, np.float32)
         return self.deliver(name, array)
-
-    @property
-    def _away(self) -> bool:
-        """Whether tensors go to a device other than the CPU."""
-        return self.device is not None and self.device.type != "cpu"
 
     def every(self, names: list[str]) -> dict[str, Any]:
         """Return all tensors, in the order of these names. Whole files take a tenth of the time of single tensors."""

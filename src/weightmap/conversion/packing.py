@@ -41,7 +41,8 @@ class Packed(Tensors):
         self.distinct = not renamed  # as in the source, whose index was checked
         self.nbytes = 0
         self._places: list[Row] = []
-        self._names = _Names()
+        self._texts: list[tuple[str, array[int]]] = []  # names of many tensors, and where each of them ends
+        self._last: list[str] = []
         self._numbers, self._offsets = array("I"), array("Q")
 
     def add_kind(self, payload: Payload, place: Row) -> int:
@@ -52,7 +53,11 @@ class Packed(Tensors):
 
     def add(self, name: str, kind: int, offset: int) -> None:
         """Append a tensor by its name in the source."""
-        self._names.append(name)
+        last = self._last
+        last.append(name)
+        if len(last) == _TOGETHER:
+            self._texts.append(("".join(last), array("Q", accumulate(map(len, last)))))
+            last.clear()
         self._numbers.append(kind)
         self._offsets.append(offset)
         self.nbytes += self.kinds[kind].nbytes
@@ -62,7 +67,7 @@ class Packed(Tensors):
 
     def __iter__(self) -> Iterator[Payload]:
         kinds, places, new, renamed = self.kinds, self._places, tuple.__new__, self._renamed
-        for name, number, offset in zip(self._names, self._numbers, self._offsets, strict=True):
+        for name, number, offset in zip(self.origins(), self._numbers, self._offsets, strict=True):
             dtype, shape, source, _, nbytes, geometry, quantized = places[number]
             place = new(Row, (dtype, shape, source, offset, nbytes, geometry, quantized))
             tensor = kinds[number].again(name, place)
@@ -72,15 +77,15 @@ class Packed(Tensors):
 
     def names(self) -> Iterator[str]:
         """Yield the names in the new file."""
-        return (self._renamed.get(name, name) for name in self._names) if self._renamed else iter(self._names)
+        return (self._renamed.get(name, name) for name in self.origins()) if self._renamed else self.origins()
 
     def origins(self) -> Iterator[str]:
         """Yield the names in the source."""
-        return iter(self._names)
+        return chain(chain.from_iterable(starmap(_names_in, self._texts)), self._last)
 
     def arranged(self, rank: Callable[[Payload], Any]) -> Packed:
         """Return the tensors by the rank of their kind, and those of one rank by the bytes of their names."""
-        names, numbers = list(self._names), self._numbers
+        names, numbers = list(self.origins()), self._numbers
         written = list(self.names()) if self._renamed else names
         # In the order of code points, which is that of the bytes of UTF-8.
         order = sorted(range(len(names)), key=written.__getitem__)
@@ -92,25 +97,6 @@ class Packed(Tensors):
         for i in order:
             found.add(names[i], numbers[i], self._offsets[i])
         return found
-
-
-class _Names:
-    """A growing list of names, as texts of many."""
-
-    def __init__(self) -> None:
-        self._texts: list[tuple[str, array[int]]] = []
-        self._last: list[str] = []
-
-    def append(self, name: str) -> None:
-        """Append a name."""
-        last = self._last
-        last.append(name)
-        if len(last) == _TOGETHER:
-            self._texts.append(("".join(last), array("Q", accumulate(map(len, last)))))
-            last.clear()
-
-    def __iter__(self) -> Iterator[str]:
-        return chain(chain.from_iterable(starmap(_names_in, self._texts)), self._last)
 
 
 def _names_in(text: str, ends: array[int]) -> list[str]:

@@ -150,10 +150,11 @@ class Delivery(PartReader):
                         at = int(begins[n])
                         ask_for(self.source, at, min(int(ends[n]), begin + self.window) - at)
                 asked = last
-            if sums.takes:
-                # A mapping shows the pages that this reads, and a file that becomes shorter is an error here.
-                sums.read(end)
-            sums.finish(end)
+            if self._stored:
+                if sums.takes:
+                    # A mapping shows the pages that this reads, and a file that becomes shorter is an error here.
+                    sums.read(end)
+                sums.finish(end)
             name = spans.name(number)
             self.source.check_unchanged()
             array = spans.of(number).array()
