@@ -79,6 +79,32 @@ def test_unchanged_tensors_are_views_of_the_base(tmp_path):
         f["embed"]
 
 
+@pytest.mark.parametrize("files", [1, 2])
+def test_what_else_takes_a_model(tmp_path, files):
+    """`convert`, `diff` of its result, `read`, `weights`, rows of devices: all see the changed tensors."""
+    old = {name: value for name, value in model().items() if name != "empty"}
+    new = stepped(old, 5)
+    names = list(old)
+    shards = [{name: old[name] for name in names[number::files]} for number in range(files)]
+    base = write_model(tmp_path / "base", *shards)
+    delta = write_delta(tmp_path, 1, old, new)
+    write_model(tmp_path / "new", new)
+    with wm.open(base, deltas=[delta], verify="full") as f:
+        for target in ("out.safetensors", "out.gguf", "out.bt"):
+            wm.convert(f, tmp_path / target)
+            found = wm.load(tmp_path / target)
+            assert digests(found) == digests({name: new[name] for name in found})
+        assert wm.diff(tmp_path / "out.safetensors", tmp_path / "new", tensors_only=True).equal
+        assert digests(f.weights) == digests(new)
+        for name in names:
+            np.testing.assert_array_equal(f.read(name, new[name].dtype), new[name])
+        with pytest.raises(ValueError, match="one file"):
+            wm.convert(f, f"{tmp_path}/shards/", format="safetensors")
+        with pytest.raises(wm.TargetError):
+            wm.convert(f, next(delta.glob("*.safetensors")))
+    assert not list(tmp_path.glob("shards/*"))
+
+
 def test_deltas_come_in_order(tmp_path):
     """A gap, a wrong order and a full version in the place of a delta are refused."""
     old = model()

@@ -18,6 +18,7 @@ from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quot
 from weightmap.formats import FORMATS, Format
 from weightmap.io.atomic import file_exists, write_plan
 from weightmap.model.directory import directory_around, find_source
+from weightmap.model.file import TensorFile
 from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_or_import
 from weightmap.model.parts import name_of, named_rows, rows_of, warnings_of
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
     from weightmap.model.directory import ModelDirectory
-    from weightmap.model.file import TensorFile
     from weightmap.model.sharding import ShardTarget
     from weightmap.quant.blocks import QuantizedTensor
 
@@ -75,7 +75,8 @@ def convert(
     src : str, os.PathLike, or whatever else `open` takes
         The path of a file, an index of shards, or a Hugging Face model directory, whose configuration
         (``config.json``) and vocabulary (``vocab.txt``) go along where the target has a place for them; bytes are
-        content. Or word embeddings of another program: word2vec binary, text with or without a line of dimensions
+        content. An open handle, such as one on a model under deltas, goes to one file, and stays open. Or word
+        embeddings of another program: word2vec binary, text with or without a line of dimensions
         (GloVe), a dense fastText model: as `weightmap.words.convert` does by default.
     dst : str, bytes or os.PathLike
         Always a path, written atomically, as by `save`; never that of the source, which would lose what is left out. A
@@ -196,9 +197,9 @@ def convert(
     globs = as_globs("include", include), as_globs("exclude", exclude)
     wanted = None if dtype is None else floating(dtype)
     # In mode "mmap" this touches no page: tensors are read by pread.
-    opened = open_or_import(model, limits, lossy=False, strict=strict)
+    opened = _open(model, limits, strict=strict, one_file=shards is None and most is None)
     of_words = isinstance(opened, Words)
-    with contextlib.nullcontext() if of_words else opened, meant_by_suffix(target, by_suffix):
+    with contextlib.nullcontext() if of_words or opened is src else opened, meant_by_suffix(target, by_suffix):
         if shards is None and not of_words:
             check_not_read(opened, target)
         if verify and not of_words:
@@ -237,6 +238,15 @@ def convert(
             report = convert_model(opened, inside, shards, spec, renamed, run, progress, overwrite=overwrite)
         tolerated = (f"tolerated in the source: {warning}" for warning in warnings_of(opened))
         return report._replace(src=source, warnings=(*tolerated, *report.warnings, *_decoded(opened, spec)))
+
+
+def _open(src: Any, limits: Limits, *, strict: bool, one_file: bool) -> Any:
+    """Open a source of `convert`. The caller's handle is returned as it is: shards would be read from its files."""
+    if not isinstance(src, TensorFile):
+        return open_or_import(src, limits, lossy=False, strict=strict)
+    if one_file:
+        return src
+    raise ValueError("src is an open handle, whose tensors go to one file: give the name of one, and no shard size")
 
 
 def _stored(source: Any, limits: Limits, *, strict: bool) -> str | None:

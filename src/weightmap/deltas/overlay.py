@@ -12,12 +12,12 @@ import numpy as np
 
 from weightmap.deltas.frames import BLOCK, Frame, patched
 from weightmap.deltas.versions import Delta, read_version
-from weightmap.errors import DeltaError, FormatError, TensorFileError, UnsupportedError, counted, quoted
+from weightmap.errors import DeltaError, TensorFileError, UnsupportedError, counted, quoted
 from weightmap.formats import Content
 from weightmap.index.joined import JoinedTable
 from weightmap.io.geometry import Decoded, DecodedSource
 from weightmap.model.file import TensorFile
-from weightmap.model.parts import parts_of
+from weightmap.model.parts import parts_of, warnings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ class OverlaidContent(Content):
     def __init__(self, base: TensorFile, deltas: Sequence[Delta], options: Options) -> None:
         _, below, _ = parts_of(base)
         table = OverlaidTable(below.table, _changed(below.table, deltas, options.limits))
-        super().__init__(below.layout, table, below.load_metadata, self._verify, below.warnings)
+        super().__init__(below.layout, table, below.load_metadata, self._verify, warnings_of(base))
         self._below = below
         self.deltas = deltas
         self._of_deltas = tuple(source for delta in deltas for source in delta.sources)
@@ -186,27 +186,29 @@ def overlay(base: TensorFile, directories: Sequence[str], options: Options) -> T
         for directory in directories:
             found.append(read_delta(directory, options))  # noqa: PERF401 - those that are open are closed below
         check_chain(found)
-        return overlaid(base, found, options)
     except BaseException:
         base.close()
         for delta in found:
             delta.close()
         raise
+    return overlaid(base, found, options)
 
 
 def overlaid(base: TensorFile, deltas: Sequence[Delta], options: Options) -> TensorFile:
-    """Return a handle on a model under deltas that are open. It closes the files of both."""
+    """Return a handle on a model under deltas that are open. It closes the files of both, as this does if it fails."""
     source, _, _ = parts_of(base)
     try:
         content = OverlaidContent(base, deltas, options)
-    except FormatError as error:
-        raise error.located(path=source.name) from None
-    content.table.belongs_to(source, base.format)
-    file = TensorFile(source, base.format, content, options, base.shards)
-    if options.verify == "full":
-        try:
+        content.table.belongs_to(source, base.format)
+        # Not the handles of its shards, which would show the base.
+        file = TensorFile(source, base.format, content, options)
+        if options.verify == "full":
             file.verify()
-        except TensorFileError:
-            file.close()
-            raise
+    except BaseException as error:
+        base.close()
+        for delta in deltas:
+            delta.close()
+        if isinstance(error, TensorFileError):
+            raise error.located(path=source.name) from None
+        raise
     return file

@@ -286,14 +286,15 @@ def _advance(place: Local, way: _Way, target: int, at: int | None, work: _Work, 
     """Go to a version: write all of its files, and then make them the model's."""
     own = way.begin is place.folder
     # The handle closes the files of the model and of the deltas.
-    with overlaid(open_with(way.begin, _READING), way.deltas, _READING) as file:
+    base = open_with(way.begin, _READING)
+    with overlaid(base, way.deltas, _READING) as file:
         rows = list(rows_of(file))
         changed = [row for row in rows if isinstance(row.geometry, Patched)]
         try:
             if own and not changed:
                 place.record(target)
             else:
-                place.commit(_stage(place, file, changed, target, at, work, own=own))
+                place.commit(_stage(place, base, file, changed, target, at, work, own=own))
         except OSError as error:
             place.abandon()
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, TensorFileError):
@@ -314,14 +315,22 @@ def _of_deltas(way: _Way) -> set[Source]:
 
 
 def _stage(
-    place: Local, file: TensorFile, changed: Sequence[Row], target: int, at: int | None, work: _Work, *, own: bool
+    place: Local,
+    base: TensorFile,
+    file: TensorFile,
+    changed: Sequence[Row],
+    target: int,
+    at: int | None,
+    work: _Work,
+    *,
+    own: bool,
 ) -> Change:
     """Write what a version needs to ``next/``, and return the change that it takes."""
-    parts = {name: sources_of(shard)[0] for name, shard in file.shards.items()}
+    parts = {name: sources_of(shard)[0] for name, shard in base.shards.items()}
     path = sources_of(file)[0].path  # of the index, or of the only file
     only = called(path) if own and path is not None else SINGLE
     parts, sharded = parts or {only: sources_of(file)[0]}, bool(parts)
-    formats = {part.format for part in (*file.shards.values(), file)}
+    formats = {part.format for part in (*base.shards.values(), base)}
     plan = None
     if formats != {"safetensors"}:
         if own:
@@ -386,10 +395,11 @@ def _as_safetensors(file: TensorFile) -> WritePlan:
 
 def _apply_to_file(path: str, delta: Delta, work: _Work, started: float) -> DeltaReport:
     """Replace a file by what a delta makes of it."""
-    with overlaid(open_with(path, _READING), [delta], _READING) as file:
+    base = open_with(path, _READING)
+    with overlaid(base, [delta], _READING) as file:
         source, rows = sources_of(file)[0], list(rows_of(file))
         changed = [row for row in rows if isinstance(row.geometry, Patched)]
-        if file.format != "safetensors" or file.shards:
+        if file.format != "safetensors" or base.shards:
             raise UnsupportedError(
                 "format of the model", path=path, actual=file.format, expected="safetensors: convert it"
             )
