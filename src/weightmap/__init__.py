@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from weightmap.index.row import TensorInfo
     from weightmap.model.reports import ConvertReport
     from weightmap.model.saving import save
-    from weightmap.model.verifying import VerifyReport
+    from weightmap.model.verify_report import VerifyReport
     from weightmap.plans.indices import shard
     from weightmap.plans.planning import plan
     from weightmap.plans.read_plan import ReadPlan
@@ -124,7 +124,7 @@ _ON_DEMAND = {
     "Run": "conversion.running",
     "TensorDiff": "conversion.tensor_diffs",
     "TensorInfo": "index.row",
-    "VerifyReport": "model.verifying",
+    "VerifyReport": "model.verify_report",
     "Vocabulary": "embeddings.vocabulary",
     "convert": "conversion.converting",
     "diff": "conversion.compare",

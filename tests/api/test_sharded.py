@@ -24,7 +24,7 @@ from tests.support import mappings, same
 
 import weightmap as wm
 from weightmap import compat
-from weightmap.io.opening import from_buffer
+from weightmap.io.open_source import from_buffer
 from weightmap.model import listing, sharded
 from weightmap.model.listing import read_listing
 from weightmap.model.parts import check_unchanged

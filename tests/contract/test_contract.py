@@ -23,7 +23,7 @@ from tests import builders
 from tests.support import address, each, exercise, mappings, run_child, same, survives
 
 import weightmap as wm
-from weightmap.io import opening
+from weightmap.io import open_source
 from weightmap.io import source as sources
 
 if TYPE_CHECKING:
@@ -794,7 +794,7 @@ def test_a_handle_closed_while_it_maps_or_reads_keeps_nothing(
     """Closed by another thread at the moment of the first look-up, a handle lets go of what that look-up brought."""
     path = tmp_path / "m.weights"
     wm.save(path, {"w": np.arange(3000, dtype=np.float32)})
-    inner = opening.from_path(str(path), mode)
+    inner = open_source.from_path(str(path), mode)
     function = "aligned" if mode == "copy" else "map_file"
     original = getattr(sources, function)
     monkeypatch.setattr(sources, function, lambda *args: (inner.close(), original(*args))[1])
@@ -807,7 +807,7 @@ def test_two_first_look_ups_where_nothing_can_be_mapped(tmp_path: Path, monkeypa
     """Where a file system cannot map, a look-up that another one overtakes finds the file that was read meanwhile."""
     path = tmp_path / "m.weights"
     wm.save(path, {"w": np.arange(3000, dtype=np.float32)})
-    inner = opening.from_path(str(path), "copy")
+    inner = open_source.from_path(str(path), "copy")
     load = sources.Source._load
 
     def overtaken(self: sources.Source) -> Any:

@@ -15,7 +15,7 @@ from tests.builders import safetensors as st
 
 import weightmap as wm
 from weightmap.formats import FORMATS
-from weightmap.io.opening import from_buffer
+from weightmap.io.open_source import from_buffer
 from weightmap.options import Options
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
 

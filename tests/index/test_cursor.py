@@ -9,7 +9,7 @@ import pytest
 
 import weightmap as wm
 from weightmap.formats._cursor import Cursor
-from weightmap.io.opening import from_path
+from weightmap.io.open_source import from_path
 from weightmap.options import Limits
 
 if TYPE_CHECKING:

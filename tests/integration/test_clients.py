@@ -22,7 +22,7 @@ pytest.importorskip("safetensors")
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
-from weightmap.compat import _opening  # noqa: E402
+from weightmap.compat import _safe_open  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # A test that leaves something behind fails: these set variables when they are imported, and tqdm would start a thread.
@@ -37,9 +37,9 @@ with contextlib.suppress(ImportError), warnings.catch_warnings():
 def both(tmp_path, monkeypatch):
     """Call a function once with safetensors and once with ours, each in a folder; compare results and files."""
     opened = []
-    init = _opening.Reader.__init__
+    init = _safe_open.OpenedFile.__init__
     monkeypatch.setattr(
-        _opening.Reader, "__init__", lambda self, *a, **k: (opened.append(a[0]), init(self, *a, **k))[1]
+        _safe_open.OpenedFile, "__init__", lambda self, *a, **k: (opened.append(a[0]), init(self, *a, **k))[1]
     )
 
     def run(function, *, reads=True):

@@ -22,7 +22,7 @@ from tests.builders import torch as torch_files
 
 import weightmap
 from weightmap import demo
-from weightmap.demo import bert, measure, parts, report
+from weightmap.demo import bert, measure, model_parts, report
 
 REFERENCE = Path(__file__).parents[1] / "data" / "minilm_reference.npz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -269,8 +269,8 @@ def quantised(checkpoint, tmp_path_factory):
 
 def test_amb_and_embd_files_hold_the_same_facts_of_a_model(minilm, quantised):
     """Numbers, vocabulary and special ids are the same, though AMB keeps them elsewhere and under other names."""
-    ours, theirs = parts.model_parts(minilm), weightmap.open(quantised)
-    found = parts.model_parts(theirs)
+    ours, theirs = model_parts.model_parts(minilm), weightmap.open(quantised)
+    found = model_parts.model_parts(theirs)
     assert list(found.vocab) == list(ours.vocab)
     assert dict(found.special_ids) == dict(ours.special_ids)
     keys = ("num_layers", "num_attention_heads", "max_position_emb", "hidden_act")

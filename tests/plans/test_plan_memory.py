@@ -17,7 +17,7 @@ from tests.builders import safetensors as safe
 from tests.support import SOURCES
 
 import weightmap as wm
-from weightmap.io.memory import Group, Headroom, headroom
+from weightmap.io.memory import ControlGroup, Headroom, headroom
 from weightmap.quant.ggml import quantize_ggml
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def test_headroom_is_what_machine_and_groups_leave(name: str, tmp_path: Path) ->
 def test_a_group_says_where_it_is(tmp_path: Path) -> None:
     """Path, version, limit, use and pages of files, for whoever wants to know what the bound is."""
     found = headroom(tree(tmp_path, SYSTEMS["version 2"][0]))
-    assert found == Headroom(8 * GIB, (Group("/sys/fs/cgroup/a/b", 2, 4 * GIB, 3 * GIB, 2 * GIB),))
+    assert found == Headroom(8 * GIB, (ControlGroup("/sys/fs/cgroup/a/b", 2, 4 * GIB, 3 * GIB, 2 * GIB),))
 
 
 @linux

@@ -18,7 +18,7 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap.cli import main
 from weightmap.io import pages
-from weightmap.io.memory import Group, Headroom
+from weightmap.io.memory import ControlGroup, Headroom
 from weightmap.io.pages import Sample
 from weightmap.plans import explaining, read_plan
 
@@ -100,7 +100,7 @@ def test_a_report_has_the_numbers_of_its_plan(path: Path, monkeypatch: pytest.Mo
         ({"number": 0x6969}, r"16.0 MiB lie on nfs, where a lost connection ends a process"),
         ({"left": Headroom(MIB, ())}, "16.0 MiB are more than the 1.0 MiB that are available"),
         (
-            {"left": Headroom(GIB, (Group("/g", 2, 9 * MIB, 8 * MIB, 7 * MIB),))},
+            {"left": Headroom(GIB, (ControlGroup("/g", 2, 9 * MIB, 8 * MIB, 7 * MIB),))},
             "16.0 MiB are more than the 8.0 MiB that the control group leaves",
         ),
         ({"budget": 2 * MIB}, "16.0 MiB are more than the 2.0 MiB that this plan may fill"),

@@ -27,7 +27,7 @@ from weightmap import kernels
 from weightmap.io import pages
 from weightmap.io.filesystem import FileSystem, file_system_of, known
 from weightmap.io.memory import Headroom
-from weightmap.io.opening import from_path, open_source
+from weightmap.io.open_source import from_path, open_source
 from weightmap.io.source import Source
 from weightmap.model.parts import parts_of
 from weightmap.plans import delivery, read_plan, warming

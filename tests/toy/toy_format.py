@@ -19,7 +19,7 @@ from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 
 if TYPE_CHECKING:
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
 

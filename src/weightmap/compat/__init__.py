@@ -39,8 +39,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.compat._opening import SafeSlice, load_file, safe_open
-from weightmap.compat._opening import open_handle as _safe_open_handle
+from weightmap.compat._safe_open import SafeSlice, load_file, safe_open
+from weightmap.compat._safe_open import open_handle as _safe_open_handle
 from weightmap.errors import TensorFileError as SafetensorError
 from weightmap.lazy import on_demand
 

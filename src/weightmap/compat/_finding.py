@@ -10,7 +10,7 @@ import weightmap as wm
 from weightmap.compat._frameworks import imported
 from weightmap.errors import NotRegularFileError, TensorFileError
 from weightmap.formats import HEAD, identify
-from weightmap.io.opening import from_path
+from weightmap.io.open_source import from_path
 from weightmap.model.sharded import find_model
 from weightmap.model.single import INDEX_SUFFIX
 

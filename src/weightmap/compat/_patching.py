@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from weightmap.compat import _finding, _opening, _saving
+from weightmap.compat import _finding, _safe_open, _saving
 from weightmap.compat._frameworks import imported
 from weightmap.errors import TensorFileError
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _PACKAGE = {
     "SafetensorError": TensorFileError,
     "TensorSpec": _saving.TensorSpec,
-    "_safe_open_handle": _opening.open_handle,
+    "_safe_open_handle": _safe_open.open_handle,
     "deserialize": _saving.deserialize,
-    "safe_open": _opening.safe_open,
+    "safe_open": _safe_open.safe_open,
     "serialize": _saving.serialize,
     "serialize_file": _saving.serialize_file,
 }

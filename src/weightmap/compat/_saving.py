@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import weightmap as wm
 from weightmap.arguments import as_path
 from weightmap.compat._errors import TorchEncodeError
-from weightmap.compat._opening import code_of, dtype_of, safe_open
+from weightmap.compat._safe_open import code_of, dtype_of, safe_open
 from weightmap.dtypes import DTYPES
 from weightmap.errors import EncodeError, quoted
 from weightmap.formats import Payload, Request, Tensors, by_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightmap.compat import _opening, _saving
+from weightmap.compat import _safe_open, _saving
 
 if TYPE_CHECKING:
     import os
@@ -25,7 +25,7 @@ def load(data: Any) -> dict[str, Any]:
 
 def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]:
     """Return the tensors of TensorFlow in a file, copied by TensorFlow."""
-    return _opening.load_file(filename, framework="tf", backend=backend)
+    return _safe_open.load_file(filename, framework="tf", backend=backend)
 
 
 def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:

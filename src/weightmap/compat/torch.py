@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weightmap.compat import _opening, _saving
+from weightmap.compat import _safe_open, _saving
 from weightmap.compat._errors import TorchEncodeError
 from weightmap.errors import EncodeError, quoted
 from weightmap.model.foreign import check_module
@@ -33,7 +33,7 @@ def load_file(
     filename: str | os.PathLike[str], device: str | int = "cpu", *, backend: str = "mmap"
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a file; on the CPU they share its pages, may be written to, and leave it as it was."""
-    return _opening.load_file(filename, device, framework="pt", backend=backend)
+    return _safe_open.load_file(filename, device, framework="pt", backend=backend)
 
 
 def save(tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:

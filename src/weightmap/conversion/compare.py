@@ -12,7 +12,7 @@ from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_ro
 from weightmap.errors import counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
-from weightmap.io.opening import is_directory, path_of
+from weightmap.io.open_source import is_directory, path_of
 from weightmap.model import directory as hub
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately

@@ -13,7 +13,7 @@ from weightmap.conversion.tensors import Prepared, Preparer, check_total
 from weightmap.errors import EncodeError, counted
 from weightmap.formats import check_names
 from weightmap.formats._metadata import equal
-from weightmap.io.opening import called, folder_of
+from weightmap.io.open_source import called, folder_of
 from weightmap.model.inputs import check_not_read
 from weightmap.model.parts import name_of, named_rows, parts_of, rows_of
 from weightmap.model.sharding import encode_index

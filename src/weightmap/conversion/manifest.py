@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.errors import FormatError, TargetError, TensorFileError, UnsupportedError, quoted
 from weightmap.io import strict_json
 from weightmap.io.atomic import remove_leftovers, write_plan
-from weightmap.io.opening import from_path
+from weightmap.io.open_source import from_path
 from weightmap.io.sink import WritePlan
 from weightmap.model.sharding import plain_name
 

@@ -11,7 +11,7 @@ from weightmap import kernels
 from weightmap.conversion.tensors import Preparer, unaligned
 from weightmap.errors import FileChangedError, TensorFileError
 from weightmap.io.atomic import write_plan
-from weightmap.io.opening import folder_of, from_path, inside
+from weightmap.io.open_source import folder_of, from_path, inside
 from weightmap.io.sink import WritePlan
 from weightmap.model.directory import read_directory
 from weightmap.model.opening import open_with

@@ -10,11 +10,11 @@ from weightmap.conversion.manifest import Manifest, digest
 from weightmap.conversion.running import Run, Runner, is_shared, manifests_of, share_of, validated_run
 from weightmap.conversion.tasks import FileRows, open_rows, state_of
 from weightmap.errors import ShardsError, counted, quoted
-from weightmap.io.opening import called, folder_of, inside
+from weightmap.io.open_source import called, folder_of, inside
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import detach_index, name_of, parts_of
 from weightmap.model.sharded import disagreements
-from weightmap.model.verifying import VerifyReport, in_common
+from weightmap.model.verify_report import VerifyReport, in_common
 from weightmap.model.weights import as_parameters
 from weightmap.options import Limits, validated_limits
 

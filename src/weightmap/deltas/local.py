@@ -54,7 +54,7 @@ from weightmap.io import strict_json
 from weightmap.io.atomic import flush_folder, reserve, write_plan
 from weightmap.io.beside import read_small, stays_inside
 from weightmap.io.filesystem import known
-from weightmap.io.opening import MISSING
+from weightmap.io.open_source import MISSING
 from weightmap.io.sink import WritePlan
 from weightmap.kernels import take_ownership
 from weightmap.model.sharded import find_model

@@ -23,7 +23,7 @@ from weightmap.formats._writing import Payload, Request
 from weightmap.io import strict_json
 from weightmap.io.atomic import write_plan
 from weightmap.io.beside import read_small
-from weightmap.io.opening import called, inside, path_of
+from weightmap.io.open_source import called, inside, path_of
 from weightmap.io.sink import WritePlan
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, rows_of, sources_of

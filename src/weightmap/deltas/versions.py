@@ -21,7 +21,7 @@ from weightmap.deltas.sums import CHECKSUMS
 from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError, quoted
 from weightmap.io import strict_json
 from weightmap.io.beside import KEPT
-from weightmap.io.opening import MISSING, beside, from_path, inside, names_in
+from weightmap.io.open_source import MISSING, beside, from_path, inside, names_in
 from weightmap.model.listing import shard_name
 from weightmap.model.parts import rows_of, sources_of
 from weightmap.model.single import USUAL_NAMES, open_file

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import weightmap
-from weightmap.demo.parts import model_parts
+from weightmap.demo.model_parts import model_parts
 from weightmap.demo.sentences import SentenceEncoder, build_tokenizer
 from weightmap.errors import TensorFileError
 

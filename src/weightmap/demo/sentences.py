@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.demo.bert import BertEncoder
-from weightmap.demo.parts import model_parts
+from weightmap.demo.model_parts import model_parts
 from weightmap.errors import MissingDependencyError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:

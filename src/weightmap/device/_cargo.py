@@ -297,7 +297,7 @@ class Cargo:
         yield whole.reshape(self._whole)[ascending(axes)]
 
 
-class Made:
+class ArrayCargo:
     """An array, or a quantised tensor that is decoded here, to be sent to a device.
 
     Parameters

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.device._backend import Backend
-    from weightmap.device._cargo import Cargo, Made, Piece
+    from weightmap.device._cargo import ArrayCargo, Cargo, Piece
     from weightmap.device._slots import Slot
     from weightmap.io.source import Source
     from weightmap.plans.sums import Sums
@@ -132,7 +132,7 @@ class Loader:
         if there < (end - begin) // 10 * 9:
             self._cold = begin, end
 
-    def send(self, cargo: Cargo | Made, buffer: Any, at: int, source: Source | None = None) -> None:
+    def send(self, cargo: Cargo | ArrayCargo, buffer: Any, at: int, source: Source | None = None) -> None:
         """Send a tensor to device memory, from byte `at` on; `finish` waits for it."""
         given = cargo.source if source is None else source
         for piece in cargo.pieces(self._staging.slot_bytes // 4):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from weightmap.formats._metadata import fitted
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.formats._writing import Filled, Payload, Request, Tensors, Unfit, check_names, listed, refuse
     from weightmap.io.source import Source
 
@@ -51,7 +51,7 @@ _hint = later("weightmap.formats._hints", "hint")
 _damaged = later("weightmap.formats._hints", "damaged")
 of_ranks = later("weightmap.formats._hints", "of_ranks")
 __getattr__: Callable[[str], Any] = on_demand(
-    __name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"}
+    __name__, globals(), _WRITING | {"Verification": "_verification", "fitted": "_metadata"}
 )
 
 

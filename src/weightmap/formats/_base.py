@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.formats._verifying import Sum, Verification
+    from weightmap.formats._verification import Sum, Verification
     from weightmap.formats._writing import Request
     from weightmap.index.table import Table
     from weightmap.io.sink import WritePlan

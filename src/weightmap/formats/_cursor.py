@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.index.table import Table
     from weightmap.io.source import Source
     from weightmap.options import Limits, Options

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Sum, Verification
+    from weightmap.formats._verification import Sum, Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -276,7 +276,7 @@ class Archive:
         source, options, central = self._source, self._options, self._central
 
         def sums(_: Source) -> list[Sum]:
-            from weightmap.formats._verifying import Sum  # noqa: PLC0415 - opening a file needs none of it
+            from weightmap.formats._verification import Sum  # noqa: PLC0415 - opening a file needs none of it
 
             again = Archive(source, source.pread(0, len(EMPTY)), options, [])
             if again._central != central:

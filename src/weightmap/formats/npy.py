@@ -16,7 +16,7 @@ from weightmap.formats._npy import FIRST, MAGIC, ArrayRules, read_header
 from weightmap.index.columns import ColumnTable
 
 if TYPE_CHECKING:
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
 

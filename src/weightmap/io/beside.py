@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from weightmap.errors import LayoutError, TensorFileError, UnsupportedError, quoted
-from weightmap.io.opening import MISSING, beside, from_path
+from weightmap.io.open_source import MISSING, beside, from_path
 from weightmap.options import Limits
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _NO_LIMIT = 1 << 60
 
 
-class Group(NamedTuple):
+class ControlGroup(NamedTuple):
     """A control group that bounds the memory of this process.
 
     Attributes
@@ -48,12 +48,12 @@ class Headroom(NamedTuple):
     ----------
     available : int or None
         Memory of the machine available for new uses, in bytes; None where the system does not tell.
-    groups : tuple of Group
+    groups : tuple of ControlGroup
         The control groups with a limit that this process is in, from its own one outwards.
     """
 
     available: int | None
-    groups: tuple[Group, ...]
+    groups: tuple[ControlGroup, ...]
 
     @property
     def left(self) -> int | None:
@@ -82,7 +82,7 @@ def check_room(nbytes: int, what: str) -> None:
         raise LimitError(what, actual=nbytes, expected=expected)
 
 
-def _groups(root: str) -> Iterator[Group]:
+def _groups(root: str) -> Iterator[ControlGroup]:
     """Yield the groups of this process with a limit, of both versions."""
     mounts = {version: (point, top) for version, point, top in _mounts(root)}
     for line in _lines(root, "proc/self/cgroup"):
@@ -117,7 +117,7 @@ def _unescaped(text: str) -> str:
     return text if "\\" not in text else text.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
-def _group(root: str, folder: str, version: int) -> Group | None:
+def _group(root: str, folder: str, version: int) -> ControlGroup | None:
     """Return a control group, or None where it has no limit."""
     names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     limit = _line(root, f"{folder}/{names[0]}")
@@ -128,7 +128,7 @@ def _group(root: str, folder: str, version: int) -> Group | None:
     wanted = ("active_file", "inactive_file") if version == 2 else ("total_active_file", "total_inactive_file")
     pages = (line.split() for line in _lines(root, f"{folder}/memory.stat"))
     files = sum(_number(pair[1]) for pair in pages if pair[0] in wanted)
-    return Group(folder, version, _number(limit), _number(used), files)
+    return ControlGroup(folder, version, _number(limit), _number(used), files)
 
 
 def _number(text: str) -> int:

@@ -66,7 +66,7 @@ CHUNK = 1 << 18
 
 
 class Source:
-    """The bytes of one file or buffer. The functions of io/opening.py make one from the user's argument.
+    """The bytes of one file or buffer. The functions of io/open_source.py make one from the user's argument.
 
     Parameters
     ----------

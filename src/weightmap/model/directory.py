@@ -10,7 +10,7 @@ from weightmap import kernels
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.io import strict_json
 from weightmap.io.beside import read_small
-from weightmap.io.opening import folder_of, inside, is_directory, modified_at, names_in, path_of
+from weightmap.io.open_source import folder_of, inside, is_directory, modified_at, names_in, path_of
 from weightmap.model.sharded import find_model
 from weightmap.model.tokenizer import TokenizerParts, read_tokenizer
 

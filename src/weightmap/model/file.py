@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from weightmap.index.table import Table
     from weightmap.io.source import Source
     from weightmap.model.residency import Residency
-    from weightmap.model.verifying import VerifyReport
+    from weightmap.model.verify_report import VerifyReport
     from weightmap.options import Options
 
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
@@ -401,7 +401,7 @@ class TensorFile(Mapping[str, Any]):
         FileChangedError
             When the file is no longer the one that was opened.
         """
-        from weightmap.model.verifying import verify  # noqa: PLC0415 - opening does not need it
+        from weightmap.model.verify_report import verify  # noqa: PLC0415 - opening does not need it
 
         return verify(self, progress, threads)
 

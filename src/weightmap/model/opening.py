@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.errors import FileChangedError, UnknownFormatError
 from weightmap.formats import by_name
 from weightmap.io.descriptor import ADVICE
-from weightmap.io.opening import beside, from_path, path_of, take_over
+from weightmap.io.open_source import beside, from_path, path_of, take_over
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import identities, parts_of
 from weightmap.model.single import INDEX_SUFFIX, open_file, open_opened

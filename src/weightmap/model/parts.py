@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
 from weightmap.formats import by_name
-from weightmap.io.opening import name_beside
+from weightmap.io.open_source import name_beside
 from weightmap.options import check_expansion
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import TargetError, TensorFileError
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
-from weightmap.io.opening import MISSING, open_source
+from weightmap.io.open_source import MISSING, open_source
 from weightmap.io.source import MODES
 from weightmap.kernels import is_set
 from weightmap.model.file import TensorFile

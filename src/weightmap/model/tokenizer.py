@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.io import strict_json
-from weightmap.io.opening import inside
+from weightmap.io.open_source import inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

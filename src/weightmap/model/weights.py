@@ -18,7 +18,7 @@ from weightmap.index.table import Table
 from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.geometry import Derived, Geometry, ascending
-from weightmap.io.opening import beside
+from weightmap.io.open_source import beside
 from weightmap.kernels import GGML_TYPES, ggml_size
 from weightmap.model.parts import check_index, parts_of
 from weightmap.quant import PIECE

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Sum
+    from weightmap.formats._verification import Sum
     from weightmap.index.row import Row
     from weightmap.io.source import Source
     from weightmap.model.spans import Spans

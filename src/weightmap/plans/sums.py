@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from weightmap.formats._verifying import Sum
+    from weightmap.formats._verification import Sum
     from weightmap.io.source import Source
 
 Check = bool | Literal["last"]

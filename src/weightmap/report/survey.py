@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.model.residency import Residency
-    from weightmap.model.verifying import VerifyReport
+    from weightmap.model.verify_report import VerifyReport
 
 
 class Tensor(NamedTuple):

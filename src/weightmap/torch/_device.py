@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weightmap.device import Backend, Loader, Staging, load
-from weightmap.device._cargo import Made
+from weightmap.device._cargo import ArrayCargo
 from weightmap.errors import UnsupportedError
 from weightmap.model.foreign import PAIRS
 from weightmap.model.parts import dense_row
@@ -233,7 +233,7 @@ def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any
     MissingDependencyError
         torch is not installed.
     """
-    backend, made = TorchBackend(device), Made("an array", array)
+    backend, made = TorchBackend(device), ArrayCargo("an array", array)
     backend.check(made.dtype)
     with Loader(backend) as loader:
         buffer = backend.allocate(made.nbytes)
@@ -246,14 +246,14 @@ def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any
     return backend.tensor(buffer, 0, made.dtype, made.shape)
 
 
-def pour(loader: Loader, cargo: Cargo | Made, target: Any) -> None:
+def pour(loader: Loader, cargo: Cargo | ArrayCargo, target: Any) -> None:
     """Send elements to a tensor of any strides, in the order of the current stream.
 
     Parameters
     ----------
     loader : Loader
         Of a `TorchBackend` of the device of the tensor.
-    cargo : Cargo or Made
+    cargo : Cargo or ArrayCargo
         As many elements; torch converts them if their type is another one.
     target : torch.Tensor
     """

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from weightmap.device import Loader
-from weightmap.device._cargo import Cargo, Made
+from weightmap.device._cargo import ArrayCargo, Cargo
 from weightmap.errors import TensorFileError, quoted
 from weightmap.model.foreign import check_module, from_torch
 from weightmap.model.opening import open as open_model
@@ -190,7 +190,7 @@ def _finish(
             loader = loaders[target.device] = open_loaders.enter_context(Loader(TorchBackend(target.device)))
         name, dtype = names.get(id(source)), str(target.dtype).removeprefix("torch.")
         if name is None or file is None:  # a hook made the tensor
-            pour(loader, Made("a tensor", from_torch(source), dtype), target)
+            pour(loader, ArrayCargo("a tensor", from_torch(source), dtype), target)
         else:
             pour(loader, Cargo(loader.backend, name, row_of(file, name), None, dtype), target)
 

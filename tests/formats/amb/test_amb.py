@@ -23,7 +23,7 @@ import weightmap as wm
 from weightmap import cli, kernels
 from weightmap._kernels import ffi, lib
 from weightmap.formats.amb import layout
-from weightmap.io.opening import from_buffer, from_path
+from weightmap.io.open_source import from_buffer, from_path
 from weightmap.kernels import _scans
 from weightmap.options import Options
 

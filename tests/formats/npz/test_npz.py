@@ -14,7 +14,7 @@ from tests.builders import normal, npy, npz
 import weightmap as wm
 from weightmap import kernels
 from weightmap.formats import _zip_faults
-from weightmap.io.opening import from_path
+from weightmap.io.open_source import from_path
 from weightmap.model.parts import dense_row
 
 if TYPE_CHECKING:

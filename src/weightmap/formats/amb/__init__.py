@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.index.row import Row
     from weightmap.io.source import Source
     from weightmap.options import Options

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.formats.amb.quantized import Quantization
     from weightmap.index.row import Row
 

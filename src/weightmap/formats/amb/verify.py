@@ -12,7 +12,7 @@ from weightmap.formats.amb.scales import check_scales
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.formats.amb.layout import Header, Records, Tokenizer
     from weightmap.index.table import Table
 

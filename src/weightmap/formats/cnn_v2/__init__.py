@@ -49,7 +49,7 @@ from weightmap.index.columns import ColumnTable
 from weightmap.lazy import later
 
 if TYPE_CHECKING:
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
 

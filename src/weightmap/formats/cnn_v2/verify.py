@@ -13,7 +13,7 @@ from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
 
 _MAX_MIP_LEVEL, _MAX_OUT_CHANNELS = 3, 8
 

@@ -105,7 +105,7 @@ from weightmap.lazy import later
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Sum, Verification
+    from weightmap.formats._verification import Sum, Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import nonzero_padding
-from weightmap.formats._verifying import Sum
+from weightmap.formats._verification import Sum
 from weightmap.formats.embd.layout import (
     CHECKSUM_ENABLED,
     DESCRIPTOR,
@@ -23,14 +23,14 @@ from weightmap.formats.embd.layout import (
     vocabulary,
 )
 from weightmap.index.columns import RecordTable
-from weightmap.io.opening import from_buffer
+from weightmap.io.open_source import from_buffer
 
 if TYPE_CHECKING:
     from typing import Any
 
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
 
 
 def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> None:

@@ -112,7 +112,7 @@ from weightmap.lazy import later
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.index.row import Row
     from weightmap.io.source import Source
     from weightmap.options import Options

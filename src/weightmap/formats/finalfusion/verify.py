@@ -14,7 +14,7 @@ from weightmap.formats.finalfusion.vocabulary import Strings
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.formats.finalfusion.vocabulary import UniqueStrings
 
 

@@ -75,7 +75,7 @@ from weightmap.formats.gguf.header import (
 from weightmap.formats.gguf.values import integer, metadata, string_table
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.io.opening import called
+from weightmap.io.open_source import called
 from weightmap.lazy import later
 
 if TYPE_CHECKING:

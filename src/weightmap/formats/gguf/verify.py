@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.formats.gguf.header import Header
     from weightmap.index.table import Table
 

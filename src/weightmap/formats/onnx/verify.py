@@ -14,7 +14,7 @@ from weightmap.formats.onnx import Side, own_table, scan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
 
 
 def verify(

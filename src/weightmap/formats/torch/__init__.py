@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verification import Verification
     from weightmap.io.source import Source
     from weightmap.kernels import Pickle, PickleStorages
     from weightmap.options import Options

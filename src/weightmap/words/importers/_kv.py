@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnsupportedError
 from weightmap.formats._npy import FIRST, read_header
-from weightmap.io.opening import beside, called, from_path
+from weightmap.io.open_source import beside, called, from_path
 from weightmap.words.importers._pickled import Bytes, Machine, Object, Pairs
 from weightmap.words.importers._words import Words, check_finite, firsts, only, rows_in_block, table_of
 

@@ -43,7 +43,7 @@ def dtype_of(file: TensorFile, info: TensorInfo) -> str:
     return "float32" if decoded else info.dtype
 
 
-class Reader:
+class OpenedFile:
     """A file whose tensors are read for one framework: what a `safe_open` and its slices share.
 
     It closes the file when the last of them is gone.
@@ -158,7 +158,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         wanted = framework_named(framework)
         if backend not in {"mmap", "pread"}:
             raise UnsupportedError("backend", expected="mmap or pread", actual=repr(backend))
-        self._reader: Reader | None = Reader(filename, wanted, device, pread=backend == "pread")
+        self._reader: OpenedFile | None = OpenedFile(filename, wanted, device, pread=backend == "pread")
         self._path = self._reader.file.path
 
     def __enter__(self) -> Self:
@@ -171,7 +171,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         """Let go of the file. Tensors and slices obtained before stay valid, as they do in safetensors."""
         self._reader = None
 
-    def _open(self) -> Reader:
+    def _open(self) -> OpenedFile:
         if self._reader is None:
             raise ClosedError("file is closed", path=self._path)
         return self._reader
@@ -229,7 +229,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 class SafeSlice:
     """Part of a tensor on demand: ``handle.get_slice(name)[2:5, ::-1]``. It keeps the file open."""
 
-    def __init__(self, reader: Reader, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, reader: OpenedFile, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         self._reader = reader
         self._name = name
         self._dtype = dtype
