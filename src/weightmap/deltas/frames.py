@@ -138,7 +138,7 @@ class _Decoder:
         while at < len(view):
             got = self._read(view[at:])
             if not got:
-                raise self._frame.error("its frame ends early", actual=f"{len(view) - at} bytes short")
+                raise self._frame.error(f"its frame ends early, {len(view) - at} bytes short")
             at += got
 
     def _read(self, out: memoryview) -> int:
