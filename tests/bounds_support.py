@@ -6,8 +6,6 @@ from typing import Any
 
 import weightmap as wm
 
-BOUNDLESS = wm.Limits(max_header_bytes=2**62, max_tensors=2**62)
-
 
 def error_of(data: bytes, **options: Any) -> wm.TensorFileError | None:
     """The error that opening a file raises; None when it opens."""

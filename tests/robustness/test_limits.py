@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests import builders
 from tests.bounds_support import refused
 from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, noise, normal, safetensors
 from tests.builders import finalfusion as ff
@@ -77,7 +78,8 @@ def headers() -> dict[str, tuple[bytes, int]]:
     return {
         "EMBD metadata": (spec.seal(), 8 + 4 + 1 + 1000),
         "EMBD index": (index.seal(), index.data_offset - index.index_offset),
-        "EMBD vocabulary": (words, 4 + 1000),
+        "EMBD vocabulary": (embd.Draft([], vocab=["t" * 1000]).seal(), 12 + 2 + 1000 + 20),
+        "EMBD vocabulary, simple": (words, 4 + 1000),
         "finalfusion metadata": (
             ff.build([toml, ff.simple(["w"]), ff.matrix(normal((1, 1)))]),
             len(toml.fields),
@@ -107,6 +109,21 @@ def test_the_largest_header_that_the_references_read(format: str) -> None:
         assert (type(error), error.field) == (cls, field)
     error = refused(struct.pack("<Q", 10**8 + 1) + start, format=format)
     assert type(error) is wm.LimitError
+
+
+GROWING = {kind: make for builder in builders.known().values() for kind, make in builder.growing.items()}
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_as_many_tensors_as_allowed(kind: str) -> None:
+    """As many tensors as `max_tensors` says are read; with a limit of one less it is a LimitError."""
+    data = GROWING[kind](5)
+    with wm.open(data) as f:
+        count = len(f)
+    wm.open(data, limits=wm.Limits(max_tensors=count)).close()
+    error = refused(data, limits=wm.Limits(max_tensors=count - 1))
+    assert isinstance(error, wm.LimitError)
+    assert "max_tensors" in str(error)
 
 
 @pytest.mark.parametrize("format", ["embd", "amb"])
