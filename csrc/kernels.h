@@ -83,6 +83,16 @@ int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 /* bfloat16: the bits move up by 16; a signalling NaN stays one. */
 int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 
+/* ---------------------------------------------------------------------------------------------------- lookups
+ * Values of codes by tables: out[r][c] = tables[which[r / height][c / width]][code of row r, column c], of `value_bytes` (2 or 4)
+ * each. A row has a byte for each code of 8 bits, or for two of 4 bits, the low half first; `which` has ceil(rows / height) rows of
+ * ceil(columns / width) numbers of tables. Uses up to `threads` threads, fewer for little work. Returns 0; -1 for sizes that do not
+ * fit together, or a number without a table; or -2 when `out` overlaps an input.
+ */
+int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, uint64_t rows, uint64_t columns, const uint32_t *which,
+              uint64_t n_which, uint64_t height, uint64_t width, const uint8_t *tables, uint64_t tables_size, int value_bytes,
+              uint8_t *out, uint64_t out_size, int threads);
+
 /* ------------------------------------------------------------------------------------------ quantised blocks
  * Integers q of `bits` bits in two's complement: value = scale * q, one multiplication of float32. A scale of type 0 is a
  * float32, of type 1 a float16, widened exactly. Codes lie back to back, the first in the lowest bits of byte 0.

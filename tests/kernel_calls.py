@@ -298,6 +298,21 @@ def _wm_ggml_decode(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_lookup(p: Place, size: int) -> Any:
+    found = []
+    rows, width, height = 3, 5, 2
+    for bits, value in ((8, 2), (8, 4), (4, 2), (4, 4)):
+        columns = size // rows
+        codes = noise(rows * (columns if bits == 8 else -(-columns // 2)))
+        across = -(-columns // width)
+        which = np.arange(-(-rows // height) * across, dtype=np.uint32) % 7
+        tables = noise(7 * value << bits)
+        out = p.room(rows * columns * value)
+        args = (p.give(codes), len(codes), bits, rows, columns, p.array(which), len(which), height, width)
+        found.append(lib.wm_lookup(*args, p.give(tables), len(tables), value, out, rows * columns * value, 1))
+    return found
+
+
 def _wm_adaptive_decode(p: Place, size: int) -> Any:
     found = []
     for scale, half in ((0, 0), (1, 0), (0, 1), (1, 1)):

@@ -108,7 +108,16 @@ def tensors(array: Odd) -> Any:
 
 
 # Calls of kernels with arrays as inputs, each given by a function.
+def looked_up(a: Odd) -> Any:
+    """Values of eight codes by two tables."""
+    codes, which = np.arange(8, dtype=np.uint8).reshape(2, 4), np.array([[1], [0]], np.uint32)
+    out = np.zeros((2, 4), np.uint16)
+    kernels.look_up(codes, 8, a(which), 1, 4, a(np.arange(512, dtype=np.uint16).reshape(2, 256)), out)
+    return out
+
+
 INPUTS: dict[str, Callable[[Odd], Any]] = {
+    "look_up": looked_up,
     "fnv1a32_many": lambda a: kernels.fnv1a32_many(TEXT, a(np.array([2, 5], np.uint32))),
     "f16_to_f32": lambda a: kernels.f16_to_f32(a(F4.astype(np.float16))),
     "bf16_to_f32": lambda a: kernels.bf16_to_f32(a(F4.view(np.uint16))),

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Pieces = Mapping[str, NDArray[Any]]
+    # Codes, their bits, the number of the table of each block, rows and columns of a block, and the tables in float32.
+    Tables = tuple[NDArray[Any], int, NDArray[Any], int, int, NDArray[np.float32]]
+
+# Bytes of elements that are looked up.
+_LOOKED_UP = (2, 4)
 
 
 class Coding:
@@ -81,12 +86,44 @@ class Coding:
         """Return rows `first` to `last` as blocks of that scheme, uint8, shape (rows, bytes): see `decode`."""
         raise NotImplementedError
 
-    def rows(self, pieces: Pieces, first: int, last: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return what `decode` does in another type; values out of its range become infinite."""
+    @property
+    def together(self) -> int:
+        """Rows that are decoded together where possible, a multiple of `step`."""
+        return self.step
+
+    def tables(self, pieces: Pieces, first: int, last: int) -> Tables | None:  # noqa: ARG002 - some have none
+        """Return what `kernels.look_up` makes rows `first` to `last` of; None where tables would not be few."""
+        return None
+
+    def rows(
+        self,
+        pieces: Pieces,
+        first: int,
+        last: int,
+        dtype: np.dtype[Any],
+        out: NDArray[Any] | None = None,
+        threads: int = 1,
+    ) -> NDArray[Any]:
+        """Return what `decode` does in another type; values out of its range become infinite.
+
+        Where blocks have few different scales, what each code stands for is computed once, and then looked up.
+        """
         if first == last:
             return np.empty((0, *self.shape[1:]), dtype)
         with np.errstate(all="ignore"):
-            return self.decode(pieces, first, last).astype(dtype, copy=False)
+            found = self.tables(pieces, first, last) if dtype.itemsize in _LOOKED_UP else None
+            if found is None:
+                values = self.decode(pieces, first, last)
+                if out is None:
+                    return values.astype(dtype, copy=False)
+                out[...] = values
+                return out
+            codes, bits, which, height, width, values = found
+            target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
+            numbers = np.ascontiguousarray(which, np.uint32)
+            made = np.ascontiguousarray(values.astype(dtype))
+            kernels.look_up(np.ascontiguousarray(codes), bits, numbers, height, width, made, target, threads=threads)
+            return target
 
     def around(self, first: int, last: int) -> tuple[int, int]:
         """Return these rows, widened to whole steps."""
@@ -203,26 +240,31 @@ class PiecedTensor(QuantizedTensor):
         self._decode_to(start, stop, dense.reshape(-1), threads)
         target[...] = dense
 
-    def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:  # noqa: ARG002 - one thread
+    def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
         """Write the values from `start` to `stop` to a contiguous array of any type: groups of rows, each cut first."""
         if start >= stop:
             return
         coding, width = self._coding, math.prod(self.shape[1:])
-        most = max(PIECE // width // coding.step, 1) * coding.step
+        most = max(PIECE // width // coding.together, 1) * coding.together
         end = -(-stop // width)
         first, _ = coding.around(start // width, end)
         flat = out.reshape(-1)
         for row in range(first, end, most):
             _, last = coding.around(row, min(row + most, end))
             low, high = max(start, row * width), min(stop, last * width)
-            values = self._rows_of(row, last, flat.dtype).reshape(-1)
-            flat[low - start : high - start] = values[low - row * width : high - row * width]
+            part = flat[low - start : high - start]
+            if len(part) == (last - row) * width and part.flags.aligned:
+                self._rows_of(row, last, flat.dtype, part.reshape(last - row, *self.shape[1:]), threads)
+            else:
+                part[...] = self._rows_of(row, last, flat.dtype).reshape(-1)[low - row * width : high - row * width]
 
-    def _rows_of(self, first: int, last: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def _rows_of(
+        self, first: int, last: int, dtype: np.dtype[Any], out: NDArray[Any] | None = None, threads: int = 1
+    ) -> NDArray[Any]:
         cut = self._coding.cut(first, last)
         pieces = {role: self._pieces[role][1] for role in cut}
         parts = {role: pieces[role] if key is None else pieces[role][key] for role, key in cut.items()}
-        return self._coding.rows(parts, first, last, dtype)
+        return self._coding.rows(parts, first, last, dtype, out, threads)
 
     # ------------------------------------------------------------------------------------------------- as an object
     def __reduce__(self) -> tuple[Any, ...]:

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Pieces
+    from weightmap.quant.pieced import Pieces, Tables
+
+
+# Elements of a block from which a table of its 256 codes takes less time than its elements.
+_LEAST = 1024
 
 
 class Scaled(Coding):
@@ -78,6 +82,24 @@ class Scaled(Coding):
         scales = pieces[self.scales].reshape(-1, blocks_of(self.shape[1], self.width))
         return integer_blocks(8, pieces[self.codes], per_block(scales, self.shape[1], self.width, last - first))
 
+    @property
+    def together(self) -> int:
+        """Implement `Coding.together`: the rows of a block."""
+        return self.height if self.height < self.shape[0] else 1
+
+    def tables(self, pieces: Pieces, first: int, last: int) -> Tables | None:
+        """Implement `Coding.tables`: one for each block, of all 256 codes."""
+        inside = first % self.height and self.height < self.shape[0]
+        if inside or min(self.height, last - first) * min(self.width, self.shape[1]) < _LEAST:
+            return None
+        codes = pieces[self.codes]
+        values = self.values(np.arange(256, dtype=np.uint8).view(codes.dtype))
+        scales = self.scale(pieces).reshape(-1, blocks_of(self.shape[1], self.width))
+        if self.zeros is not None:
+            values = values - pieces[self.zeros].astype(np.float32).reshape(-1, 1)
+        made = values * scales.reshape(-1, 1)
+        return codes, 8, np.arange(scales.size).reshape(scales.shape), self.height, self.width, made
+
     def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Return what the codes stand for."""
         return codes.astype(np.float32)
@@ -137,6 +159,13 @@ class Fp4(Scaled):
         """Implement `Coding.blocks`."""
         del first, last
         return float_blocks(low_first(pieces[self.codes].view(np.uint8)), pieces[self.scales].view(np.uint8))
+
+    def tables(self, pieces: Pieces, first: int, last: int) -> Tables | None:
+        """Implement `Coding.tables`: one for each of the 256 scales that a byte can be."""
+        del first, last
+        scales = pieces[self.scales]
+        every = {**pieces, self.scales: np.arange(256, dtype=np.uint8).view(scales.dtype)}
+        return pieces[self.codes], 4, scales.view(np.uint8), 1, self.width, E2M1 * self.scale(every).reshape(-1, 1)
 
     def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Implement `Scaled.values`."""

@@ -96,6 +96,9 @@ class EightBits(Scaled):
         """Implement `Coding.decode`."""
         return super().decode(pieces, first, last) * _ONE_127TH
 
+    def tables(self, pieces: Pieces, first: int, last: int) -> None:
+        """Implement `Coding.tables`: its values have a second factor."""
+
     def counterpart(self, read: Callable[[str], NDArray[Any]]) -> None:
         """Implement `Coding.counterpart`: two factors are no scale of ggml's."""
 

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Pieces
+    from weightmap.quant.pieced import Pieces, Tables
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
+
+_NIBBLE = 4
 
 
 class PackedCoding(Coding):
@@ -83,6 +85,21 @@ class PackedCoding(Coding):
             zeros = self._codes(pieces["weight_zero_point"].T, last - first).astype(np.float32)
             return scales[:, groups] * (values - zeros.T[:, groups])
         return scales[:, groups] * (values - np.float32(1 << self.bits - 1))
+
+    def tables(self, pieces: Pieces, first: int, last: int) -> Tables | None:
+        """Implement `Coding.tables`: of 4 bits, one for each group of a row."""
+        width = min(self.block_size, self.shape[1])
+        if self.bits != _NIBBLE or self.groups is not None or width < 4 << _NIBBLE or self.shape[1] % 2:
+            return None
+        count = blocks_of(self.shape[1], width)
+        scales = np.atleast_2d(pieces["weight_scale"].astype(np.float32))
+        scales = np.broadcast_to(scales, (last - first, count))
+        zeros: Any = np.float32(1 << self.bits - 1)
+        if self.zeros:
+            zeros = self._codes(pieces["weight_zero_point"].T, last - first).astype(np.float32).T[..., None]
+        made = scales[..., None] * (np.arange(1 << _NIBBLE, dtype=np.float32) - zeros)
+        codes = np.ascontiguousarray(pieces["weight_packed"], "<i4").view(np.uint8)[:, : self.shape[1] // 2]
+        return codes, _NIBBLE, np.arange(scales.size), 1, width, made.reshape(-1, 1 << _NIBBLE)
 
     def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
         """Implement `Coding.counterpart`: symmetric, and groups in the order of columns."""
