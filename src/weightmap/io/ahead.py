@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from weightmap.io.location import Stored
 
-# Bytes of headers that are kept.
+# Header bytes kept per object
 _MOST_KEPT = 16 << 20
-# Bytes of one of several requests at a time, and the most that they are ahead of their reader.
+# Bytes per request, and bytes requested ahead of the reader at most.
 PART, _WINDOW = 4 << 20, 64 << 20
 
 
@@ -60,7 +60,7 @@ class Queue:
         self._lock = Lock()
 
     def take(self, begin: int, end: int) -> memoryview:
-        """Return bytes from `begin` on; none if they were not requested. Bytes before them are given up."""
+        """Return bytes from `begin` on; none if they were not requested. Drops all bytes before `begin`."""
         with self._lock:
             self._ask()
             if not any(first <= begin < last for first, last, _, _ in self._under_way):

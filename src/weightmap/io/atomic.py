@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from weightmap.io.sink import WritePlan
     from weightmap.kernels import Temporary
 
-# What addresses begin with that `open` reads from.
+# Address schemes that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
-# What Linux calls a file system in memory, and the largest file that is reserved there: in some ms.
+# Linux's number for tmpfs, and the largest file whose space is reserved there: that takes a few ms.
 _TMPFS, _RESERVED_ANYWHERE = 0x01021994, 16 << 20
-# Linux follows at most so many.
+# Linux follows at most this many.
 _MOST_LINKS = 40
-# Every file system, except very old ones, takes names of so many bytes.
+# All but very old file systems take names of this many bytes.
 _ANY_NAME = 64
-# What a directory such as /proc has in common with one that was removed meanwhile.
+# True of directories such as /proc, and of one removed meanwhile.
 _TAKES_NONE = "its directory takes no new files ({})"
-# Random bytes of a hidden name, and what such a name looks like.
+# Random bytes in a hidden name, and the pattern of these names.
 _RANDOM = 6
 _HIDDEN = re.compile(rf"(\..*\.)[0-9a-f]{{{2 * _RANDOM}}}\.tmp", re.DOTALL)
 # Flags for a file without a name, which disappears with its descriptor, and errors of systems that have none. Only
@@ -153,7 +153,7 @@ def _write_copy(
 
 
 def _name(error: BaseException, path: str) -> None:
-    """Put the name of the target into an error of the system, which has none or that of the temporary file.
+    """Make an error of the system name the target instead of the temporary file or nothing.
 
     An error from reading another file keeps that file's name.
     """
@@ -258,7 +258,7 @@ class _Folder:
             self.readable = False
 
     def create(self, temporary: Temporary, name: str) -> str | None:
-        """Create a nameless file, which leaves no remains; else one with a hidden name, and return the name."""
+        """Create a nameless file, which leaves nothing behind; failing that, a hidden one, and return its name."""
         if _UNNAMED and self._fd is not None:
             create = partial(os.open, os.curdir, _UNNAMED, 0o666, dir_fd=self._fd)
             try:
@@ -298,8 +298,8 @@ class _Folder:
     def replace(self, temporary: Temporary, name: str, target: str, *, overwrite: bool) -> None:
         """Close the temporary file and rename it to `target`, replacing a file of that name.
 
-        Without `overwrite` that is a FileExistsError: the file gets a second name, or takes the place of an empty one
-        that was made for it where the file system has no such names.
+        Without `overwrite` an existing target raises FileExistsError: the file gets a second name (a hard link), or
+        replaces an empty file created for it where the file system has no links.
         """
         temporary.close()
         name, target = os.path.join(self._path, name), os.path.join(self._path, target)
@@ -326,7 +326,7 @@ def _nameless(error: OSError) -> OSError:
 
 
 def _hidden(name: str) -> str:
-    """Return a hidden name derived from `name`, no longer than `name`, or than any file system allows."""
+    """Return a hidden name derived from `name`: no longer than `name`, or short enough for any file system."""
     return f"{_beginning(name)}{os.urandom(_RANDOM).hex()}.tmp"
 
 
@@ -334,7 +334,7 @@ def _beginning(name: str) -> str:
     """Return the beginning of all hidden names derived from `name`."""
     encoded = os.fsencode(name)
     room = max(len(encoded), _ANY_NAME) - len("..") - 2 * _RANDOM - len(".tmp")
-    # Drops a character that is cut in two: some file systems refuse names that are not UTF-8.
+    # Drops a truncated character: some file systems refuse names that are not UTF-8.
     stem = name if len(encoded) <= room else encoded[:room].decode("utf-8", "ignore")
     return f".{stem}."
 

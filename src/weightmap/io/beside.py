@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
     from weightmap.io.source import Source
 
-# Models of more files keep no descriptors: systems grant a process 256 or 1024.
+# Above this many files, descriptors are closed: systems grant a process 256 or 1024.
 KEPT = 64
 
-# A part of a path that is empty, or that a system may take for the directory itself or the one above it: dots, and
-# blanks behind them.
+# An empty part of a path, or dots with blanks behind them: a system may take these for "." or "..".
 _UPWARDS = re.compile(r"(?:^|[/\\])[.\s]*(?:$|[/\\])")
-# How often a name may be percent-encoded.
+# Layers of percent-encoding that are undone.
 _ROUNDS = 8
 
 
@@ -44,14 +43,14 @@ def _spellings(name: str) -> Iterator[str]:
 
 
 def open_beside(source: Source, name: str) -> Source:
-    """Open a file that holds tensors of another one: in the same directory, and in the same mode.
+    """Open another file in the directory of `source`, which holds some of its tensors, in the same mode.
 
     Raises
     ------
     LayoutError
-        For a name, or a link, that leads to another directory, and where there is no such file.
+        For a name or link to another directory, and for a missing file.
     UnsupportedError
-        When the other one was not opened by path.
+        When `source` was not opened by path.
     """
     path = source.path
     if path is None:

@@ -115,7 +115,7 @@ def open_again(path: str, name: str, identity: Sequence[int]) -> Descriptor:
 def check_path(path: str, seen: Any, name: str) -> None:
     """Raise `FileChangedError` if `path` still leads to the file that was `seen` and that file has changed.
 
-    If another file or none is there, the one that was seen was replaced or deleted; its mapping is still valid.
+    If the path leads elsewhere or nowhere, the file was replaced or deleted, and its mapping is still valid.
     """
     try:
         now = os.stat(path)

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
     from concurrent.futures import Future
 
-# Requests in a row that bring less than a MiB each, before a read fails; and the longest wait between two, in seconds.
+# A read fails after this many requests in a row with less than a MiB each; first and longest wait between two, in s.
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
-# Seconds that the end of the process waits for requests that it has cancelled.
+# Seconds to wait for cancelled requests when the process ends.
 _LAST_WAIT = 2.0
 _PROGRESS = 1 << 20
-# A request may take its deadline, and a second for each so many bytes.
+# The slowest rate allowed, in bytes per second: each further piece of this size adds a second to the deadline.
 SLOWEST = 1 << 20
-# Bytes of an answer that are taken over at once.
+# Bytes of an answer copied at once.
 _CHUNK = 1 << 20
 _AGAIN = frozenset({408, 425, 429})
 _BEYOND = 416
@@ -46,8 +46,8 @@ class StoreError(Exception):
     Attributes
     ----------
     kind : str
-        "again": trying again may help. "missing", "denied", "changed": so is the object. "beyond": it has no such
-        bytes. "refused": no request will do.
+        "again": trying again may help. "missing", "denied", "changed": the object's state. "beyond": the range lies
+        behind its end. "refused": no request can succeed.
     words : str
         For messages.
     """
@@ -120,13 +120,13 @@ _KINDS = {
     "NotSupportedError": ("refused", "the store ignores ranges"),
     "InvalidPathError": ("refused", "the store takes no such name"),
 }
-# What texts of other errors say, in words that tell nothing but that.
+# Patterns in foreign error texts, and our safe wording
 _WORDS = (
     (r"169\.254\.169\.254|metadata\.google", "again", "no credentials were found"),
     (r"StartTooLarge", "beyond", "there are no such bytes"),
-    (r"UnexpectedRange|Requested \d+\.\.\d+, got", "refused", "the answer has other bytes than those asked for"),
+    (r"UnexpectedRange|Requested \d+\.\.\d+, got", "refused", "the answer has other bytes than requested"),
     (r"(?i)tim(ed? ?out|eout)", "again", "the request took too long"),
-    (r"BadScheme", "refused", "plain HTTP is not allowed, as AWS_ALLOW_HTTP=true and its like would"),
+    (r"BadScheme", "refused", "plain HTTP is not allowed: AWS_ALLOW_HTTP=true, or its like, allows it"),
     (r"(?i)refused", "again", "the connection was refused"),
     (r"(?i)reset|broken pipe|abort", "again", "the connection was reset"),
     (r"(?i)dns|resolve|name or service|getaddrinfo", "again", "the host is unknown"),
@@ -178,16 +178,16 @@ class _Attempt:
         first, stop = answer.range
         self.end = min(self.end, pin.size)
         if (first, stop) != (self.done, self.end):
-            raise StoreError("refused", "the answer has other bytes than those asked for")
+            raise StoreError("refused", "the answer has other bytes than requested")
 
     def take(self, chunk: bytes) -> bool:
-        """Take over bytes; False once nobody waits for them, and the memory is no longer ours."""
+        """Copy bytes to the target; False once nobody waits for them: then the memory is no longer ours."""
         with self._lock:
             if self._over:
                 return False
             at = self.done - self._begin
             if len(chunk) > self.end - self.done:
-                raise StoreError("refused", "the answer has more bytes than those asked for")
+                raise StoreError("refused", "the answer has more bytes than requested")
             self._target[at : at + len(chunk)] = chunk
             self.done += len(chunk)
         return True
@@ -204,7 +204,7 @@ class _Attempt:
 
 
 class Access:
-    """A store, with the settings of requests to it.
+    """A store and its request settings.
 
     Parameters
     ----------
@@ -213,9 +213,9 @@ class Access:
     concurrency : int
         Most requests at a time.
     deadline : float
-        Time limit of a request in seconds, to which each MiB adds one second.
+        Time limit of a request in seconds; each MiB adds one second.
     unversioned : bool
-        Whether to read objects to which the store gives neither an ETag nor a modification time.
+        Whether to read objects without ETag and modification time.
     """
 
     def __init__(self, store: Any, concurrency: int, deadline: float, *, unversioned: bool = False) -> None:
@@ -311,7 +311,7 @@ class Access:
                 close()
 
     async def empty(self, key: str) -> Pin | None:
-        """Return the state of an object without bytes, of which no range can be asked for; None for any other."""
+        """Return the state of an empty object, which has no range to request; None for any other."""
         options = {"head": True}
         get = getattr(self.store, "get_async", None)
         try:
@@ -333,7 +333,7 @@ class Access:
         return Pin.of(answer.meta)
 
     async def names(self, prefix: str) -> Iterable[str] | None:
-        """Return the names of what lies directly below a prefix, folders with a slash; None where no store lists."""
+        """Return the names directly below a prefix, folders with a slash; None if the store cannot list."""
         listing = getattr(self.store, "list_with_delimiter_async", None)
         blocking = getattr(self.store, "list_with_delimiter", None)
         if listing is None and blocking is None:
@@ -367,7 +367,7 @@ class _Loop:
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
-    """Wait, at the end of the process, until no thread of a store is on its way back to Python.
+    """Wait, at the end of the process, until no store's thread is returning to Python.
 
     obstore's threads call into the loop. Python 3.11 to 3.13 end such a thread when it wants to go on while the
     interpreter ends, and Rust answers that with SIGABRT: a command that had done its work returned -6.
@@ -382,7 +382,7 @@ def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
 
 
 async def _cancel_all() -> None:
-    """Cancel what the loop has begun, and wait for it."""
+    """Cancel the loop's tasks, and wait for them."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -390,7 +390,7 @@ async def _cancel_all() -> None:
 
 
 def _calling() -> bool:
-    """Whether some thread that Python did not start hands a result to the loop."""
+    """Whether a foreign thread is handing a result to the loop."""
     for frame in sys._current_frames().values():  # noqa: SLF001 - documented, in spite of its name
         outermost = frame
         while outermost.f_back is not None:

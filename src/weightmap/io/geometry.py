@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     from weightmap.options import Limits
 
-    # What an index selects of each axis: begin, step, number, and whether the result has the axis.
+    # An index, axis by axis: begin, step, number, and whether the result keeps the axis.
     Axes = Sequence[tuple[int, int, int, bool]]
 
-# Bytes that are inflated at once.
+# Bytes inflated at once
 _INFLATED = 1 << 18
-# Bytes of a tensor that are put into row-major order at once: what reading one that is transposed keeps in memory.
+# Bytes put into row-major order at once: the memory that reading a transposed tensor takes.
 _GROUP = 32 << 20
-# Bytes of the file that are read at once for it.
+# Bytes of the file read at once for a group
 _WINDOW = 1 << 20
-# Gaps that are larger than this, and four times as large as what lies between them, are not read.
+# Gaps longer than this, and four times as long as the data between them, are skipped.
 _GAP = 1 << 14
 
 
@@ -118,7 +118,7 @@ class Deflated(Geometry):
     Parameters
     ----------
     name : str
-        Of the member, for messages.
+        Name of the member, for messages.
     stored, size, crc : int
         Bytes in the file, bytes when inflated, and the CRC-32 of these.
     skip : int
@@ -266,7 +266,7 @@ class Derived(Source):
     size: int
 
     def __init__(self, parent: Source, base: int, size: int) -> None:
-        # No file of its own is looked at, as `Source` does.
+        # `Source.__init__` would look for a file.
         self.path, self.name, self.mode, self.size = parent.path, parent.name, parent.mode, base + size
         self._parent, self._base = parent, base
 
@@ -372,7 +372,7 @@ class _StridedSource(Derived):
         if start == stop:
             return
         shape, strides, itemsize = self._shape, self._strides, self._itemsize
-        # The rows are what lies behind the first axes, so many of them that a row is no larger than a group.
+        # A row spans the last axes: as many of them as fit into a group.
         axis = next(
             (k for k in range(len(shape)) if math.prod(shape[k + 1 :]) * itemsize <= _GROUP), max(len(shape) - 1, 0)
         )

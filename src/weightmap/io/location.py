@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightmap.io.fetching import Access, Pin
 
-# Bytes of the first request: with a footer and a tensor it stays within 64 KiB more than the tensor.
+# Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.
 _FIRST = 32 << 10
 
 
@@ -32,8 +32,8 @@ class Location(str):
     base : str
         The text before the key of an object.
     encoded : bool
-        Whether the key is percent-encoded, as addresses of HTTP are. Names never are: `inside` and `beside` encode
-        them, once.
+        Whether the key is percent-encoded, as in HTTP addresses. Names never are: `inside` and `beside` encode them,
+        once.
     """
 
     __slots__ = ("access", "base", "encoded")
@@ -70,7 +70,7 @@ class Location(str):
         return self._with(self[: self.rfind("/") + 1])
 
     def inside(self, name: str) -> Location:
-        """Return the location of something in this folder."""
+        """Return the location of an object or folder in this folder."""
         name = quote(name) if self.encoded else name
         return self._with(f"{self.rstrip('/')}/{name}" if self else name)
 
@@ -90,7 +90,7 @@ class Location(str):
 
     @property
     def has_names(self) -> bool:
-        """Whether there is something below it; if the store cannot list, whether it is marked as a folder."""
+        """Whether objects lie below it; if the store cannot list, whether it is marked as a folder."""
         return self.is_folder or bool(self._listed(self.key))
 
     @property
@@ -201,7 +201,7 @@ def _opened_without(fault: StoreError, location: Location) -> Pin:
         elif fault.kind == "missing":
             folder = bool(access.run(access.names(location.key)))
     except StoreError:
-        pass  # what went wrong first is what there is to say
+        pass  # the first error is the one to report
     if folder:
         _fail_folder(location)
     if pin is None:

@@ -10,7 +10,7 @@ from weightmap.errors import LimitError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Version 1 says "no limit" by a number that no machine has.
+# Version 1 writes "no limit" as a number that no machine reaches.
 _NO_LIMIT = 1 << 60
 
 
@@ -26,7 +26,7 @@ class ControlGroup(NamedTuple):
     limit, used : int
         In bytes.
     files : int
-        Bytes of `used` that are pages of files, which the kernel takes back when others are needed.
+        Bytes of `used` in pages of files, which the kernel reclaims at need.
     """
 
     path: str
@@ -37,7 +37,7 @@ class ControlGroup(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Bytes that may still be filled, pages of files taken back."""
+        """Bytes that may still be filled, counting reclaimed pages of files."""
         return max(0, self.limit - max(0, self.used - self.files))
 
 
@@ -72,7 +72,7 @@ def headroom(root: str = "/") -> Headroom:
 
 
 def check_room(nbytes: int, what: str) -> None:
-    """Raise `LimitError` when so many bytes, described by `what`, are more than this process may fill.
+    """Raise `LimitError` when `nbytes`, described by `what`, exceed the memory that this process may fill.
 
     A system that promises more memory than it has would end a process that fills it.
     """
@@ -92,7 +92,7 @@ def _groups(root: str) -> Iterator[ControlGroup]:
         if version not in mounts:
             continue
         point, top = mounts[version]
-        # The path counts from the root of the hierarchy, of which a container sees a part: there it may lie outside.
+        # The path counts from the root of the hierarchy. A container sees a part of it, where the path may lie outside.
         inner = path.removeprefix(top.rstrip("/")) if path == top or path.startswith(f"{top.rstrip('/')}/") else ""
         parts = [part for part in inner.split("/") if part and part != ".."]
         for depth in range(len(parts), -1, -1):
@@ -103,7 +103,7 @@ def _groups(root: str) -> Iterator[ControlGroup]:
 
 
 def _mounts(root: str) -> Iterator[tuple[int, str, str]]:
-    """Yield version, mount point, and which part of its hierarchy is mounted there, of control groups with memory."""
+    """Yield the mounts of memory control groups: version, mount point, and the part of the hierarchy mounted there."""
     for line in _lines(root, "proc/self/mountinfo"):
         fields, _, tail = line.partition(" - ")
         kind, _, options = tail.partition(" ")
@@ -140,7 +140,7 @@ def _line(root: str, path: str) -> str:
 
 
 def _lines(root: str, path: str) -> list[str]:
-    """Return the lines of a file of the system; none where there is no such file."""
+    """Return the lines of a file of the system; none if it is missing."""
     try:
         # Several of these files are read each time: a buffered file of text would take twice as long.
         with open(os.path.join(root, path.lstrip("/")), "rb", buffering=0) as file:

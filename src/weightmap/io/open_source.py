@@ -18,7 +18,7 @@ from weightmap.kernels import take_ownership
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Errors that mean that there is no such file: also for names that no file can have, and with a file for a directory.
+# Errors for a missing file, an impossible name, and a file in place of a directory.
 MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
@@ -40,7 +40,7 @@ def path_of(source: Any) -> str | None:
 
 
 def is_directory(path: str) -> bool:
-    """Whether a path leads to a directory, or an address to what lies below it in a store.
+    """Whether a path is a directory, or an address has objects below it.
 
     Raises `OSError` where the system cannot say: `os.path.isdir` says no.
     """

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from weightmap.io.source import Source
 
-# Bytes asked about at once: where all pages or none are there, one call says so.
+# Bytes per query: one call tells that all or none of the pages are in memory.
 _WINDOW = 64 << 20
-# Bytes of a read into the page cache: a device that is set to read little ahead gets requests of this size.
+# Bytes per read into the page cache, and so per request to a device with little read-ahead.
 _READ = 1 << 20
-# A system that reads so many bytes ahead needs no advice. Most read 128 KiB.
+# With this much read-ahead, in bytes, the system needs no advice. Most have 128 KiB.
 _AHEAD = 1 << 20
 
 
@@ -66,7 +66,7 @@ class _Pages:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._file = source.descriptor  # held, so that it stays open
-        # The layers of an overlay have the pages, and not the file that is seen.
+        # On an overlay the layers hold the pages, not the visible file.
         self._counts = self._file >= 0 and file_system_of(source).kind != "overlay"
         self._allowed = False
         self._seen: tuple[int, int, NDArray[np.int64] | int] | None = None
@@ -81,7 +81,7 @@ class _Pages:
             return (places - first) * found
         start = first - first % page
         inner = places - start
-        # Of the page that a place lies in, its bytes up to there; less what lies before `first`.
+        # Of the last page, the bytes up to the place; less the bytes before `first`.
         number = np.minimum(inner // page, len(found) - 2)
         there = found[number + 1] - found[number]
         skipped = (first - start) * int(found[1] - found[0])
@@ -118,8 +118,8 @@ class _Pages:
 def bring_in(source: Source, offset: int, nbytes: int) -> None:
     """Read bytes of a file into the page cache, and wait for them. Raises what `Source.chunks` raises.
 
-    Plain reads, one after another: for these the system reads ahead, and keeps the file in large pages. What it is
-    asked for by POSIX_FADV_WILLNEED it keeps in pages of 4 KiB, which take ten times as long to touch.
+    Plain reads, one after another: the system reads ahead of them, and keeps the file in large pages.
+    POSIX_FADV_WILLNEED would bring pages of 4 KiB, which take ten times as long to touch.
     """
     if source.has_pages:
         for _ in source.chunks(offset, nbytes, _READ):
@@ -142,9 +142,9 @@ class Sample(NamedTuple):
 
 
 def sample(source: Source, begin: int, end: int) -> Sample | None:
-    """Map resident pages of a file, in a mapping of its own; None where the system does not tell how it mapped them.
+    """Map resident pages of a file in a new mapping; None where the system does not tell the size of the pages.
 
-    This touches no page, so a file that becomes shorter meanwhile causes no fault.
+    This touches no page, so a file that shrinks meanwhile causes no fault.
     """
     if not source.has_pages or end <= begin:
         return None
@@ -178,7 +178,7 @@ def _smaps(address: int) -> dict[str, int]:
 
 
 def ask_for(source: Source, offset: int, nbytes: int) -> None:
-    """Ask the system for bytes of a file that it will take from the page cache soon; returns at once."""
+    """Ask the system to read bytes of a file into the page cache; returns at once."""
     if nbytes <= 0 or not source.has_pages or not hasattr(os, "posix_fadvise"):
         return
     file, page = source.descriptor, kernels.page_size()
@@ -210,7 +210,7 @@ def give_back(source: Source, ranges: Iterable[tuple[int, int]]) -> None:
     """Give the pages of ranges (begin, end) of a file back to the system. Arrays over them stay valid.
 
     Touching such an array reads the file again. Pages that other processes have mapped stay, and so do changed pages in
-    mode "cow"; a range that ends within a page, or within a larger unit that the system keeps pages in, keeps that.
+    mode "cow" and pages that lie in a range only partly, of whatever size the system keeps them in.
     Without effect on copies and on file systems in memory.
     """
     if not source.has_pages:

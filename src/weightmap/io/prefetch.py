@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     # The id of a mapping, its ranges as (start, stop), and whether it is advised as "random".
     Key = tuple[int, tuple[tuple[int, int], ...], bool]
 
-# Bytes of one call: a few milliseconds from the page cache, so the thread rarely waits for the GIL; a fraction of a
+# Bytes per call: a few milliseconds from the page cache, so the thread rarely waits for the GIL; a fraction of a
 # second from a disk.
 PIECE = 32 << 20
-# Ranges closer together than this are merged: reading the pages between them costs less than another call.
+# Closer ranges are merged: reading the pages between them costs less than another call.
 _GAP = 1 << 16
 
 

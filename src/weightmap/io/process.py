@@ -12,7 +12,9 @@ _T = TypeVar("_T")
 
 
 class PerProcess(Generic[_T]):
-    """An object with threads or locks. A forked child has no such thread, and may inherit a lock that is held.
+    """An object with threads or locks, made anew in each forked child.
+
+    Threads do not survive a fork, and a lock held meanwhile is never released.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightmap.io.location import Location
     from weightmap.options import Limits
 
-# Bytes of a request for fewer.
+# Smallest request; shorter ones are rounded up.
 _NEAR = 16 << 10
 
 
@@ -83,7 +83,7 @@ class RemoteSource(Source):
         return False
 
     def fill(self, begin: int, target: memoryview) -> None:
-        """Fill memory with the bytes from `begin` on: from those kept, those under way, and a new request."""
+        """Fill memory with the bytes from `begin` on: kept ones, requested ones, and the rest by a new request."""
         if self.closed:
             self.fail_closed()
         end = begin + len(target)
@@ -171,7 +171,7 @@ class RemoteSource(Source):
     def ahead(self, ranges: Iterable[tuple[int, int]]) -> RemoteSource:
         """Return a source of the same bytes that requests these ranges (begin, end) ahead of reading, in order.
 
-        What of the beginning of a range came with a header is not requested again.
+        The beginning of a range is not requested again if it came with a header.
         """
         made = copy.copy(self)
         made.queue = Queue(self._stored, ((begin + len(self._here(begin, end)), end) for begin, end in ranges))
@@ -191,7 +191,7 @@ class RemoteSource(Source):
         if nbytes > self.size - offset or offset < 0:
             self._short(self.size, offset + nbytes)
         if self._limits is not None:
-            self._limits.check("max_copy_bytes", nbytes, "size of what is to be fetched")
+            self._limits.check("max_copy_bytes", nbytes, "size of the bytes to fetch")
         data = aligned(nbytes)
         if nbytes:
             self.fill(offset, memoryview(data))

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from weightmap.kernels import Unwritten
 
-# Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader then has one fault for each
+# Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader takes one fault per piece
 # instead of 512.
 STAGE = 2 << 20
 # Long data is written in pieces of this many bytes, without a copy; progress is reported after each.
 DIRECT = 16 << 20
-# What `fill` holds back of a file until all else is written: no format knows the file without it.
+# Bytes that `fill` writes last: without them no format recognises the file.
 _BEGINNING = 4096
-# Bytes behind a staging buffer: what units that `fill` makes there go beyond its end.
+# Room behind a staging buffer for the last unit of `fill`, in bytes.
 _BEYOND = 4096
 
 
@@ -40,7 +40,7 @@ class Sink:
 
     A staging buffer collects small data, and all data that needs a checksum: summed and written from the same buffer,
     checksum and bytes agree even if another thread changes the tensor meanwhile. Long data without a checksum is
-    written directly. The first piece, with the header, is written last; where `fill` comes to its end, its first bytes.
+    written directly. The first piece, with the header, is written last; if it fills up during `fill`, its first bytes.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Sink:
         self._summed = 0
         self._crc = 0
         self._first: memoryview | None = None
-        # While `fill` runs: a full buffer that is written beside its work, and the other buffer.
+        # While `fill` runs: a full buffer, which `encode` writes beside its work, and the other buffer.
         self._filling = False
         self._waiting: Unwritten | None = None
         self._other: memoryview | None = None
@@ -123,7 +123,7 @@ class Sink:
                 self._flush_full()
             view, begin, earlier = self._view, self._filled, self._waiting
             size = min(count - done, (self._room + _BEYOND - begin) // unit * unit)
-            # A large unit across the end of the buffer takes a way round.
+            # A large unit across the end of the buffer goes through a buffer of its own.
             out = view[begin : begin + size] if size else memoryview(bytearray(unit))
             encode(out, done, earlier)
             self._waiting = None
@@ -189,7 +189,7 @@ class Sink:
         self._advance(piece)
 
     def _settle(self) -> None:
-        """Write what nobody has written beside other work."""
+        """Write the full buffer if `encode` has not."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             _write_all(self._fd, waiting.data, waiting.offset)

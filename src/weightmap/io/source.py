@@ -44,24 +44,24 @@ if TYPE_CHECKING:
     from weightmap.options import Limits
 
 MODES = ("mmap", "cow", "copy", "sealed")
-# Copies of more bytes ask how much memory is left.
+# Copies of more bytes than `_ASKED` check the memory left first.
 _COPIED, _ASKED = "size of the file to copy", 1 << 28
 # These modes copy the file before it is parsed.
 _COPIES = ("copy", "sealed")
 # Errors of mmap on file systems without it, and for files without pages.
 _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM)
-# The bits of st_mode that hold the kind of a file.
+# Bits of st_mode for the kind of file
 _KIND = 0o170000
-# Few handles need these.
+# Imported late: few handles need these.
 is_sealed: Callable[..., Any] = later("weightmap.io.sealed", "is_sealed")
 seal: Callable[..., Any] = later("weightmap.io.sealed", "seal")
 room: Callable[..., Any] = later("weightmap.io.buffers", "room")
 check_room: Callable[..., Any] = later("weightmap.io.memory", "check_room")
 prefetch: Callable[..., Any] = later("weightmap.io.prefetch", "prefetch")
-# Bytes of a buffer that is not worth keeping.
+# Buffers up to this many bytes are not worth keeping.
 _SMALL = 1 << 14
-# Bytes of one read into a bounce buffer: the call costs little of it (2 us of 35), and they stay in the L2 cache of any
-# CPU until they are used.
+# Bytes per read into a bounce buffer: large enough that the call costs little (2 us of 35), small enough to stay in any
+# CPU's L2 cache.
 CHUNK = 1 << 18
 
 
@@ -113,7 +113,7 @@ class Source:
     _limits: Limits | None = None
     _advice: str | None = None
     format: str | None = None
-    store: str | None = None  # what the store is called that the bytes lie in
+    store: str | None = None  # name of the store of the bytes
 
     def __init__(
         self,
@@ -285,14 +285,14 @@ class Source:
         return self
 
     def _named(self, error: OSError, during: str = "it") -> OSError:
-        """Add the file name to the error of a call that takes a descriptor, and what was being read if it is a part."""
+        """Add the file name to the error of a call on a descriptor, and the part of the file being read, if any."""
         error.filename = self.name
         if during != "it":
             error.add_note(f"while {during} was being read")
         return error
 
     def _short(self, at: int, wanted: int, during: str = "it") -> NoReturn:
-        """Raise the error for a file that became shorter, or for bytes that lie behind its end."""
+        """Raise the error for a file that shrank, or for bytes behind its end."""
         if at < self.size:
             raise shrank(at, wanted, during=during).located(path=self.name)
         raise TruncatedError("the file ends", path=self.name, offset=at, expected=f"at least {wanted} bytes")
@@ -373,7 +373,7 @@ class Source:
                 self.mode = "copy"
         if self.mode in _COPIES:
             octets, memory = self._copy(file)
-            self.check_unchanged()  # a copy of a file that was written to meanwhile would mix old and new
+            self.check_unchanged()  # a file written to meanwhile would give a mixed copy
         # In this order: a thread that finds no memory calls this itself, and one that finds no file looks for octets.
         self._memory = memory
         self._octets = octets
@@ -517,7 +517,7 @@ class Source:
         self._sealed = None
 
     def nameplate(self) -> Source:
-        """Return a source with the name, path and identity of this one and none of its bytes."""
+        """Return a source with this one's name, path and identity, but without its bytes."""
         found = object.__new__(type(self))
         found.__dict__.update(self.__dict__, size=0, mode="copy", closed=False, _released=None)
         found._file = found._octets = found._memory = found._sealed = None

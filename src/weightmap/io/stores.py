@@ -15,7 +15,7 @@ from weightmap.io.location import Location
 from weightmap.io.web import WebStore
 
 CONCURRENCY, DEADLINE = 16, 60.0
-# The class, what the first part of an address is, and what variables of the environment begin with.
+# Class, meaning of the first part of an address, and prefix of the environment variables
 _OF_OBSTORE = {
     "s3": ("S3Store", "bucket", "AWS"),
     "gs": ("GCSStore", "bucket", "GOOGLE"),
@@ -33,13 +33,13 @@ def location_of(
     redirects: bool = False,
     unversioned: bool = False,
 ) -> Location | str:
-    """Return the location of an object; without a store, a path of any other scheme is a file's.
+    """Return the location of an object; `path` itself if it names a file: no store, and another scheme.
 
     Raises
     ------
     ValueError
-        For an address with a name and a password, or without a host, and for bounds that allow no request. The message
-        has no part of the address.
+        For an address with credentials or without a host, and for limits that allow no request. The message repeats no
+        part of the address.
     MissingDependencyError
     """
     scheme, found, rest = path.partition("://")
@@ -92,7 +92,7 @@ def _no_host(scheme: str) -> ValueError:
 
 
 def _prefix_of(store: Any, key: str) -> str:
-    """Return the beginning of a key that a store knows already."""
+    """Return the prefix that a store adds to a key."""
     prefix = getattr(store, "prefix", None)
     if isinstance(prefix, str) and prefix:
         prefix = prefix.strip("/") + "/"

@@ -38,9 +38,9 @@ _HOST = re.compile(r"[^\x00-\x20\x7f]+")
 
 
 class _Answer:
-    """The answer to a request: see obstore's GetResult. Iterating it yields its bytes.
+    """The answer to a request: see obstore's GetResult. Iterating yields its bytes.
 
-    `close` closes its connection, unless all bytes were taken: then `give_back` has it.
+    `close` closes the connection, unless all bytes were taken: then `give_back` got it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class _Answer:
         while piece := response.read1(_CHUNK):
             yield piece
             left -= len(piece)
-            if left <= 0 and response.length is None and not response.chunked:  # no length says that this is all
+            if left <= 0 and response.length is None and not response.chunked:  # without a length, the range ends it
                 return
         if response.length == 0 and not response.will_close and self._connection is not None:
             response.close()
@@ -76,7 +76,7 @@ class _Answer:
 
 
 class _Timed(io.RawIOBase):
-    """The bytes of a socket until a time: a server that sends one now and then would hold a thread for ever."""
+    """The bytes of a socket, with a deadline: a server that drips single bytes would hold a thread for ever."""
 
     def __init__(self, raw: io.RawIOBase, until: float) -> None:
         self._raw, self._until = raw, until
@@ -95,7 +95,7 @@ class _Timed(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """A response that ends at a time."""
+    """A response with a deadline."""
 
     def __init__(self, until: float, sock: Any, **options: Any) -> None:
         super().__init__(sock, **options)
@@ -115,7 +115,7 @@ class _Host(NamedTuple):
             parts = urlsplit(address)
             name, port = parts.hostname or "", parts.port
             name.encode("idna")
-        except ValueError:  # what has no closing bracket, a port that is no number, a label that is too long
+        except ValueError:  # a missing bracket, a port that is not a number, a label that is too long
             name, port = "", None
         if _HOST.fullmatch(name) is None:
             raise ValueError("names no host that a request can go to")
@@ -150,7 +150,7 @@ class WebStore:
         self._lock = Lock()
         self._process = os.getpid()
         _Host.of(base)
-        weakref.finalize(self, _close_all, self._idle)  # before anything of a cycle of garbage is finalised
+        weakref.finalize(self, _close_all, self._idle)  # runs before any object of a garbage cycle is finalised
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, self._arguments
@@ -190,7 +190,7 @@ class WebStore:
             following = urljoin(address, (target or "").encode("latin-1").decode(errors="surrogateescape"))
             parts = urlsplit(following)
         except ValueError:
-            raise StoreError("refused", "the server redirects to what is no address") from None
+            raise StoreError("refused", "the server redirects to an invalid address") from None
         if not self._redirects:
             where = f" to {parts.hostname}" if parts.hostname else ""
             raise StoreError("refused", f"the server redirects{where}, which redirects=True follows")
@@ -248,13 +248,13 @@ class WebStore:
         if span is None:
             length = response.getheader("Content-Length") or ""
             if _LENGTH.fullmatch(length) is None:
-                raise StoreError("refused", "the answer does not say how long the object is")
+                raise StoreError("refused", "the answer does not state the length of the object")
             return _Answer({**meta, "size": int(length)}, (0, 0), connection, response, self._keeper(host))
         if response.status == _OK:
             raise StoreError("refused", "the server ignores ranges: download the object, and open that")
         found = _RANGE.fullmatch(response.getheader("Content-Range") or "")
         if found is None:
-            raise StoreError("refused", "the answer does not say which bytes it has")
+            raise StoreError("refused", "the answer does not state its range of bytes")
         first, last, size = map(int, found.groups())
         return _Answer({**meta, "size": size}, (first, last + 1), connection, response, self._keeper(host))
 
@@ -269,7 +269,7 @@ class WebStore:
 
 
 def _close(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
-    """Close a connection, and its response, which holds the connection if the server ends it after this one."""
+    """Close a connection, and its response, which holds the connection if the server closes it after this answer."""
     response.close()
     connection.close()
 
@@ -286,11 +286,11 @@ def _made(base: str, timeout: float, redirects: bool, query: str) -> WebStore:  
 
 
 def _date(text: str | None) -> dt.datetime | None:
-    """Return the time that a header states; None where there is none. Raises `StoreError` for a malformed one."""
+    """Return the time in a header; None without one. Raises `StoreError` for a malformed time."""
     if not text:
         return None
     try:
         found = parsedate_to_datetime(text)
     except (ValueError, OverflowError):  # also of a year or a zone that no calendar has
-        raise StoreError("refused", "the Last-Modified of the answer is no date") from None
+        raise StoreError("refused", "the answer's Last-Modified is not a date") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
