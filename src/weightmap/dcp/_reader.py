@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class LoadReport(NamedTuple):
-    """What one rank has read.
+    """One rank's reading.
 
     Attributes
     ----------
     items : int
         Slices that the rank asked for.
     tensors : int
-        Tensors of the file that they come from.
+        Tensors of the file behind them.
     reads, nbytes, wanted_nbytes : int
-        Of the plan; ``nbytes - wanted_nbytes`` were read in the gaps between slices, and not needed.
+        Of the plan; ``nbytes - wanted_nbytes`` are bytes of gaps between slices, read in vain.
     """
 
     items: int
@@ -61,8 +61,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
     path : str or os.PathLike
         A path as for `weightmap.open`: a file, an ``*.index.json``, a directory, a URL.
     names : mapping of str to str, optional
-        The file's names for names of the state dict that it lacks: for tied tensors that are stored once, or below a
-        prefix.
+        The file's names for names of the state dict that it lacks: for tied tensors stored once, or below a prefix.
     how : {"read", "map", "auto"}
         As for `ReadPlan.run`. Reading takes no more of a disk than the slices, and a file that shrinks meanwhile is an
         error; mappings are faster where the page cache has the file, and for columns.
@@ -168,7 +167,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         return done
 
     def _advice(self) -> str | None:
-        """Return the advice on read-ahead: none where this rank reads just its slices, in large pieces."""
+        """Return the advice on read-ahead: None if this rank reads just its slices, in large pieces."""
         return "random" if self._how == "read" else None
 
     def _close(self) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """The form of a file's tensor in torch.
+    """How a file's tensor appears in torch.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     shape : tuple of int
         In elements of that type.
     octets : bool
-        Whether `weightmap` has it as bytes, an array of one dimension.
+        Whether `weightmap` returns it as bytes, an array of one dimension.
     decoded : bool
         Whether it is quantised in the file.
     swapped : bool
@@ -58,7 +58,7 @@ class Kind(NamedTuple):
 
 
 class Tensors(Mapping[str, Any]):
-    """The metadata of all tensors, each made when it is asked for: a model may have half a million.
+    """The metadata of all tensors, each made at its first use: a model may have half a million.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Tensors(Mapping[str, Any]):
 
     def __init__(self, file: TensorFile, names: Mapping[str, str]) -> None:
         self.file, self._names = file, names
-        # Of those that were asked for.
+        # Those used so far.
         self._found: dict[str, tuple[str, Row, Kind]] = {}
         for name in names.values():
             if name not in file:

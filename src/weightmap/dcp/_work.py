@@ -38,19 +38,19 @@ class _Part(NamedTuple):
 
     name: str
     kind: Kind
-    # Whether the bytes of the file are those of the tensor.
+    # Whether the file stores the tensor's own bytes.
     plain: bool
     items: list[_Item]
 
 
 class _Want(NamedTuple):
-    """A slice, or a piece of one, as the plan has it."""
+    """A slice, or a piece of one, as the plan delivers it."""
 
     part: _Part
     box: tuple[slice, ...]
-    # The pieces of it that are to come, as indices of the tensor; none before it is cut.
+    # Its pieces still to come, as indices of the tensor; none before it is cut.
     pieces: deque[tuple[slice, ...]]
-    # In how many arrays a piece comes.
+    # Arrays per piece
     arrays: int = 1
 
 
@@ -69,7 +69,7 @@ class Work:
     ----------
     wants : list of (str, index)
     parts : dict
-        The slices by what they are: slices of several names over the same bytes are one.
+        The slices by their bytes: slices of several names over the same bytes are one.
     """
 
     def __init__(self, tensors: Tensors, planner: Any, items: Any, chunk: int) -> None:
@@ -82,9 +82,9 @@ class Work:
                 raise StateError(what, path=path, actual="not a tensor", expected="one: models have no more")
             self._add(_Item(asked), *tensors.found(asked.storage_index.fqn))
         self.wants: list[tuple[str, Any]] = []
-        # What the plan hands out of each tensor, in order.
+        # The pieces that the plan delivers of each tensor, in order.
         self._wants: dict[str, deque[_Want]] = {}
-        # The tensor that the next piece can be read to.
+        # The tensor that the next piece can be read into.
         self._place: Any = None
         for part in self.parts.values():
             self._ask(part)
@@ -105,7 +105,7 @@ class Work:
         found.items.append(item)
 
     def _ask(self, part: _Part) -> None:
-        """Note the wants of a slice: all of it where a plan can have so many runs."""
+        """Note the wants of a slice: all of it, if a plan takes that many runs."""
         starts, sizes, kind = part.items[0].starts, part.items[0].sizes, part.kind
         wants = self._wants.setdefault(part.name, deque())
         each = max(self._chunk // kind.dtype.itemsize, 1)
@@ -141,7 +141,7 @@ class Work:
             arrived, self._place = [], None
 
     def _cut(self, name: str, key: Any) -> Iterable[Any]:
-        """Return the indices of the pieces of a slice: itself, or pieces of a chunk where each needs memory."""
+        """Return the indices of the pieces of a slice: itself, or pieces of a chunk if they need memory."""
         part, box, pieces, _ = self._wants[name][0]
         if pieces:
             return (key,)
@@ -156,14 +156,14 @@ class Work:
         return tuple(pieces)
 
     def _room(self, _: str, nbytes: int) -> Any:
-        """Return the memory of the state dict that the next piece is for, if it can be read to there."""
+        """Return the state dict's memory for the next piece, if it can be read into that."""
         if self._place is None:
             return None
         room = self._place.reshape(-1).view(torch.uint8).numpy()
         return room if len(room) == nbytes else None
 
     def _of(self, item: _Item, part: _Part, box: tuple[slice, ...]) -> Any:
-        """Return what a piece is of the memory that an item has in the state dict."""
+        """Return the part of an item's memory in the state dict that a piece fills."""
         target = item.target
         if target is None:
             target = item.target = self._target(item, part)
@@ -173,7 +173,7 @@ class Work:
     def _fill(self, item: _Item, part: _Part, box: tuple[slice, ...], array: Any) -> None:
         target = self._of(item, part, box) if self._place is None else self._place
         on_cpu = target.device.type == "cpu"
-        # What lies there already was read to there.
+        # Already read into place.
         if not (on_cpu and array.nbytes and array.ctypes.data == target.data_ptr()):
             # A driver never gets mapped pages: it might pin them, or fault them in one by one.
             source = to_torch(array, copy=None if on_cpu else True)

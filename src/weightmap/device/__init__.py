@@ -3,7 +3,7 @@
 `load` goes through a plan of `weightmap.plan`. The tensors of a file become views of one piece of device memory. Many
 threads read bytes without the GIL into a few pinned slots, which the process keeps; from there the device copies them
 on a stream of its own while the next slot is filled. Quantised blocks go over packed, and the device decodes them where
-it can. No mapping is touched: a file that becomes shorter meanwhile is an error and not a fault.
+it can. No mapping is touched: a file that shrinks meanwhile raises an error instead of a fault.
 
 Everything particular to a device is in a `Backend`; `weightmap.torch` has that of PyTorch.
 """

@@ -20,12 +20,12 @@ class Change(NamedTuple):
     stored : str
         The type of the elements in the file, or the scheme of a quantised tensor.
     quantized : bool
-        Whether it is a scheme: "int8" is the name of both.
+        Whether `stored` is a scheme: "int8" names a type and a scheme.
     dtype : str
         The type of the result.
     elements : int
-        How many. The bytes of a scheme are a whole tensor of one dimension, as `QuantizedTensor` and `GgmlTensor` take
-        them.
+        Their number. The bytes of a scheme form a whole tensor of one dimension, as `QuantizedTensor` and `GgmlTensor`
+        take them.
     block_size, scale_type
         As of `QuantizedTensor`; 0 and "" for other types.
     """
@@ -56,7 +56,7 @@ class Backend(ABC):
     key : hashable
         Slots pinned by one backend serve every other with an equal key.
     node : int or None
-        The NUMA node that is nearest to the device, where that is known.
+        The NUMA node nearest to the device, if known.
     pinned : bool
         Whether `pin` is useful. Otherwise slots are small and not kept.
     """
@@ -71,7 +71,7 @@ class Backend(ABC):
 
     @abstractmethod
     def free(self, buffer: Any) -> None:
-        """Free memory that `allocate` returned and that nobody was given: at once, whoever still refers to it."""
+        """Free memory from `allocate` that was not handed out: at once, even if something still refers to it."""
 
     @abstractmethod
     def pin(self, memory: NDArray[np.uint8]) -> None:
@@ -95,11 +95,11 @@ class Backend(ABC):
 
     @abstractmethod
     def event(self) -> Event:
-        """Return the point behind all work until now."""
+        """Return the event after all work so far."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all work until now."""
+        """Wait for all work so far."""
 
     @abstractmethod
     def decodes(self, scheme: str) -> bool:
@@ -111,11 +111,11 @@ class Backend(ABC):
 
     @abstractmethod
     def check(self, dtype: str) -> None:
-        """Raise `UnsupportedError` for a type that tensors of the device cannot have."""
+        """Raise `UnsupportedError` for a type that the device lacks."""
 
     @abstractmethod
     def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Return a tensor over `buffer` from byte `at` on; the bytes of a type packed below the byte."""
+        """Return a tensor over `buffer` from byte `at` on; one of bytes for types packed below the byte."""
 
     @abstractmethod
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:

@@ -31,7 +31,7 @@ _PART = 1 << 20
 
 
 class Piece(NamedTuple):
-    """Bytes of a tensor that are sent together.
+    """Bytes of a tensor sent together.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     at : int
         Where the result begins in the memory of the tensor.
     change : Change, optional
-        The conversion on the device; a piece without it may be divided anywhere.
+        The conversion on the device; a piece without one may be divided anywhere.
     """
 
     nbytes: int
@@ -65,16 +65,16 @@ class Cargo:
     key : index, optional
         None for all of it.
     dtype : str, optional
-        The type on the device of quantised and floating-point tensors; by default that of the file, and float32.
+        The type on the device of quantised and floating-point tensors; by default float32 and the file's type.
 
     Attributes
     ----------
     name, ref
         As given.
     dtype : str
-        On the device; "uint8" for types that are packed below the byte.
+        On the device; "uint8" for types packed below the byte.
     shape : tuple of int
-        What `Backend.tensor` needs; `final` is that of the result, which has no axes of integer indices.
+        For `Backend.tensor`; `final` is the shape of the result, without the axes of integer indices.
     nbytes : int
         On the device.
 
@@ -111,7 +111,7 @@ class Cargo:
         return self.ref.source
 
     def delivered(self, backend: Backend, tensor: Any) -> Any:
-        """Apply the index to a tensor that has the elements in the order of the file."""
+        """Apply the index to a tensor with the elements in the order of the file."""
         if self._axes is None:
             return tensor
         kept = [axis for axis in self._axes if axis.kept]
@@ -148,7 +148,7 @@ class Cargo:
 
     # ------------------------------------------------------------------------------------------- changed on the device
     def _changed(self, stored: str, count: int, nbytes: int, at: int, **given: Any) -> Piece:
-        """Return a piece of `count` elements that become those from element `at` on."""
+        """Return a piece of `count` elements, for elements `at` on of the result."""
         width = DTYPES[self.dtype].bits // 8
         scheme = {name: given.pop(name) for name in ("block_size", "scale_type") if name in given}
         change = Change(stored, bool(scheme), self.dtype, count, **scheme)
@@ -165,7 +165,7 @@ class Cargo:
             done += nbytes // itemsize
 
     def _packed(self, most: int) -> Iterator[Piece] | None:
-        """Return the pieces of a quantised tensor as its file has it; None where they are no tensors by themselves."""
+        """Return the pieces of a quantised tensor as stored; None if no piece is a tensor by itself."""
         scheme, layout = self.ref.dtype.name, self.ref.layout()
         if scheme in GGML_SCHEMES:
             kind = kernels.GGML_TYPES[scheme]
@@ -184,7 +184,7 @@ class Cargo:
     def _blocks(
         self, scheme: str, scale_type: str, block_size: int, nbytes: int, begin: int, most: int
     ) -> Iterator[Piece] | None:
-        """Return pieces of whole blocks, if the runs consist of these: the last block of the tensor may be shorter."""
+        """Return pieces of whole blocks, if the runs consist of them: the tensor's last block may be shorter."""
         starts, length = self._runs()
         total = math.prod(self._whole)
         if (starts % block_size).any() or (length % block_size and int(starts[-1]) + length != total):
@@ -226,7 +226,7 @@ class Cargo:
         bits, head, at = BITS[scheme], SCALE[scale_type].itemsize, self.ref.offset + begin
         begins = (at + head + starts).astype(np.uint64)
         done = 0
-        for found, lengths in _cut(begins, each, bits, most - head):  # eight codes take as many bytes as one has bits
+        for found, lengths in _cut(begins, each, bits, most - head):  # eight codes of b bits take b bytes
             size = int(lengths.sum())
             count = min(size * 8 // bits, self.count - done)
             runs = {
@@ -263,7 +263,7 @@ class Cargo:
 
     # ----------------------------------------------------------------------------------------------- made on the host
     def _made(self, most: int) -> Iterator[Piece]:
-        """Yield elements that are decoded, inflated or put into order here, to be converted there where that is due."""
+        """Yield elements decoded, inflated or reordered on the host; the device converts them at need."""
         done = 0
         for array in self._arrays():
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -298,7 +298,7 @@ class Cargo:
 
 
 class ArrayCargo:
-    """An array, or a quantised tensor that is decoded here, to be sent to a device.
+    """An array, or a quantised tensor decoded on the host, to be sent to a device.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ class ArrayCargo:
     Attributes
     ----------
     name, dtype, shape, nbytes
-        As of `Cargo`; `nbytes` is that of the elements here.
+        As of `Cargo`; `nbytes` counts the elements on the host.
     """
 
     source = None

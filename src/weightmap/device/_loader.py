@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.plans.sums import Sums
 
-# Where tensors begin in device memory, and pieces in a slot.
+# Alignment of tensors in device memory, and of pieces in a slot
 ALIGN = 256
-# Bytes of a run that one thread takes.
+# Longest run that one thread takes, in bytes
 _UNIT = 1 << 20
-# Threads that copy from memory; and those that wait for a disk.
+# Threads when copying from memory, and when waiting for a disk
 _COPYING, _WAITING = 16, 32
-# Bytes of a slot that are not worth filling with the beginning of a tensor.
+# A slot with less room than this, in bytes, is sent before a tensor begins.
 _REST = 1 << 16
-# Slots not pinned are small: nothing overlaps with filling them.
+# Slots that are not pinned are small: nothing overlaps with filling them.
 _UNPINNED = Staging(2, 4 << 20)
 
 
 class Loader:
     """Sends tensors to a device, through the slots of one load; a context manager.
 
-    However the block ends, no copy is under way after it, and the slots are back in the pool.
+    After the block, however it ends, no copy is under way and the slots are back in the pool.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ class Loader:
         self._slot: Slot | None = None
         self._used = 0  # bytes of the slot
         self._names: list[str] = []  # of the tensors that have bytes in the slot
-        # What is to be read into it, all from one source: where from, where to, how much, and whose it is.
+        # Pending reads into it, all from one source: offsets in the file, offsets in the slot, sizes, and the tensor.
         self._runs: list[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], str]] = []
         self._source: Source | None = None
         self._sums: Sums | None = None
-        self._end = 0  # where the bytes end that they are checked for
-        self._cold: tuple[int, int] | None = None  # up to where bytes were asked for, and where the last ones end
-        # What the device does with the slot: begin and end there, and where it goes.
+        self._end = 0  # end of the bytes covered by them
+        self._cold: tuple[int, int] | None = None  # ends of the prefetched and of the announced bytes
+        # The device's copies and conversions out of the slot: begin and end there, and the destination.
         self._moves: list[tuple[int, int, Any, int]] = []
         self._changes: list[tuple[int, int, Any, Any, int]] = []
         self._scratch: Any = None
@@ -117,7 +117,7 @@ class Loader:
 
     # --------------------------------------------------------------------------------------------------- sending
     def expect(self, source: Source, begin: int, end: int, sums: Sums | None = None) -> None:
-        """Announce the next bytes of a source, in order, and the checksums to check them by."""
+        """Announce the next bytes of a source, in order, and their checksums."""
         self._fill()
         self._sums, self._end, self._cold = sums, end, None
         end = min(end, source.size)  # an entry of an archive may be larger than what it is stored in
@@ -169,7 +169,7 @@ class Loader:
         return self._slot
 
     def _free(self, nbytes: int) -> None:
-        """Make room for so many bytes together, at a multiple of the alignment."""
+        """Make room for `nbytes` in one piece, aligned."""
         slot = self._current()
         self._used += -self._used % ALIGN
         if self._used + nbytes > len(slot.memory):
@@ -177,13 +177,13 @@ class Loader:
             self._current()
 
     def _room(self, buffer: Any, at: int, nbytes: int) -> int:
-        """Make room for some of `nbytes` that go to byte `at` of a buffer; return for how many."""
+        """Make room for some of `nbytes` for byte `at` of a buffer; return for how many."""
         slot = self._current()
         skipped = -self._used % ALIGN
         if self._moves:
             begin, end, other, before = self._moves[-1]
             gap = at - (before + end - begin)
-            # What lies between two tensors goes over with them: one copy instead of two.
+            # The gap between two tensors is copied with them: one copy instead of two.
             skipped = gap if other is buffer and end == self._used and 0 <= gap < ALIGN else skipped
         size = len(slot.memory)
         left = size - self._used - skipped
@@ -204,7 +204,7 @@ class Loader:
         self._moves.append((begin, end, buffer, at))
 
     def _take(self, name: str, source: Source | None, piece: Piece, begin: int, nbytes: int) -> None:
-        """Put the bytes of a piece from `begin` on into the slot, or note that they are to be read."""
+        """Put the bytes of a piece from `begin` on into the slot, or queue them for reading."""
         slot, used = self._current(), self._used
         if not self._names or self._names[-1] != name:
             self._names.append(name)
@@ -290,7 +290,7 @@ class Loader:
 
 
 def _joined(changes: Sequence[tuple[int, int, Any, Any, int]], scratch: Any) -> Iterator[tuple[int, int, Any, int]]:
-    """Yield copies to scratch memory, as few as possible: everything lies there as in the slot."""
+    """Yield copies to scratch memory, as few as possible: its layout is the slot's."""
     first = last = -1
     for begin, end, _, _, _ in changes:
         if first >= 0 and begin - last < ALIGN:
@@ -306,7 +306,7 @@ def _joined(changes: Sequence[tuple[int, int, Any, Any, int]], scratch: Any) -> 
 def _within(
     starts: NDArray[np.uint64], sizes: NDArray[np.uint64], begin: int, end: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the runs that are the bytes `begin` to `end` of these runs, none of them long."""
+    """Return bytes `begin` to `end` of the joined runs, as runs; none of them is long."""
     if len(starts) == 1:
         first = int(starts[0]) + begin
         found = np.arange(first, first + end - begin, _UNIT, dtype=np.uint64)

@@ -39,24 +39,24 @@ def load(
         What to load; parts of tensors are read alone.
     backend : Backend
     dtype : str, optional
-        The type of floating-point and quantised tensors. By default that of the file, and float32 for quantised ones.
-        The device converts them, as it rounds.
+        The type of floating-point and quantised tensors. By default the file's, and float32 for quantised ones. The
+        device converts them, with its own rounding.
     verify : bool or "last"
-        Check the checksums that cover a tensor, on the bytes that went to the device, before it is handed out; with
-        "last", before the last tensor that a checksum covers is: tensors before it are handed out unchecked.
+        Check the checksums that cover a tensor, on the bytes that went to the device, before it is handed out. With
+        "last", each checksum is checked only before its last tensor: the ones before are handed out unchecked.
     group : int, optional
-        Bytes of tensors that share one piece of device memory; a file has one by default. With ``verify=True``, what
-        one checksum covers stays together.
+        Bytes of tensors that share one piece of device memory; by default one piece per file. With ``verify=True``,
+        all tensors of one checksum stay together.
     staging : Staging, optional
 
     Raises
     ------
     ChecksumError
-        With `verify`, for bytes that are not those that were written.
+        With `verify`, for bytes other than those written.
     TruncatedError, FileChangedError
         When a file changes before its last tensor was handed out.
     PlanError, UnsupportedError, QuantError
-        As of `ReadPlan.run`, and for types that the device lacks.
+        As from `ReadPlan.run`, and for types that the device lacks.
     """
     check_when(verify)
     check_unchanged(plan.file)
@@ -93,7 +93,7 @@ def _of_file(
 
 
 def _groups(cargos: list[Cargo], most: int | None, sums: Sums | None) -> Iterator[list[Cargo]]:
-    """Yield tensors that go over together: at most so many bytes, or one tensor, or what one checksum covers."""
+    """Yield groups of tensors to send: at most `most` bytes, or one tensor, or all tensors of one checksum."""
     begin = nbytes = end = 0
     for number, cargo in enumerate(cargos):
         row = cargo.ref
@@ -107,7 +107,7 @@ def _groups(cargos: list[Cargo], most: int | None, sums: Sums | None) -> Iterato
 
 
 def _together(loader: Loader, cargos: list[Cargo], source: Source, sums: Sums | None) -> Iterator[tuple[str, Any]]:
-    """Yield tensors that share one piece of device memory, when all of them are there and checked."""
+    """Yield tensors that share one piece of device memory, once all have arrived and are checked."""
     backend = loader.backend
     sizes = np.array([cargo.nbytes + -cargo.nbytes % ALIGN for cargo in cargos], np.int64)
     places = (np.cumsum(sizes) - sizes).tolist()

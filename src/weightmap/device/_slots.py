@@ -28,7 +28,7 @@ class Staging(NamedTuple):
         At least 2, so that one is filled while the device copies from another.
     slot_bytes : int
     threads : int, optional
-        At most this many read at once. By default one for each CPU, up to 16; more where the disk has to be waited for.
+        At most this many read at once. By default one for each CPU, up to 16; more when waiting for a disk.
     """
 
     slots: int = 3
@@ -43,18 +43,18 @@ class Slot:
     ----------
     memory : ndarray of uint8
     event : Event or None
-        The end of the requested copies out of it.
+        Set when the requested copies out of it have ended.
     """
 
     def __init__(self, backend: Backend, nbytes: int) -> None:
         self.event: Event | None = None
-        self._backend: Backend | None = None  # whom it is pinned by
+        self._backend: Backend | None = None  # the one that pinned it
         self._owner = os.getpid()
         room = kernels.empty(nbytes + _PAGE, np.uint8)
         start = -room.ctypes.data % _PAGE
         self.memory: NDArray[np.uint8] = room[start : start + nbytes]
         if backend.node is not None:
-            kernels.prefer_node(self.memory, backend.node)  # elsewhere it works as well, and is slower
+            kernels.prefer_node(self.memory, backend.node)  # memory of another node works, but slower
         if backend.pinned:
             backend.pin(self.memory)
             self._backend = backend
@@ -70,7 +70,7 @@ class Slot:
 
 
 _PAGE = 4096
-# Slots that nobody uses, by the key of the backend and their size.
+# Unused slots, by the key of the backend and their size.
 _idle: dict[tuple[Hashable, int], list[Slot]] = {}
 _lost: list[Slot] = []
 _lock = allocate_lock()
@@ -94,7 +94,7 @@ class Slots:
             self._slots.append(Slot(backend, staging.slot_bytes))
 
     def next(self) -> Slot:
-        """Return the slot that was used longest ago, when the device has copied what was in it."""
+        """Return the least recently used slot, once the device has copied its content."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         if slot.event is not None:
@@ -115,7 +115,7 @@ class Slots:
             slot.release()
 
     def discard(self) -> None:
-        """Keep for good the slots of a device that no longer tells whether it copies from them."""
+        """Keep the slots for good: the lost device may still copy from them."""
         _lost.extend(self._slots)
         self._slots = []
 

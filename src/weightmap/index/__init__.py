@@ -40,7 +40,7 @@ class Rules:
     Attributes
     ----------
     dtypes : tuple of DType or None
-        By the format's code; None for an unused code. A class lists them up to the last used one.
+        By the format's code; None for an unused code. The tuple may end at the last used one.
     min_ndim, max_ndim : int
     alignment : int
         Every offset is a multiple of it: a power of two.
@@ -65,11 +65,11 @@ class Rules:
     and holes: none of them makes an array reach out of the file.
     """
 
-    # Only what one file says. Setting a rule of the class on one file is an error instead of having no effect.
+    # Only the values of one file: setting a rule of the class on an instance raises instead of having no effect.
     __slots__ = ("base", "data_size", "declared", "lax", "room")
     dtypes: Sequence[DType | None] = ()
     bits: bytes = b""
-    sized: Sequence[int] = ()  # codes of schemes, whose bytes a row states
+    sized: Sequence[int] = ()  # codes of schemes: their rows declare their bytes
     min_ndim = 0
     max_ndim = NUMPY_MAX_NDIM
     ndims: frozenset[int] = frozenset(range(NUMPY_MAX_NDIM + 1))
@@ -82,16 +82,16 @@ class Rules:
 
     def __init_subclass__(cls) -> None:
         if "__slots__" not in cls.__dict__:
-            msg = f"{cls.__name__} needs __slots__ = (): its rules are those of the class"
+            msg = f"{cls.__name__} needs __slots__ = (): its rules are class attributes"
             raise TypeError(msg)
         given = cls.__dict__.get("dtypes")
         if given is not None:
-            # One entry for each value of a byte, so that a look-up does not ask how many there are.
+            # One entry for each value of a byte, so that a look-up needs no length check.
             cls.dtypes = (*given, *(None,) * (256 - len(given)))
             bits = bytes([0 if dtype is None else dtype.bits for dtype in given])
             cls.bits = bits.ljust(256, b"\0")
             cls.sized = [code for code, count in enumerate(bits) if count == DECLARED]
-        cls.ndims = frozenset(range(cls.min_ndim, cls.max_ndim + 1))  # which answers faster than a range
+        cls.ndims = frozenset(range(cls.min_ndim, cls.max_ndim + 1))  # faster than a range
         cls.native = kernels.row_rules(cls)
 
     def __init__(self, base: int, file_size: int, declared: int = U64_MAX, *, lax: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Both kinds of table: columns that a scan has filled, and records that are used where they lie."""
+"""Both kinds of table: columns filled by a scan, and records used in place."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ColumnTable(Table):
     locate : callable, optional
         Returns the offset in the file of a row's entry, for messages, or None where it is unknown.
     typed : callable, optional
-        ``typed(row, shape)`` returns dtype and `Geometry` (or None) of a row whose bytes the file declares, where the
-        code of the row does not say it all.
+        ``typed(row, shape)`` returns dtype and `Geometry` (or None) of a row whose bytes the file declares, if its code
+        alone does not determine them.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ColumnTable(Table):
 
 
 class RecordTable(Table):
-    """A table of EMBD's fixed-size descriptors, used where they lie.
+    """A table of EMBD's fixed-size descriptors, used in place.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ class RecordTable(Table):
         return index
 
     def detach_index(self) -> None:
-        """Replace a mapped index by a copy in private memory, and drop what was built over the mapped one."""
+        """Replace a mapped index by a private copy, and drop the hash index and names built over it."""
         if self.is_mapped:
             self._bytes = self._load(private=True)
             self._names = None

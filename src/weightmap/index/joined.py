@@ -1,4 +1,4 @@
-"""`JoinedTable`: the tables of several files as one, for models in several files and files with others beside them."""
+"""`JoinedTable`: the tables of several files as one, for models in several files and files with side files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 class JoinedTable(Table):
     """Tables of several files as one; each checks its own rows.
 
-    A table without a source gets that of the file which was opened; a format sets those of the files beside it.
+    A table without a source gets that of the opened file; a format sets those of the side files.
 
     Parameters
     ----------
     tables : sequence of Table
     order : ndarray of int64, optional
-        Its rows, in order, by their numbers in all tables together; by default all.
+        Its rows, in order, by their numbers in the concatenated tables; by default all.
     names : StringTable, optional
         Their names, where they are known.
     """

@@ -114,7 +114,7 @@ def _out_of_range(kind: str, label: str, rules: Rules, at: int | None, actual: i
     if kind == "TABLE_RANGE":
         what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
-    # In bytes of the file, whatever the format counts from.
+    # In bytes from the beginning of the file, whatever the format counts from.
     return cut_off(
         f"{label} (was the download complete?)",
         rules.base + rules.room,

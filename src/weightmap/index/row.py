@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
 
 OCTET = np.dtype(np.uint8)
-# Elements that are swapped at once: they stay in the L2 cache.
+# Elements swapped at once: they stay in the L2 cache.
 _PIECE = 1 << 18
 
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
     geometry : Geometry or None
         How its elements lie in the file; None where they follow one another, row-major.
     quantized : callable or None
-        Of a dtype that is a scheme: `Table.quantized`, which makes a tensor of ``(row, octets)``.
+        `Table.quantized` if the dtype is a scheme: it makes a tensor of ``(row, octets)``.
     """
 
     dtype: DType
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     # ------------------------------------------------------------------------------------------------- as an array
     @property
     def viewed(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Dtype and shape of the array of a dense tensor: of packed elements, that of their bytes."""
+        """Dtype and shape of the array of a dense tensor; for packed elements, those of their bytes."""
         return (OCTET, (self.nbytes,)) if self.dtype.packed else (numpy_dtype(self.dtype), self.shape)
 
     def array(self) -> Any:
@@ -74,7 +74,7 @@ class Row(NamedTuple):
         if self.dtype.quantized:
             return self.decoded(octets)
         stored, shape = self.viewed
-        # Made over the memory and not of a view: dtypes of ml_dtypes and unaligned addresses work.
+        # Made over the memory, not from a view: so dtypes of ml_dtypes and unaligned addresses work.
         return np.ndarray(shape, stored, octets if len(octets) else np.empty(0, np.uint8))
 
     # -------------------------------------------------------------------------------------------------- as bytes
@@ -88,7 +88,7 @@ class Row(NamedTuple):
     def chunks(self, buffer: bytearray | None = None) -> Iterator[memoryview]:
         """Yield the bytes of a dense tensor, row-major and little-endian, in pieces; each is valid until the next one.
 
-        Pieces are of the size of `buffer`, which many tensors may share, if there is one.
+        With `buffer`, which many tensors may share, pieces are of its size.
         """
         source = self.source if self.geometry is None else self.dense.source
         if not self.dtype.swapped:
@@ -126,7 +126,7 @@ class Row(NamedTuple):
         return start, block_size, scale_type
 
     def row_parts(self) -> list[tuple[int, int]] | None:
-        """Return the parts of a tensor that each hold a share of every row, in order; None for other schemes.
+        """Return the parts of a tensor, each with a share of every row, in order; None for other schemes.
 
         Each is its bytes, and the bytes of one row: 0 for a part that every row needs, such as codebooks.
         """

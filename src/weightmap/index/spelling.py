@@ -10,20 +10,20 @@ from weightmap.errors import quoted
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-# Bounds that keep a miss to milliseconds: so many names are listed; so many of about the right length are compared at
-# both ends; of these so many characters are compared one by one. A name longer than _LONG gets no suggestions.
+# Limits that keep a miss to milliseconds: names listed, names of about the right length whose ends are compared, and
+# characters of these compared one by one. A name longer than _LONG gets no suggestions.
 _LISTED, _LOOKED_AT, _COMPARED = 10_000, 1_000, 10_000
 _LONG = 400
-# The lengths of two names differ by at most this: "model." in front is the usual mistake.
+# Largest difference in length between similar names: "model." in front is the usual mistake.
 _SLACK = 8
-# Two names are alike if at least this part of their characters stands in both, in the same order.
+# Names are alike if they share at least this fraction of their characters, in the same order.
 _ALIKE = 0.7
-# Up to so many names are all shown where none is alike, if all are no longer than this together.
+# Where none is alike, all names are shown if they are no more, and together no longer, than this.
 _FEW, _SHOWN = 5, 200
 
 
 def others(wanted: object, names: Collection[str]) -> str:
-    """Return the end of a message about a missing name: names like it, else all of a few; or that it is no text.
+    """Return the end of a message about a missing name: similar names, else all if they are few; or its wrong type.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def others(wanted: object, names: Collection[str]) -> str:
 
 
 def alike(wanted: str, names: Iterable[str], most: int = 3, least: float = _ALIKE) -> list[str]:
-    """Return the names most like `wanted`, the likest first; `least` is the part of their characters that both have.
+    """Return the names most like `wanted`, best first; `least` is the fraction of characters that they must share.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def _shared_ends(a: str, b: str) -> int:
     """Return how many bytes two names share at their beginning and at their end."""
     x, y = (name.encode("utf-8", "surrogatepass") for name in (a, b))
     length = max(len(x), len(y))
-    # Each as one large number: the highest and the lowest differing bit say where they part.
+    # Each as one large number: the highest and the lowest differing bit are where they part.
     ahead = int.from_bytes(x.ljust(length, b"\0"), "big") ^ int.from_bytes(y.ljust(length, b"\0"), "big")
     behind = int.from_bytes(x, "big") ^ int.from_bytes(y, "big")
     if not ahead:
@@ -80,8 +80,8 @@ def _shared_ends(a: str, b: str) -> int:
 class _Common:
     """Counts the characters that a name shares with others, in the same order.
 
-    That is the length of the longest common subsequence, computed with one bit for each character of the name, in one
-    step for each character of the other (H. Hyyrö, Bit-parallel LCS-length computation revisited, 2004).
+    The count is the length of the longest common subsequence, computed with a bit per character of the name, in one
+    step per character of the other (H. Hyyrö, Bit-parallel LCS-length computation revisited, 2004).
     """
 
     def __init__(self, name: str) -> None:

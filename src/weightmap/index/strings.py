@@ -60,7 +60,7 @@ class StringTable:
     def joined(cls, tables: Iterable[StringTable], what: str) -> StringTable:
         """Return the strings of tables as one table of less than 4 GiB, back to back."""
         lengths = [np.zeros(1, np.uint32)]
-        data = bytearray()  # which grows in place: the pieces and the whole would take twice the memory
+        data = bytearray()  # grows in place: joining pieces would take twice the memory
         for table in tables:
             own, gap = table._bounds, table._gap  # noqa: SLF001 - the same class
             lengths.append(own[1:] - own[:-1] - np.uint32(gap))

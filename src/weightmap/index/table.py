@@ -1,9 +1,9 @@
 """The table of tensors of a file: the only place where tensor ranges are validated.
 
-Both kinds of table share one interface. `ColumnTable` (columns.py) holds private columns, filled by a scan of a header.
-`RecordTable` (records.py) uses fixed-size records where they lie and keeps nothing per tensor; since a mapped file may
-change underneath, it copies and checks a record at each use. `Table.check` checks either as a whole, by one pass in C,
-when the file is opened. Neither makes a Python object for a tensor before it is asked for.
+Both kinds of table (columns.py) share one interface. `ColumnTable` holds private columns, filled by a scan of a header.
+`RecordTable` uses fixed-size records in place and keeps nothing per tensor; since a mapped file may change underneath,
+it copies and checks a record at each use. `Table.check` checks either as a whole, by one pass in C, when the file is
+opened. Neither makes a Python object for a tensor before its first use.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     Place = tuple[DType, tuple[int, ...], int, int, Row | None]
     Run = tuple[Row, int, int]
 
-# Rows made into Python objects at once when all are asked for.
+# Rows turned into Python objects at once in a pass over all
 _BATCH = 4096
-# Up to so many rows, looking at each is faster than at columns of them all: shards often have few.
+# Below this, per-row beats columnar: shards often have few rows.
 _FEW = 8
 
 
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[int]) -> NDArray[np.intp]:
     """Return the starts of runs: rows where dtype, shape or the distance to the row before changes.
 
-    Each row of a code in `declared`, whose bytes do not follow from its shape, is a run of its own.
+    Each row with a code in `declared` is a run of its own: its bytes do not follow from its shape.
     """
     breaks = np.ones(len(codes), np.bool_)
     if len(codes) > 1:
@@ -95,8 +95,8 @@ class Table:
     def place(self, i: int) -> Place:
         """Check row i; return its dtype, shape, offset and bytes, and None.
 
-        That is all of a tensor whose elements follow one another in `source` and are of a dtype that numpy has by now.
-        For any other one the last value is its `Row`.
+        These suffice for a dense tensor in `source` of a dtype that numpy has by now; for any other, the last value is
+        its `Row`.
         """
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class Table:
         return names
 
     def read_names(self) -> StringTable:
-        """Return the names, in file order, for a caller that needs them once: the table keeps no copy."""
+        """Return the names, in file order, for one use: the table keeps no copy."""
         names = self._load_names() if self._names is None else self._names
         names.path, names.format = self.path, self.format
         return names
@@ -157,7 +157,7 @@ class Table:
     def find(self, name: object) -> int:
         """Return the row of the tensor called `name`, or -1.
 
-        The first look-up passes over the names, for a fraction of an index's cost; the second builds the index.
+        The first look-up scans the names, at a fraction of an index's cost; the second builds the index.
         """
         if not self._looked and isinstance(name, str):
             self._looked = True
@@ -207,7 +207,7 @@ class Table:
         return self._row(dtype, shape, rules.base + offset, nbytes)
 
     def _declared(self, i: int) -> int:
-        """Return the bytes that row i declares. Called only for dtypes that say so."""
+        """Return the bytes that row i declares. Called only for dtypes with declared sizes."""
         raise NotImplementedError
 
     def _all_declared(self, first: int, last: int) -> Any:
@@ -219,7 +219,7 @@ class Table:
         return np.full(self.count, numbers[self.source], np.int32)
 
     def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the data of each row begins in the file, and its bytes, all checked, in the order of rows."""
+        """Return offset in the file and size of each row's data, in bytes, all checked, in the order of rows."""
         rules, bits = self.rules, np.frombuffer(self.rules.bits, np.uint8)
         if self.count <= _FEW and not rules.sized:
             places = [self.place(i)[2:4] for i in range(self.count)]
@@ -247,10 +247,10 @@ class Table:
         return begins, sizes
 
     def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return of each row the product of the dimensions before one, that dimension, and whether its bytes are plain.
+        """Return for each row: the product of the dimensions before `dim`, the size of `dim`, whether bytes are plain.
 
-        The dimension counts from the last one when negative, and is -1 where a row lacks it. Plain bytes are those of
-        elements of whole bytes, in row-major order.
+        A negative `dim` counts from the last one; the size is -1 where a row lacks it. Plain bytes hold elements of
+        whole bytes, in row-major order.
         """
         bits = np.frombuffer(self.rules.bits, np.uint8)
         outer, size = np.ones(self.count, np.int64), np.full(self.count, -1, np.int64)
@@ -274,7 +274,7 @@ class Table:
         self.refuse("TABLE_TRUNCATED", i, end, rules.room)
 
     def _check_shape(self, i: int, shape: tuple[int, ...], dtype: DType) -> None:
-        """Refuse a shape that numpy refuses, whose errors are not of our tree, for tables not checked as a whole."""
+        """Refuse, by an error of our tree, a shape that numpy refuses, for tables not checked as a whole."""
         if len(shape) not in self.rules.ndims:
             self.refuse("TABLE_NDIM", i, len(shape), self.rules.max_ndim)
         # numpy multiplies the dimensions other than 0 of an empty tensor too.

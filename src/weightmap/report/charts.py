@@ -1,13 +1,13 @@
 """The charts of a report, as specifications of Vega-Lite; the page draws them, and has the same numbers in tables.
 
-No specification holds text of a file. Such texts are data, and the names of their fields are those written here.
+No specification holds text of a file: these texts are data, in fields named here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, which nothing fetches
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetched
 _NO_NUMBER = "#d03b3b"
 _BYTES = {"format": ".3~s", "title": "offset in bytes"}
 
@@ -24,7 +24,7 @@ def _chart(data: str, description: str, **rest: Any) -> dict[str, Any]:
 
 
 def bytes_map(files: int, longest: int) -> dict[str, Any]:
-    """Return the map of the files by offset, of which the `longest` has so many bytes: one row a file in each track."""
+    """Return the map of the files by offset, one row per file in each track; the longest file has `longest` bytes."""
     step = max(4, min(28, 240 // max(files, 1)))
     colours = {
         "type": {"field": "type", "type": "nominal", "title": "type", "scale": {"scheme": "tableau20"}},
@@ -73,7 +73,7 @@ def bytes_map(files: int, longest: int) -> dict[str, Any]:
         }
         for at, (title, colour) in enumerate(colours.items())
     ]
-    # A width that follows the page exists for single charts only: the page sets that of these.
+    # Vega-Lite follows the page's width for single charts only: here the page sets it.
     return {
         "$schema": _SCHEMA,
         "data": {"name": "map"},
@@ -85,7 +85,7 @@ def bytes_map(files: int, longest: int) -> dict[str, Any]:
 
 
 def histogram() -> dict[str, Any]:
-    """Return the histogram of the tensor that the reader chooses."""
+    """Return the histogram of the tensor chosen by the reader."""
     return _chart(
         "bins",
         "Histogram of the elements of one tensor.",
@@ -194,9 +194,9 @@ def costs() -> dict[str, Any]:
 
 
 def heat(data: str, title: str, measures: dict[str, str], layers: int, *, zero: bool) -> dict[str, Any]:
-    """Return a heat map of layers by the tensors within them, of a measure that the reader chooses.
+    """Return a heat map of layers by the tensors within them, of a measure chosen by the reader.
 
-    Zero is blank, so that every other value shows; what is no number has a colour of its own.
+    Zero is blank, so that every other value shows; infinity and NaN have a colour of their own.
 
     Parameters
     ----------

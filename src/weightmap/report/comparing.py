@@ -29,8 +29,8 @@ class Pair(NamedTuple):
     nbytes : int
         In the first.
     largest, rms, relative, cosine : float or None
-        Largest absolute difference, root of the mean square of the differences, the same by that of the first tensor's
-        values, and the cosine of the two as vectors; of elements that are finite in both. None where shapes differ or
+        Largest absolute difference, root mean square of the differences, the same relative to the first tensor's root
+        mean square, and the cosine of the two as vectors; over elements finite in both. None where shapes differ or
         there are no numbers.
     odd : int
         Elements that are NaN or infinite in one of them.
@@ -109,6 +109,6 @@ def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int]:
     relative = math.sqrt(apart_2 / a_2) if a_2 else (0.0 if not apart_2 else math.inf)
     both = math.sqrt(a_2) * math.sqrt(b_2)
     cosine = min(max(product / both, -1.0), 1.0) if both else (1.0 if a_2 == b_2 else 0.0)
-    if not largest:  # of equal tensors, whatever rounding says
+    if not largest:  # equal tensors, whatever rounding gives
         cosine = 1.0
     return largest, rms, relative, cosine, odd

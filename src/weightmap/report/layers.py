@@ -1,4 +1,4 @@
-"""Gathers measures of tensors by the layer that they are part of, for heat maps."""
+"""Gathers measures of tensors by layer, for heat maps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _NUMBER = re.compile(r"(?<![^./])\d+(?![^./])")
-# The number at the end of the name of a layer, short enough to be one.
+# The number at the end of a layer's name, short enough for an integer.
 _DIGITS = re.compile(r"\d{1,18}$", re.ASCII)
-# Values that JSON and a colour scale can take.
+# Largest value that JSON and a colour scale take
 HUGE = 1e300
-# What the row of tensors is called that are part of no layer.
+# Name of the row for tensors outside layers
 OUTSIDE = "outside layers"
-# Rows and columns of a heat map: where there are more, neighbours share one. Those outside layers have own columns.
+# Rows and columns of a heat map: beyond these, neighbours share one. Tensors outside layers have columns of their own.
 _ROWS, _COLUMNS, _OUTSIDE_COLUMNS = 200, 60, 30
 
 
 def _place_of(name: str) -> tuple[str, str]:
-    """Return the layer that a tensor is part of, and its place there: further numbers become a star."""
+    """Return a tensor's layer, and its place there: further numbers become a star."""
     match = _NUMBER.search(name)
     if match is None:
         return "", name
@@ -33,9 +33,9 @@ def _place_of(name: str) -> tuple[str, str]:
 
 
 def by_layer(rows: Iterable[tuple[str, dict[str, float | None]]]) -> list[dict[str, Any]]:
-    """Return one row for each layer and place in it: of several tensors there, the largest value of each measure.
+    """Return one row per layer and place in it: with several tensors there, the largest value of each measure.
 
-    A measure that is infinite or NaN is a word, and counts as larger than any number. Tensors outside all layers come
+    An infinite or NaN measure is a word, and counts as larger than any number. Tensors outside all layers come
     first; layers in the order of their numbers, 2 before 10, wherever they lie in the file.
     """
     found: dict[tuple[str, str], dict[str, float]] = {}

@@ -12,15 +12,15 @@ from weightmap.errors import MissingDependencyError, TensorFileError
 from weightmap.io.atomic import write_plan
 from weightmap.io.sink import WritePlan
 
-# Bytes of a bundle, at most: those of today have 0.9 million.
+# Most bytes of a bundle: today it has 0.9 million.
 _MOST = 1 << 26
 
 
 def library() -> str:
     """Return Vega-Lite, Vega and Vega-Embed as one script.
 
-    Bundling takes seconds of processor time, so the script is kept in the user's cache. Without a cache that can be
-    trusted and written, it is bundled at each run.
+    Bundling takes seconds of processor time, so the script is kept in the user's cache. Without a trusted, writable
+    cache it is bundled at each run.
 
     Raises
     ------
@@ -36,13 +36,13 @@ def library() -> str:
     except ImportError:  # or no such distribution
         msg = "reports need Vega-Lite, the extra [report]: pip install vl-convert-python, or '.[report]' in a checkout"
         raise MissingDependencyError(msg) from None
-    # What would end a script element within it can only stand in its texts.
+    # The end tag of a script can only occur in string literals of the bundle.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _folder() -> str | None:
     """Return our part of the user's cache; None where the system has no owners of files, or the user no home."""
-    # An XDG variable that is no absolute path is to be ignored, says its specification.
+    # By the XDG specification, a variable without an absolute path is ignored.
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser(os.path.join("~", ".cache"))
@@ -50,7 +50,7 @@ def _folder() -> str | None:
 
 
 def _closed(folder: str) -> bool:
-    """Return whether a directory, itself and no link to one, is ours and closed to all others."""
+    """Whether a directory, not a link to one, is ours and closed to all others."""
     status = os.lstat(folder)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
@@ -58,7 +58,7 @@ def _closed(folder: str) -> bool:
 def _stored(name: str) -> str | None:
     """Return the script that an earlier run stored; None unless it is whole and nobody else can have written it."""
     folder = _folder()
-    with contextlib.suppress(OSError, ValueError):  # ValueError: no UTF-8
+    with contextlib.suppress(OSError, ValueError):  # ValueError: not UTF-8
         if folder is not None and _closed(folder):
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             with open(os.path.join(folder, name), "rb", opener=lambda path, _: os.open(path, flags)) as file:
@@ -71,7 +71,7 @@ def _stored(name: str) -> str | None:
 
 
 def _store(name: str, script: str) -> None:
-    """Keep a script for later runs, if there is a place for it."""
+    """Keep a script for later runs, if the cache can be used."""
     folder, octets = _folder(), script.encode()
     content = _digest(octets) + b"\n" + octets
     with contextlib.suppress(OSError, TensorFileError):
@@ -82,5 +82,5 @@ def _store(name: str, script: str) -> None:
 
 
 def _digest(octets: bytes) -> bytes:
-    """Return the first line of a stored script: a disk may lose what was written before."""
+    """Return the first line of a stored script, its digest: a disk may have lost part of the rest."""
     return b"//" + hashlib.sha256(octets).hexdigest().encode()

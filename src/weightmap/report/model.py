@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightmap.report.page import Section
     from weightmap.report.survey import Survey, Tensor
 
-# Lines of one module in the tree, and entries of metadata.
+# Most lines of a module in the tree, and most entries of metadata
 _MOST_LINES = 400
 
 
@@ -133,7 +133,7 @@ def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
             depth -= 1
         share = line.nbytes / whole if whole else 0.0
         said = f"{text(line.label or '(itself)')}"
-        # Browsers draw the element for this so that no style makes its bar fill it.
+        # Browsers draw <meter> so that no style makes its bar fill it.
         meter = f'<span class="meter" role="img" aria-label="{share:.1%}" style="--share:{share:.2%}"></span>'
         about = brief(line.nbytes)
         if line.tensor is not None:

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 # A section of the page: its id, heading and HTML.
 Section = tuple[str, str, str]
 
-# Characters of a name that are shown.
+# Characters shown of a name
 _LONGEST = 200
 _LEVELS = "▁▂▃▄▅▆▇█"
-# Characters of a histogram as text.
+# Characters per histogram
 _SPARK = 16
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its HTML, and the number by which it is sorted if its text is none."""
+    """A cell of a table: its HTML, and the number to sort it by if its text is not a number."""
 
     html: str
     value: float | None = None
 
 
 def short(item: object) -> str:
-    """Return a text of a file with control characters spelt out, cut where it is long."""
+    """Return a text of a file with control characters spelt out, shortened if it is long."""
     shown = escape(str(item)[: _LONGEST + 1])
     return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
 
@@ -49,19 +49,19 @@ def text(item: object) -> str:
 
 
 def message(said: object) -> str:
-    """Return a message as HTML, all of it; it has its texts of files spelt out and cut already."""
+    """Return a message as HTML, unshortened: the texts of files in it are spelt out and cut already."""
     whole = str(said)[:2000]
     return " ".join(text(whole[at : at + _LONGEST]) for at in range(0, len(whole), _LONGEST))
 
 
 def named(name: str) -> str:
-    """Return the name of a tensor as HTML that may break behind its dots and underscores, and only there if it can."""
+    """Return the name of a tensor as HTML that breaks behind dots and underscores, elsewhere only if it must."""
     shown = html.escape(short(name)).replace(".", ".<wbr>").replace("_", "_<wbr>")
     return shown or '<span class="faint">(no name)</span>'
 
 
 def number(value: float | None, form: str = ".4g") -> Cell:
-    """Return a number as a cell, one that is not finite in words; an empty cell for None."""
+    """Return a number as a cell, an infinity or NaN in words; an empty cell for None."""
     if value is None:
         return Cell("")
     if math.isnan(value):
@@ -91,10 +91,10 @@ def table(
     *,
     kinds: Iterable[str] = (),
 ) -> str:
-    """Return a table with its tools; the script makes it sort and filter, and without one it is all there.
+    """Return a table with its tools; the script sorts and filters it, and without scripts it is complete.
 
-    Where scripts run, the table is text to the browser, a line each row, and the script makes elements of the rows that
-    are shown: those of 40,000 tensors take a browser a minute.
+    Where scripts run, the table is text to the browser, a line per row, and the script makes elements for visible rows
+    only: rows of 40,000 tensors take a browser a minute.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def table(
 
 
 def figure(name: str, spec: Mapping[str, Any], table_name: str) -> str:
-    """Return the place of a chart, with words for those who cannot see it."""
+    """Return the place of a chart, with a description for screen readers."""
     said = html.escape(f"{spec['description']} The table has the same numbers.")
     return (
         f'<div class="chart wide script" id="{name}" role="figure" aria-label="{said}"></div>'
@@ -163,7 +163,7 @@ def document(
     Raises
     ------
     MissingDependencyError
-        Without vl-convert-python, which has the library that draws the charts.
+        Without vl-convert-python, which contains the charting library.
     """
     drawing, own, style = library(), _own("page.js"), _own("page.css")
     marker = 'document.documentElement.classList.add("js");'

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Marks of a chart that lie side by side, at most: a screen has hardly more columns of pixels.
+# Most marks side by side in a chart: a screen has hardly more columns of pixels.
 _MARKS = 1000
-# What tells bars of a map apart to the eye.
+# Fields by which bars of a map look different
 _LOOKS = ("file", "type", "align", "resident")
 
 
@@ -21,12 +21,12 @@ def runs(count: int, most: int) -> Iterator[slice]:
 
 
 def span(names: Sequence[str]) -> str:
-    """Return the label of neighbours that share a mark."""
+    """Return the label of neighbours sharing a mark."""
     return names[0] if names[0] == names[-1] else f"{names[0]} … {names[-1]}"
 
 
 def pooled_ranges(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with "name", "low", "high", "below" and "above" so that a chart has room for them."""
+    """Pool rows with "name", "low", "high", "below" and "above" until a chart has room for them."""
     return [
         {"at": run.start, "name": span([row["name"] for row in rows[run]])}
         | {field: min(row[field] for row in rows[run]) for field in ("low", "below")}
@@ -36,10 +36,10 @@ def pooled_ranges(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def pooled_bars(rows: Sequence[dict[str, Any]], longest: int) -> list[dict[str, Any]]:
-    """Return rows of a map of files, of which the `longest` has so many bytes, so that a chart has room for them.
+    """Pool rows of a map of files until a chart has room for them; the longest file has `longest` bytes.
 
-    Bars that begin in one column of pixels are one, which looks like the longest of them; then neighbours that look the
-    same are one, for edges between bars take from their colours.
+    Bars that begin in one column of pixels become one, which looks like the longest of them; then neighbours that look
+    the same become one, since edges between bars dilute their colours.
     """
     if len(rows) <= _MARKS:
         return list(rows)

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from weightmap.index.row import Row
 
-# Elements of one tensor that are looked at, and of a whole model.
+# Elements sampled per tensor, at most and at least, and per model.
 _MOST, _LEAST, _ALL = 1 << 16, 1 << 11, 1 << 25
-# Runs that these lie in; whole blocks of every scheme.
+# Runs per sample, and their unit: whole blocks of every scheme.
 _RUNS, _BLOCK = 16, 256
 _BINS = 32
-# Elements of a tensor that are quantised for an estimate.
+# Elements per tensor quantised for an estimate
 _TRIED = 1 << 14
-# The schemes whose cost is estimated: from the most bits to the fewest.
+# The estimated schemes, from the most bits to the fewest
 SCHEMES = ("q8_0", "int8", "q6_k", "q5_0", "int5_block", "q4_k", "q4_0", "int4_block")
 
 
@@ -49,7 +49,7 @@ class Numbers(NamedTuple):
     seen : int
         Elements looked at.
     low, high, mean, deviation : float or None
-        Of those that are finite; None without any.
+        Of the finite elements; None without any.
     zeros, nans, infinities : int
     bins : tuple of int
         A histogram of the finite ones, in equal steps from `low` to `high`.
@@ -83,12 +83,12 @@ class Cost(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """Root of the mean squared error, by the root of the mean square."""
+        """Root mean square of the errors relative to that of the values."""
         return math.sqrt(self.error / self.square) if self.square else 0.0
 
 
 def budget(tensors: int) -> int:
-    """Return how many elements of each of so many tensors to look at."""
+    """Return the elements to sample per tensor, of this many tensors."""
     return min(_MOST, max(_LEAST, _ALL // max(tensors, 1) // (_RUNS * _BLOCK) * _RUNS * _BLOCK))
 
 
@@ -179,8 +179,8 @@ def numbers_of(values: NDArray[Any]) -> Numbers:
 def costs_of(name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
     """Return the cost of quantising a tensor, by scheme; nothing for one that `convert` leaves dense.
 
-    Estimated from a sample of its elements. A scale for a whole tensor, as "int8" has one, is that of the sample. Where
-    rows are no whole blocks of a scheme, the costs are those of the scheme that `convert` takes instead.
+    Estimated from a sample of its elements, which also gives the scale of schemes with one per tensor, such as "int8".
+    Where rows are not whole blocks of a scheme, the costs are of the scheme that `convert` takes instead.
     """
     wanting = {scheme: quantizer for scheme, quantizer in _quantizers().items() if quantizer.wants(name, place)}
     if not wanting:

@@ -33,7 +33,7 @@ class Tensor(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Bytes of a file that no tensor has: header, padding or footer."""
+    """Bytes of a file outside all tensors: header, padding or footer."""
 
     kind: str
     begin: int
@@ -81,7 +81,7 @@ class Survey(NamedTuple):
 
 
 def survey(file: TensorFile, *, verify: bool, progress: Callable[[int, int], None] | None) -> Survey:
-    """Look at a model; `progress` gets bytes read and to read, first those of verification."""
+    """Survey a model; `progress` gets bytes read and bytes in all, first of the verification."""
     infos = list(file.infos())
     most = budget(len(infos))
     before = file.nbytes if verify else 0
@@ -143,7 +143,7 @@ def _files(sources: dict[Source, str], tensors: list[Tensor]) -> Iterator[File]:
     for tensor in tensors:
         places[tensor.file].append((tensor.info.offset, tensor.info.nbytes))
     for source, name in sources.items():
-        if not source.size:  # a sharded model, which has only a name
+        if not source.size:  # a sharded model: a name without bytes
             continue
         yield File(name, source.size, tuple(_gaps(sorted(places[name]), source.size)))
 

@@ -42,11 +42,11 @@ def write_report(
     out : path
         The page; replaced in one step.
     a, b : TensorFile or anything that `weightmap.open` takes
-        With `b`, the page compares the two.
+        With `b`, the page compares both.
     verify : bool
         Read the whole file and check it, as `TensorFile.verify` does; not for two models.
     weights : bool
-        Compare the parameters of two models, as `TensorFile.weights` has them, not their stored tensors.
+        Compare the parameters of two models, as in `TensorFile.weights`, not their stored tensors.
     progress : callable, optional
         ``progress(done, total)``, in bytes.
 
@@ -58,9 +58,9 @@ def write_report(
     Raises
     ------
     TargetError
-        When `out` is a file of a model that the page is about.
+        When `out` is a file of a reported model.
     MissingDependencyError
-        Without the package vl-convert-python, which the extra ``[report]`` names.
+        Without the package vl-convert-python, in the extra ``[report]``.
     """
     if weights and b is None:
         raise ValueError("weights=True is for two models, whose parameters are compared")

@@ -10,7 +10,7 @@ ends the process. These functions never make such a tensor: they copy or raise a
 `load_file` returns all tensors of a file in this way, and `load_into` fills a module. To devices other than the CPU
 files are copied by `weightmap.device`, which touches no mapping of them.
 
-NumPy has no bfloat16 and float8 of its own; arrays with the types of ml_dtypes become tensors of these types.
+NumPy lacks bfloat16 and float8; arrays with the types of ml_dtypes become tensors of these types.
 """
 
 from weightmap.model.foreign import from_torch

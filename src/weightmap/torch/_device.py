@@ -59,7 +59,7 @@ class TorchBackend(Backend):
 
     # ---------------------------------------------------------------------------------------------------------- memory
     def allocate(self, nbytes: int) -> Any:
-        """Return bytes on the device. Copies to them wait until whoever had this memory before is done with it."""
+        """Return bytes on the device. Copies to them wait for earlier users of this memory."""
         buffer = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self.device)
         self.begin()
         return buffer
@@ -84,7 +84,7 @@ class TorchBackend(Backend):
 
     # ---------------------------------------------------------------------------------------------------------- copies
     def begin(self) -> None:
-        """Let copies wait for what the current stream was asked for."""
+        """Let copies wait for the current stream's work so far."""
         if self._stream is not None:
             self._stream.wait_stream(self._torch.cuda.current_stream(self.device))
 
@@ -116,7 +116,7 @@ class TorchBackend(Backend):
 
     # ----------------------------------------------------------------------------------------------------------- types
     def decodes(self, scheme: str) -> bool:
-        """Whether there is a kernel for the scheme, Triton, and a device that it runs on."""
+        """Whether Triton, a device for it and a kernel for the scheme exist."""
         kernels = _kernels()
         if kernels is None or scheme not in kernels.SCHEMES:
             return False
@@ -148,14 +148,14 @@ class TorchBackend(Backend):
         return buffer[at : at + size].view(kind).view(shape)
 
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
-        """Return a copy in the other order, of types too that torch does not flip."""
+        """Return a copy in reverse order, also of types that torch does not flip."""
         widths = {1: "int8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
         same = getattr(self._torch, widths[tensor.dtype.itemsize])
         return tensor.view(same).flip(axes).view(tensor.dtype)
 
 
 class _Done:
-    """An event of a device that is done when a call returns."""
+    """An event of a device whose calls return when they are done."""
 
     def wait(self) -> None:
         """Return."""
@@ -254,7 +254,7 @@ def pour(loader: Loader, cargo: Cargo | ArrayCargo, target: Any) -> None:
     loader : Loader
         Of a `TorchBackend` of the device of the tensor.
     cargo : Cargo or ArrayCargo
-        As many elements; torch converts them if their type is another one.
+        As many elements as `target`; torch converts them if the types differ.
     target : torch.Tensor
     """
     torch = imported_torch()

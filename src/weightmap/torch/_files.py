@@ -37,8 +37,8 @@ def load_file(
     path : str or os.PathLike
         Anything that `weightmap.open` takes.
     device : str, int or torch.device
-        On the CPU, tensors share the pages of the file, may be written to, and leave it as it was. To any other device
-        they are copied by `weightmap.device`: those of a file share one piece of memory there, and quantised ones are
+        On the CPU, tensors share the pages of the file and are writable, but never change it. To any other device
+        `weightmap.device` copies them: the tensors of a file share one piece of memory there, and quantised ones are
         decoded there, if Triton is installed.
     plan : ReadPlan, optional
         What to read, and how: a plan of `weightmap.plan` for this file, such as the slices of one rank. Its tensors
@@ -91,7 +91,7 @@ def load_file(
 
 
 def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:
-    """Return a tensor of a file in this type, if it is one of floating-point numbers."""
+    """Return a tensor of a file, converted to `dtype` if it holds floating-point numbers."""
     if str(tensor.dtype).removeprefix("torch.") not in FLOATING:
         return tensor
     if not tensor.is_contiguous():
@@ -100,10 +100,10 @@ def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:
 
 
 def shared(file: TensorFile) -> dict[str, Any]:
-    """Return all tensors of a file opened in `writable_mode`, on the CPU: those that `read_tensor` returns, at once."""
+    """Return all tensors of a file opened in `writable_mode`, on the CPU: as `read_tensor` does, but in one pass."""
     tensors = {}
     for name, array in file.items():
-        # Only an array of numbers says by itself what the tensor is: bytes may be pairs of float4.
+        # Only an array of numbers determines the tensor: bytes may be pairs of float4.
         alone = type(array) is np.ndarray and array.dtype != _OCTET
         tensors[name] = to_torch(array) if alone else read_tensor(file, name)
     return tensors
@@ -118,7 +118,7 @@ def load_tensors(
     ----------
     file : TensorFile
     wants
-        Names, or what else `weightmap.plan` takes. Tensors come in the order of names.
+        Names, or any other wants of `weightmap.plan`. Tensors come in the order of names.
     device : torch.device
     verify, dtype
         As for `load_file`.
@@ -136,12 +136,12 @@ def read_tensor(file: TensorFile, name: str, array: np.ndarray[Any, Any] | None 
     file : TensorFile
     name : str
     array : np.ndarray, optional
-        Its values, where they have been read.
+        Its values, if they were read already.
 
     Returns
     -------
     torch.Tensor
-        float4 is the type of torch that has two elements in a byte, if torch has that and rows are whole bytes.
+        float4 becomes torch's type with two elements per byte, if torch has it and rows are whole bytes.
     """
     row = dense_row(file, name)
     if row.dtype.quantized and array is None:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class StateError(TensorFileError, RuntimeError):
-    """The tensors of a file do not fit a module, which is as it was."""
+    """The tensors of a file do not fit a module; the module is unchanged."""
 
 
 def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = False) -> Any:
     """Fill the parameters and buffers of a module with the tensors of a file.
 
-    All names, shapes and types are checked before anything is changed, by `torch.nn.Module.load_state_dict` itself: the
-    hooks and methods of a module count, and run once more than there.
+    `torch.nn.Module.load_state_dict` itself checks all names, shapes and types before anything is changed: a module's
+    hooks and methods take effect, and run once more than in a plain load.
 
     Parameters
     ----------
@@ -40,11 +40,10 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     path : str or os.PathLike
         Anything that `weightmap.open` takes. Tied parameters need only one tensor in the file.
     strict : bool
-        Whether missing and unexpected names are errors, as in torch; and tied parameters whose values differ.
+        Whether missing and unexpected names are errors, as in torch, and tied parameters with different values.
     assign : bool
         Put tensors into the module instead of copying their values: those of the CPU and the device "meta" share the
-        pages of the file, may be written to, and leave it as it was. They have the types that the file has, and tied
-        ones stay tied.
+        pages of the file and are writable, but never change it. They keep the file's types, and tied ones stay tied.
 
     Returns
     -------
@@ -55,7 +54,7 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     ------
     StateError
         Names, shapes or types do not fit: a value would lose its kind (complex to real, float to integer), or a
-        parameter is on the device "meta" and ``assign=False``. It is a RuntimeError; the module is as it was.
+        parameter is on the device "meta" and ``assign=False``. It is a RuntimeError; the module is unchanged.
     FormatError, OSError
         As `weightmap.open`.
     """
@@ -85,7 +84,7 @@ def load_state(
     Parameters
     ----------
     duplicates : collection of str
-        Names of parameters that the file keeps under another name: they are not missing, and unexpected if present.
+        Parameters stored under another name: these are not missing, and unexpected if present.
     """
     result = _rehearse(module, state, strict=False, assign=False)
     missing = set(result.missing_keys) - set(duplicates)
@@ -101,7 +100,7 @@ def load_state(
 
 
 def _tie(own: Mapping[str, Any], state: dict[str, Any], *, strict: bool) -> None:
-    """Give all names of a tied parameter or buffer the tensor that the file has for one of them."""
+    """Give all names of a tied parameter or buffer the file's tensor for one of them."""
     names: dict[int, list[str]] = {}
     for name, tensor in own.items():
         names.setdefault(id(tensor), []).append(name)
@@ -204,7 +203,7 @@ def _finish(
 def _copying() -> Any:
     """Return the class of contexts in which ``target.copy_(source)`` of torch calls ``instead(copy, target, source)``.
 
-    The class is made once: one for each context would keep all that `instead` refers to until garbage is collected.
+    The class is made once: one per context would keep everything behind `instead` alive until garbage is collected.
     """
     torch = imported_torch()
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -14,7 +14,7 @@ from weightmap.quant.blocks import QuantizedTensor
 if TYPE_CHECKING:
     from weightmap.index.row import Row
 
-# `np.dtype.isbuiltin` of types that another package registers, such as ml_dtypes; their name takes a microsecond.
+# `np.dtype.isbuiltin` of types registered by other packages, such as ml_dtypes; asking for their name takes 1 us.
 _REGISTERED = 2
 
 
@@ -40,7 +40,7 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
     UnsupportedError
         torch has no such dtype.
     ValueError
-        ``copy=False`` and the memory cannot be shared; files opened with ``mode="cow"`` give arrays that can be.
+        ``copy=False`` and the memory cannot be shared. Arrays of files opened with ``mode="cow"`` can be.
     MissingDependencyError
         torch is not installed.
     """
@@ -76,7 +76,7 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
 
 
 def in_pairs(tensor: Any, row: Row) -> Any:
-    """Return the bytes of a whole tensor of float4 as the type of torch for it, if there is one and rows are bytes."""
+    """Return the bytes of a whole float4 tensor as torch's type for it, if torch has one and rows are whole bytes."""
     pairs = getattr(imported_torch(), PAIRS, None)
     if row.dtype.name != "float4_e2m1fn" or pairs is None or not row.shape or row.shape[-1] % 2:
         return tensor

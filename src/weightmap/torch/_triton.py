@@ -5,13 +5,12 @@ blocks begin at any address. The values of neighbours come out of the same lines
 
 Three things keep the bits those of csrc/intblock.c and csrc/ggml_blocks.h:
 
-* A product and the sum that follows it are rounded each. Compilers for GPUs fuse them into one instruction that rounds
+* A product and the sum after it are rounded separately. Compilers for GPUs fuse them into one instruction that rounds
   once; launches with ``enable_fp_fusion=False`` forbid that.
-* A NaN of a decoded code is 0x7FC00000; GPUs make 0x7FFFFFFF. A half that is stored as such keeps its sign and its
-  fraction.
-* bfloat16 is made of the bits of float32, to the nearest and ties to even.
+* A NaN from a decoded code is 0x7FC00000; GPUs make 0x7FFFFFFF. A stored half keeps its sign and fraction.
+* bfloat16 is rounded from the bits of float32, to nearest, ties to even.
 """
-# These functions are compiled by Triton: arguments have no types of Python, and constants are upper case.
+# Triton compiles these functions: arguments have no Python types, and constants are upper case.
 # ruff: noqa: ANN001, ANN202, N803, FBT003
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -88,14 +87,14 @@ def _put(out, at, value, mask, KIND: tl.constexpr):
 
 @triton.jit
 def _code(data, codes, k, mask, BITS: tl.constexpr):
-    """Return code k of those that begin at a byte, as a float."""
+    """Return code k of the codes from a byte on, as a float."""
     if BITS == 8:
         q = _byte(data, codes + k, mask)
     else:
         bit = k * BITS
         at, shift = codes + (bit >> 3), bit & 7
         q = _byte(data, at, mask) >> shift
-        if BITS == 5:  # a code may lie in two bytes; the second one is read only then
+        if BITS == 5:  # a code may span two bytes; the second is read only then
             two = mask & (shift > 3)
             q = q | (_byte(data, at + 1, two) << (8 - shift))
         q = q & ((1 << BITS) - 1)
@@ -114,7 +113,7 @@ def _blocks(data, out, n, block_size, stride, BITS: tl.constexpr, WIDE: tl.const
 
 @triton.jit
 def _adaptive(data, out, n, block_size, kinds, scales, codes, WIDE: tl.constexpr, KIND: tl.constexpr):
-    """Decode blocks of different kinds, whose scales and codes lie where two tables say."""
+    """Decode blocks of different kinds; two tables tell where their scales and codes lie."""
     i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
     mask = i < n
     block, k = i // block_size, i % block_size
@@ -149,7 +148,7 @@ def _q4_k(data, out, n, KIND: tl.constexpr):
     i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
     mask = i < n
     begin, k = i // 256 * 144, i % 256
-    # Scale and minimum of 32 elements have six bits: of the first four in a byte each, of the others in two.
+    # Scale and minimum of 32 elements have six bits each: the first four lie in one byte each, the others in two.
     t = k // 32
     first, late = begin + 4, t > 3
     a = _byte(data, first + t, mask)
