@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-# Bytes from the start of a file that `sniff` and `parse` get: a page.
+# Bytes from the start of a file for `sniff` and `parse`: a page.
 HEAD = 4096
-# Bytes that importers get to recognise a file by.
+# Bytes for importers to recognise a file by
 LOOK = 1 << 16
-# The longest header that reference implementations of formats with a length before it allow.
+# The longest header that reference implementations of length-prefixed formats allow.
 MAX_HEADER = 100_000_000
-# What makes one model of the parts that the ranks of torch.distributed.checkpoint save in files of safetensors.
+# How to join the parts that the ranks of torch.distributed.checkpoint save as safetensors.
 CONSOLIDATE = (
     "to make one model of their folder, call consolidate_safetensors_files(FOLDER, OTHER_FOLDER, {NAME: 1 for each"
     " tensor}) of torch.distributed.checkpoint._consolidate_hf_safetensors"
 )
-# Kinds of values of metadata, see `_metadata`; an "array" is one of numpy. The items of lists and tables must be of a
-# kind that the format has, too.
+# Kinds of metadata values, see `_metadata`; an "array" is one of numpy. The items of lists and tables must be of kinds
+# that the format has, too.
 TEXT = frozenset({"text"})
 JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
 TOML = (JSON - {"null"}) | {"non-finite", "time"}
@@ -92,10 +92,10 @@ class Content:
         The files beside this one in which rows of the table lie: see `JoinedTable`. They are closed, checked for
         changes, pickled and verified with it.
     part : NumberedPart or None
-        For a file that is one of several that make up a model: which one.
+        The place among the files of a model in several files.
     sums : callable
-        ``sums(source)`` returns the checksums of tensor data in one of its files that can be checked without the rest
-        of that file, a list of `Sum`.
+        ``sums(source)`` returns a list of `Sum`: the checksums of tensor data in one of its files that can be checked
+        without the rest of that file.
     warnings : list of str
         Deviations tolerated by ``strict=False``.
     """
@@ -155,41 +155,40 @@ class Format(Record):
     schemes : mapping of str to frozenset
         By layout: the schemes of quantisation that it can hold; none in layouts that are missing here.
     metadata_keys : frozenset of str or None
-        The only metadata keys that it has a place for, empty without metadata: `save` refuses others, `convert` leaves
-        them behind. None: any.
+        The only metadata keys that it can hold, empty without metadata: `save` refuses others, `convert` drops them.
+        None: any.
     vocab_keys : mapping of str to (str or None)
-        The metadata keys that hold what `Content.vocab` says, where the format has that there: with the name of a
-        special id, or None for the tokens.
+        For a format with the vocabulary in its metadata: the keys of the parts of `Content.vocab`, each with the name
+        of a special id, or None for the tokens.
     own_keys : frozenset of str
-        The metadata keys that say how its files are laid out: `convert` takes them from files of this format only.
+        The metadata keys about the layout of a file: `convert` takes them from files of this format only.
     special_ids : frozenset of str
-        The special ids that its vocabularies have a place for, by name.
+        Names of the special ids that its vocabularies can hold.
     metadata_kinds : frozenset of str
         Kinds of values that its metadata holds: see `_metadata`, which has the rule for `convert`.
     metadata_most : int or None
         Most bytes per text in its metadata.
     layout_for : callable or None
-        ``layout_for(metadata)``: the layout that the metadata calls for when the caller asks for none; None for the
-        first. Raises `EncodeError` for one that does not exist.
+        ``layout_for(metadata)``: the layout by the metadata when the caller asks for none; None for the first. Raises
+        `EncodeError` for an unknown one.
     leads : bytes
-        For a format whose `sniff` is as sure as magic bytes, so that a file that it recognises is of this format, right
-        or wrong: the bytes that such a file may begin with. Only files that begin with one of these are shown to it.
+        For a format whose `sniff` is as sure as magic bytes (a file that it recognises is of this format, intact or
+        damaged): the bytes that a file may begin with. `sniff` sees only files that begin with one of them.
     embeddings : tuple of (str, str), optional
-        For formats of word embeddings: the names of the matrix, and of the former norms of its rows.
+        For formats of word embeddings: the names of the matrix, and of its rows' norms before normalisation.
     aligns : mapping of str to int
-        By layout: the largest power of two at whose multiples it can let tensors begin, when `Request.align` asks for
-        it. None in layouts that are missing here.
+        By layout: the largest power of two to which it can align tensors for `Request.align`. Layouts missing here
+        cannot align.
     numbered : bool
         Whether each file of a model in several says which part it is: see `Request`.
     suffix_means : str
-        For a format whose suffixes other programs use for other files: what a file of this one is.
+        For a format with ambiguous suffixes: the kind of its files, for messages.
     expected_keys : mapping of str to str
-        Metadata keys without which other programs refuse a file: what happens then. `convert` warns of it.
+        Metadata keys required by other programs, with the consequence of a missing key. `convert` warns of it.
     usual_metadata : mapping of str to str
-        Metadata that programs of Hugging Face expect: `convert` adds what a model beside a ``config.json`` lacks.
+        Metadata expected by programs of Hugging Face: `convert` adds it to a model beside a ``config.json``.
     checksums : frozenset of str
-        The layouts whose files have checksums of their tensors. Verification of other layouts finds damaged structure
-        only, and says so.
+        The layouts with checksums of tensors. Verification of other layouts finds only damaged structure, and says so.
     """
 
     name: str
@@ -241,8 +240,8 @@ class Importer(Record):
     hint : str
         Message of the error from `open`: the kind of the file, and how to convert it.
     claims : callable
-        ``claims(head, size)``: does a file of `size` bytes that begins with `head`, up to `LOOK` bytes, look like
-        one? For files that no format recognises.
+        ``claims(head, size)``: does a file of `size` bytes with the beginning `head`, up to `LOOK` bytes, look like
+        this kind? Asked for files that no format recognises.
     read : callable
         ``read(source, head, options)`` returns its words, or raises a `FormatError`.
     plan : callable or None
@@ -289,7 +288,7 @@ def module_names(folders: Iterable[str]) -> list[str]:
 
 
 def trailing(source: Source, end: int, options: Options, warnings: list[str], field: str = "size") -> None:
-    """Refuse, or with ``strict=False`` note, bytes after `end`, where the content of a file should have ended."""
+    """Refuse, or with ``strict=False`` note, bytes after `end`, the end of the file's content."""
     if source.size > end:
         options.tolerate(trailing_bytes(source.size, end, field=field), warnings)
 

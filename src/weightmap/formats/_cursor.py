@@ -124,7 +124,7 @@ class Cursor:
         return self._data[at : at + count]
 
     def skip(self, count: int) -> None:
-        """Step over bytes that the caller has found to be there, such as the data of a tensor."""
+        """Step over bytes known to exist, such as the data of a tensor."""
         self.position += count
 
     def number(self, kind: str, field: str, what: str) -> Any:
@@ -133,7 +133,7 @@ class Cursor:
         return number.unpack(self.take(number.size, field, what))[0]
 
     def count(self, kind: str, least: int, field: str, what: str, limit: str | None = None) -> int:
-        """Return the next number, a count of things that follow and take `least` bytes or more each.
+        """Return the next number, a count of items that follow, of at least `least` bytes each.
 
         Raises `LimitError` when it exceeds the attribute `limit` of `Limits`.
         """

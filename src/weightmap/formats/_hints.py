@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _PICKLE = "this is a Python pickle, and not one of torch.save, or a damaged one: pickles are programs, and not run here"
-# The beginnings of files that are often given for models, in lower case, and the message for each.
+# Beginnings of files often mistaken for models, in lower case, and the message for each.
 _HINTS = (
     (b"version https://git-lfs", "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
     (b"<!doctype", "this is an HTML page: a download went wrong"),
@@ -40,17 +40,17 @@ _HINTS = (
 )
 
 
-# What makes one model of the parts that the ranks of torch.distributed.checkpoint save.
+# How to join the parts that the ranks of torch.distributed.checkpoint save.
 DISTCP = (
     "to make one checkpoint of their folder, which weightmap opens, run"
     " python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
 )
-# How HuggingFaceStorageWriter calls what a rank saves.
+# Names that HuggingFaceStorageWriter gives to the files of a rank.
 _RANK = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
 _METADATA = b"torch.distributed.checkpoint.metadata"
 
 
-# Suffixes of files that weightmap does not write, and the program that does.
+# Suffixes that weightmap does not write, and the program that does.
 FOREIGN = {
     ".npz": ".npz is not written (numpy.savez(DST, **weightmap.load(SRC)) does that)",
     ".npy": ".npy holds one array, which weightmap export writes",
@@ -60,7 +60,7 @@ FOREIGN = {
     ".onnx": "ONNX is not written",
     ".h5": "HDF5 is not written",
 }
-# Suffixes of word embeddings in text, and what `convert` calls these files.
+# Suffixes of word embeddings in text, and the names of these files for `convert`.
 WORDS = {".txt": "text", ".vec": "textdims"}
 
 
@@ -75,9 +75,9 @@ def hint(head: bytes, least: int) -> UnknownFormatError | None:
 
 
 def of_ranks(names: Iterable[str], path: str) -> UnsupportedError | None:
-    """Return the error for a directory in which each file holds the parts of tensors that one rank saved.
+    """Return the error for a directory where each file holds one rank's parts of tensors; None for other directories.
 
-    None for a directory of other files. `names` are those of its files that may be models, or of all where none may.
+    `names` are the files that may be models, or all files if none may.
     """
     suffixes = {".distcp" if name.endswith(".distcp") else _RANK.fullmatch(name) and ".safetensors" for name in names}
     if ".distcp" in suffixes:
@@ -106,7 +106,7 @@ def damaged(head: bytes, size: int) -> UnknownFormatError | None:
 
 
 def _archive(head: bytes) -> str | None:
-    """Return the message for an archive: the name of its first file tells its kind, unless the file ends before it."""
+    """Return the message for an archive by the name of its first file, if the file reaches that far."""
     if head.startswith(b"PK\3\4") and (len(head) < 30 or len(head) < 30 + int.from_bytes(head[26:28], "little") < HEAD):
         return "this is a ZIP archive that ends within the header of its first file: was the download complete?"
     if head[257:262] == b"ustar":

@@ -1,4 +1,4 @@
-"""The conversion rule for metadata, the same for all formats: which values go along, which stay behind.
+"""The conversion rule for metadata, the same for all formats: which values are converted, which are dropped.
 
 Ours: the types of GGUF's key-values survive in formats without types. There a value is JSON, as its text where the
 format holds only texts: ``"32"``, ``"[0.5, 1.0]"``; floats that are not finite are the strings NaN, Infinity and
@@ -19,7 +19,7 @@ import numpy as np
 from weightmap.errors import TensorFileError
 from weightmap.io import strict_json
 
-# The entry that says of which types the others were.
+# The entry with the types of the others
 TYPES = "weightmap.types"
 _NUMBERS = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)) | {"FLOAT32", "FLOAT64"}
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -32,7 +32,7 @@ def _kinds(value: Any) -> frozenset[str]:
     found, left = set(), [value]
     while left:
         inner = left.pop()
-        kinds = getattr(inner, "kinds", None)  # a sequence of texts that decodes them when they are used
+        kinds = getattr(inner, "kinds", None)  # a lazily decoded sequence of texts
         if kinds is not None:
             found |= kinds
         elif hasattr(inner, "dtype"):
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Say whether two values are equal; arrays and lists of the same items are, and NaN is itself."""
+    """Whether two values are equal; an array equals a list of the same items, and NaN equals NaN."""
     return a is b or bool(_json(a) == _json(b))
 
 
@@ -70,7 +70,7 @@ class Typed(dict[str, Any]):
     Attributes
     ----------
     types : dict of str to (str or list)
-        The type of each value that is no plain text: see the module.
+        The type of each value other than plain text: see the module.
     odd : list of str
         Keys of values that contradict their stated type.
     """
@@ -90,9 +90,9 @@ class Typed(dict[str, Any]):
 
 
 def typed(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return metadata with the values, scalars and arrays of numpy, that an entry `TYPES` states; see the module.
+    """Return metadata with values typed by the entry `TYPES`, as numpy's scalars and arrays; see the module.
 
-    A value that is not of its type stays as it is.
+    A value that does not fit its stated type stays as it is.
     """
     if TYPES not in metadata or hasattr(metadata, "types"):
         return metadata
@@ -112,7 +112,7 @@ def typed(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(stored: Any, kind: Any) -> Any:
-    """Return a value of a type from how it is stored. Raises ValueError where it is not of this type."""
+    """Return a value of a type from its stored form. Raises ValueError if it does not fit the type."""
     if isinstance(stored, str) and not (kind == "STRING" or stored in _SPECIAL):
         try:
             (stored,) = strict_json.loads(b'{"":%b}' % stored.encode(), "value").values()
@@ -122,7 +122,7 @@ def _read(stored: Any, kind: Any) -> Any:
 
 
 def _value(given: Any, kind: Any) -> Any:
-    """Return a parsed value as one of a type. Raises ValueError where it is none."""
+    """Return a parsed value as one of a type. Raises ValueError if it does not fit."""
     if isinstance(kind, str) and kind[:1] != "[":
         if kind == "STRING" and isinstance(given, str):
             return given
@@ -132,7 +132,7 @@ def _value(given: Any, kind: Any) -> Any:
     if isinstance(kind, list):
         return [_value(item, inner) for item, inner in zip(given, map(_of_array, kind), strict=True)]
     inner = kind[1:-1]
-    if not given:  # an array of numpy says of what it is
+    if not given:  # only an array of numpy knows its type then
         kinds = {"STRING": np.empty(0, "U1")} | dict.fromkeys(["ARRAY", inner[:1] and "["], np.empty((0, 0), np.int32))
         return kinds[inner] if inner in kinds else _numbers([], inner)
     if inner == "STRING" and all(isinstance(item, str) for item in given):
@@ -147,7 +147,7 @@ def _of_array(kind: Any) -> Any:
 
 
 def _numbers(given: list[Any], kind: str) -> Any:
-    """Return numbers or truth values as an array of a type. Raises ValueError where they are of another."""
+    """Return numbers or truth values as an array of a type. Raises ValueError if they do not fit."""
     if kind == "BOOL" and all(isinstance(item, bool) for item in given):
         return np.array(given, np.bool_)
     if kind not in _NUMBERS:
@@ -167,7 +167,7 @@ def _numbers(given: list[Any], kind: str) -> Any:
 
 
 def _kind_of(value: Any, kind: str) -> Any:
-    """Return the type of a value as the module spells it; `kind` is that of a scalar."""
+    """Return the type of a value as the module spells it; `kind` is the type of a scalar."""
     if isinstance(value, list) and not (value and isinstance(value[0], str)):
         inner = [_kind_of(item, kind) for item in value]
         if not inner:
@@ -180,7 +180,7 @@ def _kind_of(value: Any, kind: str) -> Any:
 
 
 def _json(value: Any) -> Any:
-    """Return a value as JSON has it: see the module."""
+    """Return the JSON form of a value: see the module."""
     value = plain(value)
     if isinstance(value, (list, tuple)):
         return [_json(item) if isinstance(item, (list, tuple, float)) else item for item in value]
@@ -190,7 +190,7 @@ def _json(value: Any) -> Any:
 
 
 def _written(value: Any, kind: Any, held: frozenset[str], most: int | None) -> tuple[Any, Any] | None:
-    """Return a value as a format without types holds it, and its type; None where it would not come back the same."""
+    """Return a value as stored in a format without types, and its type; None if it would not read back equal."""
     try:
         kind, stored = _kind_of(value, kind), _json(value)
     except TensorFileError:  # of strings that are not UTF-8
@@ -206,7 +206,7 @@ def _written(value: Any, kind: Any, held: frozenset[str], most: int | None) -> t
 
 
 def _is_long(stored: Any, most: int | None) -> bool:
-    """Say whether a text has more than `most` bytes."""
+    """Whether a text has more than `most` bytes."""
     return most is not None and isinstance(stored, str) and len(stored.encode(errors="replace")) > most
 
 
@@ -217,7 +217,7 @@ def _text(stored: Any) -> str:
 
 
 def _bits(value: Any, kind: Any) -> Any:
-    """Return the bits of a value, by which it is compared."""
+    """Return the bits of a value, for comparison."""
     if isinstance(kind, str) and kind[:1] != "[":
         return np.array(value, kind.lower()).tobytes()
     if kind in ("[STRING]", "[ARRAY]"):
@@ -228,7 +228,7 @@ def _bits(value: Any, kind: Any) -> Any:
 def fitted(
     metadata: dict[str, Any], places: frozenset[str] | None, held: frozenset[str], most: int | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata that a format takes, and the keys that stay behind.
+    """Return the metadata that a format can hold, and the dropped keys.
 
     `places`, `held` and `most` are the format's `metadata_keys`, `metadata_kinds` and `metadata_most`. A value of a
     kind in `held` goes along unchanged, an array as a list if the format has no arrays; a number or a truth value

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x93NUMPY"
 _LITERAL_MOST = 1 << 20
-# Bytes that hold nearly every header; of one that is longer, others are not likely to be equal.
+# Bytes that hold nearly every header; longer ones are rarely equal, so they are not cached.
 FIRST = 128
 _VERSIONS = {(1, 0): ("latin-1", 2), (2, 0): ("latin-1", 4), (3, 0): ("utf-8", 4)}
 _KEYS = {"descr", "fortran_order", "shape"}
-# What making a data type of a literal raises for bad input, and for old spellings where a filter makes warnings errors.
+# Errors of making a data type from bad input, and from old spellings if a filter turns warnings into errors.
 _BAD = (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, OverflowError, Warning)
 # Texts, whole numbers (of Python 2 with an L behind them), words and brackets.
 _PIECE = r"""(?s)\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\d{1,19})L?|(True|False|None)|([][(){},:]))"""
@@ -50,7 +50,7 @@ class Array(Record):
     dtype : DType
     shape : tuple of int
     strides : tuple of int or None
-        Of an array that is not row-major.
+        None for a row-major array.
     nbytes : int
         Of its data.
     start : int
@@ -65,7 +65,7 @@ class Array(Record):
 
     @property
     def geometry(self) -> Strided | None:
-        """How its elements lie where they are stored as they are."""
+        """The layout of its elements, if they are stored uncompressed."""
         return None if self.strides is None else Strided(self.strides)
 
 
@@ -83,7 +83,7 @@ class _Literal:
         self._advance()
 
     def _advance(self) -> str:
-        """Go on to the next token; return the bracket, comma or colon that the last one was, else ""."""
+        """Go on to the next token; return the last one if it was a bracket, comma or colon, else ""."""
         last = self._next
         self._next = self._match(self._text, self._at)
         if self._next is not None:
@@ -91,7 +91,7 @@ class _Literal:
         return (last and last[5]) or ""
 
     def _is(self, mark: str) -> bool:
-        """Say whether the next token is this mark, and go on then."""
+        """Whether the next token is this mark; if so, go past it."""
         if self._next is None or self._next[5] != mark:
             return False
         self._advance()
@@ -137,7 +137,7 @@ class _Literal:
         return found
 
     def finished(self) -> bool:
-        """Say whether nothing but white space is left."""
+        """Whether only white space is left."""
         return self._next is None and not self._text[self._at :].strip()
 
 
@@ -151,7 +151,8 @@ def _unescaped(match: re.Match[str]) -> str:
 def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -> Array:
     """Read a header.
 
-    `data` are the first `FIRST` bytes, or all that there are; ``read(n)`` returns n; `what` and `at` are for messages.
+    `data` are the first `FIRST` bytes, or all of a shorter file; ``read(n)`` returns n; `what` and `at` are for
+    messages.
     """
     if not MAGIC.startswith(data[:6]):
         raise FormatError(f"magic of {what}", field="magic", offset=at, actual=repr(data[:6]), expected=repr(MAGIC))
@@ -188,10 +189,10 @@ def _parse(raw: bytes, encoding: str, what: str, at: int) -> tuple[np.dtype[Any]
         raise FormatError(f"header of {what}", field="header", offset=at, actual=actual, expected=expected) from None
 
 
-# Of the headers of an archive, many are equal.
+# Cached: many headers of an archive are equal.
 @functools.lru_cache(256)
 def _literal(raw: bytes, encoding: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Return what a header says. Raises one of `_BAD` for one that is wrong."""
+    """Return the content of a header. Raises one of `_BAD` for a wrong one."""
     parser = _Literal(raw.decode(encoding))
     literal = parser.value()
     if not parser.finished() or not isinstance(literal, dict) or literal.keys() != _KEYS:
@@ -225,7 +226,7 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...], start: int, what: str, 
 
 
 def fortran_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
-    """Return the strides of an array whose first dimension is the fastest; None where it is row-major too."""
+    """Return the strides of an array in Fortran order; None if it is row-major too."""
     if sum(dim > 1 for dim in shape) <= 1:
         return None
     steps = [itemsize]

@@ -27,11 +27,11 @@ class Payload:
     shape : tuple of int
     nbytes : int
     block_size, scale_type
-        For a quantised tensor, whose dtype is a scheme and whose bytes are the payload of a `QuantizedTensor`.
+        For a quantised tensor: its dtype is a scheme, its bytes are the payload of a `QuantizedTensor`.
     parts : PQShape or None
-        For a tensor of scheme "pq", whose bytes are projection, codebooks, norms and codes.
+        For a tensor of scheme "pq": its bytes are projection, codebooks, norms and codes.
     refused : str
-        Why a quantised tensor could not be given a scheme that the format holds; mostly empty.
+        Why a quantised tensor could not get a scheme of the format; mostly empty.
     """
 
     __slots__ = ("_args", "_make", "block_size", "dtype", "name", "nbytes", "parts", "refused", "scale_type", "shape")
@@ -89,7 +89,7 @@ class Payload:
 
 
 class Filled(Payload):
-    """A tensor made in the buffer that it is written from: `chunks` is a function that takes the sink first."""
+    """A tensor made directly in the write buffer: `chunks` is a function that takes the sink first."""
 
     __slots__ = ()
 
@@ -104,7 +104,7 @@ class Tensors:
     Attributes
     ----------
     kinds : sequence of Payload
-        One tensor of each kind: all others have the name and the place of their data instead of its own.
+        One tensor of each kind: the others differ from it in name and place of data only.
     distinct : bool
         Whether the names are known to differ.
     """
@@ -157,8 +157,8 @@ def check_names(tensors: Iterable[Tensors], path: str | None = None) -> None:
 class Request(NamedTuple):
     """Everything to write: see `weightmap.save`.
 
-    Of a model in several files, `part` has the number of this one, from 0 on, that of all, and the number of tensors
-    in all of them; None for a whole model.
+    For a model in several files, `part` is the number of this file, from 0 on, the number of files, and the number of
+    tensors in all of them; None for a whole model.
     """
 
     tensors: Tensors
@@ -187,7 +187,7 @@ class Unfit(NamedTuple):
 # A reason why something cannot be written. Messages group the tensors that share one.
 Reason: TypeAlias = str | Unfit
 
-# Most characters that a message spends on the names of one reason, and on all reasons: people read it in a terminal.
+# Most characters in a message for the names of one reason, and for all reasons: people read it in a terminal.
 _NAMES, _REASONS = 300, 1000
 
 
@@ -199,7 +199,7 @@ def refuse(what: str, reasons: Sequence[Reason]) -> NoReturn:
 
 
 def lacking(dtype: str, held: Iterable[str]) -> str:
-    """Return the reason why a tensor of a data type cannot be written, with the types that the format holds."""
+    """Return the reason why a data type cannot be written, with the types that the format holds."""
     return f"dtype {dtype} (expected {', '.join(held)})"
 
 
@@ -255,7 +255,7 @@ def write_tensors(sink: Sink, tensors: Iterable[Payload]) -> None:
 
 
 def framing(length: int, align: int) -> bytes:
-    """Return spaces to put behind a header of `length` bytes, so that the data of `framed` begins at a multiple."""
+    """Return the spaces to append to a header of `length` bytes, so that the data of `framed` is aligned."""
     return b" " * (-(8 + length) % max(align, 8))
 
 

@@ -1,13 +1,13 @@
 """ZIP archives whose entries are tensors: PyTorch checkpoints and .npz files.
 
 ``entries .. | central directory | [ZIP64 end record and its locator] | end record``. An entry is a header and its
-bytes, and where a flag says so a data descriptor: CRC-32 and sizes once more. Two programs that read one archive must
-not see two, so all that it says twice has to agree, and every byte of it has to belong to something:
+bytes, and if a flag is set a data descriptor: CRC-32 and sizes once more. Two programs must not read one archive
+differently, so everything stated twice has to agree, and every byte has to belong to something:
 
 - the end record and its comment reach to the end of the file, and the directory to the end record;
 - the entries begin at byte 0, follow one another up to the directory, and neither overlap nor share a name;
 - a name is the same for every reader: without zero bytes, marked as UTF-8 unless it is ASCII, and the only one;
-- the header of each entry says what the directory says of it.
+- the header of each entry agrees with the directory.
 
 `verify` checks descriptors and CRC-32s of entries.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _error_of = later("weightmap.formats._zip_faults", "error_of")
 
 STORED, DEFLATED = 0, 8
-# What an archive without entries begins with: its end record.
+# The beginning of an archive without entries: its end record.
 EMPTY = b"PK\5\6"
 _END, _WIDE_END, _LOCATOR = EMPTY, b"PK\6\6", b"PK\6\7"
 # What stands for a number that does not fit 32 bits; and bytes of a header besides the name, with a header of numpy's.
@@ -88,7 +88,7 @@ def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _lowered(names: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return names without ASCII's capitals: themselves where they have none."""
+    """Return names with ASCII's capitals in lower case; without capitals, the names themselves."""
     lowered = names
     for begin in range(0, len(names), CHUNK):
         part = names[begin : begin + CHUNK].tobytes()
@@ -116,9 +116,9 @@ class Archive:
     def __init__(
         self, source: Source, head: bytes, options: Options, warnings: list[str], *, capitals: bool = True
     ) -> None:
-        """Read the central directory, and check all that the archive says twice.
+        """Read the central directory, and check everything that the archive states twice.
 
-        Without `capitals`, names that differ in ASCII's capitals alone are one name.
+        Without `capitals`, names that differ only in ASCII's capitals are one name.
         """
         if not _BEGINNINGS[0].startswith(head[:4]) and not _BEGINNINGS[1].startswith(head[:4]):
             expected = " or ".join(map(repr, _BEGINNINGS))
@@ -136,7 +136,7 @@ class Archive:
         self._source, self._options = source, options
         self.entries = found
         self._central = (begin, size, kernels.crc32(central))
-        del central  # as large as all that is kept of it
+        del central  # as large as everything kept of it
         names = found.names if capitals else _lowered(found.names)
         self.names = StringTable(names, found.bounds, 0, "entry name")
         repeated, duplicate, original = self.names.duplicates()
@@ -179,7 +179,7 @@ class Archive:
         return int(self.entries.data[i])
 
     def is_stored(self, i: int) -> bool:
-        """Whether the bytes of an entry lie in the file as they are. Raises `UnsupportedError` for odd methods."""
+        """Whether the bytes of an entry lie in the file unchanged. Raises `UnsupportedError` for odd methods."""
         method = int(self.entries.method[i])
         if method not in (STORED, DEFLATED):
             what = f"method of entry {quoted(self.label(i))}"
@@ -235,7 +235,7 @@ class Archive:
         return found
 
     def beginning(self, i: int, count: int) -> bytes:
-        """Return the first `count` bytes of an entry, or all that it has, unchecked."""
+        """Return the first `count` bytes of an entry, fewer if it is shorter, unchecked."""
         count = min(count, self.size(i))
         if self.is_stored(i):
             return self._source.pread(self.begin(i), count)
@@ -291,7 +291,7 @@ class Archive:
         return sums
 
     def _verify(self, run: Verification) -> None:
-        """Check the CRC-32 of every entry, data descriptors, and that the directory is the one that was opened."""
+        """Check the CRC-32 of every entry, data descriptors, and that the directory has not changed since opening."""
         entries = self.entries
         order = np.argsort(entries.offset, kind="stable").tolist()
         begins = [*(int(entries.offset[i]) for i in order[1:]), self._central[0]][: len(order)]
@@ -356,7 +356,7 @@ def _find_directory(source: Source, options: Options, warnings: list[str]) -> tu
 
 
 def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int, bytes]:
-    """Return where the end record is of an archive with a comment, or with bytes behind it, and its bytes."""
+    """Return the place and bytes of the end record of an archive with a comment, or with bytes behind it."""
     first = max(0, source.size - _END_RECORD.size - _COMMENT_MOST)
     tail = source.pread(first, source.size - first)
     ends, at = {}, tail.find(_END)
@@ -378,7 +378,7 @@ def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int,
 
 
 def last_begin(source: Source) -> int:
-    """Return where the last archive begins of a file in which several with ZIP64 records follow one another; else 0."""
+    """Return where the last of several archives with ZIP64 records begins in a file; 0 for a single one."""
     at = source.size - _END_RECORD.size - _LOCATOR_RECORD.size - _WIDE_RECORD.size
     record = source.pread(at, _WIDE_RECORD.size) if at > 0 else b""
     if record[:4] != _WIDE_END:
@@ -389,7 +389,7 @@ def last_begin(source: Source) -> int:
 
 
 def _find_wide(source: Source, at: int, locator: bytes) -> tuple[int, tuple[int, int, int, int, int, int]]:
-    """Return where the ZIP64 end record begins whose locator is at `at`, and the six numbers that it widens."""
+    """Return the place of the ZIP64 end record, whose locator is at `at`, and the six numbers that it widens."""
     _, disk, begin, disks = _LOCATOR_RECORD.unpack(locator)
     if disk or disks > 1:
         raise UnsupportedError(

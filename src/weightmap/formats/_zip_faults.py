@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from weightmap.kernels import Fault
 
 _CENTRAL = b"PK\1\2"
-# Entries that are refused: encrypted ones (0) and, by WM_ZIP_ constants, those whose name readers may not agree about.
+# Refused entries: encrypted ones (0) and, by WM_ZIP_ constants, those with a name that readers may take differently.
 _ANEW = "write the archive anew, as numpy.savez, torch.save and Python's zipfile do"
 _REFUSED: dict[int, tuple[type[FormatError], str, str]] = {
     0: (UnsupportedError, "flags", "entry {} is encrypted"),

@@ -2,8 +2,8 @@
 
 See `weightmap.formats._zip` for what an archive has to be, and `weightmap.formats._npy` for the header of an array.
 Arrays of stored entries are views of the mapping. Those of deflated entries (`numpy.savez_compressed`) are inflated
-into private memory each time they are looked up, where `Limits.max_copy_bytes` allows. Entries that are no arrays are
-errors; ``strict=False`` leaves them out.
+into private memory at each look-up, within `Limits.max_copy_bytes`. Entries other than arrays are errors;
+``strict=False`` leaves them out.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 
 def _check_keys(archive: Archive) -> None:
-    """Refuse a name that, with ``.npy``, is the whole name of another entry: numpy has that entry by it."""
+    """Refuse a name that, with ``.npy``, is the name of another entry: numpy looks up that entry by it."""
     names, bounds = archive.names, archive.entries.bounds
     for match in re.finditer(rb"\.npy(?=\.npy)", memoryview(archive.entries.names)[: names.nbytes]):
         end = match.end() + len(_SUFFIX)
@@ -73,8 +73,8 @@ def _check_keys(archive: Archive) -> None:
 class _Members:
     """The arrays of an archive.
 
-    C reads headers of the form that numpy writes (csrc/npy.c). Here are read those of all others: of deflated members,
-    of other types, and those that numpy would not write.
+    C reads headers as numpy writes them (csrc/npy.c). This class reads all others: of deflated members, of other types,
+    and headers that numpy would not write.
     """
 
     def __init__(self, archive: Archive, source: Source, options: Options, warnings: list[str]) -> None:

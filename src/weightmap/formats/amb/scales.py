@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightmap.index.row import Row
 
 _PIECE = 1 << 20
-# Codes in the mask; no block is stored as 3.
+# Codes in the mask; 3 is unused.
 _INT4, _INT5, _FP16, _NONE = range(4)
 # For each value of a byte of the mask: its number of blocks of each code.
 _COUNTS = np.array([[sum(byte >> 2 * k & 3 == code for k in range(4)) for code in range(4)] for byte in range(256)])
@@ -96,7 +96,7 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
     run.until(end)
     if not bad:
         return bad
-    # float16 blocks have no scale, so the number of a scale is not that of its block.
+    # float16 blocks have no scale, so scales and blocks are numbered differently.
     numbers: list[int] = []
     shown = np.array(bad[: _FEW + 1])  # enough for the message
     begin = before = 0

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from weightmap.io.sink import Sink
 
 _CODES = {name: code for code, name in enumerate(DENSE)}
-# As many spaces as metadata is filled up with at most.
+# Most spaces that metadata is padded with
 _FILL = b" " * (ALIGNMENT - 1)
 _PARTS = frozenset({"type", "special_ids", "payload"})
 
@@ -116,7 +116,7 @@ def _problems(tensor: Payload) -> list[str]:
 
 
 def _config(request: Request) -> Mapping[str, Any] | None:
-    """Return the configuration, with the quantisation that covers most bytes if tensors are quantised."""
+    """Return the configuration; if tensors are quantised, with the quantisation of most bytes."""
     bytes_by_way: dict[tuple[str, int, str], int] = {}
     for tensor in request.tensors.filter(lambda tensor: tensor.dtype.quantized):
         way = (tensor.dtype.name, tensor.block_size, tensor.scale_type)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
-# Integers from here on take more than one byte, and so many of one byte at most need to take more: 8 bytes each.
+# Integers from here on take more than one byte; and most short ones to widen, by 8 bytes each.
 _WIDE, _MOST_WIDENED = 251, 7
 
 
@@ -38,7 +38,7 @@ def plan(request: Request) -> WritePlan:
     if reasons:
         refuse("BinTensors", reasons)
     align = request.align
-    # Behind a tensor whose size is no multiple of the alignment, none is aligned: such tensors come last.
+    # Tensors behind one of unaligned size are unaligned: such sizes come last.
     tensors = request.tensors.arranged(lambda tensor: (tensor.nbytes % align != 0, -_CODE[tensor.dtype.name]))
     current = request.layout == "current"
     header, short, size = _entries(tensors, metadata, current=current)

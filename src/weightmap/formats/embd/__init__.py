@@ -200,7 +200,7 @@ def _simple_vocabulary(reader: Cursor, options: Options) -> Vocabulary | None:
     return Vocabulary(lambda: string_table(data[:walked], count, start, 4), count)
 
 
-# Largest index that is read, which is cheaper than mapping it. A larger one is checked in the mapping and stays there;
+# Largest index, in bytes, to read: cheaper than mapping it. A larger one is checked in the mapping and stays there;
 # each use copies and checks a record again.
 READ_INDEX = 1 << 16
 # The field for the size of a section, by the field for its offset.
@@ -369,18 +369,18 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         raise _one_sign(header, footer, size) from None
 
 
-# Bytes of the shortest file in the specification layout.
+# Shortest file in the specification layout, in bytes
 _LEAST = HEADER.size + FOOTER.size
-# Bytes of the shortest file in the simple layout, to which shorter ones may belong as well.
+# Shortest file in the simple layout, in bytes: files too short for the specification layout may have it.
 _LEAST_SIMPLE = 16
 # Places and sizes of metadata and vocabulary, and the place of the index.
 _PLACES = struct.Struct("<5I")
 
 
 def _begins_spec(head: bytes) -> bool:
-    """Say whether the index begins where the sections before it end; a name lies there in the simple layout.
+    """Whether the index begins where the sections before it end; a name lies there in the simple layout.
 
-    Of a header that ends before, the flags and the place of the metadata decide, as far as they are there.
+    For a truncated header, flags and place of the metadata decide, as far as it reaches.
     """
     if len(head) < OFFSETS["metadata_offset"] + _PLACES.size:
         flags, place = head[OFFSETS["flags"] :][:4], head[OFFSETS["metadata_offset"] :][:4]
@@ -402,7 +402,7 @@ def _begins_spec(head: bytes) -> bool:
 
 
 def _cut_short(head: bytes, size: int) -> FormatError:
-    """Return the error for a file that is shorter than the shortest one in the specification layout, which it has."""
+    """Return the error for a file in the specification layout that is shorter than any whole one."""
     at = OFFSETS["total_file_size"]
     declared = int.from_bytes(head[at : at + 8], "little") if size >= at + 8 else 0
     if declared > size:

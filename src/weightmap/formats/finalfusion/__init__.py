@@ -221,9 +221,9 @@ def product_of(storage: Block, octets: NDArray[np.uint8], name: str) -> Quantize
     )
 
 
-# Longest list of chunk ids that is read: a longer one cannot be true.
+# Longest plausible list of chunk ids; a longer one is not read.
 _LISTED_MOST = 64
-# Bytes that the header and the fields of any chunk fit in.
+# Room for the header and the fields of any chunk, in bytes
 _FIELDS_MOST = 64
 
 

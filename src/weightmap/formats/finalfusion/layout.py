@@ -128,7 +128,7 @@ class Chunks(Record):
     norms: Block | None
 
 
-# One read of the walk.
+# Bytes per read of the walk
 _PIECE = 1 << 20
 _OR_MORE = "size of the vocabulary (or more)"
 
@@ -163,7 +163,7 @@ def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> Vo
         at = offset if spec else start - (8 if id_ == EXPLICIT else 12)
         _check_lengths(min_n, max_n, at)
         last = _check_last(id_, last, at + 8)
-    end = offset + length  # as far as its length is right
+    end = offset + length  # if the length is right
     return VocabChunk(id_, offset, end, end, spec, words, ngrams, min_n, max_n, last, start)
 
 
@@ -183,7 +183,7 @@ def _check_lengths(min_n: int, max_n: int, at: int) -> None:
 
 
 def _check_last(id_: int, last: int, at: int) -> int:
-    """Check the exponent or the number of buckets; return the rows that it means."""
+    """Check the exponent or the number of buckets; return the resulting rows."""
     if id_ == BUCKET:
         if not 1 <= last <= MAX_EXPONENT:
             expected = f"1 to {MAX_EXPONENT}"
@@ -243,7 +243,7 @@ def _skip(source: Source, position: int, count: int, tail: int, what: str) -> It
         yield position
 
 
-# Most bytes of padding before the data; a wider type may have up to its width.
+# Most bytes of padding before the data; wider types may have up to their width.
 _PADDING_MOST = 4
 
 

@@ -11,7 +11,7 @@ from weightmap.options import DEEPEST
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# Most parts of keys, including those of dotted keys and table names. The parser keeps up to two kilobytes for each.
+# Most parts of keys, dotted keys and table names included. The parser keeps up to two kilobytes for each.
 MOST_KEYS = 1 << 16
 # The pieces of a document: comments and strings, which are skipped, and the signs of its structure. An unclosed string
 # ends with the line or the document; the parser reports it later.

@@ -111,7 +111,7 @@ class Strings:
         return self._table(data, bounds, 4 if vocab.spec else 12, "n-gram"), indices
 
     def _check_indices(self, indices: NDArray[np.uint64]) -> None:
-        """Refuse indices beyond the rows that the matrix has for n-grams, and rows that no index names."""
+        """Refuse indices beyond the matrix's rows for n-grams, and rows without an index."""
         if self._distinct is None:
             return
         beyond = np.flatnonzero(indices >= self._distinct)

@@ -278,10 +278,10 @@ def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngra
 
 
 def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> bytes:
-    """Return metadata as TOML, unchanged metadata as the text that it was read from.
+    """Return metadata as TOML; unchanged metadata keeps its original text.
 
-    Adds to `reasons` what TOML cannot express. Raises `MissingDependencyError` when new text needs the missing package
-    tomli_w.
+    Adds values that TOML cannot express to `reasons`. Raises `MissingDependencyError` when new text needs the missing
+    package tomli_w.
     """
     document = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
     if isinstance(document, TomlDocument) and _says(document):
@@ -309,7 +309,7 @@ def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> byte
 
 
 def _says(document: TomlDocument) -> bool:
-    """Whether the text of a document still says its content, which the caller may have changed."""
+    """Whether the text of a document still matches its content, which the caller may have changed."""
     try:
         return loads(document.text) == document
     except (ValueError, RecursionError):

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 _CODES = {spelling: code for code, spelling in NUMBERS.items()}
 # Types for new integers, with their ranges: the first that holds all of them is used.
 _INTEGERS = [("i4", -(2**31), 2**31 - 1), ("i8", -(2**63), 2**63 - 1), ("u8", 0, 2**64 - 1)]
-# The scan allows so many arrays of arrays, and an array of values within the innermost.
+# Levels of arrays of arrays that the scan allows, above an array of values.
 _DEEPEST = kernels.GGUF_DEEPEST + 1
-# A part has its number, and that of all parts, in 16 bits.
+# Number and count of parts are stored in 16 bits.
 _MOST_PARTS = 2**16 - 1
 
 
@@ -44,7 +44,7 @@ class _Misfit(Exception):  # noqa: N818 - a verdict on a value, not an error of 
 
 
 def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], int]:
-    """Return the encoded key-values of a request, and the alignment; add what has no encoding to `reasons`."""
+    """Return the encoded key-values of a request, and the alignment; report values without encoding in `reasons`."""
     metadata = request.metadata or {}
     stored = KeyValues.of(metadata)
     merged = dict(metadata)

@@ -42,7 +42,7 @@ def check(
 ) -> None:
     """Raise the error for a fault of a scan that knows `types`, by their codes.
 
-    Keys whose hashes collide are compared first: they may all differ.
+    Keys with colliding hashes are compared first: they may all differ.
     """
     kind, at, actual, expected = fault.kind, fault.at, fault.actual, fault.expected
     if kind == "NAME_FLOOD":

@@ -53,7 +53,7 @@ SPECIAL_IDS: dict[str, tuple[str, ...]] = {
     "mask": ("tokenizer.ggml.mask_token_id",),
 }
 VERSIONS = (1, 2, 3)
-# Bytes to read if the first page does not hold the header; each further read doubles what is there.
+# Bytes of the second read, if the first page does not hold the header; each further read doubles the total.
 _FIRST = 1 << 16
 _POSITIONS = kernels.U32_MAX - 1
 _NATIVE = kernels.gguf_types(

@@ -1,4 +1,4 @@
-"""Turns the key-values of a GGUF file into metadata: plain values, arrays, and strings that are decoded on use."""
+"""Turns the key-values of a GGUF file into metadata: plain values, arrays, and strings decoded on use."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class KeyValues(dict[str, Any]):
 
 
 def _type_name(header: Header, at: int) -> str:
-    """Return the name of the type at `at`; of an array that of its items, in brackets."""
+    """Return the name of the type at `at`; for an array its item type, in brackets."""
     kind = header.u32(at)
     return _array_name(header, at + 4) if kind == ARRAY else _TYPE_NAMES[kind]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightmap.io.sink import Sink
 
 _MAX_NDIM, _VERSION = 4, 3
-# The largest alignment to which a file without tensors is padded: some bytes may declare one of 4 GiB.
+# A file without tensors is padded up to this alignment: the metadata may declare one of 4 GiB.
 _PADDED = 4096
 
 

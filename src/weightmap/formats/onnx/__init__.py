@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-# Of models with data in other files.
+# For models with data in other files
 _join = later("weightmap.index.joined", "JoinedTable")
 _open_all_beside = later("weightmap.io.beside", "open_all_beside")
 _error_of = later(f"{__name__}.faults", "error_of")
@@ -93,12 +93,12 @@ TYPES = tuple(map((_PACKED | DTYPES).get, _NAMES))
 # The messages that a fault may lie in.
 MODEL, GRAPH, TENSOR, ENTRY = range(4)
 _STRING = _NAMES.index("string")
-# The fields of numbers by data_type, and the bits of a number where that is not one element.
+# The fields of numbers by data_type, and the bits of a number that is not one element.
 _FIELDS = {1: 4, 14: 4, 7: 7, 11: 10, 15: 10, 12: 11, 13: 11}
 _INT32_DATA = 5
 _COMPLEX = {"complex64": 32, "complex128": 64}
 _UNUSED = (None,) * (kernels.ONNX_MADE - len(TYPES))
-# Fewest bits of an element with a number of its own.
+# Elements of fewer bits share a number.
 _ALONE = 6
 
 
@@ -148,7 +148,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 
 def scan(source: Source, options: Options) -> kernels.Initialisers:
-    """Walk the fields of the model. Raises the error of one that is refused."""
+    """Walk the fields of the model. Raises the error for the first refused field."""
     limits = options.limits
     scanned = source.scanned  # held until this returns
     model, fault = kernels.scan_model(scanned, source.size, limits.max_tensors, limits.max_header_bytes)
@@ -159,7 +159,7 @@ def scan(source: Source, options: Options) -> kernels.Initialisers:
 
 # ------------------------------------------------------------------------------------------------------ tables
 def own_table(columns: kernels.Columns, at: NDArray[np.uint64], source: Source, options: Options) -> ColumnTable:
-    """Return the table of the initialisers in the model itself, which begin `at` these places."""
+    """Return the table of the initialisers in the model itself; `at` are their places."""
 
     def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Geometry]:
         code = columns.dtype[row] - kernels.ONNX_MADE
@@ -186,7 +186,7 @@ def _name(columns: kernels.Columns, number: int) -> str:
 
 
 class Side:
-    """Another file: its source, and the checksums that the model has of it."""
+    """A side file: its source, and the model's checksums of it."""
 
     __slots__ = ("checksums", "source")
 
@@ -275,7 +275,7 @@ def _add(texts: dict[str, str], key: str, text: str, options: Options) -> None:
 
 
 def _shown(value: int | bytes, field: str) -> str:
-    """Return a number, which has a sign, or a text as metadata."""
+    """Return a signed number, or a text, as metadata."""
     if isinstance(value, bytes):
         return _text(value, field)
     return str(value - (value >> 63 << 64))
@@ -289,7 +289,7 @@ def _text(data: bytes, field: str, at: int | None = None) -> str:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a place of a message, and where it ends. Raises IndexError for one that does not end."""
+    """Return the varint at a place of a message, and its end. Raises IndexError for an unterminated one."""
     value = 0
     for shift in range(0, _BITS, 7):
         byte = data[at]

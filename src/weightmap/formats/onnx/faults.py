@@ -29,8 +29,8 @@ _FIELD_NAMES = {
     ENTRY: dict.fromkeys((1, 2), "external_data"),
 }
 _KNOWN = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(TYPES) if dtype is not None)
-# By fault: the class of the error; what is wrong; what is expected, where the value found says it. With an asterisk the
-# value found stays unsaid.
+# By fault: the class of the error, what is wrong, and what is expected instead. With an asterisk the message leaves out
+# the value found.
 _WORDS: dict[str, tuple[type[FormatError], str, str]] = {
     "END": (LayoutError, "{whole} ends within its field {field}: number of bytes left", "at least {expected}"),
     "VARINT": (FormatError, "{whole}: a number of more than 64 bits*", ""),

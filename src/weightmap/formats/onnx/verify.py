@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def verify(
     model: kernels.Initialisers, sides: dict[str, Side], metadata: Callable[[], object], run: Verification
 ) -> None:
-    """Check the file against what was found when it was opened, and the files that it names against their SHA-1."""
+    """Check that the fields have not changed since opening, and compare side files with their SHA-1."""
     source = run.source
     if _contents(scan(source, run.options)) != _contents(model):
         raise FileChangedError("its fields changed after it was opened", path=source.name)

@@ -83,11 +83,11 @@ def sniff(head: bytes, size: int) -> bool:
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
 _backwards = later(f"{__name__}.faults", "backwards")
 _scan_error = later(f"{__name__}.faults", "scan_error")
-# Where torch.distributed.checkpoint says at which indices of their tensors those of a file begin; and how files of
-# whole tensors are called, which one rank saves for all.
+# The key of torch.distributed.checkpoint for the indices at which a file's parts of tensors begin; and the names of
+# files with whole tensors, which one rank saves for all.
 _SHARDING, _WHOLE = "DCP_SHARDING_INFO", "model-"
 _NDIM_MOST = 255
-# Most bytes of metadata that are remembered: many files share such metadata, and it costs little memory.
+# Most bytes of metadata that are cached: many files share short metadata, and it costs little memory.
 _REMEMBERED = 4096
 
 
@@ -140,7 +140,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 @functools.lru_cache(maxsize=32)
 def _metadata(raw: bytes, at: int) -> dict[str, str]:
-    """Return the metadata. The last few are remembered, because many files have the same."""
+    """Return the metadata. The last few are cached, because many files have the same."""
     metadata = strict_json.loads(raw, "__metadata__", offset=at)
     for key, value in metadata.items():
         if not isinstance(value, str):
@@ -150,7 +150,7 @@ def _metadata(raw: bytes, at: int) -> dict[str, str]:
 
 
 def _of_rank(sharding: str, path: str) -> list[str]:
-    """Return what there is to say of a file that a rank saved, by its `DCP_SHARDING_INFO`.
+    """Return the warnings for a file saved by a rank, from its `DCP_SHARDING_INFO`.
 
     A rank that saves the beginnings of tensors, and one that saves all of them, write the same.
     """

@@ -12,7 +12,7 @@ from weightmap.formats.safetensors import DTYPE_NAMES
 if TYPE_CHECKING:
     from weightmap import kernels
 
-# Bytes of the header that a message shows, and those before them in which it looks for the name of the tensor.
+# Bytes of the header that a message shows, and bytes before these that it searches for the tensor's name.
 _SHOWN, _BEFORE = 24, 4096
 _NAME = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*(\{|\Z)')
 _NUMBER = re.compile(rb"[],} \t\r\n]")
@@ -34,7 +34,7 @@ def backwards(columns: kernels.Columns, row: int, at: int | None) -> LayoutError
 
 
 def scan_error(fault: kernels.Fault, header: bytes) -> FormatError:
-    """Return the error for what the scan found wrong."""
+    """Return the error for a fault of the scan."""
     kind, at = fault.kind, LENGTH.size + fault.at
     if kind == "JSON_TRAILING":
         return trailing_bytes(len(header), fault.at, field="header", offset=at, whole="the header")
@@ -60,13 +60,13 @@ def scan_error(fault: kernels.Fault, header: bytes) -> FormatError:
 
 
 def _label(fault: kernels.Fault, header: bytes) -> str:
-    """Return the name of the tensor in whose object a fault lies, as far as the header shows it, else its number."""
+    """Return the name of the faulty tensor as far as the header shows it, else its number."""
     keys = _NAME.findall(header[max(fault.at - _BEFORE, 0) : fault.at])
     names = [name for name, brace in keys if brace or name not in {b"dtype", b"shape", b"data_offsets"}]
     return f"tensor {quoted(names[-1].decode(errors='replace'))}" if names else f"tensor {fault.row}"
 
 
 def _string(raw: bytes) -> str:
-    """Return the string that JSON begins with, in quotes; nothing where it begins with no whole one."""
+    """Return the string at the beginning of JSON text, in quotes; "" if there is no whole one."""
     found = raw.split(b'"')[1:2] if raw.count(b'"') > 1 else []
     return repr(found[0].decode(errors="replace")) if found else ""

@@ -31,7 +31,7 @@ def plan(request: Request) -> WritePlan:
     if reasons:
         refuse("safetensors", reasons)
     align = request.align
-    # Behind a tensor whose size is no multiple of the alignment, none is aligned: such tensors come last.
+    # Tensors behind one of unaligned size are unaligned: such sizes come last.
     ordered = request.tensors.arranged(lambda tensor: (tensor.nbytes % align != 0, -_CODE[tensor.dtype.name]))
     compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     # As text, entry by entry: making a dictionary for each tensor takes longer than encoding it.
