@@ -11,11 +11,11 @@
  *
  * To begin anywhere, wm_adaptive_check counts the kinds once, 32 blocks in a step, and keeps the counts before every 1024th
  * block; a range counts on from there. A variant then decodes whole blocks (wm_mixed_fn); the code here decodes parts of
- * blocks and what the variant leaves, successive blocks of one kind together.
+ * blocks and the rest left by the variant, successive blocks of one kind together.
  *
  * The data may lie in a file that changes. So the mask is copied before it is checked, and the copy with the counts is the
- * plan by which blocks are found: sizes that were found consistent stay so. A change of scales and codes changes values, but
- * every value is still written.
+ * plan for finding blocks: sizes once checked stay consistent. A change of scales and codes changes values, but every value
+ * is still written.
  */
 #include "intblock.h"
 
@@ -129,7 +129,7 @@ static int find_block(const work *w, uint64_t block, const uint8_t **scales, con
     return 1;
 }
 
-/* Decodes elements [at, stop). Returns 1; or 0 where the plan leads out of the data, with some of them not written. */
+/* Decodes elements [at, stop). Returns 1; or 0 if the plan leads out of the data, leaving some elements unwritten. */
 static int decode_elements(const work *w, uint64_t at, uint64_t stop, wm_sink *sink) {
     uint64_t block = at / w->block;
     const uint8_t *scales, *codes;
@@ -186,7 +186,7 @@ static void decode_part(void *context, int number, uint64_t begin, uint64_t end)
     uint8_t *const last = w->out + end * value_bytes(w->half);
     wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, WM_FETCHED};
     w->failed[number] = !decode_elements(w, w->first + begin, w->first + end, &sink);
-    if (w->failed[number]) memset(sink.next, 0, (size_t)(last - sink.next)); /* do not hand out what this memory held before */
+    if (w->failed[number]) memset(sink.next, 0, (size_t)(last - sink.next)); /* never hand out old content */
 }
 
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,

@@ -2,8 +2,8 @@
  *
  *     u16 name_length | name | u8 ndim | ndim x u32 | u8 dtype | u64 data_size | data | 0-7 zero bytes
  *
- * The padding brings the end of the data to a multiple of 8. Only the end of a record says where the next one begins, so
- * finding the tensors means to walk from header to header, over the data between them:
+ * The padding brings the end of the data to a multiple of 8. Each record begins where the one before ends, so the tensors
+ * are found by walking from header to header, over the data between them:
  *
  *     for (pos = begin; pos < end; pos = round_up(data + data_size, 8)) read_record(pos);
  *
@@ -93,7 +93,7 @@ static int fits_blocks(uint8_t code, uint64_t block_size) {
 }
 
 /* Checks the header and the size of quantised data of n elements. The size of adaptive data depends on its mask, which is not
- * read here: it lies between the size of all blocks in 4 bits and that of all blocks as halves. */
+ * read here: it is at least that of all blocks in 4 bits, and at most that of all blocks as halves. */
 static int check_quantised(walker *w, const record *r, uint64_t n) {
     const wm_amb_section *s = w->section;
     int by_blocks = r->code == BLOCKS || r->code == BLOCKS + 1;

@@ -27,7 +27,7 @@ enum { SPEC = 1, CURRENT = 2 };
 typedef struct {
     const uint8_t *data;
     uint64_t len, pos;
-    uint64_t wide; /* where the first integer begins that takes more bytes than it needs; len when there is none */
+    uint64_t wide; /* the place of the first integer with more bytes than it needs; len if there is none */
     uint64_t row;  /* for faults: the tensor, or pair of a map, being read, */
     int32_t part;  /* and the part of the header */
     int tolerant;  /* 1: go on after a wrong value, to see how far the layout fits */

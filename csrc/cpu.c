@@ -110,8 +110,8 @@ uint32_t wm_cpu_features(void) {
  *   int4, stored                    78    58    42    38    34    28
  *   float16, streamed               40    40    38    36    36    34
  *   float16, stored                 45    36    32    30    28    24
- * Prefetching gains up to a sixth where the second-level cache does not hold both. Where it does, prefetching costs as much, and on
- * AMD's CPUs a quarter where both take a third of the third level and more. */
+ * Prefetching gains up to a sixth if the second-level cache does not hold both. If it does, prefetching costs as much; on AMD's CPUs
+ * it costs a quarter once both take a third of the third level. */
 int wm_how_to_store(uint64_t input, uint64_t output) {
     const uint64_t both = add_capped(input, output), second_level = (uint64_t)1 << 20;
     if (both <= second_level) return WM_CACHED;

@@ -14,7 +14,7 @@
  *   NARROWER          if defined, the suffix of the variant with vectors of half the size
  *   LANES, LOAD       the values of a vector; the bytes that one load of codes reads, at least those of LANES codes
  *   vector            LANES values
- *   decoder           what all vectors of a run need: make_decoder(bits), set_scale(decoder, address, scale_type, bits)
+ *   decoder           the state for all vectors of a run: make_decoder(bits), set_scale(decoder, address, scale_type, bits)
  *   decode            decode(decoder, codes, bits): a vector
  *   store             store(values, half, out): to memory, as float32, or rounded to float16 when `half` is not 0
  *   MASKS             if defined, it has its own decode_few, which decodes and stores fewer than LANES codes
@@ -43,7 +43,7 @@ enum { UNROLL = 4 };
  * the first to wait. At the end those that wait are stored in the ordinary way.
  */
 typedef struct {
-    uint8_t *next; /* where the next vector goes; when streaming, the slot that it completes */
+    uint8_t *next; /* the place of the next vector; when streaming, the slot that it completes */
     int fetch;     /* whether lines of the output are prefetched */
 #if STREAMS
     uint64_t waiting; /* bytes */
@@ -63,7 +63,7 @@ TARGET WM_INLINE writer open_writer(const wm_runs *runs, uint8_t *out, int half,
     return w;
 }
 
-/* Returns where the next element goes. */
+/* Returns the place of the next element. */
 TARGET WM_INLINE uint8_t *close_writer(const writer *w, int half, int streaming) {
 #if STREAMS
     if (streaming) {

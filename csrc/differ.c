@@ -5,8 +5,8 @@
  *         if (the bytes of a[i] and b[i] differ)
  *             count++, d = a[i] - b[i] in float64, largest = max(largest, |d|), squares += d * d;
  *
- * A difference that is NaN makes the largest one and the squares NaN. Equal pieces, most of those of similar files, take one
- * memcmp. differ_block.h compares the others.
+ * A NaN among the differences makes the largest one and the squares NaN. Equal pieces, which most pieces of similar files are,
+ * take one memcmp. differ_block.h compares the others.
  */
 #define TARGET
 #define NAME differ_portable

@@ -38,7 +38,7 @@ TARGET static void add_differences(const double *difference, uint64_t n, wm_apar
 }
 #endif
 
-/* The count is of elements with different bits; the rest is of all differences, in float64. Elements that are missing are 0. */
+/* Counts elements with different bits; measures all differences, in float64. Missing elements count as 0. */
 #define COMPARE(name, float_type, bits_type)                                                   \
     TARGET static void name(const uint8_t *a, const uint8_t *b, uint64_t n, wm_apart *found) { \
         float_type x[PIECE], y[PIECE];                                                         \

@@ -1,7 +1,7 @@
 /* Compares numbers of two files, in pieces that stay in the second-level cache: each thread reads the next piece of both. */
 #include "internal.h"
 
-enum { PER_THREAD = 4 << 20 /* bytes that are worth a thread */ };
+enum { PER_THREAD = 4 << 20 /* fewest bytes worth a thread */ };
 
 typedef struct {
     const wm_pairs *p;

@@ -139,7 +139,7 @@ int64_t wm_file_system(int fd) { return -ENOSYS; }
 #endif
 
 /* ------------------------------------------------------------------------------------------------ runs of bytes */
-/* Bytes of pages that are asked for before they are read. */
+/* Bytes of pages requested ahead of reading them */
 #define AHEAD ((uint64_t)4 << 20)
 
 /* The runs from the first one on that lie in about AHEAD bytes of pages. */

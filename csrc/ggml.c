@@ -1,7 +1,7 @@
 /* Decodes ggml's blocks: the walk over blocks, the destination of the output, and the portable decoder.
  *
  * A variant decodes whole blocks (wm_ggml_fn). This file does the rest for all variants: ranges that begin or end within a block,
- * output as float16, and stores that bypass the caches where the output does not begin with a line.
+ * output as float16, and stores that bypass the caches if the output begins within a line.
  */
 #include "ggml.h"
 

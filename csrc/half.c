@@ -11,7 +11,7 @@ void bf16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int storing
     for (uint64_t i = 0; i < n; i++) out[i] = float_of_bits((uint32_t)load_le16(in + 2 * i) << 16);
 }
 
-/* 4 MiB of output, 0.3 ms of work in the third-level cache: many times what starting a thread takes. */
+/* 4 MiB of output, 0.3 ms of work in the third-level cache: many times the cost of starting a thread. */
 enum { FLOATS_A_THREAD = 1 << 20 };
 
 typedef struct {

@@ -9,7 +9,7 @@
  *
  * Slots. A string's number needs only the low bits of a slot. The bits above hold the same bits of the hash, a tag that rules
  * out nearly all other strings without loading their text. A slot of all ones is free: no number has all of its bits set,
- * because they have room for n, which is no string's number.
+ * because the bits have room for n, and numbers end at n - 1.
  *
  * Probing. A cache line holds 16 slots. Probes go round the home line first, at most one cache miss, then on to other lines at
  * growing distances (1, 3, 6, ... lines: triangular numbers reach every line of a power of two). Unlike linear probing this

@@ -100,8 +100,8 @@ static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t 
     return -1;
 }
 
-/* Reads at least `least` and at most `most` bytes of a file from `at` on, where it has so many (read_at.c): by `read` if it is not
- * NULL, else by pread. Returns how many they are; when these are fewer, *error is an errno, or 0 where the file ends. */
+/* Reads `least` to `most` bytes of a file from `at` on (read_at.c): by `read` if it is not NULL, else by pread. Returns the number of
+ * bytes; if it is less than `least`, *error is an errno, or 0 at the end of the file. */
 typedef struct {
     int fd;
     wm_read read;
@@ -125,7 +125,7 @@ enum {
     WM_VBMI = 1 << 6,
     WM_ARM_CRC32 = 1 << 8,
     WM_ARM_PMULL = 1 << 9,
-    WM_AMD = 1 << 10, /* no instruction: whose cores they are, for choose() and wm_how_to_store */
+    WM_AMD = 1 << 10, /* no instruction: the maker of the cores, for choose() and wm_how_to_store */
     WM_ZEN4 = 1 << 11
 };
 uint32_t wm_cpu_features(void); /* cpu.c */
@@ -171,7 +171,7 @@ typedef uint64_t wm_mixed_fn(wm_mixed *blocks, void *out);
 typedef void wm_ggml_fn(int type, const uint8_t *blocks, uint64_t n, float *out, int storing);
 /* Quantises n whole blocks of finite floats to ggml's type of this number, one that wm_ggml_encodes. */
 typedef void wm_ggml_quantize_fn(int type, const float *x, uint64_t n, uint8_t *out);
-/* Stores lines of 64 bytes, past the caches where the CPU can; `out` begins where a line does. */
+/* Stores lines of 64 bytes, past the caches if the CPU can; `out` begins with a line. */
 typedef void wm_stream_fn(const float *values, float *out, uint64_t lines);
 /* Rounds n floats to float16, ties to even; `out` need not be aligned. */
 typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
@@ -186,13 +186,13 @@ typedef struct {
     uint64_t stride;
 } wm_quantizing;
 typedef void wm_quantize_fn(const wm_quantizing *w, const float *x, uint64_t blocks, uint64_t n, uint8_t *out, double *errors);
-/* quantize.c: how to quantise blocks of so many elements, 4, 5, 8 or 16 bits each, which serves any number of them. */
+/* quantize.c: the parameters for quantising blocks of `block` elements, 4, 5, 8 or 16 bits each; they serve any number of blocks. */
 wm_quantizing wm_quantizing_of(int bits, int scale_type, uint64_t block, uint64_t stride);
 /* quantize.c: quantises n finite floats by it, the last block whole. */
 void wm_quantize_finite(const wm_quantizing *how, uint64_t block, const float *x, uint64_t n, uint8_t *out, double *errors);
 
-/* What differs between two arrays of n floats or, if `wide`, doubles, added to `found`: elements whose bits differ, and of all
- * differences the largest magnitude and the sum of squares, each in parts. A NaN makes the squares NaN and is no magnitude. */
+/* Adds to `found` the differences between two arrays of n floats or, if `wide`, doubles: the number of elements with different bits,
+ * the largest magnitude and the sum of squares, each in parts. A NaN makes the squares NaN and is ignored as a magnitude. */
 enum { WM_APART = 16 };
 typedef struct {
     uint64_t count;
@@ -269,11 +269,11 @@ int wm_names_unique(const uint8_t *names, uint64_t n, const uint32_t *hash, cons
 int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault);
 
 /* ----------------------------------------------------------------------------------------------- large outputs
- * How to store the output of a call that reads and writes so many bytes, over all threads. cpu.c says what was measured.
+ * How to store the output of a call that reads `input` bytes and writes `output`, over all threads. cpu.c has the measurements.
  */
 int wm_how_to_store(uint64_t input, uint64_t output);
-/* How many bytes ahead a kernel prefetches: its input where it streams, and its output for WM_FETCHED, since a store waits for a
- * line that no cache holds. */
+/* Prefetch distance of a kernel, in bytes: of its input when it streams, and of its output for WM_FETCHED, since a store waits for an
+ * uncached line. */
 enum { WM_AHEAD = 2048 };
 
 /* The variants. A name states what the function requires. */

@@ -70,7 +70,7 @@ int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *
  * Memory of at least `size` bytes for a large array, with undefined contents, in huge pages where the system has them. NULL
  * when there is none, and on systems other than Linux. */
 void *wm_memory_new(uint64_t size);
-/* Frees it, or keeps it for the next such array, as memory that the system may take. */
+/* Frees it, or keeps it for the next such array, as memory that the system may reclaim. */
 void wm_memory_free(void *memory);
 
 /* --------------------------------------------------------------------------------------------------- halves
@@ -131,11 +131,10 @@ int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, u
 /* ------------------------------------------------------------------------------------------- blocks of ggml
  * The block types of GGUF files, by ggml's numbers: 2 is Q4_0. Every type that gguf-py 0.19 decodes is known.
  */
-/* Elements and bytes of a block; 0 for a type that is not known. */
+/* Elements and bytes of a block; 0 for an unknown type. */
 int wm_ggml_elements(int type);
 int wm_ggml_bytes(int type);
-/* Like wm_blocks_decode, for n elements, a multiple of those of a block. Every NaN among the values is the
- * float32 0x7FC00000. */
+/* Like wm_blocks_decode, for n elements in whole blocks. Every NaN among the values is the float32 0x7FC00000. */
 int wm_ggml_decode(const uint8_t *data, uint64_t size, int type, uint64_t n, uint64_t first, void *out, uint64_t count,
                    int half, int threads);
 /* Whether wm_ggml_encode knows a type: q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k. */
@@ -149,8 +148,8 @@ int64_t wm_ggml_encode(const float *x, uint64_t n, int type, uint8_t *out, uint6
                        int threads);
 
 /* ---------------------------------------------------------------------------------- quantising from file to file
- * n little-endian numbers of a kind, at any alignment from byte `at` on of a file or, if `memory` is not NULL, of so many bytes
- * that nobody can take away.
+ * n little-endian numbers of a kind, at any alignment, from byte `at` on of a file or, if `memory` is not NULL, of `size` bytes of
+ * stable memory.
  */
 typedef struct {
     int fd;
@@ -159,12 +158,12 @@ typedef struct {
     int kind; /* WM_FLOAT32 ... */
     uint64_t n;
 } wm_numbers;
-/* Blocks of ggml's type, or if it is -1 those of wm_blocks_encode, whose size is not 0 then. */
+/* Blocks of ggml's type or, if it is -1, of wm_blocks_encode with a block_size above 0. */
 typedef struct {
     int type, bits, scale_type;
     uint64_t block_size;
 } wm_blocks;
-/* Bytes that are still to be written to a file. `flush` not 0: the disk begins with them at once, where the system can. */
+/* Bytes still to be written to a file. `flush` not 0: the disk begins with them at once, if the system can. */
 typedef struct {
     int fd;
     const uint8_t *data;
@@ -194,14 +193,14 @@ typedef struct {
     const uint64_t *from_a, *from_b, *counts;
     uint64_t n, most;
 } wm_pairs;
-/* Compares them as wm_differing does: counts[i], found[2 * i] and found[2 * i + 1] become what it finds in piece i. A thread needs
- * 2 * most bytes of `room`, aligned to 8; as many work as there is room for, `threads` at most, and fewer for little work. */
+/* Compares them as wm_differing does: counts[i], found[2 * i] and found[2 * i + 1] become its results for piece i. A thread needs
+ * 2 * most bytes of `room`, aligned to 8: `room` and `threads` limit the number of threads, and little work takes fewer. */
 void wm_differing_files(const wm_pairs *pairs, int64_t *counts, double *found, uint8_t *room, uint64_t room_size, int threads,
                         wm_outcome *outcome);
 
 /* -------------------------------------------------------------------------------------- checksum of a part of a file
- * Bytes [at, at + size) of a file or, if `memory` is not NULL, of so many bytes that nobody can take away; and the n_gaps ranges
- * of padding in it, from byte gaps[2 * i] up to gaps[2 * i + 1], in rising order and apart.
+ * Bytes [at, at + size) of a file or, if `memory` is not NULL, of memory_size bytes of stable memory; and the n_gaps ranges of
+ * padding in it, from byte gaps[2 * i] up to gaps[2 * i + 1], in rising order and apart.
  */
 typedef struct {
     int fd;
@@ -225,7 +224,7 @@ void wm_crc32_of_part(const wm_summed *in, uint8_t *filled, uint64_t n_filled, u
  * bytes walked, or -1 - i when string i does not fit. */
 int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int width, uint32_t *bounds);
 /* Checks that each of the n strings is strict UTF-8 (no overlong forms, no surrogates, at most U+10FFFF). Returns -1, or the
- * number of the first string that is not, or whose bounds do not lie in data in rising order. */
+ * number of the first string with other bytes, or with bounds outside of data or not in rising order. */
 int64_t wm_utf8_strings(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap);
 
 /* Builds a hash index over n strings (index.c). `capacity` is a power of two, at least 4/3 n and at most 2^32. Only
@@ -368,7 +367,8 @@ int wm_prefer_node(uint8_t *memory, uint64_t size, int node);
 
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file behind fd, which it does not keep. `kind` 0: read-only and shared; 1: private and writable; 2:
- * read-only and private, for sealed memory; 3: private and writable memory, without a file (fd is -1). Returns the address, or NULL with an errno in *error (ENOSYS without mmap). */
+ * read-only and private, for sealed memory; 3: private and writable memory, without a file (fd is -1). Returns the address, or NULL
+ * with an errno in *error (ENOSYS without mmap). */
 uint8_t *wm_map(int fd, uint64_t size, int kind, int *error);
 /* Ends a mapping. */
 void wm_unmap(uint8_t *map, uint64_t size);

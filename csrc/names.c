@@ -1,4 +1,4 @@
-/* Whether names, or keys, are unique. In full that is
+/* Whether names, or keys, are unique. In full:
  *
  *     for (i = 0; i < n; i++)
  *         for (j = 0; j < i; j++)

@@ -10,9 +10,9 @@
  * here, over a file or over memory, and goes no deeper than the entries of a tensor's external_data. As in amb.c, pread brings a
  * window of some kilobytes into private memory, with tensor data only by chance.
  *
- * A field of another kind than onnx.proto gives its number is a fault, although protobuf takes it for an unknown one: no writer
- * makes such a file. Unknown fields are stepped over. As in protobuf, fields come in any order, the last of several scalars counts,
- * and repeated numbers may lie in several pieces, packed or one by one.
+ * A known field of the wrong kind is a fault, although protobuf takes it for an unknown one: no writer makes such a file. Unknown
+ * fields are skipped. As in protobuf, fields come in any order, the last of several scalars counts, and repeated numbers may lie
+ * in several pieces, packed or one by one.
  */
 #include <stdlib.h>
 

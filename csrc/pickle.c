@@ -3,24 +3,25 @@
  * A pickle is a program for a stack machine. `]` pushes an empty list, `X` a string, `(` a mark; `t` makes a tuple of what lies
  * above the last mark; `q` copies the top of the stack to a numbered memo and `h` pushes it again; `c` pushes a function, by its
  * module and name, and `R` calls it with a tuple of arguments. That call is why a pickle can run any program. Here nothing is
- * called: `c` accepts the names in the list below and no other, and `R` knows what each of them makes of its arguments:
+ * called: `c` accepts only the names in the list below, and `R` knows the result of each:
  *
  *     OrderedDict()                                                          a dictionary
  *     _rebuild_tensor_v2(storage, offset, shape, strides, ...)               a tensor
  *     _rebuild_parameter(tensor, ...)                                        that tensor
  *
- * A program with any other name is refused; or, in lax mode, the result of such a name, whatever its arguments and state, is one
- * value that is left out.
+ * A program with any other name is refused. In lax mode the result of such a name, whatever its arguments and state, is one value
+ * to leave out.
  *
  * `Q` makes a storage of the tuple ("storage", type, key, device, number of elements); its bytes lie elsewhere.
  *
- * Memory is an arena that the caller supplies, four words for each byte of the program: a value that takes one byte has two on the
- * stack, and two more in a tuple or list. The stack grows down from its end. From its beginning grow the directory of the memo, whose pages have 256 entries, and the pool: tuples, the chunks of
- * lists and dictionaries, storages, tensors. Strings stay where they are, in the program.
+ * Memory is an arena that the caller supplies, four words for each byte of the program: a value of one byte takes two on the stack,
+ * and two more in a tuple or list. The stack grows down from its end. From its beginning grow the directory of the memo, whose
+ * pages have 256 entries, and the pool: tuples, the chunks of lists and dictionaries, storages, tensors. Strings stay in the
+ * program.
  *
- * Picklers put almost everything into the memo, and take little of it out again. So the program is read twice: at first for the
- * numbers of the entries that it takes out, and then it is run, and remembers only these. What a call takes its arguments from
- * is given back to the pool, unless the memo or a container has it: of a tensor remain its record and that of its storage.
+ * Picklers put almost everything into the memo, and take little of it out again. So the program is read twice: first to number the
+ * entries that it takes out, then to run it, keeping only these. The pool gets the arguments of a call back, unless the memo or a
+ * container holds them: of a tensor only its record and its storage's remain.
  */
 #include "pickle.h"
 
@@ -72,7 +73,7 @@ static int make_tuple(machine *m, uint64_t first, uint64_t n) {
 }
 
 /* --------------------------------------------------------------------------------------------------- the memo */
-/* The word of entry i, whose page is made when `make` says so; NOWHERE when there is none. */
+/* The word of entry i; with `make` its page is made at need. NOWHERE if there is none. */
 static uint64_t memo_entry(machine *m, uint64_t i, int make) {
     for (; m->pages <= i / PAGE; m->pages++) m->arena[m->pages] = NOWHERE;
     const uint64_t page = m->arena[i / PAGE];

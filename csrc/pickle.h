@@ -21,12 +21,12 @@ enum {
     DEVICE,  /* a device of torch: n % 256 bytes at `at`, and its number, if any, is n / 256 - 1 */
     STORAGE, /* a record at `at` */
     TENSOR,  /* the same */
-    KIND,    /* a dtype of numpy; at: two values, its text and what its state says */
+    KIND,    /* a dtype of numpy; at: two values, its text and its state */
     SCALAR,  /* of numpy; at: two values, its dtype and its bytes */
     COMPLEX, /* at: two values */
     PATH,    /* at: n / 2 texts; n is odd on Windows */
     ARRAY,   /* of numpy; at: ARRAY_PARTS values: its shape, dtype, order and bytes; all MARK until its state is there */
-    ODD,     /* what is left out; n: a WM_PICKLE_ODD_ constant; at: two values, module and name, or nothing */
+    ODD,     /* left out; n: a WM_PICKLE_ODD_ constant; at: two values, module and name, or nothing */
     SET,     /* a container at `at`, as a list */
     OBJECT   /* a container at `at`, as a dictionary: the attributes of a namespace */
 };
@@ -38,16 +38,16 @@ typedef struct {
 } value;
 enum { VALUE_WORDS = 2, PAGE = 256, CONTAINER_WORDS = 3, CHUNK_WORDS = 2, NOWHERE = 0 };
 
-/* A list or dictionary: the first and last of its chunks, and the number of its values. A chunk is where the next one is, the
- * number of its values, and these. */
+/* A list or dictionary: the first and last of its chunks, and the number of its values. A chunk is the place of the next one, the
+ * number of its values, and the values. */
 typedef struct {
     uint64_t first, last, count;
 } container;
 typedef struct {
     uint64_t next, count;
 } chunk;
-/* What wm_pickle_storage and make_tensor leave in the pool. `next` is the storage that was made next. The dimensions follow a
- * tensor, and where it is not row-major its strides. */
+/* The records of wm_pickle_storage and make_tensor in the pool. `next` is the storage made next. A tensor is followed by its
+ * dimensions and, if it is not row-major, its strides. */
 typedef struct {
     uint64_t key, nbytes, next;
     uint32_t number;
@@ -70,8 +70,8 @@ typedef struct {
     uint8_t code;         /* that opcode */
     uint64_t *arena, words;
     uint64_t pool, stack; /* the first free word, and the top of the stack; the stack ends with the arena */
-    uint64_t kept;        /* what lies below this word of the pool stays there */
-    uint64_t mark;        /* where on the stack the last mark is; `words` when there is none */
+    uint64_t kept;        /* everything below this word of the pool stays */
+    uint64_t mark;        /* the place of the last mark on the stack; `words` if there is none */
     uint64_t memo_used, puts,
         pages; /* entries of the memo, how often one was put in, and pages of its directory that are cleared */
     uint64_t storages, first_storage, last_storage;
@@ -84,10 +84,10 @@ static inline int fail(const machine *m, int code, uint64_t actual, uint64_t exp
     return m->in.broken ? -1 : wm_fail(m->fault, code, 0, m->op, actual, expected);
 }
 
-/* The stack does not hold what the opcode takes. */
+/* The stack lacks the operands of the opcode. */
 static inline int bad_stack(const machine *m) { return fail(m, WM_FAULT_PICKLE_STACK, m->code, 0); }
 
-/* A call whose arguments are not those that torch.save writes. */
+/* A call with arguments that torch.save never writes. */
 static inline int bad_call(const machine *m) { return fail(m, WM_FAULT_PICKLE_CALL, m->code, 0); }
 
 /* ------------------------------------------------------------------------------------------------ the arena */
@@ -179,7 +179,6 @@ int wm_pickle_build(machine *m, value target, value state);
 int wm_pickle_make(machine *m, value class_, value args);
 
 /* pickle_keys.c: checks that a dictionary has no key twice, with a step of 2; or a set no member, with 1. *bytes counts the bytes of
- * keys that were looked at, `most` at most. Returns 0, the WM_FAULT_ constant of what is wrong, or -1 when the program cannot be
- * read. */
+ * keys compared, `most` at most. Returns 0, the WM_FAULT_ constant of a defect, or -1 when the program cannot be read. */
 int wm_pickle_keys(reader *in, const uint64_t *arena, container c, uint64_t step, uint64_t *bytes, uint64_t most);
 #endif

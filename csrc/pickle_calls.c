@@ -1,4 +1,4 @@
-/* The names that a pickle program may call, and what each call makes of its arguments. See pickle.c. */
+/* The names that a pickle program may call, and the result of each call. See pickle.c. */
 #include "pickle.h"
 
 enum {
