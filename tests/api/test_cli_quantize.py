@@ -140,10 +140,10 @@ def test_nothing_to_quantise_is_reported(model: Path, run: Run, tmp_path: Path) 
     options = ["--scheme", "int8", "--quantize-exclude", "*"]
     status, out, _ = run("quantize", model, tmp_path / "q.amb", *options)
     assert status == 0
-    assert "no tensor was quantised: those of floating-point" in out
+    assert "no tensor was quantised: the default is floating-point tensors of two dimensions" in out
     out = run("quantize", model, tmp_path / "q.gguf", "--scheme", "q4_k")[1]
     assert "stayed dense" in out
-    assert "no tensor was quantised: those of floating-point" in out
+    assert "no tensor was quantised: the default is floating-point tensors of two dimensions" in out
     document = json.loads(run("quantize", model, tmp_path / "q.amb", *options, "--json")[1])
     assert (document["quantized"], document["total"]["bits_per_weight"], document["total"]["rmse"]) == ([], 0, 0)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def convert(args: argparse.Namespace) -> int:
-    """Write a file in another format, and report what stayed behind."""
+    """Write a file in another format, and report dropped metadata and parts."""
     report, took = quantising.converted(args, "convert")
     if args.json:
         document = quantising.document(args, "convert", report, took)
@@ -155,7 +155,7 @@ def export(args: argparse.Namespace) -> int:
 def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterable[bytes | memoryview]) -> int:
     """Write an array, row-major and little-endian, as `wm.save` writes files; return the size of the file.
 
-    That is never in place, since a process may have mapped the old file, and never over a device or a FIFO.
+    It never writes in place, since a process may have mapped the old file, and never over a device or a FIFO.
     """
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     head = io.BytesIO()

@@ -37,7 +37,7 @@ class _Command(NamedTuple):
 
 
 def completions(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    """Print the script for a shell that completes what the parser takes."""
+    """Print the script by which a shell completes commands, options and values of the parser."""
     commands = tuple(_commands(parser))
     for line in {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](commands):
         show.emit(line)
@@ -141,5 +141,5 @@ def _fish(commands: tuple[_Command, ...]) -> Iterator[str]:
 
 
 def _fish_quoted(text: str) -> str:
-    """Quote a text for fish, whose rules within quotes are not those of the other shells."""
+    """Quote a text for fish: its rules within quotes differ from other shells'."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""Signals that end a command: they undo what it has begun, and no half-written file stays."""
+"""Signals that end a command: its work is undone first, and no half-written file stays."""
 
 from __future__ import annotations
 

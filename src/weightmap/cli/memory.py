@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Say what using a model will cost here, and what to do about it."""
+    """Print the cost of using a model on this machine, and advice."""
     with open_privately(args.file, strict=not args.lenient) as file:
         report = wm.plan(file).explain()
         kind, shards = show.kind(file.format, file.layout), len(file.shards)

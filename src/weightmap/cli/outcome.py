@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
 
 OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
-INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for a program that the signal ended
+INTERRUPTED = 130  # 128 + SIGINT, a shell's status for a program that the signal ended
 
 
 class UsageError(Exception):
@@ -53,7 +53,7 @@ def status_of(error: BaseException) -> int:
 def status_of_verify(error: BaseException) -> int:
     """Return the exit status of commands that verify, for which a wrong checksum is a finding."""
     errors = [one for _, one in error.errors] if isinstance(error, ShardsError) else [error]
-    # Other errors mean that it could not look.
+    # After any other error nothing was verified.
     return max([DIFFERENT if isinstance(one, ChecksumError) else status_of(one) for one in errors], default=MALFORMED)
 
 
@@ -72,7 +72,7 @@ def reason(error: BaseException) -> str:
 
 
 def suggest_lenient(args: argparse.Namespace | None, error: BaseException, source: str) -> None:
-    """Let an error name ``--lenient``, if the command has it and only with it the file can be opened."""
+    """Let an error name ``--lenient``, if the command has this option and the file opens only with it."""
     if getattr(args, "lenient", True) or not isinstance(error, FormatError) or error.remedy is not None:
         return
     for strict in (True, False):
@@ -86,7 +86,7 @@ def suggest_lenient(args: argparse.Namespace | None, error: BaseException, sourc
 
 
 def failed(path: str, why: str) -> str:
-    """Return the line about a file whose verification failed, from a message in which its path may come first."""
+    """Return the line about a file that failed verification, from a message that may begin with its path."""
     name = show.clean(path)
     return f"{name}: failed: {why.removeprefix(f'{name}: ')}"
 

@@ -347,7 +347,7 @@ def _add_memory(command: _Command) -> None:
 
 def _add_lookups(command: _Command) -> None:
     """Add the commands for words, and the demonstration."""
-    # Without a default, an argument that may be missing is named among those that are required.
+    # Without a default, argparse lists an optional argument as required.
     sub = command("lookup", words.lookup, "print the embeddings of words", _LINES)
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("words", metavar="WORD", type=_text, nargs="*", default=[])
@@ -393,7 +393,7 @@ def _text(given: str) -> str:
     """Return a name of a tensor or a word, which are UTF-8 in files: an argument is text of the system's encoding."""
     try:
         return os.fsencode(given).decode("utf-8", "surrogateescape")
-    except UnicodeError:  # no argument of a process: what a caller of `main` made up
+    except UnicodeError:  # not from a command line: passed by a caller of `main`
         return given
 
 
@@ -443,12 +443,12 @@ class _Offered(tuple[str, ...]):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises an error where argparse would end the process. Commands use this class too."""
+    """A parser that raises an error instead of ending the process. Commands use this class too."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Let options stand anywhere: argparse misses an optional argument that follows one. Take no unknown ones."""
+        """Accept options anywhere: argparse misses an optional argument behind an option. Refuse unknown ones."""
         given = sys.argv[1:] if args is None else args
         found, unknown = super().parse_known_args(given if self._subparsers else self._options_first(given), namespace)
         if unknown:
@@ -485,7 +485,7 @@ class _Parser(argparse.ArgumentParser):
         return [*options, "--", *others] if others else options
 
     def error(self, message: str) -> NoReturn:
-        """Raise the message as UsageError, with where to look; printing it will clean the arguments that it quotes."""
+        """Raise the message as UsageError, with a pointer to the help; quoted arguments are cleaned when printed."""
         raise UsageError(f"{message} ({_HELP if self._subparsers else f'{self.prog} --help shows the options'})")
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightmap.model.reports import QuantizedInfo
 
-# Options that say how to quantise, and those of `weightmap.words.convert`, with the ones for pq.
+# Options of quantising, and options of `weightmap.words.convert`, with those for pq.
 _QUANTISING = ("block_size", "bits", "scale_type", "quantize_include", "quantize_exclude", "threads")
 _WORDS: dict[str, Any] = {"lossy": False, "normalize": None, "subwords": None}
 _PQ = ("n_subquantizers", "n_bits", "projection", "seed")
@@ -32,7 +32,7 @@ _TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size", 
 
 
 def _given(args: argparse.Namespace, *names: str) -> list[str]:
-    """Return which of these options were given, as the user wrote them."""
+    """Return the given ones of these options, as the user wrote them."""
     given = vars(args)
     return [f"--{name.replace('_', '-')}" for name in names if given.get(name) not in (None, False)]
 
@@ -101,13 +101,13 @@ def _tensors(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport],
         return wm.convert, options
     given = {name.removeprefix("quantize_"): getattr(args, name) for name in _QUANTISING if name != "threads"}
     given = {name: value for name, value in given.items() if value is not None}
-    # A scheme alone is given as it is: the conversion says which are near, of those that its target has.
+    # A scheme alone is passed on unchecked: the conversion suggests similar ones of its target.
     options["quantize"] = wm.Quantize(args.quantize, **given) if given else args.quantize
     return wm.convert, options
 
 
 def _as_written(error: Exception, args: argparse.Namespace) -> str:
-    """Return the message of an error; where it begins with a parameter, with the option that the user wrote."""
+    """Return the message of an error; a parameter at its beginning becomes the option that the user wrote."""
     text = reason(error)
     if isinstance(error, TensorFileError):
         if not isinstance(error, QuantError | EncodeError):  # it may begin with a field of a file
@@ -199,8 +199,8 @@ def total(infos: Sequence[QuantizedInfo]) -> dict[str, int | float]:
     Returns
     -------
     dict
-        ``tensors``, ``elements``, ``nbytes_before``, ``nbytes``, ``bits_per_weight`` and ``rmse``: of all elements, as
-        if they were one tensor; 0 where there are none.
+        ``tensors``, ``elements``, ``nbytes_before``, ``nbytes``, ``bits_per_weight`` and ``rmse``, the last two over
+        all elements together; 0 without any.
     """
     sizes = [math.prod(info.shape) for info in infos]
     elements, nbytes = sum(sizes), sum(info.nbytes for info in infos)
@@ -219,8 +219,8 @@ def summary(report: wm.ConvertReport) -> str:
     """Return one line on the quantised tensors of a conversion."""
     if not report.quantized:
         return (
-            "no tensor was quantised: those of floating-point numbers with two dimensions or more are, embeddings "
-            "(by their names) excepted; --quantize-include chooses others"
+            "no tensor was quantised: the default is floating-point tensors of two dimensions or more, except "
+            "embeddings (by their names); --quantize-include chooses others"
         )
     whole = total(report.quantized)
     schemes = " and ".join(dict.fromkeys(info.scheme for info in report.quantized))

@@ -1,4 +1,4 @@
-"""The commands that look at files: ``inspect`` and ``verify``."""
+"""The commands that examine files: ``inspect`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
 
-# Lines that the tree shows of one module.
+# Most lines per module in the tree
 _MOST_LINES = 64
 
 
 def inspect(args: argparse.Namespace) -> int:
-    """Print the contents of files; with globs, only of those that have such tensors."""
+    """Print the contents of files; with globs, only of files with matching tensors."""
     tree = args.tree or (sys.stdout.isatty() and not args.flat and args.sort is None)
     selective, count = bool(args.include or args.exclude), 0
     documents: list[dict[str, object]] = []
@@ -73,7 +73,7 @@ def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
 
 
 def _stored(name: str, row: Row) -> tuple[wm.TensorInfo, Row]:
-    """Return a parameter with the scheme and the bytes that it is stored with."""
+    """Return a parameter with the scheme and bytes in which it is stored."""
     info, how = row.info(name), storage_of(row)
     return info if how is None else info._replace(dtype=how[0], nbytes=how[3]), row
 
@@ -91,8 +91,8 @@ def _totals(chosen: _Chosen) -> dict[str, dict[str, int]]:
 def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | None]]:
     """Yield each tensor, and how it is quantised; None for a dense one.
 
-    This reads the header of a quantised tensor, and the mask of an adaptive one. Damage there is reported in place of
-    the numbers, and does not stop `inspect`.
+    Reads the header of a quantised tensor, and the mask of an adaptive one. Damage there replaces the numbers, and does
+    not stop `inspect`.
     """
     for info, place in chosen:
         how = storage_of(place)
@@ -117,7 +117,7 @@ def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | 
 
 
 def _shards(file: wm.TensorFile) -> dict[str, str]:
-    """Return the shard of each tensor, in which its offset counts; nothing for a single file."""
+    """Return the shard of each tensor, from which its offset counts; nothing for a single file."""
     return {tensor: shard for shard, part in file.shards.items() for tensor in part}
 
 
@@ -207,7 +207,7 @@ def _about_text(path: str, file: wm.TensorFile) -> None:
 
 
 def _tensor_table(file: wm.TensorFile, chosen: _Chosen) -> None:
-    """Print a line for each tensor; columns of quantisation only where there is one."""
+    """Print a line for each tensor, with columns of quantisation if any tensor is quantised."""
     stored, shards = list(_storage(chosen)), _shards(file)
     columns, rows = ["name", "dtype", "shape", *(["shard"] if shards else []), "offset", "bytes"], []
     if any(how is not None for _, how in stored):
@@ -240,7 +240,7 @@ def _tree_table(infos: Sequence[wm.TensorInfo]) -> None:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Check files one after the other; the worst outcome decides the exit status."""
+    """Verify files one after the other; the worst outcome is the exit status."""
     if args.manifest is not None and len(args.files) > 1:
         raise UsageError("--manifest: for one FILE, which may be a model of many")
     with executing.execution(args) as run:
@@ -252,7 +252,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
-    """Verify these files, as this run shares them out."""
+    """Verify this run's share of these files."""
     worst = OK
     documents: list[dict[str, object]] = []
     for path in files:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Write the page; 1 if verification failed, which the page then says."""
+    """Write the page; 1 if verification failed, which the page reports."""
     from weightmap.report.writing import write_page
 
     if not args.out.lower().endswith(".html"):

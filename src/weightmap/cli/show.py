@@ -23,7 +23,7 @@ _SCHEMA = 1
 # Characters of the widest column; names in messages are cut at the same length (`weightmap.errors.quoted`).
 _WIDEST = 200
 
-# The characters of a bar.
+# Characters of a bar
 _FULL, _PARTS, _EMPTY = "█", " ▏▎▍▌▋▊▉", "·"
 
 
@@ -79,7 +79,7 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def _naming(out: TextIO) -> Iterator[None]:
-    """Let an error of the system say which output it is about."""
+    """Make an error of the system name the output."""
     try:
         yield
     except OSError as error:
@@ -109,7 +109,7 @@ def seconds(duration: float) -> str:
 
 
 def kind(format_name: str, layout: str | None) -> str:
-    """Return a format for people, with its layout where the format has several. Neither name is from a file."""
+    """Return a format for people, with its layout if the format has several. Neither name comes from a file."""
     return format_name if layout in {None, format_name} else f"{format_name}, {layout} layout"
 
 
@@ -141,7 +141,7 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, righ
     columns
         The headings.
     rows
-        One entry a column; it is turned to text, cleaned, and cut where it is long.
+        One entry per column, turned into text, cleaned and shortened.
     right
         The headings of the columns to align to the right (numbers).
     """
@@ -195,7 +195,7 @@ def _width(text: str) -> int:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON can express it: NaN, infinities, dates of TOML and the like become strings."""
+    """Return a value in a form that JSON has: NaN, infinities, dates of TOML and the like become strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):  # an array, or texts that are decoded when they are used

@@ -120,7 +120,7 @@ def _embeddings(file: wm.TensorFile, path: str) -> Embeddings:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of standard input that are not empty; what was printed is sent before each is read."""
+    """Yield the non-empty lines of standard input; output is flushed before each is read."""
     if sys.stdin is None:
         raise UsageError("no words were given, and standard input is closed")
     for line in getattr(sys.stdin, "buffer", sys.stdin):

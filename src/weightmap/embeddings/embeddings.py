@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
 _FLOAT32 = np.dtype(np.float32)
-# Words split into n-grams at once: their rows are a few hundred thousand numbers.
+# Words split into n-grams at once: they have a few hundred thousand rows.
 _WORDS = 4096
-# Longest vectors of a matrix without rows, which takes no bytes: nothing else bounds their length.
+# Longest vectors of a matrix without rows: it takes no bytes, so nothing else bounds their length.
 _LONGEST_OF_NONE = 1 << 16
-# Elements of a quantised matrix that `items` decodes at once.
+# Elements of a quantised matrix decoded at once by `items`
 _DECODED = 1 << 18
 
 
@@ -256,8 +256,8 @@ class Embeddings:
         Returns
         -------
         matrix : ndarray, shape (k, d)
-            Zeros for a word without a vector. Its dtype is that of the matrix, float32 for a quantised one; with
-            subwords, one that holds both that dtype and float32.
+            Zeros for a word without a vector. Its dtype is the matrix's, or float32 for a quantised one; with subwords,
+            a common type of that and float32.
         found : ndarray of bool, shape (k,)
         """
         if isinstance(words, str) or not isinstance(words, Iterable):
@@ -291,7 +291,7 @@ class Embeddings:
     def most_similar(
         self, query: str | NDArray[Any] | Sequence[float], k: int = 10, *, skip: Iterable[str] = ()
     ) -> list[tuple[str, float]]:
-        """Return the words whose vectors have the largest cosine with a vector, or with that of a word.
+        """Return the words with the largest cosine to a vector, or to the vector of a word.
 
         The search is exact and walks the whole matrix in blocks, in flat memory. The first one computes and keeps the
         norms of the rows. A matrix of scheme "pq" is not decoded: see `ProductQuantized.dots`.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def no_vector(word: object, vocab: Vocabulary, *, suggest: bool = True) -> UnknownWordError:
     """Return the error for a word without a vector; `suggest` similar words, which takes some milliseconds.
 
-    Its text is made when it is asked for: a program that catches the error of each unknown word does not wait for it.
+    Its text is made at its first use: a program that catches the errors of many unknown words does not wait for it.
     """
     error = UnknownWordError(_Miss(word, vocab, suggest), path=vocab.path)
     error.word = word

@@ -1,6 +1,6 @@
 """Word embeddings of other programs: word2vec, GloVe and fastText files.
 
-`weightmap.convert` reads and writes them; `convert` of this module has the options that only words have.
+`weightmap.convert` reads and writes them; `convert` of this module adds the options for words.
 
 ========== ===========================================================================================
 name       the file
@@ -14,9 +14,9 @@ fasttext   a model of fastText, ``.bin``, version 12, dense
 gensim     ``KeyedVectors.save`` of gensim 4, ``.kv``, and its arrays beside it; only read
 ========== ===========================================================================================
 
-The names are finalfusion's. `weightmap.open` does not read these files, but says which of them a file is: none has an
-index of its words, text has no numbers to map, and fastText combines rows to answer for a word. Convert once, and open
-the result in microseconds.
+The names are finalfusion's. `weightmap.open` recognises these files but does not read them: none has an index of its
+words, text has no numbers to map, and fastText combines several rows for a word. Convert once, and open the result in
+microseconds.
 
 Conversion
 ----------
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "Pq", "convert", "train_pq"]
 
-# Imported at first use: `weightmap.open` needs the importers only, to say what a file is.
+# Imported at first use: `weightmap.open` needs only the importers, to recognise a file.
 _ON_DEMAND = {"NAMES": "importers", "Pq": "training", "convert": "converting", "train_pq": "training"}
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
 

@@ -95,7 +95,7 @@ def convert(
     Parameters
     ----------
     src : str, os.PathLike, or whatever else `weightmap.open` takes
-        A file of words, or a model with a vocabulary and one matrix of a row for each token.
+        A file of words, or a model with a vocabulary and one matrix with a row per token.
     dst : str, bytes or os.PathLike
         As for `weightmap.convert`; always a file.
     format : str, optional
@@ -171,7 +171,7 @@ def hand_over(
     tensors: Mapping[str, Any],
     **options: Any,
 ) -> ConvertReport:
-    """Convert what `weightmap.convert` is given for words. Raises ValueError for arguments that only `tensors` have."""
+    """Convert words for `weightmap.convert`. Raises ValueError for arguments that apply to tensors only."""
     of_words = isinstance(opened, Words)
     if of_words:
         check_apart(opened.sources, [target])
@@ -184,14 +184,14 @@ def hand_over(
 
 
 def target_format(target: str, format: str | None, layout: str | None) -> Format | Importer:
-    """Return the format of a target, that of words of another program or one of `weightmap.open`."""
+    """Return the format of a target: of another program's words, or of `weightmap.open`."""
     return IMPORTERS[format] if format in NAMES else choose(target, format, layout)
 
 
 def from_file(
     file: TensorFile, directory: ModelDirectory | None, include: Globs = None, exclude: Globs = None
 ) -> Words:
-    """Return the words of a vocabulary, and the one matrix of a file with a row for each.
+    """Return the words of a file's vocabulary with its one matrix that has a row for each.
 
     Raises
     ------
@@ -267,7 +267,7 @@ def convert_words(
                 words = explicit(words, limits)
             except TensorFileError as error:
                 raise error.located(path=target, format=found.name) from None
-        # Files of other programs have rows as they are, and formats of embeddings those of length 1.
+        # Files of other programs hold unscaled rows, formats of embeddings unit vectors.
         if normalize is None and found.embeddings is not None and words.format in IMPORTERS:
             normalize = True
         norms = words.norms
@@ -306,7 +306,7 @@ def _to_format(
     metadata = words.metadata if found.embeddings is not None and words.metadata else None
     try:
         plan = plan_request(target, found, Request(Tensors(payloads), layout, metadata, vocab, align=align))
-    except MissingDependencyError as error:  # the words are worth having without the metadata
+    except MissingDependencyError as error:  # words without metadata are still useful
         warnings.append(f"the options of the model were left behind: {error.what}")
         plan = plan_request(target, found, Request(Tensors(payloads), layout, None, vocab, align=align))
     return plan, warnings

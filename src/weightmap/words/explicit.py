@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Words split at once; n-grams, and their characters, looked up at once.
 _WORDS = 2048
 _NGRAMS, _CHARACTERS = 1 << 16, 1 << 22
-# Bytes that an n-gram takes in a file besides its text: its length and its index.
+# Bytes per n-gram in a file besides its text: its length and its index.
 _ENTRY = 12
 
 
@@ -30,7 +30,7 @@ def explicit(words: Words, limits: Limits) -> Words:
     """Return the words with a list of their n-grams, and rows for these alone.
 
     n-grams of one bucket share a row. As in finalfusion, rows are numbered by the first of their n-grams, in the order
-    of words and of n-grams within a word. n-grams that no word has become unknown. Each takes some 40 bytes of memory
+    of words and of n-grams within a word. n-grams of no word become unknown. Each n-gram takes some 40 bytes of memory
     and its text.
 
     Raises
@@ -38,8 +38,8 @@ def explicit(words: Words, limits: Limits) -> Words:
     EncodeError
         When the vocabulary has no buckets.
     LimitError
-        When the n-grams would take more than ``Limits.max_header_bytes`` in the file, or those of one word, repeated
-        ones counted, would.
+        When the n-grams, or those of one word with repetitions, would take more than ``Limits.max_header_bytes`` in the
+        file.
     """
     subwords, gather = words.subwords, words.gather
     if subwords is None or gather is None or subwords.kind == "explicit":
@@ -80,7 +80,7 @@ class _Distinct:
         chosen = np.flatnonzero(new)
         fresh = StringTable.of([ngrams[i] for i in chosen.tolist()], "n-gram")
         self._nbytes += fresh.nbytes + _ENTRY * len(fresh)
-        # Checked before they are kept: memory grows with the length of words here, not with their number.
+        # Checked before they are kept: here memory grows with the length of words, not with their number.
         self._limits.check("max_header_bytes", self._nbytes, "size of the n-grams of the words (or more)")
         self._rows.append(rows[chosen])
         self._tables.append(fresh)

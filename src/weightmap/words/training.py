@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # Rows to train on: 64 for each of 256 centroids.
 SAMPLE = 1 << 14
 _ITERATIONS = 20
-# The largest element whose square, summed, stays within float32.
+# The largest element with sums of squares within float32
 _LARGEST = 1e15
 # Rows encoded at once.
 _ROWS = 4096
@@ -301,7 +301,7 @@ class Trainer:
         return nbytes + self.shape[0] * len(self.codebooks)
 
     def payload(self) -> Payload:
-        """Return the tensor to be written. Its rows are read a second time, and encoded, when it is."""
+        """Return the tensor to write. Writing it reads the rows a second time, and encodes them."""
 
         def chunks() -> Iterator[Any]:
             for part in (self.projection, self.codebooks, self.norms):
@@ -321,7 +321,7 @@ def _rotation(sample: NDArray[np.float32], places: int) -> NDArray[np.float32]:
     wide -= wide.mean(axis=0)
     values, vectors = np.linalg.eigh(wide.T @ wide / len(wide))
     room = sample.shape[1] // places
-    # Logarithms have to be positive, or the place with most of them would have the smallest sum.
+    # Logarithms must be positive: with negative ones, the place with the most would have the smallest sum.
     logs = np.log(np.maximum(values, max(float(values[-1]), 1e-300) * 1e-12))
     logs -= logs.min()
     taken: list[list[int]] = [[] for _ in range(places)]

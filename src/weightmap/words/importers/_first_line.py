@@ -10,7 +10,7 @@ _DIGITS = 18
 
 
 def declared(head: bytes) -> tuple[int, int, int] | None:
-    """Return the rows and dims that a first line of two numbers declares, and where it ends; None for another line."""
+    """Return the rows and dims declared by a first line of two numbers, and its end; None for another line."""
     line, end, _ = head[:HEAD].partition(b"\n")
     fields = line.split()
     if not end or len(fields) != 2 or not all(field.isdigit() and len(field) <= _DIGITS for field in fields):
@@ -19,12 +19,12 @@ def declared(head: bytes) -> tuple[int, int, int] | None:
 
 
 def whole_fields(head: bytes, size: int) -> bytes:
-    """Return the beginning of a file of `size` bytes without the field that goes on behind `head`."""
+    """Return the beginning of a file of `size` bytes without the field cut off by the end of `head`."""
     return head if size == len(head) else head.rsplit(None, 1)[0]
 
 
 def is_row(line: bytes, most_wrong: float) -> bool:
-    """Say whether numbers follow the first word of a line, with this share of other fields among them at most."""
+    """Whether numbers follow the first word of a line, with at most the share `most_wrong` of other fields."""
     fields = line.split()[1:]
     return bool(fields) and sum(not _is_number(field) for field in fields) <= most_wrong * len(fields)
 
@@ -38,10 +38,10 @@ def _is_number(field: bytes) -> bool:
 
 
 def in_text(head: bytes, size: int, dims: int, start: int) -> bool:
-    """Say whether the first vector, behind a line that ends at `start`, is text and not binary.
+    """Whether the first vector, behind a line that ends at `start`, is text and not binary.
 
-    It is text when numbers follow the word. It also is, with an error in it, when as many bytes as the vector would
-    have in binary, up to 256, are all printable: the few bytes of less than four numbers are printable too often.
+    It is text if numbers follow the word. It is faulty text if all bytes of a binary vector's size, up to 256, are
+    printable; with fewer than four numbers, bytes are printable too often to tell.
     """
     if is_row(whole_fields(head, size)[start:].partition(b"\n")[0], 0):
         return True

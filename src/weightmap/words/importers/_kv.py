@@ -96,7 +96,7 @@ def _array(made: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool, Bytes]:
 
 
 def _beside(source: Source) -> tuple[Source, np.dtype[Any], tuple[int, ...], int]:
-    """Return the same of the array in the file beside this one."""
+    """Return the same for the array in the file beside this one."""
     own = source.absolute
     if own is None:
         what = "the vectors lie in a file beside this one, and this source has no path"

@@ -69,7 +69,7 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, *, lossy: b
     chosen = raws if kept is None else [raws[i] for i in kept]
     table = table_of(chosen, offsets, lossy=lossy, what="the word of line", first=number)
     make = functools.partial(_vectors, source, start, number, len(raws), dims)
-    # Some programs end no last line; in a file that was cut off, its last number may be wrong.
+    # Some programs leave the last line open; in a truncated file, its last number may be wrong.
     ended = source.pread(source.size - 1, 1) == b"\n"
     warnings = () if ended else ("the last line has no end: was the download complete?",)
     return only(Words((source,), name, table, len(raws), dims, make, warnings=warnings), kept)
@@ -182,9 +182,9 @@ def plan_declared(words: Words) -> WritePlan:
 
 
 def _plan(words: Words, name: str, head: bytes) -> WritePlan:
-    """Lay out a text file, whose size is known when it is written. Raises `EncodeError` for words with white space.
+    """Lay out a text file; its size is known once it is written. Raises `EncodeError` for words with white space.
 
-    Each number is the shortest text that gives the same float32 again.
+    Each number is the shortest text that reads back as the same float32.
     """
     raws = [words.table.raw(i) for i in range(len(words.table))]
     refuse_words(name, raws, _SPACE, empty=False)

@@ -1,7 +1,7 @@
 """A machine for pickles of word vectors, which knows a few names and calls nothing.
 
 It makes texts (as their bytes), numbers, lists and lists of pairs; objects stay a name with arguments and a state.
-Bytes, which may be gigabytes of vectors, stay in the file. What it makes is bounded by the bytes that it reads.
+Bytes, which may be gigabytes of vectors, stay in the file. Its memory is bounded by the bytes that it reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
 
 _WINDOW = 1 << 20
-# Containers and objects of a file; gensim writes some dozens.
+# Most containers and objects per file; gensim writes some dozens.
 _MOST_MADE = 10_000
 # Longest text, and longest integer.
 _LONGEST, _LONG = 1 << 24, 16
@@ -49,7 +49,7 @@ class Name:
 
 
 class Object:
-    """An object: its class, the arguments that it would be made with, and its state."""
+    """An object: its class, the arguments of its constructor, and its state."""
 
     def __init__(self, kind: Name, args: tuple[Any, ...]) -> None:
         self.kind, self.args = kind, args
@@ -83,7 +83,7 @@ class Machine:
         return self._base + self._at
 
     def _fill(self, count: int) -> None:
-        """Have the next `count` bytes in the window."""
+        """Read the next `count` bytes into the window."""
         position = self._position
         if count > self._source.size - position:
             raise cut_off("its pickle", self._source.size, position + count, field="pickle")
@@ -115,7 +115,7 @@ class Machine:
         return self.stack[-1]
 
     def _marked(self) -> list[Any]:
-        """Take all above the last mark from the stack."""
+        """Pop everything above the last mark."""
         for at in range(len(self.stack) - 1, -1, -1):
             if self.stack[at] is _MARK:
                 found = self.stack[at + 1 :]

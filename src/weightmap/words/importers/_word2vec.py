@@ -100,7 +100,7 @@ def _vectors(source: Source, starts: array[int], dims: int) -> Iterator[NDArray[
 
 
 def plan(words: Words) -> WritePlan:
-    """Lay out a file. Raises `EncodeError` for words that it has no place for."""
+    """Lay out a file. Raises `EncodeError` for words that it cannot hold."""
     raws = [words.table.raw(i) for i in range(len(words.table))]
     refuse_words("word2vec", raws, b" \n\r")
     head = f"{len(raws)} {words.dims}\n".encode()

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from weightmap.embeddings.subwords import Subwords
     from weightmap.io.source import Source
 
-# Bytes of rows in a block, about.
+# Approximate bytes of rows per block
 BLOCK = 4 << 20
-# No word of a binary file is longer, in bytes: so a file without spaces is refused before it is read as one word.
+# Longest word of a binary file, in bytes: a file without spaces is refused before it is read as one word.
 LONGEST = 1 << 16
 _MOST = (1 << 32) - 1
 _MOST_DIMS = (1 << 31) - 1
@@ -31,12 +31,12 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Words(NamedTuple):
-    """Words and a matrix that is read block by block.
+    """Words, and a matrix to read block by block.
 
     Attributes
     ----------
     sources : tuple of Source
-        What they are read from: the file first, and last the one with the rows.
+        The files read: the given one first, the one with the rows last.
     format : str
         Its format, or importer.
     table : StringTable
@@ -48,11 +48,11 @@ class Words(NamedTuple):
     gather : callable or None
         ``gather(rows)`` returns rows by number. Only those with subwords have it.
     norms : ndarray of float32, shape (words,), or None
-        The numbers that the rows of the words were divided by.
+        Divisors already applied to the rows of the words.
     subwords : Subwords or None
     metadata : mapping
     warnings : tuple of str
-        Signs that the file is not whole, for the report.
+        Signs that the file is incomplete, for the report.
     """
 
     sources: tuple[Source, ...]
@@ -100,7 +100,7 @@ class Words(NamedTuple):
 
 
 def shape_of(head: bytes) -> tuple[int, int, int]:
-    """Return the rows and dims that the first line declares, and where it ends. Dims are bounded."""
+    """Return the rows and dims declared by the first line, and its end. Dims are bounded."""
     shape = declared(head)
     assert shape is not None  # noqa: S101 - such a file was recognised by it
     if not 1 <= shape[1] <= _MOST_DIMS:
@@ -110,12 +110,12 @@ def shape_of(head: bytes) -> tuple[int, int, int]:
 
 
 def rows_in_block(dims: int) -> int:
-    """Return how many rows make a block."""
+    """Return the rows per block."""
     return max(1, BLOCK // (4 * max(dims, 1)))
 
 
 def firsts(raws: Sequence[bytes], *, lossy: bool) -> NDArray[np.intp] | None:
-    """Return the numbers of words that repeat no earlier one, for `lossy` to leave out the others; None for all."""
+    """Return the numbers of first occurrences, for `lossy` to drop repeated words; None for all."""
     seen: dict[bytes, int] = {}
     for i, raw in enumerate(raws if lossy else ()):
         seen.setdefault(raw, i)
@@ -123,7 +123,7 @@ def firsts(raws: Sequence[bytes], *, lossy: bool) -> NDArray[np.intp] | None:
 
 
 def only(words: Words, kept: NDArray[np.intp] | None) -> Words:
-    """Return words with the rows `kept` alone, which rise and are those of the table; with all for None."""
+    """Return words with only the rows `kept`, in rising order, which are those of the table; None keeps all."""
     if kept is None:
         return words
 
@@ -157,7 +157,7 @@ def table_of(
     lossy : bool
         Replace bytes that are not UTF-8 by U+FFFD.
     what, first : str, int
-        "word" or "the word of line", and the number of the first one: messages put numbers behind it.
+        "word" or "the word of line", to which messages append a number; and the number of the first one.
     fixed : bool
         No row can be left out.
     """
@@ -207,7 +207,7 @@ def check_finite(block: NDArray[np.float32], first: int, offset: Callable[[int],
 
 
 def normalised(words: Words) -> tuple[Words, NDArray[np.float32]]:
-    """Return the words with unit vectors for rows, and the norms, which are there once the rows have been read."""
+    """Return the words with unit vectors as rows, and the norms, filled in while the rows are read."""
     count = len(words.table)
     norms = np.zeros(count, np.float32)
 
@@ -236,7 +236,7 @@ def l2_norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def unnormalised(words: Words) -> Words:
-    """Return the words with the rows that they had before the division by their norms."""
+    """Return the words with rows multiplied by their norms again."""
     norms = words.norms
     if norms is None:
         return words
@@ -255,7 +255,7 @@ def unnormalised(words: Words) -> Words:
 
 
 def refuse_words(name: str, raws: list[bytes], forbidden: bytes, *, empty: bool = True) -> None:
-    """Raise one `EncodeError` that names the words with bytes that the format called `name` keeps for itself."""
+    """Raise one `EncodeError` naming the words with bytes that the format called `name` reserves."""
     bad = [
         f"word {i}, {raw[:40].decode(errors='replace')!r}"
         for i, raw in enumerate(raws)

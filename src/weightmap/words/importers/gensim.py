@@ -1,4 +1,4 @@
-"""gensim's native files of word vectors, ``.kv``: what ``KeyedVectors.save`` writes.
+"""gensim's native files of word vectors, ``.kv``, as ``KeyedVectors.save`` writes them.
 
 A pickle of protocol 3 or 4 with one object, whose attributes are "index_to_key", a list of the words, and "vectors", an
 array with a row for each. An array of ten million elements or more lies beside the file, in ``FILE.vectors.npy``.
@@ -13,7 +13,7 @@ from weightmap.words.importers._first_line import ADVICE
 
 
 def claims(head: bytes, size: int) -> bool:
-    """Say whether a pickle begins here that soon names gensim."""
+    """Whether this begins a pickle that soon names gensim."""
     return size > 2 and head[:1] == b"\x80" and head[1] in range(2, 6) and b"gensim.models" in head[:256]
 
 

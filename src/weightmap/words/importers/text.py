@@ -8,10 +8,10 @@ from weightmap.words.importers._first_line import ADVICE, declared, is_row, whol
 
 
 def claims(head: bytes, size: int) -> bool:
-    """Say whether this begins with a word and numbers.
+    """Whether this begins with a word and numbers.
 
-    A first line of one number, or with fields that are none among its numbers, takes a second line like it: a wrong
-    number does not make a file something else.
+    A first line with one number, or with other fields among its numbers, must be followed by a second line like it: a
+    file with a wrong number is still text.
     """
     if b"\0" in head or declared(head) is not None:
         return False

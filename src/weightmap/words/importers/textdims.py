@@ -8,7 +8,7 @@ from weightmap.words.importers._first_line import ADVICE, declared, in_text
 
 
 def claims(head: bytes, size: int) -> bool:
-    """Say whether text follows a line of two numbers."""
+    """Whether text follows a line of two numbers."""
     shape = declared(head)
     return shape is not None and in_text(head, size, *shape[1:])
 

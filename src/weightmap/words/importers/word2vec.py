@@ -12,7 +12,7 @@ from weightmap.words.importers._first_line import ADVICE, declared, in_text
 
 
 def claims(head: bytes, size: int) -> bool:
-    """Say whether something else than text follows a line of two numbers."""
+    """Whether anything but text follows a line of two numbers."""
     shape = declared(head)
     return shape is not None and not in_text(head, size, *shape[1:])
 

@@ -40,7 +40,7 @@ MODELS = ("CBOW", "SkipGram", "Supervised")
 
 
 def claims(head: bytes, size: int) -> bool:
-    """Say whether this begins with the magic number."""
+    """Whether this begins with the magic number."""
     return size >= 4 and head[:4] == MAGIC.to_bytes(4, "little")
 
 

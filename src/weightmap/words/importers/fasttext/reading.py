@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Positions of the fields that messages name.
 _AT = {"version": 4, "dims": 8, "buckets": 40, "min_n": 44, "max_n": 48, "entries": 64, "labels": 72, "pruned": 84}
-# Words whose n-grams, some dozens each, are summed at once; blocks of their rows gathered at once.
+# Words summed at once, with some dozens of n-grams each; blocks of their rows gathered at once.
 WORDS = 256
 _BLOCKS = 4
 
@@ -137,7 +137,7 @@ def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
 def _output(source: Source, at: int) -> tuple[str, ...]:
     """Check that the output matrix, which begins at byte `at`, is whole; return a warning if there is none.
 
-    Nothing else of it is read, and the size of a quantised one is not known.
+    Nothing else of it is read; a quantised one has an unknown size.
     """
     if source.size == at:
         return ("the file ends before its output matrix: was the download complete?",)

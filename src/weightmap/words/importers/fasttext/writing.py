@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def plan(words: Words) -> WritePlan:
-    """Lay out a model without an output matrix. Raises `EncodeError` for vocabularies but simple and fastText's.
+    """Lay out a model without an output matrix. Raises `EncodeError` except for simple and fastText vocabularies.
 
     The count of each word is unknown, and written as 1.
     """
@@ -51,7 +51,7 @@ def plan(words: Words) -> WritePlan:
 
 
 def _options(words: Words) -> list[Any]:
-    """Return the options of a model; those of training come from the metadata."""
+    """Return the options of a model; training options come from the metadata."""
     subwords, given = words.subwords, words.metadata
     known = {"dims": words.dims, "buckets": 0, "min_n": 0, "max_n": 0}
     if subwords is not None:
