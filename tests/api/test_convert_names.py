@@ -242,6 +242,13 @@ def test_a_directory_becomes_a_directory(directory: Path, tmp_path: Path, format
     assert wm.convert(tmp_path / "out", f"{tmp_path}/back/", format="safetensors").copied == report.copied
 
 
+def test_code_goes_along_with_its_configuration(directory: Path, tmp_path: Path) -> None:
+    """Without ``config.json``, which names a model's code, the code beside it is somebody's project and stays."""
+    (directory / "config.json").unlink()
+    copied = wm.convert(directory, f"{tmp_path}/out/", format="safetensors").copied
+    assert set(copied) == ALONG.keys() - {"config.json", "modeling_own.py"}
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_what_lies_there_already(directory: Path, tmp_path: Path, *, overwrite: bool) -> None:
     """A file of other content is refused before a shard is written; one of the same stays, or a link to it."""

@@ -109,7 +109,8 @@ def _names(folder: str) -> Iterator[str]:
     """Yield the names of the files in a directory that go along, some of which may be no files."""
     there = names_in(folder, ALONG)
     yield from (name for name in ALONG if name in there)
-    yield from sorted(name for name in there if name.endswith(".py"))  # of a model that brings its own code
+    if "config.json" in there:  # it names the code that a model brings; other code is not the model's
+        yield from sorted(name for name in there if name.endswith(".py"))
     for inner in _folders(folder) if _MODULES in there else ():
         yield from _below(folder, inner)
 

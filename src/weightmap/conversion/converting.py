@@ -84,8 +84,9 @@ def convert(
         an ``*.index.json`` gets numbered shards, one for each file of the source that has tensors to write; scales go
         to the shard of their weights. It must not hold such a model yet. From a Hugging Face directory, or a file or
         index beside a ``config.json``, to a directory, configuration, tokenizer, chat template, licence, code
-        (``*.py``) and the modules of sentence-transformers go along as files, before the index, so that it is one
-        again; no file there is replaced, and beside a path that names a file nothing is copied.
+        (``*.py`` beside a ``config.json``) and the modules of sentence-transformers go along as files, before the
+        index, so that it is one again; no file there is replaced, and beside a path that names a file nothing is
+        copied.
         transformers, vLLM and llama.cpp find shards of safetensors and GGUF by their names; transformers loads
         directories of all formats within `weightmap.compat.patched`.
     format, layout : str, optional
