@@ -1,0 +1,276 @@
+"""Versions of a model, 1 % of whose elements change: applying, publishing, and the loop that decodes.
+
+The rivals do what slime and SGLang do, with zstandard and numpy: the receiver decodes a frame, XORs it into a mapping
+of the file, compares the checksum, and flushes nothing to the disk; in one variant frame by frame, in the other in
+blocks that stay in cache. The publisher XORs, compresses and sums up tensor by tensor, and writes one file, which it
+does not flush either. Ours writes beside, verifies, flushes, and switches.
+
+Receivers go to and fro between two states, so every call but the first is one "from the second version on". Directories
+of the disk are pytest's; set ``--basetemp`` to choose another disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import tempfile
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from timing import Timed, each_contender, limit, need, ours, rival
+from weightmap import deltas
+from weightmap.deltas.frames import BLOCK, patched
+from weightmap.deltas.versions import read_version
+from weightmap.io.open_source import from_path
+from weightmap.options import DEFAULT_LIMITS, Options
+
+TENSORS, CHANGED = 16, 0.01
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Case:
+    """Two states of a model in a directory, and the deltas between them: version 1, and 2 that goes back."""
+
+    def __init__(self, folder, size):
+        self.folder = folder
+        rng = np.random.default_rng(1)
+        states = [{f"layer.{i}": rng.integers(0, 1 << 16, size, np.uint16) for i in range(TENSORS)}]
+        states.append({name: value ^ self._flips(rng, size) for name, value in states[0].items()})
+        for number, state in enumerate(states):
+            (folder / str(number)).mkdir()
+            wm.save(folder / str(number) / FILE, state)
+        self.nbytes = TENSORS * 2 * size
+        for version in (1, 2):
+            deltas.publish(self.model(version - 1), self.model(version), folder / "source", version=version)
+
+    @staticmethod
+    def _flips(rng, size):
+        return rng.integers(1, 4, size, np.uint16) * (rng.random(size, np.float32) < CHANGED)
+
+    def model(self, state):
+        """Return the directory of a state, which is 0 or 1."""
+        return self.folder / str(state % 2)
+
+    def delta(self, version):
+        """Return the directory of a version, which is 1 or 2."""
+        return self.folder / "source" / f"weight_v{version:06}"
+
+    def local(self):
+        """Return a copy of the model for a receiver."""
+        return Path(shutil.copytree(self.model(0), tempfile.mkdtemp(dir=self.folder), dirs_exist_ok=True))
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory, smoke):
+    """Return case(kind) of a file system, made at the first call; a kind that is not there skips."""
+    made, size = {}, 1 << (10 if smoke else 23)
+
+    def case(kind):
+        if kind not in made:
+            memory = Path("/dev/shm")
+            if kind == "tmpfs" and not memory.is_dir():
+                pytest.skip("there is no tmpfs at /dev/shm")
+            folder = tmp_path_factory.mktemp("deltas") if kind == "disk" else Path(tempfile.mkdtemp(dir=memory))
+            made[kind] = Case(folder, size)
+        return made[kind]
+
+    yield case
+    for one in made.values():
+        shutil.rmtree(one.folder)
+
+
+def layout(path):
+    """Return {tensor: (begin, end)} and the metadata of a file of safetensors."""
+    with path.open("rb") as file:
+        size = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(size))
+    sums = header.pop("__metadata__", {})
+    return {name: [8 + size + at for at in entry["data_offsets"]] for name, entry in header.items()}, sums
+
+
+def receiver(step):
+    """Return the clock of a receiver: `step(local, case)` gives what brings it to version 1 or 2."""
+
+    def prepare(case):
+        local, versions = case.local(), cycle((1, 2))
+        to = step(local, case)
+
+        def begin():
+            version = next(versions)
+            sync = local / ".weight_sync"
+            sync.mkdir(exist_ok=True)
+            (sync / "state.json").write_text(json.dumps({"version": f"{version - 1:06}"}), encoding="utf-8")
+            return version
+
+        to(begin())
+        assert wm.diff(local, case.model(1)).equal
+        return Timed(to, begin)
+
+    return prepare
+
+
+def applying(local, case, threads=1):
+    """Ours."""
+    return lambda version: deltas.apply(local, case.delta(version), threads=threads)
+
+
+def pulling(local, case, threads=1):
+    """Ours, which finds the way itself."""
+    return lambda version: deltas.pull(local, case.folder / "source", version=version, threads=threads)
+
+
+def in_place(local, case, *, whole):
+    """XOR each frame into a mapping, decoded as a whole or in blocks."""
+    zstd, xxhash = need("zstandard"), need("xxhash")
+
+    def frame(data, target):
+        if whole:
+            decoded = np.frombuffer(zstd.ZstdDecompressor().decompress(data), np.uint8)
+            np.bitwise_xor(target, decoded, out=target)
+            return xxhash.xxh3_128(target)
+        reader, block, digest = zstd.ZstdDecompressor().stream_reader(data), bytearray(BLOCK), xxhash.xxh3_128()
+        for at in range(0, len(target), BLOCK):
+            part = target[at : at + BLOCK]
+            got = 0
+            while got < len(part):
+                got += reader.readinto(memoryview(block)[got : len(part)])
+            np.bitwise_xor(part, np.frombuffer(block, np.uint8)[: len(part)], out=part)
+            digest.update(part)
+        return digest
+
+    def call(version):
+        folder = case.delta(version)
+        mapped, (places, _) = np.memmap(local / FILE, np.uint8, "r+"), layout(local / FILE)
+        index = json.loads((folder / INDEX).read_bytes())
+        for name in sorted(set(index["weight_map"].values())):
+            stored = np.memmap(folder / name, np.uint8, "r")
+            spans, sums = layout(folder / name)
+            for tensor, (begin, end) in spans.items():
+                first, last = places[tensor]
+                digest = frame(stored[begin:end], mapped[first:last])
+                assert digest.hexdigest() == sums[tensor]
+        (local / ".weight_sync" / "state.json").write_text(json.dumps({"version": f"{version:06}"}), encoding="utf-8")
+
+    return call
+
+
+RECEIVERS = (
+    ours(receiver(applying))
+    | ours(receiver(partial(applying, threads=2)), "weightmap, 2 threads", threads=2)
+    | ours(receiver(pulling), "weightmap, pull")
+    | {
+        "in place, whole frames": rival(receiver(partial(in_place, whole=True))),
+        "in place, blocks": rival(receiver(partial(in_place, whole=False))),
+    }
+)
+KINDS = ("disk", "tmpfs")
+APPLY = {f"deltas/apply, {kind}": RECEIVERS for kind in KINDS}
+
+
+@each_contender(APPLY)
+def test_apply(compare, case, group, who):
+    """Go to the next version, from the second on."""
+    given = case(group.rpartition(" ")[2])
+    compare(APPLY, given, nbytes=given.nbytes)
+
+
+def publishing(case, threads=1):
+    """Ours."""
+    target = case.folder / f"published {threads}"
+
+    def begin():
+        shutil.rmtree(target, ignore_errors=True)
+
+    def call(_):
+        deltas.publish(case.model(0), case.model(1), target, version=1, threads=threads)
+
+    return Timed(call, begin)
+
+
+def steps_of_slime(case):
+    """XOR, compress, sum up; write one file and the index."""
+    zstd, xxhash, save = need("zstandard"), need("xxhash"), need("safetensors.numpy").save_file
+    target = case.folder / "published by steps"
+
+    def begin():
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+
+    def call(_):
+        mapped = [np.memmap(case.model(state) / FILE, np.uint8, "r") for state in (0, 1)]
+        (before, _), (after, _) = (layout(case.model(state) / FILE) for state in (0, 1))
+        packer, frames, sums = zstd.ZstdCompressor(level=1), {}, {}
+        for name, (begin, end) in after.items():
+            old, new = mapped[0][slice(*before[name])], mapped[1][begin:end]
+            changed = old ^ new
+            if changed.any():
+                frames[name] = np.frombuffer(packer.compress(changed), np.uint8)
+                sums[name] = xxhash.xxh3_128(new).hexdigest()
+        save(frames, target / FILE, sums)
+        (target / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(frames, FILE)}), encoding="utf-8")
+
+    return Timed(call, begin)
+
+
+PUBLISHERS = (
+    ours(publishing)
+    | ours(partial(publishing, threads=2), "weightmap, 2 threads", threads=2)
+    | {"numpy, zstandard": rival(steps_of_slime)}
+)
+PUBLISH = {f"deltas/publish, {kind}": PUBLISHERS for kind in KINDS}
+
+
+@each_contender(PUBLISH)
+def test_publish(compare, case, group, who):
+    """Publish what changed."""
+    given = case(group.rpartition(" ")[2])
+    compare(PUBLISH, given, nbytes=given.nbytes)
+
+
+def looping(case):
+    """Decode, XOR and sum up the tensors of a model, into nothing."""
+    options = Options(DEFAULT_LIMITS, private=True)
+    delta, source = read_version(str(case.delta(1)), options), from_path(str(case.model(0) / FILE), "mmap")
+    places, _ = layout(case.model(0) / FILE)
+
+    def call():
+        for name, frame in delta.frames.items():
+            begin, end = places[name]
+            for _ in patched([frame], source.chunks(begin, end - begin, BLOCK), end - begin):
+                pass
+
+    return Timed(call)
+
+
+def decoding(case):
+    """Decode the same frames, streamed."""
+    zstd, block = need("zstandard"), bytearray(BLOCK)
+    folder = case.delta(1)
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    stored = [(np.memmap(folder / name, np.uint8, "r"), layout(folder / name)[0]) for name in names]
+
+    def call():
+        for data, spans in stored:
+            for begin, end in spans.values():
+                reader = zstd.ZstdDecompressor().stream_reader(data[begin:end])
+                while reader.readinto(block):
+                    pass
+
+    return Timed(call)
+
+
+LOOP = {"deltas/loop": ours(looping) | {"zstd's decoding alone": limit(decoding)}}
+GROUPS = APPLY | PUBLISH | LOOP
+
+
+@each_contender(LOOP)
+def test_loop(compare, case, group, who):
+    """Decode a version."""
+    given = case("disk")
+    compare(LOOP, given, nbytes=given.nbytes)
