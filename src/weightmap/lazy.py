@@ -36,7 +36,7 @@ class Record:
     """
 
     def __init__(self, *values: Any, **named: Any) -> None:
-        vars(self).update(zip(self.__annotations__, values, strict=False), **named)
+        self.__dict__.update(zip(self.__annotations__, values, strict=False), **named)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.values() == other.values()

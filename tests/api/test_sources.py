@@ -89,12 +89,14 @@ def test_words_are_converted_from_bytes(tmp_path: Path) -> None:
 
 
 def test_a_handle_is_no_source(tmp_path: Path) -> None:
-    """An open file has `read`, and is not a file object."""
+    """An open file has `read`, and is not a file object; `convert` alone takes it, and leaves it open."""
     wm.save(tmp_path / "x.weights", {"x": np.ones(2, np.float32)})
     with wm.open(tmp_path / "x.weights") as f:
-        for take in (wm.open, lambda source: wm.convert(source, tmp_path / "y.weights")):
-            with pytest.raises(TypeError, match="source is a TensorFile, expected a path"):
+        for take in (wm.open, wm.load, wm.verify):
+            with pytest.raises(TypeError, match="is a TensorFile, expected a path"):
                 take(f)
+        wm.convert(f, tmp_path / "y.weights")
+        assert wm.load(tmp_path / "y.weights")["x"].tolist() == f["x"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("address", ["ftp://host/m.weights", "file:///m.weights", "hf://owner/name"])
