@@ -34,6 +34,7 @@ int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
 }
 int64_t wm_cached(int fd, uint64_t offset, uint64_t size) { return -40; }
 int64_t wm_file_system(int fd) { return -40; }
+void wm_begin_flush(int fd, uint64_t offset, uint64_t size) {}
 uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint8_t *out, int *error) {
     return *error = 40, 0;
 }
@@ -129,6 +130,12 @@ int64_t wm_file_system(int fd) {
     struct statfs found;
     return fstatfs(fd, &found) == 0 ? (int64_t)(uint32_t)found.f_type : -errno;
 }
+
+void wm_begin_flush(int fd, uint64_t offset, uint64_t size) {
+#if defined(SYNC_FILE_RANGE_WRITE)
+    (void)sync_file_range(fd, (off_t)offset, (off_t)size, SYNC_FILE_RANGE_WRITE);
+#endif
+}
 #else
 int wm_drop(uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int kind) { return ENOSYS; }
 int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, uint8_t *pages, uint64_t n) {
@@ -136,6 +143,7 @@ int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
 }
 int64_t wm_cached(int fd, uint64_t offset, uint64_t size) { return -ENOSYS; }
 int64_t wm_file_system(int fd) { return -ENOSYS; }
+void wm_begin_flush(int fd, uint64_t offset, uint64_t size) {}
 #endif
 
 /* ------------------------------------------------------------------------------------------------ runs of bytes */

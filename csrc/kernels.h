@@ -395,6 +395,8 @@ int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
 int64_t wm_cached(int fd, uint64_t offset, uint64_t size);
 /* The number of the kind of file system that a file lies on, as statfs has it; or -errno (ENOSYS on systems other than Linux). */
 int64_t wm_file_system(int fd);
+/* Lets the disk begin to write size bytes from `offset` on of a file, without waiting for it: a hint, on Linux alone. */
+void wm_begin_flush(int fd, uint64_t offset, uint64_t size);
 /* Reads n runs of `length` bytes each from a file, which begin at starts[i] in rising order, one after another into out. The
  * kernel is asked for their pages ahead, and for no others. Returns the bytes read: fewer where the file ends, and with an errno
  * in *error where it cannot be read (ENOSYS without pread). */

@@ -168,10 +168,8 @@ static int quantize_piece(work *w, uint64_t number, uint8_t *room, wm_outcome *f
 static int write_earlier(const wm_unwritten *earlier, wm_outcome *f) {
     int error = 0;
     if (write_all(earlier, &error) < earlier->size) return fail(f, WM_UNWRITABLE, 0, error);
-#if defined(__linux__) && defined(SYNC_FILE_RANGE_WRITE)
     /* The disk begins now, instead of when all is written. */
-    if (earlier->flush) (void)sync_file_range(earlier->fd, (off_t)earlier->at, (off_t)earlier->size, SYNC_FILE_RANGE_WRITE);
-#endif
+    if (earlier->flush) wm_begin_flush(earlier->fd, earlier->at, earlier->size);
     return 0;
 }
 

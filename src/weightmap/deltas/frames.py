@@ -17,6 +17,7 @@ import numpy as np
 
 from weightmap.deltas.sums import new_sum, package
 from weightmap.errors import DeltaError, quoted
+from weightmap.io.buffers import room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -88,15 +89,13 @@ def patched(frames: Iterable[Frame], old: Iterable[memoryview], nbytes: int) -> 
     DeltaError
     """
     patches = [(_Xor if frame.encoding == "xor" else _Overwrite)(frame, nbytes) for frame in frames]
-    block = np.empty(min(BLOCK, nbytes), np.uint8)
     at = 0
     for piece in old:
-        part = block[: len(piece)]
-        part[:] = np.frombuffer(piece, np.uint8)
+        block = np.frombuffer(piece, np.uint8)
         for patch in patches:
-            patch.apply(part, at)
-        at += len(part)
-        yield memoryview(part)
+            block = patch.apply(block, at)
+        at += len(block)
+        yield memoryview(block)
     for patch in patches:
         patch.finish()
 
@@ -157,12 +156,13 @@ class _Decoder:
 class _Patch:
     """A frame on its way through a tensor."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, nbytes: int) -> None:
         self._frame = frame
         self._sum = new_sum(frame.checksum)
+        self._block = np.frombuffer(room(min(BLOCK, nbytes)), np.uint8)
 
-    def apply(self, block: NDArray[np.uint8], at: int) -> None:
-        """Change the bytes of the tensor from byte `at` on."""
+    def apply(self, old: NDArray[np.uint8], at: int) -> NDArray[np.uint8]:
+        """Return the new bytes of the tensor from byte `at` on, valid until the next call."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -175,15 +175,15 @@ class _Patch:
 
 class _Xor(_Patch):
     def __init__(self, frame: Frame, nbytes: int) -> None:
-        super().__init__(frame)
+        super().__init__(frame, nbytes)
         self._decoder = _Decoder(frame, nbytes, nbytes)
-        self._block = np.empty(min(BLOCK, nbytes), np.uint8)
 
-    def apply(self, block: NDArray[np.uint8], at: int) -> None:  # noqa: ARG002 - frames come in order
-        changes = self._block[: len(block)]
-        self._decoder.fill(changes)
-        np.bitwise_xor(block, changes, out=block)
+    def apply(self, old: NDArray[np.uint8], at: int) -> NDArray[np.uint8]:  # noqa: ARG002 - blocks come in order
+        block = self._block[: len(old)]
+        self._decoder.fill(block)
+        np.bitwise_xor(old, block, out=block)
         self._sum.update(block)
+        return block
 
     def finish(self) -> None:
         self._decoder.finish()
@@ -194,7 +194,7 @@ class _Overwrite(_Patch):
     """Positions and values, which lie one behind the other: the frame is decoded twice, at two places."""
 
     def __init__(self, frame: Frame, nbytes: int) -> None:
-        super().__init__(frame)
+        super().__init__(frame, nbytes)
         self._nbytes = nbytes
         high = 4 + 5 * nbytes
         self._places, self._values = _Decoder(frame, 4, high), _Decoder(frame, 4, high)
@@ -211,8 +211,9 @@ class _Overwrite(_Patch):
         for start in range(0, 4 + 4 * count, BLOCK):
             self._values.fill(room[: min(BLOCK, 4 + 4 * count - start)])
 
-    def apply(self, block: NDArray[np.uint8], at: int) -> None:
-        end = at + len(block)
+    def apply(self, old: NDArray[np.uint8], at: int) -> NDArray[np.uint8]:
+        block, end = self._block[: len(old)], at + len(old)
+        block[:] = old
         while True:
             if not len(self._known):
                 if not self._left:
@@ -226,6 +227,7 @@ class _Overwrite(_Patch):
             if len(self._known):
                 break
         self._sum.update(block)
+        return block
 
     def _read_places(self) -> None:
         """Decode the next positions."""
@@ -264,7 +266,7 @@ def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[
     """
     pieces: Iterator[Any]
     if encoding == "xor":
-        pieces, size = _differences(blocks), nbytes
+        pieces, size = _differences(blocks, nbytes), nbytes
     else:
         count = sum(int(np.count_nonzero(old != new)) for old, new in blocks())
         pieces, size = _changes(blocks, count), 4 + 5 * count
@@ -276,9 +278,10 @@ def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[
     yield packer.flush()
 
 
-def _differences(blocks: Blocks) -> Iterator[NDArray[np.uint8]]:
+def _differences(blocks: Blocks, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+    block = np.empty(min(BLOCK, nbytes), np.uint8)
     for old, new in blocks():
-        yield old ^ new
+        yield np.bitwise_xor(old, new, out=block[: len(new)])
 
 
 def _changes(blocks: Blocks, count: int) -> Iterator[bytes]:

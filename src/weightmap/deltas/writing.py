@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from weightmap import kernels
 from weightmap.deltas.overlay import Patched
 from weightmap.io import buffers
 from weightmap.io.sink import Sink
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # Bytes of unchanged data that are copied at once, and that a thread copies before it takes other work.
 _COPIED, _SHARE = 1 << 20, 64 << 20
+# Bytes after which the disk begins with them, instead of when all is written.
+_FLUSHED = 8 << 20
 
 
 def segments(source: Source, changed: Sequence[Row]) -> Iterator[tuple[int, int, Row | None]]:
@@ -55,7 +58,7 @@ def write_files(
     lock, failed = threading.Lock(), threading.Event()
 
     def write(fd: Descriptor, source: Source, segment: tuple[int, int, Row | None]) -> None:
-        at = segment[0]
+        begun = at = segment[0]
         with buffers.keeping():
             for piece in pieces(source, *segment):
                 if failed.is_set():
@@ -64,6 +67,9 @@ def write_files(
                 while len(view):
                     count = os.pwrite(fd, view, at)
                     view, at = view[count:], at + count
+                if at - begun >= _FLUSHED:
+                    kernels.begin_flush(fd, begun, at - begun)
+                    begun = at
                 with lock:
                     progress(at - start)
 

@@ -130,7 +130,7 @@ _ON_DEMAND = {
     "_isa": "available_isas cpus isa use_isa variant",
     "_memory": "check_out empty given_array",
     "_outcome": "Failed check_outcome",
-    "_pages": "cached_pages drop_pages file_system page_size read_runs resident_pages",
+    "_pages": "begin_flush cached_pages drop_pages file_system page_size read_runs resident_pages",
     "_part_sums": "PartSummer",
     "_pq": "Codes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers sum_of_squares",

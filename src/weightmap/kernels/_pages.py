@@ -47,6 +47,11 @@ def file_system(fd: int) -> int:
     return number
 
 
+def begin_flush(fd: int, offset: int, size: int) -> None:
+    """Let the disk begin to write these bytes of a file, without waiting for it: a hint, on Linux alone."""
+    lib.wm_begin_flush(fd, offset, size)
+
+
 def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> int:
     """Fill `target` with runs of `length` bytes of a file, which begin at `starts` in rising order.
 
