@@ -206,6 +206,17 @@ typedef double wm_squares_fn(const float *x, uint64_t n);
 /* sums[v] = vectors[v][0] * row 0 + vectors[v][1] * row 1 + ... of a dims x dims matrix, for v < count. */
 typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsigned count, uint64_t dims, float *sums);
 
+/* Decodes rows [begin, end) of codes with scales and zero points of groups: see groups.h. */
+typedef struct {
+    const uint8_t *words;
+    const uint32_t *group;
+    const float *scales, *zeros;
+    uint8_t *out;
+    uint64_t rows, columns;
+    int bits, packing, type;
+} wm_grouped;
+typedef void wm_groups_fn(const wm_grouped *w, uint64_t begin, uint64_t end);
+
 /* The kernels that have variants: the type and the name of each. */
 #define WM_KERNELS(KERNEL)                     \
     KERNEL(wm_crc32_fn, crc32)                 \
@@ -222,7 +233,8 @@ typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsig
     KERNEL(wm_quantize_fn, quantize)           \
     KERNEL(wm_differ_fn, differ)               \
     KERNEL(wm_squares_fn, squares)             \
-    KERNEL(wm_combine_rows_fn, combine_rows)
+    KERNEL(wm_combine_rows_fn, combine_rows)   \
+    KERNEL(wm_groups_fn, groups)
 #define WM_FIELDS(type, kernel) \
     type *kernel;               \
     const char *kernel##_name;
@@ -303,6 +315,7 @@ wm_quantize_fn quantize_x86_avx2, quantize_x86_avx512;
 wm_differ_fn differ_x86_avx2, differ_x86_avx512;
 wm_squares_fn squares_x86_avx2, squares_x86_avx512;
 wm_combine_rows_fn combine_rows_x86_avx2;
+wm_groups_fn groups_x86_avx2, groups_x86_avx512;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;
 wm_crc32_fn crc32_arm_pmull;

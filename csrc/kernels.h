@@ -34,6 +34,7 @@ const char *wm_bf16_to_f32_variant(void);
 const char *wm_intblock_variant(void);     /* and for quantised blocks */
 const char *wm_ggml_variant(void);         /* and for blocks of ggml */
 const char *wm_combine_rows_variant(void); /* and for projections in product quantisation */
+const char *wm_groups_variant(void);
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
  * The CRC-32 of zlib, PNG and Ethernet: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
@@ -92,6 +93,17 @@ int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, uint64_t rows, uint64_t columns, const uint32_t *which,
               uint64_t n_which, uint64_t height, uint64_t width, const uint8_t *tables, uint64_t tables_size, int value_bytes,
               uint8_t *out, uint64_t out_size, int threads);
+
+/* Integers of 2, 3, 4 or 8 bits with scales and zero points of groups, and codes that lie transposed:
+ *   out[o][c] = scales[group[c]][o] * (q - zeros[group[c]][o])
+ * in float32, as type 0, or rounded once, ties to even, to float16 (type 1) or bfloat16 (type 2). `words` are little-endian words of
+ * 32 bits at any address: with `packing` 0 (columns * bits / 32, rows), the codes of each output end to end, lowest bits first; with
+ * 1 (columns, rows / 8), nibbles in the order of AWQ. `n_scales` is a multiple of `rows`. Uses up to `threads` threads, fewer for
+ * little work. Returns 0; -1 for sizes that do not fit together, or a group without scales; or -2 when `out` overlaps an input.
+ */
+int wm_groups_decode(const uint8_t *words, uint64_t words_size, int bits, int packing, const uint32_t *group, uint64_t columns,
+                     const float *scales, const float *zeros, uint64_t n_scales, uint64_t rows, int type, uint8_t *out,
+                     uint64_t out_size, int threads);
 
 /* ------------------------------------------------------------------------------------------ quantised blocks
  * Integers q of `bits` bits in two's complement: value = scale * q, one multiplication of float32. A scale of type 0 is a

@@ -88,6 +88,10 @@ static wm_variants choose(uint32_t features) {
     else if (HAS(WM_AVX2))
         USE(differ, differ_x86_avx2), USE(squares, squares_x86_avx2);
     if (HAS(WM_AVX2)) USE(combine_rows, combine_rows_x86_avx2);
+    if (HAS(WM_AVX512))
+        USE(groups, groups_x86_avx512);
+    else if (HAS(WM_AVX2))
+        USE(groups, groups_x86_avx2);
 #elif WM_ARM
     if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
 #if defined(__APPLE__)
@@ -142,3 +146,4 @@ const char *wm_bf16_to_f32_variant(void) { return wm_variants_in_use()->bf16_to_
 const char *wm_intblock_variant(void) { return wm_variants_in_use()->intblock_name; }
 const char *wm_combine_rows_variant(void) { return wm_variants_in_use()->combine_rows_name; }
 const char *wm_ggml_variant(void) { return wm_variants_in_use()->ggml_name; }
+const char *wm_groups_variant(void) { return wm_variants_in_use()->groups_name; }

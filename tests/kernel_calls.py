@@ -313,6 +313,21 @@ def _wm_lookup(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_groups_decode(p: Place, size: int) -> Any:
+    found = []
+    columns, count = 32, 3
+    for bits, by_rows, type_ in ((4, 1, 0), (4, 1, 1), (2, 0, 1), (3, 0, 2), (4, 0, 0), (8, 0, 1)):
+        rows = size // columns // 8 * 8
+        words = noise(rows * columns * bits // 8)
+        group = np.arange(columns, dtype=np.uint32) % count
+        scales, zeros = floats(count * rows), np.zeros(count * rows, np.float32)
+        nbytes = rows * columns * (2 if type_ else 4)
+        out = p.room(nbytes)
+        args = (p.give(words), len(words), bits, by_rows, p.array(group), columns, p.array(scales), p.array(zeros))
+        found.append(lib.wm_groups_decode(*args, len(scales), rows, type_, out, nbytes, 1))
+    return found
+
+
 def _wm_adaptive_decode(p: Place, size: int) -> Any:
     found = []
     for scale, half in ((0, 0), (1, 0), (0, 1), (1, 1)):

@@ -116,8 +116,17 @@ def looked_up(a: Odd) -> Any:
     return out
 
 
+def grouped(a: Odd) -> np.ndarray:
+    """Values of 32 codes of eight rows, with scales and zero points of two groups."""
+    out = np.zeros((8, 32), np.float16)
+    group, numbers = np.arange(32, dtype=np.uint32) % 2, np.arange(16, dtype=np.float32).reshape(2, 8)
+    kernels.decode_groups(np.arange(32, dtype=np.int32).reshape(4, 8), 4, a(group), a(numbers), a(numbers), out)
+    return out
+
+
 INPUTS: dict[str, Callable[[Odd], Any]] = {
     "look_up": looked_up,
+    "decode_groups": grouped,
     "fnv1a32_many": lambda a: kernels.fnv1a32_many(TEXT, a(np.array([2, 5], np.uint32))),
     "f16_to_f32": lambda a: kernels.f16_to_f32(a(F4.astype(np.float16))),
     "bf16_to_f32": lambda a: kernels.bf16_to_f32(a(F4.view(np.uint16))),

@@ -59,7 +59,7 @@ def variant(kernel: str) -> str:
     Parameters
     ----------
     kernel : str
-        "crc32", "fnv1a32", "f16_to_f32", "bf16_to_f32", "intblock" or "combine_rows".
+        "crc32", "fnv1a32", "f16_to_f32", "bf16_to_f32", "intblock", "combine_rows" or "groups".
     """
     name: str = ffi.string(getattr(lib, f"wm_{kernel}_variant")()).decode()
     return name

@@ -1,4 +1,4 @@
-"""Values of codes by tables: how parameters of quantised checkpoints are decoded. Used by `weightmap.quant.pieced`."""
+"""Values of codes: by tables, or by scales and zero points of groups. Used by parameters of quantised checkpoints."""
 
 from __future__ import annotations
 
@@ -67,4 +67,66 @@ def look_up(
     if failed:
         raise ValueError(
             "codes, tables and output do not fit together" if failed == -1 else "the output overlaps an input"
+        )
+
+
+# The types that `decode_groups` makes, as C numbers them.
+GROUPED = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+def decode_groups(
+    words: NDArray[Any],
+    bits: int,
+    group: NDArray[np.uint32],
+    scales: NDArray[np.float32],
+    zeros: NDArray[np.float32],
+    out: NDArray[Any],
+    *,
+    by_rows: bool = False,
+    threads: int = 1,
+) -> None:
+    """Fill an array with ``scales[group[c], r] * (code of row r, column c - zeros[group[c], r])``.
+
+    The operations are of float32, and are rounded once more for other types of `out`.
+
+    Parameters
+    ----------
+    words : ndarray of int32, C-contiguous
+        Of little-endian bytes. Shape (columns * bits / 32, rows), with the codes of a row end to end along the first
+        axis, lowest bits first; or with `by_rows` (columns, rows / 8): the codes of eight rows in AWQ's order.
+    bits : int
+        2, 3, 4 or 8; 4 with `by_rows`.
+    group : ndarray of uint32, shape (columns,)
+    scales, zeros : ndarray of float32, shape (groups, rows), C-contiguous
+    out : ndarray of float32, float16 or bfloat16, shape (rows, columns), C-contiguous, writeable
+    threads : int
+        At most this many threads share the work.
+
+    Raises
+    ------
+    ValueError
+        When sizes do not fit together, a group has no scales, or the memory overlaps.
+    """
+    rows, columns = out.shape
+    if scales.size != zeros.size or group.size != columns:
+        raise ValueError("codes, scales and output do not fit together")
+    failed = lib.wm_groups_decode(
+        as_input(words.reshape(-1).view(np.uint8)),
+        words.nbytes,
+        bits,
+        int(by_rows),
+        as_items("uint32_t[]", group),
+        columns,
+        as_items("float[]", scales.reshape(-1)),
+        as_items("float[]", zeros.reshape(-1)),
+        scales.size,
+        rows,
+        GROUPED[out.dtype.name],
+        as_output(out.reshape(-1).view(np.uint8), "uint8_t[]"),
+        out.nbytes,
+        thread_count(threads),
+    )
+    if failed:
+        raise ValueError(
+            "codes, scales and output do not fit together" if failed == -1 else "the output overlaps an input"
         )

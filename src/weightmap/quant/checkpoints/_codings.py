@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap import kernels
+from weightmap.quant import PIECE
 from weightmap.quant.checkpoints import FLOATS, Group, blocks_of
 from weightmap.quant.pieced import E2M1, Coding, low_first, to_float32
 from weightmap.quant.repacking import float_blocks, integer_blocks, integers_fit, per_block
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 # Elements of a block from which a table of its 256 codes takes less time than its elements.
 _LEAST = 1024
+# Pieces of elements that `Transposed` decodes at a time.
+_PIECES = 16
 
 
 class Scaled(Coding):
@@ -178,6 +182,77 @@ class Fp4(Scaled):
             return scales
         whole = pieces[self.whole].reshape(()).astype(np.float32)
         return scales / whole if self.divides else scales * whole
+
+
+class Transposed(Coding):
+    """``W[o, c] = s[g, o] * (q[c, o] - z[g, o])``, with ``g = groups[c]``, or ``c // group_size`` without `groups`.
+
+    Parameters
+    ----------
+    groups : ndarray of int32, shape (in,), optional
+    by_rows : bool
+        Whether words of codes have neighbouring outputs, in AWQ's order.
+    """
+
+    __slots__ = ("bits", "by_rows", "groups")
+
+    def __init__(
+        self,
+        scheme: str,
+        shape: tuple[int, ...],
+        size: int,
+        bits: int,
+        groups: NDArray[np.int32] | None = None,
+        *,
+        by_rows: bool = False,
+        **own: Any,
+    ) -> None:
+        super().__init__(scheme, shape, "qweight", "scales", block_size=size, **own)
+        self.bits, self.groups, self.by_rows = bits, groups, by_rows
+
+    def zero_points(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Return z of rows `first` to `last`, shape (G, rows)."""
+        raise NotImplementedError
+
+    @property
+    def together(self) -> int:
+        """Implement `Coding.together`: values are made where they go, so there may be many."""
+        return max(_PIECES * PIECE // max(self.shape[1], 1) // self.step, 1) * self.step
+
+    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        return self.rows(pieces, first, last, np.dtype(np.float32))
+
+    def rows(
+        self,
+        pieces: Pieces,
+        first: int,
+        last: int,
+        dtype: np.dtype[Any],
+        out: NDArray[Any] | None = None,
+        threads: int = 1,
+    ) -> NDArray[Any]:
+        """Implement `Coding.rows`."""
+        if dtype.name not in kernels.GROUPED or (out is not None and not out.flags.c_contiguous):
+            with np.errstate(all="ignore"):
+                values = self.decode(pieces, first, last)
+                if out is None:
+                    return values.astype(dtype)
+                out[...] = values
+                return out
+        target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
+        groups = np.arange(self.shape[1]) // self.block_size if self.groups is None else self.groups
+        kernels.decode_groups(
+            np.ascontiguousarray(pieces["qweight"]),
+            self.bits,
+            np.ascontiguousarray(groups, np.uint32),
+            np.ascontiguousarray(pieces["scales"], np.float32),
+            np.ascontiguousarray(self.zero_points(pieces, first, last)),
+            target,
+            by_rows=self.by_rows,
+            threads=threads,
+        )
+        return target
 
 
 def fp4(

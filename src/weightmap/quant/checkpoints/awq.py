@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
-from weightmap.quant.pieced import Coding, low_first
+from weightmap.quant.checkpoints._codings import Transposed
+from weightmap.quant.pieced import low_first
 from weightmap.quant.repacking import integer_blocks, integers_fit, per_block
 
 if TYPE_CHECKING:
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Pieces
+    from weightmap.quant.pieced import Coding, Pieces
 
 # The nibble of a word that has each of its eight outputs.
 _NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
 _MIDDLE = 8
 
 
-class AwqCoding(Coding):
+class AwqCoding(Transposed):
     """``W[o, c] = s[g, o] * (q[c, o] - z[g, o])``, with ``g = c // group_size``.
 
     ``qweight`` int32 (in, out / 8) and ``qzeros`` int32 (G, out / 8): a word has the codes of eight neighbouring
@@ -33,7 +34,7 @@ class AwqCoding(Coding):
     __slots__ = ("zeros",)
 
     def __init__(self, shape: tuple[int, ...], size: int, *, zeros: bool) -> None:
-        super().__init__("awq gemm", shape, "qweight", "scales", block_size=size, step=8)
+        super().__init__("awq gemm", shape, size, 4, by_rows=True, step=8)
         self.zeros = zeros
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
@@ -42,13 +43,11 @@ class AwqCoding(Coding):
         found = {"qweight": (every, words), "scales": (every, slice(first, last))}
         return found | {"qzeros": (every, words)} if self.zeros else found
 
-    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
-        """Implement `Coding.decode`."""
-        groups = np.arange(self.shape[1]) // self.block_size
-        q, s = _outputs(pieces["qweight"]), pieces["scales"].astype(np.float32)[groups]
-        z = _outputs(pieces["qzeros"])[groups] if self.zeros else np.float32(_MIDDLE)
-        del first, last
-        return (s * (q - z)).T
+    def zero_points(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Transposed.zero_points`."""
+        if self.zeros:
+            return _outputs(pieces["qzeros"])
+        return np.full((len(pieces["scales"]), last - first), _MIDDLE, np.float32)
 
     def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
         """Implement `Coding.counterpart`: where every z is 8."""

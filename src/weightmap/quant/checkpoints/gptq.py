@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
-from weightmap.quant.pieced import Coding, unpacked
+from weightmap.quant.checkpoints._codings import Transposed
+from weightmap.quant.pieced import unpacked
 from weightmap.quant.repacking import integer_blocks, integers_fit, per_block
 
 if TYPE_CHECKING:
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Pieces
+    from weightmap.quant.pieced import Coding, Pieces
 
 _BITS = (2, 3, 4, 8)
 
 
-class GptqCoding(Coding):
+class GptqCoding(Transposed):
     """``W[o, c] = s[g, o] * (q[c, o] - z[g, o])``, with ``g = g_idx[c]``, or ``c // group_size`` without ``g_idx``.
 
     Codes of `bits` bits are laid end to end in int32 words, lowest bits first: those of ``qweight`` (in * bits / 32,
@@ -36,14 +37,14 @@ class GptqCoding(Coding):
         1 in the first version, else 0.
     """
 
-    __slots__ = ("added", "bits", "groups")
+    __slots__ = ("added",)
 
     def __init__(
         self, shape: tuple[int, ...], size: int, bits: int, groups: NDArray[np.int32] | None, *, added: int
     ) -> None:
         step = 32 // math.gcd(32, bits)
-        super().__init__(f"gptq {bits} bits", shape, "qweight", "scales", block_size=size, step=step)
-        self.bits, self.groups, self.added = bits, groups, added
+        super().__init__(f"gptq {bits} bits", shape, size, bits, groups, step=step)
+        self.added = added
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
@@ -51,15 +52,10 @@ class GptqCoding(Coding):
         words = slice(first * self.bits // 32, last * self.bits // 32)
         return {"qweight": (every, rows), "scales": (every, rows), "qzeros": (every, words)}
 
-    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
-        """Implement `Coding.decode`."""
-        columns = self.shape[1]
-        groups = np.arange(columns) // self.block_size if self.groups is None else self.groups
-        q = unpacked(pieces["qweight"].T, self.bits, columns).astype(np.float32)
+    def zero_points(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Transposed.zero_points`."""
         z = unpacked(pieces["qzeros"], self.bits, last - first)
-        z = z + np.uint8(self.added) & np.uint8((1 << self.bits) - 1)
-        s = pieces["scales"].astype(np.float32)
-        return s.T[:, groups] * (q - z.astype(np.float32).T[:, groups])
+        return (z + np.uint8(self.added) & np.uint8((1 << self.bits) - 1)).astype(np.float32)
 
     def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
         """Implement `Coding.counterpart`: groups in the order of columns, and every z in the middle."""

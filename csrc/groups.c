@@ -1,0 +1,73 @@
+/* Integers of checkpoints with scales and zero points of groups: the entry point, single elements, and the loops in plain C, of
+ * which compilers make vector code. groups.h has the loops. */
+#include "groups_value.h"
+
+static inline void round_halves(const float *values, uint8_t *to) {
+    uint16_t halves[LANES];
+    for (int l = 0; l < LANES; l++) halves[l] = narrow_float(values[l]);
+    memcpy(to, halves, sizeof halves);
+}
+
+#define TARGET
+#define NAME groups_portable
+#include "groups.h"
+
+enum { ELEMENTS_A_THREAD = 1 << 20 };
+
+static float value_at(const wm_grouped *w, uint64_t o, uint64_t c) {
+    static const uint8_t nibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    uint32_t q;
+    if (w->packing == ALONG_ROWS) {
+        q = load_le32(w->words + 4 * (c * (w->rows / 8) + o / 8)) >> 4 * nibble[o % 8];
+    } else {
+        const uint64_t bit = c * (uint64_t)w->bits;
+        const unsigned shift = (unsigned)(bit % 32);
+        const uint8_t *word = w->words + 4 * (bit / 32 * w->rows + o);
+        q = load_le32(word) >> shift;
+        if (shift + (unsigned)w->bits > 32) q |= load_le32(word + 4 * w->rows) << (32 - shift);
+    }
+    const uint64_t at = w->group[c] * w->rows + o;
+    return w->scales[at] * ((float)(int32_t)(q & ((1u << w->bits) - 1)) - w->zeros[at]);
+}
+
+void wm_grouped_one_by_one(const wm_grouped *w, uint64_t begin, uint64_t end, uint64_t from) {
+    for (uint64_t o = begin; o < end; o++)
+        for (uint64_t c = from; c < w->columns; c++) {
+            const float value = value_at(w, o, c);
+            const uint64_t at = o * w->columns + c;
+            const uint16_t half = w->type == AS_FLOAT16 ? narrow_float(value) : narrow_to_bfloat16(value);
+            if (w->type == AS_FLOAT32)
+                memcpy(w->out + 4 * at, &value, 4);
+            else
+                memcpy(w->out + 2 * at, &half, 2);
+        }
+}
+
+static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
+    wm_variants_in_use()->groups(context, begin, end);
+}
+
+int wm_groups_decode(const uint8_t *words, uint64_t words_size, int bits, int packing, const uint32_t *group, uint64_t columns,
+                     const float *scales, const float *zeros, uint64_t n_scales, uint64_t rows, int type, uint8_t *out,
+                     uint64_t out_size, int threads) {
+    enum { MOST = 1u << 31 };
+    if (bits != 2 && bits != 3 && bits != 4 && bits != 8) return -1;
+    if (packing != ALONG_COLUMNS && packing != ALONG_ROWS) return -1;
+    if (type < AS_FLOAT32 || type > AS_BFLOAT16 || rows > MOST || columns > MOST) return -1;
+    if (packing == ALONG_ROWS ? bits != 4 || rows % 8 : columns * (uint64_t)bits % 32) return -1;
+    const uint64_t codes = packing == ALONG_ROWS ? columns * (rows / 8) : columns * (uint64_t)bits / 32 * rows;
+    const uint64_t bytes = type == AS_FLOAT32 ? 4 : 2;
+    if (words_size % 4 || words_size / 4 != codes) return -1;
+    if (out_size % bytes || out_size / bytes != rows * columns) return -1;
+    if (out_size == 0) return 0; /* there may be no pointers */
+    if (n_scales % rows) return -1;
+    for (uint64_t c = 0; c < columns; c++)
+        if (group[c] >= n_scales / rows) return -1;
+    if (wm_overlap(words, words_size, out, out_size) || wm_overlap(scales, 4 * n_scales, out, out_size) ||
+        wm_overlap(zeros, 4 * n_scales, out, out_size))
+        return -2;
+    wm_grouped w = {words, group, scales, zeros, out, rows, columns, bits, packing, type};
+    const uint64_t least = ELEMENTS_A_THREAD / columns;
+    wm_run_parts(run_part, &w, rows, TILE, least > TILE ? least : TILE, threads);
+    return 0;
+}
