@@ -164,8 +164,8 @@ RECEIVERS = (
     | ours(receiver(partial(applying, threads=2)), "weightmap, 2 threads", threads=2)
     | ours(receiver(pulling), "weightmap, pull")
     | {
-        "in place, whole frames": rival(receiver(partial(in_place, whole=True))),
-        "in place, blocks": rival(receiver(partial(in_place, whole=False))),
+        "in place by frames": rival(receiver(partial(in_place, whole=True))),
+        "in place by blocks": rival(receiver(partial(in_place, whole=False))),
     }
 )
 KINDS = ("disk", "tmpfs")
