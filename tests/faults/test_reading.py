@@ -19,6 +19,7 @@ from tests.faults.support import drive
 from tests.support import run_child
 
 import weightmap as wm
+from weightmap.io.source import Source
 from weightmap.model import parts
 
 if TYPE_CHECKING:
@@ -163,6 +164,18 @@ def test_every_look_up_notices_a_file_that_changed(tmp_path: Path, kind: str, ch
             assert str(error).endswith(f" it is {error.actual}, expected {error.expected}")
         f.info(name)
         assert held is None or held.shape[0] == 1000
+
+
+def test_verify_of_a_file_that_becomes_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Truncated once `verify` has seen that it is unchanged: an error that names the first byte missing."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(st.build({"w": normal((50, 100))}))
+    left = path.stat().st_size - 1000
+    with wm.open(path) as f:
+        monkeypatch.setattr(Source, "check_unchanged", lambda _: os.truncate(path, left))
+        with pytest.raises(wm.TruncatedError, match=r"m\.safetensors.*became shorter") as caught:
+            f.verify()
+    assert caught.value.offset == left
 
 
 # Each use of the index, with the file truncated right after it was seen to be unchanged.

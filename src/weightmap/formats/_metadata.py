@@ -84,8 +84,6 @@ class Typed(dict[str, Any]):
         return Typed(self, self.types, self.odd)
 
     def __or__(self, other: Any) -> Any:
-        if not isinstance(other, Mapping):
-            return NotImplemented
         return Typed({**self, **other}, {key: kind for key, kind in self.types.items() if key not in other}, self.odd)
 
 
@@ -193,13 +191,10 @@ def _written(value: Any, kind: Any, held: frozenset[str], most: int | None) -> t
     """Return a value as stored in a format without types, and its type; None if it would not read back equal."""
     try:
         kind, stored = _kind_of(value, kind), _json(value)
-    except TensorFileError:  # of strings that are not UTF-8
-        return None
-    if not _kinds(stored) <= held:
-        stored = _text(stored)
-    try:
+        if not _kinds(stored) <= held:
+            stored = _text(stored)
         back = _read(stored, kind)
-    except ValueError:
+    except (TensorFileError, ValueError):  # strings that are not UTF-8, arrays deeper than the rest of the stack allows
         return None
     same = _bits(back, kind) == _bits(value, kind)
     return (stored, kind) if "text" in held and same and not _is_long(stored, most) else None

@@ -105,6 +105,18 @@ def test_the_record_is_text_that_a_person_reads(tmp_path: Path) -> None:
     assert metadata == {"a": "32", "b": '[0.5, "NaN"]', "c": "x"}
 
 
+def test_types_survive_beside_a_configuration(tmp_path: Path) -> None:
+    """A directory adds what its config.json says; what the file says keeps its types."""
+    source = written(tmp_path / "a.gguf", [gguf.KeyValue("a", "u8", 32)])
+    (tmp_path / "model").mkdir()
+    wm.convert(source, tmp_path / "model" / "model.safetensors")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert", "hidden_size": 4}')
+    wm.convert(tmp_path / "model", tmp_path / "b.gguf")
+    found = {entry.key: (entry.kind, entry.value) for entry in gguf.parse((tmp_path / "b.gguf").read_bytes())[1]}
+    assert found.pop("a") == ("u8", 32)
+    assert found
+
+
 def test_every_key_that_stays_behind_is_named(tmp_path: Path) -> None:
     """Texts that are too long for EMBD, an odd NaN, a name that the convention keeps, and texts that are not UTF-8."""
     long = [gguf.KeyValue(f"long.{i}", ["i32"], [10**9] * 6000) for i in range(7)]
