@@ -150,8 +150,7 @@ class _Reading:
                 raise self._error(self._fault)
             self._read_aliases(self._fault)
         columns = self._columns
-        if columns.count > options.limits.max_tensors:
-            options.limits.check("max_tensors", columns.count, "number of tensors")
+        options.limits.check("max_tensors", columns.count, "number of tensors")
         self._check_padding()
         trailing(source, base + found.data_end, options, warnings, "data_offsets")
         rules = _Rules(base, source.size, found.data_end, lax=aliased)

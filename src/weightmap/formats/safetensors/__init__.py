@@ -107,8 +107,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
             options.limits.check("max_tensors", scanned.row, "number of tensors (or more)")
         raise _scan_error(scanned, header)
     columns, found = scanned
-    if columns.count > options.limits.max_tensors:
-        options.limits.check("max_tensors", columns.count, "number of tensors")
+    options.limits.check("max_tensors", columns.count, "number of tensors")
     warnings: list[str] = []
     rules = _Rules(base, source.size, lax=not options.strict)
 
