@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "ggml.h"
+#include "groups_value.h"
 #include "intblock.h"
 
 static int failures;
@@ -431,6 +432,53 @@ static void test_quantize(void) {
 
 static float next_float(void) { return (float)(int32_t)next_random() * 0x1p-30f; }
 
+/* Groups of codes end to end, and of nibbles in AWQ's order, in allocations of exactly their size: every type, tiles and what is
+ * left of them. A scale is any bits but those of a NaN, whose sign another order of operands may change. */
+static void test_groups(const char *name, wm_groups_fn *decode) {
+    static const struct {
+        uint64_t rows, columns;
+        int bits, packing;
+    } cases[] = {{8, 32, 4, ALONG_ROWS},      {264, 45, 4, ALONG_ROWS},    {136, 64, 4, ALONG_COLUMNS},
+                 {296, 96, 3, ALONG_COLUMNS}, {128, 48, 2, ALONG_COLUMNS}, {264, 36, 8, ALONG_COLUMNS}};
+    static const unsigned nibble[] = {0, 4, 1, 5, 2, 6, 3, 7};
+    enum { GROUPS = 3 };
+    int before = failures;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int type = AS_FLOAT32; type <= AS_BFLOAT16; type++) {
+            const uint64_t rows = cases[i].rows, columns = cases[i].columns, bits = (uint64_t)cases[i].bits;
+            const uint64_t bytes = type == AS_FLOAT32 ? 4 : 2, size = rows * columns * bits / 8;
+            uint8_t *words = random_bytes(size), *out = malloc(rows * columns * bytes);
+            uint32_t *group = malloc(columns * sizeof *group);
+            float *scales = malloc(GROUPS * rows * sizeof *scales), *zeros = malloc(GROUPS * rows * sizeof *zeros);
+            if (!out || !group || !scales || !zeros) exit(2);
+            for (uint64_t c = 0; c < columns; c++) group[c] = next_random() % GROUPS;
+            for (uint64_t k = 0; k < GROUPS * rows; k++) {
+                const uint32_t any = next_random();
+                scales[k] = float_of_bits((any & 0x7F800000) == 0x7F800000 ? any & 0x807FFFFF : any);
+                zeros[k] = (float)(next_random() % 16);
+            }
+            const wm_grouped w = {words, group, scales, zeros, out, rows, columns, (int)bits, cases[i].packing, type};
+            decode(&w, 0, rows);
+            for (uint64_t o = 0; o < rows; o++)
+                for (uint64_t c = 0; c < columns; c++) {
+                    uint32_t q = 0;
+                    for (uint64_t b = 0; b < bits; b++) { /* bit by bit */
+                        uint64_t bit = c * bits + b, word = bit / 32 * rows + o;
+                        if (cases[i].packing == ALONG_ROWS) bit = 4 * nibble[o % 8] + b, word = c * (rows / 8) + o / 8;
+                        q |= (uint32_t)(words[4 * word + bit % 32 / 8] >> bit % 8 & 1) << b;
+                    }
+                    const float value = scales[group[c] * rows + o] * ((float)q - zeros[group[c] * rows + o]);
+                    const uint32_t all = bits_of_float(value);
+                    uint16_t half = narrow_float(value);
+                    if (type == AS_BFLOAT16) half = (uint16_t)((all + 0x7FFF + (all >> 16 & 1)) >> 16);
+                    const void *wanted = type == AS_FLOAT32 ? (const void *)&value : (const void *)&half;
+                    check(!memcmp(out + bytes * (o * columns + c), wanted, bytes), name, o * columns + c);
+                }
+            free(words), free(out), free(group), free(scales), free(zeros);
+        }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
 /* Products with a square matrix of every size up to 40, of one vector and of several, in allocations of exactly their size. */
 static void test_products(const char *name, wm_combine_rows_fn *combine) {
     int before = failures;
@@ -683,8 +731,11 @@ static void test_variants(void) {
     test_ggml("ggml_portable", ggml_portable);
     test_ggml_quantize("ggml_quantize_portable", ggml_quantize_portable);
     test_products("combine_rows_portable", combine_rows_portable);
+    test_groups("groups_portable", groups_portable);
     test_words();
 #if WM_X86
+    if (cpu & WM_AVX2) test_groups("groups_x86_avx2", groups_x86_avx2);
+    if (cpu & WM_AVX512) test_groups("groups_x86_avx512", groups_x86_avx512);
     if (cpu & WM_AVX2) test_products("combine_rows_x86_avx2", combine_rows_x86_avx2);
     if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
