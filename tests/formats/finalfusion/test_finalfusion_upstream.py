@@ -127,7 +127,8 @@ for path in sys.stdin.read().split():
 # Files that weightmap reads and the reference refuses, by the reference's message.
 LACKS = {
     r"not a valid TypeId|Invalid Type, expected": "the reference reads float32, and codes of uint8, and nothing else",
-    r"Expected vocab chunk, not 6": "the reference reads no norms without words",
+    r"Expected vocab chunk, not [26]": "the reference reads no matrix or norms without words",
+    r"could not read chunk header": "the reference reads no metadata alone",
     r"not a valid ChunkIdentifier|Could not read <0I": "the reference believes the list of chunks in the header",
     r"TomlDecodeError": "the reference reads TOML of an older version",
     r"cannot reshape|equal to number of norms|Could not read \d+ bytes": (
