@@ -43,8 +43,10 @@ f, opened, cpu = timed(lambda: wm.open(path))
 found = {"opened": opened, "opened_cpu": cpu, "memory": memory("VmHWM") - before}
 found["descriptors"] = len(list(Path("/proc/self/fd").iterdir()))
 _, found["first_plan"], found["first_plan_cpu"] = timed(lambda: wm.plan(f, wm.shard("", 0, 0, slices)))
-after, times, cpus, wanted = memory(), [], [], {}
+times, cpus, wanted = [], [], {}
 for rank in range(ranks):
+    if rank in (0, slices):  # once each slice was planned, the allocator keeps what any of them needs
+        after = memory()
     plan, seconds, cpu = timed(lambda: wm.plan(f, wm.shard("", 0, rank % slices, slices)))
     times.append(seconds)
     cpus.append(cpu)
