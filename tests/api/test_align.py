@@ -1,9 +1,6 @@
 """``align=``: tensors that begin at multiples of a power of two, in the formats that have room for it."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -14,11 +11,8 @@ import weightmap as wm
 from weightmap import cli
 from weightmap.formats import by_name
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 RNG = np.random.default_rng(3)
-TENSORS: dict[str, Any] = {
+TENSORS = {
     "big": RNG.standard_normal((32, 16)).astype(np.float32),
     "half": RNG.standard_normal((8, 8)).astype(ml_dtypes.bfloat16),
     "odd": np.arange(5, dtype=np.int32),
@@ -29,7 +23,7 @@ ALIGNING = [name for name in builders.known() if by_name(name).aligns]
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """A safetensors file whose data begins at no multiple of 16."""
     path = tmp_path / "source.safetensors"
     for length in range(64):
@@ -41,8 +35,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("format_", ALIGNING)
 @pytest.mark.parametrize("align", [8, 16, 32, 64])
-def test_tensors_begin_where_they_are_asked_to(tmp_path: Path, source: Path, format_: str, align: int) -> None:
-    """All of whole multiples do, in each format; values and metadata stay, and the file is strictly sound."""
+def test_tensors_begin_where_they_are_asked_to(tmp_path, source, format_, align):
     found = by_name(format_)
     dtypes = found.dtypes[found.layouts[0]]
     include = [name for name, array in TENSORS.items() if array.dtype.name in dtypes]
@@ -65,7 +58,7 @@ def test_tensors_begin_where_they_are_asked_to(tmp_path: Path, source: Path, for
         assert all(file.info(name).offset % align == 0 for name in include if not name.startswith("odd"))
 
 
-def test_only_one_tensor_is_off_where_nothing_may_lie_between(tmp_path: Path, source: Path) -> None:
+def test_only_one_tensor_is_off_where_nothing_may_lie_between(tmp_path, source):
     """safetensors and BinTensors: whole multiples first, and the first of the others still begins well."""
     for suffix in (".safetensors", ".bt"):
         report = wm.convert(source, tmp_path / f"t{suffix}", align=64)
@@ -75,8 +68,7 @@ def test_only_one_tensor_is_off_where_nothing_may_lie_between(tmp_path: Path, so
         assert report.warnings == ("1 tensor of 5 could not be aligned to 64 bytes",)
 
 
-def test_other_libraries_read_what_is_aligned(tmp_path: Path, source: Path) -> None:
-    """safetensors, bintensors and gguf-py, where they are installed."""
+def test_other_libraries_read_what_is_aligned(tmp_path, source):
     theirs = pytest.importorskip("safetensors.numpy")
     wm.convert(source, tmp_path / "t.safetensors", align=4096)
     assert wm.open(tmp_path / "t.safetensors").infos()[0].offset == 4096
@@ -96,7 +88,7 @@ def test_other_libraries_read_what_is_aligned(tmp_path: Path, source: Path) -> N
     assert {t.name: t.data.tobytes() for t in reader.tensors}["big"] == TENSORS["big"].tobytes()
 
 
-def test_an_alignment_that_a_file_has_is_kept(tmp_path: Path) -> None:
+def test_an_alignment_that_a_file_has_is_kept(tmp_path):
     """GGUF: a larger alignment in the metadata satisfies a smaller one that is asked for."""
     arrays = {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}
     wm.save(tmp_path / "a.gguf", arrays, metadata={"general.alignment": 128})
@@ -109,8 +101,7 @@ def test_an_alignment_that_a_file_has_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("align", [0, 1, 4, 12, 65, 8192, -8])
-def test_no_other_numbers_are_alignments(tmp_path: Path, source: Path, align: int) -> None:
-    """Anything but a power of two from 8 to 4096 is a ValueError, and nothing is written."""
+def test_no_other_numbers_are_alignments(tmp_path, source, align):
     for call in (
         lambda: wm.save(tmp_path / "t.weights", TENSORS, align=align),
         lambda: wm.convert(source, tmp_path / "t.weights", align=align),
@@ -120,8 +111,7 @@ def test_no_other_numbers_are_alignments(tmp_path: Path, source: Path, align: in
     assert not (tmp_path / "t.weights").exists()
 
 
-def test_formats_without_room_refuse(tmp_path: Path, source: Path) -> None:
-    """They say so, and how far they go; no file is written."""
+def test_formats_without_room_refuse(tmp_path, source):
     cases = [
         (".amb", 8, "layout amb, cannot align tensors$"),
         (".weights", 128, "more than 64 bytes"),
@@ -136,7 +126,7 @@ def test_formats_without_room_refuse(tmp_path: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["spec", "current"])
-def test_headers_of_bintensors_are_aligned_by_wide_integers(tmp_path: Path, layout: str) -> None:
+def test_headers_of_bintensors_are_aligned_by_wide_integers(tmp_path, layout):
     """Any header of three tensors and more; of one tensor where its integers suffice, and else the report says so."""
     aligned = 0
     for count in (1, 2, 3, 7, 40):
@@ -152,8 +142,7 @@ def test_headers_of_bintensors_are_aligned_by_wide_integers(tmp_path: Path, layo
     assert aligned > 100
 
 
-def test_the_command_line_aligns(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--align, its report as text and JSON, and a number that is not an alignment."""
+def test_the_command_line_aligns(tmp_path, source, capsys):
     target = tmp_path / "t.safetensors"
     assert cli.main(["convert", str(source), str(target), "--align", "64", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -167,7 +156,7 @@ def test_the_command_line_aligns(tmp_path: Path, source: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("count", [250, 251, 252])
-def test_bintensors_widens_no_count_of_several_bytes(tmp_path: Path, count: int) -> None:
+def test_bintensors_widens_no_count_of_several_bytes(tmp_path, count):
     """A number of tensors of more than one byte stays as it is when a header grows for the alignment."""
     arrays = {f"w{i}": np.full((16,), i, np.float32) for i in range(count)}
     for more in range(8):

@@ -1,9 +1,5 @@
 """Arguments of a wrong type: a TypeError that names the argument and says what it takes, before anything is done."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import pytest
 
@@ -15,19 +11,13 @@ from weightmap.compat.gguf import GGUFReader
 from weightmap.dlpack import export
 from weightmap.words import train_pq
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Call = Callable[["Files"], object]
-
 DTYPE = r"dtype is {}, expected one that numpy has, such as 'float32', or bfloat16, float8_e4m3fn, "
 
 
 class Files:
     """A model, its quantised copy, word vectors, and where results go."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.model, self.target = folder / "model.safetensors", folder / "target.safetensors"
         self.shards, self.words, self.blocks = folder / "shards", folder / "words.fifu", folder / "model.amb"
         self.array = np.arange(128, dtype=np.float32).reshape(4, 32)
@@ -36,39 +26,32 @@ class Files:
         wm.save(self.words, {"embeddings": self.array}, vocab=["a", "b", "c", "d"])
         self.shards.mkdir()
 
-    def convert(self, **options: Any) -> object:
-        """Convert the model to one file."""
+    def convert(self, **options):
         return wm.convert(self.model, self.target, **options)
 
-    def spread(self, **options: Any) -> object:
-        """Convert the model to a folder of shards."""
+    def spread(self, **options):
         return wm.convert(self.model, self.shards, format="safetensors", **options)
 
-    def quantize(self, scheme: Any = "int4_block", **options: Any) -> object:
-        """Quantise an array."""
+    def quantize(self, scheme="int4_block", **options):
         return wm.quantize(self.array, scheme, **options)
 
-    def save(self, **options: Any) -> None:
-        """Save an array."""
+    def save(self, **options):
         wm.save(self.target, {"w": self.array}, **options)
 
-    def plan(self, **options: Any) -> wm.ReadPlan:
-        """Plan to read the model."""
+    def plan(self, **options):
         return wm.plan(self.model, **options)
 
     @property
-    def file(self) -> wm.TensorFile:
-        """The model, open."""
+    def file(self):
         return wm.open(self.model)
 
     @property
-    def quantized(self) -> Any:
-        """A quantised tensor."""
+    def quantized(self):
         return wm.open(self.blocks)["w"]
 
 
 # A wrong argument, and the message.
-WRONG: list[tuple[Call, str]] = [
+WRONG = [
     (lambda f: f.file.read("w", "foo"), DTYPE.format("'foo'")),
     (lambda f: f.file.read("w", 5), DTYPE.format("5")),
     (lambda f: f.file.read("w", "(2,)f4"), DTYPE.format(r"'\(2,\)f4'")),
@@ -141,7 +124,7 @@ WRONG: list[tuple[Call, str]] = [
     (lambda _: train_pq(np.eye(4), sample="2"), "sample must be an integer, not str"),
 ]
 # A wrong argument of which a number of values is right: an error of the class that another wrong value gives.
-VALUES: list[tuple[Call, type[Exception], str]] = [
+VALUES = [
     (lambda f: wm.open(f.model, format=[1]), ValueError, r"format is \[1\], expected one of amb, "),
     (lambda f: f.quantize(scale_type=[1]), wm.QuantError, r"scale_type is \[1\], expected 'fp16' or 'fp32'"),
     (lambda f: f.quantize([1]), wm.QuantError, r"scheme is \[1\], expected one of int8, "),
@@ -152,8 +135,7 @@ VALUES: list[tuple[Call, type[Exception], str]] = [
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """The files that the calls read."""
+def files(tmp_path_factory):
     return Files(tmp_path_factory.mktemp("arguments"))
 
 
@@ -171,8 +153,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         (np.float64, "float64"),
     ],
 )
-def test_data_types_have_the_same_names_everywhere(files: Files, tmp_path: Path, dtype: Any, name: str) -> None:
-    """What reads, decodes and converts takes numpy's names and objects, those of ml_dtypes, and short ones."""
+def test_data_types_have_the_same_names_everywhere(files, tmp_path, dtype, name):
     target = tmp_path / "o.safetensors"
     wm.convert(files.model, target, dtype=dtype)
     with wm.open(target) as f:
@@ -184,7 +165,7 @@ def test_data_types_have_the_same_names_everywhere(files: Files, tmp_path: Path,
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_an_argument_of_a_wrong_type_is_named(call: Call, message: str, files: Files) -> None:
+def test_an_argument_of_a_wrong_type_is_named(call, message, files):
     """The error is a TypeError that names the argument and says what it takes; nothing is written."""
     with pytest.raises(TypeError, match=f"^{message}"):
         call(files)
@@ -193,17 +174,13 @@ def test_an_argument_of_a_wrong_type_is_named(call: Call, message: str, files: F
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), VALUES, ids=[message for *_, message in VALUES])
-def test_a_value_that_cannot_be_hashed_is_like_any_wrong_one(
-    call: Call, kind: type[Exception], message: str, files: Files
-) -> None:
-    """Lists and dictionaries, where one of a few words is expected, give the error of any other wrong word."""
+def test_a_value_that_cannot_be_hashed_is_like_any_wrong_one(call, kind, message, files):
     with pytest.raises(kind, match=message):
         call(files)
     assert not files.target.exists()
 
 
-def test_paths_may_be_bytes(files: Files, tmp_path: Path) -> None:
-    """A manifest, as any path that is written, may be bytes."""
+def test_paths_may_be_bytes(files, tmp_path):
     manifest = tmp_path / "manifest"
     wm.verify(files.model, run=wm.Run(manifest=bytes(manifest)))
     assert manifest.exists()

@@ -1,10 +1,7 @@
 """Buffers that work on many files uses again."""
 
-from __future__ import annotations
-
 import sys
 import threading
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,17 +11,14 @@ from weightmap import kernels
 from weightmap.io import buffers
 from weightmap.kernels._rooms import room
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_a_buffer_serves_again() -> None:
+def test_a_buffer_serves_again():
     """Within `keeping`, on the same thread, where it is large enough, and as long as there are few."""
     before = buffers.room(100).obj
     assert buffers.room(100).obj is not before, "nothing is kept outside"
     with buffers.keeping():
         large, small = buffers.room(200).obj, buffers.room(300).obj
-        others: list[object] = []
+        others = []
         thread = threading.Thread(target=lambda: others.append(buffers.room(50).obj))
         thread.start()
         thread.join()
@@ -42,8 +36,7 @@ def test_a_buffer_serves_again() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 1000, 1 << 20])
-def test_buffers_begin_at_a_line(size: int) -> None:
-    """At an address that 64 divides, in full length, also when they serve again."""
+def test_buffers_begin_at_a_line(size):
     with buffers.keeping():
         found = [room(size), *(np.frombuffer(buffers.room(size), np.uint8) for _ in range(3))]
         del found[1]
@@ -54,11 +47,11 @@ def test_buffers_begin_at_a_line(size: int) -> None:
         assert size == 0 or array.__array_interface__["data"][0] % 64 == 0
 
 
-def test_a_thread_keeps_its_buffers_afterwards() -> None:
+def test_a_thread_keeps_its_buffers_afterwards():
     """As workers do from call to call; and no longer than the thread lives."""
-    seen: list[object] = []
+    seen = []
 
-    def work() -> None:
+    def work():
         with buffers.keeping(afterwards=True):
             seen.append(buffers.room(100).obj)
         with buffers.keeping():
@@ -74,8 +67,7 @@ def test_a_thread_keeps_its_buffers_afterwards() -> None:
     assert seen[3] is not seen[0]
 
 
-def test_a_buffer_that_somebody_looks_at_is_not_handed_out() -> None:
-    """Whoever still has a view of it keeps its content; afterwards it serves again, with its length."""
+def test_a_buffer_that_somebody_looks_at_is_not_handed_out():
     with buffers.keeping():
         view = buffers.room(1 << 20)
         buffer, view = view.obj, view[10:20].toreadonly()
@@ -86,7 +78,7 @@ def test_a_buffer_that_somebody_looks_at_is_not_handed_out() -> None:
         assert [len(view) for view in again] == [1 << 20] * 2
 
 
-def test_shards_share_their_buffers(tmp_path: Path) -> None:
+def test_shards_share_their_buffers(tmp_path):
     """Faults of pages, where the allocator gives freed memory back at once, as it does in Dask's workers."""
     child = """
 import resource, sys, json
@@ -117,8 +109,7 @@ print((seen[-1] - seen[8]) / (len(seen) - 9))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
-def test_a_fresh_buffer_is_not_touched() -> None:
-    """Whoever fills it takes the page faults, on several threads if it has them."""
+def test_a_fresh_buffer_is_not_touched():
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -127,7 +118,6 @@ def test_a_fresh_buffer_is_not_touched() -> None:
     assert len(view) == 64 << 20
 
 
-def test_a_buffer_of_no_size() -> None:
-    """A size that is no number is a TypeError."""
+def test_a_buffer_of_no_size():
     with pytest.raises(TypeError):
-        kernels.new_buffer("1")  # type: ignore[arg-type]
+        kernels.new_buffer("1")

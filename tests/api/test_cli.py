@@ -48,7 +48,6 @@ def safetensors_bytes(tensors, metadata=None):
 
 
 def floats(*values):
-    """A vector for `safetensors_bytes`."""
     return ("F32", (len(values),), struct.pack(f"<{len(values)}f", *values))
 
 
@@ -85,7 +84,6 @@ WITH_JSON = [name for name, command in COMMANDS.items() if "--json" in command.f
 
 @pytest.fixture
 def embd(tmp_path):
-    """An EMBD file with a vocabulary of four words and a matrix of their embeddings; gives its path."""
     path = tmp_path / "words.weights"
     path.write_bytes(embd_bytes(range(8), WORDS))
     return path
@@ -93,8 +91,6 @@ def embd(tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a safetensors file and return its path as a string."""
-
     def write(name="model.safetensors", tensors=None, metadata=None):
         if tensors is None:
             tensors = {
@@ -109,7 +105,6 @@ def write(tmp_path):
 
 
 def start(*argv, **options):
-    """Run a command in a process of its own."""
     command = [sys.executable, "-m", "weightmap", *map(str, argv)]
     return subprocess.run(command, timeout=60, check=False, **{"capture_output": True, **options})
 
@@ -146,7 +141,6 @@ def is_printable(text):
 
 
 def test_inspect_shows_format_size_metadata_tensors_and_totals(write, run):
-    """Everything about a file is on the screen, in columns."""
     path = write(metadata={"author": "somebody"})
     status, out, err = run("inspect", path)
     assert (status, err) == (0, "")
@@ -161,7 +155,6 @@ def test_inspect_shows_format_size_metadata_tensors_and_totals(write, run):
 
 
 def test_inspect_shortens_long_metadata_in_text_only(write, run):
-    """A long value ends in an ellipsis on the screen and is whole in JSON."""
     value = "x" * 5000
     path = write(metadata={"tokenizer": value})
     _, out, _ = run("inspect", path)
@@ -193,7 +186,6 @@ def test_options_are_spelt_as_the_command_line_has_them(write, run, tmp_path):
 
 
 def test_quantised_tensors_are_refused_on_one_line(write, run, tmp_path):
-    """AMB to safetensors says in one short line which option decodes; doing so works, by either name of the type."""
     tensors = {f"model.layers.{i}.mlp.down_proj.weight": ("F32", (8, 8), bytes(256)) for i in range(73)}
     assert run("quantize", write(tensors=tensors), tmp_path / "q.amb", "--scheme", "int4_block")[0] == 0
     status, out, err = run("convert", tmp_path / "q.amb", tmp_path / "o.safetensors", "--json")
@@ -209,7 +201,6 @@ def test_quantised_tensors_are_refused_on_one_line(write, run, tmp_path):
 
 
 def test_one_of_a_kind_is_singular(write, embd, run, tmp_path):
-    """No command says "1 tensors"."""
     path = write(tensors={"weight": ("F32", (8, 8), bytes(256))})
     texts = [
         run("convert", path, tmp_path / "o.amb")[1],
@@ -223,7 +214,6 @@ def test_one_of_a_kind_is_singular(write, embd, run, tmp_path):
 
 @pytest.mark.parametrize("length", [199, 200, 201, 60_000])
 def test_columns_are_bounded(write, run, tmp_path, length):
-    """One long name, key or value beside many short ones: every row is short, and says how much of it is not shown."""
     long, many = "L" * length, 300
     tensors = {f"n{i}": floats(i) for i in range(many)} | {long: floats(1)}
     a = write("a.safetensors", tensors, {f"k{i}": "v" for i in range(many)} | {long: long})
@@ -252,7 +242,6 @@ def test_a_cell_is_bounded_once_it_is_spelt_out(length):
 
 
 def test_messages_about_long_names_are_short(write, run, tmp_path, embd):
-    """A name of 100,000 characters is cut in what a command says of it."""
     path, long = write(tensors={"L" * 100_000: floats(1)}), "w" * 100_000
     for argv in (
         ["export", path, long, tmp_path / "out.npy"],
@@ -265,7 +254,6 @@ def test_messages_about_long_names_are_short(write, run, tmp_path, embd):
 
 
 def test_inspect_json_holds_everything(write, run):
-    """The JSON document has schema 1 and each tensor's name, type, shape, offset and size."""
     path = write(metadata={"k": "v"})
     status, out, err = run("inspect", path, "--json")
     document = json.loads(out)
@@ -287,7 +275,6 @@ def test_inspect_json_holds_everything(write, run):
 
 
 def test_inspect_shows_the_vocabulary(embd, run):
-    """Size and special ids of a vocabulary are shown, in text and JSON."""
     status, out, _ = run("inspect", embd)
     assert status == 0
     assert "4 tokens; pad 0, unk 1, cls 2, sep 3" in out
@@ -298,7 +285,6 @@ def test_inspect_shows_the_vocabulary(embd, run):
 
 
 def test_a_directory_of_shards_is_one_model(write, run, tmp_path):
-    """inspect, verify and export take a directory with an index of shards as one file."""
     write("one.safetensors", {"a": floats(1, 2)})
     write("two.safetensors", {"b": floats(3)})
     index = {"metadata": {"total_size": 12}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
@@ -320,46 +306,14 @@ def test_a_directory_of_shards_is_one_model(write, run, tmp_path):
 # --- text from files
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
-@pytest.mark.parametrize("text", NASTY.values(), ids=NASTY)
-def test_no_control_character_of_a_file_reaches_the_screen(write, run, text, options):
-    """Names, metadata keys and values with escape sequences are spelt out, in text and in JSON, by inspect and diff."""
-    a = write("a.safetensors", {text: floats(1)}, {text: text})
-    b = write("b.safetensors", {"other": floats(1)}, {text: "different" + text})
-    for argv in (["inspect", a], ["diff", a, b], ["verify", a]):
-        _, out, err = run(*argv, *options)
-        assert is_printable(out), out
-        assert err == ""
-
-
 def test_json_gives_back_the_name_exactly(write, run):
-    """A string escaped in JSON is the same string once parsed."""
     path = write(tensors={text: floats(i) for i, text in enumerate(NASTY.values())})
     _, out, _ = run("inspect", "--json", path)
     assert {tensor["name"] for tensor in json.loads(out)["tensors"]} == set(NASTY.values())
     assert out.isascii()
 
 
-def test_markup_in_a_name_is_text(write):
-    """On a terminal, a tensor called [red]… keeps its brackets."""
-    path = write(tensors={NASTY["markup"]: floats(1), NASTY["escape"]: floats(2)})
-    status, sent = on_terminal("inspect", path)
-    assert status == 0
-    assert "[red]b[/red][link=x]" in sent
-    assert "red\\x1b[31m" in sent
-    assert "\x1b[31m" not in sent
-
-
-def test_errors_escape_names_from_the_file(write, run):
-    """A message that suggests close names does not let them speak to the terminal."""
-    path = write(tensors={"weight\x1b[31m": floats(1)})
-    status, out, err = run("export", path, "weight", os.devnull + ".npy")
-    assert (status, out) == (2, "")
-    assert is_printable(err)
-
-
 def test_a_stream_that_lacks_a_character_gets_it_escaped(write):
-    """An ASCII-only output prints a Chinese name escaped and does not fail."""
     path = write(tensors={"重み": floats(1)})
     done = start("inspect", path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
@@ -382,7 +336,6 @@ def layered(layers=3):
 
 
 def test_inspect_shows_a_tree_on_a_terminal_and_lines_in_a_pipe(write, run):
-    """Modules built alike share a line on a terminal or with --tree; --flat, and a pipe, list tensors with offsets."""
     path = write(tensors=layered())
     status, tree, _ = run("inspect", "--tree", path)
     assert status == 0
@@ -404,7 +357,6 @@ def test_inspect_shows_a_tree_on_a_terminal_and_lines_in_a_pipe(write, run):
 
 
 def test_the_tree_of_a_large_module_is_bounded(write, run):
-    """A module of many tensors shows 63, and one line for the rest; a name of a million dots is no deep recursion."""
     path = write(tensors={f"a.t{i}x": floats(i) for i in range(100)} | {"." * 100_000: floats(1), "a": floats(2)})
     status, out, _ = run("inspect", "--tree", path)
     assert status == 0
@@ -429,7 +381,6 @@ def completed(*words):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
 def test_bash_completes_commands_options_and_values():
-    """Commands, options of the command, and values of an option or argument; a path is left to bash."""
     assert completed("conv") == ["convert"]
     assert set(completed("")) == {*COMMANDS, "--help", "--version"}
     assert completed("diff", "--tens") == ["--tensors-only"]
@@ -444,7 +395,6 @@ def test_bash_completes_commands_options_and_values():
     [("insp", {"inspect"}), ("diff --tens", {"--tensors-only"}), ("completions z", {"zsh"}), ("", set(COMMANDS))],
 )
 def test_fish_completes_commands_options_and_values(run, tmp_path, typed, expected):
-    """Fish offers the same words, each with its description."""
     (tmp_path / "weightmap.fish").write_text(run("completions", "fish")[1])
     command = ["fish", "--no-config", "-c", 'source $argv[1]; complete -C "weightmap $argv[2]"']
     done = subprocess.run(
@@ -479,7 +429,6 @@ def test_zsh_completes_commands_options_and_values(run, tmp_path):
 
 
 def test_completions_of_every_shell_know_every_option(run):
-    """Each script names every command and option, and has no quote too many for its shell where that is here."""
     for shell in ("bash", "zsh", "fish"):
         status, script, err = run("completions", shell)
         assert (status, err) == (0, "")
@@ -494,7 +443,6 @@ def test_completions_of_every_shell_know_every_option(run):
 
 
 def test_verify_tries_every_file_and_reports_each_on_a_line(write, run, tmp_path):
-    """A missing and a malformed file do not keep the others from being checked; the worst decides the status."""
     good, bad, missing = write(), tmp_path / "bad.bin", tmp_path / "missing"
     bad.write_bytes(b"nothing of ours" * 10)
     status, out, _ = run("verify", bad, missing, good)
@@ -528,7 +476,6 @@ def test_a_wrong_checksum_is_1(embd, run):
 
 
 def test_verify_says_first_when_it_could_check_the_structure_only(write, embd, run, tmp_path):
-    """The line of a file without checksums says so, and so does JSON; the file that has them is not spoken of so."""
     plain = write()
     status, out, _ = run("verify", plain, embd)
     assert status == 0
@@ -543,7 +490,6 @@ def test_verify_says_first_when_it_could_check_the_structure_only(write, embd, r
 
 
 def test_verify_lists_its_checks_when_asked(write, run):
-    """With -v each check has a line; none repeats what the first line says of checksums."""
     path = write()
     assert "checked: " not in run("verify", path)[1]
     first, *checks = run("verify", "-v", path)[1].splitlines()
@@ -553,7 +499,6 @@ def test_verify_lists_its_checks_when_asked(write, run):
 
 
 def test_verify_json_has_each_outcome(write, run, tmp_path):
-    """The JSON document of verify has an entry a file, with the error or the checks."""
     good, missing = write(), tmp_path / "missing"
     status, out, _ = run("verify", "--json", good, missing)
     document = json.loads(out)
@@ -565,7 +510,6 @@ def test_verify_json_has_each_outcome(write, run, tmp_path):
 
 
 def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
-    """What `convert` says of its arguments in Python is said of the options here."""
     path, text = write(), tmp_path / "text"
     text.write_bytes(b"a 1 2\n")
     for options, said in (
@@ -575,9 +519,9 @@ def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
         (["--dtype", "layout=3"], "weightmap: --dtype is 'layout=3', expected one of "),
         (["--format", "text", "--layout", "spec"], "weightmap: --layout is not for files of format text"),
     ):
-        status, _, err = run("convert", text if "text" in options else path, tmp_path / "out.weights", *options)
-        assert status == 2
-        assert err.startswith(said)
+        target = tmp_path / "out.weights"
+        status, out, err = run("convert", text if "text" in options else path, target, *options)
+        assert (status, out, err.startswith(said), target.exists()) == (2, "", True, False)
 
 
 # --- diff
@@ -594,7 +538,6 @@ def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
     ],
 )
 def test_options_may_stand_anywhere(given, names):
-    """Arguments that may be missing may follow an option; what follows ``--`` is no option."""
     args = parser.build_parser().parse_args(["warm", *given])
     assert (args.file, args.names, args.threads) == ("FILE", names, 2)
 
@@ -610,20 +553,12 @@ def test_the_page_of_a_report_is_named_last():
     "given", [["A", "--dtype"], ["A", "--dtype", "--", "B"], ["A", "B", "--dtype", "--verify"], ["A", "B", "-x"]]
 )
 def test_an_option_without_its_value_is_a_usage_error(run, given):
-    """An option that lacks its value, or that does not exist, ends the command as before."""
     status, out, err = run("convert", *given)
     assert (status, out) == (2, "")
     assert "there is no option -x" in err or "expected one argument" in err
 
 
-def test_diff_of_equal_files_is_0(write, run):
-    """Two files with the same content do not differ."""
-    status, out, _ = run("diff", write("a.safetensors"), write("b.safetensors"))
-    assert (status, out) == (0, "no differences\n")
-
-
 def test_diff_names_the_differences(write, run):
-    """Tensors on one side, changed tensors and changed metadata are reported, with exit status 1."""
     a = write("a.safetensors", {"same": floats(1), "left": floats(2), "changed": floats(3, 4)}, {"k": "one"})
     b = write("b.safetensors", {"same": floats(1), "right": floats(2), "changed": floats(3, 5)}, {"k": "two"})
     status, out, err = run("diff", a, b)
@@ -644,7 +579,6 @@ def test_diff_names_the_differences(write, run):
 
 
 def test_diff_by_value(write, run):
-    """--by-value and --rtol, --atol compare numbers; a tolerance that is none is wrong usage."""
     a = write("a.safetensors", {"t": floats(1, 2)})
     b = write("b.safetensors", {"t": ("BF16", (2,), b"\x80\x3f\x00\x40")})
     c = write("c.safetensors", {"t": floats(1, 2.5)})
@@ -681,7 +615,6 @@ def test_diff_after_convert_is_0(write, run, tmp_path):
 
 
 def test_convert_writes_the_file_and_reports(write, run, tmp_path):
-    """The report names format, number of tensors and size, and the file holds the tensors."""
     target = tmp_path / "out.weights"
     status, out, err = run("convert", write(), target)
     assert (status, err) == (0, "")
@@ -692,7 +625,6 @@ def test_convert_writes_the_file_and_reports(write, run, tmp_path):
 
 
 def test_convert_takes_globs_repeatedly(write, run, tmp_path):
-    """--include and --exclude choose tensors by name, each any number of times."""
     source = write(tensors={name: floats(1) for name in ("a.w", "a.b", "b.w", "c.w")})
     target = tmp_path / "out.safetensors"
     status, out, _ = run(
@@ -705,7 +637,6 @@ def test_convert_takes_globs_repeatedly(write, run, tmp_path):
 
 
 def test_inspect_finds_tensors_in_several_files(write, run, tmp_path):
-    """--include and --exclude choose tensors, and the files that have some; --sort orders those of each file."""
     one = write(tensors={"a.w": floats(1, 2), "a.bias": floats(*range(9)), "b.w": floats(1, 2, 3)})
     two, three = tmp_path / "two.safetensors", tmp_path / "three.safetensors"
     two.write_bytes(safetensors_bytes({"c.w": floats(1)}))
@@ -727,7 +658,6 @@ def test_inspect_finds_tensors_in_several_files(write, run, tmp_path):
 
 
 def test_globs_that_leave_nothing_are_usage_errors(write, run, tmp_path):
-    """A mistyped glob is an error that names it, and the file that was there stays."""
     target = tmp_path / "out.safetensors"
     target.write_bytes(b"old")
     for options, said in (
@@ -742,39 +672,10 @@ def test_globs_that_leave_nothing_are_usage_errors(write, run, tmp_path):
     assert target.read_bytes() == b"old"
 
 
-def test_convert_to_another_dtype(write, run, tmp_path):
-    """--dtype float16 stores halves."""
-    target = tmp_path / "out.safetensors"
-    assert run("convert", write(tensors={"a": floats(1, 2)}), target, "--dtype", "float16")[0] == 0
-    _, out, _ = run("inspect", "--json", target)
-    assert json.loads(out)["tensors"][0]["dtype"] == "float16"
-
-
-def test_a_target_that_cannot_express_a_tensor_is_a_usage_error(write, run, tmp_path):
-    """EMBD has no 64-bit floats: the message names the tensor, the status is 2, and no file is left."""
-    source = write(tensors={"precise": ("F64", (1,), struct.pack("<d", 0.1))})
-    target = tmp_path / "out.weights"
-    status, out, err = run("convert", source, target)
-    assert (status, out) == (2, "")
-    assert "precise" in err
-    assert not target.exists()
-
-
-@pytest.mark.parametrize("option", [("--format", "zip"), ("--dtype", "float33"), ("--layout", "sideways")])
-def test_an_unknown_choice_is_a_usage_error(write, run, tmp_path, option):
-    """A format, type or layout that does not exist is an error without a traceback, and nothing is written."""
-    target = tmp_path / "out.weights"
-    status, _, err = run("convert", write(), target, *option)
-    assert status == 2
-    assert option[1] in err
-    assert not target.exists()
-
-
 # --- export
 
 
 def test_numpy_loads_exported_files(write, run, tmp_path):
-    """The .npy file holds the tensor; an existing file is replaced, under exactly the name given."""
     target = tmp_path / "out.NPY"
     target.write_bytes(b"old")
     status, _, err = run("export", write(), "weight", target)
@@ -787,7 +688,6 @@ def test_numpy_loads_exported_files(write, run, tmp_path):
 
 @pytest.mark.parametrize("name", ["out.txt", "out", "out.npz", "weight.npy.csv"])
 def test_export_writes_no_other_format_than_its_name_says(write, run, tmp_path, name):
-    """Another suffix than .npy is refused, and names it; a file that is there stays."""
     target = tmp_path / name
     target.write_text("old")
     status, out, err = run("export", write(), "weight", target)
@@ -816,7 +716,6 @@ def outputs(file):
 
 @pytest.mark.parametrize("number", range(3))
 def test_an_output_never_replaces_an_input(write, run, tmp_path, number):
-    """A tensor, page or model over its own model is refused, by whatever path: link, hard link or another spelling."""
     path = Path(write())
     content = path.read_bytes()
     (tmp_path / "link.out").symlink_to(path)
@@ -835,7 +734,6 @@ def test_an_output_never_replaces_an_input(write, run, tmp_path, number):
 
 
 def test_a_page_never_replaces_a_model(write, run, tmp_path):
-    """A page over a model that it is about is refused; over any other too, by its name."""
     path = Path(write())
     (tmp_path / "hard.html").hardlink_to(path)
     status, out, err = run("report", path, path, tmp_path / "hard.html")
@@ -846,7 +744,6 @@ def test_a_page_never_replaces_a_model(write, run, tmp_path):
 
 @pytest.mark.parametrize("target", ["a.safetensors", "b.safetensors", "m.safetensors.index.json"])
 def test_an_output_never_replaces_a_part_of_a_model(write, run, tmp_path, target):
-    """Neither a shard nor the index is replaced."""
     write("a.safetensors", {"weight": floats(1.0)})
     write("b.safetensors", {"other": floats(2.0)})
     index = tmp_path / "m.safetensors.index.json"
@@ -858,7 +755,6 @@ def test_an_output_never_replaces_a_part_of_a_model(write, run, tmp_path, target
 
 
 def test_export_of_an_unknown_tensor_suggests_and_exits_2(write, run, tmp_path):
-    """A mistyped name is answered with a close one."""
     status, out, err = run("export", write(), "wieght", tmp_path / "out.npy")
     assert (status, out) == (2, "")
     assert "weight" in err.replace("wieght", "")
@@ -873,7 +769,6 @@ def test_export_of_an_unknown_tensor_suggests_and_exits_2(write, run, tmp_path):
     ("content", "status"), [(None, 4), (b"", 3), (b"\x00" * 64, 3), (b"EMBD\x01\x00\x00\x00", 3), (b"<html>", 3)]
 )
 def test_exit_status_distinguishes_missing_from_malformed(run, tmp_path, command, content, status):
-    """A missing file is 4, an empty or malformed one 3, for every command."""
     path = tmp_path / "file"
     if content is not None:
         path.write_bytes(content)
@@ -889,7 +784,6 @@ def test_exit_status_distinguishes_missing_from_malformed(run, tmp_path, command
 @pytest.mark.parametrize("command", [name for name in WITH_JSON if name not in {"apply", "pull"}])
 @pytest.mark.parametrize("content", [None, b"<html>"], ids=["missing", "malformed"])
 def test_an_error_is_a_document_too(run, tmp_path, command, content):
-    """With --json, standard output is one JSON document also when a command fails; status and message are the same."""
     path = tmp_path / "file\x1b[31m"
     if content is not None:
         path.write_bytes(content)
@@ -979,7 +873,6 @@ def test_names_among_the_arguments_are_utf_8(tmp_path):
     ],
 )
 def test_wrong_usage_is_a_document_too(run, argv, command, said):
-    """Wrong arguments are reported in JSON with --json, and on standard error as always."""
     status, out, err = run(*argv)
     document = json.loads(out)
     assert (status, document["schema"], document["command"]) == (2, 1, command)
@@ -997,7 +890,6 @@ def test_json_behind_the_end_of_options_is_a_name(run):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 @pytest.mark.parametrize("count", [1, 5000])
 def test_a_full_standard_output_is_one_error(write, count):
-    """Where nothing can be printed there is no document, no traceback, one line of trouble and status 4."""
     path = write(tensors={f"tensor.{i}": floats(i) for i in range(count)})
     for argv in (["inspect", path], ["inspect", path, "--json"], ["inspect", "missing", "--json"]):
         with Path("/dev/full").open("wb") as full:
@@ -1006,20 +898,8 @@ def test_a_full_standard_output_is_one_error(write, count):
         assert (done.returncode, done.stderr.decode()) == (4, f"weightmap: {said}\n")
 
 
-def test_a_fifo_and_an_unreadable_place_are_input_errors(run, tmp_path):
-    """A FIFO does not hang the command; writing into a missing directory is an error of the file system."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    assert run("inspect", fifo)[0] == 4
-    (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"a": floats(1)}))
-    status, _, err = run("export", tmp_path / "a.safetensors", "a", tmp_path / "missing" / "o.npy")
-    assert status == 4
-    assert f"the directory '{tmp_path / 'missing'}' does not exist" in err
-
-
 @pytest.mark.parametrize("argv", [[], ["frobnicate"], ["inspect"], ["inspect", "--wrong", "f"], ["verify"]])
 def test_wrong_usage_is_2(run, argv):
-    """Missing or unknown arguments print the usage and exit with 2."""
     status, out, err = run(*argv)
     assert (status, out) == (2, "")
     assert len(err.splitlines()) == 1
@@ -1031,7 +911,6 @@ def test_wrong_usage_is_2(run, argv):
 
 
 def test_a_wrong_mode_of_the_environment_is_2(write, run, tmp_path, monkeypatch):
-    """Every command refuses a WEIGHTMAP_MODE that does not exist in one line, of a file and of a directory."""
     path = write()
     monkeypatch.setenv("WEIGHTMAP_MODE", "bogus")
     said = "weightmap: the environment variable WEIGHTMAP_MODE is 'bogus', expected one of mmap, cow, copy, sealed\n"
@@ -1040,7 +919,6 @@ def test_a_wrong_mode_of_the_environment_is_2(write, run, tmp_path, monkeypatch)
 
 
 def test_help_and_version_are_0(run):
-    """--help and help name every command and the exit statuses; --version, -v and -V print one line."""
     status, out, _ = run("--help")
     assert status == 0
     assert run("help") == (0, out, "")
@@ -1069,8 +947,6 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(write):
 
 
 def test_interrupting_is_130_without_traceback(write, run, monkeypatch):
-    """Ctrl-C ends a command with one line, and the status that shells expect."""
-
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
@@ -1081,7 +957,6 @@ def test_interrupting_is_130_without_traceback(write, run, monkeypatch):
 
 
 def test_a_pipe_gets_no_progress_and_no_escapes(write, tmp_path):
-    """Neither stream carries a control sequence when it is not a terminal."""
     done = start("convert", write(), tmp_path / "out.safetensors")
     assert done.returncode == 0
     assert done.stderr == b""
@@ -1089,7 +964,6 @@ def test_a_pipe_gets_no_progress_and_no_escapes(write, tmp_path):
 
 
 def test_a_terminal_gets_a_progress_bar(write, tmp_path):
-    """On a terminal, the bar of a conversion is drawn and names the file."""
     pytest.importorskip("rich")
     status, sent = on_terminal("convert", write(), tmp_path / "out.safetensors")
     assert status == 0
@@ -1099,7 +973,6 @@ def test_a_terminal_gets_a_progress_bar(write, tmp_path):
 
 
 def test_terminal_tables_survive_without_rich(write, run, monkeypatch):
-    """Without rich, a terminal gets the plain columns, of the tree of modules and of all tensors."""
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
@@ -1115,13 +988,11 @@ def test_terminal_tables_survive_without_rich(write, run, monkeypatch):
 
 
 def test_columns_line_up_with_wide_and_combining_characters(capsys):
-    """A Chinese character counts as two columns, a combining accent as none."""
     cli.show.emit_table(("name", "n"), [["重み", "1"], ["e\u0301", "2"], ["abcdef", "3"]])
     assert capsys.readouterr().out == "name    n\n重み    1\ne\u0301       2\nabcdef  3\n"
 
 
 def test_a_terminal_gets_every_name_in_one_piece(write):
-    """A table that is wider than the terminal has a line for each row all the same, and names can be copied."""
     name = "encoder.layers.0." + "w" * 150
     status, sent = on_terminal("inspect", "--flat", write(tensors={name: floats(1)}))
     assert status == 0
@@ -1139,12 +1010,10 @@ def test_a_terminal_gets_every_name_in_one_piece(write):
     ],
 )
 def test_sizes_for_people(nbytes, text):
-    """Byte counts are exact, with a binary unit beside them from 1 KiB on."""
     assert sizes(nbytes) == text
 
 
 def test_lookup_prints_vectors(embd, run):
-    """Each word has a line with its vector; a word without one is reported on standard error, with exit status 1."""
     assert run("lookup", embd, "hello") == (0, "hello 6 7\n", "")
     status, out, err = run("lookup", embd, "hello", WORDS[2], "nobody")
     assert (status, out) == (1, "hello 6 7\nword\\x1b[2J 4 5\n")
@@ -1160,14 +1029,12 @@ def test_lookup_prints_vectors(embd, run):
 
 
 def test_lookup_without_words_in_the_file_is_a_usage_error(write, run):
-    """A file with no vocabulary cannot look words up, and says so."""
     status, out, err = run("lookup", write(), "word")
     assert (status, out) == (2, "")
     assert err.endswith(": there are no words to look up: no vocabulary with one matrix of embeddings\n")
 
 
 def test_demo_passes_its_arguments_on(run, monkeypatch):
-    """The demonstration gets the model and the sentences, and its status is the command's."""
     from weightmap import demo
 
     seen = []
@@ -1178,7 +1045,6 @@ def test_demo_passes_its_arguments_on(run, monkeypatch):
 
 
 def test_export_never_replaces_a_device_or_a_fifo(write, run, tmp_path):
-    """Exporting to what is not a regular file exits 4 and leaves it what it was."""
     fifo = tmp_path / "fifo.npy"
     os.mkfifo(fifo)
     status, _, err = run("export", write(), "weight", fifo)
@@ -1189,7 +1055,6 @@ def test_export_never_replaces_a_device_or_a_fifo(write, run, tmp_path):
 
 
 def test_messages_name_the_target_and_no_temporary_file(write, run, tmp_path):
-    """A target in a folder that is not there is named as it was given, and so is the folder."""
     said = f"the directory '{tmp_path / 'missing'}' does not exist"
     for suffix, command in ((".npy", ("export", write(), "weight")), (".safetensors", ("convert", write()))):
         target = tmp_path / "missing" / f"out{suffix}"
@@ -1203,7 +1068,6 @@ def test_messages_name_the_target_and_no_temporary_file(write, run, tmp_path):
 
 
 def test_a_closed_standard_output_is_an_output_error(write):
-    """Started with standard output closed, the program says so and exits 4, without a traceback."""
     command = f'"{sys.executable}" -m weightmap inspect "{write()}" >&-'
     ended = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (4, "weightmap: standard output is closed\n")

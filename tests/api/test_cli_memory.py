@@ -1,11 +1,8 @@
 """The commands about pages in memory: `doctor`, `residency`, `warm` and `evict`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,34 +14,26 @@ import weightmap as wm
 from weightmap.cli.show import bar
 from weightmap.model import residency
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Run = Callable[..., tuple[int, str, str]]
-
 MIB = 1 << 20
 COMMANDS = ("doctor", "residency", "warm", "evict")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Return a model of three tensors of a MiB."""
+def path(tmp_path):
     target = tmp_path / "m.safetensors"
     target.write_bytes(safe.build({f"t{i}": Tensor("uint8", (MIB,), bytes([i]) * MIB) for i in range(3)}))
     return target
 
 
 @pytest.fixture
-def half(monkeypatch: pytest.MonkeyPatch) -> None:
+def half(monkeypatch):
     """Of the tensors nothing, half and all is in memory."""
     part = np.array([0, MIB // 2, MIB])
     monkeypatch.setattr(residency, "resident_bytes", lambda _, numbers: part[numbers])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_prints_one_document(command: str, path: Path, run: Run) -> None:
-    """With --json, of the command and the file; errors too."""
+def test_each_prints_one_document(command, path, run):
     status, out, err = run(command, path, "--json")
     document = json.loads(out)
     assert (status, err) == (0, "")
@@ -57,8 +46,7 @@ def test_each_prints_one_document(command: str, path: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
-def test_names_choose_tensors(command: str, path: Path, run: Run) -> None:
-    """Only tensors of these names count; one that is not there is a wrong use."""
+def test_names_choose_tensors(command, path, run):
     status, out, _ = run(command, path, "t0", "t2", "--json")
     assert status == 0
     assert json.loads(out)["nbytes"] == 2 * MIB
@@ -71,7 +59,7 @@ def test_names_choose_tensors(command: str, path: Path, run: Run) -> None:
 
 
 @pytest.mark.usefixtures("half")
-def test_residency_is_a_bar_a_tensor(path: Path, run: Run) -> None:
+def test_residency_is_a_bar_a_tensor(path, run):
     """A line each, with a bar as long as the part that is in memory, and one for all."""
     status, out, _ = run("residency", path)
     assert status == 0
@@ -88,7 +76,7 @@ def test_residency_is_a_bar_a_tensor(path: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("whole", [1, 7, 24, 1000, 10**9])
-def test_bars_are_full_and_empty_where_that_is_true(whole: int) -> None:
+def test_bars_are_full_and_empty_where_that_is_true(whole):
     """A bar has 24 cells, grows with its part, is full only for all and empty only for nothing."""
     parts = sorted({0, 1, whole // 3, whole // 2, whole - 1, whole})
     bars = [bar(part, whole) for part in parts]
@@ -100,8 +88,7 @@ def test_bars_are_full_and_empty_where_that_is_true(whole: int) -> None:
     assert bar(0, 0) == "█" * 24
 
 
-def test_warm_and_evict_say_how_much(path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was cold, and what left memory, in bytes of what there is; and what stays."""
+def test_warm_and_evict_say_how_much(path, run, monkeypatch):
     monkeypatch.setattr(wm.ReadPlan, "warm", lambda _, threads, progress: 5 * (threads or 1))
     status, out, _ = run("warm", path, "--threads", 3)
     assert status == 0
@@ -114,8 +101,7 @@ def test_warm_and_evict_say_how_much(path: Path, run: Run, monkeypatch: pytest.M
     assert out == f"{path}: 0 bytes of 3.0 MiB left memory; 300 bytes stay\n"
 
 
-def test_doctor_says_what_and_what_to_do(path: Path, run: Run, tmp_path: Path) -> None:
-    """Facts in lines, advice behind stars; of a directory that of its model."""
+def test_doctor_says_what_and_what_to_do(path, run, tmp_path):
     status, out, _ = run("doctor", path)
     assert status == 0
     facts, _, advice = out.partition("\n\n")
@@ -131,16 +117,14 @@ def test_doctor_says_what_and_what_to_do(path: Path, run: Run, tmp_path: Path) -
     assert "2 tensors in 2 files" in out
 
 
-def test_doctor_has_nothing_to_say_of_a_file_without_trouble(tmp_path: Path, run: Run) -> None:
-    """An empty model needs nothing."""
+def test_doctor_has_nothing_to_say_of_a_file_without_trouble(tmp_path, run):
     path = tmp_path / "m.safetensors"
     path.write_bytes(safe.build({}))
     assert run("doctor", path)[1].endswith("\n* nothing to do\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_on_a_terminal(command: str, path: Path) -> None:
-    """On a terminal each ends well, and names the file or its tensors; a progress bar is gone at the end."""
+def test_on_a_terminal(command, path):
     pytest.importorskip("rich")
     status, sent = on_terminal(command, path)
     assert status == 0
@@ -150,8 +134,7 @@ def test_on_a_terminal(command: str, path: Path) -> None:
         assert "were cold" in sent
 
 
-def test_a_model_that_is_not_whole(path: Path, run: Run) -> None:
-    """A truncated file is malformed to each of them."""
+def test_a_model_that_is_not_whole(path, run):
     os.truncate(path, MIB)
     for command in COMMANDS:
         status, out, err = run(command, path)
@@ -159,9 +142,8 @@ def test_a_model_that_is_not_whole(path: Path, run: Run) -> None:
         assert "the file ends within" in err
 
 
-def test_the_values_of_a_namedtuple_reach_json(path: Path, run: Run) -> None:
-    """The document of doctor has each part of the report under its own name."""
-    document: dict[str, Any] = json.loads(run("doctor", path, "--json")[1])
+def test_the_values_of_a_namedtuple_reach_json(path, run):
+    document = json.loads(run("doctor", path, "--json")[1])
     assert {"tensors", "reads", "wanted_nbytes", "places", "cold", "misaligned", "memory", "budget", "advice"} <= set(
         document
     )
@@ -169,8 +151,7 @@ def test_the_values_of_a_namedtuple_reach_json(path: Path, run: Run) -> None:
     assert document["memory"].keys() == {"available", "groups", "left"}
 
 
-def test_threads_are_one_or_more(run: Run, tmp_path: Path) -> None:
-    """``--threads 0`` is a usage error, as for other commands."""
+def test_threads_are_one_or_more(run, tmp_path):
     status, out, err = run("warm", tmp_path / "m.safetensors", "--threads", "0")
     assert (status, out) == (2, "")
     assert "--threads is 0, expected 1 or more" in err

@@ -1,13 +1,11 @@
 """`rename`, `overwrite` and the parameters of `convert` that are objects: `Quantize`, `Run`, `Pq`."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,30 +17,24 @@ from weightmap.formats import _writing
 from weightmap.io import atomic
 from weightmap.words import Pq
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 TENSORS = {f"layer.{i}.{part}": np.full((4, 32), i, np.float32) for i in range(3) for part in ("up", "down")}
 # What makes one file, and a shard a tensor.
 TARGETS = [("new.amb", {}), ("new/", {"format": "amb", "max_shard_size": 512})]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A model in one file."""
+def model(tmp_path):
     wm.save(tmp_path / "model.safetensors", TENSORS)
     return tmp_path / "model.safetensors"
 
 
-def blocks(name: str) -> str:
-    """Return the name that llama.cpp's models would have."""
+def blocks(name):
     return name.replace("layer.", "blk.")
 
 
 @pytest.mark.parametrize(("target", "options"), TARGETS)
 @pytest.mark.parametrize("rename", [blocks, {name: blocks(name) for name in TENSORS}], ids=["function", "mapping"])
-def test_tensors_get_new_names(model: Path, tmp_path: Path, target: str, options: dict[str, Any], rename: Any) -> None:
+def test_tensors_get_new_names(model, tmp_path, target, options, rename):
     """Globs and reports have names of the source; the new file has the new ones, and the values stay with theirs."""
     how = wm.Quantize("int8", include="layer.1.*")
     report = wm.convert(model, f"{tmp_path}/{target}", exclude="layer.0.down", rename=rename, quantize=how, **options)
@@ -53,8 +45,7 @@ def test_tensors_get_new_names(model: Path, tmp_path: Path, target: str, options
             assert np.array_equal(np.asarray(file[name]), TENSORS[name.replace("blk.", "layer.")])
 
 
-def test_a_mapping_leaves_other_names(model: Path, tmp_path: Path) -> None:
-    """What the mapping does not name keeps its name, also where two tensors change places."""
+def test_a_mapping_leaves_other_names(model, tmp_path):
     swapped = {"layer.0.up": "layer.1.up", "layer.1.up": "layer.0.up"}
     wm.convert(model, tmp_path / "new.safetensors", rename=swapped)
     with wm.open(tmp_path / "new.safetensors") as file:
@@ -64,10 +55,7 @@ def test_a_mapping_leaves_other_names(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("target", "options"), TARGETS)
 @pytest.mark.parametrize("rename", [{"layer.0.up": "layer.2.down"}, lambda name: name.partition(".")[2][:1]])
-def test_two_tensors_of_one_name_are_refused(
-    model: Path, tmp_path: Path, target: str, options: dict[str, Any], rename: Any
-) -> None:
-    """The error names both, and no file or directory is there."""
+def test_two_tensors_of_one_name_are_refused(model, tmp_path, target, options, rename):
     with pytest.raises(wm.EncodeError, match=r"tensors .layer\.\d\.\w+. and .layer\.\d\.\w+. would both be called"):
         wm.convert(model, f"{tmp_path}/{target}", rename=rename, **options)
     assert listing(tmp_path) == ["model.safetensors"]
@@ -76,36 +64,33 @@ def test_two_tensors_of_one_name_are_refused(
 class _Twice(dict[str, Any]):
     """A mapping that lists a tensor twice."""
 
-    def items(self) -> Any:
-        """List them."""
+    def items(self):
         return [("a", np.zeros(2, np.float32)), ("b", np.zeros(2, np.float32)), ("a", np.zeros(2, np.float32))]
 
 
 @pytest.mark.parametrize("format_", ["embd", "amb", "bintensors", "safetensors", "gguf"])
 @pytest.mark.parametrize("most", [None, 8])
-def test_save_refuses_two_tensors_of_one_name(tmp_path: Path, format_: str, most: int | None) -> None:
-    """Every writer does, in one file and in shards."""
+def test_save_refuses_two_tensors_of_one_name(tmp_path, format_, most):
     with pytest.raises(wm.EncodeError, match="tensors 'a' and 'a' would both be called 'a'"):
         wm.save(tmp_path / "x", _Twice(), format=format_, max_shard_size=most)
     assert listing(tmp_path) == []
 
 
-def test_different_names_of_one_hash_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hashes only say which names to compare."""
+def test_different_names_of_one_hash_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(_writing, "hash", lambda _: 0, raising=False)
     wm.save(tmp_path / "x.safetensors", TENSORS)
     with wm.open(tmp_path / "x.safetensors") as file:
         assert set(file) == set(TENSORS)
 
 
-def test_a_mapping_of_other_names_is_an_error(model: Path, tmp_path: Path) -> None:
+def test_a_mapping_of_other_names_is_an_error(model, tmp_path):
     """A mapping that names no tensor of the source is that of another model."""
     with pytest.raises(wm.EncodeError, match=r"rename has 'blk\.0', the name of none of 6 tensors"):
         wm.convert(model, tmp_path / "new.amb", rename={"blk.0": "a"})
 
 
 # ----------------------------------------------------------------------------------------------------------- overwrite
-def test_a_file_that_exists_is_not_replaced(model: Path, tmp_path: Path) -> None:
+def test_a_file_that_exists_is_not_replaced(model, tmp_path):
     """Nor a link, whose file is missing, before anything is read; words are no exception."""
     (tmp_path / "words.txt").write_text("a 1 2\nb 3 4\n")
     (tmp_path / "there.safetensors").write_bytes(b"mine")
@@ -126,10 +111,8 @@ def test_a_file_that_exists_is_not_replaced(model: Path, tmp_path: Path) -> None
 
 
 @pytest.fixture(params=["names", "no names"])
-def _links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system with hard links, and one without them."""
-
-    def link(*_args: Any, **_options: Any) -> None:
+def _links(request, monkeypatch):
+    def link(*_args, **_options):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     if request.param == "no names":
@@ -138,12 +121,11 @@ def _links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("_links")
-def test_a_file_that_appears_meanwhile_is_not_replaced(model: Path, tmp_path: Path) -> None:
-    """It is made while the new one is written, and stays; nothing else is left."""
+def test_a_file_that_appears_meanwhile_is_not_replaced(model, tmp_path):
     wm.convert(model, tmp_path / "first.amb", overwrite=False)
     assert wm.diff(model, tmp_path / "first.amb").equal
 
-    def appear(_done: int, _total: int) -> None:
+    def appear(_done, _total):
         (tmp_path / "new.amb").write_bytes(b"mine")
 
     with pytest.raises(wm.TargetError, match="this file exists") as caught:
@@ -163,8 +145,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(model: Path, tmp_path: Pa
         Pq(4, n_bits=5, projection=True, norms=False, seed=3, include=["embeddings"]),
     ],
 )
-def test_options_are_values(made: Any) -> None:
-    """They pickle, compare and print as what they are, and do not change."""
+def test_options_are_values(made):
     assert pickle.loads(pickle.dumps(made)) == made == dataclasses.replace(made)
     assert eval(repr(made), {"Quantize": wm.Quantize, "Run": wm.Run, "Pq": Pq}) == made
     assert not hasattr(made, "__dict__")
@@ -172,11 +153,11 @@ def test_options_are_values(made: Any) -> None:
         setattr(made, dataclasses.fields(made)[0].name, None)
 
 
-WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+WRONG = [
     (lambda: wm.Quantize("q4km"), wm.QuantError, "the nearest is q4_k"),
     (lambda: wm.Quantize("pq", include="a"), wm.QuantError, "pq is for word embeddings"),
-    (lambda: wm.Quantize("int8", block_size=1.5), TypeError, "block_size must be an integer, not float"),  # type: ignore[arg-type]
-    (lambda: wm.Run(keep_going=1), TypeError, "keep_going must be True or False, not int"),  # type: ignore[arg-type]
+    (lambda: wm.Quantize("int8", block_size=1.5), TypeError, "block_size must be an integer, not float"),
+    (lambda: wm.Run(keep_going=1), TypeError, "keep_going must be True or False, not int"),
     (lambda: Pq(0), wm.QuantError, "n_subquantizers is 0, expected 1 or more"),
     (lambda: Pq(n_bits=9), wm.QuantError, "n_bits is 9, expected 1 to 8"),
     (lambda: Pq(seed=-1), wm.QuantError, "seed is -1, expected 0 or more"),
@@ -184,14 +165,12 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("make", "error", "message"), WRONG)
-def test_options_check_themselves(make: Callable[[], Any], error: type[Exception], message: str) -> None:
-    """What makes no sense is an error where it is made, not where it is used."""
+def test_options_check_themselves(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
-def test_the_command_line_has_the_same_words(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--rename, --no-overwrite, and --quantize in both commands."""
+def test_the_command_line_has_the_same_words(model, tmp_path, capsys):
     argv = [str(model), str(tmp_path / "new.amb"), "--quantize", "int8", "--quantize-include", "*up"]
     assert main(["convert", *argv, "--rename", "layer.0.up=a=b"]) == 0
     with wm.open(tmp_path / "new.amb") as file:
@@ -225,8 +204,7 @@ ALONG = {
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """A model as Hugging Face keeps it, in two files, with files that say nothing to a program."""
+def directory(tmp_path):
     folder = tmp_path / "source"
     folder.mkdir()
     wm.save(folder / "model.safetensors", TENSORS, max_shard_size=1 << 11)
@@ -237,8 +215,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("format_", ["safetensors", "gguf", "embd", "amb", "bintensors"])
-def test_a_directory_becomes_a_directory(directory: Path, tmp_path: Path, format_: str) -> None:
-    """Configuration, tokenizer, licence, code and modules go along byte for byte; nothing was left behind."""
+def test_a_directory_becomes_a_directory(directory, tmp_path, format_):
     report = wm.convert(directory, f"{tmp_path}/out/", format=format_)
     assert set(report.copied) == set(ALONG)
     assert not [warning for warning in report.warnings if "vocabulary" in warning or "configuration" in warning]
@@ -251,7 +228,7 @@ def test_a_directory_becomes_a_directory(directory: Path, tmp_path: Path, format
     assert wm.convert(tmp_path / "out", f"{tmp_path}/back/", format="safetensors").copied == report.copied
 
 
-def test_code_goes_along_with_its_configuration(directory: Path, tmp_path: Path) -> None:
+def test_code_goes_along_with_its_configuration(directory, tmp_path):
     """Without ``config.json``, which names a model's code, the code beside it is somebody's project and stays."""
     (directory / "config.json").unlink()
     copied = wm.convert(directory, f"{tmp_path}/out/", format="safetensors").copied
@@ -259,7 +236,7 @@ def test_code_goes_along_with_its_configuration(directory: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
-def test_what_lies_there_already(directory: Path, tmp_path: Path, *, overwrite: bool) -> None:
+def test_what_lies_there_already(directory, tmp_path, *, overwrite):
     """A file of other content is refused before a shard is written; one of the same stays, or a link to it."""
     out = tmp_path / "out"
     out.mkdir()
@@ -281,10 +258,7 @@ def test_what_lies_there_already(directory: Path, tmp_path: Path, *, overwrite: 
 
 
 @pytest.mark.parametrize("target", ["out.safetensors", "out.safetensors.index.json"])
-def test_nothing_is_copied_beside_a_file(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
-) -> None:
-    """A target that names a file leaves the files of its directory alone, however many shards there are."""
+def test_nothing_is_copied_beside_a_file(directory, tmp_path, capsys, target):
     project = tmp_path / "project"
     project.mkdir()
     mine = {"config.json": "mine", "modeling_own.py": "mine too"}
@@ -299,7 +273,7 @@ def test_nothing_is_copied_beside_a_file(
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"])
 @pytest.mark.parametrize("format_", ["safetensors", "gguf"])
-def test_a_directory_with_another_model_is_no_target(directory: Path, tmp_path: Path, name: str, format_: str) -> None:
+def test_a_directory_with_another_model_is_no_target(directory, tmp_path, name, format_):
     """transformers would open the other model; nothing is written beside it."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_bytes(b"mine")
@@ -308,8 +282,7 @@ def test_a_directory_with_another_model_is_no_target(directory: Path, tmp_path: 
     assert listing(tmp_path / "out") == [name]
 
 
-def test_a_file_in_the_place_of_a_shard(directory: Path, tmp_path: Path) -> None:
-    """Without `overwrite` it stays, unless a manifest tells of it."""
+def test_a_file_in_the_place_of_a_shard(directory, tmp_path):
     run = wm.Run(manifest=tmp_path / "m.json")
     wm.convert(directory, tmp_path / "out", run=run)
     index = tmp_path / "out" / "model.safetensors.index.json"
@@ -321,12 +294,12 @@ def test_a_file_in_the_place_of_a_shard(directory: Path, tmp_path: Path) -> None
     wm.convert(directory, tmp_path / "out")
 
 
-def test_a_file_that_another_rank_writes_meanwhile(directory: Path, tmp_path: Path) -> None:
+def test_a_file_that_another_rank_writes_meanwhile(directory, tmp_path):
     """Two ranks that end at once copy the same files; any other file that appears is not replaced."""
     out = tmp_path / "out"
     for text in (ALONG["config.json"], "mine"):
 
-        def appear(done: int, total: int, text: str = text) -> None:
+        def appear(done, total, text=text):
             if done == total:
                 (out / "config.json").write_text(text)
 
@@ -355,24 +328,22 @@ def test_a_file_that_another_rank_writes_meanwhile(directory: Path, tmp_path: Pa
         ("", "it is not valid JSON"),
     ],
 )
-def test_modules_that_cannot_go_along(directory: Path, tmp_path: Path, text: str, what: str) -> None:
-    """A list of modules that is none is an error that names it, before a file is there."""
+def test_modules_that_cannot_go_along(directory, tmp_path, text, what):
     (directory / "modules.json").write_text(text)
     with pytest.raises(wm.FormatError, match=rf"modules\.json: .*{what}"):
         wm.convert(directory, f"{tmp_path}/out/", format="amb")
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_in_folders_end(directory: Path, tmp_path: Path) -> None:
+def test_folders_in_folders_end(directory, tmp_path):
     """A folder that leads to itself is walked a few times, not for ever."""
     (directory / "2_Routes" / "one" / "again").symlink_to(directory / "2_Routes")
     copied = wm.convert(directory, f"{tmp_path}/out/", format="amb").copied
     assert set(copied) == set(ALONG)
 
 
-def dtypes(folder: Path) -> dict[str, Any]:
-    """Return what a configuration says about types."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+def dtypes(folder):
+    config = json.loads((folder / "config.json").read_text())
     return {key: value for key, value in config.items() if "dtype" in key}
 
 
@@ -389,9 +360,7 @@ def dtypes(folder: Path) -> dict[str, Any]:
         ({"dtype": "bfloat16"}, {"dtype": "fp16", "quantize": "q8_0", "format": "gguf"}, {"dtype": "bfloat16"}),
     ],
 )
-def test_the_type_that_a_configuration_says(
-    directory: Path, tmp_path: Path, config: dict[str, Any], options: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_the_type_that_a_configuration_says(directory, tmp_path, config, options, expected):
     """It becomes that of the tensors where all of them got one, and the rest of the configuration stays."""
     before = {"rms_norm_eps": 1e-06, "hidden_size": 4, "name": "h\u00e9"} | config
     (directory / "config.json").write_text(json.dumps(before))
@@ -402,7 +371,7 @@ def test_the_type_that_a_configuration_says(
     assert dtypes(directory) == config
 
 
-def test_shards_say_what_hugging_face_expects(directory: Path, tmp_path: Path) -> None:
+def test_shards_say_what_hugging_face_expects(directory, tmp_path):
     """Every file has "format": "pt"; what files said before stays, and a model without a configuration gets nothing."""
     wm.convert(directory, f"{tmp_path}/out/", format="safetensors")
     (tmp_path / "flax").mkdir()
@@ -424,10 +393,7 @@ def test_shards_say_what_hugging_face_expects(directory: Path, tmp_path: Path) -
 
 # ----------------------------------------------------------------------------------------------------- names of targets
 @pytest.mark.parametrize(("target", "options"), [("f16", {}), ("f16/", {}), ("f16", {"format": "safetensors"})])
-def test_a_name_without_a_suffix_is_a_directory(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, options: dict[str, str]
-) -> None:
-    """A directory becomes a directory, of its own format if none is given; the command says the same."""
+def test_a_name_without_a_suffix_is_a_directory(directory, tmp_path, monkeypatch, target, options):
     monkeypatch.chdir(tmp_path)
     report = wm.convert(directory, target, dtype="float16", **options)
     assert (report.format, report.shards) == ("safetensors", 2)
@@ -440,8 +406,7 @@ def test_a_name_without_a_suffix_is_a_directory(
     assert len(listing(tmp_path / "again")) == len(listing(tmp_path / "f16"))
 
 
-def test_other_names_are_as_they_were(directory: Path, model: Path, tmp_path: Path) -> None:
-    """A file there, one with a suffix of its own, and the copy of one file are files; a misspelt suffix is an error."""
+def test_other_names_are_as_they_were(directory, model, tmp_path):
     (tmp_path / "there").write_text("old")
     for source, name in ((directory, "there"), (directory, "m.dat"), (model, "none")):
         wm.convert(source, tmp_path / name, format="amb")
@@ -453,8 +418,7 @@ def test_other_names_are_as_they_were(directory: Path, model: Path, tmp_path: Pa
         wm.convert(directory, tmp_path / "llama-3.1-8b")
 
 
-def test_a_directory_needs_a_format_that_is_written(tmp_path: Path) -> None:
-    """That of an archive is not: the error asks for one."""
+def test_a_directory_needs_a_format_that_is_written(tmp_path):
     np.savez(tmp_path / "model.npz", w=np.ones(3, np.float32))
     with pytest.raises(wm.EncodeError, match="nothing says a format for them that can be written; give format="):
         wm.convert(tmp_path / "model.npz", f"{tmp_path}/out/")
@@ -462,9 +426,7 @@ def test_a_directory_needs_a_format_that_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "one.safetensors"])
-def test_a_file_beside_a_configuration_takes_it_along(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_file_beside_a_configuration_takes_it_along(directory, tmp_path, monkeypatch, name):
     """To a directory, an index or a file of a Hugging Face directory counts as that; without a configuration not."""
     wm.save(directory / "one.safetensors", TENSORS)
     wm.convert(directory, f"{tmp_path}/whole/")

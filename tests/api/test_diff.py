@@ -1,10 +1,7 @@
 """Comparison of two files of any formats: tensors by value, metadata, vocabulary."""
 
-from __future__ import annotations
-
 import json
 import struct
-from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -17,35 +14,25 @@ from tests.builders import safetensors as st
 import weightmap as wm
 from weightmap.formats import FORMATS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 every_suffix = pytest.mark.parametrize(
     "suffix", [builder.suffix for builder in builders.known().values() if builder.names_tensors and builder.metadata]
 )
 TENSORS = {"a": normal((2, 3), 1), "b": noise("int8", (5,), 2), "c": normal((4,), 3)}
 
 
-def spec(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, vocab: list[str] | None = None) -> bytes:
-    """An EMBD file of this content."""
+def spec(tensors, metadata=None, vocab=None):
     return embd.Draft(tensors.items(), metadata or {}, vocab).seal()
 
 
-def test_a_file_equals_itself_and_its_copy(put: Callable[..., Path]) -> None:
-    """Two files of the same content are equal: no field of the report lists anything."""
+def test_a_file_equals_itself_and_its_copy(put):
     a, b = put(spec(TENSORS, {"k": "v"}, ["x"]), "a"), put(spec(TENSORS, {"k": "v"}, ["x"]), "b")
     for other in (a, b):
         report = wm.diff(a, other)
         assert report.equal is True
-        assert not report.only_in_a
-        assert not report.only_in_b
-        assert not report.changed
-        assert not report.metadata
-        assert not report.vocab
+        assert not any((report.only_in_a, report.only_in_b, report.changed, report.metadata, report.vocab))
 
 
-def test_numbers_and_their_decimal_strings_are_the_same_metadata(put: Callable[..., Path]) -> None:
+def test_numbers_and_their_decimal_strings_are_the_same_metadata(put):
     """A CNN v2 file, whose metadata are integers, equals the same model in a format that holds strings alone."""
     layers = cnn_v2.names(cnn_v2.ODD)
     a = put(cnn_v2.build(cnn_v2.ODD, mip_level=2), "a.bin")
@@ -56,16 +43,14 @@ def test_numbers_and_their_decimal_strings_are_the_same_metadata(put: Callable[.
     assert wm.diff(a, other).metadata == (("mip_level", 2, "02"),)
 
 
-def test_the_format_does_not_matter_for_tensors(put: Callable[..., Path]) -> None:
-    """The same tensors in EMBD and safetensors, in any order, do not differ."""
+def test_the_format_does_not_matter_for_tensors(put):
     backwards = dict(reversed(TENSORS.items()))
     report = wm.diff(put(spec(TENSORS), "a"), put(st.build(backwards), "b"))
     assert report.equal
     assert not report.changed
 
 
-def test_tensors_on_one_side(put: Callable[..., Path]) -> None:
-    """Names that only one file has are listed under that file."""
+def test_tensors_on_one_side(put):
     left = {"a": TENSORS["a"], "x": TENSORS["b"], "y": TENSORS["c"]}
     report = wm.diff(put(spec(left), "a"), put(spec(TENSORS), "b"))
     assert not report.equal
@@ -79,8 +64,7 @@ def test_tensors_on_one_side(put: Callable[..., Path]) -> None:
     [normal((2, 3), 9), normal((3, 2), 1), noise("int32", (2, 3), 1), Tensor("int8", (24,), normal((2, 3), 1).data)],
     ids=["values", "shape", "dtype", "both"],
 )
-def test_changed_tensors(put: Callable[..., Path], other: Tensor) -> None:
-    """A tensor of another value, shape or dtype is a changed one, by name; the others are not."""
+def test_changed_tensors(put, other):
     report = wm.diff(put(spec(TENSORS), "a"), put(spec(TENSORS | {"a": other}), "b"))
     assert not report.equal
     assert len(report.changed) == 1
@@ -89,12 +73,12 @@ def test_changed_tensors(put: Callable[..., Path], other: Tensor) -> None:
     assert not report.only_in_b
 
 
-def test_one_bit_is_a_change(put: Callable[..., Path]) -> None:
+def test_one_bit_is_a_change(put):
     """Comparison is bit by bit: a sign of zero or a NaN payload counts, and equal NaNs are equal."""
     nan, other_nan = b"\x01\x00\xc0\x7f", b"\x02\x00\xc0\x7f"
     zero, minus_zero = bytes(4), b"\x00\x00\x00\x80"
 
-    def file(name: str, data: bytes) -> Path:
+    def file(name, data):
         return put(spec({"t": Tensor("float32", (2,), data)}), name)
 
     assert wm.diff(file("a", nan + zero), file("b", nan + zero)).equal
@@ -102,8 +86,7 @@ def test_one_bit_is_a_change(put: Callable[..., Path]) -> None:
     assert not wm.diff(file("a", nan + zero), file("b", nan + minus_zero)).equal
 
 
-def test_metadata_and_vocabulary(put: Callable[..., Path]) -> None:
-    """Differing metadata and vocabularies are reported apart from differing tensors."""
+def test_metadata_and_vocabulary(put):
     base = put(spec(TENSORS, {"k": "v", "same": "s"}, ["x", "y"]), "a")
     report = wm.diff(base, put(spec(TENSORS, {"k": "w", "same": "s", "new": "n"}, ["x", "y"]), "b"))
     assert not report.equal
@@ -122,7 +105,7 @@ def test_metadata_and_vocabulary(put: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("example", builders.examples(), ids=lambda example: f"{example.format}-{example.name}")
-def test_a_file_and_what_convert_made_of_it_are_equal(example: builders.Example, put: Callable[..., Path]) -> None:
+def test_a_file_and_what_convert_made_of_it_are_equal(example, put):
     """A file differs from its conversion only in what the report of the conversion lists.
 
     Entries that a format states in every file are notes, not differences.
@@ -145,8 +128,7 @@ def test_a_file_and_what_convert_made_of_it_are_equal(example: builders.Example,
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """A model directory: tensors, positions that need no storing, configuration and vocabulary."""
+def directory(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     positions = Tensor("int64", (1, 4), struct.pack("<4q", *range(4)))
@@ -159,8 +141,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 @every_suffix
-def test_a_model_directory_and_what_convert_made_of_it_are_equal(directory: Path, suffix: str) -> None:
-    """Diff compares what convert takes from the files beside the tensors, whichever side they are on."""
+def test_a_model_directory_and_what_convert_made_of_it_are_equal(directory, suffix):
     target = directory.parent / f"target{suffix}"
     report = wm.convert(directory, target)
     found = wm.diff(directory, target)
@@ -175,8 +156,7 @@ def test_a_model_directory_and_what_convert_made_of_it_are_equal(directory: Path
     assert wm.diff(directory, target, tensors_only=True).equal
 
 
-def test_another_vocabulary_of_a_model_directory_is_a_difference(directory: Path) -> None:
-    """The tokens of vocab.txt are compared with those of the file, and only where that has some."""
+def test_another_vocabulary_of_a_model_directory_is_a_difference(directory):
     target = directory.parent / "target.weights"
     wm.convert(directory, target)
     (directory / "vocab.txt").write_text("[PAD]\nworld\n")
@@ -184,7 +164,7 @@ def test_another_vocabulary_of_a_model_directory_is_a_difference(directory: Path
     assert wm.diff(directory / "model.safetensors", target).vocab == "only B has one"
 
 
-def test_positions_that_do_not_count_up_are_a_difference(directory: Path) -> None:
+def test_positions_that_do_not_count_up_are_a_difference(directory):
     """A tensor that convert would not leave out is missed, and so is one where the other format could hold it."""
     target = directory.parent / "target.weights"
     wm.convert(directory, target, exclude="*.position_ids")
@@ -202,8 +182,7 @@ def test_positions_that_do_not_count_up_are_a_difference(directory: Path) -> Non
 
 
 @every_suffix
-def test_a_model_in_shards_and_what_convert_made_of_it_are_equal(tmp_path: Path, suffix: str) -> None:
-    """The totals in an index of shards are not metadata of the model."""
+def test_a_model_in_shards_and_what_convert_made_of_it_are_equal(tmp_path, suffix):
     index = st.shard(tmp_path, {"one.safetensors": {"a": normal((2,), 1)}, "two.safetensors": {"b": normal((3,), 2)}})
     content = json.loads(index.read_text())
     content["metadata"] |= {"total_parameters": 5}
@@ -216,10 +195,10 @@ def test_a_model_in_shards_and_what_convert_made_of_it_are_equal(tmp_path: Path,
     assert wm.diff(target, tmp_path).equal
 
 
-def saved(tmp_path: Path, **tensors: Any) -> Callable[[str], Path]:
+def saved(tmp_path, **tensors):
     """Save one tensor "t" a file; give the function that finds their paths."""
 
-    def path(name: str) -> Path:
+    def path(name):
         return tmp_path / f"{name}.{'amb' if isinstance(tensors[name], wm.QuantizedTensor) else 'safetensors'}"
 
     for name, array in tensors.items():
@@ -227,8 +206,7 @@ def saved(tmp_path: Path, **tensors: Any) -> Callable[[str], Path]:
     return path
 
 
-def test_types_that_store_the_same_values_differ_unless_asked_by_value(tmp_path: Path) -> None:
-    """float32 beside bfloat16 and int4 beside what it decodes to are equal by value, and of other dtypes bit by bit."""
+def test_types_that_store_the_same_values_differ_unless_asked_by_value(tmp_path):
     values = np.arange(-32, 32, dtype=np.float32).reshape(2, 32)
     quantised = wm.quantize(values, "int4_block")
     narrow = values.astype(ml_dtypes.bfloat16)
@@ -257,9 +235,7 @@ def test_types_that_store_the_same_values_differ_unless_asked_by_value(tmp_path:
         ([np.nan, 1.0, np.inf, -np.inf], [1.0, np.inf, 1.0, np.inf], {"rtol": 1.0, "atol": 1e300}, 4),
     ],
 )
-def test_tolerances_are_those_of_numpy(
-    tmp_path: Path, a: list[float], b: list[float], options: dict[str, float], different: int
-) -> None:
+def test_tolerances_are_those_of_numpy(tmp_path, a, b, options, different):
     """An element differs where numpy.isclose says so; either tolerance asks for a comparison by value."""
     path = saved(tmp_path, a=np.array(a), b=np.array(b))
     report = wm.diff(path("a"), path("b"), **options)
@@ -278,8 +254,7 @@ def test_tolerances_are_those_of_numpy(
         (np.array([2**63], np.uint64), np.array([-1]), 2.0**63),
     ],
 )
-def test_integers_by_value_are_exact(tmp_path: Path, a: Any, b: Any, distance: float) -> None:
-    """Whole numbers that float64 would round differ, by as much as they differ; no difference wraps around."""
+def test_integers_by_value_are_exact(tmp_path, a, b, distance):
     path = saved(tmp_path, a=a, b=b, same=a.astype(np.float64) if distance > 2 else a)
     [change] = wm.diff(path("a"), path("b"), by_value=True).changed
     assert (change.n_different, change.max_abs) == (1, distance)
@@ -287,8 +262,7 @@ def test_integers_by_value_are_exact(tmp_path: Path, a: Any, b: Any, distance: f
     assert wm.diff(path("a"), path("same"), by_value=True).equal
 
 
-def test_shapes_and_complex_numbers_by_value(tmp_path: Path) -> None:
-    """Another shape stays a difference; complex numbers differ by the absolute value of their difference."""
+def test_shapes_and_complex_numbers_by_value(tmp_path):
     numbers = {name: np.array([value], np.complex64) for name, value in (("c", 1 + 1j), ("d", 4 + 5j))}
     path = saved(tmp_path, a=np.zeros((2, 3), np.float32), b=np.zeros((3, 2), np.float32), **numbers)
     assert [change.what for change in wm.diff(path("a"), path("b"), by_value=True).changed] == ["shape"]
@@ -298,14 +272,12 @@ def test_shapes_and_complex_numbers_by_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"rtol": -1}, {"atol": np.inf}, {"atol": np.nan}])
-def test_a_tolerance_is_a_number(put: Callable[..., Path], options: dict[str, float]) -> None:
-    """A tolerance that is negative or not finite is a ValueError before any file is opened."""
+def test_a_tolerance_is_a_number(put, options):
     with pytest.raises(ValueError, match="expected a finite number of at least 0"):
         wm.diff("absent", "absent", **options)
 
 
-def test_errors_are_those_of_opening(put: Callable[..., Path], tmp_path: Path) -> None:
-    """A malformed or missing file is the error that opening it would be."""
+def test_errors_are_those_of_opening(put, tmp_path):
     good = put(spec(TENSORS), "a")
     with pytest.raises(wm.FormatError, match="bad"):
         wm.diff(good, put(spec(TENSORS)[:-1], "bad"))
@@ -313,8 +285,7 @@ def test_errors_are_those_of_opening(put: Callable[..., Path], tmp_path: Path) -
         wm.diff(tmp_path / "absent", good)
 
 
-def test_reports_are_printable(put: Callable[..., Path]) -> None:
-    """Repr of a report is printable text whatever the names hold."""
+def test_reports_are_printable(put):
     nasty = {"\x1b[31m": TENSORS["a"]}
     report = wm.diff(put(spec(nasty), "a"), put(spec(TENSORS), "b"))
     assert repr(report).isprintable()
@@ -322,7 +293,7 @@ def test_reports_are_printable(put: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
-def test_the_root_of_the_mean_square_is_over_all_elements(tmp_path: Path, dtype: str) -> None:
+def test_the_root_of_the_mean_square_is_over_all_elements(tmp_path, dtype):
     """Elements that are equal count as differences of 0; one that is not finite makes it NaN."""
     a = np.zeros((10, 10), dtype)
     b = a.copy()
@@ -337,8 +308,7 @@ def test_the_root_of_the_mean_square_is_over_all_elements(tmp_path: Path, dtype:
         assert np.isnan(wm.diff(path("a"), path("nan")).changed[0].rms)
 
 
-def test_int8_the_scheme_is_not_int8_the_type(tmp_path: Path) -> None:
-    """The name is one, so the report says which tensor is quantised."""
+def test_int8_the_scheme_is_not_int8_the_type(tmp_path):
     dense = np.arange(64, dtype=np.int8).reshape(2, 32)
     wm.save(tmp_path / "a.amb", {"w": wm.quantize(dense, "int8")})
     wm.save(tmp_path / "b.amb", {"w": dense})

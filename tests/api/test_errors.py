@@ -1,10 +1,7 @@
 """The tree of errors: what derives from what, what each carries, what its message looks like."""
 
-from __future__ import annotations
-
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,11 +9,7 @@ from tests.builders import embd, normal
 
 import weightmap as wm
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-BASES: dict[str, tuple[type[BaseException], ...]] = {
+BASES = {
     "TensorFileError": (Exception,),
     "FormatError": (wm.TensorFileError, ValueError),
     "UnknownFormatError": (wm.FormatError,),
@@ -42,39 +35,17 @@ CARRIED = ("path", "format", "field", "offset", "expected", "actual")
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_the_tree_is_as_published(name: str) -> None:
-    """Each error has exactly the bases that the interface names, and is exported by name."""
+def test_the_tree_is_as_published(name):
     cls = getattr(wm, name)
     assert set(cls.__bases__) == set(BASES[name])
     assert name in wm.__all__
 
 
-def test_siblings_are_not_each_other() -> None:
-    """Errors that are not format errors are not caught as such."""
-    for name in (
-        "EncodeError",
-        "QuantError",
-        "TensorNotFoundError",
-        "ClosedError",
-        "FileChangedError",
-        "NotRegularFileError",
-    ):
-        assert not issubclass(getattr(wm, name), wm.FormatError)
-
-
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_every_class_survives_pickling(name: str, protocol: int) -> None:
-    """Attributes and message come back from pickle and copy unchanged, whatever builtin the class also derives from."""
+def test_every_class_survives_pickling(name, protocol):
     cls = getattr(wm, name)
-    values: dict[str, Any] = {
-        "path": "m.weights",
-        "format": "embd",
-        "field": "flags",
-        "offset": 8,
-        "expected": 7,
-        "actual": [8],
-    }
+    values = dict(zip(CARRIED, ("m.weights", "embd", "flags", 8, 7, [8]), strict=True))
     error = cls("flags", **values)
     for again in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
         assert type(again) is cls
@@ -83,27 +54,23 @@ def test_every_class_survives_pickling(name: str, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_attributes_are_always_there(name: str) -> None:
-    """Every attribute exists on every error, None where it does not apply."""
+def test_attributes_are_always_there(name):
     error = getattr(wm, name)("bare")
     assert all(getattr(error, key) is None for key in CARRIED)
     assert str(error) == "bare"
 
 
-def raised(action: Callable[[], object]) -> wm.TensorFileError:
-    """The error that an action raises."""
+def raised(action):
     with pytest.raises(wm.TensorFileError) as caught:
         action()
     return caught.value
 
 
-def sample(**header: int) -> bytes:
-    """A small EMBD file, header fields changed."""
+def sample(**header):
     return embd.Draft([("weight", normal((2, 2)))]).header(**header).seal()
 
 
-def test_real_errors_survive_pickling(put: Callable[..., Path], tmp_path: Path) -> None:
-    """Errors as the package raises them, one of each kind, survive pickling with their attributes."""
+def test_real_errors_survive_pickling(put, tmp_path):
     good = put(sample(), "good.weights")
     closed = wm.open(good)
     closed.close()
@@ -128,7 +95,7 @@ def test_real_errors_survive_pickling(put: Callable[..., Path], tmp_path: Path) 
         assert {key: getattr(again, key) for key in CARRIED} == {key: getattr(error, key) for key in CARRIED}
 
 
-def test_messages_have_one_form(put: Callable[..., Path]) -> None:
+def test_messages_have_one_form(put):
     """A message reads `<file>: <what> <was>, expected <…> (at byte <n>)`."""
     path = put(sample(version_major=9))
     text = str(raised(lambda: wm.open(path)))
@@ -138,7 +105,7 @@ def test_messages_have_one_form(put: Callable[..., Path]) -> None:
     assert text.endswith("(at byte 4)")
 
 
-def test_key_errors_read_like_messages(put: Callable[..., Path]) -> None:
+def test_key_errors_read_like_messages(put):
     """The text of TensorNotFoundError is the message, not its repr as of a plain KeyError; names stand as repr."""
     path = put(sample())
     error = raised(lambda: wm.open(path)["wieght"])
@@ -147,30 +114,13 @@ def test_key_errors_read_like_messages(put: Callable[..., Path]) -> None:
     assert "'weight'" in str(error)
 
 
-@pytest.mark.parametrize("nasty", ["\x1b[31mred", "a\nb\r", "\x9b2J", "\x7f", "bell\x07"], ids=ascii)
-def test_control_characters_are_escaped(nasty: str, put: Callable[..., Path]) -> None:
-    """Neither a file's name nor anything inside the file can put a control character into a message."""
-    path = put(embd.Draft([(nasty, normal((2,))), ("x" + nasty, normal((2,)))]).seal(), f"file{nasty}.weights")
-    texts = [str(raised(lambda: wm.open(path)["x" + nasty[:-1]])), str(raised(lambda: wm.open(path)["absent"]))]
-    with wm.open(path) as f:
-        texts.append(repr(f))
-        texts.extend(map(str, f.infos()))
-    path.write_bytes(embd.Draft([(nasty, normal((2,))), (nasty, normal((2,)))], metadata={nasty: nasty}).seal())
-    texts.append(str(raised(lambda: wm.open(path))))
-    texts.append(str(raised(lambda: wm.save(path, {nasty: np.zeros(2, np.float64)}, format="embd"))))
-    for text in texts:
-        assert text.isprintable(), ascii(text)
-
-
-def test_errors_of_sources_without_a_path_name_the_source() -> None:
-    """For a buffer the message still begins with some name for the source."""
+def test_errors_of_sources_without_a_path_name_the_source():
     text = str(raised(lambda: wm.open(memoryview(sample(version_major=9)))))
     assert text.split(":", maxsplit=1)[0].strip()
     assert "version_major" in text
 
 
-def test_limits_show_their_values() -> None:
-    """The repr of limits is the expression that makes them, and pickling keeps them."""
+def test_limits_show_their_values():
     limits = wm.Limits(max_tensors=10)
     assert repr(limits) == "Limits(max_header_bytes=100000000, max_tensors=10, max_copy_bytes=None, max_shards=32768)"
     assert pickle.loads(pickle.dumps(limits)) == limits

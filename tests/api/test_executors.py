@@ -1,7 +1,5 @@
 """Many shards: converted, verified and quantised by executors and ranks, started again by manifests."""
 
-from __future__ import annotations
-
 import io
 import json
 import multiprocessing
@@ -10,7 +8,6 @@ import pickle
 import pickletools
 import shutil
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,22 +22,16 @@ from weightmap.conversion import shards as conversions
 from weightmap.conversion.dealing import moved_scales
 from weightmap.io import buffers
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 COUNT = 6
 QUANTISED = {"format": "amb", "quantize": "int4_block"}
 
 
-def name_of(number: int, count: int = COUNT, suffix: str = ".safetensors") -> str:
-    """The name of a shard."""
+def name_of(number, count=COUNT, suffix=".safetensors"):
     return f"model-{number:05}-of-{count:05}{suffix}"
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A model of six shards in a directory."""
+def model(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     shards = {
@@ -51,23 +42,21 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """All files of a directory."""
+def content(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 class Inline(Executor):
     """Runs each task when it is submitted, or holds the ones behind a failed one back until they are cancelled."""
 
-    def __init__(self) -> None:
-        self.tasks: list[Any] = []
-        self.held: list[Future[Any]] = []
-        self.results: list[Any] = []
+    def __init__(self):
+        self.tasks = []
+        self.held = []
+        self.results = []
         self.failed = False
 
-    def submit(self, call: Any, /, *_: Any, **__: Any) -> Future[Any]:
-        """Run a call's tasks through pickles, as between processes."""
-        future: Future[Any] = Future()
+    def submit(self, call, /, *_, **__):
+        future = Future()
         if self.failed:
             self.held.append(future)
             return future
@@ -85,12 +74,12 @@ class Inline(Executor):
 
 
 @pytest.fixture
-def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def converted(monkeypatch):
     """The names of the shards that were really converted."""
-    names: list[str] = []
+    names = []
     convert_shard = conversions.convert_shard
 
-    def counted(task: Any) -> Any:
+    def counted(task):
         report = convert_shard(task)
         if report.converted:
             names.append(task.name)
@@ -101,19 +90,18 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------- the same everywhere
-def executors() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Executors by name."""
-    spawn = multiprocessing.get_context("spawn")
-    yield "threads", lambda: ThreadPoolExecutor(2)
-    yield "processes", lambda: ProcessPoolExecutor(2, mp_context=spawn)
-    yield "inline", Inline
+SPAWN = multiprocessing.get_context("spawn")
+EXECUTORS = {
+    "threads": lambda: ThreadPoolExecutor(2),
+    "processes": lambda: ProcessPoolExecutor(2, mp_context=SPAWN),
+    "inline": Inline,
+}
 
 
-@pytest.mark.parametrize("executor", dict(executors()).values(), ids=dict(executors()))
-def test_executors_write_what_a_serial_run_writes(model: Path, tmp_path: Path, executor: Callable[[], Any]) -> None:
-    """Threads, spawned processes and tasks that go through pickles give the same files, byte for byte."""
+@pytest.mark.parametrize("executor", EXECUTORS.values(), ids=EXECUTORS)
+def test_executors_write_what_a_serial_run_writes(model, tmp_path, executor):
     serial = wm.convert(model, tmp_path / "serial" / "x.amb.index.json", **QUANTISED)
-    seen: list[tuple[int, int]] = []
+    seen = []
     with executor() as pool:
         shared = wm.convert(
             model,
@@ -134,16 +122,14 @@ def test_executors_write_what_a_serial_run_writes(model: Path, tmp_path: Path, e
 
 
 @pytest.mark.parametrize("format_", ["safetensors", "embd", "bintensors", "gguf", "amb"])
-def test_shards_hold_what_one_file_holds(model: Path, tmp_path: Path, format_: str) -> None:
-    """A model that was converted to shards does not differ from its source."""
+def test_shards_hold_what_one_file_holds(model, tmp_path, format_):
     report = wm.convert(model, f"{tmp_path}/out/", format=format_)
     assert (report.format, report.shards) == (format_, COUNT)
     assert wm.diff(model, tmp_path / "out").equal
     assert wm.convert(tmp_path / "out", tmp_path / "one.safetensors").tensors == 2 * COUNT
 
 
-def test_tasks_are_small_and_plain(model: Path, tmp_path: Path) -> None:
-    """A task pickles to less than 4 KiB; tasks and reports name no classes but those of this package."""
+def test_tasks_are_small_and_plain(model, tmp_path):
     with Inline() as pool:
         wm.convert(model, f"{tmp_path}/out/", include=["layer.*"], limits=wm.Limits(), run=wm.Run(pool), **QUANTISED)
         wm.verify(model, run=wm.Run(pool))
@@ -158,7 +144,7 @@ def test_tasks_are_small_and_plain(model: Path, tmp_path: Path) -> None:
         assert not {"os", "posix", "subprocess", "functools"} & set(texts)
 
 
-def test_a_task_of_a_directory_that_it_leaves_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_task_of_a_directory_that_it_leaves_is_refused(model, tmp_path):
     """Names in a task are those of files below its two directories, whoever made the task."""
     with Inline() as pool:
         wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED)
@@ -174,13 +160,11 @@ def test_a_task_of_a_directory_that_it_leaves_is_refused(model: Path, tmp_path: 
     }
 
 
-def test_a_report_of_another_kind_is_refused(model: Path, tmp_path: Path) -> None:
-    """What a worker sends back is the report of its task, or an error that names the shard."""
-
+def test_a_report_of_another_kind_is_refused(model, tmp_path):
     class Lying(Inline):
-        def submit(self, call: Any, /, *_: Any, **__: Any) -> Future[Any]:
+        def submit(self, call, /, *_, **__):
             future = super().submit(call)
-            lie: Future[Any] = Future()
+            lie = Future()
             lie.set_result(tuple(future.result()))
             return lie
 
@@ -190,12 +174,11 @@ def test_a_report_of_another_kind_is_refused(model: Path, tmp_path: Path) -> Non
         wm.verify(model, run=wm.Run(Lying()))
 
 
-def kept() -> int:
-    """The number of buffers that the thread of a worker keeps."""
+def kept():
     return len(buffers._kept.buffers or ())
 
 
-def test_only_workers_of_their_own_keep_their_buffers(model: Path, tmp_path: Path) -> None:
+def test_only_workers_of_their_own_keep_their_buffers(model, tmp_path):
     """A process of workers keeps them from call to call; threads of this process free theirs."""
     with ThreadPoolExecutor(1) as threads:
         wm.convert(model, f"{tmp_path}/a/", run=wm.Run(threads), **QUANTISED)
@@ -208,12 +191,11 @@ def test_only_workers_of_their_own_keep_their_buffers(model: Path, tmp_path: Pat
 class Remembers(Inline):
     """Answers a call that equals an earlier one with what that one came to, as Dask does while somebody holds it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.known: dict[bytes, Future[Any]] = {}
+        self.known = {}
 
-    def submit(self, *call: Any, **_: Any) -> Future[Any]:
-        """Run a call, or answer it."""
+    def submit(self, *call, **_):
         key = pickle.dumps(call)
         self.failed = False
         if key not in self.known:
@@ -221,7 +203,7 @@ class Remembers(Inline):
         return self.known[key]
 
 
-def test_a_run_is_not_answered_with_an_earlier_one(model: Path, tmp_path: Path) -> None:
+def test_a_run_is_not_answered_with_an_earlier_one(model, tmp_path):
     """Once the cause of an error is gone, a run succeeds; it writes what was removed since, and verifies again."""
     path = model / name_of(3)
     whole, state = path.read_bytes(), path.stat()
@@ -244,14 +226,14 @@ def test_a_run_is_not_answered_with_an_earlier_one(model: Path, tmp_path: Path) 
 
 
 # ----------------------------------------------------------------------------------------------------------- manifests
-def test_a_run_goes_on_where_another_ended(model: Path, tmp_path: Path, converted: list[str]) -> None:
+def test_a_run_goes_on_where_another_ended(model, tmp_path, converted):
     """Started again, a run converts what is missing, damaged or made of a changed source, and nothing else."""
     out, path = tmp_path / "out", tmp_path / "manifest.json"
 
     class Stops(Exception):  # noqa: N818
         pass
 
-    def stop(done: int, total: int) -> None:
+    def stop(done, total):
         if done * 2 >= total:
             raise Stops
 
@@ -294,7 +276,7 @@ def test_a_run_goes_on_where_another_ended(model: Path, tmp_path: Path, converte
 
 RECORD = {"key": "", "nbytes": 1, "crc32": 0, "tensor_bytes": 0, "unaligned": 0}
 # A whole file, or the records of one that is otherwise sound.
-DAMAGED: dict[str, tuple[Any, type[Exception], str]] = {
+DAMAGED = {
     "cut off": ('{"weightmap_manifest": 1, "shards": {', wm.FormatError, "manifest"),
     "empty": ("", wm.FormatError, "manifest"),
     "no version": ('{"shards": {}}', wm.FormatError, "no weightmap_manifest"),
@@ -312,10 +294,7 @@ DAMAGED: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "error", "words"), DAMAGED.values(), ids=DAMAGED)
-def test_a_bad_manifest_is_one_clear_error(
-    model: Path, tmp_path: Path, damage: Any, error: type[Exception], words: str
-) -> None:
-    """A manifest that is damaged, of another version or of another run is refused; nothing is written or changed."""
+def test_a_bad_manifest_is_one_clear_error(model, tmp_path, damage, error, words):
     path, out = tmp_path / "manifest.json", tmp_path / "out"
     out.mkdir()
     wm.convert(model, out, run=wm.Run(manifest=path), **QUANTISED)
@@ -331,15 +310,14 @@ def test_a_bad_manifest_is_one_clear_error(
     assert content(out) == before
 
 
-def test_a_manifest_longer_than_limits_allow(model: Path, tmp_path: Path) -> None:
-    """A manifest counts as a header: LimitError before it is read."""
+def test_a_manifest_longer_than_limits_allow(model, tmp_path):
     path = tmp_path / "manifest.json"
     path.write_text(" " * 1_000_000)
     with pytest.raises(wm.LimitError, match="size of the manifest"):
         wm.verify(model, limits=wm.Limits(max_header_bytes=500_000), run=wm.Run(manifest=path))
 
 
-def test_a_manifest_of_other_arguments(model: Path, tmp_path: Path) -> None:
+def test_a_manifest_of_other_arguments(model, tmp_path):
     """Another scheme or target needs another manifest; threads and limits do not."""
     path = tmp_path / "manifest.json"
     wm.convert(model, f"{tmp_path}/out/", run=wm.Run(manifest=path), **QUANTISED)
@@ -353,8 +331,7 @@ def test_a_manifest_of_other_arguments(model: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "out") == before
 
 
-def test_a_model_that_no_manifest_accounts_for_is_not_replaced(model: Path, tmp_path: Path) -> None:
-    """A target with an index that no manifest accounts for stays as it is; so does one that another run writes."""
+def test_a_model_that_no_manifest_accounts_for_is_not_replaced(model, tmp_path):
     out = tmp_path / "out"
     wm.convert(model, f"{out}/", **QUANTISED)
     before = content(out)
@@ -374,8 +351,7 @@ def test_a_model_that_no_manifest_accounts_for_is_not_replaced(model: Path, tmp_
     assert content(out) == before
 
 
-def test_the_source_is_no_target(tmp_path: Path) -> None:
-    """Shards never take the places of files that are being read."""
+def test_the_source_is_no_target(tmp_path):
     source = tmp_path / name_of(1, 1, ".gguf")
     source.write_bytes(gguf.build({"a": normal((4,), 1)}))
     before = content(tmp_path)
@@ -385,7 +361,7 @@ def test_the_source_is_no_target(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
-def damage(model: Path, *numbers: int) -> None:
+def damage(model, *numbers):
     """Put a NaN into weights, which cannot be quantised."""
     for number in numbers:
         path = model / name_of(number)
@@ -395,7 +371,7 @@ def damage(model: Path, *numbers: int) -> None:
         path.write_bytes(st.build(tensors | {f"layer.{number}.weight": tensor(bad)}))
 
 
-def test_the_first_error_stops_what_has_not_begun(model: Path, tmp_path: Path, converted: list[str]) -> None:
+def test_the_first_error_stops_what_has_not_begun(model, tmp_path, converted):
     """The error is that of the task and names the shard; tasks behind it are cancelled; finished ones are recorded."""
     damage(model, 3, 5)
     path = tmp_path / "manifest.json"
@@ -412,8 +388,7 @@ def test_the_first_error_stops_what_has_not_begun(model: Path, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_keep_going_collects_errors(model: Path, tmp_path: Path, *, threads: bool) -> None:
-    """All other shards are there and recorded; one error names each that is not; there is no index."""
+def test_keep_going_collects_errors(model, tmp_path, *, threads):
     damage(model, 3, 5)
     run = wm.Run(ThreadPoolExecutor(2) if threads else None, keep_going=True)
     with pytest.raises(wm.ShardsError, match=r"2 shards failed: .*layer") as caught:
@@ -426,16 +401,14 @@ def test_keep_going_collects_errors(model: Path, tmp_path: Path, *, threads: boo
 
 @pytest.mark.parametrize("pool", [None, ThreadPoolExecutor])
 @pytest.mark.parametrize("keep_going", [False, True])
-def test_errors_name_files_as_the_caller_did(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Any, *, keep_going: bool
-) -> None:
+def test_errors_name_files_as_the_caller_did(model, tmp_path, monkeypatch, pool, *, keep_going):
     """Relative paths stay relative: of a shard that cannot be written, of one that cannot be read or verified."""
     monkeypatch.chdir(tmp_path)
-    more: dict[str, Any] = {"run": wm.Run(None if pool is None else pool(1), keep_going=keep_going)}
+    more = {"run": wm.Run(None if pool is None else pool(1), keep_going=keep_going)}
     taken = name_of(2, suffix=".amb")
     (tmp_path / "out" / taken).mkdir(parents=True)
 
-    def error_of(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def error_of(call, *args, **options):
         with pytest.raises((OSError, wm.TensorFileError)) as caught:
             call(*args, **options, **more)
         if not isinstance(caught.value, wm.ShardsError):
@@ -473,7 +446,7 @@ def test_errors_name_files_as_the_caller_did(
         ([1, 65 << 20, 1, 1] * 16, [1, 1, *[3, 1] * 15, 2]),
     ],
 )
-def test_small_tasks_are_one_call(weights: list[int], sizes: list[int]) -> None:
+def test_small_tasks_are_one_call(weights, sizes):
     """At most 16 tasks and 64 MiB, so many calls that workers have work to the end, in the order of tasks."""
     tasks = list(range(len(weights)))
     found = running.bundled(tasks, weights)
@@ -482,13 +455,13 @@ def test_small_tasks_are_one_call(weights: list[int], sizes: list[int]) -> None:
 
 
 @pytest.fixture
-def many(tmp_path: Path) -> Path:
+def many(tmp_path):
     """Return the index of a model of 48 shards: three of them are one call."""
     st.shard(tmp_path, {name_of(i, 48): {f"w{i}": normal((4, 32), i)} for i in range(1, 49)})
     return next(tmp_path.glob("*.index.json"))
 
 
-def test_an_error_within_a_call_keeps_what_was_before_it(many: Path, converted: list[str]) -> None:
+def test_an_error_within_a_call_keeps_what_was_before_it(many, converted):
     """The results before the error are recorded, the tasks behind it do not begin; started again, these are done."""
     bad = many.parent / name_of(5, 48)
     whole = bad.read_bytes()
@@ -515,18 +488,18 @@ def test_an_error_within_a_call_keeps_what_was_before_it(many: Path, converted: 
     assert content(many.parent / "out") == content(many.parent / "serial")
 
 
-def test_errors_of_the_executor_name_the_shard(model: Path, tmp_path: Path) -> None:
+def test_errors_of_the_executor_name_the_shard(model, tmp_path):
     """A worker that is gone, or an executor that was shut down, is one error of ours with that as its cause."""
 
     class Broken(Inline):
-        def submit(self, call: Any, /, *_: Any, **__: Any) -> Future[Any]:
+        def submit(self, call, /, *_, **__):
             if len(self.tasks) == 2:
                 raise RuntimeError("the pool is broken")
             return super().submit(call)
 
     class Gone(Inline):
-        def submit(self, *_: Any, **__: Any) -> Future[Any]:
-            future: Future[Any] = Future()
+        def submit(self, *_, **__):
+            future = Future()
             future.set_exception(RuntimeError("the worker is gone"))
             return future
 
@@ -542,8 +515,7 @@ def test_errors_of_the_executor_name_the_shard(model: Path, tmp_path: Path) -> N
         wm.convert(model, f"{tmp_path}/b/", run=wm.Run(Gone(), keep_going=True), **QUANTISED)
 
 
-def test_what_cannot_be_expressed_is_found_before_work_is_dealt(model: Path, tmp_path: Path) -> None:
-    """One EncodeError has every tensor of every shard that the target cannot hold; no file is made, no task begun."""
+def test_what_cannot_be_expressed_is_found_before_work_is_dealt(model, tmp_path):
     for number in (2, 5):
         path = model / name_of(number)
         tensors, _ = st.parse(path.read_bytes())
@@ -558,8 +530,7 @@ def test_what_cannot_be_expressed_is_found_before_work_is_dealt(model: Path, tmp
         wm.convert(model, f"{tmp_path}/out/", format="amb", include="nothing")
 
 
-def test_a_source_that_changes_after_the_deal(model: Path, tmp_path: Path) -> None:
-    """A task is for the file that was looked at: another one in its place is a FileChangedError that names it."""
+def test_a_source_that_changes_after_the_deal(model, tmp_path):
     pool = Inline()
     wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED)
     path = model / name_of(1)
@@ -571,8 +542,7 @@ def test_a_source_that_changes_after_the_deal(model: Path, tmp_path: Path) -> No
         tasks.convert_shard(pool.tasks[0])
 
 
-def test_wrong_arguments(model: Path, tmp_path: Path) -> None:
-    """Executors are for shards, ranks need a manifest, words and bytes have no shards."""
+def test_wrong_arguments(model, tmp_path):
     one = tmp_path / "one.amb"
     for run in (wm.Run(Inline()), wm.Run(manifest="m"), wm.Run(keep_going=True), wm.Run(world_size=2)):
         with pytest.raises(ValueError, match=r"run= is for shards, and '.*one\.amb' is one file"):
@@ -596,8 +566,7 @@ def test_wrong_arguments(model: Path, tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- ranks
-def test_ranks_share_the_shards_out(model: Path, tmp_path: Path, converted: list[str]) -> None:
-    """Each rank writes its shards and a manifest; the last one writes the index, whichever it is."""
+def test_ranks_share_the_shards_out(model, tmp_path, converted):
     wm.convert(model, f"{tmp_path}/serial/", **QUANTISED)
     converted.clear()
     out, runs = tmp_path / "out", [wm.Run(manifest=tmp_path / "m", rank=rank, world_size=4) for rank in range(4)]
@@ -621,8 +590,7 @@ def test_ranks_share_the_shards_out(model: Path, tmp_path: Path, converted: list
 
 
 # -------------------------------------------------------------------------------------------------- what goes where
-def test_scales_go_to_the_shard_of_their_weights(tmp_path: Path) -> None:
-    """Scales in another shard are found before work is dealt: the shard of the weights can be used alone."""
+def test_scales_go_to_the_shard_of_their_weights(tmp_path):
     weight, scale = normal((4, 4), 1), normal((1, 1), 2)
     shards = {
         name_of(1, 3): {"a.weight": weight, "b.weight_scale_inv": scale},
@@ -662,16 +630,14 @@ def test_scales_go_to_the_shard_of_their_weights(tmp_path: Path) -> None:
         ("m.weight", "m.input_scale"),
     ],
 )
-def test_names_of_scales(weights: str, scales: str) -> None:
-    """The names that quantisers give to scales, zero points and orders of weights."""
+def test_names_of_scales(weights, scales):
     moved = {} if scales == "m.input_scale" else {scales: "1"}
     assert moved_scales({weights: "1", scales: "2", "other": "3"}) == moved
     assert moved_scales({weights: "1", scales: "1"}) == {}
     assert moved_scales({scales: "2", "other": "1"}) == {}
 
 
-def test_a_directory_keeps_its_configuration(model: Path, tmp_path: Path) -> None:
-    """Configuration and vocabulary of a Hugging Face directory go to the first shard, metadata stay with theirs."""
+def test_a_directory_keeps_its_configuration(model, tmp_path):
     (model / "config.json").write_text('{"hidden_size": 64, "vocab_size": 3}')
     (model / "vocab.txt").write_text("[PAD]\n[UNK]\nwörd\n")
     report = wm.convert(model, f"{tmp_path}/out/", format="embd")
@@ -681,7 +647,7 @@ def test_a_directory_keeps_its_configuration(model: Path, tmp_path: Path) -> Non
         assert list(file.vocab or ()) == ["[PAD]", "[UNK]", "wörd"]
         assert [part.vocab is not None for part in file.shards.values()] == [True, *[False] * (COUNT - 1)]
     path = tmp_path / "manifest.json"
-    options: dict[str, Any] = {"format": "embd", "run": wm.Run(manifest=path)}
+    options = {"format": "embd", "run": wm.Run(manifest=path)}
     wm.convert(model, f"{tmp_path}/b/", **options)
     (model / "config.json").touch()
     assert wm.convert(model, f"{tmp_path}/b/", **options).skipped == COUNT
@@ -694,8 +660,7 @@ def test_a_directory_keeps_its_configuration(model: Path, tmp_path: Path) -> Non
         assert file.metadata["hidden_size"] == "65"
 
 
-def test_a_sharded_model_has_the_configuration_of_its_first_shard(model: Path, tmp_path: Path) -> None:
-    """`save` puts it into the first of several AMB files, and the model has it, with the tokenizer."""
+def test_a_sharded_model_has_the_configuration_of_its_first_shard(model, tmp_path):
     (model / "config.json").write_text('{"hidden_size": 64, "model_type": "bert"}')
     wm.convert(model, f"{tmp_path}/out/", format="amb")
     with wm.open(tmp_path / "out") as file, wm.open(tmp_path / "out" / name_of(1, suffix=".amb")) as first:
@@ -706,8 +671,7 @@ def test_a_sharded_model_has_the_configuration_of_its_first_shard(model: Path, t
         assert file.config is file.tokenizer is None
 
 
-def test_parts_of_gguf_become_shards(tmp_path: Path) -> None:
-    """Parts get new numbers; a single file becomes one shard; tensors that the index lacks are not taken."""
+def test_parts_of_gguf_become_shards(tmp_path):
     for number, name in enumerate("ab"):
         values = [("split.no", "u16", number), ("split.count", "u16", 2), ("k", "u32", 7)]
         data = gguf.build({name: normal((32,), number)}, values)
@@ -727,16 +691,15 @@ def test_parts_of_gguf_become_shards(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- verify and quantize
-def test_verify_by_an_executor_says_the_same(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report equals that of `TensorFile.verify`, also from a manifest; sound files are read once."""
+def test_verify_by_an_executor_says_the_same(model, tmp_path, monkeypatch):
     out = tmp_path / "out"
     wm.convert(model, f"{out}/", format="embd")
     with wm.open(out) as file:
         serial = file.verify()
     path, verified, verify_shard = tmp_path / "m", [], verifying.verify_shard
-    threads: set[int | None] = set()
+    threads = set()
 
-    def watched(task: verifying.VerifyTask) -> wm.VerifyReport:
+    def watched(task):
         verified.append(task.name)
         threads.add(task.threads)
         return verify_shard(task)
@@ -749,7 +712,7 @@ def test_verify_by_an_executor_says_the_same(model: Path, tmp_path: Path, monkey
         assert wm.verify(out, threads=2, run=wm.Run(pool)) == serial
         assert threads == {1, 2}
         verified.clear()
-        seen: list[tuple[int, int]] = []
+        seen = []
         assert wm.verify(out, progress=lambda *now: seen.append(now), run=wm.Run(pool, manifest=path)) == serial
         assert seen[-1][0] == seen[-1][1] == serial.nbytes
         assert wm.verify(out, run=wm.Run(pool, manifest=path)) == serial
@@ -771,8 +734,7 @@ def test_verify_by_an_executor_says_the_same(model: Path, tmp_path: Path, monkey
     assert len(verified) == COUNT
 
 
-def test_quantize_writes_models(model: Path, tmp_path: Path) -> None:
-    """With a target, `quantize` is `convert` by a scheme; of an array it is what it was."""
+def test_quantize_writes_models(model, tmp_path):
     wm.convert(model, f"{tmp_path}/a/", **QUANTISED)
     with ThreadPoolExecutor(2) as pool:
         report = wm.quantize(
@@ -783,7 +745,7 @@ def test_quantize_writes_models(model: Path, tmp_path: Path) -> None:
     wm.quantize(model, "int8", tmp_path / "one.amb")
     said = r"array is the path 'm\.amb', expected numbers; a model is quantised to a file, dst="
     with pytest.raises(TypeError, match=said):
-        wm.quantize("m.amb", "int8")  # type: ignore[call-overload]
+        wm.quantize("m.amb", "int8")
     with pytest.raises(TypeError, match="with dst="):
         wm.quantize(np.ones(4), "int8", run=wm.Run(Inline()))
     with pytest.raises(TypeError, match="fields of run="):
@@ -794,11 +756,11 @@ def test_quantize_writes_models(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_converter_takes_little_memory(tmp_path: Path) -> None:
+def test_a_converter_takes_little_memory(tmp_path):
     """Peak anonymous memory of a conversion with an executor stays below 128 MiB and a piece of 16 MiB."""
     folder = tmp_path / "model"
     folder.mkdir()
-    index: dict[str, Any] = {"weight_map": {}}
+    index = {"weight_map": {}}
     for i in range(4):
         with (folder / name_of(i + 1, 4)).open("wb") as file:
             header = json.dumps({f"w{i}": {"dtype": "F32", "shape": [4096, 16384], "data_offsets": [0, 1 << 28]}})
@@ -831,8 +793,7 @@ print(peak - before)
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
-def test_commands(model: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
-    """Ranks of `quantize`, `convert` into a directory, `verify` with a manifest; --keep-going decides the status."""
+def test_commands(model, tmp_path, run):
     out, manifest = f"{tmp_path}/out/", tmp_path / "m"
     for rank in (1, 0):
         argv = ("quantize", model, out, "--scheme", "int4_block", "--format", "amb", "--manifest", manifest)
@@ -865,10 +826,7 @@ def test_commands(model: Path, tmp_path: Path, run: Callable[..., tuple[int, str
     assert (status, "is one file: give a directory or an *.index.json" in err) == (2, True)
 
 
-def test_dask_is_asked_for_when_it_is_missing(
-    model: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the package, --dask says how to install it."""
+def test_dask_is_asked_for_when_it_is_missing(model, tmp_path, run, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "distributed", None)
@@ -876,8 +834,7 @@ def test_dask_is_asked_for_when_it_is_missing(
     assert (status, "pip install dask distributed" in err) == (4, True)
 
 
-def test_a_manifest_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    """Records survive writing and reading; the file is one JSON document after each write."""
+def test_a_manifest_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "m"
     first = manifests.Manifest(str(path), "verify", "r", {"n": int}, wm.Limits())
     for number in range(3):

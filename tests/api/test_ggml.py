@@ -1,7 +1,5 @@
 """Quantised tensors of ggml's block types: decoding, rows, parts, quantisation, and conversion without decoding."""
 
-from __future__ import annotations
-
 import math
 import pickle
 
@@ -28,18 +26,15 @@ def tensor(scheme, rows, *, finite=True):
 
 @pytest.fixture(scope="module")
 def books():
-    """The code books of the iq types."""
     return ggml_support.read_books(lambda blocks, name: kernels.decode_ggml(blocks, len(blocks) * TYPES[name][1], name))
 
 
 def test_schemes():
-    """There is a scheme for every type, named like it in lower case."""
     assert set(GGML_SCHEMES) == set(TYPES)
 
 
 @pytest.mark.parametrize("scheme", GGML_SCHEMES)
 def test_decoding(books, scheme):
-    """A tensor decodes to the values of its blocks, in float32, in other types, with threads and into any array."""
     q = tensor(scheme, (3, 5))
     values = ggml_support.values(scheme, q.payload.reshape(-1, TYPES[scheme][2]), books).reshape(q.shape)
     assert q.dequantize().tobytes() == values.tobytes()
@@ -62,13 +57,11 @@ def test_decoding(books, scheme):
     ids=repr,
 )  # fmt: skip
 def test_indexing(scheme, key):
-    """Rows and experts are what numpy makes of the decoded tensor."""
     q = tensor(scheme, (3, 5))
     assert np.array_equal(q[key], q.dequantize()[key])
 
 
 def test_only_the_blocks_needed_are_decoded(monkeypatch):
-    """A row of an expert decodes that row and no more."""
     asked = []
     decode = kernels.decode_ggml
 
@@ -87,7 +80,6 @@ def test_only_the_blocks_needed_are_decoded(monkeypatch):
 
 @pytest.mark.parametrize("key", [(3, 0), (-4, 0), (0, 5)])
 def test_indices_out_of_bounds(key):
-    """An expert or a row that does not exist is an IndexError."""
     with pytest.raises(IndexError):
         tensor("q4_0", (3, 5))[key]
 
@@ -113,7 +105,6 @@ def test_parts(scheme):
 
 @pytest.mark.parametrize("scheme", GGML_SCHEMES)
 def test_a_strict_tensor_has_finite_scales(scheme):
-    """`strict` names the block of the first scale or minimum that is NaN or infinite."""
     q = tensor(scheme, (4,))
     q.dequantize(strict=True)
     for at in ggml_support.UPPER[scheme]:
@@ -126,7 +117,6 @@ def test_a_strict_tensor_has_finite_scales(scheme):
 
 
 def test_a_tensor_without_elements():
-    """No rows, or rows of no elements, are legal, and so are their parts."""
     for shape in ((0, 32), (3, 0), (0,)):
         q = GgmlTensor("q4_1", shape, b"")
         assert q.dequantize().shape == shape
@@ -147,7 +137,6 @@ def test_a_tensor_without_elements():
     ],
 )
 def test_what_is_no_tensor(scheme, shape, nbytes, match):
-    """A wrong size, a part of a block in a row and an unknown scheme are QuantErrors."""
     with pytest.raises(wm.QuantError, match=match):
         GgmlTensor(scheme, shape, bytes(nbytes))
     with pytest.raises(TypeError, match="payload"):
@@ -156,7 +145,6 @@ def test_what_is_no_tensor(scheme, shape, nbytes, match):
 
 # ---------------------------------------------------------------------------------------------------- quantisation
 def arrays():
-    """Values of several kinds, shape (16, 512)."""
     rng = np.random.default_rng(8)
     normal = rng.standard_normal((16, 512))
     spiky = normal.copy()
@@ -180,14 +168,12 @@ ARRAYS = arrays()
 
 
 def error_of(array, q):
-    """The squared error of a quantised array."""
     return float(np.square(array - q.dequantize().astype(np.float64)).sum())
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
 @pytest.mark.parametrize("scheme", LIKE_GGUF_PY)
 def test_the_bytes_of_gguf_py(isa, scheme, kind):
-    """q4_0 to q8_0 are byte by byte what gguf-py makes."""
     gguf = pytest.importorskip("gguf")
     array = ARRAYS[kind]
     expected = gguf.quantize(array, gguf.GGMLQuantizationType[scheme.upper()])
@@ -214,38 +200,25 @@ def test_the_same_bytes_everywhere(scheme):
 # Root mean square errors of ggml's own quantisers (llama.cpp of llama-cpp-python 0.3.36) for `ARRAYS`, divided by that
 # of the values.
 GGML_ERRORS = {
-    "q4_k": {
-        "normal": 0.071403,
-        "heavy": 0.090789,
-        "positive": 0.024239,
-        "negative": 0.02787,
-        "spiky": 0.083079,
-        "small": 3.0315,
-        "large": 0.071422,
-        "constant": 0.0028449,
-        "sparse": 0.04587,
-    },
-    "q6_k": {
-        "normal": 0.017726,
-        "heavy": 0.029178,
-        "positive": 0.010801,
-        "negative": 0.013203,
-        "spiky": 0.034027,
-        "small": 1.0,
-        "large": 0.017726,
-        "constant": 0.0021232,
-        "sparse": 0.0056008,
-    },
+    # Those of q4_k, those of q6_k.
+    "normal": (0.071403, 0.017726),
+    "heavy": (0.090789, 0.029178),
+    "positive": (0.024239, 0.010801),
+    "negative": (0.02787, 0.013203),
+    "spiky": (0.083079, 0.034027),
+    "small": (3.0315, 1.0),
+    "large": (0.071422, 0.017726),
+    "constant": (0.0028449, 0.0021232),
+    "sparse": (0.04587, 0.0056008),
 }
 
 
-@pytest.mark.parametrize("scheme", ["q4_k", "q6_k"])
-def test_errors_of_the_search(scheme):
-    """The search gives no larger errors than ggml does for the same arrays, and zeros for zeros."""
-    for name, theirs in GGML_ERRORS[scheme].items():
+@pytest.mark.parametrize(("place", "scheme"), [(0, "q4_k"), (1, "q6_k")])
+def test_the_search_gives_no_larger_errors_than_ggml(place, scheme):
+    for name, theirs in GGML_ERRORS.items():
         array = ARRAYS[name]
         found = error_of(array, quantize_ggml(array, scheme))
-        assert math.sqrt(found / float(np.square(array, dtype=np.float64).sum())) <= theirs, name
+        assert math.sqrt(found / float(np.square(array, dtype=np.float64).sum())) <= theirs[place], name
     assert error_of(ARRAYS["zero"], quantize_ggml(ARRAYS["zero"], scheme)) == 0
 
 
@@ -276,13 +249,11 @@ def test_extreme_values(scheme):
     ],
 )
 def test_what_cannot_be_quantised(array, scheme, match):
-    """Unknown schemes, parts of blocks, NaN and infinity are QuantErrors."""
     with pytest.raises(wm.QuantError, match=match):
         quantize_ggml(array, scheme)
 
 
 def test_types_that_are_not_encoded():
-    """The kernel refuses a type that it does not encode, and a number of elements that fills no blocks."""
     with pytest.raises(wm.QuantError, match="block type to quantise to is 'q5_k'"):
         kernels.encode_ggml(np.zeros(256), "q5_k")
     with pytest.raises(wm.QuantError, match="number of elements of q4_0 is 33"):
@@ -336,7 +307,6 @@ def _blocks(scheme, stream):
 
 @pytest.mark.parametrize("scheme", ["q4_0", "q5_0"])
 def test_there_and_back(scheme):
-    """Any blocks of q4_0 and q5_0 become integers and scales with the same values, and come back byte by byte."""
     q = tensor(scheme, (3, 5), finite=False)
     blocks = regroup(q)
     assert blocks.scheme == {"q4_0": "int4_block", "q5_0": "int5_block"}[scheme]
@@ -373,13 +343,11 @@ def test_q8_0_with_one_scale():
     ],
 )
 def test_what_does_not_become_blocks_of_ggml(q, match):
-    """Other schemes, block sizes and rows, and scales that float16 does not have, are QuantErrors that say so."""
     with pytest.raises(wm.QuantError, match=match):
         regroup(q)
 
 
 def test_scales_of_float32_that_float16_has():
-    """Scales of float32 go along where float16 has them."""
     q = wm.quantize(np.arange(-8, 24, dtype=np.float32), "int8", scale_type="fp32")
     exact = type(q)("int8", (32,), np.float32(0.25).tobytes() + q.codes.tobytes(), scale_type="fp32")
     assert regroup(exact).dequantize().tobytes() == exact.dequantize().tobytes()
@@ -387,7 +355,6 @@ def test_scales_of_float32_that_float16_has():
 
 @pytest.mark.parametrize(("scheme", "count"), [("mxfp4", 1), ("nvfp4", 4), ("iq1_m", 4), ("q4_0", 1)])
 def test_the_shape_of_scales(scheme, count):
-    """A block has one scale, or several where they are parts of one."""
     blocks, (_, size, nbytes) = 3, TYPES[scheme]
     q = GgmlTensor(scheme, (blocks, size), bytes(blocks * nbytes))
     assert q.scales.shape == ((blocks,) if count == 1 else (blocks, count))

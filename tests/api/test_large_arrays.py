@@ -1,7 +1,5 @@
 """Large results: backed by huge pages, in memory that is used again, and never in that of an array that still lives."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -18,8 +16,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere numpy make
 LARGE = 40 << 20
 
 
-def no_huge_pages() -> str:
-    """Why an array cannot be in huge pages here, or nothing."""
+def no_huge_pages():
     enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not enabled.exists():
         return "no transparent huge pages on this system"
@@ -65,7 +62,7 @@ for name, make in arrays.items():
 
 @LINUX
 @pytest.mark.skipif(bool(no_huge_pages()), reason=no_huge_pages())
-def test_outputs_are_backed_by_huge_pages(tmp_path: Path) -> None:
+def test_outputs_are_backed_by_huge_pages(tmp_path):
     """Of 64 MiB that the library allocates for a result, 60 or more are in huge pages."""
     lines = run_child(HUGE, tmp_path / "t.safetensors").stdout.splitlines()
     found = {name: int(mib) for name, mib in (line.split() for line in lines)}
@@ -74,7 +71,7 @@ def test_outputs_are_backed_by_huge_pages(tmp_path: Path) -> None:
 
 
 @LINUX
-def test_memory_is_used_again() -> None:
+def test_memory_is_used_again():
     """A large array reuses the memory of a freed one, and a later array its memory in turn."""
     places = set()
     for _ in range(8):
@@ -85,7 +82,7 @@ def test_memory_is_used_again() -> None:
     assert len(places) == 1
 
 
-def test_arrays_that_live_have_memory_of_their_own() -> None:
+def test_arrays_that_live_have_memory_of_their_own():
     """Arrays made one after another, views of them kept alone too, keep what was written to them."""
     kept = []
     for number in range(6):
@@ -99,8 +96,7 @@ def test_arrays_that_live_have_memory_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), 0, 3, (2, 0, 3), (5, LARGE // 4), LARGE])
-def test_empty_is_like_that_of_numpy(shape: int | tuple[int, ...]) -> None:
-    """Shape, dtype and flags are those of numpy's array: contiguous, aligned, writeable."""
+def test_empty_is_like_that_of_numpy(shape):
     for dtype in ("f4", "f2", "V3", ">i8", "u1"):
         array, expected = kernels.empty(shape, dtype), np.empty(shape, dtype)
         assert array.shape == expected.shape
@@ -110,17 +106,15 @@ def test_empty_is_like_that_of_numpy(shape: int | tuple[int, ...]) -> None:
         assert array.flags.writeable
 
 
-def test_more_than_there_is_is_a_memory_error() -> None:
-    """A result too large for memory is a MemoryError, as numpy raises it."""
+def test_more_than_there_is_is_a_memory_error():
     with pytest.raises(MemoryError):
         kernels.empty(1 << 55, np.float32)
 
 
-def test_threads_share_kept_results() -> None:
-    """Threads that make and free large arrays at the same time never get the same memory."""
-    wrong: list[int] = []
+def test_threads_share_kept_results():
+    wrong = []
 
-    def work(number: int) -> None:
+    def work(number):
         for turn in range(40):
             array = kernels.empty((LARGE + turn % 3 * LARGE,), np.uint8)
             array[:: 1 << 16] = number
@@ -161,13 +155,11 @@ else:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_after_a_fork_each_has_its_own() -> None:
-    """A child process and its parent use what they had before the fork, and make more, apart from each other."""
+def test_after_a_fork_each_has_its_own():
     assert run_child(FORKED).stdout == "ok\n"
 
 
-def test_results_of_the_library_are_ordinary_arrays() -> None:
-    """A large result can be copied, reshaped and written, and has a buffer, like any other."""
+def test_results_of_the_library_are_ordinary_arrays():
     n = LARGE // 4
     result = wm.QuantizedTensor("int8", (n,), np.ones(4 + n, np.uint8), scale_type="fp32").dequantize()
     result[0] = 7

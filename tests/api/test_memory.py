@@ -1,17 +1,11 @@
 """Zero-copy, measured: looking at tensors costs page cache, not anonymous memory."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.builders import Tensor, embd
 from tests.builders import safetensors as st
 from tests.support import run_child
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 2**20
 TENSORS = 16
@@ -34,7 +28,7 @@ print(anonymous() - before)
 """
 
 
-def write(path: Path, kind: str, size: int) -> None:
+def write(path, kind, size):
     """A file of 16 tensors of `size` bytes each, tensor i holding one u64 of i + 1 among zeros; written sparse."""
     if kind == "embd":
         draft = embd.Draft([(f"t{i}", Tensor("uint8", (0, 8), b"")) for i in range(TENSORS)], checksums=False)
@@ -59,7 +53,7 @@ def write(path: Path, kind: str, size: int) -> None:
 
 @pytest.mark.parametrize("kind", ["embd", "safetensors"])
 @pytest.mark.parametrize("options", [{}, {"mode": "cow"}], ids=["mmap", "cow"])
-def test_viewing_256_mib_takes_no_memory(tmp_path: Path, kind: str, options: dict[str, str]) -> None:
+def test_viewing_256_mib_takes_no_memory(tmp_path, kind, options):
     """All of 256 MiB viewed and read through leaves less than 4 MiB of new anonymous memory."""
     big, small = tmp_path / "big", tmp_path / "small"
     write(big, kind, 16 * MIB)
@@ -67,7 +61,7 @@ def test_viewing_256_mib_takes_no_memory(tmp_path: Path, kind: str, options: dic
     assert int(run_child(SUM, big, small, repr(options)).stdout) < 4096
 
 
-def test_verifying_takes_little_memory(tmp_path: Path) -> None:
+def test_verifying_takes_little_memory(tmp_path):
     """Verify reads 256 MiB through a bounded buffer: less than 32 MiB of the Python heap at its peak."""
     code = """
 import sys, tracemalloc, weightmap as wm

@@ -19,7 +19,7 @@ class Ours(lazy.NamedTuple):
     c: tuple[int, ...] = ()
 
     @property
-    def twice(self) -> int:
+    def twice(self):
         """A property."""
         return 2 * self.a
 

@@ -1,11 +1,8 @@
 """Quantising from file to file, by threads that read, quantise and write: one file and one report, however many."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,21 +15,16 @@ from weightmap import kernels
 from weightmap.io import sink
 from weightmap.kernels import BlockEncoder, Failed, Unwritten
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 STAGE = 1 << 14
 
 
 @pytest.fixture(autouse=True)
-def _small_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_stages(monkeypatch):
     monkeypatch.setattr(sink, "STAGE", STAGE)
 
 
-def make(size: int, dtype: str) -> Tensor:
-    """A tensor of normally distributed numbers."""
+def make(size, dtype):
     if dtype == "float64":
         return tensor(np.random.default_rng(size).standard_normal(size).reshape(1, -1))
     return normal((1, size), size, dtype)
@@ -40,9 +32,7 @@ def make(size: int, dtype: str) -> Tensor:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("block_size", [24, 32, 4096, 16384])
-def test_every_dtype_and_number_of_threads(
-    put: Callable[..., Path], tmp_path: Path, block_size: int, threads: int
-) -> None:
+def test_every_dtype_and_number_of_threads(put, tmp_path, block_size, threads):
     """Blocks that end within a stage, across its end and beyond: the bytes and errors are those of `quantize`."""
     model = {f"{dtype} {size}": make(size, dtype) for dtype in DTYPES for size in (1, 33, 40_001, 170_000)}
     source = put(st.build(model), "m.safetensors")
@@ -59,8 +49,7 @@ def test_every_dtype_and_number_of_threads(
 
 
 @pytest.mark.parametrize("scheme", ["q4_0", "q8_0", "q6_k"])
-def test_blocks_of_ggml(put: Callable[..., Path], tmp_path: Path, scheme: str) -> None:
-    """Blocks of GGUF are those of `quantize`, whatever they are read from."""
+def test_blocks_of_ggml(put, tmp_path, scheme):
     value = normal((700, 256), 3, "float16")
     data = st.build({"w": value})
     expected = wm.quantize(np.asarray(value.array, np.float32), scheme).payload.tobytes()
@@ -70,16 +59,13 @@ def test_blocks_of_ggml(put: Callable[..., Path], tmp_path: Path, scheme: str) -
             assert file["w"].payload.tobytes() == expected
 
 
-def test_reports_do_not_depend_on_threads(put: Callable[..., Path], tmp_path: Path) -> None:
-    """The error of each tensor is the same to the last bit."""
+def test_reports_do_not_depend_on_threads(put, tmp_path):
     source = put(st.build({"w": normal((90, 10_000), 1)}), "m.safetensors")
     found = [wm.convert(source, tmp_path / "q.amb", quantize="int4_block", threads=n).quantized for n in (1, 2, 3)]
     assert found[0] == found[1] == found[2]
 
 
-def test_python_writes_two_pieces_only(
-    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_writes_two_pieces_only(put, tmp_path, monkeypatch):
     """Threads write what they have quantised: of many stages, only the first and the last are left to the end."""
     source, written = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors"), []
     original = os.pwrite
@@ -90,19 +76,19 @@ def test_python_writes_two_pieces_only(
     assert len(written) <= 3
 
 
-def test_one_call_for_each_stage(put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_for_each_stage(put, tmp_path, monkeypatch):
     """Blocks across its end take no call of their own; each byte is written once, and the first ones last."""
     source = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors")
     calls, written, encode, pwrite = [], [], BlockEncoder.__call__, os.pwrite
 
-    def encoding(self: BlockEncoder, *args: Any) -> tuple[float, float]:
-        earlier: Unwritten | None = args[5]
+    def encoding(self, *args):
+        earlier = args[5]
         calls.append(len(args[4]))
         if earlier is not None:
             written.append((earlier.offset, len(earlier.data)))
         return encode(self, *args)
 
-    def writing(fd: int, data: memoryview, offset: int) -> int:
+    def writing(fd, data, offset):
         written.append((offset, len(data)))
         return pwrite(fd, data, offset)
 
@@ -118,8 +104,7 @@ def test_one_call_for_each_stage(put: Callable[..., Path], tmp_path: Path, monke
     assert all(begin % STAGE == 0 for begin, _ in written[2:])
 
 
-def test_a_tensor_that_is_not_row_major(tmp_path: Path) -> None:
-    """One that is made when it is read is quantised like one that lies in the file."""
+def test_a_tensor_that_is_not_row_major(tmp_path):
     value = np.asfortranarray(np.random.default_rng(1).standard_normal((300, 400)).astype(np.float16))
     np.save(tmp_path / "a.npy", value)
     wm.convert(tmp_path / "a.npy", tmp_path / "q.amb", quantize="int4_block", threads=2)
@@ -130,7 +115,7 @@ def test_a_tensor_that_is_not_row_major(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_first_number_that_is_none_is_named(put: Callable[..., Path], tmp_path: Path, dtype: str) -> None:
+def test_the_first_number_that_is_none_is_named(put, tmp_path, dtype):
     """Several are not finite, in pieces of several threads: the error names the first one, in every run."""
     value = make(400_000, dtype)
     array = np.array(value.array)
@@ -142,8 +127,7 @@ def test_the_first_number_that_is_none_is_named(put: Callable[..., Path], tmp_pa
     assert listing(tmp_path) == ["m.safetensors"]
 
 
-def test_a_number_too_large_for_float32_is_named(put: Callable[..., Path], tmp_path: Path) -> None:
-    """A float64 that becomes infinite as float32 is an error."""
+def test_a_number_too_large_for_float32_is_named(put, tmp_path):
     array = np.ones((4, 64))
     array[1, 3] = 1e300
     source = put(st.build({"w": tensor(array)}), "m.safetensors")
@@ -151,14 +135,11 @@ def test_a_number_too_large_for_float32_is_named(put: Callable[..., Path], tmp_p
         wm.convert(source, tmp_path / "q.amb", quantize="int4_block")
 
 
-def test_a_source_that_becomes_shorter(
-    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is a TruncatedError with the place, and no file is left."""
+def test_a_source_that_becomes_shorter(put, tmp_path, monkeypatch):
     source = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors")
     size, original = source.stat().st_size, BlockEncoder.__call__
 
-    def cut(self: BlockEncoder, *args: Any) -> tuple[float, float]:
+    def cut(self, *args):
         os.truncate(source, size // 2)
         return original(self, *args)
 
@@ -168,7 +149,7 @@ def test_a_source_that_becomes_shorter(
     assert listing(tmp_path) == ["m.safetensors"]
 
 
-def test_errors_of_reading_and_writing(tmp_path: Path) -> None:
+def test_errors_of_reading_and_writing(tmp_path):
     """The encoder says what failed, where, and with which error of the system; the lowest of several."""
     data = np.random.default_rng(1).standard_normal(200_000).astype(np.float32)
     (tmp_path / "numbers").write_bytes(data.tobytes())
@@ -193,14 +174,11 @@ def test_errors_of_reading_and_writing(tmp_path: Path) -> None:
         os.close(writer)
 
 
-def test_a_full_disk_is_an_error_of_the_target(
-    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a thread cannot write is an OSError that names the target; the old file stays."""
+def test_a_full_disk_is_an_error_of_the_target(put, tmp_path, monkeypatch):
     source = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors")
     (tmp_path / "q.amb").write_bytes(b"before")
 
-    def fail(*_: Any) -> tuple[float, float]:
+    def fail(*_):
         raise Failed("write", 0, errno.ENOSPC)
 
     monkeypatch.setattr(BlockEncoder, "__call__", fail)
@@ -211,7 +189,7 @@ def test_a_full_disk_is_an_error_of_the_target(
 
 
 @pytest.mark.parametrize("room", [0, 1 << 40])
-def test_room_in_a_file_system_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+def test_room_in_a_file_system_in_memory(tmp_path, monkeypatch, room):
     """On tmpfs nothing is reserved, which would take as long as writing: a file that cannot fit is refused at once."""
     from weightmap.io import atomic
 

@@ -1,10 +1,7 @@
 """`TensorFile.read`: every stored dtype as every wanted one, into arrays of any layout, in any number of threads."""
 
-from __future__ import annotations
-
 import tracemalloc
 import warnings
-from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -18,10 +15,6 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap.io.source import Source
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 STORED = {name: noise(name, (4, 6), seed) for seed, name in enumerate(bt.NAMES)}
 # float16 and float32, which kernels convert to, in both byte orders; one dtype of each other kind.
 WANTED = [
@@ -33,15 +26,13 @@ LARGE = 2**23 + 2**21 + 77
 
 
 @pytest.fixture
-def every_dtype() -> Iterator[wm.TensorFile]:
-    """A file with a tensor of each dtype, named after it."""
+def every_dtype():
     with wm.open(memoryview(bt.build(bt.ordered(STORED)))) as f, np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy warns of NaN that become integers
         yield f
 
 
-def layouts(shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays of this shape and dtype that lie in memory in all sorts of ways."""
+def layouts(shape, dtype):
     rows, columns = shape
     return {
         "C order": np.zeros(shape, dtype),
@@ -54,8 +45,7 @@ def layouts(shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, np.ndarra
 
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize(("kind", "default"), [("f2", "f4"), ("f4", "f4"), ("f8", "f8"), ("c8", "c8"), ("i8", "f4")])
-def test_the_default_keeps_what_float32_cannot_hold(order: str, kind: str, default: str, tmp_path: Path) -> None:
-    """float64 and complex numbers come as they are, in this machine's byte order; None is the default."""
+def test_the_default_keeps_what_float32_cannot_hold(order, kind, default, tmp_path):
     values = np.array([1 / 3, -5], order + kind)
     np.save(tmp_path / "a.npy", values)
     with wm.open(tmp_path / "a.npy") as f:
@@ -66,7 +56,7 @@ def test_the_default_keeps_what_float32_cannot_hold(order: str, kind: str, defau
 
 @pytest.mark.parametrize("wanted", WANTED, ids=str)
 @pytest.mark.parametrize("stored", STORED)
-def test_every_dtype_as_every_other(stored: str, wanted: np.dtype[Any], every_dtype: wm.TensorFile) -> None:
+def test_every_dtype_as_every_other(stored, wanted, every_dtype):
     """What read gives, as a new array or into `out` in any layout, is bit by bit what numpy's astype gives.
 
     But for the NaN that the kernels' contract makes quiet, wherever they go to.
@@ -83,7 +73,7 @@ def test_every_dtype_as_every_other(stored: str, wanted: np.dtype[Any], every_dt
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_of_every_format_are_widened_by_the_kernels(dtype: str, put: Callable[..., Path]) -> None:
+def test_halves_of_every_format_are_widened_by_the_kernels(dtype, put):
     """Every format that holds halves gives the bits of the kernels' contract, signalling NaN included."""
     convert = {"float16": kernels.f16_to_f32, "bfloat16": kernels.bf16_to_f32}[dtype]
     value = Tensor(dtype, (4, 4, 64, 64), np.arange(2**16, dtype="<u2").tobytes())
@@ -97,8 +87,7 @@ def test_halves_of_every_format_are_widened_by_the_kernels(dtype: str, put: Call
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16"])
-def test_threads_share_a_large_tensor(dtype: str, put: Callable[..., Path]) -> None:
-    """No number of threads, not even an absurd one, changes a bit of a tensor that is large enough to be shared."""
+def test_threads_share_a_large_tensor(dtype, put):
     bits = np.resize(np.arange(2**16, dtype="<u2") * 40503, LARGE)
     bits &= 0x3FFF  # no NaN
     path = put(bt.build({"odd": noise("uint8", (3,)), "large": Tensor(dtype, (LARGE,), bits.tobytes())}), "large.bt")
@@ -111,9 +100,7 @@ def test_threads_share_a_large_tensor(dtype: str, put: Callable[..., Path]) -> N
             assert np.array_equal(out, expected)
 
 
-def test_a_file_that_became_shorter_is_an_error_in_any_thread(
-    put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_became_shorter_is_an_error_in_any_thread(put, monkeypatch):
     """A file cut off behind the check of its size is an error from read, with threads too, and no crash."""
     path = put(bt.build({"large": noise("float16", (LARGE,))}), "large.bt")
     monkeypatch.setattr(Source, "check_unchanged", lambda _: None)
@@ -126,22 +113,20 @@ def test_a_file_that_became_shorter_is_an_error_in_any_thread(
 
 
 @pytest.mark.parametrize("kind", [np.matrix, np.ma.MaskedArray], ids=lambda kind: kind.__name__)
-def test_out_may_be_a_subclass(kind: Any, every_dtype: wm.TensorFile) -> None:
-    """A matrix and a masked array are filled as the arrays that they are."""
+def test_out_may_be_a_subclass(kind, every_dtype):
     out = np.zeros((4, 6), np.float64).view(kind)
     for stored in ("float16", "bfloat16", "int32"):
         assert every_dtype.read(stored, out=out) is out
         assert np.asarray(out).tobytes() == every_dtype[stored].astype(np.float64).tobytes()
 
 
-def test_out_that_is_no_array_is_a_type_error(every_dtype: wm.TensorFile) -> None:
-    """A list, bytes and a number are not arrays to be filled."""
+def test_out_that_is_no_array_is_a_type_error(every_dtype):
     for out in ([[0.0] * 6] * 4, bytearray(96), 7):
         with pytest.raises(TypeError, match="out must be an array"):
-            every_dtype.read("float16", out=out)  # type: ignore[arg-type]
+            every_dtype.read("float16", out=out)
 
 
-def test_the_limit_is_on_allocated_bytes(every_dtype: wm.TensorFile) -> None:
+def test_the_limit_is_on_allocated_bytes(every_dtype):
     """max_copy_bytes bounds the array that comes out, which may be larger than the tensor in the file."""
     data = bt.build({"a": noise("uint8", (1000,))})
     with wm.open(memoryview(data), limits=wm.Limits(max_copy_bytes=1000)) as f:
@@ -152,7 +137,7 @@ def test_the_limit_is_on_allocated_bytes(every_dtype: wm.TensorFile) -> None:
         assert f.read("a", out=out) is out
 
 
-def test_an_empty_tensor_too_large_for_the_wanted_dtype() -> None:
+def test_an_empty_tensor_too_large_for_the_wanted_dtype():
     """Dimensions that numpy can have with small elements and not with larger ones are a LimitError of the larger."""
     data = bt.build({"a": noise("uint8", (2**62, 0))})
     with wm.open(memoryview(data)) as f:
@@ -163,8 +148,7 @@ def test_an_empty_tensor_too_large_for_the_wanted_dtype() -> None:
             f.read("a", "bfloat16", threads=4)
 
 
-def test_reading_into_out_takes_little_memory(put: Callable[..., Path]) -> None:
-    """With `out` given, a tensor of 20 MiB is read in pieces, by one thread or by four."""
+def test_reading_into_out_takes_little_memory(put):
     path = put(bt.build({"large": noise("float16", (LARGE,))}), "large.bt")
     out = np.empty(LARGE, np.float32)
     with wm.open(path) as f:

@@ -3,18 +3,15 @@
 Files are read back by the suite's own parser, not only by the package.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import threading
-from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from tests import builders
-from tests.builders import Tensor, embd, noise, normal, tensor
+from tests.builders import embd, noise, normal, tensor
 from tests.builders import safetensors as st
 from tests.support import DATA, listing, mappings, run_child, same
 
@@ -23,24 +20,18 @@ from weightmap import kernels
 from weightmap.compat import save_file
 from weightmap.formats import FORMATS
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
 SUFFIX = {"embd": ".weights", "safetensors": ".safetensors"}
 RNG = np.random.default_rng(7)
 
 
-def read_back(path: Path, kind: str) -> dict[str, Tensor]:
-    """The tensors of a file by the suite's own parser."""
+def read_back(path, kind):
     data = path.read_bytes()
     if kind == "simple":
         return embd.parse_simple(data).tensors
     return embd.parse(data).tensors if kind == "embd" else st.parse(data)[0]
 
 
-def save_as(path: Path, tensors: Mapping[str, Any], kind: str, **options: Any) -> None:
-    """Save as "embd", "safetensors", or "simple" for the simple layout of EMBD."""
+def save_as(path, tensors, kind, **options):
     if kind == "simple":
         wm.save(path, tensors, format="embd", layout="simple", **options)
     else:
@@ -53,7 +44,7 @@ every_kind = pytest.mark.parametrize("kind", ["embd", "simple", "safetensors"])
 # ------------------------------------------------------------------------------------------------- writing
 
 BASE = RNG.standard_normal((6, 8)).astype(np.float32)
-SHAPES_OF_ARRAYS: dict[str, np.ndarray[Any, Any]] = {
+SHAPES_OF_ARRAYS = {
     "plain": BASE,
     "fortran": np.asfortranarray(BASE),
     "transposed": BASE.T,
@@ -73,28 +64,18 @@ SHAPES_OF_ARRAYS: dict[str, np.ndarray[Any, Any]] = {
 
 
 @every_kind
-@pytest.mark.parametrize("name", SHAPES_OF_ARRAYS)
-def test_arrays_of_any_strides_and_byte_order(tmp_path: Path, kind: str, name: str) -> None:
-    """The file holds an array of any memory order row-major and little-endian, bit by bit."""
-    array = SHAPES_OF_ARRAYS[name]
+def test_arrays_of_any_strides_and_byte_order(tmp_path, kind):
     path = tmp_path / "out"
-    save_as(path, {name: array}, kind)
-    assert read_back(path, kind) == {name: tensor(array)}
-    with wm.open(path) as f:
-        assert same(f[name], tensor(array))
-        f.verify()
-
-
-@every_kind
-def test_many_arrays_at_once(tmp_path: Path, kind: str) -> None:
-    """All of them in one file, each at its place, names and contents complete."""
-    path = tmp_path / "out"
-    save_as(path, SHAPES_OF_ARRAYS, kind)
-    assert read_back(path, kind) == {name: tensor(array) for name, array in SHAPES_OF_ARRAYS.items()}
+    for arrays in (SHAPES_OF_ARRAYS, *({name: array} for name, array in SHAPES_OF_ARRAYS.items())):
+        expected = {name: tensor(array) for name, array in arrays.items()}
+        save_as(path, arrays, kind)
+        assert read_back(path, kind) == expected
+        with wm.open(path, verify="full") as f:
+            assert all(same(f[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("dtype", st.CODES)
-def test_dtypes(tmp_path: Path, dtype: str) -> None:
+def test_dtypes(tmp_path, dtype):
     """Every dtype is written exactly where the format has it, and refused with its name where it hasn't."""
     value = noise(dtype, (5, 3))
     wm.save(tmp_path / "out.safetensors", {"t": value.array})
@@ -108,8 +89,7 @@ def test_dtypes(tmp_path: Path, dtype: str) -> None:
         assert not (tmp_path / "out.weights").exists()
 
 
-def test_embd_order_is_the_order_given(tmp_path: Path) -> None:
-    """EMBD keeps the order of the mapping; so does the simple layout."""
+def test_embd_order_is_the_order_given(tmp_path):
     tensors = {name: normal((2,), number).array for number, name in enumerate(["zebra", "apple", "mango"])}
     for kind in ("embd", "simple"):
         save_as(tmp_path / "out", tensors, kind)
@@ -117,16 +97,14 @@ def test_embd_order_is_the_order_given(tmp_path: Path) -> None:
 
 
 @every_kind
-def test_no_tensors_at_all(tmp_path: Path, kind: str) -> None:
-    """An empty mapping gives a valid file without tensors."""
+def test_no_tensors_at_all(tmp_path, kind):
     save_as(tmp_path / "out", {}, kind)
     assert read_back(tmp_path / "out", kind) == {}
     with wm.open(tmp_path / "out") as f:
         assert len(f) == 0
 
 
-def test_embd_carries_everything(tmp_path: Path) -> None:
-    """Metadata, vocabulary and special ids are written as the specification says, with their flags."""
+def test_embd_carries_everything(tmp_path):
     path = tmp_path / "out.weights"
     ids = {"pad": 4, "unk": 3, "cls": 2, "sep": 1, "mask": 0}
     wm.save(path, {"a": BASE}, metadata=embd.REQUIRED, vocab=list(embd.TOKENS), special_ids=ids)
@@ -140,7 +118,7 @@ def test_embd_carries_everything(tmp_path: Path) -> None:
         assert f.layout == "spec"
 
 
-def test_embd_without_vocabulary_or_checksums(tmp_path: Path) -> None:
+def test_embd_without_vocabulary_or_checksums(tmp_path):
     """No vocabulary: offset, size and flag are 0. checksums=False: the flag is clear and the footer's CRCs are 0."""
     path = tmp_path / "out.weights"
     wm.save(path, {"a": BASE}, checksums=False)
@@ -152,7 +130,7 @@ def test_embd_without_vocabulary_or_checksums(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["ground truth", "builder"])
-def test_the_writer_equals_the_ground_truth(tmp_path: Path, source: str) -> None:
+def test_the_writer_equals_the_ground_truth(tmp_path, source):
     """Saving the contents of the ground-truth file, and of the builder's largest, gives that file byte for byte."""
     if source == "builder":
         data = next(item for item in embd.examples() if item.name == "spec-everything").data
@@ -164,16 +142,14 @@ def test_the_writer_equals_the_ground_truth(tmp_path: Path, source: str) -> None
     assert path.read_bytes() == data
 
 
-def test_the_simple_layout_equals_files_of_upstream(tmp_path: Path) -> None:
-    """The simple layout, vocabulary included, byte for byte as the builder has it."""
+def test_the_simple_layout_equals_files_of_upstream(tmp_path):
     path = tmp_path / "out.weights"
     value = normal((3, 4))
     wm.save(path, {"m": value.array}, layout="simple", vocab=["x", "", "日本"])
     assert path.read_bytes() == embd.simple([("m", value)], ["x", "", "日本"])
 
 
-def test_saving_what_was_opened(tmp_path: Path) -> None:
-    """A handle is a mapping like any other: saving it with its metadata and vocabulary gives the same file."""
+def test_saving_what_was_opened(tmp_path):
     first, second = tmp_path / "first.weights", tmp_path / "second.weights"
     wm.save(first, {"a": BASE, "b": np.arange(5, dtype=np.int32)}, metadata={"k": "v"}, vocab=["x", "y"])
     with wm.open(first) as f:
@@ -181,8 +157,7 @@ def test_saving_what_was_opened(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_the_suffix_chooses_the_format(tmp_path: Path) -> None:
-    """The suffix decides where format= does not; an unknown one is a ValueError that lists the known ones."""
+def test_the_suffix_chooses_the_format(tmp_path):
     wm.save(tmp_path / "a.weights", {"t": BASE})
     wm.save(tmp_path / "a.safetensors", {"t": BASE})
     assert (tmp_path / "a.weights").read_bytes()[:4] == b"EMBD"
@@ -196,8 +171,7 @@ def test_the_suffix_chooses_the_format(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["a.safetensors", "a.weights"]
 
 
-def test_paths_of_all_types(tmp_path: Path) -> None:
-    """str, bytes and PathLike name the target."""
+def test_paths_of_all_types(tmp_path):
     for target in (str(tmp_path / "s.weights"), os.fsencode(tmp_path / "b.weights"), tmp_path / "p.weights"):
         wm.save(target, {"t": BASE})
     assert listing(tmp_path) == ["b.weights", "p.weights", "s.weights"]
@@ -213,8 +187,7 @@ wm.save(sys.argv[1] + ".simple", tensors, format="embd", layout="simple", vocab=
 """
 
 
-def test_output_is_deterministic(tmp_path: Path) -> None:
-    """The same content gives the same bytes in two processes with different hash seeds."""
+def test_output_is_deterministic(tmp_path):
     run_child(DETERMINISM, tmp_path / "one", env={"PYTHONHASHSEED": "1"})
     run_child(DETERMINISM, tmp_path / "two", env={"PYTHONHASHSEED": "2"})
     for suffix in (".weights", ".safetensors", ".simple"):
@@ -222,9 +195,8 @@ def test_output_is_deterministic(tmp_path: Path) -> None:
 
 
 @every_kind
-def test_progress_counts_bytes(tmp_path: Path, kind: str) -> None:
-    """progress(done, total) rises to the total, which is in bytes."""
-    seen: list[tuple[int, int]] = []
+def test_progress_counts_bytes(tmp_path, kind):
+    seen = []
     save_as(tmp_path / "out", {"a": BASE, "b": BASE}, kind, progress=lambda done, total: seen.append((done, total)))
     assert seen
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -233,12 +205,11 @@ def test_progress_counts_bytes(tmp_path: Path, kind: str) -> None:
 
 
 @every_kind
-def test_an_exception_in_progress_leaves_nothing(tmp_path: Path, kind: str) -> None:
-    """A progress callback that raises, as Ctrl-C would, leaves the old file and no temporary one."""
+def test_an_exception_in_progress_leaves_nothing(tmp_path, kind):
     path = tmp_path / "out"
     path.write_bytes(b"old")
 
-    def stop(done: int, total: int) -> None:
+    def stop(done, total):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -251,7 +222,7 @@ def test_an_exception_in_progress_leaves_nothing(tmp_path: Path, kind: str) -> N
 
 HUGE = np.broadcast_to(np.zeros((), np.uint8), (2**32,))
 LONG = "n" * 65536
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+REFUSED = {
     "no dimensions": ({"good": BASE, "scalar": np.zeros((), np.float32)}, {}, ["scalar"]),
     "five dimensions": ({"five": np.zeros((1,) * 5, np.float32)}, {}, ["five"]),
     "dimension of 2^32": ({"big": HUGE}, {}, ["big"]),
@@ -288,7 +259,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_embd_cannot_express(tmp_path: Path, case: str) -> None:
+def test_what_embd_cannot_express(tmp_path, case):
     """Content that does not fit EMBD is an EncodeError that names every offender, before any file is touched."""
     tensors, options, named = REFUSED[case]
     path = tmp_path / "out.weights"
@@ -303,8 +274,7 @@ def test_what_embd_cannot_express(tmp_path: Path, case: str) -> None:
     assert listing(tmp_path) == ["out.weights"]
 
 
-def test_the_ceilings_themselves_are_reached(tmp_path: Path) -> None:
-    """A name, a key, a value and a token of 65,535 bytes, and four dimensions, are written and read."""
+def test_the_ceilings_themselves_are_reached(tmp_path):
     path, long = tmp_path / "out.weights", LONG[:-1]
     wm.save(path, {long: np.zeros((1, 1, 1, 1), np.int8)}, metadata={long: long}, vocab=[long])
     parsed = embd.parse(path.read_bytes())
@@ -316,141 +286,44 @@ def test_the_ceilings_themselves_are_reached(tmp_path: Path) -> None:
         assert f.vocab.index(long) == 0
 
 
-@pytest.mark.parametrize(
-    ("tensors", "options"),
-    [
-        ({"h": np.zeros(2, np.float16)}, {}),
-        ({"i": np.zeros(2, np.int32)}, {}),
-        ({"s": np.zeros((), np.float32)}, {}),
-        ({"a": BASE}, {"metadata": {"key": "value"}}),
-        ({"a": BASE}, {"vocab": ["x"], "special_ids": {"pad": 0, "unk": 0, "cls": 0, "sep": 0, "mask": 0}}),
-    ],
-    ids=["float16", "int32", "scalar", "metadata", "special ids"],
-)
-def test_what_the_simple_layout_cannot_express(
-    tmp_path: Path, tensors: dict[str, Any], options: dict[str, Any]
-) -> None:
-    """The simple layout holds float32 tensors and tokens; anything else is an EncodeError, never dropped in silence."""
-    with pytest.raises(wm.EncodeError):
-        wm.save(tmp_path / "out.weights", tensors, layout="simple", **options)
-    assert listing(tmp_path) == []
+NOT_SIMPLE = {
+    "float16": ({"h": np.zeros(2, np.float16)}, {}),
+    "int32": ({"i": np.zeros(2, np.int32)}, {}),
+    "scalar": ({"s": np.zeros((), np.float32)}, {}),
+    "metadata": ({"a": BASE}, {"metadata": {"key": "value"}}),
+    "special ids": (
+        {"a": BASE},
+        {"vocab": ["x"], "special_ids": dict.fromkeys(["pad", "unk", "cls", "sep", "mask"], 0)},
+    ),
+}
+NOT_SAFETENSORS = {
+    "objects": ({"o": np.array([None])}, {}),
+    "text": ({"s": np.array(["text"])}, {}),
+    "longdouble": ({"l": np.zeros(2, np.longdouble)}, {}),
+    "surrogate name": ({"\ud800": BASE}, {}),
+    "reserved name": ({"__metadata__": BASE}, {}),
+    "metadata type": ({"a": BASE}, {"metadata": {"key": 5.5}}),
+    "metadata text": ({"a": BASE}, {"metadata": {"key": "\ud800"}}),
+    "vocabulary": ({"a": BASE}, {"vocab": ["a"]}),
+}
 
 
 @pytest.mark.parametrize(
-    ("tensors", "options"),
-    [
-        ({"o": np.array([None])}, {}),
-        ({"s": np.array(["text"])}, {}),
-        ({"l": np.zeros(2, np.longdouble)}, {}),
-        ({"\ud800": BASE}, {}),
-        ({"__metadata__": BASE}, {}),
-        ({"a": BASE}, {"metadata": {"key": 5.5}}),
-        ({"a": BASE}, {"metadata": {"key": "\ud800"}}),
-        ({"a": BASE}, {"vocab": ["a"]}),
-    ],
-    ids=[
-        "objects",
-        "text",
-        "longdouble",
-        "surrogate name",
-        "reserved name",
-        "metadata type",
-        "metadata text",
-        "vocabulary",
-    ],
+    ("kind", "case"), [*(("simple", case) for case in NOT_SIMPLE), *(("safetensors", case) for case in NOT_SAFETENSORS)]
 )
-def test_what_safetensors_cannot_express(tmp_path: Path, tensors: dict[str, Any], options: dict[str, Any]) -> None:
-    """Likewise for safetensors: other dtypes, its reserved name, metadata that is not text, a vocabulary."""
+def test_what_the_others_cannot_express(tmp_path, kind, case):
+    tensors, options = (NOT_SIMPLE if kind == "simple" else NOT_SAFETENSORS)[case]
     with pytest.raises(wm.EncodeError):
-        wm.save(tmp_path / "out.safetensors", tensors, **options)
+        save_as(tmp_path / "out", tensors, kind, **options)
     assert listing(tmp_path) == []
 
 
 @every_kind
-def test_names_that_are_no_text(tmp_path: Path, kind: str) -> None:
-    """Tensor names other than str are refused."""
+def test_names_that_are_no_text(tmp_path, kind):
     for name in (5, b"bytes", None):
         with pytest.raises((wm.EncodeError, TypeError)):
-            save_as(tmp_path / "out", {name: BASE}, kind)  # type: ignore[dict-item]
+            save_as(tmp_path / "out", {name: BASE}, kind)
     assert listing(tmp_path) == []
-
-
-# ------------------------------------------------------------------------------------------------- whole or not at all
-
-
-@pytest.mark.parametrize("kind", ["embd", "safetensors"])
-def test_a_failing_rename_leaves_the_old_file(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the final rename fails, the old file is whole and the temporary one is removed."""
-    path = tmp_path / "out"
-    path.write_bytes(b"old")
-
-    def fail(*args: object, **options: object) -> None:
-        raise PermissionError(13, "no rename today")
-
-    monkeypatch.setattr(os, "replace", fail)
-    monkeypatch.setattr(os, "rename", fail)
-    with pytest.raises(PermissionError):
-        wm.save(path, {"a": BASE}, format=kind)
-    assert path.read_bytes() == b"old"
-    assert listing(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize("kind", ["embd", "safetensors"])
-def test_a_failing_fsync_leaves_the_old_file(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the file cannot be made durable, the error passes through, the old file is whole, nothing is left behind."""
-    path = tmp_path / "out"
-    path.write_bytes(b"old")
-
-    def fail(fd: int) -> None:
-        raise OSError(5, "input/output error")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    monkeypatch.setattr(os, "fdatasync", fail)
-    with pytest.raises(OSError, match="input/output"):
-        wm.save(path, {"a": BASE}, format=kind)
-    assert path.read_bytes() == b"old"
-    assert listing(tmp_path) == ["out"]
-
-
-def test_a_failing_fsync_of_the_directory_says_that_the_new_file_is_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When only the directory cannot be synced, the new file is in place, and the error says that in a note."""
-    path, fsync = tmp_path / "out.weights", os.fsync
-    path.write_bytes(b"old")
-
-    def fail(fd: int) -> None:
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            raise OSError(5, "input/output error")
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="input/output") as caught:
-        wm.save(path, {"a": BASE})
-    assert any("in place" in note for note in caught.value.__notes__)
-    assert embd.parse(path.read_bytes()).tensors == {"a": tensor(BASE)}
-    assert listing(tmp_path) == ["out.weights"]
-
-
-def test_the_file_is_synced_before_the_rename_and_the_directory_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fsync of the file, then rename, then fsync of its directory, in that order."""
-    calls: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def watched_fsync(fd: int) -> None:
-        calls.append("directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
-        fsync(fd)
-
-    def watched_replace(*args: Any, **options: Any) -> None:
-        calls.append("rename")
-        replace(*args, **options)
-
-    monkeypatch.setattr(os, "fsync", watched_fsync)
-    monkeypatch.setattr(os, "replace", watched_replace)
-    wm.save(tmp_path / "out.weights", {"a": BASE})
-    assert calls == ["file", "rename", "directory"]
 
 
 # ------------------------------------------------------------------------------------------------- the target
@@ -458,8 +331,7 @@ def test_the_file_is_synced_before_the_rename_and_the_directory_after(
 
 @every_kind
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0, 0o666)])
-def test_a_new_file_has_the_mode_that_the_umask_gives(tmp_path: Path, kind: str, umask: int, mode: int) -> None:
-    """A new file is 0666 less the umask, as any file would be; the umask itself is not touched."""
+def test_a_new_file_has_the_mode_that_the_umask_gives(tmp_path, kind, umask, mode):
     before = os.umask(umask)
     try:
         save_as(tmp_path / "out", {"a": BASE}, kind)
@@ -469,19 +341,8 @@ def test_a_new_file_has_the_mode_that_the_umask_gives(tmp_path: Path, kind: str,
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o444])
-def test_an_existing_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
-    """Saving over a file keeps that file's permissions."""
-    path = tmp_path / "out.weights"
-    path.write_bytes(b"old")
-    path.chmod(mode)
-    wm.save(path, {"a": BASE})
-    assert stat.S_IMODE(path.stat().st_mode) == mode
-    assert embd.parse(path.read_bytes()).tensors
-
-
-@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1644, 0o6711])
-def test_new_content_does_not_run_as_somebody_else(tmp_path: Path, mode: int) -> None:
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o444, 0o4755, 0o2755, 0o1644, 0o6711])
+def test_new_content_has_the_permissions_of_the_old_and_does_not_run_as_somebody_else(tmp_path, mode):
     """The setuid, setgid and sticky bits were given to the old content: the new one has the permissions alone."""
     path = tmp_path / "out.weights"
     path.write_bytes(b"old")
@@ -489,13 +350,15 @@ def test_new_content_does_not_run_as_somebody_else(tmp_path: Path, mode: int) ->
     assert stat.S_IMODE(path.stat().st_mode) == mode
     wm.save(path, {"a": BASE})
     assert stat.S_IMODE(path.stat().st_mode) == mode & 0o777
+    assert embd.parse(path.read_bytes()).tensors
 
 
-def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
-    """Saving to a link replaces what it points at, in the directory where that lies, and leaves the link."""
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_symbolic_link_stays_a_link(tmp_path, dangling):
     (tmp_path / "real").mkdir()
     target, link = tmp_path / "real" / "model.weights", tmp_path / "link.weights"
-    target.write_bytes(b"old")
+    if not dangling:
+        target.write_bytes(b"old")
     link.symlink_to(target)
     wm.save(link, {"a": BASE})
     assert link.is_symlink()
@@ -503,17 +366,7 @@ def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
     assert listing(tmp_path / "real") == ["model.weights"]
 
 
-def test_a_dangling_link_is_filled(tmp_path: Path) -> None:
-    """A link to a file that is not there yet creates that file."""
-    link = tmp_path / "link.weights"
-    link.symlink_to(tmp_path / "new.weights")
-    wm.save(link, {"a": BASE})
-    assert link.is_symlink()
-    assert embd.parse((tmp_path / "new.weights").read_bytes()).tensors
-
-
-def test_targets_that_are_no_files(tmp_path: Path) -> None:
-    """A directory, a FIFO and a missing parent each raise their own error, and nothing is created."""
+def test_targets_that_are_no_files(tmp_path):
     (tmp_path / "dir.weights").mkdir()
     os.mkfifo(tmp_path / "fifo.weights")
     before = listing(tmp_path)
@@ -529,7 +382,7 @@ def test_targets_that_are_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["new/", "there/", "dir/", "dir/new/", "slash link", "."])
-def test_a_directory_is_not_taken_for_a_file(tmp_path: Path, name: str) -> None:
+def test_a_directory_is_not_taken_for_a_file(tmp_path, name):
     """A path that ends in a slash names a directory, as it does to `open`: nothing is written under the bare name."""
     (tmp_path / "there").write_bytes(b"old")
     (tmp_path / "dir").mkdir()
@@ -545,8 +398,7 @@ def test_a_directory_is_not_taken_for_a_file(tmp_path: Path, name: str) -> None:
     assert listing(tmp_path / "dir") == []
 
 
-def test_a_directory_needs_no_format_to_be_refused(tmp_path: Path) -> None:
-    """A directory is refused as one before its name is taken for a suffix; files of one array are refused likewise."""
+def test_a_directory_needs_no_format_to_be_refused(tmp_path):
     with pytest.raises(IsADirectoryError, match="give the name of a file in it, or max_shard_size= for shards"):
         wm.save(tmp_path, {"a": BASE})
     with pytest.raises(IsADirectoryError, match="this is a directory: give the name of a file: "):
@@ -554,8 +406,7 @@ def test_a_directory_needs_no_format_to_be_refused(tmp_path: Path) -> None:
     assert listing(tmp_path) == []
 
 
-def test_a_path_without_a_name_is_no_file(tmp_path: Path) -> None:
-    """An empty path is not a file, and a link that leads to itself is an error of the system."""
+def test_a_path_without_a_name_is_no_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         wm.save("", {"a": BASE}, format="embd")
     (tmp_path / "loop.weights").symlink_to("loop.weights")
@@ -565,12 +416,12 @@ def test_a_path_without_a_name_is_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["n" * 255, "é" * 127, "n" + "é" * 127, "w.bt"])
-def test_the_longest_names(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_names(tmp_path, name, monkeypatch):
     """Any valid file name can be saved to; the name of the temporary file is no longer, and is valid UTF-8."""
-    seen: list[bytes] = []
+    seen = []
     replace = os.replace
 
-    def watched(source: str, target: str, **options: Any) -> None:
+    def watched(source, target, **options):
         seen.append(os.fsencode(source))
         replace(source, target, **options)
 
@@ -581,8 +432,7 @@ def test_the_longest_names(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("length", [4095, 4090, 4070])
-def test_paths_as_long_as_they_may_be(tmp_path: Path, length: int) -> None:
-    """A path of as many bytes as the system takes is written, however long the name of the temporary file is."""
+def test_paths_as_long_as_they_may_be(tmp_path, length):
     folder = tmp_path
     while room := length - len(str(folder)) - len("/m.safetensors"):
         # "/" and a name of at least one byte: the last folder needs two.
@@ -615,20 +465,18 @@ print(wm.open("m.safetensors")["w"].tolist())
 """
 
 
-def test_the_working_directory_may_be_deep_and_change(tmp_path: Path) -> None:
+def test_the_working_directory_may_be_deep_and_change(tmp_path):
     """A relative path is that of the directory where the save began, also where no absolute path leads."""
     assert run_child(DEEP, tmp_path).stdout.splitlines() == ["True ['m.safetensors']", "[1.0, 1.0, 1.0]"]
 
 
-def test_a_missing_parent_beats_nothing_written(tmp_path: Path) -> None:
-    """An EncodeError comes before any look at the directory."""
+def test_a_missing_parent_beats_nothing_written(tmp_path):
     with pytest.raises(wm.EncodeError):
         wm.save(tmp_path / "no" / "out.weights", {"a": np.zeros(2)})
 
 
 @every_kind
-def test_saving_over_the_file_that_is_mapped(tmp_path: Path, kind: str) -> None:
-    """A file can be rewritten from its own views: the new file is right, the old views keep the old values."""
+def test_saving_over_the_file_that_is_mapped(tmp_path, kind):
     path = tmp_path / "out"
     save_as(path, {"a": BASE, "b": BASE * 2}, kind)
     f = wm.open(path)
@@ -640,20 +488,10 @@ def test_saving_over_the_file_that_is_mapped(tmp_path: Path, kind: str) -> None:
     assert read_back(path, kind) == {"a": tensor(BASE * 2), "b": tensor(BASE), "c": tensor(BASE[::-1])}
 
 
-def test_names_close_to_the_limit_of_the_file_system(tmp_path: Path) -> None:
-    """A file name of 255 bytes is written: the temporary name must not be longer than the system allows."""
-    path = tmp_path / ("x" * 247 + ".weights")
-    wm.save(path, {"a": BASE})
-    assert embd.parse(path.read_bytes()).tensors
-
-
-def test_two_writers_both_complete(tmp_path: Path) -> None:
-    """Threads that save to one path at once all succeed, and one of their files is what remains."""
-    import threading
-
+def test_two_writers_both_complete(tmp_path):
     path, failed = tmp_path / "out.weights", []
 
-    def write(number: int) -> None:
+    def write(number):
         try:
             for _ in range(5):
                 wm.save(path, {"n": np.full(5000, number, np.int32)})
@@ -692,14 +530,12 @@ LENGTHS = {
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("suffix", OF_BYTES)
 @pytest.mark.parametrize("checksums", [True, False])
-def test_files_are_written_in_large_aligned_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, lengths: list[int], *, checksums: bool
-) -> None:
+def test_files_are_written_in_large_aligned_pieces(tmp_path, monkeypatch, suffix, lengths, *, checksums):
     """Each write but the one of the end begins at a multiple of 2 MiB and is one long; the beginning comes last."""
-    written: list[tuple[int, int]] = []
+    written = []
     real = os.pwrite
 
-    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+    def pwrite(fd, data, offset):
         written.append((offset, len(data)))
         return real(fd, data, offset)
 
@@ -718,16 +554,16 @@ def test_files_are_written_in_large_aligned_pieces(
         assert all(np.array_equal(f[name], array) for name, array in tensors.items())
 
 
-def test_what_is_written_in_place_is_brought_in_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_in_place_is_brought_in_first(tmp_path, monkeypatch):
     """Linux writes memory that was never touched in small pieces: each long one is populated before it is written."""
-    events: list[tuple[str, int]] = []
+    events = []
     populate, pwrite = kernels.populate, os.pwrite
 
-    def populating(memory: memoryview, offset: int, size: int) -> int:
+    def populating(memory, offset, size):
         events.append(("populate", size))
         return populate(memory, offset, size)
 
-    def writing(fd: int, data: memoryview, offset: int) -> int:
+    def writing(fd, data, offset):
         events.append(("write", len(data)))
         return pwrite(fd, data, offset)
 
@@ -739,28 +575,7 @@ def test_what_is_written_in_place_is_brought_in_first(tmp_path: Path, monkeypatc
     assert all(events[i + 1] == ("write", size) for i, (what, size) in enumerate(events) if what == "populate")
 
 
-def test_a_tensor_that_changes_while_it_is_saved_still_fits_its_checksum(tmp_path: Path) -> None:
-    """EMBD: what another thread writes into a tensor meanwhile may be in the file or not, but the checksum is right."""
-    array = np.zeros(24 * MIB, np.uint8)
-    done = []
-
-    def scribble() -> None:
-        while not done:
-            array[:: 1 << 12] += 1
-
-    thread = threading.Thread(target=scribble)
-    thread.start()
-    try:
-        wm.save(tmp_path / "model.weights", {"a": array}, durable=False)
-    finally:
-        done.append(True)
-        thread.join()
-    with wm.open(tmp_path / "model.weights", verify="full") as f:
-        assert f["a"].size == array.size
-
-
-def test_big_tensors_are_written_without_a_second_copy(tmp_path: Path) -> None:
-    """Saving a 128 MiB array needs little memory beyond it; other orders are converted piece by piece."""
+def test_big_tensors_are_written_without_a_second_copy(tmp_path):
     code = """
 import sys, tracemalloc, numpy as np, weightmap as wm
 a = np.ones((4096, 8192), "f4")
@@ -777,7 +592,6 @@ for array in (a, a.T, a.astype(">f4")):
 
 
 def test_subclasses_of_arrays_are_saved_right_or_refused(tmp_path):
-    """np.matrix is saved as an array; a masked array, whose mask would be lost, is an EncodeError."""
     path = tmp_path / "m.safetensors"
     matrix = np.arange(6, dtype=np.float32).reshape(2, 3).view(np.matrix)
     wm.save(path, {"m": matrix})
@@ -787,21 +601,20 @@ def test_subclasses_of_arrays_are_saved_right_or_refused(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", sorted({suffix for suffix, _ in builders.saved().values()}))
-def test_what_is_no_mapping_is_a_type_error(tmp_path: Path, suffix: str) -> None:
-    """Tensors or metadata as a list, a number or text are a TypeError that names the argument."""
+def test_what_is_no_mapping_is_a_type_error(tmp_path, suffix):
     path = tmp_path / f"out{suffix}"
     for tensors in ([np.ones(2)], None, 5):
         with pytest.raises(TypeError, match="tensors must be a mapping"):
-            wm.save(path, tensors)  # type: ignore[arg-type]
+            wm.save(path, tensors)
     for metadata in ([("a", "b")], 5, "text"):
         with pytest.raises(TypeError, match="metadata must be a mapping"):
-            wm.save(path, {}, metadata=metadata)  # type: ignore[arg-type]
+            wm.save(path, {}, metadata=metadata)
     assert listing(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"])
 @pytest.mark.parametrize("format_", ["safetensors", "gguf"])
-def test_elements_that_files_pack_are_refused(tmp_path: Path, name: str, format_: str) -> None:
+def test_elements_that_files_pack_are_refused(tmp_path, name, format_):
     """ml_dtypes gives each a byte: written as they are, they would be more bytes than their shape says."""
     array = np.zeros(8, getattr(ml_dtypes, name))
     with pytest.raises(wm.EncodeError, match=f"'w': no format stores dtype {name} with a byte for each element"):

@@ -1,7 +1,5 @@
 """Mode "sealed": memory that nobody can change or take away, shared by its descriptor."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import multiprocessing
@@ -10,7 +8,6 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,21 +17,20 @@ import weightmap as wm
 from weightmap.io import sealed as sealing
 from weightmap.model.parts import check_unchanged
 
-fcntl: Any = pytest.importorskip("fcntl")
+fcntl = pytest.importorskip("fcntl")
 VALUES = np.arange(5000, dtype=np.float32)
 WORDS = ["one", "two"]
 needs_sealing = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no sealed memory")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A file with a tensor and a vocabulary."""
+def path(tmp_path):
     path = tmp_path / "model.weights"
     wm.save(path, {"w": VALUES}, vocab=WORDS)
     return path
 
 
-def sealed_memory() -> list[int]:
+def sealed_memory():
     """The sealed memory that this process has open, by inode."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -44,7 +40,7 @@ def sealed_memory() -> list[int]:
     return found
 
 
-def memory(data: bytes, *seals: str) -> int:
+def memory(data, *seals):
     """A descriptor of memory with these bytes and these seals."""
     fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, data)
@@ -58,8 +54,7 @@ def memory(data: bytes, *seals: str) -> int:
 
 @needs_sealing
 @pytest.mark.parametrize("change", ["truncated", "rewritten", "deleted"])
-def test_nothing_that_becomes_of_the_file_reaches_the_arrays(path: Path, change: str) -> None:
-    """Arrays made before and after, words, reading and verifying: all as the file was."""
+def test_nothing_that_becomes_of_the_file_reaches_the_arrays(path, change):
     with wm.open(path, mode="sealed") as f:
         held = f["w"]
         if change == "truncated":
@@ -78,8 +73,7 @@ def test_nothing_that_becomes_of_the_file_reaches_the_arrays(path: Path, change:
 
 
 @needs_sealing
-def test_nobody_can_write_to_the_memory_or_shrink_it(path: Path) -> None:
-    """The system refuses writing, truncating, extending, and lifting the seals through the descriptor."""
+def test_nobody_can_write_to_the_memory_or_shrink_it(path):
     with wm.open(path, mode="sealed") as f:
         fd = f.fileno()
         size = os.fstat(fd).st_size
@@ -98,8 +92,7 @@ def test_nobody_can_write_to_the_memory_or_shrink_it(path: Path) -> None:
 
 
 @needs_sealing
-def test_one_descriptor_while_it_is_open_and_none_afterwards(path: Path) -> None:
-    """A handle keeps the descriptor of the memory and none of the file; closed, it keeps none, and its arrays live."""
+def test_one_descriptor_while_it_is_open_and_none_afterwards(path):
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     f = wm.open(path, mode="sealed")
     held = f["w"]
@@ -118,10 +111,7 @@ def test_one_descriptor_while_it_is_open_and_none_afterwards(path: Path) -> None
 @pytest.mark.parametrize(
     ("limits", "bound"), [(wm.Limits(max_copy_bytes=1 << 20), "max_copy_bytes"), (None, "the memory that is left")]
 )
-def test_the_copy_is_bounded_before_anything_is_read(
-    tmp_path: Path, mode: str, limits: wm.Limits | None, bound: str
-) -> None:
-    """A sparse file of a TiB is a LimitError at once, and no memory is made."""
+def test_the_copy_is_bounded_before_anything_is_read(tmp_path, mode, limits, bound):
     path = tmp_path / "huge.safetensors"
     header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (2**40, 2**40)
     path.write_bytes(len(header).to_bytes(8, "little") + header)
@@ -134,12 +124,11 @@ def test_the_copy_is_bounded_before_anything_is_read(
 
 @needs_sealing
 @pytest.mark.parametrize("mode", ["sealed", "copy"])
-def test_a_file_that_changes_while_it_is_copied(path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shrunk before it was read, it is a TruncatedError; written to meanwhile, a FileChangedError; nothing is kept."""
+def test_a_file_that_changes_while_it_is_copied(path, mode, monkeypatch):
     preadv = os.preadv
     data = path.read_bytes()
 
-    def shrunk(fd: int, buffers: list[Any], offset: int) -> int:
+    def shrunk(fd, buffers, offset):
         os.truncate(path, 100)
         return preadv(fd, buffers, offset)
 
@@ -148,7 +137,7 @@ def test_a_file_that_changes_while_it_is_copied(path: Path, mode: str, monkeypat
         wm.open(path, mode=mode)
     path.write_bytes(data)
 
-    def touched(fd: int, buffers: list[Any], offset: int) -> int:
+    def touched(fd, buffers, offset):
         os.utime(path, ns=(1, 1))
         return preadv(fd, buffers, offset)
 
@@ -160,10 +149,10 @@ def test_a_file_that_changes_while_it_is_copied(path: Path, mode: str, monkeypat
 
 @needs_sealing
 @pytest.mark.parametrize("call", ["memfd_create", "pwrite"])
-def test_memory_that_is_refused_is_an_os_error(path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_refused_is_an_os_error(path, call, monkeypatch):
     """No memory, or a system that forbids it: that OSError with the name of the file, and no other mode instead."""
 
-    def refuse(*_: object) -> int:
+    def refuse(*_):
         raise OSError(12, "refused")
 
     monkeypatch.setattr(os, call, refuse)
@@ -175,11 +164,11 @@ def test_memory_that_is_refused_is_an_os_error(path: Path, call: str, monkeypatc
 
 
 @needs_sealing
-def test_systems_that_do_not_know_the_newest_flag(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_that_do_not_know_the_newest_flag(path, monkeypatch):
     """A kernel that refuses memory which programs cannot be run from is asked without that."""
     create, asked = os.memfd_create, []
 
-    def older(name: str, flags: int) -> int:
+    def older(name, flags):
         asked.append(flags)
         if flags & ~(os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING):
             raise OSError(22, "Invalid argument")
@@ -191,8 +180,7 @@ def test_systems_that_do_not_know_the_newest_flag(path: Path, monkeypatch: pytes
     assert len(asked) == 2
 
 
-def test_a_system_without_sealed_memory_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There the mode is a ValueError that names another one, as an argument and from the environment."""
+def test_a_system_without_sealed_memory_is_an_error(path, monkeypatch):
     monkeypatch.setattr(sealing, "AVAILABLE", False)
     with pytest.raises(ValueError, match="needs Linux; use 'copy'"):
         wm.open(path, mode="sealed")
@@ -209,8 +197,7 @@ def test_a_system_without_sealed_memory_is_an_error(path: Path, monkeypatch: pyt
 
 @needs_sealing
 @pytest.mark.parametrize("kind", ["descriptor", "file object", "bytes", "bytearray", "BytesIO"])
-def test_every_kind_of_source(path: Path, kind: str) -> None:
-    """Sources that are not path are copied into sealed memory as well."""
+def test_every_kind_of_source(path, kind):
     data = path.read_bytes()
     with path.open("rb") as file:
         sources = {
@@ -231,8 +218,7 @@ def test_every_kind_of_source(path: Path, kind: str) -> None:
 
 
 @needs_sealing
-def test_sealed_memory_is_used_as_it_is(path: Path) -> None:
-    """A descriptor of sealed memory is mapped, not copied, whatever may be copied; it stays the caller's."""
+def test_sealed_memory_is_used_as_it_is(path):
     with wm.open(path, mode="sealed") as f:
         fd = os.dup(f.fileno())
     with wm.open(fd, mode="sealed", limits=wm.Limits(max_copy_bytes=0)) as g:
@@ -246,8 +232,7 @@ def test_sealed_memory_is_used_as_it_is(path: Path) -> None:
 
 @needs_sealing
 @pytest.mark.parametrize("mode", ["mmap", "cow", "sealed"])
-def test_sealed_memory_of_others(path: Path, mode: str) -> None:
-    """Memory that others sealed against writing and shrinking is stable in every mode, one that may still grow too."""
+def test_sealed_memory_of_others(path, mode):
     fd = memory(path.read_bytes(), "F_SEAL_SHRINK", "F_SEAL_WRITE")
     with wm.open(fd, mode=mode) as f:
         assert f.is_stable
@@ -259,7 +244,7 @@ def test_sealed_memory_of_others(path: Path, mode: str) -> None:
 
 @needs_sealing
 @pytest.mark.parametrize("seals", [(), ("F_SEAL_SHRINK", "F_SEAL_GROW"), ("F_SEAL_WRITE",)], ids="-".join)
-def test_memory_that_is_not_sealed_enough_is_copied(path: Path, seals: tuple[str, ...]) -> None:
+def test_memory_that_is_not_sealed_enough_is_copied(path, seals):
     """Where somebody could still write to the memory or shrink it, it is copied as a file is, and not stable itself."""
     fd = memory(path.read_bytes(), *seals)
     with wm.open(fd, mode="sealed") as f, wm.open(fd, mode="mmap") as g:
@@ -269,8 +254,7 @@ def test_memory_that_is_not_sealed_enough_is_copied(path: Path, seals: tuple[str
     os.close(fd)
 
 
-def test_what_is_stable(path: Path) -> None:
-    """Copies and immutable bytes are stable; mapped files and writable buffers are not."""
+def test_what_is_stable(path):
     data = path.read_bytes()
     stable = {"copy": wm.open(path, mode="copy"), "bytes": wm.open(data), "view": wm.open(memoryview(data))}
     stable |= {"copied": wm.open(bytearray(data), mode="copy"), "cow": wm.open(bytearray(data), mode="cow")}
@@ -285,8 +269,7 @@ def test_what_is_stable(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
-def test_other_modes_have_no_descriptor_to_share(path: Path, mode: str) -> None:
-    """In other modes fileno() raises io.UnsupportedOperation; on a closed handle, ClosedError."""
+def test_other_modes_have_no_descriptor_to_share(path, mode):
     with wm.open(path, mode=mode) as f, pytest.raises(io.UnsupportedOperation, match="sealed"):
         f.fileno()
     with pytest.raises(wm.ClosedError):
@@ -303,8 +286,7 @@ with wm.open(int(sys.argv[1]), mode="sealed") as f:
 
 
 @needs_sealing
-def test_another_program_opens_the_descriptor(path: Path) -> None:
-    """A program that inherits the descriptor opens the same memory, though the file is gone."""
+def test_another_program_opens_the_descriptor(path):
     with wm.open(path, mode="sealed") as f:
         path.unlink()
         fd = f.fileno()
@@ -320,7 +302,7 @@ def test_another_program_opens_the_descriptor(path: Path) -> None:
     assert float(total) == float(VALUES.sum())
 
 
-def tell(f: wm.TensorFile, answer: Any) -> None:
+def tell(f, answer):
     """In a new process: what it has of a handle that came as an argument, and what of one pickled there again."""
     with f:
         inode = os.fstat(f.fileno()).st_ino
@@ -334,7 +316,7 @@ def tell(f: wm.TensorFile, answer: Any) -> None:
 @needs_sealing
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("source", ["path", "gone", "bytes"])
-def test_an_argument_of_a_process_takes_its_memory_along(path: Path, method: str, source: str) -> None:
+def test_an_argument_of_a_process_takes_its_memory_along(path, method, source):
     """A process that multiprocessing starts has the same memory, even when the file is gone or never was one."""
     context = multiprocessing.get_context(method)
     ours, theirs = context.Pipe(duplex=False)
@@ -356,8 +338,7 @@ def test_an_argument_of_a_process_takes_its_memory_along(path: Path, method: str
 
 
 @needs_sealing
-def test_plain_pickling_opens_the_path_again(path: Path) -> None:
-    """Anywhere else a pickled handle copies the file again, and notices when it is another one."""
+def test_plain_pickling_opens_the_path_again(path):
     with wm.open(path, mode="sealed") as f:
         blob = pickle.dumps(f)
         with pickle.loads(blob) as g:

@@ -1,10 +1,7 @@
 """Sources: bytes are the content of a file, wherever one is taken, and never a path."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,9 +11,6 @@ import weightmap as wm
 from weightmap import compat
 from weightmap.model.opening import open_privately
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 class _Bytes(bytes):
     """A subclass, as some libraries have it."""
@@ -25,15 +19,15 @@ class _Bytes(bytes):
 class _Named(os.PathLike[bytes]):
     """A path as some libraries have it: `os.fspath` gives bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __fspath__(self) -> bytes:
+    def __fspath__(self):
         return os.fsencode(self.path)
 
 
 # Every call that takes a source, as a function of it; `tmp_path` is the working directory.
-TAKERS: dict[str, Callable[[Any], Any]] = {
+TAKERS = {
     "open": lambda source: list(wm.open(source)),
     "open-privately": lambda source: list(open_privately(source)),
     "load": lambda source: list(wm.load(source)),
@@ -49,9 +43,7 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("name", ["other.safetensors", ".", "model.safetensors.index.json", "absent.weights", "words"])
 @pytest.mark.parametrize("make", [bytes, _Bytes, bytearray], ids=lambda make: make.__name__)
-def test_bytes_are_content_and_never_a_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str, name: str, make: Callable[[bytes], Any]
-) -> None:
+def test_bytes_are_content_and_never_a_path(tmp_path, monkeypatch, taker, name, make):
     """Bytes that spell the name of a file, of a directory or of nothing are a file of a few letters."""
     monkeypatch.chdir(tmp_path)
     wm.save("other.safetensors", {"x": np.ones(2, np.float32)})
@@ -66,10 +58,7 @@ def test_bytes_are_content_and_never_a_path(
 
 
 @pytest.mark.parametrize("taker", [taker for taker in TAKERS if taker != "convert-words"])
-def test_bytes_are_content_wherever_a_source_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str
-) -> None:
-    """Every function that takes a path also takes the content of that file, and a path that `os.fsdecode` made."""
+def test_bytes_are_content_wherever_a_source_is_taken(tmp_path, monkeypatch, taker):
     monkeypatch.chdir(tmp_path)
     wm.save("other.safetensors", {"x": np.ones(2, np.float32)})
     expected = TAKERS[taker]("other.safetensors")
@@ -78,8 +67,7 @@ def test_bytes_are_content_wherever_a_source_is_taken(
     assert TAKERS[taker](_Named(Path("other.safetensors"))) == expected
 
 
-def test_words_are_converted_from_bytes(tmp_path: Path) -> None:
-    """The content of another program's word embeddings may be given too, and messages name its kind."""
+def test_words_are_converted_from_bytes(tmp_path):
     report = wm.convert(b"a 1 2\nb 3 4\n", tmp_path / "words.fifu")
     assert (report.src, report.format) == ("<bytes>", "finalfusion")
     with wm.open(tmp_path / "words.fifu") as f:
@@ -88,7 +76,7 @@ def test_words_are_converted_from_bytes(tmp_path: Path) -> None:
         wm.convert(b"a 1 2\nb 3 x\n", tmp_path / "wrong.fifu")
 
 
-def test_a_handle_is_no_source(tmp_path: Path) -> None:
+def test_a_handle_is_no_source(tmp_path):
     """An open file has `read`, and is not a file object; `convert` alone takes it, and leaves it open."""
     wm.save(tmp_path / "x.weights", {"x": np.ones(2, np.float32)})
     with wm.open(tmp_path / "x.weights") as f:
@@ -100,8 +88,7 @@ def test_a_handle_is_no_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["ftp://host/m.weights", "file:///m.weights", "hf://owner/name"])
-def test_other_addresses_are_paths_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """The system finds no such file; a note says which addresses are read."""
+def test_other_addresses_are_paths_with_a_hint(tmp_path, monkeypatch, address):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError) as caught:
         wm.open(address)

@@ -1,31 +1,20 @@
 """Models in files of bounded size: `max_shard_size=`."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.support import listing as listed
 
 import weightmap as wm
 from weightmap import cli, compat
 from weightmap.model.sharding import bytes_of_size
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 TENSORS = {f"l.{i}.w": np.full((8, 8), i, np.float32) for i in range(7)}  # 256 bytes each
 
 
-def listed(folder: Path) -> list[str]:
-    """Return the names of the files in a folder."""
-    return sorted(path.name for path in folder.iterdir())
-
-
 @pytest.mark.parametrize("suffix", [".safetensors", ".weights", ".bt", ".amb", ".gguf"])
-def test_shards_have_at_most_so_many_bytes_of_tensors(tmp_path: Path, suffix: str) -> None:
-    """Numbered shards in the order of the tensors, and the index that makes them one model with the same values."""
+def test_shards_have_at_most_so_many_bytes_of_tensors(tmp_path, suffix):
     wm.save(tmp_path / f"m{suffix}", TENSORS, max_shard_size=600)
     names = [f"m-0000{i}-of-00004{suffix}" for i in range(1, 5)]
     assert listed(tmp_path) == sorted([*names, f"m{suffix}.index.json"])
@@ -37,7 +26,7 @@ def test_shards_have_at_most_so_many_bytes_of_tensors(tmp_path: Path, suffix: st
     assert index["weight_map"]["l.2.w"] == names[1]
 
 
-def test_a_larger_tensor_gets_a_file_for_itself(tmp_path: Path) -> None:
+def test_a_larger_tensor_gets_a_file_for_itself(tmp_path):
     """One beyond the bound stands alone; those around it share files among themselves."""
     tensors = {"a": np.zeros(10), "b": np.zeros(10), "big": np.zeros(1000), "c": np.zeros(10), "d": np.zeros(10)}
     wm.save(tmp_path / "m.safetensors", tensors, max_shard_size=160)
@@ -45,7 +34,7 @@ def test_a_larger_tensor_gets_a_file_for_itself(tmp_path: Path) -> None:
         assert [set(shard) for shard in f.shards.values()] == [{"a", "b"}, {"big"}, {"c", "d"}]
 
 
-def test_a_model_that_fits_is_one_file(tmp_path: Path) -> None:
+def test_a_model_that_fits_is_one_file(tmp_path):
     """Without need no index is written, and the file is that of a plain `save`; an index or directory gets a shard."""
     wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size="1MB")
     wm.save(tmp_path / "n.safetensors", TENSORS)
@@ -57,8 +46,7 @@ def test_a_model_that_fits_is_one_file(tmp_path: Path) -> None:
     assert listed(tmp_path / "new") == ["model-00001-of-00001.gguf", "model.gguf.index.json"]
 
 
-def test_each_shard_has_the_metadata_and_the_first_the_vocabulary(tmp_path: Path) -> None:
-    """The model has both."""
+def test_each_shard_has_the_metadata_and_the_first_the_vocabulary(tmp_path):
     wm.save(tmp_path / "m.weights", TENSORS, max_shard_size=600, metadata={"model_name": "tiny"}, vocab=["a", "b"])
     with wm.open(tmp_path) as f:
         assert f.metadata["model_name"] == "tiny"
@@ -67,8 +55,7 @@ def test_each_shard_has_the_metadata_and_the_first_the_vocabulary(tmp_path: Path
         assert [shard.vocab is not None for shard in f.shards.values()] == [True, False, False, False]
 
 
-def test_nothing_is_written_where_it_cannot_be(tmp_path: Path) -> None:
-    """A model that is there stays; what a format cannot express is refused before a file is there."""
+def test_nothing_is_written_where_it_cannot_be(tmp_path):
     wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size=600)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(wm.TargetError):
@@ -80,8 +67,7 @@ def test_nothing_is_written_where_it_cannot_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.index.json", "x.safetensors.index.json", ".index.json"])
 @pytest.mark.parametrize("format_", [None, "safetensors"])
-def test_a_file_of_tensors_is_no_index(tmp_path: Path, name: str, format_: str | None) -> None:
-    """The name of an index is refused, where a file of tensors would get it, with what to do instead."""
+def test_a_file_of_tensors_is_no_index(tmp_path, name, format_):
     said = r"index\.json: this name is that of an index of shards, .*; max_shard_size= writes shards and their index$"
     with pytest.raises(wm.EncodeError, match=said):
         wm.save(tmp_path / name, TENSORS, format=format_)
@@ -93,7 +79,7 @@ def test_a_file_of_tensors_is_no_index(tmp_path: Path, name: str, format_: str |
 
 @pytest.mark.parametrize("size", [None, 600])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt", "link"])
-def test_files_beside_a_model_stay(tmp_path: Path, name: str, size: int | None) -> None:
+def test_files_beside_a_model_stay(tmp_path, name, size):
     """A conversion does not replace what programs need beside its source, by whatever path."""
     wm.save(tmp_path / "model.safetensors", TENSORS)
     for beside in ("config.json", "tokenizer.json", "vocab.txt"):
@@ -106,7 +92,7 @@ def test_files_beside_a_model_stay(tmp_path: Path, name: str, size: int | None) 
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_file_in_whose_place_shards_would_lie_stays(tmp_path: Path) -> None:
+def test_a_file_in_whose_place_shards_would_lie_stays(tmp_path):
     """Beside an older model of that name nobody would know which of the two to open: an error, and nothing changes."""
     wm.save(tmp_path / "m.safetensors", {"old": TENSORS[next(iter(TENSORS))]})
     wm.save(tmp_path / "a.weights", TENSORS)
@@ -120,7 +106,7 @@ def test_a_file_in_whose_place_shards_would_lie_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
 @pytest.mark.parametrize("size", [None, "1MB", 300])
-def test_shards_in_whose_place_a_file_would_lie_stay(tmp_path: Path, suffix: str, size: Any) -> None:
+def test_shards_in_whose_place_a_file_would_lie_stay(tmp_path, suffix, size):
     """A directory opens as its index, and the new file would be hidden: the same error as for shards."""
     wm.save(tmp_path / f"m{suffix}", TENSORS, max_shard_size=600)
     wm.save(tmp_path / "a.weights", {"new": np.ones((64, 64), np.float32)})
@@ -134,15 +120,14 @@ def test_shards_in_whose_place_a_file_would_lie_stay(tmp_path: Path, suffix: str
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_what_replaces_safetensors_writes_beside_an_index(tmp_path: Path) -> None:
+def test_what_replaces_safetensors_writes_beside_an_index(tmp_path):
     """As safetensors does: transformers writes a smaller model over an older one so."""
     wm.save(tmp_path / "model.safetensors", TENSORS, max_shard_size=600)
     compat.numpy.save_file({"new": np.ones(3)}, tmp_path / "model.safetensors")
     assert list(wm.load(tmp_path / "model.safetensors")) == ["new"]
 
 
-def test_a_file_that_became_shards_is_missed_with_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error of the system says which file opens the model; without an index it says nothing more."""
+def test_a_file_that_became_shards_is_missed_with_a_hint(tmp_path, capsys):
     wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size=600)
     hint = f"this model is in several files: open {str(tmp_path / 'm.safetensors.index.json')!r}"
     for path in (tmp_path / "m.safetensors", str(tmp_path / "m.safetensors")):
@@ -154,14 +139,6 @@ def test_a_file_that_became_shards_is_missed_with_a_hint(tmp_path: Path, capsys:
     with pytest.raises(FileNotFoundError) as caught:
         wm.open(tmp_path / "n.safetensors")
     assert not hasattr(caught.value, "__notes__")
-
-
-def test_progress_covers_all_files(tmp_path: Path) -> None:
-    """It never goes back, and ends at the total."""
-    told: list[tuple[int, int]] = []
-    wm.save(tmp_path / "m.amb", TENSORS, max_shard_size=600, progress=lambda *step: told.append(step))
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1][0] == told[-1][1]
 
 
 @pytest.mark.parametrize(
@@ -177,8 +154,7 @@ def test_progress_covers_all_files(tmp_path: Path) -> None:
         ("2kib", 2048),
     ],
 )
-def test_sizes(size: Any, nbytes: int) -> None:
-    """Numbers, and texts as transformers takes them."""
+def test_sizes(size, nbytes):
     assert bytes_of_size(size) == nbytes
 
 
@@ -186,15 +162,14 @@ _NO_SIZES = [0, -1, True, 2.5, float("nan"), float("inf"), [7], "", "2.5", "0MB"
 
 
 @pytest.mark.parametrize("size", _NO_SIZES)
-def test_sizes_that_are_none(tmp_path: Path, size: Any) -> None:
-    """Anything else is a ValueError, also for a model without bytes, and nothing is written."""
+def test_sizes_that_are_none(tmp_path, size):
     for tensors in (TENSORS, {}):
         with pytest.raises(ValueError, match="max_shard_size is"):
             wm.save(tmp_path / "m.amb", tensors, max_shard_size=size)
     assert not listed(tmp_path)
 
 
-def test_convert_splits(tmp_path: Path) -> None:
+def test_convert_splits(tmp_path):
     """Shards of bounded size, of the bytes in the target; each larger shard of a source is split again."""
     wm.save(tmp_path / "m.safetensors", TENSORS)
     (tmp_path / "halves").mkdir()
@@ -208,8 +183,7 @@ def test_convert_splits(tmp_path: Path) -> None:
     assert wm.diff(tmp_path / "m.safetensors", tmp_path / "again", by_value=True, tensors_only=True).equal
 
 
-def test_convert_of_a_model_that_fits_writes_one_file(tmp_path: Path) -> None:
-    """As without a bound, to the byte."""
+def test_convert_of_a_model_that_fits_writes_one_file(tmp_path):
     wm.save(tmp_path / "m.safetensors", TENSORS)
     report = wm.convert(tmp_path / "m.safetensors", tmp_path / "n.bt", max_shard_size="1MB")
     wm.convert(tmp_path / "m.safetensors", tmp_path / "o.bt")
@@ -219,8 +193,7 @@ def test_convert_of_a_model_that_fits_writes_one_file(tmp_path: Path) -> None:
         wm.convert(tmp_path / "m.safetensors", tmp_path / "p.bt", max_shard_size="much")
 
 
-def test_the_command_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--max-shard-size, spelt so in messages too."""
+def test_the_command_splits(tmp_path, capsys):
     wm.save(tmp_path / "m.safetensors", TENSORS)
     argv = ["convert", str(tmp_path / "m.safetensors"), str(tmp_path / "n.amb"), "--max-shard-size"]
     assert cli.main([*argv, "600"]) == 0

@@ -1,7 +1,5 @@
 """Writes the files whose SHA-256 builders record: ``python -m tests.contract.golden FOLDER [INSTRUCTIONS]``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ from weightmap import kernels
 SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 
 
-def content() -> SimpleNamespace:
+def content():
     """Tensors, texts and words that are the same on every machine: integers become floats exactly."""
     # A set: its order is that of Python's hashes, which differ from process to process.
     names = sorted({f"layer.{i}" for i in range(60)} | {"ключ", "a b", ""})
@@ -32,8 +30,7 @@ def content() -> SimpleNamespace:
     )
 
 
-def write(folder: Path) -> None:
-    """Write every golden file of every format."""
+def write(folder):
     found = content()
     for builder in builders.known().values():
         for name, golden in builder.golden.items():

@@ -1,12 +1,9 @@
 """A format whose tensors lie in a second file beside the first: whatever walks bytes has both."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,11 +21,6 @@ from weightmap.io.beside import open_beside
 from weightmap.io.geometry import Strided
 from weightmap.model.parts import sources_of
 
-if TYPE_CHECKING:
-    from weightmap.formats import Verification
-    from weightmap.io.source import Source
-    from weightmap.options import Options
-
 MAGIC, AT = b"ASID", 4096
 INLINE = {"b": np.arange(1024, dtype="<f4")}
 BESIDE = {"a": np.arange(2048, dtype="<f4").reshape(32, 64) + 0.5, "c": -np.arange(600, dtype="<f4").reshape(20, 30)}
@@ -43,7 +35,7 @@ class _Rules(Rules):
     scattered = True
 
 
-def _table(source: Source, tensors: dict[str, np.ndarray[Any, Any]]) -> ColumnTable:
+def _table(source, tensors):
     names, shapes = list(tensors), [tensor.shape for tensor in tensors.values()]
     sizes = np.array([tensor.nbytes for tensor in tensors.values()], np.uint64)
     begins = np.cumsum(sizes) - sizes + np.uint64(AT)
@@ -57,20 +49,20 @@ def _table(source: Source, tensors: dict[str, np.ndarray[Any, Any]]) -> ColumnTa
         begins + sizes,
     )
 
-    def typed(_row: int, shape: tuple[int, ...]) -> tuple[DType, Strided]:
+    def typed(_row, shape):
         return DTYPES["float32"], Strided((4, 4 * shape[0]))
 
     return ColumnTable(columns, _Rules(0, source.size), utf8=True, typed=typed)
 
 
-def _parse(source: Source, head: bytes, _options: Options) -> Content:
+def _parse(source, head, _options):
     side = open_beside(source, head[4:64].rstrip(b"\0").decode())
     apart = _table(side, BESIDE)
     apart.belongs_to(side, "aside")
     table = JoinedTable([_table(source, INLINE), apart], np.array([1, 0, 2]))
     table.check()
 
-    def verify(run: Verification) -> None:
+    def verify(run):
         run.rest()
 
     content = Content("aside", table, dict, verify, [])
@@ -82,8 +74,7 @@ FORMAT = Format("aside", "Aside", (".aside",), ("aside",), _parse, magic=MAGIC)
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The first of two files."""
+def model(tmp_path, monkeypatch):
     known = sys.modules["weightmap.formats"]
     monkeypatch.setitem(known.FORMATS, "aside", FORMAT)
     monkeypatch.setitem(known._BY_MAGIC, MAGIC, FORMAT)
@@ -94,12 +85,11 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def _equal(found: dict[str, Any]) -> bool:
+def _equal(found):
     return list(found) == list(WANT) and all(np.array_equal(found[name], WANT[name]) for name in WANT)
 
 
-def test_tensors_are_those_of_both_files(model: Path, tmp_path: Path) -> None:
-    """Look-ups, all at once, reading, plans, devices and conversion give the same values."""
+def test_tensors_are_those_of_both_files(model, tmp_path):
     sizes = [(tmp_path / name).stat().st_size for name in ("m.aside", "m.data")]
     with wm.open(model) as f:
         assert _equal({name: f[name] for name in f})
@@ -129,7 +119,7 @@ def test_tensors_are_those_of_both_files(model: Path, tmp_path: Path) -> None:
     assert wm.diff(model, tmp_path / "m.safetensors").equal
 
 
-def test_pages_of_both_files_are_counted_and_given_back(model: Path) -> None:
+def test_pages_of_both_files_are_counted_and_given_back(model):
     """`residency` and `release` have every byte of every tensor."""
     with wm.open(model) as f:
         _ = [f.read(name) for name in f]
@@ -153,8 +143,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_second_file_that_changed_is_an_error(use: str, model: Path) -> None:
-    """As for the first one: nothing mixes old and new."""
+def test_a_second_file_that_changed_is_an_error(use, model):
     side = model.with_name("m.data")
     with wm.open(model) as f:
         with pickle.loads(pickle.dumps(f)) as copy:
@@ -166,8 +155,7 @@ def test_a_second_file_that_changed_is_an_error(use: str, model: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy", "sealed"])
-def test_both_files_are_opened_in_one_mode(mode: str, model: Path) -> None:
-    """Copies are private whichever file a tensor is of; closing the handle closes both."""
+def test_both_files_are_opened_in_one_mode(mode, model):
     if mode == "sealed" and not hasattr(os, "memfd_create"):
         pytest.skip("needs Linux")
     f = wm.open(model, mode=mode)
@@ -184,29 +172,26 @@ def test_both_files_are_opened_in_one_mode(mode: str, model: Path) -> None:
         f["a"]
 
 
-def test_a_copy_of_a_second_file_is_within_the_limit(model: Path) -> None:
-    """`max_copy_bytes` is held against each file."""
+def test_a_copy_of_a_second_file_is_within_the_limit(model):
     with pytest.raises(wm.LimitError, match=r"m\.data"):
         wm.open(model, mode="copy", limits=wm.Limits(max_copy_bytes=10_000))
 
 
-def test_a_second_file_that_ends_early_is_an_error(model: Path) -> None:
-    """Ranges are checked against the file that they lie in, and the message names it."""
+def test_a_second_file_that_ends_early_is_an_error(model):
     side = model.with_name("m.data")
     side.write_bytes(side.read_bytes()[:-1])
     with pytest.raises(wm.TruncatedError, match=r"m\.data"):
         wm.open(model)
 
 
-def test_a_name_of_both_files_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which tensor it would be is nobody's guess."""
+def test_a_name_of_both_files_is_an_error(model, monkeypatch):
     monkeypatch.setitem(INLINE, "a", INLINE["b"])
     model.write_bytes(model.read_bytes() + INLINE["b"].tobytes())
     with pytest.raises(wm.LayoutError, match="'a'"):
         wm.open(model)
 
 
-def test_no_file_of_a_model_is_a_target(model: Path) -> None:
+def test_no_file_of_a_model_is_a_target(model):
     """Converting a model over its second file would lose it."""
     os.link(model.with_name("m.data"), model.with_name("m.safetensors"))
     with pytest.raises(wm.TargetError, match="input"):
@@ -214,7 +199,7 @@ def test_no_file_of_a_model_is_a_target(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../m.data", "/m.data", "a/../m.data", "", "link", "gone", "c:m.data"])
-def test_names_that_lead_elsewhere(name: str, model: Path) -> None:
+def test_names_that_lead_elsewhere(name, model):
     """A file lies below the directory of the one that names it, links included, or it is an error."""
     (model.parent.parent / "m.data").write_bytes(b"secret")
     model.with_name("link").symlink_to(model.parent.parent / "m.data")
@@ -224,7 +209,7 @@ def test_names_that_lead_elsewhere(name: str, model: Path) -> None:
     assert caught.value.field == "location"
 
 
-def test_a_cache_of_links(model: Path, tmp_path: Path) -> None:
+def test_a_cache_of_links(model, tmp_path):
     """Model hubs keep files elsewhere and link both of them."""
     blobs, view = tmp_path / "blobs", tmp_path / "view"
     blobs.mkdir()
@@ -236,7 +221,6 @@ def test_a_cache_of_links(model: Path, tmp_path: Path) -> None:
         assert _equal(dict(f.items()))
 
 
-def test_a_model_without_a_path_has_no_files_beside_it(model: Path) -> None:
-    """Bytes and descriptors have no directory."""
+def test_a_model_without_a_path_has_no_files_beside_it(model):
     with pytest.raises(wm.UnsupportedError, match="by its path"):
         wm.open(model.read_bytes())

@@ -1,12 +1,9 @@
 """The same content is the same file: on every machine and in every process, and once more when it is read and saved."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from tests import builders
@@ -18,9 +15,6 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap.formats import by_name
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 EXAMPLES = [example for example in builders.examples() if example.written]
 
 # Files of word embeddings, which are written and not opened, have no builders.
@@ -28,8 +22,7 @@ CONVERTED = {"words.bin": "64861920128d98d91c4d7c12f828b254b74f742a5ba46f9076e00
 GOLDEN = CONVERTED | {name: it.sha256 for builder in builders.known().values() for name, it in builder.golden.items()}
 
 
-def written(folder: Path, *arguments: str, **environment: str) -> dict[str, str]:
-    """The SHA-256 of every file that a fresh process writes."""
+def written(folder, *arguments, **environment):
     python = os.pathsep.join((SOURCES, str(ROOT), os.environ.get("PYTHONPATH", "")))
     command = [sys.executable, "-m", "tests.contract.golden", str(folder), *arguments]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": python, **environment}, check=True, timeout=120)
@@ -37,19 +30,17 @@ def written(folder: Path, *arguments: str, **environment: str) -> dict[str, str]
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "4711"])
-def test_the_same_content_gives_the_same_bytes(tmp_path: Path, seed: str) -> None:
-    """Every format and layout, whatever the order of Python's sets and dictionaries by hash: the recorded SHA-256."""
+def test_the_same_content_gives_the_same_bytes(tmp_path, seed):
     assert written(tmp_path, PYTHONHASHSEED=seed) == GOLDEN
 
 
 @pytest.mark.parametrize("tier", kernels.available_isas())
-def test_the_same_content_gives_the_same_bytes_on_every_processor(tmp_path: Path, tier: str) -> None:
-    """With the instructions of any processor, quantised tensors and checksums included: the same."""
+def test_the_same_content_gives_the_same_bytes_on_every_processor(tmp_path, tier):
     assert written(tmp_path, tier) == GOLDEN
 
 
 @pytest.mark.parametrize("builder", builders.known().values(), ids=builders.known())
-def test_every_layout_that_is_written_has_a_recorded_sum(builder: builders.Builder, tmp_path: Path) -> None:
+def test_every_layout_that_is_written_has_a_recorded_sum(builder, tmp_path):
     """A layout without a golden file would not be held to its bytes."""
     found, format_ = content(), by_name(builder.format)
     layouts = {golden.arguments(found).get("layout", format_.layouts[0]) for golden in builder.golden.values()}
@@ -57,7 +48,7 @@ def test_every_layout_that_is_written_has_a_recorded_sum(builder: builders.Build
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{example.format}-{example.name}" for example in EXAMPLES])
-def test_reading_and_writing_once_more_changes_nothing(example: builders.Example, tmp_path: Path) -> None:
+def test_reading_and_writing_once_more_changes_nothing(example, tmp_path):
     """A file of another program becomes one that holds the same, and that file, read and written, is itself.
 
     Of a format that is only read, a file of another one that can hold all of it.

@@ -1,12 +1,9 @@
 """How formats are found: by looking into a folder, and, for a file, by its content."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests import builders
@@ -15,11 +12,8 @@ from tests.attacks import sound
 import weightmap as wm
 from weightmap.formats._base import discover, module_names
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 # The module; `weightmap.formats` is the function of this name.
-formats: Any = importlib.import_module("weightmap.formats")
+formats = importlib.import_module("weightmap.formats")
 # A format in one file, with nothing named instead of imported. It recognises whatever it is shown.
 TOY = """
 from weightmap.formats import Format
@@ -32,21 +26,19 @@ FORMAT = Format("toy", "Toy", (".toy",), ("toy",), parse, None, {"toy": frozense
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A format whose file lies in a second folder of the package."""
+def toy(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
     yield discover(formats.__name__, formats.__path__, "FORMAT")["toy"]
     del sys.modules["weightmap.formats.toy"], formats.toy
 
 
-def test_a_format_is_added_by_adding_a_file(toy: Any) -> None:
-    """A file that defines FORMAT is all that it takes to be found with the others."""
+def test_a_format_is_added_by_adding_a_file(toy):
     assert module_names(formats.__path__) == sorted([*wm.formats(), "toy"])
     assert toy.title == "Toy"
 
 
-def test_formats_are_found_within_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats_are_found_within_an_archive(tmp_path, monkeypatch):
     """Where the modules lie in a zip archive, whose folders cannot be listed, the same formats are found."""
     folder = Path(next(iter(formats.__path__)))
     archive = tmp_path / "package.zip"
@@ -57,8 +49,7 @@ def test_formats_are_found_within_an_archive(tmp_path: Path, monkeypatch: pytest
     assert module_names(formats.__path__) == sorted(wm.formats())
 
 
-def test_a_file_that_two_formats_claim_is_opened_by_neither(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names both formats, and naming one of them opens the file."""
+def test_a_file_that_two_formats_claim_is_opened_by_neither(toy, monkeypatch):
     monkeypatch.setattr(formats, "_GUESSED", (*formats._GUESSED, toy))
     monkeypatch.setattr(formats, "_BY_LEAD", {})  # whatever files of other formats may begin with
     data = sound()["bintensors-spec"]
@@ -68,8 +59,7 @@ def test_a_file_that_two_formats_claim_is_opened_by_neither(toy: Any, monkeypatc
 
 
 @pytest.mark.parametrize("format", wm.formats())
-def test_a_few_bytes_are_no_header(format: str) -> None:
-    """When its format is named, a file of four to seven bytes is a TruncatedError; a shorter one is refused."""
+def test_a_few_bytes_are_no_header(format):
     data = next(data for kind, data in sound().items() if kind.partition("-")[0] == format)
     for size in range(1, 8):
         with pytest.raises(wm.FormatError if size < 4 else wm.TruncatedError):
@@ -77,15 +67,14 @@ def test_a_few_bytes_are_no_header(format: str) -> None:
 
 
 @pytest.mark.parametrize("format", [name for name, found in formats.FORMATS.items() if found.magic])
-def test_another_beginning_is_refused_by_the_format_that_is_named(format: str) -> None:
-    """A file whose first letter is another is a FormatError about the magic bytes, of each format that has some."""
+def test_another_beginning_is_refused_by_the_format_that_is_named(format):
     data = next(data for kind, data in sound().items() if kind.partition("-")[0] == format)
     with pytest.raises(wm.FormatError, match="magic is b'x") as caught:
         wm.open(b"x" + data[1:], format=format)
     assert (caught.value.field, caught.value.offset) == ("magic", 0)
 
 
-def test_each_format_claims_its_own_files_and_no_others() -> None:
+def test_each_format_claims_its_own_files_and_no_others():
     """The format of a file claims it, and no other does, or none that is as certain."""
     known = formats.FORMATS
     for example in builders.examples():

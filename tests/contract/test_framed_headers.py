@@ -1,10 +1,7 @@
 """safetensors and BinTensors, whose headers their length frames: the smallest files, the first page, empty metadata."""
 
-from __future__ import annotations
-
 import json
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,13 +15,8 @@ from weightmap.formats import FORMATS
 from weightmap.io.open_source import from_buffer
 from weightmap.options import Options
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
-
-def test_metadata_that_is_there_and_empty() -> None:
-    """A file with empty metadata differs from one with none, in safetensors and in BinTensors."""
+def test_metadata_that_is_there_and_empty():
     for format, build in (("safetensors", st.build), ("bintensors", bt.build)):
         for metadata in (None, {}, {"a": "b"}):
             source = from_buffer(build({"a": noise("uint8", (1,))}, metadata), "mmap")
@@ -34,8 +26,7 @@ def test_metadata_that_is_there_and_empty() -> None:
 
 
 @pytest.mark.parametrize("text", [b"{}", b"\0\0"])
-def test_the_smallest_files(text: bytes) -> None:
-    """The smallest files of safetensors and BinTensors have ten bytes; what is shorter is recognised as neither."""
+def test_the_smallest_files(text):
     data = struct.pack("<Q", 2) + text
     with wm.open(memoryview(data)) as f:
         assert (len(f), f.format) == (0, "safetensors" if text == b"{}" else "bintensors")
@@ -50,7 +41,7 @@ def test_the_smallest_files(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", range(4086, 4092))
-def test_headers_as_long_as_the_first_read(put: Callable[..., Path], size: int) -> None:
+def test_headers_as_long_as_the_first_read(put, size):
     """A header that ends with the first page, or a byte before or behind it, is read whole."""
     for head in (st.header_of({"a": noise("uint8", (3,))})[0], None):
         if head is None:

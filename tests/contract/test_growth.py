@@ -3,15 +3,12 @@
 Nothing here is timed. Instructions are counted by valgrind, of whole calls from Python; bytes by the system.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tracemalloc
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,10 +17,6 @@ from tests.builders import amb
 from tests.support import SOURCES, run_child
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 # By kind.
 FILES = {kind: make for builder in builders.known().values() for kind, make in builder.growing.items()}
@@ -62,7 +55,7 @@ print(grown, len(f))
 
 @every_file
 @pytest.mark.parametrize("count", [10_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-def test_very_many_tensors_open_in_bounded_time_and_memory(kind: str, count: int, tmp_path: Path) -> None:
+def test_very_many_tensors_open_in_bounded_time_and_memory(kind, count, tmp_path):
     """Up to as many as the limits allow: seconds of processor time, 1 MiB and 32 bytes for each of the header, at most.
 
     A process that takes longer is ended by the system. All its memory is counted, that of the C module and the pages of
@@ -83,18 +76,16 @@ def test_very_many_tensors_open_in_bounded_time_and_memory(kind: str, count: int
 FAR = "\U0001f300"  # one such character makes each of a text take four bytes
 
 
-def in_lists(depth: int) -> str:
-    """Lists within lists, in as many characters as they take."""
+def in_lists(depth):
     return '{"a":[' + ",".join(["[" * depth + "]" * depth] * (1_000_000 // (2 * depth + 1))) + "]}"
 
 
-def in_objects(depth: int) -> str:
-    """Objects within objects, under the shortest key there is."""
+def in_objects(depth):
     return '{"a":[' + ",".join(['{"":' * depth + "0" + "}" * depth] * (1_000_000 // (5 * depth + 2))) + "]}"
 
 
 # The texts that take most memory for their size: each object of Python holds as little as it can.
-TEXTS: dict[str, Callable[[], str]] = {
+TEXTS = {
     "lists": lambda: in_lists(1),
     "lists of lists": lambda: in_lists(125),
     "objects": lambda: in_objects(1),
@@ -113,7 +104,7 @@ TEXTS: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_json_takes_sixty_four_bytes_of_memory_for_each_of_its_own(case: str) -> None:
+def test_json_takes_sixty_four_bytes_of_memory_for_each_of_its_own(case):
     """Metadata that becomes as many objects of Python as can be: 1 MiB and 64 bytes for each byte of text, at most."""
     text = TEXTS[case]().encode()
     data = amb.build(metadata=text)
@@ -153,7 +144,7 @@ for kind in kinds:
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def counted(tmp_path_factory):
     """Instructions by kind of file, number of tensors and what was done; one process counts all of them."""
     valgrind, compiler = shutil.which("valgrind"), shutil.which("cc")
     folder = tmp_path_factory.mktemp("growth")
@@ -188,7 +179,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 @pytest.mark.slow
 @every_file
 @pytest.mark.parametrize("what", ["open", "use"])
-def test_ten_times_as_many_take_no_more_than_fifteen_times(counted: dict[str, int], kind: str, what: str) -> None:
+def test_ten_times_as_many_take_no_more_than_fifteen_times(counted, kind, what):
     """Opening, and listing and finding names: counted in instructions, neither grows like the square of the number."""
     few, many = counted[f"{kind}-few {what}"], counted[f"{kind}-many {what}"]
     assert few > 10_000
@@ -199,11 +190,10 @@ def test_ten_times_as_many_take_no_more_than_fifteen_times(counted: dict[str, in
 
 
 @pytest.mark.parametrize("kind", builders.saved())
-def test_a_copy_takes_the_size_of_the_file_and_a_mebibyte(kind: str, tmp_path: Path) -> None:
-    """In mode "copy" a file of several MiB takes itself and at most 1 MiB more, also when all its tensors are used."""
+def test_a_copy_takes_the_size_of_the_file_and_a_mebibyte(kind, tmp_path):
     suffix, arguments = builders.saved()[kind]
     path, small = tmp_path / f"big{suffix}", tmp_path / f"small{suffix}"
-    array: Any = np.ones((1536, 2048), np.float32)
+    array = np.ones((1536, 2048), np.float32)
     for target, values in ((small, array[:2]), (path, array)):
         wm.save(target, **arguments(values), durable=False)
         tracemalloc.start()

@@ -5,12 +5,9 @@ behind a u8 kind, a tensor its name, u8 dtype, u8 ndim, u64 dimensions and the u
 texts stand behind u64 lengths. Neither the size of the data nor where a tensor ends is declared.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,15 +23,7 @@ from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.words.importers import NAMES as WORDS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from weightmap.formats._verification import Verification
-    from weightmap.io.source import Source
-    from weightmap.options import Options
-
-READERS: dict[int, Callable[[Cursor], Any]] = {
+READERS = {
     0: lambda cursor: cursor.text("u64", "value", "a value"),
     1: lambda cursor: cursor.number("i64", "value", "a value"),
     2: lambda cursor: cursor.number("f64", "value", "a value"),
@@ -52,11 +41,10 @@ class _Rules(Rules):
     alignment, max_gap = 32, ANY_GAP
 
 
-def parse(source: Source, head: bytes, options: Options) -> Content:
-    """Go through the header; the table checks the rest."""
+def parse(source, head, options):
     cursor = Cursor(head, source, options.limits)
     cursor.skip(4)
-    metadata: dict[str, Any] = {}
+    metadata = {}
     for _ in range(cursor.count("u32", 10, "pairs", "number of pairs")):
         key = cursor.text("u64", "key", "a key")
         metadata[key] = READERS[cursor.number("u8", "kind", "the kind of a value")](cursor)
@@ -82,7 +70,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if options.checked:
         table.check()
 
-    def verify(run: Verification) -> None:
+    def verify(run):
         run.unchanged(run.read(0, size), crc, "the header")
         run.checked("header")
         run.rest()
@@ -93,14 +81,12 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 FORMAT = Format("toy", "Toy", (".toy",), ("toy",), parse, magic=b"TOYW")
 
 
-def text(value: str) -> bytes:
-    """A text behind its length."""
+def text(value):
     raw = value.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
-def pair(key: str, value: Any) -> bytes:
-    """A key and a value."""
+def pair(key, value):
     if isinstance(value, str):
         return text(key) + b"\0" + text(value)
     if isinstance(value, list):
@@ -109,9 +95,7 @@ def pair(key: str, value: Any) -> bytes:
     return text(key) + struct.pack(f"<B{code}", kind, value)
 
 
-def build(
-    tensors: dict[str, np.ndarray[Any, Any]], metadata: dict[str, Any] | None = None, offset: int | None = None
-) -> bytes:
+def build(tensors, metadata=None, offset=None):
     """A file; `offset` is a lie about the last tensor."""
     pairs = [pair(key, value) for key, value in (metadata or {}).items()]
     entries, data = [], b""
@@ -137,22 +121,20 @@ METADATA = {"name": "wört", "layers": 12, "eps": 1e-12, "tied": True, "lengths"
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def registered(monkeypatch):
     """The format is there as if its file lay in the folder of formats."""
     monkeypatch.setitem(FORMATS, "toy", FORMAT)
     monkeypatch.setitem(_BY_MAGIC, b"TOYW", FORMAT)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A sound file."""
+def path(tmp_path):
     path = tmp_path / "model.toy"
     path.write_bytes(build(TENSORS, METADATA))
     return path
 
 
-def test_it_is_opened_and_verified(path: Path) -> None:
-    """It is one of the formats, recognised by content, and its tensors and typed metadata are those of the file."""
+def test_it_is_opened_and_verified(path):
     assert "toy" in wm.formats()
     for how in ({}, {"format": "toy"}, {"verify": "none"}, {"verify": "full"}, {"mode": "copy"}):
         with wm.open(path, **how) as file:
@@ -162,7 +144,7 @@ def test_it_is_opened_and_verified(path: Path) -> None:
             assert file.embeddings is None
 
 
-def test_what_it_declares_not_is_checked_all_the_same() -> None:
+def test_what_it_declares_not_is_checked_all_the_same():
     """Cut off at any byte it is refused, as are offsets past the end or not a multiple of 32, strict or not."""
     data = build(TENSORS, METADATA)
     for length in range(1, len(data)):
@@ -180,8 +162,7 @@ def test_what_it_declares_not_is_checked_all_the_same() -> None:
         file["c"]
 
 
-def test_it_is_not_written(path: Path) -> None:
-    """By its suffix and by its name: an EncodeError that says so, and nothing is created."""
+def test_it_is_not_written(path):
     target = path.parent / "new.toy"
     for how in ({}, {"format": "toy"}):
         with pytest.raises(wm.EncodeError, match="Toy files can be read but not written"):
@@ -193,8 +174,7 @@ def test_it_is_not_written(path: Path) -> None:
     assert not target.exists()
 
 
-def test_it_is_not_offered_where_a_format_is_written(path: Path, tmp_path: Path) -> None:
-    """A format that does not exist is answered with those that can be written; reading offers all of them."""
+def test_it_is_not_offered_where_a_format_is_written(path, tmp_path):
     target = tmp_path / "new"
     written = ", ".join(name for name, format_ in FORMATS.items() if format_.plan is not None)
     with pytest.raises(ValueError, match=f"^format is 'nope', expected one of {written}$"):
@@ -223,13 +203,12 @@ CONVERTED = {
 WRITTEN = [name for name, builder in builders.known().items() if builder.saved]
 
 
-def test_every_format_that_is_written_has_files_that_are_saved() -> None:
-    """`Builder.saved` tells which formats are written, as `Format.plan` does."""
+def test_every_format_that_is_written_has_files_that_are_saved():
     assert set(WRITTEN) == {name for name, format_ in FORMATS.items() if format_.plan is not None}
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_typed_metadata_are_converted_by_one_rule(path: Path, name: str) -> None:
+def test_typed_metadata_are_converted_by_one_rule(path, name):
     """Metadata that the format holds goes along, numbers as texts if it has only those; the report lists the rest."""
     builder, target = builders.known()[name], path.parent / "target"
     expected, behind = CONVERTED[builder.metadata]
@@ -253,15 +232,14 @@ def test_typed_metadata_are_converted_by_one_rule(path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("value", [None, {"a": [1, None]}, b"bytes"], ids=str)
-def test_what_no_text_can_hold_stays_behind(value: Any) -> None:
+def test_what_no_text_can_hold_stays_behind(value):
     """In a format of texts; and in TOML what has nothing in it, however deep."""
     for name in WRITTEN:
         json = builders.known()[name].metadata == "JSON"
         assert going_along({"k": value}, name)[1] == ([] if json and not isinstance(value, bytes) else ["k"])
 
 
-def test_times_go_along_to_toml_alone() -> None:
-    """TOML has dates and times; JSON and texts have none."""
+def test_times_go_along_to_toml_alone():
     times = {"when": dt.datetime(2026, 11, 21, 12, 30, tzinfo=dt.UTC), "days": [dt.date(2026, 11, 21)]}
     for name in WRITTEN:
         held = times if builders.known()[name].metadata == "TOML" else {}

@@ -1,18 +1,11 @@
 """One registry of facts: builders hold everything that tests know of a format; no other list names formats."""
 
-from __future__ import annotations
-
 import ast
 import re
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from pathlib import PurePath
 
-import pytest
 from tests import builders
 from tests.places import FORMAT_TESTS, ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAMES = builders.known()
 SUFFIXES = {builder.suffix: name for name, builder in NAMES.items()}
@@ -30,13 +23,13 @@ SCRIPTS = [*ROOT.glob("Makefile"), *ROOT.glob("*.mk"), *(ROOT / "tests").rglob("
 MOST = len(NAMES) // 2
 
 
-def format_of(text: str) -> str | None:
+def format_of(text):
     """The format that a text names: by its name, a kind of it, its suffix, or a file name with that suffix."""
     name = text.partition("-")[0]
     return name if name in NAMES else SUFFIXES.get(text) or SUFFIXES.get(PurePath(text).suffix)
 
 
-def literals(path: Path) -> Iterator[tuple[int, set[str]]]:
+def literals(path):
     """Literals of Python, or lines of another script, that name formats: the line, and the formats."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
@@ -49,14 +42,13 @@ def literals(path: Path) -> Iterator[tuple[int, set[str]]]:
         yield getattr(node, "lineno", 0), {name for text in texts if (name := format_of(text))}
 
 
-@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS], ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_other_place_lists_the_formats(path: Path) -> None:
+def test_no_other_place_lists_the_formats():
     """No literal names more than half of the formats: code that goes through all of them asks the builders."""
-    assert [(line, names) for line, names in literals(path) if len(names) > MOST] == []
+    paths = [*MODULES, *SCRIPTS]
+    assert [(path, line) for path in paths for line, names in literals(path) if len(names) > MOST] == []
 
 
-def test_a_list_of_formats_is_found(tmp_path: Path) -> None:
-    """The check above finds one by names, kinds, suffixes and file names, in Python and in a makefile."""
+def test_a_list_of_formats_is_found(tmp_path):
     forms = (str, lambda name: f"{name}-part", lambda name: NAMES[name].suffix, lambda name: f"a{NAMES[name].suffix}")
     for form in forms:
         (tmp_path / "a.py").write_text(f"FORMATS = {[form(name) for name in NAMES]}", encoding="utf-8")

@@ -1,15 +1,12 @@
 """Arbitrary content written and read back: by the suite's own parser, and by the package."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as draw
-from tests.builders import Tensor, embd, noise, numpy_dtype
+from tests.builders import embd, noise, numpy_dtype
 from tests.builders import safetensors as st
 from tests.support import same
 
@@ -20,15 +17,14 @@ SMALL = draw.integers(0, 4)
 
 
 @draw.composite
-def tensors(choose: Any, dtypes: tuple[str, ...], least: int, most: int) -> dict[str, Tensor]:
+def tensors(choose, dtypes, least, most):
     """Up to six tensors of arbitrary bits, names and shapes."""
     names = choose(draw.lists(TEXT.filter(lambda name: name != "__metadata__"), max_size=6, unique=True))
     shape = draw.lists(SMALL, min_size=least, max_size=most).map(tuple)
     return {name: noise(choose(draw.sampled_from(dtypes)), choose(shape), len(name)) for name in names}
 
 
-def strange(value: Tensor, how: int) -> np.ndarray[Any, Any]:
-    """The same array in another memory order, byte order or alignment."""
+def strange(value, how):
     array = value.array
     if how == 1 and array.ndim:
         return np.asfortranarray(array)
@@ -49,7 +45,7 @@ def strange(value: Tensor, how: int) -> np.ndarray[Any, Any]:
     ids=draw.lists(draw.integers(0, 2**32 - 1), min_size=5, max_size=5),
     how=SMALL,
 )
-def test_embd(content: dict[str, Tensor], metadata: dict[str, str], vocab: Any, ids: list[int], how: int) -> None:
+def test_embd(content, metadata, vocab, ids, how):
     """Any content that EMBD can express comes back whole, and the file keeps every rule of the specification."""
     special = dict(zip(embd.SPECIAL_NAMES, ids, strict=True)) if vocab is not None else None
     with tempfile.TemporaryDirectory() as folder:
@@ -69,8 +65,7 @@ def test_embd(content: dict[str, Tensor], metadata: dict[str, str], vocab: Any, 
 
 @settings(max_examples=60, deadline=None)
 @given(content=tensors(tuple(st.CODES), 0, 6), metadata=draw.dictionaries(TEXT, TEXT, max_size=5), how=SMALL)
-def test_safetensors(content: dict[str, Tensor], metadata: dict[str, str], how: int) -> None:
-    """Any content that safetensors can express comes back whole."""
+def test_safetensors(content, metadata, how):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.safetensors"
         wm.save(path, {name: strange(value, how) for name, value in content.items()}, metadata=metadata)
@@ -82,7 +77,7 @@ def test_safetensors(content: dict[str, Tensor], metadata: dict[str, str], how: 
 
 @settings(max_examples=40, deadline=None)
 @given(content=tensors(("float32",), 1, 4), vocab=draw.lists(TEXT, max_size=8))
-def test_simple(content: dict[str, Tensor], vocab: list[str]) -> None:
+def test_simple(content, vocab):
     """The simple layout writes exactly the builder's bytes, and they open."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.weights"

@@ -1,7 +1,5 @@
 """A format is two files: the example of docs/formats.md, put into place, is found and tried by everything there is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -24,7 +22,7 @@ SUITES = ("contract", "attacks", "damage", "fuzz", "determinism", "formats", "di
 
 
 @pytest.fixture(scope="module")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installation(tmp_path_factory):
     """A copy of package and tests, with the two files in it and nothing else touched."""
     folder = tmp_path_factory.mktemp("installation")
     without = shutil.ignore_patterns("__pycache__", "*.jsonl")
@@ -37,13 +35,11 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_two_files_are_short() -> None:
-    """A format that is only read, and its builder, take less than 150 lines together."""
+def test_the_two_files_are_short():
     assert sum(len((TOY / name).read_text(encoding="utf-8").splitlines()) for name in PLACES) < 150
 
 
-def python(installation: Path, *arguments: str) -> str:
-    """Run Python there; return what it prints."""
+def python(installation, *arguments):
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment |= {
         "PYTHONPATH": os.pathsep.join((f"{installation}/src", f"{installation}/fuzz")),
@@ -59,14 +55,13 @@ def python(installation: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUITES)
-def test_every_suite_takes_the_new_format_up(installation: Path, name: str) -> None:
-    """Contract, attacks, damage, mutants, growth, determinism and comparison run on it, and nothing of that fails."""
+def test_every_suite_takes_the_new_format_up(installation, name):
     options = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "-ktoy")
     assert " passed" in python(installation, "-m", "pytest", *options, suite(name))
 
 
 @pytest.mark.slow
-def test_guided_fuzzing_takes_the_new_format_up(installation: Path) -> None:
+def test_guided_fuzzing_takes_the_new_format_up(installation):
     """`make fuzz-guided` and OSS-Fuzz go through the formats that `tests.fuzz.seeds` prints, each with its inputs."""
     printed = python(installation, "-m", "tests.fuzz.seeds", "--plain", "seeds").split()
     assert printed == [*sorted({*wm.formats(), "toy"}), SHARDED]
@@ -85,7 +80,7 @@ print(*mutation.TESTS)
 
 
 @pytest.mark.slow
-def test_mutation_takes_the_new_format_up(installation: Path) -> None:
+def test_mutation_takes_the_new_format_up(installation):
     """`make mutation` changes the comparisons of the new format, and runs tests that open its files."""
     files, tests = python(installation, "-c", MUTATED).splitlines()
     assert PLACES["toy_format.py"] in files.split()
@@ -93,7 +88,7 @@ def test_mutation_takes_the_new_format_up(installation: Path) -> None:
 
 
 @pytest.mark.slow
-def test_coverage_takes_the_new_format_up(installation: Path) -> None:
+def test_coverage_takes_the_new_format_up(installation):
     """`make coverage` measures the branches of the new format, and runs tests that open its files."""
     settings = tomllib.loads((installation / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["coverage"]
     assert any(fnmatch(PLACES["toy_format.py"], pattern) for pattern in settings["report"]["include"])
@@ -102,8 +97,7 @@ def test_coverage_takes_the_new_format_up(installation: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_the_document_shows_the_files_as_they_are(name: str) -> None:
-    """docs/formats.md has both files, whole: `python -m tests.toy` puts them there."""
+def test_the_document_shows_the_files_as_they_are(name):
     document = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     shown = between(document, f"tests.toy.{name}").removeprefix("```python\n").removesuffix("\n```")
     assert shown == (TOY / name).read_text(encoding="utf-8").rstrip("\n")

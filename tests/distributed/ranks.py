@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
     disk: int
 
 
-def run(world: int, cases: dict[str, Case], folder: Path) -> dict[str, list[Outcome]]:
+def run(world, cases, folder):
     """Run all cases in a group of so many ranks; return what each rank says of each. Fails when a rank hangs."""
     folder.mkdir(parents=True, exist_ok=True)
     spawned(_rank, world, (world, cases, str(folder)), folder)
@@ -67,7 +67,7 @@ def run(world: int, cases: dict[str, Case], folder: Path) -> dict[str, list[Outc
     return {name: [of_rank[name] for of_rank in told] for name in cases}
 
 
-def spawned(function: Any, world: int, arguments: tuple[Any, ...], folder: Path | None = None) -> None:
+def spawned(function, world, arguments, folder=None):
     """Call a function in so many new processes, with the number of each before its arguments; fail when one hangs."""
     from torch.multiprocessing import spawn
 
@@ -83,13 +83,13 @@ def spawned(function: Any, world: int, arguments: tuple[Any, ...], folder: Path 
                 process.kill()
 
 
-def counters() -> dict[str, int]:
+def counters():
     """Return what this process has read so far: by calls ("rchar"), and of a disk ("read_bytes")."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").split("\n")
     return {name: int(value) for name, _, value in (line.partition(": ") for line in lines) if value}
 
 
-def _rank(rank: int, world: int, cases: dict[str, Case], folder: str) -> None:
+def _rank(rank, world, cases, folder):
     import warnings
 
     import torch
@@ -98,7 +98,7 @@ def _rank(rank: int, world: int, cases: dict[str, Case], folder: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
-    found: dict[str, Outcome] = {}
+    found = {}
     try:
         _warm_up(folder)
         for name, case in cases.items():
@@ -118,7 +118,7 @@ def _rank(rank: int, world: int, cases: dict[str, Case], folder: str) -> None:
     os._exit(0)
 
 
-def _warm_up(folder: str) -> None:
+def _warm_up(folder):
     """Load something, so that no import counts."""
     import torch.distributed as dist
 
@@ -132,7 +132,7 @@ def _warm_up(folder: str) -> None:
         assert outcome.error is None, outcome
 
 
-def _state(case: Case, path: str) -> dict[str, Any]:
+def _state(case, path):
     """Return a state dict of tensors without values, laid over the ranks."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -154,7 +154,7 @@ def _state(case: Case, path: str) -> dict[str, Any]:
     return state
 
 
-def _load(case: Case, rank: int) -> Outcome:
+def _load(case, rank):
     """Load, and compare what came with the same part of what `weightmap.load` gives."""
     import torch
     import torch.distributed.checkpoint as dcp

@@ -18,7 +18,6 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ["AZURE_KEYS", "AZURITE", "NGINX", "Nginx", "Proxy", "azure", "nginx", "proxy", "s3"]
@@ -62,7 +61,7 @@ class Nginx(NamedTuple):
     data: Path
     log: Path
 
-    def asked(self) -> list[tuple[str, str, int, int]]:
+    def asked(self):
         """Path, range, status and bytes of each request so far."""
         found = []
         for line in self.log.read_text(encoding="utf-8").splitlines():
@@ -72,13 +71,13 @@ class Nginx(NamedTuple):
         return found
 
 
-def _free_port() -> int:
+def _free_port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
-def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
+def _wait(port, process):
     for _ in range(1200):
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port)).close()
@@ -90,7 +89,7 @@ def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def nginx(folder: Path) -> Iterator[Nginx]:
+def nginx(folder):
     """Run nginx over a new folder."""
     port = _free_port()
     (folder / "data").mkdir()
@@ -107,7 +106,7 @@ def nginx(folder: Path) -> Iterator[Nginx]:
 
 
 @contextlib.contextmanager
-def s3() -> Iterator[str]:
+def s3():
     """Run an S3 server with one bucket, called "bucket", that anybody may read; yield its endpoint."""
     port = _free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
@@ -124,7 +123,7 @@ def s3() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def azure() -> Iterator[str]:
+def azure():
     """Run Azurite with one container, called "models"; yield its endpoint."""
     port = _free_port()
     assert AZURITE is not None
@@ -141,7 +140,7 @@ def azure() -> Iterator[str]:
         process.wait()
 
 
-def _new_container(endpoint: str) -> urllib.request.Request:
+def _new_container(endpoint):
     """Return the signed request that makes the container: obstore has none."""
     account, kind = AZURE_KEYS["AZURE_STORAGE_ACCOUNT_NAME"], "application/octet-stream"
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
@@ -162,26 +161,26 @@ class Proxy:
 
     BYTES = 3000
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target):
         host, _, port = target.removeprefix("http://").partition(":")
         self._target = host, int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.faults: list[str] = []
+        self.faults = []
         self.always = ""
         self.connections = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self):
         """End it."""
         self._ended.set()
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._thread.join()
         self._listener.close()
 
-    def _listen(self) -> None:
+    def _listen(self):
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
@@ -189,7 +188,7 @@ class Proxy:
                 fault = self.faults.pop(0) if self.faults else self.always
                 threading.Thread(target=self._serve, args=(client, fault), daemon=True).start()
 
-    def _serve(self, client: socket.socket, fault: str) -> None:
+    def _serve(self, client, fault):
         with contextlib.suppress(OSError), client:
             request = client.recv(1 << 16)
             if fault == "stall":
@@ -210,7 +209,7 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy(target: str) -> Iterator[Proxy]:
+def proxy(target):
     """Run a proxy before a server."""
     made = Proxy(target)
     try:

@@ -1,7 +1,5 @@
 """Conversion on Dask: two thousand shards, a worker and then the client killed, and nothing lost or done twice."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
@@ -17,9 +14,6 @@ import pytest
 from tests.support import SOURCES
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 distributed = pytest.importorskip("distributed", reason="needs Dask: make distributed-test")
 
@@ -40,7 +34,7 @@ print(json.dumps([report.shards, report.skipped]))
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A model of many small shards."""
     folder = tmp_path_factory.mktemp("model")
     where, rng = {}, np.random.default_rng(1)
@@ -64,12 +58,12 @@ def cluster():
             yield cluster
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def content(folder):
     """All files of a directory."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def files(folder: Path) -> dict[str, int]:
+def files(folder):
     """The inode of each shard: a shard that is written again gets another one."""
     return {path.name: path.stat().st_ino for path in folder.glob("model-*")} if folder.exists() else {}
 

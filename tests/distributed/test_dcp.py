@@ -1,9 +1,6 @@
 """`WeightmapStorageReader` in one process: what torch is told, and what a load without other ranks gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WAYS = ("map", "read")
 
 
-def load(state: dict[str, Any], path: Any, **options: Any) -> WeightmapStorageReader:
+def load(state, path, **options):
     """Load in this process alone; errors are those of the reader."""
     reader = WeightmapStorageReader(path, **options)
     try:
@@ -38,7 +35,7 @@ def load(state: dict[str, Any], path: Any, **options: Any) -> WeightmapStorageRe
     return reader
 
 
-def octets(tensor: Any) -> bytes:
+def octets(tensor):
     """Return the bytes of a tensor."""
     flat = tensor.contiguous().reshape(-1)
     return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
@@ -46,7 +43,7 @@ def octets(tensor: Any) -> bytes:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("example", builders.examples(), ids=lambda e: f"{e.format}-{e.name}")
-def test_every_format_loads_as_load_file_does(example: builders.Example, way: str, tmp_path: Path) -> None:
+def test_every_format_loads_as_load_file_does(example, way, tmp_path):
     """All tensors of every example, packed and quantised ones among them, whole: the bytes are those of `load_file`."""
     path = tmp_path / f"example{example.suffix}"
     path.write_bytes(example.data)
@@ -62,13 +59,13 @@ def test_every_format_loads_as_load_file_does(example: builders.Example, way: st
         assert tensor.dtype == expected[name].dtype
 
 
-def test_torch_calls_no_method_with_more_than_it_takes() -> None:
+def test_torch_calls_no_method_with_more_than_it_takes():
     """With `kwargs` among the parameters, torch would swallow errors and leave collectives out."""
     for method in (WeightmapStorageReader.read_metadata, WeightmapStorageReader.set_up_storage_reader):
         assert "kwargs" not in inspect.signature(method).parameters
 
 
-def test_nothing_is_opened_before_all_ranks_take_part(tmp_path: Path) -> None:
+def test_nothing_is_opened_before_all_ranks_take_part(tmp_path):
     """An error outside of what torch guards would end one rank, and the others would wait for it."""
     reader = WeightmapStorageReader(tmp_path / "absent")
     reader.reset()
@@ -82,7 +79,7 @@ def test_nothing_is_opened_before_all_ranks_take_part(tmp_path: Path) -> None:
         reader.set_up_storage_reader(metadata, is_coordinator=True)
 
 
-def test_a_reader_loads_again_from_another_path(tmp_path: Path) -> None:
+def test_a_reader_loads_again_from_another_path(tmp_path):
     """A checkpoint id is the path of the next load; descriptors are closed after each."""
     for number in range(2):
         wm.save(tmp_path / f"{number}.safetensors", {"a": np.full(4, number, np.float32)})
@@ -95,7 +92,7 @@ def test_a_reader_loads_again_from_another_path(tmp_path: Path) -> None:
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_what_may_be_a_checkpoint(tmp_path: Path) -> None:
+def test_what_may_be_a_checkpoint(tmp_path):
     """Paths where something is, and URLs."""
     validate = WeightmapStorageReader.validate_checkpoint_id
     assert validate(tmp_path)
@@ -104,7 +101,7 @@ def test_what_may_be_a_checkpoint(tmp_path: Path) -> None:
     assert not validate(5)
 
 
-def test_targets_of_any_layout_and_type(tmp_path: Path) -> None:
+def test_targets_of_any_layout_and_type(tmp_path):
     """Strided targets are filled in place, values converted as torch does; another kind is an error."""
     path = tmp_path / "m.safetensors"
     wm.save(path, {"a": normal((8, 6)).array, "i": np.arange(6)})
@@ -127,9 +124,7 @@ def test_targets_of_any_layout_and_type(tmp_path: Path) -> None:
         ({"a": (8, 6)}, {"gap": -1}, wm.PlanError, "gap is -1"),
     ],
 )
-def test_what_does_not_fit_is_one_error(
-    state: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_one_error(state, options, error, message, tmp_path):
     """A name that is not there, another shape, a wrong option."""
     path = tmp_path / "m.safetensors"
     wm.save(path, {"a": normal((8, 6)).array})
@@ -137,7 +132,7 @@ def test_what_does_not_fit_is_one_error(
         load({name: torch.zeros(shape) for name, shape in state.items()}, path, **options)
 
 
-def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path: Path) -> None:
+def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path):
     """Two tensors over the same bytes of a file of torch are one slice to read."""
     shared = torch.arange(24.0).reshape(6, 4)
     torch.save({"embed": shared, "head": shared}, tmp_path / "tied.pt")
@@ -149,7 +144,7 @@ def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path: Path) -> None:
     assert torch.equal(state["head"], shared)
 
 
-def test_tensors_over_the_same_bytes_in_another_order_are_not_tied(tmp_path: Path) -> None:
+def test_tensors_over_the_same_bytes_in_another_order_are_not_tied(tmp_path):
     """A square matrix and its transpose share begin, size, type and shape, and no order of elements."""
     square = torch.arange(9.0).reshape(3, 3)
     torch.save({"a": square, "b": square.t(), "c": square.t()}, tmp_path / "square.pt")
@@ -161,14 +156,14 @@ def test_tensors_over_the_same_bytes_in_another_order_are_not_tied(tmp_path: Pat
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
+def test_memory_of_a_load_is_a_few_chunks(way, tmp_path):
     """Decoded pieces are copied as they come; of dense ones, those that cannot be read to their place at once."""
     wm.save(tmp_path / "m.amb", {"w": wm.quantize(normal((256, 1024)).array, "int4_block")})
     wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
     seen = []
     real = _work.to_torch
 
-    def watch(array: Any, **options: Any) -> Any:
+    def watch(array, **options):
         seen.append(array.nbytes)
         return real(array, **options)
 
@@ -185,16 +180,16 @@ def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
     assert seen == [16 << 10] * 128
 
 
-def test_a_slice_that_is_read_to_its_place_takes_no_other_memory(tmp_path: Path) -> None:
+def test_a_slice_that_is_read_to_its_place_takes_no_other_memory(tmp_path):
     """Not even a budget: it is one piece, however small the chunk."""
     wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
     asked = []
     real = ReadPlan.run
 
-    def run(self: ReadPlan, how: str, *, into: Any, **options: Any) -> Any:
+    def run(self, how, *, into, **options):
         self.budget = 8 << 10
 
-        def watched(name: str, nbytes: int) -> Any:
+        def watched(name, nbytes):
             asked.append(nbytes)
             return into(name, nbytes)
 
@@ -208,7 +203,7 @@ def test_a_slice_that_is_read_to_its_place_takes_no_other_memory(tmp_path: Path)
     assert np.array_equal(state["w"].numpy(), normal((256, 1024)).array)
 
 
-def test_names_of_schemes_decode() -> None:
+def test_names_of_schemes_decode():
     """Every scheme of AMB comes as float32."""
     with wm.open(memoryview(amb.every_scheme())) as file:
         metadata = Tensors(file, {})
@@ -217,7 +212,7 @@ def test_names_of_schemes_decode() -> None:
 
 
 @pytest.mark.parametrize("distributed", [True, False])
-def test_what_hugging_faces_writer_saves(distributed: bool, tmp_path: Path) -> None:
+def test_what_hugging_faces_writer_saves(distributed, tmp_path):
     """Of the file of a rank `verify` says that its shapes may be parts; not of one that one rank saves for all."""
     state = {"w": torch.arange(6.0), "s": torch.ones(2, 3)}
     dcp.save(state, storage_writer=HuggingFaceStorageWriter(tmp_path, save_distributed=distributed), no_dist=True)

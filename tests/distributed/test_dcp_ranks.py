@@ -3,23 +3,17 @@
 Bytes are those of system calls, counted by the kernel for each rank (``how="read"``), and those of the plan.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests.builders import amb, normal
 from tests.builders import safetensors as safe
-from tests.distributed.ranks import Case, Outcome, run
+from tests.distributed.ranks import Case, run
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("torch", reason="needs PyTorch: make distributed-test")
 if sys.platform != "linux":
@@ -33,19 +27,19 @@ QUANTISED = {"rows": (1024, 2048)}
 SCHEMES = {"int4_block.amb": "int4_block", "int5.amb": "int5", "adaptive.amb": "adaptive", "q4_k.gguf": "q4_k"}
 
 
-def big(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+def big(seed=0):
     """Return tensors of a size that counts."""
     rng = np.random.default_rng(seed)
     return {name: rng.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
 
 
-def odd() -> dict[str, np.ndarray[Any, Any]]:
+def odd():
     """Return tensors whose dimensions no number of ranks divides, a scalar and empty ones among them."""
     shapes = {"a": (7, 5), "b": (1, 3), "c": (3,), "d": (5, 1, 6), "scalar": (), "none": (0, 4), "void": (6, 0)}
     return {name: np.asarray(normal(shape, at).array) for at, (name, shape) in enumerate(shapes.items())}
 
 
-def models(folder: Path) -> dict[str, str]:
+def models(folder):
     """Write the models of all cases; return their paths."""
     wm.save(folder / "big.safetensors", big())
     wm.save(folder / "odd.safetensors", odd())
@@ -85,7 +79,7 @@ READ = {"how": "read"}
 DAMAGED = ("header", "missing", "truncated", "value.weights", "odd-{rank}.safetensors", "absent.safetensors")
 
 
-def cases(folder: Path, world: int) -> dict[str, Case]:
+def cases(folder, world):
     """Return the loads that a group of so many ranks makes."""
     path = models(folder)
     found = {
@@ -116,24 +110,24 @@ def cases(folder: Path, world: int) -> dict[str, Case]:
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def world(request: pytest.FixtureRequest) -> int:
+def world(request):
     """Return the number of ranks."""
     return request.param
 
 
 @pytest.fixture(scope="module")
-def outcomes(world: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+def outcomes(world, tmp_path_factory):
     """Return what each rank of one group says of each case."""
     folder = tmp_path_factory.mktemp(f"world{world}")
     return run(world, cases(folder, world), tmp_path_factory.mktemp("group"))
 
 
-def sound(outcomes: dict[str, list[Outcome]]) -> dict[str, list[Outcome]]:
+def sound(outcomes):
     """Return the cases in which nothing is wrong."""
     return {name: ranks for name, ranks in outcomes.items() if name not in (*DAMAGED, "kind")}
 
 
-def test_every_rank_has_the_values_of_the_whole_load(outcomes: dict[str, list[Outcome]]) -> None:
+def test_every_rank_has_the_values_of_the_whole_load(outcomes):
     """Shards of both dimensions, replicas, meshes, sizes that do not divide, scalars, empty tensors."""
     for name, ranks in sound(outcomes).items():
         for rank in ranks:
@@ -143,9 +137,7 @@ def test_every_rank_has_the_values_of_the_whole_load(outcomes: dict[str, list[Ou
 
 @pytest.mark.parametrize("kind", ["big.safetensors", "big.weights"])
 @pytest.mark.parametrize("placement", ["0", "1"])
-def test_a_rank_reads_its_part_and_no_more(
-    outcomes: dict[str, list[Outcome]], world: int, kind: str, placement: str
-) -> None:
+def test_a_rank_reads_its_part_and_no_more(outcomes, world, kind, placement):
     """At most 1/N of the model, and two per cent of it: rows as well as columns, counted by the kernel."""
     for rank in outcomes[f"{kind} {placement} read"]:
         assert rank.report.wanted_nbytes == BYTES // world
@@ -156,7 +148,7 @@ def test_a_rank_reads_its_part_and_no_more(
         assert rank.read <= BYTES // 50, "a mapping is not read"
 
 
-def test_replicas_are_read_from_the_disk_once(outcomes: dict[str, list[Outcome]]) -> None:
+def test_replicas_are_read_from_the_disk_once(outcomes):
     """Each rank has all bytes, of which the page cache has one copy."""
     ranks = outcomes["big.safetensors R read"]
     assert all(BYTES <= rank.read <= BYTES + BYTES // 50 for rank in ranks)
@@ -165,7 +157,7 @@ def test_replicas_are_read_from_the_disk_once(outcomes: dict[str, list[Outcome]]
 
 @pytest.mark.parametrize("world", [4], indirect=True)
 @pytest.mark.parametrize(("placements", "parts"), [("01", 4), ("00", 4), ("R0", 2), ("1R", 2), ("RR", 1)])
-def test_meshes_of_two_dimensions(outcomes: dict[str, list[Outcome]], placements: str, parts: int) -> None:
+def test_meshes_of_two_dimensions(outcomes, placements, parts):
     """Of 2 x 2 ranks, each reads the part that its place in the mesh has."""
     for rank in outcomes[f"big.safetensors 2x2 {placements}"]:
         assert BYTES // parts <= rank.read <= BYTES // parts + BYTES // 50
@@ -173,9 +165,7 @@ def test_meshes_of_two_dimensions(outcomes: dict[str, list[Outcome]], placements
 
 @pytest.mark.parametrize("kind", SCHEMES)
 @pytest.mark.parametrize("placement", ["0", "1"])
-def test_quantised_tensors_are_read_by_blocks(
-    outcomes: dict[str, list[Outcome]], world: int, kind: str, placement: str
-) -> None:
+def test_quantised_tensors_are_read_by_blocks(outcomes, world, kind, placement):
     """Of blocks and their scales too, a rank reads 1/N and two per cent; of an adaptive tensor its mask, besides."""
     ranks = outcomes[f"{kind} {placement} read"]
     rng = np.random.default_rng(1)
@@ -186,7 +176,7 @@ def test_quantised_tensors_are_read_by_blocks(
         assert rank.local_nbytes == 4 * tensor.size // world
 
 
-def test_tied_tensors_are_read_once(outcomes: dict[str, list[Outcome]], world: int) -> None:
+def test_tied_tensors_are_read_once(outcomes, world):
     """Two names of the state dict for one tensor of the file: one read, both filled."""
     nbytes = 4 * 4096 * 512
     for rank in outcomes["tied"]:
@@ -206,9 +196,7 @@ def test_tied_tensors_are_read_once(outcomes: dict[str, list[Outcome]], world: i
         ("kind", "StateError", "torch.int32, which cannot hold torch.float32"),
     ],
 )
-def test_damage_ends_the_load_on_every_rank(
-    outcomes: dict[str, list[Outcome]], world: int, case: str, error: str, message: str
-) -> None:
+def test_damage_ends_the_load_on_every_rank(outcomes, world, case, error, message):
     """Each rank raises, within seconds, an error that has ours for each rank."""
     for rank in outcomes[case]:
         assert rank.error is not None
@@ -220,7 +208,7 @@ def test_damage_ends_the_load_on_every_rank(
             assert message in text
 
 
-def test_damage_that_one_rank_sees_ends_all(outcomes: dict[str, list[Outcome]]) -> None:
+def test_damage_that_one_rank_sees_ends_all(outcomes):
     """The other ranks raise as well, and know whose error it was."""
     for rank in outcomes["odd-{rank}.safetensors"]:
         assert rank.error is not None

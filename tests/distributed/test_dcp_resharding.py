@@ -1,18 +1,12 @@
 """A checkpoint that so many ranks have saved is loaded by another number of them."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests.distributed.ranks import Case, run, spawned
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("torch", reason="needs PyTorch: make distributed-test")
 if sys.platform != "linux":
@@ -22,13 +16,13 @@ if sys.platform != "linux":
 SHAPES = {"odd": (10, 7), "even": (512, 512), "row": (1, 64), "bias": (6,)}
 
 
-def values(name: str) -> np.ndarray[Any, Any]:
+def values(name):
     """Return the whole tensor of a name."""
     shape = SHAPES[name]
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + len(name)
 
 
-def _save(rank: int, world: int, folder: str, group: str) -> None:
+def _save(rank, world, folder, group):
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -46,7 +40,7 @@ def _save(rank: int, world: int, folder: str, group: str) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 4)])
-def test_other_ranks_load_what_ranks_have_saved(before: int, after: int, tmp_path: Path) -> None:
+def test_other_ranks_load_what_ranks_have_saved(before, after, tmp_path):
     """Saved in slices by torch, and loaded in others: rows and columns, with sizes that neither number divides."""
     folder = tmp_path / "model"
     folder.mkdir()

@@ -1,15 +1,12 @@
 """Ranks of a gloo group load from servers on the loopback: each asks for the bytes of its own slices, and no more."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests.builders import normal
 from tests.builders import safetensors as safe
-from tests.distributed.ranks import Case, Outcome, run
+from tests.distributed.ranks import Case, run
 from tests.distributed.store_servers import NGINX, nginx, s3
 
 import weightmap as wm
@@ -20,9 +17,6 @@ pytest.importorskip("moto", reason="needs moto[server]: requirements/distributed
 if sys.platform != "linux":
     pytest.skip("ranks say what they read, on Linux alone", allow_module_level=True)
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 WORLD = 2
 # Rows of 64 KiB, of which a rank's columns are half. The index is far below two per cent.
@@ -34,7 +28,7 @@ ABSENT = ("absent", "absent.safetensors")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A folder with a large model, the same in blocks of int4, and one in four files."""
     path = tmp_path_factory.mktemp("models")
     large = np.random.default_rng(0).standard_normal(SHAPE, np.float32)
@@ -46,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def from_s3(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Outcome]]]:
+def from_s3(folder, tmp_path_factory):
     """What each rank says of each load from an S3 server, which all find by their environment."""
     keys = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1", "ALLOW_HTTP": "true"}
     with s3() as endpoint, pytest.MonkeyPatch.context() as patch:
@@ -64,7 +58,7 @@ def from_s3(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield run(WORLD, cases, tmp_path_factory.mktemp("group"))
 
 
-def test_ranks_load_from_a_bucket(from_s3: dict[str, list[Outcome]]) -> None:
+def test_ranks_load_from_a_bucket(from_s3):
     """Rows, columns and replicas of one file, of several, and of quantised blocks, as the plans count them."""
     for name, ranks in from_s3.items():
         for rank in ranks if name not in ABSENT else ():
@@ -79,7 +73,7 @@ def test_ranks_load_from_a_bucket(from_s3: dict[str, list[Outcome]]) -> None:
 
 
 @pytest.mark.parametrize("name", ABSENT)
-def test_what_is_not_in_the_bucket_ends_the_load_on_every_rank(name: str, from_s3: dict[str, list[Outcome]]) -> None:
+def test_what_is_not_in_the_bucket_ends_the_load_on_every_rank(name, from_s3):
     """Each rank raises, within seconds, an error that names the object."""
     for rank in from_s3[name]:
         assert rank.error is not None
@@ -91,16 +85,14 @@ def test_what_is_not_in_the_bucket_ends_the_load_on_every_rank(name: str, from_s
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt install nginx-light)")
 @pytest.mark.parametrize("placement", ["0", "1"])
-def test_a_server_sends_each_rank_its_part(
-    placement: str, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_server_sends_each_rank_its_part(placement, folder, tmp_path_factory):
     """Bytes of a rank, as nginx counts them: 1/N of the model and two per cent of it, for rows and for columns."""
     sound = folder / "large.safetensors"
     with nginx(tmp_path_factory.mktemp("nginx")) as server:
         for rank in range(WORLD):  # so that requests are told apart
             (server.data / f"rank-{rank}.safetensors").write_bytes(sound.read_bytes())
         case = Case(f"{server.url}rank-{{rank}}.safetensors", (WORLD,), (placement,), sound=str(sound))
-        outcomes: dict[str, list[Any]] = run(WORLD, {"part": case}, tmp_path_factory.mktemp("group"))
+        outcomes = run(WORLD, {"part": case}, tmp_path_factory.mktemp("group"))
         assert [(rank.error, rank.wrong) for rank in outcomes["part"]] == [(None, [])] * WORLD
         size = sound.stat().st_size
         for rank in range(WORLD):

@@ -1,7 +1,5 @@
 """The examples of ranks run, and the Python of docs/distributed.md on loading."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -20,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def run(*command: object, **env: str) -> str:
+def run(*command, **env):
     """Run a command with weightmap at hand; return what it prints."""
     done = subprocess.run(
         [*map(str, command)],
@@ -35,13 +33,13 @@ def run(*command: object, **env: str) -> str:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """Return a model of a matrix that four ranks divide, and a vector that they do not."""
     wm.save(tmp_path / "m.safetensors", {"a": normal((16, 4)).array, "b": normal((5,), 1).array})
     return tmp_path / "m.safetensors"
 
 
-def test_ranks_without_a_framework(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_a_framework(path, monkeypatch):
     """The slices of all ranks are the tensors; the function that reads them takes two integers."""
     monkeypatch.syspath_prepend(EXAMPLES)
     from ranks_mpi import load_slices
@@ -53,7 +51,7 @@ def test_ranks_without_a_framework(path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert np.array_equal(np.concatenate([slices[name] for slices, _ in parts]), tensor)
 
 
-def test_ranks_of_mpi(path: Path) -> None:
+def test_ranks_of_mpi(path):
     """Four processes of MPI read a fourth each."""
     pytest.importorskip("mpi4py", reason="needs mpi4py: make distributed-test")
     launcher = Path(sys.executable).with_name("mpiexec")
@@ -66,7 +64,7 @@ def test_ranks_of_mpi(path: Path) -> None:
     assert sum(int(nbytes) for *_, nbytes in found) == 4 * (16 * 4 + 5)
 
 
-def test_devices_of_jax(path: Path) -> None:
+def test_devices_of_jax(path):
     """Four devices of jax have a fourth of the matrix each, and all of the vector."""
     pytest.importorskip("jax", reason="needs jax: make distributed-test")
     flags = "--xla_force_host_platform_device_count=4"
@@ -77,7 +75,7 @@ def test_devices_of_jax(path: Path) -> None:
     ]
 
 
-def test_the_guide_to_loading_runs(tmp_path: Path) -> None:
+def test_the_guide_to_loading_runs(tmp_path):
     """The Python of "Loading" in docs/distributed.md runs in a group of one rank, and prints what it says."""
     pytest.importorskip("torch", reason="needs PyTorch: make distributed-test")
     page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """Models in real servers: nginx for ranges and conditions of HTTP, an S3 server by obstore, connections that break."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -12,11 +10,10 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.distributed.store_servers import AZURE_KEYS, AZURITE, NGINX, Nginx, Proxy, azure, nginx, proxy, s3
+from tests.distributed.store_servers import AZURE_KEYS, AZURITE, NGINX, azure, nginx, proxy, s3
 from tests.support import run_child
 
 import weightmap as wm
@@ -26,9 +23,6 @@ from weightmap.formats import FORMATS
 obstore = pytest.importorskip("obstore", reason="needs obstore: requirements/distributed.txt")
 pytest.importorskip("moto", reason="needs moto[server]: requirements/distributed.txt")
 from obstore.store import AzureStore, HTTPStore, S3Store  # noqa: E402 - where it is installed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt install nginx-light)")
 # Of the formats that are written two hold tensors of their own kind only; archives of numpy are written by numpy.
@@ -40,7 +34,7 @@ KIB, GIB = 1 << 10, 1 << 30
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDSECRET", "AWS_SECRET_ACCESS_KEY": "KEYSECRET", "AWS_REGION": "us-east-1"}
 
 
-def write(path: Path) -> None:
+def write(path):
     """Save the tensors in the format of a path's suffix."""
     if path.suffix == ".npz":
         np.savez(path, **FLOATS)
@@ -48,7 +42,7 @@ def write(path: Path) -> None:
         wm.save(path, FLOATS)
 
 
-def write_shards(folder: Path, count: int = 4) -> None:
+def write_shards(folder, count=4):
     """Save the tensors as a model of several files."""
     folder.mkdir()
     where = {}
@@ -61,14 +55,14 @@ def write_shards(folder: Path, count: int = 4) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def right(file: wm.TensorFile) -> bool:
+def right(file):
     """Whether the tensors are those that were saved."""
     return sorted(file) == sorted(FLOATS) and all(np.array_equal(file[name], FLOATS[name]) for name in FLOATS)
 
 
 # --------------------------------------------------------------------------------------------------------------- nginx
 @pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+def web(tmp_path_factory):
     """An nginx with models of every format."""
     with nginx(tmp_path_factory.mktemp("nginx")) as server:
         for suffix in SUFFIXES:
@@ -80,7 +74,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
 @needs_nginx
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("by_obstore", [False, True])
-def test_nginx_serves_every_format(suffix: str, by_obstore: bool, web: Nginx) -> None:
+def test_nginx_serves_every_format(suffix, by_obstore, web):
     """By our own requests and by those of obstore's client, tensors are right, and files verify."""
     store = HTTPStore(web.url, client_options={"allow_http": True}) if by_obstore else None
     with wm.open(f"{web.url}m{suffix}", store=store) as file:
@@ -89,7 +83,7 @@ def test_nginx_serves_every_format(suffix: str, by_obstore: bool, web: Nginx) ->
 
 
 @needs_nginx
-def test_nginx_checks_the_tag_of_every_request(web: Nginx) -> None:
+def test_nginx_checks_the_tag_of_every_request(web):
     """A replaced file is noticed by the server, and without tags by its time."""
     for folder in ("", "untagged/"):
         path = web.data / "changing.safetensors"
@@ -104,7 +98,7 @@ def test_nginx_checks_the_tag_of_every_request(web: Nginx) -> None:
 
 
 @needs_nginx
-def test_what_nginx_refuses(web: Nginx) -> None:
+def test_what_nginx_refuses(web):
     """Statuses, redirects, ignored ranges and slow answers are one clear error each."""
     with pytest.raises(FileNotFoundError):
         wm.open(f"{web.url}nothing")
@@ -125,7 +119,7 @@ def test_what_nginx_refuses(web: Nginx) -> None:
 
 
 @needs_nginx
-def test_one_tensor_of_10_gib(web: Nginx) -> None:
+def test_one_tensor_of_10_gib(web):
     """At most three requests; at most the bytes of the tensor, of the index, and 64 KiB."""
     each, count = 16 << 20, 640
     entries = {
@@ -148,9 +142,9 @@ def test_one_tensor_of_10_gib(web: Nginx) -> None:
 @needs_nginx
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("sliced", [False, True])
-def test_a_rank_fetches_its_part(world: int, sliced: bool, web: Nginx) -> None:
+def test_a_rank_fetches_its_part(world, sliced, web):
     """Bytes of a rank, as the server counts them: 1/N and 2 %."""
-    seen: dict[str, list[Any]] = {}
+    seen = {}
     for rank in range(world):
         own = f"rank-{rank}-of-{world}-{sliced}.safetensors"  # so that requests are told apart
         write(web.data / own)
@@ -165,7 +159,7 @@ def test_a_rank_fetches_its_part(world: int, sliced: bool, web: Nginx) -> None:
 
 
 @needs_nginx
-def test_a_folder_at_nginx(web: Nginx) -> None:
+def test_a_folder_at_nginx(web):
     """The usual names of a folder are tried; without its slash it is a redirect, and refused."""
     assert right(wm.open(f"{web.url}model/"))
     with pytest.raises(RemoteError, match="redirects"):
@@ -174,7 +168,7 @@ def test_a_folder_at_nginx(web: Nginx) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ S3
 @pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def endpoint(tmp_path_factory):
     """An S3 server with models of every format."""
     folder = tmp_path_factory.mktemp("s3")
     write_shards(folder / "model")
@@ -187,14 +181,14 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-def bucket(address: str) -> Any:
+def bucket(address):
     """A store of obstore for the bucket of a server."""
     keys = {"access_key_id": "AKIDSECRET", "secret_access_key": "KEYSECRET", "region": "us-east-1"}
     return S3Store("bucket", endpoint=address, client_options={"allow_http": True}, **keys)
 
 
 @pytest.fixture
-def environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def environment(endpoint, monkeypatch):
     """The environment with which s3:// addresses lead to the server."""
     found = {**KEYS, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
     for name, value in found.items():
@@ -204,7 +198,7 @@ def environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_s3_serves_every_format(suffix: str) -> None:
+def test_s3_serves_every_format(suffix):
     """By the credentials of the environment, tensors are right, plans run, and files verify."""
     with wm.open(f"s3://bucket/m{suffix}") as file:
         assert right(file)
@@ -215,14 +209,14 @@ def test_s3_serves_every_format(suffix: str) -> None:
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("source", ["model", "model/", "model/model.safetensors.index.json"])
-def test_s3_has_folders_and_indexes(source: str) -> None:
+def test_s3_has_folders_and_indexes(source):
     """A model of several files opens by its folder or its index."""
     with wm.open(f"s3://bucket/{source}") as file:
         assert len(file.shards) == 4
         assert right(file)
 
 
-def test_a_bucket_that_lists_less_than_the_index_names(endpoint: str) -> None:
+def test_a_bucket_that_lists_less_than_the_index_names(endpoint):
     """One clear error names the first missing shard."""
     store = bucket(endpoint)
     index = store.get("model/model.safetensors.index.json").bytes()
@@ -234,7 +228,7 @@ def test_a_bucket_that_lists_less_than_the_index_names(endpoint: str) -> None:
         wm.open("s3://bucket/less", store=store)
 
 
-def test_an_object_that_changes(endpoint: str) -> None:
+def test_an_object_that_changes(endpoint):
     """An object that was replaced, or deleted, is a changed file."""
     store = bucket(endpoint)
     data = bytes(store.get("m.weights").bytes())
@@ -255,14 +249,14 @@ def test_an_object_that_changes(endpoint: str) -> None:
 
 
 @pytest.fixture
-def broken(endpoint: str) -> Iterator[Proxy]:
+def broken(endpoint):
     """A proxy before the S3 server, that breaks what it is told to."""
     with proxy(endpoint) as made:
         yield made
 
 
 @pytest.fixture
-def by_proxy(broken: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def by_proxy(broken, monkeypatch):
     """Let s3:// addresses lead to the proxy."""
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": broken.url, "AWS_ALLOW_HTTP": "true"}.items():
         monkeypatch.setenv(name, value)
@@ -270,7 +264,7 @@ def by_proxy(broken: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("by_proxy")
 @pytest.mark.parametrize("fault", ["reset", "short", "500", "stall"])
-def test_connections_that_break(fault: str, broken: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+def test_connections_that_break(fault, broken, caplog):
     """What breaks in passing is tried again; what goes on breaking is one error, without a word of server or keys."""
     file = wm.open("s3://bucket/m.safetensors", deadline=1.0)
     broken.faults = [fault, fault]
@@ -288,10 +282,10 @@ def test_connections_that_break(fault: str, broken: Proxy, caplog: pytest.LogCap
 
 
 # -------------------------------------------------------------------------------------------------------- command line
-def test_commands_take_addresses(environment: dict[str, str], tmp_path: Path) -> None:
+def test_commands_take_addresses(environment, tmp_path):
     """``inspect``, ``verify``, ``convert``, ``export`` and ``diff`` on s3:// addresses."""
 
-    def command(*words: object) -> str:
+    def command(*words):
         done = subprocess.run(
             [sys.executable, "-m", "weightmap", *map(str, words)],
             env={**os.environ, **environment, "PYTHONPATH": str(Path(wm.__file__).parents[1])},
@@ -312,7 +306,7 @@ def test_commands_take_addresses(environment: dict[str, str], tmp_path: Path) ->
     command("diff", "s3://bucket/m.safetensors", tmp_path / "m.weights", "--tensors-only")
 
 
-def test_verify_and_convert_take_little_memory(environment: dict[str, str], endpoint: str, tmp_path: Path) -> None:
+def test_verify_and_convert_take_little_memory(environment, endpoint, tmp_path):
     """A model of 256 MiB is verified and converted in 128 MiB of private memory and one piece."""
     path = tmp_path / "large.safetensors"
     wm.save(path, {f"w{i}": np.full((1 << 24,), i, np.float32) for i in range(4)}, durable=False)
@@ -338,12 +332,12 @@ print(seen[0] - idle)
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_executors_take_addresses(kind: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_executors_take_addresses(kind, environment, tmp_path):
     """Workers fetch the shards of a folder in a store themselves, by names: no credentials go along."""
     wm.convert("s3://bucket/model", f"{tmp_path}/serial/", format="amb", quantize="int4_block")
-    pool: Any = ThreadPoolExecutor if kind == "threads" else ProcessPoolExecutor
+    pool = ThreadPoolExecutor if kind == "threads" else ProcessPoolExecutor
     options = {} if kind == "threads" else {"mp_context": multiprocessing.get_context("spawn")}
-    sent: list[bytes] = []
+    sent = []
     with pool(2, **options) as executor:
         submit = executor.submit
         executor.submit = lambda *of: sent.append(pickle.dumps(of)) or submit(*of)
@@ -360,7 +354,7 @@ def test_executors_take_addresses(kind: str, environment: dict[str, str], tmp_pa
         assert not any(value.encode() in text for value in environment.values())
 
 
-def test_executors_notice_another_object(environment: dict[str, str], endpoint: str, tmp_path: Path) -> None:
+def test_executors_notice_another_object(environment, endpoint, tmp_path):
     """An object that is replaced after the deal is an error of the worker; recorded shards of it are done over."""
     store = bucket(endpoint)
     for name in ("a", "b"):
@@ -371,7 +365,7 @@ def test_executors_notice_another_object(environment: dict[str, str], endpoint: 
     wm.save(tmp_path / "new.safetensors", {"b": np.zeros((8, 32), np.float32)})
 
     class Replaces(ThreadPoolExecutor):
-        def submit(self, call: Any, /, *_: Any, **__: Any) -> Any:
+        def submit(self, call, /, *_, **__):
             if call.tasks[0].pieces[0].name == "b.safetensors":
                 store.put("pair/b.safetensors", (tmp_path / "new.safetensors").read_bytes())
             return super().submit(call)
@@ -385,7 +379,7 @@ def test_executors_notice_another_object(environment: dict[str, str], endpoint: 
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_manifest_notices_another_configuration(endpoint: str, tmp_path: Path) -> None:
+def test_a_manifest_notices_another_configuration(endpoint, tmp_path):
     """A run that starts again does the shard over which a changed ``config.json`` goes to, and no other."""
     store = bucket(endpoint)
     for name in ("model.safetensors.index.json", *(f"model-{i:05}-of-00004.safetensors" for i in (1, 2, 3, 4))):
@@ -403,7 +397,7 @@ def test_a_manifest_notices_another_configuration(endpoint: str, tmp_path: Path)
 @pytest.mark.usefixtures("environment")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("source", ["model", "m.amb", "m.safetensors"])
-def test_torch_loads_from_stores(source: str) -> None:
+def test_torch_loads_from_stores(source):
     """A state dict is filled from an address: by ranks as by one process, slices by the plan's requests."""
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     dcp = pytest.importorskip("torch.distributed.checkpoint", reason="needs PyTorch")
@@ -417,7 +411,7 @@ def test_torch_loads_from_stores(source: str) -> None:
 
 
 @pytest.mark.skipif(AZURITE is None, reason="azurite-blob is not installed (npm install -g azurite)")
-def test_azure_serves_files_folders_and_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_azure_serves_files_folders_and_parts(tmp_path, monkeypatch):
     """``az://`` addresses lead to Azure's emulator; an object that changes is noticed, one that is missing named."""
     write_shards(tmp_path / "model")
     with azure() as address:
@@ -440,7 +434,7 @@ def test_azure_serves_files_folders_and_parts(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.fixture
-def google(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def google(endpoint, tmp_path, monkeypatch):
     """Let ``gs://`` lead to the S3 server: the client for Google asks by the same XML. Return a store that writes."""
     account = {"gcs_base_url": endpoint, "disable_oauth": True}
     account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
@@ -451,7 +445,7 @@ def google(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 @pytest.mark.parametrize("source", ["model", "model/model.safetensors.index.json", *(f"m{end}" for end in SUFFIXES)])
-def test_google_serves_every_format(source: str, google: Any) -> None:
+def test_google_serves_every_format(source, google):
     """``gs://`` addresses of files, folders and indexes: tensors, slices by a plan, verification, pickled handles."""
     assert google.head("m.weights")
     with wm.open(f"gs://bucket/{source}") as file:
@@ -462,7 +456,7 @@ def test_google_serves_every_format(source: str, google: Any) -> None:
         assert right(pickle.loads(pickle.dumps(file)))
 
 
-def test_google_pins_what_was_opened(google: Any) -> None:
+def test_google_pins_what_was_opened(google):
     """An object that is replaced or deleted is noticed by its tag, a missing one and a missing shard are named."""
     data = bytes(google.get("m.weights").bytes())
     google.put("pinned", data)
@@ -481,7 +475,7 @@ def test_google_pins_what_was_opened(google: Any) -> None:
 
 
 @pytest.mark.usefixtures("google")
-def test_executors_take_addresses_of_google(tmp_path: Path) -> None:
+def test_executors_take_addresses_of_google(tmp_path):
     """Spawned workers find the server by their environment; what they write is that of a serial run."""
     wm.convert("gs://bucket/model", f"{tmp_path}/serial/", format="embd")
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:

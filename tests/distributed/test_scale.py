@@ -1,13 +1,10 @@
 """Models that no test machine has, as sparse files: what opening and planning cost is counted, not timed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support import SOURCES
@@ -16,11 +13,11 @@ import scale
 import weightmap as wm
 
 
-def calls(function: Any) -> tuple[Any, int]:
+def calls(function):
     """Return the result of a function and how many Python functions it called."""
     count = 0
 
-    def tick(frame: Any, event: str, arg: Any) -> None:
+    def tick(frame, event, arg):
         nonlocal count
         count += event == "call"
 
@@ -33,13 +30,13 @@ def calls(function: Any) -> tuple[Any, int]:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def models(tmp_path_factory):
     """Return models of 100 shards with 1,000 and 10,000 tensors, 2 TiB each."""
     folder = tmp_path_factory.mktemp("scale")
     return {count: scale.build(folder / str(count), 100, count, 2 << 40) for count in (1_000, 10_000)}
 
 
-def test_opening_and_planning_make_no_call_for_a_tensor(models: dict[int, Path]) -> None:
+def test_opening_and_planning_make_no_call_for_a_tensor(models):
     """Ten times the tensors take as many calls of functions, but for a batch now and then: 2 TiB or not."""
     counts = {}
     for count, path in models.items():
@@ -54,7 +51,7 @@ def test_opening_and_planning_make_no_call_for_a_tensor(models: dict[int, Path])
         assert many <= 1.2 * few + 50, counts
 
 
-def test_the_slices_of_all_ranks_are_the_model(models: dict[int, Path]) -> None:
+def test_the_slices_of_all_ranks_are_the_model(models):
     """Tensor-parallel by eight, dealt out to 1,024: bytes are exact, and no descriptor stays."""
     before = len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
     with wm.open(models[10_000]) as f:
@@ -67,7 +64,7 @@ def test_the_slices_of_all_ranks_are_the_model(models: dict[int, Path]) -> None:
 
 @pytest.mark.skipif(not os.environ.get("WEIGHTMAP_DISTRIBUTED"), reason="opt-in: make distributed-test")
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is counted on Linux")
-def test_a_thousand_shards_of_half_a_million_tensors(tmp_path: Path) -> None:
+def test_a_thousand_shards_of_half_a_million_tensors(tmp_path):
     """2 TiB open within 200 MiB and a handful of descriptors; plans of 1,024 ranks are exact, and add nothing."""
     index = scale.build(tmp_path / "full", *scale.FULL[:3])
     done = subprocess.run(

@@ -1,7 +1,5 @@
 """The walk-through of docs/distributed.md, command by command."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -18,14 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("torch", "distributed", "obstore", "moto")
 
 
-def free_port() -> str:
+def free_port():
     """Return a port that nobody listens at."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return str(sock.getsockname()[1])
 
 
-def test_the_walk_through_runs(tmp_path: Path) -> None:
+def test_the_walk_through_runs(tmp_path):
     """Its commands as they stand there, on other ports: every one succeeds, and says what the page says."""
     for name in NEEDED:
         pytest.importorskip(name, reason=f"needs {name}: make distributed-test")

@@ -1,7 +1,5 @@
 """The shim that makes system calls fail, compiled once for the whole run."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -9,19 +7,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 FLAGS = ["-shared", "-fPIC", "-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-U_FORTIFY_SOURCE"]
 
 
 @pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shim(tmp_path_factory):
     """The compiled `shim.c`."""
     if sys.platform != "linux":
         pytest.skip("the shim stands in for functions of Linux's C library")
@@ -36,7 +30,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def memory() -> Iterator[Callable[[], Path]]:
+def memory():
     """Make folders on a file system in memory, where there is one: a sweep flushes thousands of files to the disk."""
     there = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="sweeps", dir=there) as folder:

@@ -1,7 +1,5 @@
 """Helpers for the drivers of faults: the functions of `shim.c`, files to work on, and a description of an error."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -10,7 +8,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tests import builders
@@ -18,9 +15,6 @@ from tests.builders import normal, torch
 
 import weightmap as wm
 from weightmap import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SHORT, TRUNCATED, KILLED = -1, -2, -9
 ERRORS = {name: getattr(errno, name) for name in ("ENOSPC", "EIO", "EDQUOT", "EINTR", "EACCES")}
@@ -30,40 +24,35 @@ NEVER = 0
 
 
 class Shim:
-    """The functions of `shim.c`."""
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, path):
         self._library = ctypes.CDLL(path)
         self._library.shim_name.restype = ctypes.c_char_p
         self._library.shim_disarm.restype = ctypes.c_long
 
-    def arm(self, number: int = NEVER, fault: int = 0, only: str = "") -> None:
+    def arm(self, number=NEVER, fault=0, only=""):
         """Count calls, of the function `only` if given; `fault` happens at that number of a call, at each for -1."""
         self._library.shim_arm(only.encode(), ctypes.c_long(number), fault)
 
-    def disarm(self) -> int:
-        """Return the number of calls."""
+    def disarm(self):
         return int(self._library.shim_disarm())
 
-    def victim(self, path: Path, size: int) -> None:
+    def victim(self, path, size):
         """Say which file is truncated, and to how many bytes."""
         self._library.shim_victim(os.fsencode(path), ctypes.c_long(size))
 
-    def name(self, number: int) -> str:
-        """Return the function that was called at this number."""
+    def name(self, number):
         return bytes(self._library.shim_name(ctypes.c_long(number))).decode()
 
 
 class ExitStatusError(Exception):
     """A command of the command line that did not end with 0."""
 
-    def __init__(self, status: int, said: str) -> None:
+    def __init__(self, status, said):
         super().__init__(said)
         self.status = status
 
 
-def command(*argv: object) -> str:
-    """Run a command; return what it printed."""
+def command(*argv):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.main([str(argument) for argument in argv])
@@ -72,8 +61,7 @@ def command(*argv: object) -> str:
     return out.getvalue()
 
 
-def seen(error: BaseException) -> dict[str, Any]:
-    """An error, described in JSON."""
+def seen(error):
     return {
         "type": type(error).__name__,
         "own": isinstance(error, wm.TensorFileError),
@@ -85,7 +73,7 @@ def seen(error: BaseException) -> dict[str, Any]:
     }
 
 
-def descriptors() -> set[str]:
+def descriptors():
     """The open descriptors of this process, less the one that lists them."""
     return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}  # noqa: PTH110, PTH208
 
@@ -96,8 +84,7 @@ MATRIX = RNG.standard_normal((40, 16)).astype(np.float32)
 WORDS = [f"word{i}" for i in range(40)]
 
 
-def prepare(folder: Path) -> None:
-    """Write the files that are converted and read."""
+def prepare(folder):
     tensors = {"w": MATRIX, "half": MATRIX.astype(np.float16), "x": MATRIX.T}
     wm.save(folder / "a.weights", tensors, metadata={"model_name": "m"}, vocab=WORDS)
     wm.save(folder / "a.safetensors", tensors, metadata={"k": "v"})
@@ -123,15 +110,14 @@ def prepare(folder: Path) -> None:
     (folder / "words.txt").write_text("".join(lines), encoding="utf-8")
     shards = folder / "sharded"
     shards.mkdir()
-    index: dict[str, dict[str, str]] = {"weight_map": {}}
+    index = {"weight_map": {}}
     for name in ("one", "two"):
         wm.save(shards / f"{name}.safetensors", {name: MATRIX})
         index["weight_map"][name] = f"{name}.safetensors"
     (shards / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def attempt(shim: Shim, number: int, fault: int, run: Callable[[], object]) -> tuple[dict[str, Any] | None, Any]:
-    """Run it with one call failing; return the error's description, and the result."""
+def attempt(shim, number, fault, run):
     shim.arm(number, fault)
     try:
         result = run()

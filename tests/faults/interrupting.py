@@ -22,7 +22,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from injection import MATRIX, WORDS, command, descriptors, prepare
 
@@ -30,8 +30,7 @@ import weightmap as wm
 from weightmap.io import atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+    from collections.abc import Callable
 
 OLD = b"the old file"
 # Modules whose functions own descriptors, mappings or files.
@@ -58,13 +57,13 @@ class Operation(NamedTuple):
     few: int = 101  # and of all
 
 
-def _decode(at: Path, name: str) -> None:
+def _decode(at, name):
     with wm.open(at / name) as f:
         for tensor in f:
             f.read(tensor)
 
 
-def _look(at: Path, name: str, **options: Any) -> None:
+def _look(at, name, **options):
     with wm.open(at / name, **options) as f:
         for tensor in f:
             f[tensor]
@@ -99,12 +98,11 @@ OPERATIONS = {
 class Interrupter:
     """Raises `Interruption` before the opcode of this number, from 0 on; notes in which module each was up to there."""
 
-    def __init__(self, number: int | None = None) -> None:
+    def __init__(self, number=None):
         self.number = number
-        self.modules: list[str] = []
+        self.modules = []
 
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        """Trace a frame by its opcodes."""
+    def __call__(self, frame, event, _):
         name = frame.f_code.co_filename
         if event == "call":
             if name.startswith(APART) or name.endswith(APART):
@@ -117,7 +115,7 @@ class Interrupter:
         return self
 
 
-def mappings(folder: Path) -> int:
+def mappings(folder):
     """How many mappings this process has: of files in this folder, of sealed memory, and for large arrays."""
     count = 0
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
@@ -128,9 +126,7 @@ def mappings(folder: Path) -> int:
 
 
 class Sweep:
-    """One operation, interrupted again and again."""
-
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder, name):
         self.folder, self.at, self.to = folder, folder / "sources", folder / "target"
         self.name, self.operation = name, OPERATIONS[name]
         self.target = self.to / f"out{self.operation.suffix}"
@@ -139,17 +135,16 @@ class Sweep:
             self.operation.run(self.at, self.target)
         self.new = self.target.read_bytes() if self.operation.suffix else b""
 
-    def reset(self) -> None:
-        """Restore the target."""
+    def reset(self):
         shutil.rmtree(self.to, ignore_errors=True)
         self.to.mkdir()
         if self.operation.suffix:
             self.target.write_bytes(OLD)
 
-    def trace(self, interrupter: Interrupter) -> bool:
+    def trace(self, interrupter):
         """Do it with this tracer. Whether it ended by the interruption."""
 
-        def run() -> Iterator[None]:
+        def run():
             # A generator: what ends a handler of an exception at its last opcode, where no signal can, leaves that as
             # the one being handled, and so all its frames. Generators have a place of their own for it.
             self.operation.run(self.at, self.target)
@@ -169,8 +164,7 @@ class Sweep:
                 signal.signal(number, signal.SIG_DFL)
         return False
 
-    def numbers(self, how: str) -> list[int]:
-        """The numbers of the opcodes to interrupt at."""
+    def numbers(self, how):
         interrupter = Interrupter()
         self.trace(interrupter)
         if how == "all":
@@ -180,8 +174,7 @@ class Sweep:
         each, few = self.operation.each, self.operation.few
         return sorted({*owning[shift % each :: each], *range(shift % few, len(interrupter.modules), few)})
 
-    def run(self, how: str) -> dict[str, int]:
-        """Interrupt it at all opcodes, or some; return how often, and how often what was left behind."""
+    def run(self, how):
         seen = dict.fromkeys(("interrupted", "swallowed", "descriptors", "mappings", "litter", "torn"), 0)
         gc.collect()
         open_before, mapped_before = descriptors(), mappings(self.folder)
@@ -205,13 +198,12 @@ class Sweep:
         return seen
 
 
-def refuse(*_: object, **__: object) -> None:
+def refuse(*_, **__):
     """Stand in for `os.link` where there are no links."""
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-def sweep(folder: Path, name: str, how: str) -> dict[str, int]:
-    """Sweep one operation, on the system that it is for."""
+def sweep(folder, name, how):
     system, before = OPERATIONS[name].system, (atomic._UNNAMED, os.link)
     if system == "named":
         atomic._UNNAMED = 0
@@ -223,7 +215,7 @@ def sweep(folder: Path, name: str, how: str) -> dict[str, int]:
         atomic._UNNAMED, os.link = before
 
 
-def prepare_sources(folder: Path) -> None:
+def prepare_sources(folder):
     """Write the files that are read."""
     folder.mkdir()
     prepare(folder)
@@ -234,8 +226,7 @@ def prepare_sources(folder: Path) -> None:
         file.truncate(8 + len(header) + size)
 
 
-def main(folder: Path, how: str, names: list[str]) -> dict[str, dict[str, int]]:
-    """Sweep these operations."""
+def main(folder, how, names):
     sys.unraisablehook = lambda _: None  # of a finaliser: what it left behind is seen
     prepare_sources(folder / "sources")
     return {name: sweep(folder, name, how) for name in names}

@@ -6,15 +6,12 @@ It prints the outcome of each fault as JSON and leaves the judgement to the test
 process; if a signal ends it, that is an outcome, and another child goes on with the next fault.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
@@ -26,9 +23,6 @@ import weightmap as wm
 from weightmap.device import Staging, load
 from weightmap.model import sharded
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short": SHORT}
 # Sizes to truncate to: nothing, so that all pages are gone; 100 bytes, so that the rest of a page reads as zeros.
 SIZES = (0, 100)
@@ -37,62 +31,56 @@ WRITTEN = {suffix for suffix, _ in builders.saved().values()}
 MAPPED = ", mapped index"
 
 
-def everything(source: object, **options: Any) -> list[object]:
+def everything(source, **options):
     """Open a file; return all that the handle tells without looking into the mapping."""
     with wm.open(source, **options) as f:
         special_ids = f.vocab and f.vocab.special_ids
         return [f.format, f.layout, f.infos(), dict(f.metadata), special_ids, f.config, f.tokenizer]
 
 
-def reads(source: object, **options: Any) -> list[object]:
-    """Read every tensor in two types."""
+def reads(source, **options):
     with wm.open(source, **options) as f:
         return [digest(f.read(name, dtype)) for name in f for dtype in ("float32", "float64")]
 
 
-def copies(source: object) -> list[object]:
-    """Look every tensor up in mode "copy"."""
+def copies(source):
     with wm.open(source, mode="copy") as f:
         return [digest(np.asarray(array)) for array in f.values()]
 
 
-def sealed(source: object) -> list[object]:
-    """Look every tensor up in mode "sealed"."""
+def sealed(source):
     with wm.open(source, mode="sealed") as f:
         return [digest(np.asarray(array)) for array in f.values()]
 
 
-def without_descriptors(work: Callable[[object], list[object]], source: object) -> list[object]:
+def without_descriptors(work, source):
     """Do it with a sharded model that keeps no descriptors, as one of many files."""
     with mock.patch.object(sharded, "KEPT", 0):
         return work(source)
 
 
-def with_mapped_index(work: Callable[[], object]) -> object:
+def with_mapped_index(work):
     """Do it as if an index of any size were large, and looked at where it is mapped."""
     with mock.patch("weightmap.formats.embd.READ_INDEX", 0):
         return work()
 
 
-def digest(array: np.ndarray[Any, Any]) -> str:
-    """The content of an array."""
+def digest(array):
     return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
 
 
-def verified(source: object) -> list[object]:
-    """Verify a file."""
+def verified(source):
     with wm.open(source) as f:
         report = f.verify()
         return [report.checks, report.warnings, report.nbytes]
 
 
-def converted(source: Path, to: Path) -> Path:
-    """Convert; return the new file."""
+def converted(source, to):
     wm.convert(source, to)
     return to
 
 
-def planned(source: object) -> list[object]:
+def planned(source):
     """Read all tensors, and a row of one, by a plan; how much was cold is another number each time."""
     with wm.open(source) as f:
         plan = wm.plan(f)
@@ -103,20 +91,20 @@ def planned(source: object) -> list[object]:
         return found
 
 
-def on_a_device(source: object) -> list[object]:
+def on_a_device(source):
     """Load all tensors to a device, through slots that are used several times."""
     with wm.open(source) as f:
         found = load(wm.plan(f), FakeDevice(), verify=True, staging=Staging(2, 1 << 14, 1))
         return [(name, digest(array)) for name, array in found]
 
 
-def about_pages(*argv: object) -> object:
+def about_pages(*argv):
     """Run a command about pages in memory; what it says of the file, without what is another number each time."""
     document = json.loads(command(*argv, "--json"))
     return document.get("error") or [document["nbytes"], [one["name"] for one in document.get("names", [])]]
 
 
-READINGS: dict[str, Callable[[Reading], object]] = {
+READINGS = {
     "open": lambda r: everything(r.path),
     "open, full": lambda r: everything(r.path, verify="full"),
     "verify": lambda r: verified(r.path),
@@ -143,9 +131,7 @@ READINGS: dict[str, Callable[[Reading], object]] = {
 
 
 class Reading:
-    """One operation that reads, on one file."""
-
-    def __init__(self, folder: Path, operation: str, name: str) -> None:
+    def __init__(self, folder, operation, name):
         self.at, self.out = folder / "sources", folder / operation
         self.out.mkdir()
         what = operation.removesuffix(MAPPED)
@@ -159,22 +145,19 @@ class Reading:
         with wm.open(self.path) as f:
             self.tensor = next(iter(f))
 
-    def run(self) -> object:
-        """Do it."""
+    def run(self):
         return with_mapped_index(lambda: self.operation(self)) if self.mapped else self.operation(self)
 
-    def reset(self) -> None:
-        """Restore the file."""
+    def reset(self):
         self.victim.write_bytes(self.data)
 
 
-def told(result: object) -> str:
-    """A result as text that can be compared; of a path, what the file holds."""
+def told(result):
     result = result.read_bytes() if isinstance(result, Path) else result
     return hashlib.sha256(repr(result).encode()).hexdigest()[:16]
 
 
-def outcomes(shim: Shim, reading: Reading, cases: list[tuple[int, str, int, int]], to: int) -> None:
+def outcomes(shim, reading, cases, to):
     """Let an operation meet these faults one after another; write what came of each to a pipe, a line each."""
     for case in cases:
         number, _, fault, size = case
@@ -187,7 +170,7 @@ def outcomes(shim: Shim, reading: Reading, cases: list[tuple[int, str, int, int]
         os.write(to, json.dumps(row).encode() + b"\n")
 
 
-def lines_of(run: Callable[[int], None]) -> tuple[list[str], int]:
+def lines_of(run):
     """Run it in a child process; return the lines that it wrote to its pipe, and its exit status."""
     ours, theirs = os.pipe()
     child = os.fork()
@@ -203,8 +186,7 @@ def lines_of(run: Callable[[int], None]) -> tuple[list[str], int]:
     return lines, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def cases_of(calls: list[str]) -> Iterator[tuple[int, str, int, int]]:
-    """Yield number, name, fault and size of every case."""
+def cases_of(calls):
     for number, call in enumerate(calls, 1):
         for name, fault in FAULTS.items():
             if fault != SHORT or call in PARTIAL:
@@ -213,14 +195,13 @@ def cases_of(calls: list[str]) -> Iterator[tuple[int, str, int, int]]:
             yield number, f"truncated to {size}", TRUNCATED, size
 
 
-def sweep(shim: Shim, reading: Reading) -> dict[str, Any]:
-    """Let each call of an operation that reads meet each fault."""
+def sweep(shim, reading):
     reading.run()  # whatever is loaded at the first time is there
     shim.arm()
     result = reading.run()
     calls = [shim.name(number + 1) for number in range(shim.disarm())]
     cases = list(cases_of(calls))
-    rows: list[dict[str, Any]] = []
+    rows = []
     while len(rows) < len(cases):
         left = cases[len(rows) :]
         lines, status = lines_of(lambda to, left=left: outcomes(shim, reading, left, to))
@@ -233,8 +214,7 @@ def sweep(shim: Shim, reading: Reading) -> dict[str, Any]:
     return {"expected": told(result), "calls": calls, "rows": rows}
 
 
-def main(shim: str, folder: str, name: str, *operations: str) -> None:
-    """Sweep one operation after another, and print what was found."""
+def main(shim, folder, name, *operations):
     at = Path(folder)
     (at / "sources").mkdir()
     prepare(at / "sources")

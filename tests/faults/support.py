@@ -1,13 +1,10 @@
 """Starts a driver of faults under the shim."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from tests.places import ROOT
 from tests.support import SOURCES, preloaded
@@ -15,7 +12,7 @@ from tests.support import SOURCES, preloaded
 HERE = Path(__file__).parent
 
 
-def drive(driver: str, shim: Path, folder: Path, *arguments: str) -> Any:
+def drive(driver, shim, folder, *arguments):
     """Run a driver in a process of its own; return what it printed, parsed, and fail if it complained."""
     # LANGUAGE: the command line would look for translations in a hundred places.
     path = os.pathsep.join((SOURCES, str(ROOT)))

@@ -1,19 +1,13 @@
 """Processes that end while files are open or being written: by a signal, before a thread is done, in any order."""
 
-from __future__ import annotations
-
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from tests.support import listing, run_child
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are others there, and so are open files")
 
@@ -44,8 +38,7 @@ sys.exit(status)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
-def test_a_signal_that_ends_a_command_leaves_no_file(tmp_path: Path, number: int, *, named: bool) -> None:
-    """SIGTERM and SIGHUP end `convert` as such, and neither a target nor a temporary file is there."""
+def test_a_signal_that_ends_a_command_leaves_no_file(tmp_path, number, *, named):
     source = tmp_path / "a.weights"
     wm.save(source, {"w": np.ones(9 << 18, np.float32)})
     done = run_child(ENDED, source, tmp_path / "b.safetensors", int(number), int(named), 0, check=False)
@@ -57,8 +50,7 @@ def test_a_signal_that_ends_a_command_leaves_no_file(tmp_path: Path, number: int
     assert listing(tmp_path) == ["a.weights"]
 
 
-def test_a_signal_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
-    """A program started by `nohup` goes on when its terminal is closed."""
+def test_a_signal_that_is_ignored_ends_nothing(tmp_path):
     source, target = tmp_path / "a.weights", tmp_path / "b.safetensors"
     wm.save(source, {"w": np.ones(9 << 18, np.float32)})
     done = run_child(ENDED, source, target, int(signal.SIGHUP), 1, 1)
@@ -67,7 +59,7 @@ def test_a_signal_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["a.weights", "b.safetensors"]
 
 
-def test_commands_leave_the_handlers_of_signals_as_they_were(tmp_path: Path) -> None:
+def test_commands_leave_the_handlers_of_signals_as_they_were(tmp_path):
     """`main` is called by programs, too, in any thread: afterwards, signals do what they did."""
     code = """
 import signal, sys, threading
@@ -113,13 +105,12 @@ if int(sys.argv[3]):  # a child of that moment has no part in it
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
-def test_a_thread_that_saves_when_the_process_ends_leaves_no_file(tmp_path: Path, *, named: bool) -> None:
-    """A daemon thread is not waited for, and what it was writing is gone."""
+def test_a_thread_that_saves_when_the_process_ends_leaves_no_file(tmp_path, *, named):
     run_child(DAEMON, tmp_path / "a.weights", int(named), 0)
     assert listing(tmp_path) == []
 
 
-def test_a_child_that_ends_leaves_the_files_of_its_parent(tmp_path: Path) -> None:
+def test_a_child_that_ends_leaves_the_files_of_its_parent(tmp_path):
     """A process that was forked while a thread was saving does not remove the temporary file when it ends."""
     assert run_child(DAEMON, tmp_path / "a.weights", 1, 1).stdout == "1\n"
     assert listing(tmp_path) == []
@@ -148,7 +139,7 @@ del late, others, module
 """
 
 
-def test_what_is_let_go_of_when_all_modules_are_empty(tmp_path: Path) -> None:
+def test_what_is_let_go_of_when_all_modules_are_empty(tmp_path):
     """Handles and arrays are freed silently, whichever modules the ending interpreter clears first."""
     for suffix in (".weights", ".safetensors"):
         wm.save(tmp_path / f"a{suffix}", {"w": np.ones(3, np.float32)})

@@ -4,21 +4,15 @@
 opcodes; WEIGHTMAP_INTERRUPTIONS=all is all of them, which takes half an hour.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.places import ROOT
 from tests.support import SOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 HOW = os.environ.get("WEIGHTMAP_INTERRUPTIONS", "some")
@@ -37,7 +31,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left be
     "kind",
     ["save", "open", "read", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("convert", "command"))],
 )
-def test_an_exception_at_any_opcode_leaves_nothing_behind(memory: Callable[[], Path], kind: str) -> None:
+def test_an_exception_at_any_opcode_leaves_nothing_behind(memory, kind):
     """No descriptor, no mapping, no file beside the target; the target is the old file or the new one."""
     command = [sys.executable, str(HERE / "interrupting.py"), str(memory()), HOW, *OPERATIONS[kind]]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((SOURCES, str(ROOT)))}

@@ -3,12 +3,9 @@
 `shim.c` makes each system call fail, do half of its work, or find the file truncated; see `reading.py`.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,10 +18,6 @@ from tests.support import run_child
 import weightmap as wm
 from weightmap.io.source import Source
 from weightmap.model import parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SEALED = ("sealed",) if hasattr(os, "memfd_create") else ()
 CALLS = ("open", "open, full", "verify", "read", "copy", *SEALED, "convert", "diff")
@@ -59,14 +52,12 @@ SLOW = {"a.weights", "q.amb"}
 @pytest.fixture(
     scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FILES]
 )
-def swept(request: pytest.FixtureRequest, shim: Path, memory: Callable[[], Path]) -> dict[str, Any]:
-    """The outcome of each fault of each call of every operation on one file."""
+def swept(request, shim, memory):
     name = request.param
-    found: dict[str, Any] = drive("reading.py", shim, memory(), name, *FILES[name])
-    return found
+    return drive("reading.py", shim, memory(), name, *FILES[name])
 
 
-def rows_of(swept: dict[str, Any], *, truncated: bool) -> list[tuple[str, dict[str, Any], bool]]:
+def rows_of(swept, *, truncated):
     """Operation, what came of a fault, and whether the result was right; of truncations or of failing calls."""
     return [
         (operation, row, row["result"] == found["expected"])
@@ -76,8 +67,7 @@ def rows_of(swept: dict[str, Any], *, truncated: bool) -> list[tuple[str, dict[s
     ]
 
 
-def test_a_file_truncated_at_any_call_is_an_exception_and_no_signal(swept: dict[str, Any]) -> None:
-    """Truncated before any of their calls, these end with the right result or an error of ours that names the file."""
+def test_a_file_truncated_at_any_call_is_an_exception_and_no_signal(swept):
     caught = 0
     for operation, row, right in rows_of(swept, truncated=True):
         assert row["signal"] == 0, (operation, row)
@@ -90,7 +80,7 @@ def test_a_file_truncated_at_any_call_is_an_exception_and_no_signal(swept: dict[
     assert caught > len(swept)
 
 
-def test_a_call_that_fails_is_an_os_error_or_changes_nothing(swept: dict[str, Any]) -> None:
+def test_a_call_that_fails_is_an_os_error_or_changes_nothing(swept):
     """EIO, EINTR and EACCES at any call: the right result, or that OSError with the name of the file."""
     caught = 0
     for operation, row, right in rows_of(swept, truncated=False):
@@ -113,28 +103,26 @@ def test_a_call_that_fails_is_an_os_error_or_changes_nothing(swept: dict[str, An
     assert caught > len(swept)
 
 
-def test_short_and_interrupted_reads_go_on(swept: dict[str, Any]) -> None:
-    """A read that brings half of the bytes, or is interrupted, is taken up again."""
+def test_short_and_interrupted_reads_go_on(swept):
     for operation, row, right in rows_of(swept, truncated=False):
         if row["fault"] == "short" or (row["fault"] == "EINTR" and row["call"] in {"open", "pread"}):
             assert right, (operation, row)
 
 
-def test_no_descriptor_leaks_when_reading_fails(swept: dict[str, Any]) -> None:
-    """After each fault the process has the descriptors that it had before."""
+def test_no_descriptor_leaks_when_reading_fails(swept):
     assert not [row for found in swept.values() for row in found["rows"] if row["leaked"]]
 
 
 # ------------------------------------------------------------------------------------------------- changed meanwhile
 
-CHANGES: dict[str, Callable[[Path], object]] = {
+CHANGES = {
     "truncated": lambda path: os.truncate(path, 10),
     "emptied": lambda path: os.truncate(path, 0),
     "grown": lambda path: os.truncate(path, path.stat().st_size + 1),
     "overwritten": lambda path: path.write_bytes(path.read_bytes()[::-1]),
     "touched": lambda path: os.utime(path, ns=(1, 1)),
 }
-LOOK_UPS: dict[str, Callable[[wm.TensorFile, str], object]] = {
+LOOK_UPS = {
     "look-up": lambda f, name: f[name],
     "get": lambda f, name: f.get(name),
     "values": lambda f, _: list(f.values()),
@@ -147,8 +135,7 @@ LOOK_UPS: dict[str, Callable[[wm.TensorFile, str], object]] = {
 
 @pytest.mark.parametrize("kind", builders.saved())
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_look_up_notices_a_file_that_changed(tmp_path: Path, kind: str, change: str) -> None:
-    """Truncated, grown, overwritten or touched after it was opened: FileChangedError, an OSError with the name."""
+def test_every_look_up_notices_a_file_that_changed(tmp_path, kind, change):
     suffix, arguments = builders.saved()[kind]
     path = tmp_path / f"model{suffix}"
     wm.save(path, **arguments(np.arange(2000, dtype=np.float32).reshape(1000, 2)))
@@ -166,8 +153,7 @@ def test_every_look_up_notices_a_file_that_changed(tmp_path: Path, kind: str, ch
         assert held is None or held.shape[0] == 1000
 
 
-def test_verify_of_a_file_that_becomes_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Truncated once `verify` has seen that it is unchanged: an error that names the first byte missing."""
+def test_verify_of_a_file_that_becomes_shorter(tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
     path.write_bytes(st.build({"w": normal((50, 100))}))
     left = path.stat().st_size - 1000
@@ -224,7 +210,7 @@ print("alive")
 """
 
 
-def test_a_mapped_index_is_not_touched_when_the_file_is_gone(tmp_path: Path) -> None:
+def test_a_mapped_index_is_not_touched_when_the_file_is_gone(tmp_path):
     """No look-up faults; nor do those that read when the file is truncated after they saw that it was unchanged."""
     data = embd.Draft([(f"t{i}", normal((32,), i)) for i in range(2000)]).seal()
     for name in ("a.weights", "b.weights"):
@@ -233,8 +219,7 @@ def test_a_mapped_index_is_not_touched_when_the_file_is_gone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("mode", ["copy", *SEALED])
-def test_a_copy_does_not_care_what_becomes_of_the_file(tmp_path: Path, mode: str) -> None:
-    """In modes "copy" and "sealed" every look-up works on after the file was emptied and deleted."""
+def test_a_copy_does_not_care_what_becomes_of_the_file(tmp_path, mode):
     path = tmp_path / "model.weights"
     wm.save(path, {"w": np.arange(5000, dtype=np.float32)}, vocab=["a", "b"])
     with wm.open(path, mode=mode) as f:
@@ -331,7 +316,7 @@ SHRINKING_SLOWLY = {("model.weights", "convert"), ("model.weights", "diff")}
         for action in SHRINKING[name]
     ],
 )
-def test_a_file_that_shrinks_meanwhile_is_an_exception(tmp_path: Path, name: str, action: str) -> None:
+def test_a_file_that_shrinks_meanwhile_is_an_exception(tmp_path, name, action):
     """Reading, verifying, comparing or converting a file never ends in SIGBUS, whenever it is truncated meanwhile.
 
     It is truncated between two steps in Python, at forty of them from the first to the last, one in each run.
@@ -349,14 +334,12 @@ def test_a_file_that_shrinks_meanwhile_is_an_exception(tmp_path: Path, name: str
 
 
 @pytest.fixture(scope="module")
-def many_shards(memory: Callable[[], Path]) -> Path:
-    """The index of a model of 3,000 files."""
+def many_shards(memory):
     folder = memory()
     return st.shard(folder, {f"{i:04}.safetensors": {f"t{i}": constant(i)} for i in range(3000)})
 
 
-def constant(value: int) -> Tensor:
-    """Two numbers."""
+def constant(value):
     return Tensor("float32", (2,), np.full(2, value, "<f4").tobytes())
 
 
@@ -376,7 +359,7 @@ print(len(views), sum(float(view.sum()) for view in views), looked_up, read, che
 
 
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy", *SEALED])
-def test_three_thousand_shards_and_a_thousand_descriptors(many_shards: Path, mode: str) -> None:
+def test_three_thousand_shards_and_a_thousand_descriptors(many_shards, mode):
     """A model of 3,000 files opens in a process that may have 1,024 descriptors, and keeps none of them.
 
     Views, look-ups, reading and verifying work.
@@ -401,7 +384,7 @@ assert len(os.listdir("/proc/self/fd")) == before
 """
 
 
-def test_more_shards_than_descriptors(tmp_path: Path) -> None:
+def test_more_shards_than_descriptors(tmp_path):
     """A model of 60 files takes one descriptor for each at most; without them, EMFILE, and none of them stays open."""
     where = {}
     for i in range(60):
@@ -425,8 +408,7 @@ print(sum(float(array.sum()) for array in held))
 """
 
 
-def test_views_hold_no_descriptors(tmp_path: Path) -> None:
-    """200 files' views live at once in a process that may have 64 descriptors."""
+def test_views_hold_no_descriptors(tmp_path):
     path = tmp_path / "model.weights"
     path.write_bytes(embd.Draft([("a", Tensor("float32", (2,), np.ones(2, "<f4").tobytes()))]).seal())
     assert float(run_child(MANY, path).stdout) == 400
@@ -442,8 +424,7 @@ except wm.FormatError as error:
 """
 
 
-def test_bombs_meet_a_memory_limit_unharmed(tmp_path: Path) -> None:
-    """Files that declare terabytes are refused in a process that may have 1 GiB of address space."""
+def test_bombs_meet_a_memory_limit_unharmed(tmp_path):
     huge = Tensor("uint8", (2**32 - 1, 2**20), b"")
     bombs = {
         "embd": embd.Draft([("a", huge)]).seal(),

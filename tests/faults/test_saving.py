@@ -4,14 +4,11 @@
 do: a disk that is full, a limit on the size of files, a directory that may not be written, a process that is killed.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,10 +18,6 @@ from tests.places import ROOT
 from tests.support import SOURCES, listing, run_child
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 OPERATIONS = (
     *(f"save {kind}" for kind in builders.saved()),
@@ -64,33 +57,29 @@ SLOW = {*OPERATIONS[-6:], "convert to amb", "convert quantised", "save quantised
     params=[pytest.param(sweep, marks=[pytest.mark.slow] * (sweep[0] in SLOW)) for sweep in SWEEPS],
     ids=" ".join,
 )
-def swept(request: pytest.FixtureRequest, shim: Path, memory: Callable[[], Path]) -> list[dict[str, Any]]:
+def swept(request, shim, memory):
     """The state of the folder after each fault of each call of one operation."""
-    rows: list[dict[str, Any]] = drive("writing.py", shim, memory(), *request.param)
-    return rows
+    return drive("writing.py", shim, memory(), *request.param)
 
 
-def calls_of(rows: list[dict[str, Any]]) -> list[str]:
-    """The calls of the operation, in order."""
+def calls_of(rows):
     return [row["call"] for row in rows if row["fault"] == "EIO"]
 
 
-def test_a_sweep_sees_the_calls_of_a_save(swept: list[dict[str, Any]]) -> None:
+def test_a_sweep_sees_the_calls_of_a_save(swept):
     """The shim counts what a save is made of, in this order: or the tests below would prove nothing."""
     calls = iter(calls_of(swept))
     assert all(call in calls for call in ("open", "open", "fallocate", "pwrite", "fsync", "close", "rename", "fsync"))
 
 
-def test_the_target_is_the_old_file_or_the_new_one(swept: list[dict[str, Any]]) -> None:
-    """Whichever call fails, however: the target is byte for byte the old file or the new one (or absent as before)."""
+def test_the_target_is_the_old_file_or_the_new_one(swept):
     for row in swept:
         assert row["target"] in {"old", "new", "absent"}, row
         assert row.get("link", True), row
         assert row["mode"] in {"0o640", None} or row["target"] != "old", row
 
 
-def test_a_save_that_succeeds_has_written_the_new_file(swept: list[dict[str, Any]]) -> None:
-    """Without an error the new file is there; with one the old file is, unless the error says that the new one is."""
+def test_a_save_that_succeeds_has_written_the_new_file(swept):
     for row in swept:
         if row["fault"] == "SIGKILL":
             continue
@@ -101,7 +90,7 @@ def test_a_save_that_succeeds_has_written_the_new_file(swept: list[dict[str, Any
             assert "the new file is in place" in error["text"] + "".join(error["notes"]), row
 
 
-def test_no_litter_but_one_name_of_a_killed_process(swept: list[dict[str, Any]]) -> None:
+def test_no_litter_but_one_name_of_a_killed_process(swept):
     """Nothing stays beside the target, and after SIGKILL at most one hidden file that bears its name.
 
     Where files can be without one, only a file that is whole, if the process is killed just before it is renamed.
@@ -117,8 +106,7 @@ def test_no_litter_but_one_name_of_a_killed_process(swept: list[dict[str, Any]])
             assert row["left"] == [], row
 
 
-def test_the_error_is_the_one_that_the_system_reported(swept: list[dict[str, Any]]) -> None:
-    """The error is the OSError of the failing call, not one of ours, and names a file that the caller knows."""
+def test_the_error_is_the_one_that_the_system_reported(swept):
     for row in swept:
         error = row["error"]
         if error is None:
@@ -136,7 +124,7 @@ def test_the_error_is_the_one_that_the_system_reported(swept: list[dict[str, Any
             assert error["errno"] == code, row
 
 
-def test_no_error_is_swallowed(swept: list[dict[str, Any]]) -> None:
+def test_no_error_is_swallowed(swept):
     """A call that fails ends the save, but for those that have another way; EINTR and short counts always have."""
     calls = calls_of(swept)
     renamed = calls.index("rename") + 1
@@ -153,13 +141,11 @@ def test_no_error_is_swallowed(swept: list[dict[str, Any]]) -> None:
         assert call in FORGIVEN or (folder and call in NO_FLUSH and row["fault"] == "EACCES"), row
 
 
-def test_no_descriptor_leaks_when_a_save_fails(swept: list[dict[str, Any]]) -> None:
-    """After each fault the process has the descriptors that it had before."""
+def test_no_descriptor_leaks_when_a_save_fails(swept):
     assert not [row for row in swept if row["leaked"]]
 
 
-def test_the_process_saves_on_after_all_of_these(swept: list[dict[str, Any]]) -> None:
-    """The same process, after every one of these faults, saves the right file."""
+def test_the_process_saves_on_after_all_of_these(swept):
     assert (swept[-1]["fault"], swept[-1]["target"]) == ("none", "new")
 
 
@@ -198,17 +184,16 @@ for kind, path in PATHS.items():
 )
 
 
-def full(code: int) -> list[str]:
+def full(code):
     """The lines that FULL prints when each save fails with this code."""
     return [f"{kind} {code} True {kind}{suffix}" for kind, (suffix, _) in builders.saved().items()]
 
 
-def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
-    """In every format: past RLIMIT_FSIZE a save raises EFBIG, the old file is whole, and nothing is beside it."""
+def test_a_file_size_limit_leaves_the_old_file(tmp_path):
     assert run_child(FULL, tmp_path, 1 << 19, ROOT).stdout.splitlines() == full(errno.EFBIG)
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path):
     """In every format, on a real file system that is full: a tmpfs of 1 MiB, in a mount namespace of its own."""
     if shutil.which("unshare") is None:
         pytest.skip("no unshare here")
@@ -238,8 +223,7 @@ for name in ("out.weights", "new.weights"):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A directory that another user can get to, with a file in it."""
+def folder(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "out.weights").write_bytes(b"old")
@@ -250,8 +234,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     folder.chmod(0o755)
 
 
-def test_a_directory_that_may_not_be_written(folder: Path) -> None:
-    """Saving into it is a PermissionError with the path as given; the file that lies there stays as it was."""
+def test_a_directory_that_may_not_be_written(folder):
     folder.chmod(0o555)
     printed = run_child(READ_ONLY, folder).stdout.split()
     folder.chmod(0o755)
@@ -262,15 +245,13 @@ def test_a_directory_that_may_not_be_written(folder: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 @pytest.mark.parametrize("target", ["/proc/x.gguf", "/proc/x/"])
-def test_a_directory_that_takes_no_files(target: str) -> None:
-    """The error does not say that the directory is missing: it is there."""
+def test_a_directory_that_takes_no_files(target):
     options = {"format": "gguf", "max_shard_size": 100} if target.endswith("/") else {}
     with pytest.raises(FileNotFoundError, match=r"its directory takes no new files \(No such file.*/proc/x"):
         wm.save(target, {"a": np.ones(3, np.float32)}, **options)
 
 
-def test_a_directory_that_may_not_be_read(folder: Path) -> None:
-    """Files can be saved into a directory that may be written and not listed."""
+def test_a_directory_that_may_not_be_read(folder):
     folder.chmod(0o333)
     printed = run_child(READ_ONLY, folder).stdout.split()
     folder.chmod(0o755)
@@ -329,7 +310,7 @@ print(torn, litter, idle, sorted(os.listdir(folder)) == sorted(map(os.path.basen
 
 
 @pytest.mark.slow
-def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path):
     """210 times kill -9 at a random moment, in every format: always a whole file, and at most one hidden beside it.
 
     What is asserted holds at every moment, so luck decides nothing. The sweeps above kill before each system call.
@@ -337,8 +318,7 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> N
     assert run_child(KILLED, tmp_path, 210, ROOT).stdout.split() == ["[]", "[]", "[]", "True"]
 
 
-def test_processes_that_save_to_one_path(tmp_path: Path) -> None:
-    """Four processes that save to one path at once all succeed; a reader finds a whole file at any time."""
+def test_processes_that_save_to_one_path(tmp_path):
     code = """
 import sys, threading, numpy as np, weightmap as wm
 def save():

@@ -1,7 +1,5 @@
 """Reading a stranger's file opens that path, maps it, and does nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -82,7 +80,7 @@ print(sorted(name for name in foreign if not name.startswith("_")))
 """
 
 
-def test_reading_any_file_opens_that_path_and_nothing_else(tmp_path: Path) -> None:
+def test_reading_any_file_opens_that_path_and_nothing_else(tmp_path):
     """The whole corpus, sound and malformed: opening, looking up, decoding, verifying and their errors open one path.
 
     No module is imported because of what a file says, nothing is compiled, run or unpickled, no socket is made.
@@ -130,7 +128,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_model_of_several_files_opens_its_shards_and_nothing_else(tmp_path: Path) -> None:
+def test_a_model_of_several_files_opens_its_shards_and_nothing_else(tmp_path):
     """The index, and the files that it names, by the paths that they have beside it, links as they are; no others.
 
     Given the directory, that is listed too.

@@ -1,11 +1,8 @@
 """Nothing from a file reaches a terminal as anything but text: every command, every place where a file has strings."""
 
-from __future__ import annotations
-
 import ast
 import json
 import unicodedata
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,10 +13,6 @@ from tests.builders import safetensors as st
 import weightmap as wm
 from weightmap import cli
 from weightmap.errors import escape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 TEXTS = {
     **NASTY,
@@ -51,7 +44,7 @@ IGNORABLE |= {0xFFA0, *range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000)}
 FORBIDDEN = {chr(c) for c in range(0x110000) if c in IGNORABLE or unicodedata.category(chr(c)) in KINDS}
 
 
-def test_hidden_characters_are_escaped() -> None:
+def test_hidden_characters_are_escaped():
     """Every character that Unicode calls a control, of format, a separator of lines or ignorable is spelt out."""
     for char in sorted(FORBIDDEN):
         shown = escape(f"a{char}b")
@@ -63,12 +56,11 @@ VISIBLE = ("plain", "with space", "é ü", "重み", "سلام", "हिन्�
 
 
 @pytest.mark.parametrize("text", VISIBLE)
-def test_visible_characters_stay(text: str) -> None:
-    """Letters, marks, spaces and pictures of any language are shown as they are."""
+def test_visible_characters_stay(text):
     assert escape(text) == text
 
 
-def harmless(text: str, lines: int | None = None) -> bool:
+def harmless(text, lines=None):
     """Whether there is nothing in it but printable characters and newlines, and of these as many as there should be."""
     return not (FORBIDDEN - {"\n"}) & set(text) and (lines is None or text.count("\n") == lines)
 
@@ -76,7 +68,7 @@ def harmless(text: str, lines: int | None = None) -> bool:
 class Corpus:
     """Files that have one text wherever a file may have one, and a directory of that name."""
 
-    def __init__(self, folder: Path, text: str) -> None:
+    def __init__(self, folder, text):
         self.text = text
         # A path may have anything but NUL and the slash.
         self.folder = folder / text.replace("\0", "").replace("/", "")[:80]
@@ -90,12 +82,10 @@ class Corpus:
         self.write("w", embd.Draft([("m", normal((3, 2)))], vocab=["other" + text, "word", "[UNK]"]).seal())
         self.write("d", st.build(values, {text: text})[:-1])
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write one of the files."""
+    def write(self, name, data):
         self.paths[name].write_bytes(data)
 
-    def commands(self) -> list[list[str]]:
-        """Every command that looks at these files, on all of them."""
+    def commands(self):
         a, b, e, w, d = (str(self.paths[name]) for name in "abewd")
         out, text = str(self.folder / "out"), self.text.replace("\0", "")
         looks = [
@@ -134,9 +124,7 @@ class Corpus:
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_no_control_character_of_a_file_reaches_a_terminal(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_control_character_of_a_file_reaches_a_terminal(text, tmp_path, capsys):
     """Names, metadata, words, paths and arguments with escape sequences, through every command, in text and JSON."""
     corpus = Corpus(tmp_path, text)
     statuses = set()
@@ -160,8 +148,7 @@ def test_no_control_character_of_a_file_reaches_a_terminal(
         *(pytest.param(text, marks=pytest.mark.slow) for text in ("link", "reversed", "carriage return")),
     ],
 )
-def test_a_terminal_gets_the_text_spelt_out(text: str, tmp_path: Path) -> None:
-    """On a terminal, where rich draws tables and progress bars, the text of a file arrives escaped and in one piece."""
+def test_a_terminal_gets_the_text_spelt_out(text, tmp_path):
     pytest.importorskip("rich")
     corpus = Corpus(tmp_path, TEXTS[text])
     paths = {name: str(path) for name, path in corpus.paths.items()}
@@ -173,14 +160,13 @@ def test_a_terminal_gets_the_text_spelt_out(text: str, tmp_path: Path) -> None:
         assert shown[:20] in sent, sent
 
 
-def test_errors_and_handles_escape_hidden_characters(tmp_path: Path) -> None:
-    """The message of an error and the repr of a handle hold no control character, whatever file and call say."""
+def test_errors_and_handles_escape_hidden_characters(tmp_path):
     for text in TEXTS.values():
         data = st.build({text: normal((3, 2))}, {text: text})
         path = tmp_path / text.replace("\0", "").replace("/", "")
         path.write_bytes(data)
         with wm.open(path) as f:
-            wrong: Sequence[Callable[[], object]] = (
+            wrong = (
                 lambda f=f, text=text: f["missing" + text],
                 lambda data=data: wm.open(memoryview(data[:-1])),
                 lambda text=text: wm.save("x.bin", {text: np.ones(2, np.float32)}),
@@ -191,3 +177,4 @@ def test_errors_and_handles_escape_hidden_characters(tmp_path: Path) -> None:
                     call()
                 assert harmless(str(caught.value), 0)
             assert harmless(repr(f), 0)
+            assert all(str(info).isprintable() for info in f.infos())

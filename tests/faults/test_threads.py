@@ -1,7 +1,5 @@
 """One handle in many threads and processes: right results or a ClosedError, nothing deadlocks, nothing leaks."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import multiprocessing
@@ -12,7 +10,6 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,9 +18,6 @@ from tests.support import run_child
 
 import weightmap as wm
 from weightmap.embeddings.embeddings import Embeddings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 THREADS = 8
 ROUNDS = 30
@@ -35,7 +29,7 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 # Files with many tensors, quantised ones and subwords, besides a file of each kind.
-SPECIAL: dict[str, Callable[[Path], object]] = {
+SPECIAL = {
     "many.bt": lambda path: wm.save(path, {f"t{i}": MATRIX + i for i in range(20)}),
     "quantised.amb": lambda path: wm.save(
         path, {"w": MATRIX} | {scheme: wm.quantize(MATRIX, scheme) for scheme in SCHEMES}
@@ -44,8 +38,7 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 }
 
 
-def write(folder: Path) -> dict[str, Path]:
-    """A file of each kind that behaves in its own way."""
+def write(folder):
     paths = {kind: folder / f"{kind}{suffix}" for kind, (suffix, _) in builders.saved().items()}
     for kind, (_, arguments) in builders.saved().items():
         wm.save(paths[kind], **arguments(MATRIX))
@@ -59,18 +52,16 @@ KINDS = (*builders.saved(), *SPECIAL)
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The files, by kind."""
+def paths(tmp_path_factory):
     return write(tmp_path_factory.mktemp("threads"))
 
 
-def digest(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """The content of an array."""
+def digest(array):
     return array.shape, str(array.dtype), array.tobytes()
 
 
 # The uses of a handle by threads: functions of the handle whose results can be compared.
-USES: dict[str, Callable[[wm.TensorFile], object]] = {
+USES = {
     "look up": lambda f: [digest(np.asarray(f[name])) for name in f],
     "values": lambda f: [digest(np.asarray(value)) for value in f.values()],
     "read": lambda f: [digest(f.read(name)) for name in f],
@@ -82,11 +73,11 @@ USES: dict[str, Callable[[wm.TensorFile], object]] = {
 }
 
 
-def together(work: Callable[[int], None]) -> None:
+def together(work):
     """Run it in eight threads that start at one moment; raise what one of them raised, fail if one does not end."""
     start, wrong = threading.Barrier(THREADS), []
 
-    def run(number: int) -> None:
+    def run(number):
         try:
             start.wait(PATIENCE)
             work(number)
@@ -105,15 +96,14 @@ def together(work: Callable[[int], None]) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_handle_serves_many_threads(paths: dict[str, Path], kind: str, mode: str) -> None:
-    """Look-ups, decoding, verifying, prefetching and words at once, on a handle that has done nothing yet."""
+def test_one_handle_serves_many_threads(paths, kind, mode):
     with wm.open(paths[kind]) as f:
         expected = {name: use(f) for name, use in USES.items()}
     uses = list(USES.items())
     for turn in range(ROUNDS // 3):
         with wm.open(paths[kind], mode=mode) as f:
 
-            def work(number: int, f: wm.TensorFile = f, turn: int = turn) -> None:
+            def work(number, f=f, turn=turn):
                 for i in range(len(uses)):
                     name, use = uses[(number + turn + i) % len(uses)]
                     assert use(f) == expected[name], name
@@ -122,15 +112,14 @@ def test_one_handle_serves_many_threads(paths: dict[str, Path], kind: str, mode:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_closing_while_seven_threads_use_it(paths: dict[str, Path], kind: str) -> None:
-    """One of eight threads closes: the others get right results or a ClosedError with the path, and nothing crashes."""
+def test_closing_while_seven_threads_use_it(paths, kind):
     with wm.open(paths[kind]) as f:
         expected = {name: use(f) for name, use in USES.items()}
     uses, met = list(USES.items()), list[str]()
     for turn in range(ROUNDS):
         f, least = wm.open(paths[kind]), len(met) + turn % 5
 
-        def work(number: int, f: wm.TensorFile = f, least: int = least) -> None:
+        def work(number, f=f, least=least):
             if number == 0:
                 while len(met) < least:
                     time.sleep(1e-4)
@@ -150,11 +139,11 @@ def test_closing_while_seven_threads_use_it(paths: dict[str, Path], kind: str) -
     assert met.count("closed") == ROUNDS * (THREADS - 1)
 
 
-def test_closing_while_embeddings_are_made(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_while_embeddings_are_made(paths, monkeypatch):
     """Who asked for embeddings before another thread closed the handle gets them; the handle keeps none."""
     f, made = wm.open(paths["embd"]), Embeddings.of
 
-    def closing(file: wm.TensorFile, names: tuple[str, str] | None) -> Embeddings | None:
+    def closing(file, names):
         found = made(file, names)
         file.close()
         return found
@@ -164,10 +153,8 @@ def test_closing_while_embeddings_are_made(paths: dict[str, Path], monkeypatch: 
     assert f._embeddings is False
 
 
-def test_eight_threads_open_and_close_one_file(paths: dict[str, Path]) -> None:
-    """Opening is safe in many threads: each has its own handle on the same file, of any format."""
-
-    def work(number: int) -> None:
+def test_eight_threads_open_and_close_one_file(paths):
+    def work(number):
         for turn in range(ROUNDS):
             with wm.open(paths[KINDS[(number + turn) % len(KINDS)]]) as f:
                 assert len(f) == len(list(f.values()))
@@ -175,14 +162,14 @@ def test_eight_threads_open_and_close_one_file(paths: dict[str, Path]) -> None:
     together(work)
 
 
-def test_verifying_stops_when_another_thread_closes(tmp_path: Path) -> None:
+def test_verifying_stops_when_another_thread_closes(tmp_path):
     """A handle closed in the midst of `verify` ends it with ClosedError or lets it finish; no foreign file is read."""
     path = tmp_path / "big.weights"
     wm.save(path, {"w": np.zeros(1 << 22, np.float32)}, durable=False)
     for _ in range(5):
         f = wm.open(path)
 
-        def close(done: int, total: int, f: wm.TensorFile = f) -> None:
+        def close(done, total, f=f):
             f.close()
             # Whoever gets the number of the closed descriptor now: verifying must not read from it.
             os.close(os.open(os.devnull, os.O_RDONLY))
@@ -194,20 +181,17 @@ def test_verifying_stops_when_another_thread_closes(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- processes
 
 
-def summary(f: wm.TensorFile) -> object:
-    """The results of every use of a handle."""
+def summary(f):
     return [use(f) for use in USES.values()]
 
 
-def summary_of_pickled(blob: bytes) -> object:
-    """The same of a pickled handle, in the process that unpickles it."""
+def summary_of_pickled(blob):
     with pickle.loads(blob) as f:
         return summary(f)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_handle_serves_a_forked_child(paths: dict[str, Path], kind: str) -> None:
-    """A child forked with an open handle reads the same through it, and closing it there leaves the parent's open."""
+def test_one_handle_serves_a_forked_child(paths, kind):
     with wm.open(paths[kind]) as f:
         expected = summary(f)
         ours, theirs = os.pipe()
@@ -281,26 +265,24 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
-def test_nothing_is_left_to_be_loaded_after_a_fork(paths: dict[str, Path]) -> None:
+def test_nothing_is_left_to_be_loaded_after_a_fork(paths):
     """A fork beside another thread loads what reading any file may load on demand: no child waits for half a module."""
     assert run_child(LEFT, *paths.values()).stdout.split() == []
 
 
-def test_a_fork_loads_no_library_with_hooks_of_its_own() -> None:
+def test_a_fork_loads_no_library_with_hooks_of_its_own():
     """A fork beside another thread loads no requests, logging or executors, whose hooks would come too late."""
     network = {"asyncio", "concurrent.futures", "http.client", "logging"}
     code = f"{LEFT.partition('before =')[0]}print(*sorted({network} & set(sys.modules)))"
     assert run_child(code).stdout.split() == []
 
 
-def test_forking_while_threads_run(paths: dict[str, Path]) -> None:
-    """Children forked while three threads verify, decode and sum up can do all of that themselves, and end."""
+def test_forking_while_threads_run(paths):
     assert run_child(FORKS, paths["embd"], paths["quantised.amb"]).stdout.strip() == "alive"
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_one_handle_serves_many_processes(paths: dict[str, Path], method: str) -> None:
-    """A pool of processes that share no memory with this one opens the same files from pickled handles."""
+def test_one_handle_serves_many_processes(paths, method):
     context = multiprocessing.get_context(method)
     expected, blobs = [], []
     for kind in KINDS:
@@ -312,7 +294,7 @@ def test_one_handle_serves_many_processes(paths: dict[str, Path], method: str) -
     assert found == expected
 
 
-def test_a_pool_of_threads_decodes_with_threads_of_its_own(paths: dict[str, Path]) -> None:
+def test_a_pool_of_threads_decodes_with_threads_of_its_own(paths):
     """`threads=` within the threads of a pool neither deadlocks nor changes a bit."""
     with wm.open(paths["quantised.amb"]) as f, ThreadPoolExecutor(THREADS) as pool:
         expected = {name: f.read(name).tobytes() for name in f}
@@ -366,8 +348,7 @@ print(after[0] - before[0], after[1] - before[1], after[2] - before[2])
 
 
 @pytest.mark.slow
-def test_ten_thousand_openings_leave_nothing(paths: dict[str, Path]) -> None:
-    """14,000 handles opened, used and dropped, in every format and mode: descriptors, maps and memory are flat."""
+def test_ten_thousand_openings_leave_nothing(paths):
     descriptors, maps, memory = map(int, run_child(CYCLES, 500, *paths.values()).stdout.split())
     assert descriptors == 0
     assert abs(maps) <= 2  # the allocator's own
@@ -375,8 +356,7 @@ def test_ten_thousand_openings_leave_nothing(paths: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_failures_leave_nothing(tmp_path: Path) -> None:
-    """The same for files that are refused: truncated ones of every format, opened 10,000 times in all."""
+def test_ten_thousand_failures_leave_nothing(tmp_path):
     examples = [example for example in builders.examples() if len(example.data) // 2 not in example.prefixes]
     kinds = {(example.format, example.layout): example for example in examples}
     files = []

@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from injection import ERRORS, KILLED, MATRIX, PARTIAL, SHORT, Shim, attempt, command, descriptors, prepare
@@ -62,7 +62,7 @@ WRITINGS = {
 class Saving:
     """One operation that writes, in one of the situations that it may find its target in."""
 
-    def __init__(self, folder: Path, operation: str, scenario: str) -> None:
+    def __init__(self, folder, operation, scenario):
         self.at, self.folder, self.scenario = folder / "sources", folder / "target", scenario
         self.at.mkdir()
         self.folder.mkdir()
@@ -78,12 +78,10 @@ class Saving:
         self.new = self.target.read_bytes()
         self.mode = self.target.stat().st_mode
 
-    def run(self) -> None:
-        """Do it."""
+    def run(self):
         self.writing.run(self.at, self.given)
 
-    def reset(self) -> None:
-        """Restore the target."""
+    def reset(self):
         for path in self.folder.iterdir():
             path.unlink()
         if self.scenario == "link":
@@ -94,8 +92,7 @@ class Saving:
         self.target.write_bytes(OLD)
         self.target.chmod(0o640)
 
-    def found(self) -> dict[str, Any]:
-        """The state of the folder."""
+    def found(self):
         names = sorted(path.name for path in self.folder.iterdir())
         left = [name for name in names if name != self.target.name]
         if self.target.name not in names:
@@ -109,7 +106,7 @@ class Saving:
         }
 
 
-def _apart(run: Callable[[], object]) -> int:
+def _apart(run):
     """Run it in a process of its own; return its exit status, negative if a signal ended it."""
     child = os.fork()
     if child == 0:
@@ -121,8 +118,7 @@ def _apart(run: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def sweep(shim: Shim, folder: Path, operation: str, scenario: str) -> list[dict[str, Any]]:
-    """Let each call of an operation that writes meet each fault."""
+def sweep(shim, folder, operation, scenario):
     saving = Saving(folder, operation, scenario)
     saving.run()  # once more: whatever is loaded or created at the first time is there
     saving.reset()

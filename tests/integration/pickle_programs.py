@@ -12,12 +12,9 @@ import argparse
 import math
 import random
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from tests import zip_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Types of torch with a storage of their own, and the bytes of an element; and those without.
 TYPES = {
@@ -51,7 +48,7 @@ class Storage(NamedTuple):
     elements: int
 
     @property
-    def width(self) -> int:
+    def width(self):
         """The bytes of an element."""
         return TYPES[self.kind][1] if self.kind in TYPES else 1
 
@@ -62,13 +59,13 @@ class Assembler:
     `safe`: with the opcodes alone that weights_only knows; `odd`: how likely each thing is another than torch expects.
     """
 
-    def __init__(self, seed: random.Random, *, safe: bool, legacy: bool, odd: float) -> None:
+    def __init__(self, seed, *, safe, legacy, odd):
         self.random, self.safe, self.legacy, self.odd = seed, safe, legacy, odd
         self.code = bytearray()
-        self.memo: dict[int, Any] = {}  # what each entry is, as the caller of `shared` calls it
-        self.storages: dict[str, Storage] = {}
+        self.memo = {}  # what each entry is, as the caller of `shared` calls it
+        self.storages = {}
 
-    def program(self) -> bytes:
+    def program(self):
         """The whole program."""
         protocol = 2 if self.safe else self.random.randrange(6)
         if self.safe or self.random.random() < 0.9:
@@ -80,26 +77,26 @@ class Assembler:
         return bytes(self.code) + b"."
 
     # ------------------------------------------------------------------------------------------ ways of spelling
-    def is_odd(self) -> bool:
+    def is_odd(self):
         """Whether to be odd here."""
         return self.random.random() < self.odd
 
-    def pick(self, *ways: bytes, safe: int = 1) -> None:
+    def pick(self, *ways, safe=1):
         """Write one of some opcodes; with `safe` one of the first so many."""
         self.code += self.random.choice(ways[:safe] if self.safe else ways)
 
-    def text(self, text: str, *, bare: bool = False) -> None:
+    def text(self, text, *, bare=False):
         """Push a text, from the memo if it is there."""
         raw = text.encode()
 
-        def write() -> None:
+        def write():
             size = len(raw)
             ways = [b"X" + struct.pack("<I", size) + raw, b"U" + bytes([size]) + raw, b"\x8c" + bytes([size]) + raw]
             self.pick(*ways, b"\x8d" + struct.pack("<Q", size) + raw, b"T" + struct.pack("<I", size) + raw, safe=2)
 
         write() if bare else self.shared(("text", text), write)
 
-    def number(self, number: int) -> None:
+    def number(self, number):
         """Push an integer."""
         size = (~number if number < 0 else number).bit_length() // 8 + 1
         size += self.random.randrange(3) if self.is_odd() else 0
@@ -117,10 +114,10 @@ class Assembler:
             ways += [b"I%d\n" % number, b"L%dL\n" % number]
         self.pick(*ways, safe=safe)
 
-    def name(self, module: str, name: str) -> None:
+    def name(self, module, name):
         """Push a global; there are no others than those that are written in this module."""
 
-        def write() -> None:
+        def write():
             if self.safe or self.random.random() < 0.5:
                 self.code += f"c{module}\n{name}\n".encode()
             else:
@@ -130,7 +127,7 @@ class Assembler:
 
         self.shared(("name", module, name), write)
 
-    def shared(self, what: Any, write: Callable[[], None]) -> None:
+    def shared(self, what, write):
         """Push something from the memo, or write it and perhaps put it there."""
         places = [i for i, found in self.memo.items() if found == what]
         if places and self.random.random() < 0.6:
@@ -139,12 +136,12 @@ class Assembler:
             write()
             self.put(what, 0.4)
 
-    def get(self, i: int) -> None:
+    def get(self, i):
         """Push an entry of the memo."""
         ways = [b"j" + struct.pack("<I", i)] + ([b"h" + bytes([i])] * 3 if i < 256 else [])
         self.pick(*ways, safe=4)
 
-    def put(self, what: Any, chance: float) -> None:
+    def put(self, what, chance):
         """Perhaps put the top of the stack into the memo, in one of its ways: MEMOIZE numbers by how many there are."""
         if self.random.random() >= chance:
             return
@@ -158,7 +155,7 @@ class Assembler:
         self.pick(*([b"q" + bytes([i])] * 3 if i < 256 else []), b"r" + struct.pack("<I", i), safe=4)
         self.memo[i] = what
 
-    def tuple(self, *parts: Callable[[], None]) -> None:
+    def tuple(self, *parts):
         """Push a tuple of what these push."""
         size = len(parts)
         short = size <= 3 and self.random.random() < 0.7
@@ -167,7 +164,7 @@ class Assembler:
             part()
         self.code += (b")", b"\x85", b"\x86", b"\x87")[size] if short else b"t"
 
-    def noise(self) -> None:
+    def noise(self):
         """Write what leaves the stack as it is."""
         if self.safe or self.random.random() > 0.05:
             return
@@ -188,7 +185,7 @@ class Assembler:
             self.code += self.random.choice((b"2", b"0", b"\x82\x01", b"P0\n", b"1", b"(", b"N", b"\x98", b"g0\n"))
 
     # --------------------------------------------------------------------------------------------------- values
-    def value(self, depth: int) -> None:
+    def value(self, depth):
         """Push any value."""
         self.noise()
         known = [i for i, what in self.memo.items() if what == "value"]
@@ -207,7 +204,7 @@ class Assembler:
             self.leaf()
         self.put("value", 0.25)
 
-    def leaf(self) -> None:
+    def leaf(self):
         """Push something that is no container and no tensor."""
         kinds = [lambda: self.code.extend(self.random.choice((b"N", b"\x88", b"\x89")))] * 2
         kinds += [lambda: self.number(self.random.choice((0, 1, -1, 300, 70000, -(2**31), 2**40, -(2**63), 2**70)))] * 3
@@ -219,30 +216,30 @@ class Assembler:
             kinds = [lambda: self.code.extend(b"\x8f"), lambda: self.name("torch", "Size"), self.storage, self.new]
         self.random.choice(kinds)()
 
-    def real(self) -> None:
+    def real(self):
         """Push a float."""
         bits = self.random.choice((0.0, -0.0, 0.1, 1e300, math.inf, math.nan, -5.5))
         self.code += b"G" + struct.pack(">d", bits)
 
-    def octets(self) -> None:
+    def octets(self):
         """Push bytes."""
         raw = self.random.randbytes(self.random.randrange(4))
         size = len(raw)
         ways = (b"C" + bytes([size]), b"B" + struct.pack("<I", size), b"\x8e" + struct.pack("<Q", size))
         self.code += self.random.choice((*ways, b"\x96" + struct.pack("<Q", size))) + raw
 
-    def encoded(self, raw: bytes | None = None) -> None:
+    def encoded(self, raw=None):
         """Push bytes that are spelled as a text."""
         raw = self.random.randbytes(self.random.randrange(4)) if raw is None else raw
         self.name("_codecs", "encode")
         self.tuple(lambda: self.text(raw.decode("latin-1")), lambda: self.text("latin1"))
         self.code += b"R"
 
-    def dtype(self, name: str | None = None) -> None:
+    def dtype(self, name=None):
         """Push a dtype of torch."""
         self.name("torch", name or self.random.choice((*WIDTHS, *MORE)))
 
-    def device(self) -> None:
+    def device(self):
         """Push a device."""
         self.name("torch", "device")
         kind = self.random.choice(("cpu", "cuda", "meta", "cuda:1"))
@@ -253,7 +250,7 @@ class Assembler:
         self.tuple(*parts)
         self.code += b"R"
 
-    def size(self) -> None:
+    def size(self):
         """Push a torch.Size."""
         self.name("torch", "Size")
         inner = self.random.choice(SHAPES)
@@ -263,7 +260,7 @@ class Assembler:
             self.tuple(lambda: self.shape(inner))
         self.code += b"R"
 
-    def kind(self, code: str | None = None) -> None:
+    def kind(self, code=None):
         """Push a dtype of numpy, with or without its state."""
         wanted = code or self.random.choice(NUMBERS)
         self.name("numpy", "dtype")
@@ -278,7 +275,7 @@ class Assembler:
             self.tuple(lambda: self.number(3), lambda: self.text(order), *nothing, *numbers)
             self.code += b"b"
 
-    def scalar(self) -> None:
+    def scalar(self):
         """Push a scalar of numpy."""
         code = self.random.choice(NUMBERS)
         known = [i for i, what in self.memo.items() if what == ("kind", code)]
@@ -288,7 +285,7 @@ class Assembler:
         self.name(self.random.choice(("numpy._core.multiarray", "numpy.core.multiarray")), "scalar")
         kind = self.random.choice(known) if known and self.random.random() < 0.7 else None
 
-        def data() -> None:
+        def data():
             if self.safe or self.random.random() < 0.5:
                 self.encoded(raw)
             else:
@@ -297,7 +294,7 @@ class Assembler:
         self.tuple(lambda: self.kind(code) if kind is None else self.get(kind), data)
         self.code += b"R"
 
-    def member(self) -> None:
+    def member(self):
         """Push what may be in a set."""
         if self.random.random() < 0.7 or not self.is_odd():
             self.number(self.random.randrange(40, 10**6))
@@ -306,7 +303,7 @@ class Assembler:
             kinds = [lambda: self.code.extend(self.random.choice((b"\x88", b"\x89", b"N"))), self.real, number]
             self.random.choice((*kinds, lambda: self.text(self.random.choice(WORDS)), self.dtype))()
 
-    def set(self) -> None:
+    def set(self):
         """Push a set or a frozen set, or a Counter."""
         size, kind = self.random.randrange(4), self.random.random()
         if kind < 0.4 and not self.safe:
@@ -328,20 +325,20 @@ class Assembler:
             self.code += b"R"
             self.pairs(0, 0 if self.random.random() < 0.8 else 1)
 
-    def complex(self) -> None:
+    def complex(self):
         """Push a complex number."""
         self.name(self.random.choice(("__builtin__", "builtins")), "complex")
         self.tuple(self.real, self.real if self.random.random() < 0.7 else lambda: self.number(-3))
         self.code += b"R"
 
-    def path(self) -> None:
+    def path(self):
         """Push a path."""
         self.name("pathlib", self.random.choice(("PosixPath", "PurePosixPath", "PureWindowsPath")))
         parts = self.random.choices(("/", "a", "b c", "..", "x/y", "C:\\", "."), k=self.random.randrange(4))
         self.tuple(*[lambda part=part: self.text(part) for part in parts])
         self.code += b"R"
 
-    def array(self) -> None:
+    def array(self):
         """Push an array of numpy."""
         code, shape = self.random.choice(NUMBERS), self.random.choice(SHAPES)
         size = int(code[1:]) * math.prod(shape) + self.is_odd()
@@ -355,7 +352,7 @@ class Assembler:
         self.tuple(lambda: self.number(1), lambda: self.shape(shape), *parts)
         self.code += b"b"
 
-    def namespace(self, depth: int, size: int) -> None:
+    def namespace(self, depth, size):
         """Push an argparse.Namespace, with its attributes."""
         self.name("argparse", "Namespace")
         self.code += b")\x81"
@@ -365,7 +362,7 @@ class Assembler:
             self.pairs(depth, size)
             self.code += b"b"
 
-    def default(self, depth: int, size: int) -> None:
+    def default(self, depth, size):
         """Push a defaultdict."""
         self.name("collections", "defaultdict")
         self.tuple(
@@ -374,7 +371,7 @@ class Assembler:
         self.code += b"R"
         self.pairs(depth, size)
 
-    def new(self) -> None:
+    def new(self):
         """Push what NEWOBJ makes."""
         if self.random.random() < 0.5:
             self.name("collections", "OrderedDict")
@@ -385,7 +382,7 @@ class Assembler:
             self.code += b"\x81"
 
     # ----------------------------------------------------------------------------------------------- containers
-    def key(self, taken: set[Any]) -> None:
+    def key(self, taken):
         """Push a key of a dictionary, mostly one that it has not yet."""
         number = self.random.random() < 0.15
         key = self.random.randrange(-1, 4) if number else self.random.choice(WORDS[:3]) + str(self.random.randrange(30))
@@ -400,9 +397,9 @@ class Assembler:
         else:
             self.number(key) if isinstance(key, int) else self.text(key)
 
-    def pairs(self, depth: int, size: int) -> None:
+    def pairs(self, depth, size):
         """Fill the dictionary that is on top, in some steps."""
-        taken: set[Any] = set()
+        taken = set()
         while size > 0:
             some = self.random.randint(1, size)
             one = some == 1 and self.random.random() < 0.7
@@ -413,7 +410,7 @@ class Assembler:
             self.code += b"s" if one else b"u"
             size -= some
 
-    def dictionary(self, depth: int, size: int) -> None:
+    def dictionary(self, depth, size):
         """Push a dictionary."""
         self.code += b"}"
         self.put("cycle" if not self.is_odd() else "value", 0.3)
@@ -422,11 +419,11 @@ class Assembler:
             self.attributes(depth)
             self.code += b"b"
 
-    def ordered(self, depth: int, size: int) -> None:
+    def ordered(self, depth, size):
         """Push an OrderedDict, perhaps with attributes."""
         self.name("collections", "OrderedDict")
         if self.random.random() < 0.2:
-            taken: set[Any] = set()
+            taken = set()
             pair = lambda: self.tuple(lambda: self.key(taken), lambda: self.value(depth))  # noqa: E731 - one of two
             self.tuple(lambda: self.filled(pair, size))
             self.code += b"R"
@@ -438,7 +435,7 @@ class Assembler:
             self.attributes(depth) if self.is_odd() else self.attribute_set(depth)
             self.code += b"b"
 
-    def attributes(self, depth: int) -> None:
+    def attributes(self, depth):
         """Push a dictionary of attributes, or a pair of two, or what is none."""
         if self.is_odd() and self.random.random() < 0.5:
             self.random.choice((lambda: self.code.extend(b"N"), lambda: self.code.extend(b")"), self.leaf))()
@@ -447,7 +444,7 @@ class Assembler:
         else:
             self.attribute_set(depth)
 
-    def attribute_set(self, depth: int) -> None:
+    def attribute_set(self, depth):
         """Push a dictionary of attributes."""
         self.code += b"}"
         for _ in range(self.random.randrange(3)):
@@ -456,7 +453,7 @@ class Assembler:
             self.tensor() if self.random.random() < 0.5 else self.value(min(depth, 1))
             self.code += b"s"
 
-    def filled(self, push: Callable[[], None], size: int) -> None:
+    def filled(self, push, size):
         """Push a list of what a function pushes."""
         self.code += b"]"
         self.put("list" if not self.is_odd() else "value", 0.2)
@@ -469,19 +466,19 @@ class Assembler:
             self.code += b"a" if one else b"e"
             size -= some
 
-    def list(self, depth: int, size: int) -> None:
+    def list(self, depth, size):
         """Push a list."""
         self.filled(lambda: self.value(depth), size)
 
-    def any_tuple(self, depth: int, size: int) -> None:
+    def any_tuple(self, depth, size):
         """Push a tuple."""
         self.tuple(*[lambda: self.value(depth)] * size)
 
     # -------------------------------------------------------------------------------------------------- tensors
-    def shape(self, shape: tuple[int, ...]) -> None:
+    def shape(self, shape):
         """Push a tuple of integers."""
 
-        def write() -> None:
+        def write():
             if self.is_odd() and self.random.random() < 0.3:
                 self.filled(lambda: self.number(1), len(shape))
             else:
@@ -489,7 +486,7 @@ class Assembler:
 
         self.shared(("shape", shape), write)
 
-    def storage(self, kind: str | None = None) -> str:
+    def storage(self, kind=None):
         """Push a storage of a kind; return its key."""
         fits = (
             (lambda found: found.kind != "Untyped" or self.is_odd())
@@ -506,7 +503,7 @@ class Assembler:
             self.storages[key] = made
         found = self.storages[key]
 
-        def write() -> None:
+        def write():
             told = found
             if self.is_odd():
                 told = Storage(self.random.choice(list(TYPES)), self.random.choice((found.elements, 1, 3)))
@@ -526,7 +523,7 @@ class Assembler:
         self.shared(("storage", key), write)
         return key
 
-    def layout(self, room: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    def layout(self, room):
         """An offset, a shape and strides, mostly within so many elements."""
         shape = self.random.choice([s for s in SHAPES if math.prod(s) <= room])
         strides = [math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape))]
@@ -547,22 +544,22 @@ class Assembler:
             return 0, (0,), (1,)
         return self.random.randrange(max(room - reach, 0) + 1 + 2 * self.is_odd()), shape, tuple(strides)
 
-    def hooks(self) -> None:
+    def hooks(self):
         """Push no hooks."""
 
-        def write() -> None:
+        def write():
             self.name("collections", "OrderedDict")
             self.code += b")R"
 
         self.shared("hooks", write)
 
-    def arguments(self, version: int) -> str:
+    def arguments(self, version):
         """Push the arguments of _rebuild_tensor and its successors; return the dtype."""
         untyped = version == 3 and not self.legacy and self.random.random() < 0.6
-        made: list[Any] = []
+        made = []
         dtype = self.random.choice((*WIDTHS, *MORE)) if version == 3 else ""
 
-        def first() -> None:
+        def first():
             key = self.storage("Untyped" if untyped else None)
             found = self.storages[key]
             made.append(dtype or TYPES.get(found.kind, ("uint8", 1))[0])
@@ -587,13 +584,13 @@ class Assembler:
         self.code += b"t"
         return made[0]
 
-    def view(self, kind: str) -> None:
+    def view(self, kind):
         """Push what makes a tensor conjugated or negated, or not."""
         self.code += b"}"
         self.text(kind)
         self.code += self.random.choice((b"\x88", b"\x89")) + b"s"
 
-    def plain(self, *, called: bool = True) -> str:
+    def plain(self, *, called=True):
         """Push a tensor; or, not `called`, the function, a class and the arguments. Return the dtype."""
         version = self.random.choice((1, 2, 2, 2, 3))
         name = "_rebuild_tensor" + ("" if version == 1 else f"_v{version}")
@@ -605,7 +602,7 @@ class Assembler:
         self.code += b"R" if called else b""
         return dtype
 
-    def tensor(self) -> None:
+    def tensor(self):
         """Push a tensor, made in one of the ways."""
         kind = self.random.random()
         if kind < 0.15:
@@ -630,7 +627,7 @@ class Assembler:
         if self.is_odd():
             self.state()
 
-    def state(self) -> None:
+    def state(self):
         """Build a tensor once more."""
         kind = self.random.randrange(5)
         if kind == 0:
@@ -641,7 +638,7 @@ class Assembler:
             nothing = [lambda: self.code.extend(b"\x89")] * 2
             self.tuple(self.plain, *nothing, self.hooks, *nothing[:1])
         else:
-            key: list[str] = []
+            key = []
             self.code += b"("
             key.append(self.storage())
             found = self.storages[key[0]]
@@ -653,7 +650,7 @@ class Assembler:
         self.code += b"b"
 
 
-def _plain(value: Any) -> bytes:
+def _plain(value):
     """A pickle of a list of texts, a dictionary of one truth value, or a number, as opcodes of protocol 2."""
     if isinstance(value, int):
         size = value.bit_length() // 8 + 1
@@ -666,7 +663,7 @@ def _plain(value: Any) -> bytes:
     return b"\x80\2" + code + (b"\x88s." if value[name] else b"\x89s.")
 
 
-def checkpoint(number: int) -> bytes:
+def checkpoint(number):
     """The file of a number."""
     seed = random.Random(number)
     odd = seed.choice((0, 0, 0, 0.01, 0.05))
@@ -699,7 +696,7 @@ def checkpoint(number: int) -> bytes:
     return zip_files.archive([zip_files.Entry(name.encode(), raw) for name, raw in entries])
 
 
-def flat(value: Any, is_tensor: Callable[[Any], bool], name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def flat(value, is_tensor, name="", depth=0):
     """Yield the leaves of nested containers, by the names that weightmap documents."""
     if depth > 200:
         raise RecursionError

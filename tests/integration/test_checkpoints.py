@@ -3,8 +3,6 @@
 `make torch-test` runs this in an environment of its own, with a pinned PyTorch.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import datetime as dt
@@ -16,7 +14,6 @@ import re
 import subprocess
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,17 +22,14 @@ from hypothesis import strategies as st
 
 import weightmap as wm
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 if not os.environ.get("WEIGHTMAP_TORCH"):
     pytest.skip("opt-in: make torch-test", allow_module_level=True)
-torch: Any = pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402 - nothing here makes sense without torch
 
 # torch.load(weights_only=True) knows the first protocol alone.
-LAYOUTS: dict[str, dict[str, Any]] = {
+LAYOUTS = {
     "zip": {},
     "legacy": {"_use_new_zipfile_serialization": False},
     "zip, protocol 5": {"pickle_protocol": 5},
@@ -52,14 +46,14 @@ DTYPES = {
 SHAPES = ((), (0,), (1,), (7,), (3, 5), (2, 0, 3), (2, 3, 4), (1, 1, 2, 1, 3))
 
 
-def saved(value: Any, layout: str) -> bytes:
+def saved(value, layout):
     """What torch.save writes."""
     out = io.BytesIO()
     torch.save(value, out, **LAYOUTS[layout])
     return out.getvalue()
 
 
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value, name=""):
     """Yield the members of nested containers by the names that weightmap gives them."""
     if isinstance(value, dict | list | tuple) and not isinstance(value, torch.Tensor):
         members = value.items() if isinstance(value, dict) else enumerate(value)
@@ -69,12 +63,12 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def bits(tensor: Any) -> bytes:
+def bits(tensor):
     """The bytes of a tensor in row-major order."""
     return bytes(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
-def check(value: Any, layout: str, verify: str = "full") -> int:
+def check(value, layout, verify="full"):
     """Open what torch writes of a value, and compare all of it; return the number of tensors."""
     data = saved(value, layout)
     loaded = dict(leaves(torch.load(io.BytesIO(data), weights_only=layout in SAFE)))
@@ -100,7 +94,7 @@ def check(value: Any, layout: str, verify: str = "full") -> int:
     return len(tensors)
 
 
-def filled(dtype: str, shape: tuple[int, ...]) -> Any:
+def filled(dtype, shape):
     """A tensor of any bits."""
     generator = torch.Generator().manual_seed(len(dtype) + sum(shape))
     kind = getattr(torch, dtype)
@@ -110,7 +104,7 @@ def filled(dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_type_and_shape(layout: str) -> None:
+def test_every_type_and_shape(layout):
     """Tensors of every type and of many shapes, as they are and as parameters, are the same bits."""
     # Of those that have no storage of their own, torch does not load what it writes in the old layout.
     names = [
@@ -122,7 +116,7 @@ def test_every_type_and_shape(layout: str) -> None:
     assert check(floats, layout) == len(floats)
 
 
-VIEWS: dict[str, Callable[[Any], Any]] = {
+VIEWS = {
     "transposed": lambda t: t.T,
     "expanded": lambda t: t[:1].expand(6, 8),
     "stepped": lambda t: t[::2, 1::3],
@@ -139,7 +133,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "complex128"])
-def test_views_of_one_storage(layout: str, dtype: str) -> None:
+def test_views_of_one_storage(layout, dtype):
     """Views have their strides and offsets, whichever of them are saved together."""
     whole = filled(dtype, (6, 8))
     for name, view in VIEWS.items():
@@ -148,7 +142,7 @@ def test_views_of_one_storage(layout: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tied_tensors_share_memory(layout: str) -> None:
+def test_tied_tensors_share_memory(layout):
     """Weights that are tied in torch are one piece of memory here."""
     weight = torch.randn(4, 3)
     with wm.open(saved({"in": weight, "out": weight.T, "part": weight[1:]}, layout)) as f:
@@ -157,7 +151,7 @@ def test_tied_tensors_share_memory(layout: str) -> None:
         np.testing.assert_array_equal(f["in"].T, f["out"])
 
 
-def model() -> Any:
+def model():
     """A small model with buffers, tied weights and a module that repeats."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -171,7 +165,7 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_checkpoints_of_training(layout: str) -> None:
+def test_checkpoints_of_training(layout):
     """The states of a model, its optimizers and a schedule, with what else training saves."""
     whole = model()
     for make in (torch.optim.Adam, torch.optim.SGD, torch.optim.AdamW):
@@ -214,7 +208,7 @@ OBJECTS = st.recursive(
 
 @given(st.dictionaries(KEYS, OBJECTS, max_size=5), st.sampled_from(list(LAYOUTS)))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_object(value: dict[str, Any], layout: str) -> None:
+def test_any_object(value, layout):
     """Whatever torch's own safe loader gives back, weightmap gives by name."""
     check(value, layout)
 
@@ -222,14 +216,14 @@ def test_any_object(value: dict[str, Any], layout: str) -> None:
 class Runs:
     """What runs a function where a pickle is trusted."""
 
-    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+    def __init__(self, function, *args):
         self._made = function, args
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return self._made
 
 
-REFUSED: dict[str, Callable[[], Any]] = {
+REFUSED = {
     "a function of the system": lambda: Runs(os.system, "true"),
     "eval": lambda: Runs(eval, "1"),
     "exec": lambda: Runs(exec, "pass"),
@@ -245,7 +239,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("layout", SAFE)
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_weights_only_refuses(layout: str, name: str) -> None:
+def test_what_weights_only_refuses(layout, name):
     """What torch.load refuses by a name is refused here by the same name."""
     data = saved({"weight": torch.zeros(2), "thing": REFUSED[name]()}, layout)
     with pytest.raises(Exception, match=r"(?i)weights.only") as theirs:
@@ -258,7 +252,7 @@ def test_what_weights_only_refuses(layout: str, name: str) -> None:
 
 
 # What there is beside tensors, and what weightmap makes of it.
-BESIDE: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+BESIDE = {
     "a set": (lambda: {1, 2}, {"x.0": 1, "x.1": 2}),
     "a frozen set": (lambda: frozenset({"a"}), {"x.0": "a"}),
     "keys": (lambda: {(1, "a"): 2, None: 3, True: 4}, {"x.(1, a)": 2, "x.None": 3, "x.True": 4}),
@@ -279,7 +273,7 @@ BESIDE: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_there_is_beside_tensors(layout: str, name: str) -> None:
+def test_what_there_is_beside_tensors(layout, name):
     """Objects of everyday Python are values, whichever way torch.save spells them."""
     make, wanted = BESIDE[name]
     with wm.open(saved({"x": make(), "weight": torch.ones(2)}, layout)) as f:
@@ -289,7 +283,7 @@ def test_what_there_is_beside_tensors(layout: str, name: str) -> None:
             assert getattr(f.metadata[key], "dtype", None) == getattr(value, "dtype", None)
 
 
-def nested() -> Any:
+def nested():
     """A nested tensor, of which torch warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -297,7 +291,7 @@ def nested() -> Any:
 
 
 # What no view of a storage is, and words of the warning.
-LEFT: dict[str, tuple[Callable[[], Any], str]] = {
+LEFT = {
     "sparse": (lambda: torch.eye(3).to_sparse(), "a sparse tensor (save tensor.to_dense())"),
     "sparse in rows": (lambda: torch.eye(3).to_sparse_csr(), "a sparse tensor"),
     "without data": (lambda: torch.empty(3, device="meta"), "a tensor without data"),
@@ -322,7 +316,7 @@ LEFT: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.filterwarnings("ignore:.*quantize", "ignore:ComplexHalf")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_out(layout: str, name: str) -> None:
+def test_what_is_left_out(layout, name):
     """It hides nothing that lies beside it, before or behind it."""
     make, message = LEFT[name]
     weight = torch.arange(6.0).reshape(2, 3)
@@ -342,7 +336,7 @@ def test_what_is_left_out(layout: str, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_what_ranks_save_is_refused_with_a_command_that_works(tmp_path: pathlib.Path) -> None:
+def test_what_ranks_save_is_refused_with_a_command_that_works(tmp_path):
     """Neither a folder of torch.distributed.checkpoint nor a file of it opens; what the error says makes one file."""
     state = {"model": {"w": torch.arange(6.0), "s": torch.ones(2, 3)}, "epoch": 3}
     folder, made = tmp_path / "folder", tmp_path / "made.pt"

@@ -375,7 +375,7 @@ def test_rows_of_a_quantised_tensor_are_read_without_the_others(tmp_path, backen
         part = file.get_slice("a")
         assert part[3:5].shape == (2, 4096)
 
-        def read() -> int:
+        def read():
             return int(Path("/proc/self/io").read_text().split()[1])
 
         before, again = read(), read()

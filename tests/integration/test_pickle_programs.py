@@ -3,8 +3,6 @@
 `make torch-test` tries some; `WEIGHTMAP_PICKLES=100000 make torch-test` so many, `WEIGHTMAP_PICKLES=4711:4712` one.
 """
 
-from __future__ import annotations
-
 import collections
 import io
 import os
@@ -12,7 +10,6 @@ import pathlib
 import re
 import struct
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ import weightmap as wm
 
 if not os.environ.get("WEIGHTMAP_TORCH"):
     pytest.skip("opt-in: make torch-test", allow_module_level=True)
-torch: Any = pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from .pickle_programs import checkpoint, flat  # noqa: E402 - where there is torch
 
@@ -36,12 +33,12 @@ SAFE = [
 ]
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value):
     """Whether a value is a tensor, which may be iterated too."""
     return isinstance(value, torch.Tensor)
 
 
-def shown(value: Any) -> Any:
+def shown(value):
     """What stands for a value that torch made: equal for equal bits."""
     if is_tensor(value):
         if value.device.type != "cpu" or value.layout != torch.strided:
@@ -56,12 +53,12 @@ def shown(value: Any) -> Any:
     return spelled(value.item() if isinstance(value, np.generic) else value)
 
 
-def tensor_of(dtype: str, shape: tuple[int, ...], raw: Any) -> Any:
+def tensor_of(dtype, shape, raw):
     """What stands for a tensor of these bytes; torch makes 1 of any other byte of a truth value when it copies one."""
     return dtype, shape, bytes(raw != 0) if dtype == "bool" else raw.tobytes()
 
 
-def spelled(value: Any) -> Any:
+def spelled(value):
     """What stands for a plain value."""
     if isinstance(value, pathlib.PurePath):
         return str, str(value)
@@ -76,13 +73,13 @@ def spelled(value: Any) -> Any:
     return type(value), value
 
 
-def theirs(data: bytes, *, weights_only: bool) -> tuple[dict[str, Any], dict[str, Any]] | str:
+def theirs(data, *, weights_only):
     """The tensors and the values that torch loads, by name; or why it does not."""
     try:
         with torch.serialization.safe_globals(SAFE):
             loaded = torch.load(io.BytesIO(data), weights_only=weights_only)
-        tensors: dict[str, Any] = {}
-        values: dict[str, Any] = {}
+        tensors = {}
+        values = {}
         for name, leaf in flat(loaded, is_tensor):
             found = tensors if is_tensor(leaf) else values
             assert name not in found, "two leaves of one name"
@@ -97,17 +94,17 @@ def theirs(data: bytes, *, weights_only: bool) -> tuple[dict[str, Any], dict[str
     return tensors, values
 
 
-def gathered(values: dict[str, Any], sets: dict[str, list[str]]) -> dict[str, Any]:
+def gathered(values, sets):
     """Our values, with the members of what are sets in torch put together."""
     values = dict(values)
-    found: dict[str, list[str]] = {}
+    found = {}
     for name, members in sets.items():
         ours = [values.pop(f"{name}.{i}" if name else str(i), None) for i in range(len(members))]
         found[name] = sorted(map(repr, ours))
     return values | {SETS: found}
 
 
-def ours(data: bytes) -> tuple[dict[str, Any], dict[str, Any]] | str:
+def ours(data):
     """The same of weightmap."""
     try:
         with wm.open(data) as f:
@@ -120,7 +117,7 @@ def ours(data: bytes) -> tuple[dict[str, Any], dict[str, Any]] | str:
         return f"{type(error).__name__}: {error}"
 
 
-def differences(data: bytes, outcomes: collections.Counter[str]) -> list[str]:
+def differences(data, outcomes):
     """Where weightmap accepts a file and torch, in a mode that accepts it too, makes something else of it."""
     found, safe, free = ours(data), theirs(data, weights_only=True), theirs(data, weights_only=False)
     loaded = [mode for mode, other in (("True", safe), ("False", free)) if not isinstance(other, str)]
@@ -142,10 +139,10 @@ def differences(data: bytes, outcomes: collections.Counter[str]) -> list[str]:
     return wrong
 
 
-def test_random_programs() -> None:
+def test_random_programs():
     """Nothing differs silently, and most that torch accepts is accepted."""
     first, _, last = os.environ.get("WEIGHTMAP_PICKLES", "300").rpartition(":")
-    outcomes: collections.Counter[str] = collections.Counter()
+    outcomes = collections.Counter()
     wrong = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,5 @@
 """The page of `weightmap report`: what it says, and that nothing of a file becomes markup."""
 
-from __future__ import annotations
-
 import hashlib
 import html.parser
 import json
@@ -10,7 +8,6 @@ import re
 import sys
 import tracemalloc
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,10 +23,6 @@ from weightmap.report.library import library
 from weightmap.report.pooling import pooled_bars, pooled_ranges
 from weightmap.report.sampling import SCHEMES, budget, numbers_of, sample
 from weightmap.report.survey import alignment, survey
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytest.importorskip("vl_convert")
 NAME = f"vega-{metadata.version('vl-convert-python')}.js"
@@ -53,18 +46,18 @@ ELEMENTS = frozenset(f"{_STRUCTURE} {_TABLES}".split())
 class Page(html.parser.HTMLParser):
     """A page as a browser that runs no scripts sees it: its elements, its texts, its tables."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.tables: dict[str, list[list[str]]] = {}
+        self.elements = []
+        self.open = []
+        self.tables = {}
         self.text = ""
-        self.scripts: list[str] = []
+        self.scripts = []
         self.source = path.read_text(encoding="utf-8")
         self.feed(self.source)
         self.data = json.loads(self.scripts[1])
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         """Note an element."""
         self.elements.append((tag, dict(attrs)))
         if tag == "table":
@@ -78,11 +71,11 @@ class Page(html.parser.HTMLParser):
         if tag not in {"meta", "link", "input", "br", "wbr"}:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         """Refuse elements that end in another order."""
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         """Note a text where it stands."""
         if "script" in self.open:
             self.scripts[-1] += data
@@ -92,7 +85,7 @@ class Page(html.parser.HTMLParser):
                 list(self.tables.values())[-1][-1][-1] += data
 
 
-def model(path: Path, *, shift: float = 0.0, **more: Any) -> Path:
+def model(path, *, shift=0.0, **more):
     """Save a model of two layers, and tensors beside them."""
     rng = np.random.default_rng(1)
     tensors = {"embed.weight": rng.standard_normal((8, 256), np.float32)}
@@ -103,7 +96,7 @@ def model(path: Path, *, shift: float = 0.0, **more: Any) -> Path:
     return path
 
 
-def test_the_page_of_a_model(tmp_path: Path) -> None:
+def test_the_page_of_a_model(tmp_path):
     """Without scripts, tables have each tensor with place, range and cost; nothing is fetched from anywhere."""
     path = model(tmp_path / "m.safetensors")
     assert write_report(tmp_path / "r.html", path) is True
@@ -135,7 +128,7 @@ def test_the_page_of_a_model(tmp_path: Path) -> None:
         assert not [name for name in attributes if name.startswith("on")]
 
 
-def test_the_costs_are_those_of_quantising(tmp_path: Path) -> None:
+def test_the_costs_are_those_of_quantising(tmp_path):
     """Of a model that is looked at as a whole, size and error by scheme are those that convert reports."""
     path = model(tmp_path / "m.safetensors")
     with wm.open(path) as f:
@@ -150,7 +143,7 @@ def test_the_costs_are_those_of_quantising(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("example", builders.examples(), ids=lambda example: f"{example.format}-{example.name}")
-def test_every_format_has_a_page(example: builders.Example, tmp_path: Path) -> None:
+def test_every_format_has_a_page(example, tmp_path):
     """Every example of every format makes a well-formed page with a row for each tensor."""
     path = tmp_path / f"m{example.suffix}"
     path.write_bytes(example.data)
@@ -166,14 +159,14 @@ def test_every_format_has_a_page(example: builders.Example, tmp_path: Path) -> N
                 )
 
 
-def test_a_model_without_tensors(tmp_path: Path) -> None:
+def test_a_model_without_tensors(tmp_path):
     """The page says that there are none."""
     wm.save(tmp_path / "m.safetensors", {})
     write_report(tmp_path / "r.html", tmp_path / "m.safetensors")
     assert "The model has no tensors." in Page(tmp_path / "r.html").text
 
 
-def test_complex_elements_are_magnitudes(tmp_path: Path) -> None:
+def test_complex_elements_are_magnitudes(tmp_path):
     """The numbers of complex tensors are those of their magnitudes, and the page says so only where there are some."""
     path = tmp_path / "m.safetensors"
     for dtype, low in ((np.complex64, "5"), (np.float32, "3")):
@@ -187,7 +180,7 @@ def test_complex_elements_are_magnitudes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("largest", [1e200, 1.7976931348623157e308, 5e-324])
-def test_moments_of_extreme_values(largest: float) -> None:
+def test_moments_of_extreme_values(largest):
     """Mean, deviation and histogram neither overflow nor vanish, however large or small the elements are."""
     found = numbers_of(np.array([-largest, largest, largest, -largest]))
     assert (found.low, found.high, found.mean, found.deviation) == (-largest, largest, 0, largest)
@@ -196,7 +189,7 @@ def test_moments_of_extreme_values(largest: float) -> None:
     assert (found.mean, found.deviation, found.nans, found.infinities, found.bins) == (largest, 0, 1, 1, (3,))
 
 
-def test_measures_that_are_not_finite(tmp_path: Path) -> None:
+def test_measures_that_are_not_finite(tmp_path):
     """Measures that no float64 can hold are words in the tables; the charts do without them."""
     values = {"layer.0.w": np.full(2, 1.7e308), "layer.1.w": np.zeros(2), "layer.2.w": np.ones(2)}
     wm.save(tmp_path / "a.safetensors", values)
@@ -210,7 +203,7 @@ def test_measures_that_are_not_finite(tmp_path: Path) -> None:
     assert found[1]["layer.0.w"] == ["infinite", "infinite", "NaN", "NaN"]
 
 
-def test_names_are_text(tmp_path: Path) -> None:
+def test_names_are_text(tmp_path):
     """Names and metadata with markup, quotes and control characters stand on the page as text, and are no elements."""
     tensors = {f"{name}.{i}": np.ones((2, 4), np.float32) for i, name in enumerate(HOSTILE)}
     wm.save(tmp_path / "m.safetensors", tensors, metadata={name: name for name in HOSTILE})
@@ -230,7 +223,7 @@ def test_names_are_text(tmp_path: Path) -> None:
         assert "unsafe-inline" not in re.findall(r"script-src [^;]*", str(policy))[0]
 
 
-def test_a_page_that_compares(tmp_path: Path) -> None:
+def test_a_page_that_compares(tmp_path):
     """Largest and RMS difference, cosine, and what only one has; equal tensors are at 0 and 1."""
     a = model(tmp_path / "a.safetensors", only=np.ones(2, np.float32), shape=np.ones((2, 3), np.float32))
     b = model(tmp_path / "b.safetensors", shift=0.5, other=np.ones(2), shape=np.ones((3, 2), np.float32))
@@ -266,7 +259,7 @@ def test_a_page_that_compares(tmp_path: Path) -> None:
         ("embed", 1, 1, None),
     ],
 )
-def test_a_change_shows_wherever_it_is(tmp_path: Path, name: str, before: float, after: float, shown: Any) -> None:
+def test_a_change_shows_wherever_it_is(tmp_path, name, before, after, shown):
     """One tensor that differs is one cell that is not 0, outside of layers too; models that are equal have no map."""
     for file, value in (("a", before), ("b", after)):
         tensors = {"embed": np.ones(2), "layer.0.w": np.ones(2), "layer.1.w": np.ones(2)} | {name: np.full(2, value)}
@@ -281,7 +274,7 @@ def test_a_change_shows_wherever_it_is(tmp_path: Path, name: str, before: float,
 
 
 @pytest.mark.parametrize("form", ["l.{}.w", "x{}x", "l.0.x{}x"], ids=["layers", "outside", "slots"])
-def test_a_heat_map_of_forty_thousand_tensors_has_room(form: str) -> None:
+def test_a_heat_map_of_forty_thousand_tensors_has_room(form):
     """Neighbours share rows and columns, and the one tensor that differs still shows."""
     rows = [(form.format(i), {"rms": float(i == 777)}) for i in range(40_000)]
     heat = by_layer(rows)
@@ -291,7 +284,7 @@ def test_a_heat_map_of_forty_thousand_tensors_has_room(form: str) -> None:
     assert first <= 777 <= last
 
 
-def test_a_map_of_forty_thousand_tensors_has_room() -> None:
+def test_a_map_of_forty_thousand_tensors_has_room():
     """Neighbours share bars, which cover the same bytes; files stay apart; few tensors stay as they are."""
     rows = [
         {"file": f"{i // 20_000}", "name": f"{i}", "type": "int8" if i % 20_000 < 100 else "bool"}
@@ -314,7 +307,7 @@ def test_a_map_of_forty_thousand_tensors_has_room() -> None:
     assert (last["at"], last["name"]) == (1000, "1000")
 
 
-def test_a_quantised_model_beside_its_source(tmp_path: Path) -> None:
+def test_a_quantised_model_beside_its_source(tmp_path):
     """Tensors compare by value, whatever stores them; one that is NaN in places counts those apart."""
     path = model(tmp_path / "m.safetensors", odd=np.array([1, np.nan, np.inf], np.float32))
     wm.convert(path, tmp_path / "m.gguf", quantize=wm.Quantize("q8_0", include="layer.*.w"))
@@ -325,7 +318,7 @@ def test_a_quantised_model_beside_its_source(tmp_path: Path) -> None:
         assert found["layer.0.b"].largest == 0
 
 
-def test_damage_is_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_on_the_page(tmp_path, capsys):
     """A file whose checksum does not match gets its page, which says so; the command does too, and ends with 1."""
     path = model(tmp_path / "m.weights", odd=np.array([np.nan, 1, 2, 3], np.float32))
     data = bytearray(path.read_bytes())
@@ -346,7 +339,7 @@ def test_damage_is_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (document["verified"], document["damage"].startswith(f"{path}: stored CRC-32")) == (False, True)
 
 
-def test_memory_stays_flat(tmp_path: Path) -> None:
+def test_memory_stays_flat(tmp_path):
     """A sparse tensor of 4 GiB is sampled, from its first to its last element, in a few megabytes."""
     path = tmp_path / "m.safetensors"
     size = 1 << 32
@@ -368,7 +361,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "q8_0", "q4_k"])
-def test_samples_of_quantised_tensors_are_their_values(tmp_path: Path, scheme: str) -> None:
+def test_samples_of_quantised_tensors_are_their_values(tmp_path, scheme):
     """Elements that are looked at are those that decoding the whole tensor gives, in order."""
     values = np.random.default_rng(2).standard_normal((300, 512), np.float32)
     path = tmp_path / f"m.{'gguf' if scheme[0] == 'q' else 'amb'}"
@@ -386,16 +379,14 @@ def test_samples_of_quantised_tensors_are_their_values(tmp_path: Path, scheme: s
         assert np.array_equal(everything, whole)
 
 
-def test_the_budget_bounds_what_is_read() -> None:
+def test_the_budget_bounds_what_is_read():
     """Few tensors get 65,536 elements each, many at least 2,048, in whole runs."""
     assert [budget(n) for n in (0, 1, 512, 10_000, 10**6)] == [65536, 65536, 65536, 2048, 2048]
     assert budget(4000) == 8192
 
 
 @pytest.mark.parametrize("missing", ["the package", "the distribution"])
-def test_without_the_package_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
+def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch, missing):
     """MissingDependencyError says what to install; no page is written."""
     path = model(tmp_path / "m.safetensors")
     if missing == "the package":
@@ -408,13 +399,13 @@ def test_without_the_package_the_error_names_the_extra(
     assert not (tmp_path / "r.html").exists()
 
 
-def unpackaged(name: str) -> str:
+def unpackaged(name):
     """Stand for a system without that distribution."""
     raise metadata.PackageNotFoundError(name)
 
 
 @pytest.fixture
-def bundler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bundler]:
+def bundler(tmp_path, monkeypatch):
     """A stand-in for vl-convert-python, and an empty cache."""
     made = Bundler(tmp_path / "cache" / "weightmap")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -427,22 +418,22 @@ def bundler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bundler
 class Bundler:
     """Counts how often it bundles."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.times = folder, 0
 
-    def javascript_bundle(self) -> str:
+    def javascript_bundle(self):
         """Return a script."""
         self.times += 1
         return "'é </script'"
 
     @property
-    def stored(self) -> Path:
+    def stored(self):
         """The only file in the cache."""
         [path] = self.folder.iterdir()
         return path
 
 
-def test_the_library_is_bundled_once_a_version(bundler: Bundler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_bundled_once_a_version(bundler, monkeypatch):
     """Later runs read what the first one stored, in a directory closed to others; another version is bundled anew."""
     assert {library() for _ in range(3)} == {"'é <\\/script'"}
     assert bundler.times == 1
@@ -453,7 +444,7 @@ def test_the_library_is_bundled_once_a_version(bundler: Bundler, monkeypatch: py
     assert bundler.times == 2
 
 
-POISONS: dict[str, Callable[[Bundler, pytest.MonkeyPatch], object]] = {
+POISONS = {
     "damaged": lambda b, _: b.stored.write_bytes(b.stored.read_bytes()[:-1]),
     "no digest": lambda b, _: b.stored.write_bytes(b"alert(1)"),
     "empty": lambda b, _: b.stored.write_bytes(b""),
@@ -471,9 +462,7 @@ POISONS: dict[str, Callable[[Bundler, pytest.MonkeyPatch], object]] = {
 
 
 @pytest.mark.parametrize("poison", POISONS)
-def test_a_cache_that_others_can_have_written_is_not_trusted(
-    bundler: Bundler, monkeypatch: pytest.MonkeyPatch, poison: str
-) -> None:
+def test_a_cache_that_others_can_have_written_is_not_trusted(bundler, monkeypatch, poison):
     """Damage, files of others, links and places that cannot be written: the script is bundled, without an error."""
     library()
     POISONS[poison](bundler, monkeypatch)
@@ -483,17 +472,17 @@ def test_a_cache_that_others_can_have_written_is_not_trusted(
     assert bundler.times == (2 if poison in {"damaged", "no digest", "empty", "not UTF-8"} else 3)
 
 
-def test_progress_ends_where_all_is_read(tmp_path: Path) -> None:
+def test_progress_ends_where_all_is_read(tmp_path):
     """Progress never goes back, and ends at the total."""
     for other in (None, model(tmp_path / "b.safetensors")):
-        told: list[tuple[int, int]] = []
+        told = []
         source = model(tmp_path / "m.weights")
         write_report(tmp_path / "r.html", source, other, progress=lambda *step, told=told: told.append(step))
         assert [done for done, _ in told] == sorted(done for done, _ in told)
         assert told[-1][0] == told[-1][1] > 0
 
 
-def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_json(tmp_path, capsys):
     """--json has the output and its size."""
     path, out = model(tmp_path / "m.safetensors"), tmp_path / "r.html"
     assert cli.main(["report", str(path), str(out), "--json"]) == 0
@@ -501,7 +490,7 @@ def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (document["command"], document["output"], document["nbytes"]) == ("report", str(out), out.stat().st_size)
 
 
-def test_modules_fold() -> None:
+def test_modules_fold():
     """Numbered modules of one structure share a line, whatever their depth; others have their own."""
     infos = [
         wm.TensorInfo(f"l.{i}.e.{k}.w", "float32", (3 if i == 2 else 2,), 0, 8) for i in range(4) for k in range(3)
@@ -516,7 +505,7 @@ def test_modules_fold() -> None:
     assert separator(["a/b", "c.d"]) == "."
 
 
-def test_numbers_in_a_folded_line_are_in_their_order() -> None:
+def test_numbers_in_a_folded_line_are_in_their_order():
     """A file whose tensors are sorted by name has 10 before 2; the line has one run of numbers."""
     infos = [wm.TensorInfo(f"h.{i}.w", "float32", (2,), 0, 8) for i in sorted(map(str, range(12)))]
     assert [line.label for line in module_tree(infos).lines(".")] == ["h.{0…11}.w"]

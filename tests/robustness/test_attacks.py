@@ -1,7 +1,5 @@
 """Every attack has exactly the outcome that its case states, and no row of the threat tables is without a case."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno
@@ -11,11 +9,10 @@ import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.attacks import TESTS, Case, cases, rows, sound
+from tests.attacks import TESTS, cases, rows, sound
 from tests.attacks.__main__ import OUTCOMES, write_all
 from tests.attacks.others import Child, table
 from tests.attacks.rows import parts
@@ -24,20 +21,17 @@ from tests.support import each, exercise, run_child
 import weightmap as wm
 from weightmap.io import source as sources
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 CASES = cases()
 REFUSED = [case for case in CASES if case.error]
 LEGAL = [case for case in CASES if not case.error]
 
 
-def of_every(chosen: list[Case]) -> Callable[[Callable[[Case, Path], None]], Callable[..., None]]:
+def of_every(chosen):
     """Make a test of one case one of all these cases of a kind: 5,000 items took longer than the tests."""
     kinds = {case.kind: [other for other in chosen if other.kind == case.kind] for case in chosen}
 
-    def decorate(test: Callable[[Case, Path], None]) -> Callable[..., None]:
-        def run(kind: str, folder: Path) -> None:
+    def decorate(test):
+        def run(kind, folder):
             each(kinds[kind], lambda case: test(case, folder), name=lambda case: case.id)
 
         run.__doc__ = test.__doc__
@@ -47,12 +41,11 @@ def of_every(chosen: list[Case]) -> Callable[[Callable[[Case, Path], None]], Cal
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all the files: making one for each takes longer than the tests."""
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("attacks")
 
 
-def attack(case: Case, path: Path, **options: Any) -> wm.VerifyReport | None:
+def attack(case, path, **options):
     """Open the file as its format; also verify it, where opening does not find the lie."""
     with wm.open(path, format=case.format, **options) as f:
         return f.verify() if case.late or not case.error or not options.get("strict", True) else None
@@ -61,7 +54,7 @@ def attack(case: Case, path: Path, **options: Any) -> wm.VerifyReport | None:
 # ------------------------------------------------------------------------------------------------- the rows
 
 
-def test_every_row_has_a_case() -> None:
+def test_every_row_has_a_case():
     """Each row of the threat tables has a file that attacks by it, or a test by name; and no case has another row."""
     covered = {case.row for case in CASES}
     assert covered <= set(rows())
@@ -69,8 +62,7 @@ def test_every_row_has_a_case() -> None:
     assert set(rows()) - covered - set(TESTS) == set()
 
 
-def test_the_tests_that_rows_name_are_there() -> None:
-    """A row that is an attack on a process or a writer names tests that exist."""
+def test_the_tests_that_rows_name_are_there():
     files = Path(__file__).parents[1].rglob("test_*.py")
     found = {
         name for path in files for name in re.findall(r"^def (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
@@ -78,22 +70,19 @@ def test_the_tests_that_rows_name_are_there() -> None:
     assert {name for names in TESTS.values() for name in names} - found == set()
 
 
-def test_no_two_rows_have_one_name() -> None:
-    """No two parts of the threat tables have a row of one name."""
+def test_no_two_rows_have_one_name():
     counts = Counter(name for found in parts().values() for name in found)
     free = sorted(set(string.ascii_uppercase) - {name[0] for name in counts})
     assert not [name for name, count in counts.items() if count > 1], f"these letters are free: {free}"
 
 
-def test_no_two_cases_have_one_name() -> None:
-    """A case is found by its id, which is fit for a file name."""
+def test_no_two_cases_have_one_name():
     assert len({case.id for case in CASES}) == len(CASES)
     assert all(case.id.isprintable() and "/" not in case.id and len(case.file) < 200 for case in CASES)
 
 
 @pytest.mark.parametrize("kind", sound())
-def test_the_files_that_attacks_change_are_sound(kind: str) -> None:
-    """Without a lie, a file opens as the format that it is, and there is nothing odd about it."""
+def test_the_files_that_attacks_change_are_sound(kind):
     with wm.open(sound()[kind], verify="full") as f:
         assert kind.startswith(f.format)
         assert not f.verify().warnings
@@ -103,7 +92,7 @@ def test_the_files_that_attacks_change_are_sound(kind: str) -> None:
 
 
 @of_every(REFUSED)
-def test_the_attack_is_refused(case: Case, folder: Path) -> None:
+def test_the_attack_is_refused(case, folder):
     """The very class of error, the field and the byte, and a message for people; and little memory is taken for it."""
     path = case.write(folder)
     tracemalloc.start()
@@ -126,7 +115,7 @@ def test_the_attack_is_refused(case: Case, folder: Path) -> None:
 
 
 @of_every([case for case in REFUSED if case.late])
-def test_what_verify_finds_opening_leaves_unread(case: Case, folder: Path) -> None:
+def test_what_verify_finds_opening_leaves_unread(case, folder):
     """A lie among the data does not keep a file from being opened, unless opening verifies everything.
 
     Quantised data that is wrong is told when it is used, too.
@@ -145,7 +134,7 @@ def test_what_verify_finds_opening_leaves_unread(case: Case, folder: Path) -> No
 
 
 @of_every(REFUSED)
-def test_no_option_lets_an_attack_through(case: Case, folder: Path) -> None:
+def test_no_option_lets_an_attack_through(case, folder):
     """Not recognising the format, not being strict and verifying nothing each refuse it, tell it, or do no harm."""
     path = case.write(folder)
     with pytest.raises(wm.TensorFileError):
@@ -165,7 +154,7 @@ def test_no_option_lets_an_attack_through(case: Case, folder: Path) -> None:
             harmless(path, case, options)
 
 
-def harmless(path: Path, case: Case, options: dict[str, Any]) -> None:
+def harmless(path, case, options):
     """Open and use the file; an error of ours that names it is fine, and so is none."""
     found = case.file
     try:
@@ -179,7 +168,7 @@ def harmless(path: Path, case: Case, options: dict[str, Any]) -> None:
 
 
 @of_every(LEGAL)
-def test_what_only_looks_like_an_attack_opens(case: Case, folder: Path) -> None:
+def test_what_only_looks_like_an_attack_opens(case, folder):
     """A legal file opens, recognised or named; `verify` has the warning that is due to it and no other."""
     path = case.write(folder)
     for format in (None, case.format):
@@ -195,8 +184,7 @@ def test_what_only_looks_like_an_attack_opens(case: Case, folder: Path) -> None:
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))"
 
 
-def test_all_attacks_within_half_a_gibibyte(tmp_path: Path) -> None:
-    """Written to a folder, all attacks have their outcomes one after another in a process of 512 MiB."""
+def test_all_attacks_within_half_a_gibibyte(tmp_path):
     write_all(tmp_path, [case for case in CASES if case.size is None])
     with (tmp_path / "attacks.csv").open(newline="", encoding="utf-8") as table:
         rows = list(csv.DictReader(table))
@@ -204,8 +192,7 @@ def test_all_attacks_within_half_a_gibibyte(tmp_path: Path) -> None:
     assert run_child(f"{LIMITED}\n{OUTCOMES}", tmp_path, env={"OPENBLAS_NUM_THREADS": "1"}).stdout.strip() == "[]"
 
 
-def test_other_libraries_can_be_tried_on_the_attacks(tmp_path: Path) -> None:
-    """A child reads file after file and says what came of each; the table has the rows where something went wrong."""
+def test_other_libraries_can_be_tried_on_the_attacks(tmp_path):
     child = Child("weightmap", sys.executable)
     try:
         good = tmp_path / "good"
@@ -225,13 +212,13 @@ def test_other_libraries_can_be_tried_on_the_attacks(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- attacks that are not files
 
 
-def test_shards_outside_the_directory_are_never_opened(tmp_path: Path) -> None:
+def test_shards_outside_the_directory_are_never_opened(tmp_path):
     """Absolute names, names with `..` and addresses are refused although such a file exists, and none is opened."""
     outside = next(case for case in CASES if case.id == "C30-sharded-outside,-0")
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "outside.safetensors").write_bytes(sound()["safetensors"])
-    for name, data in outside.data.items():  # type: ignore[union-attr]
+    for name, data in outside.data.items():
         (folder / name).write_bytes(data)
     code = """
 import sys, weightmap as wm
@@ -246,14 +233,12 @@ except wm.FormatError:
 
 
 @pytest.mark.parametrize("code", [errno.ENODEV, errno.EINVAL, errno.ENOMEM])
-def test_a_file_that_cannot_be_mapped_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
-) -> None:
+def test_a_file_that_cannot_be_mapped_is_read(tmp_path, monkeypatch, caplog, code):
     """Where a file system refuses to map, a file is read instead, with a log message; asked for, it is an OSError."""
     path = tmp_path / "\x1b]0;m.weights"  # the names of shards come from a file
     path.write_bytes(sound()["embd"])
 
-    def refuse(*_: object) -> Any:
+    def refuse(*_):
         raise OSError(code, "refused")
 
     monkeypatch.setattr(sources, "map_file", refuse)
@@ -269,12 +254,11 @@ def test_a_file_that_cannot_be_mapped_is_read(
     assert caught.value.errno == code
 
 
-def test_the_checksum_is_that_of_the_bytes_written(tmp_path: Path) -> None:
-    """An array that changes while it is saved gives a file of which the checksums are right."""
+def test_the_checksum_is_that_of_the_bytes_written(tmp_path):
     array = np.zeros(3 << 20, np.float32)
     changes = []
 
-    def change(done: int, total: int) -> None:
+    def change(done, total):
         array[:] = done
         changes.append(done)
 

@@ -1,14 +1,11 @@
 """Every byte of small files gone or wrong: what is left is refused, or opens and is consistent."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json
 import sys
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests import builders
@@ -20,9 +17,6 @@ from tests.fuzz.mutate import sealed
 from tests.support import each
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # A byte is replaced by each of these values, and with one of these bits turned; a byte of data with two of them: no
 # value of it means anything.
@@ -44,7 +38,7 @@ every_file = pytest.mark.parametrize("kind", FILES)
 
 
 @pytest.fixture(autouse=True)
-def _bounded() -> Iterator[None]:
+def _bounded():
     """No test here takes minutes: if one hangs, the process ends and tells where."""
     faulthandler.dump_traceback_later(300, exit=True, file=sys.__stderr__)
     yield
@@ -52,7 +46,7 @@ def _bounded() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def limited(extra: int = 1 << 28) -> Iterator[None]:
+def limited(extra=1 << 28):
     """Let this process have no more memory than it has, and 256 MiB: what a file declares cannot be allocated."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -67,12 +61,11 @@ def limited(extra: int = 1 << 28) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def outcome(data: bytes, **options: Any) -> str:
-    """Open, use and verify a file: the class of the error of ours that came of it, or nothing."""
+def outcome(data, **options):
     return exercise.outcome(memoryview(data), data, **options)
 
 
-def places(data: bytes) -> Iterator[tuple[int, set[int]]]:
+def places(data):
     """Every place of a file, and the values by which the byte there is replaced."""
     with wm.open(memoryview(data)) as f:
         spans = [(info.offset, info.offset + info.nbytes) for info in f.infos() if f.info(info.name).dtype in DENSE]
@@ -86,10 +79,8 @@ DENSE = {"float32", "float16", "bfloat16", "int8", "uint8", "float64"}
 
 
 @pytest.mark.parametrize("format", builders.known())
-def test_every_prefix_is_refused(format: str) -> None:
-    """A file cut off at any byte is reported as too short or as unknown, and an empty one as empty."""
-
-    def check(example: builders.Example) -> None:
+def test_every_prefix_is_refused(format):
+    def check(example):
         for size in set(range(len(example.data))) - example.prefixes:
             with pytest.raises((wm.TruncatedError, wm.UnknownFormatError, wm.LayoutError)) as caught:
                 wm.open(memoryview(example.data[:size]))
@@ -103,7 +94,7 @@ def test_every_prefix_is_refused(format: str) -> None:
 
 
 @every_file
-def test_every_prefix_is_refused_or_consistent_in_lax_mode(kind: str) -> None:
+def test_every_prefix_is_refused_or_consistent_in_lax_mode(kind):
     """Without strictness a prefix may open, to what is there; with `verify="none"` it may open to errors later."""
     data = FILES[kind]
     with limited():
@@ -114,8 +105,7 @@ def test_every_prefix_is_refused_or_consistent_in_lax_mode(kind: str) -> None:
 
 @every_file
 @pytest.mark.parametrize("most", [1_000, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_any_byte_may_be_wrong(kind: str, most: int) -> None:
-    """With any one byte replaced by any of many values, a file is refused with an error of ours or is consistent."""
+def test_any_byte_may_be_wrong(kind, most):
     whole, outcomes = FILES[kind], set()
     data = bytearray(whole)
     with limited():
@@ -130,7 +120,7 @@ def test_any_byte_may_be_wrong(kind: str, most: int) -> None:
 
 @every_file
 @pytest.mark.parametrize("most", [300, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_any_number_may_stand_anywhere(kind: str, most: int) -> None:
+def test_any_number_may_stand_anywhere(kind, most):
     """The same with two, four or eight bytes at any place that are a number at an edge; checksums are made to fit."""
     whole, format, outcomes = FILES[kind], kind.partition("-")[0], set()
     changes = [(place, number) for number in EDGES for place in range(len(whole) - len(number) + 1)]
@@ -141,8 +131,7 @@ def test_any_number_may_stand_anywhere(kind: str, most: int) -> None:
 
 
 @every_file
-def test_no_wrong_byte_takes_memory(kind: str) -> None:
-    """With any byte of a length, a count or a dimension too large, opening takes less than a MiB of memory."""
+def test_no_wrong_byte_takes_memory(kind):
     whole = FILES[kind]
     data = bytearray(whole)
     tracemalloc.start()
@@ -161,8 +150,7 @@ def test_no_wrong_byte_takes_memory(kind: str) -> None:
 
 
 @every_file
-def test_any_byte_may_be_wrong_where_little_is_checked(kind: str) -> None:
-    """The same with `verify="none"` and with `strict=False`, where the format is named."""
+def test_any_byte_may_be_wrong_where_little_is_checked(kind):
     data, name = bytearray(FILES[kind]), kind.partition("-")[0]
     with limited():
         for place, byte in enumerate(FILES[kind]):
@@ -173,8 +161,7 @@ def test_any_byte_may_be_wrong_where_little_is_checked(kind: str) -> None:
             data[place] = byte
 
 
-def test_checksums_find_any_wrong_byte() -> None:
-    """No byte of an EMBD file with checksums can be replaced without an error from opening or verifying it."""
+def test_checksums_find_any_wrong_byte():
     whole = FILES["embd"]
     data = bytearray(whole)
     with limited():
@@ -186,8 +173,7 @@ def test_checksums_find_any_wrong_byte() -> None:
             data[place] = byte
 
 
-def test_any_byte_of_an_index_of_shards_may_be_wrong(tmp_path: Path) -> None:
-    """With any one byte of the index replaced, a sharded model is refused with an error of ours or is consistent."""
+def test_any_byte_of_an_index_of_shards_may_be_wrong(tmp_path):
     content = folder()
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)

@@ -1,7 +1,5 @@
 """Fuzzing: mutants by the thousand of every format are refused or are sound, in bounded time and memory."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter
@@ -29,7 +27,7 @@ every_format = pytest.mark.parametrize("format", FORMATS)
 
 @every_format
 @pytest.mark.parametrize("count", [COUNT, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_no_mutant_crashes_hangs_or_raises_another_error(format: str, count: int, tmp_path: Path) -> None:
+def test_no_mutant_crashes_hangs_or_raises_another_error(format, count, tmp_path):
     """Thousands of mutants: an error of ours or a sound file, within a second each, 512 MiB, and little to open."""
     found = campaign(format, 0, count, jobs=JOBS, failures=tmp_path)
     assert not found.failures, "\n".join(found.failures)
@@ -39,8 +37,7 @@ def test_no_mutant_crashes_hangs_or_raises_another_error(format: str, count: int
         assert len(found.outcomes) > ERRORS[format][count >= MANY]
 
 
-def test_a_process_that_dies_is_reported_with_its_mutant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a process is killed by a signal, the campaign fails, and names format, mutant and status."""
+def test_a_process_that_dies_is_reported_with_its_mutant(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="ascii")
     python.chmod(0o755)
@@ -49,22 +46,20 @@ def test_a_process_that_dies_is_reported_with_its_mutant(tmp_path: Path, monkeyp
     assert [line.splitlines()[0] for line in found.failures] == ["amb 7 ended the process with status -9"]
 
 
-def test_a_forbidden_outcome_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception that is not ours is a failure, and the mutant is left in a file."""
+def test_a_forbidden_outcome_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "error_of", lambda *_, **__: {}["a bug"])
     assert worker.run("amb", 7, 2, bytearray(8), tmp_path) == {"failed": 2}
     assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [mutant("amb", k).files[""] for k in (7, 8)]
 
 
 @every_format
-def test_a_number_is_always_the_same_mutant(format: str) -> None:
-    """A number is one mutant, always the same; numbers of which few are alike."""
+def test_a_number_is_always_the_same_mutant(format):
     first = [mutant(format, number) for number in range(300)]
     assert first == [mutant(format, number) for number in range(300)]
     assert len({str(found) for found in first}) > 250
 
 
-def test_a_model_in_shards_is_written_as_its_mutant_has_it(tmp_path: Path) -> None:
+def test_a_model_in_shards_is_written_as_its_mutant_has_it(tmp_path):
     """The opened folder has every file of the mutant, though only one of them is written again."""
     sources = worker.Sources(tmp_path)
     opened = Counter[str]()
@@ -80,7 +75,7 @@ def test_a_model_in_shards_is_written_as_its_mutant_has_it(tmp_path: Path) -> No
 
 
 @every_format
-def test_files_are_taken_apart_and_put_together(format: str) -> None:
+def test_files_are_taken_apart_and_put_together(format):
     """The anatomy of a file has its fields where they are: without an edit, it is the file, and most of it is read."""
     for data, anatomy in zip(seeds(format), anatomies(format), strict=True):
         assert anatomy.apply([], follow=True) == data
@@ -88,8 +83,7 @@ def test_files_are_taken_apart_and_put_together(format: str) -> None:
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if any(TEXT in found.alike for found in anatomies(name))])
-def test_lengths_follow(format: str) -> None:
-    """With any text made longer, and lengths, offsets and checksums made to fit, a file is nearly always sound."""
+def test_lengths_follow(format):
     refused, tried = [], 0
     for anatomy in anatomies(format):
         for begin, _, kind in anatomy.fields:

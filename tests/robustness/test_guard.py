@@ -5,8 +5,6 @@ it was set. A change that trips one has made something do more work: find out wh
 worth it. A change that stays far below a bound should lower it.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import shutil
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,9 +20,6 @@ from tests.builders import Tensor, embd
 from tests.support import C_SOURCES
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 # Numbers of tensors (of words, in finalfusion, which has one matrix). Bounds are the same for all of them: nothing that
@@ -47,12 +41,12 @@ cpython = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+def model(tmp_path_factory):
     """Return model(kind, count): the path of a file of that many tensors, written when first asked for."""
     folder = tmp_path_factory.mktemp("guard")
 
     @functools.cache
-    def write(kind: str, count: int) -> Path:
+    def write(kind, count):
         path = folder / f"{count}-{kind}"
         path.write_bytes(builders.format_of(kind).growing[kind](count))
         for verify in ("header", "none"):  # what is imported, or made, at the first use of all
@@ -65,11 +59,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path
     return write
 
 
-def calls(function: Callable[[], Any]) -> tuple[int, Any]:
+def calls(function):
     """How many functions are entered, and what the outermost returns."""
     count = 0
 
-    def note(_: object, event: str, __: object) -> None:
+    def note(_, event, __):
         nonlocal count
         count += event in ("call", "c_call")
 
@@ -91,8 +85,7 @@ def calls(function: Callable[[], Any]) -> tuple[int, Any]:
 @every_kind
 @every_count
 @pytest.mark.parametrize("verify", ["header", "none"])
-def test_calls_of_opening(model: Callable[[str, int], Path], kind: str, count: int, verify: str) -> None:
-    """Opening enters no more functions than it may, however many tensors there are."""
+def test_calls_of_opening(model, kind, count, verify):
     path = str(model(kind, count))
     counted, f = calls(lambda: wm.open(path, verify=verify))
     f.close()
@@ -102,7 +95,7 @@ def test_calls_of_opening(model: Callable[[str, int], Path], kind: str, count: i
 @cpython
 @every_kind
 @every_count
-def test_calls_of_looking_up(model: Callable[[str, int], Path], kind: str, count: int) -> None:
+def test_calls_of_looking_up(model, kind, count):
     """The first look-up of a name, the second, which may build an index, and later ones: each has its bound."""
     with wm.open(str(model(kind, count))) as f:
         names = list(wm.open(model(kind, count)))
@@ -120,7 +113,7 @@ def test_calls_of_looking_up(model: Callable[[str, int], Path], kind: str, count
 @cpython
 @every_kind
 @every_count
-def test_objects_of_an_open_handle(model: Callable[[str, int], Path], kind: str, count: int) -> None:
+def test_objects_of_an_open_handle(model, kind, count):
     """An open handle keeps a bounded number of objects, however many tensors there are."""
     path = str(model(kind, count))
     kept = []
@@ -139,8 +132,7 @@ def test_objects_of_an_open_handle(model: Callable[[str, int], Path], kind: str,
 
 
 @cpython
-def test_memory_of_an_open_handle(model: Callable[[str, int], Path]) -> None:
-    """Opening a file with an index of records of one size takes no memory that grows with the number of tensors."""
+def test_memory_of_an_open_handle(model):
     for count in COUNTS:
         path = str(model("embd", count))
         tracemalloc.start()
@@ -156,8 +148,7 @@ def test_memory_of_an_open_handle(model: Callable[[str, int], Path]) -> None:
 
 @cpython
 @pytest.mark.parametrize("kind", [kind for kind in BOUNDS if builders.format_of(kind).names_tensors])
-def test_calls_of_viewing_all(model: Callable[[str, int], Path], kind: str) -> None:
-    """All views of many tensors of one shape take no call for each but those that hand it out."""
+def test_calls_of_viewing_all(model, kind):
     with wm.open(str(model(kind, COUNTS[-1]))) as f:
         counted, arrays = calls(lambda: dict(f.items()))
     assert len(arrays) == COUNTS[-1]
@@ -166,8 +157,7 @@ def test_calls_of_viewing_all(model: Callable[[str, int], Path], kind: str) -> N
 
 @cpython
 @pytest.mark.parametrize("scheme", CONVERTING)
-def test_calls_of_converting(tmp_path: Path, scheme: str | None) -> None:
-    """Converting, quantising too, takes a bounded number of calls for each tensor."""
+def test_calls_of_converting(tmp_path, scheme):
     counted = []
     for count in (10, 10, 210):  # the first makes what is made once
         source, target = tmp_path / "source.safetensors", tmp_path / f"{len(counted)}.amb"
@@ -199,8 +189,7 @@ ELEMENTS, RECORDS = 1 << 16, 2_000
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the driver, optimised as the package is."""
+def program(tmp_path_factory):
     if VALGRIND is None or COMPILER is None:
         pytest.skip("counts instructions with valgrind, of what gcc makes: one of them is not installed")
     csrc = ROOT / "csrc"
@@ -211,7 +200,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def index_of(count: int) -> tuple[bytes, int]:
+def index_of(count):
     """The index of an EMBD file of `count` tensors with names of `NAME` bytes, and the bytes of its data."""
     content = [(f"{i:08}.weight".rjust(NAME, "x"), Tensor("float32", (16,), bytes(64))) for i in range(count)]
     data = embd.Draft(content, checksums=False).seal()
@@ -220,7 +209,7 @@ def index_of(count: int) -> tuple[bytes, int]:
     return data[start : start + count * (32 + NAME)], header["tensor_data_size"]
 
 
-def input_of(kernel: str) -> tuple[bytes, int, int, int]:
+def input_of(kernel):
     """The driver's input: the bytes, COUNT, SIZE, and the number of units that instructions are counted by."""
     if kernel == "crc32":
         return bytes(range(256)) * 1024, 0, 0, 1 << 18
@@ -242,8 +231,7 @@ def input_of(kernel: str) -> tuple[bytes, int, int, int]:
 @pytest.mark.parametrize(
     ("kernel", "tier"), [(kernel, tier) for kernel, (_, tiers) in INSTRUCTIONS.items() for tier in tiers]
 )
-def test_instructions(program: Path, tmp_path: Path, kernel: str, tier: str) -> None:
-    """A kernel takes no more instructions for a byte, an element or a record than it may."""
+def test_instructions(program, tmp_path, kernel, tier):
     data, count, size, units = input_of(kernel)
     path = tmp_path / "input"
     path.write_bytes(data)

@@ -1,21 +1,15 @@
 """The check that no test leaves anything behind for the next one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
 
 from tests import leftovers
 from tests.leftovers import Leftovers
 
-if TYPE_CHECKING:
-    import pytest
 
-
-def test_threads_processes_and_settings_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_processes_and_settings_are_noticed(monkeypatch):
     """What goes on, or is another than before, is named; what ends meanwhile is waited for."""
     before = Leftovers()
     end = threading.Event()
@@ -36,7 +30,7 @@ def test_threads_processes_and_settings_are_noticed(monkeypatch: pytest.MonkeyPa
     assert before.found() == []
 
 
-def test_what_a_fixture_starts_is_no_leftover() -> None:
+def test_what_a_fixture_starts_is_no_leftover():
     """Servers that serve several tests are accepted."""
     before, end = Leftovers(), threading.Event()
     thread = threading.Thread(target=end.wait)

@@ -1,11 +1,8 @@
 """`Limits` bounds vocabularies too, also those of files that are nearly all holes."""
 
-from __future__ import annotations
-
 import random
 import struct
 import tracemalloc
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,9 +18,6 @@ from weightmap import kernels
 from weightmap.embeddings.subwords import Subwords
 from weightmap.index.strings import StringTable
 from weightmap.words import convert as convert_words
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORDS = ["one", "two", "drei"]
 PAIRS = [("ab", 0), ("b", 1)]
@@ -41,11 +35,7 @@ SIZES = dict.fromkeys(KINDS, 12 + 10) | {"explicit": 22 + 2 * 12 + 3, "explicit-
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("believed", [True, False], ids=["believed", "walked"])
-def test_vocabularies_of_finalfusion_are_bounded(kind: str, believed: bool) -> None:
-    """A vocabulary of as many bytes as `max_header_bytes` opens, one byte more is a LimitError.
-
-    So it is by the length of the chunk, and, where that leads nowhere, when it is walked.
-    """
+def test_vocabularies_of_finalfusion_are_bounded(kind, believed):
     chunk, rows = KINDS[kind](**({} if believed else {"length": 5}))
     data = ff.build([chunk, ff.matrix(normal((rows, 2)))])
     with wm.open(data, limits=wm.Limits(max_header_bytes=SIZES[kind])) as f:
@@ -55,14 +45,13 @@ def test_vocabularies_of_finalfusion_are_bounded(kind: str, believed: bool) -> N
     assert (error.field, error.actual, error.offset) == ("max_header_bytes", SIZES[kind], 12 + 8 + 4)
 
 
-def test_a_walk_ends_where_words_are_too_many_already() -> None:
-    """Words beyond the limit are a LimitError before anybody looks for n-grams, which may not be there."""
+def test_a_walk_ends_where_words_are_too_many_already():
     chunk = ff.Chunk(8, struct.pack("<QQII", 3, 0, 1, 3) + ff.strings(WORDS), length=5)
     data = ff.build([chunk])
     assert refused(data, limits=wm.Limits(max_header_bytes=21)).field == "max_header_bytes"
 
 
-def headers() -> dict[str, tuple[bytes, int]]:
+def headers():
     """Files, and the bytes of the largest header, index or section of metadata in each, by what that is."""
     text = {"k": "v" * 1000}
     rows = [("n" * 900, noise("uint8", (1,)))]
@@ -91,8 +80,7 @@ def headers() -> dict[str, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("name", headers())
-def test_headers_as_large_as_allowed(name: str) -> None:
-    """A header of as many bytes as `max_header_bytes` says is read; with a limit of one less it is a LimitError."""
+def test_headers_as_large_as_allowed(name):
     data, size = headers()[name]
     wm.open(memoryview(data), limits=wm.Limits(max_header_bytes=size)).close()
     error = refused(data, limits=wm.Limits(max_header_bytes=size - 1))
@@ -101,7 +89,7 @@ def test_headers_as_large_as_allowed(name: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
-def test_the_largest_header_that_the_references_read(format: str) -> None:
+def test_the_largest_header_that_the_references_read(format):
     """A header of 100,000,000 bytes is looked for in the file; a larger one is refused, whatever `limits` allow."""
     start = b'{"' if format == "safetensors" else b"\0\0"
     for length, cls, field in ((10**8, wm.TruncatedError, "n"), (10**8 + 1, wm.FormatError, "n")):
@@ -115,8 +103,7 @@ GROWING = {kind: make for builder in builders.known().values() for kind, make in
 
 
 @pytest.mark.parametrize("kind", GROWING)
-def test_as_many_tensors_as_allowed(kind: str) -> None:
-    """As many tensors as `max_tensors` says are read; with any lower limit it is a LimitError."""
+def test_as_many_tensors_as_allowed(kind):
     data = GROWING[kind](5)
     with wm.open(data) as f:
         count = len(f)
@@ -128,7 +115,7 @@ def test_as_many_tensors_as_allowed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["embd", "amb"])
-def test_names_are_limited_together(format: str) -> None:
+def test_names_are_limited_together(format):
     """Names are kept in memory, so many that are each below the limit are a LimitError when their sum is not."""
     tensors = [(f"{i}" * 40, normal((2,))) for i in range(5)]
     data = embd.simple(tensors) if format == "embd" else amb.build([amb.dense(*tensor) for tensor in tensors])
@@ -155,7 +142,7 @@ with open("/proc/self/status") as file:
 """
 
 
-def write_sparse(path: Path, parts: list[bytes | int]) -> Path:
+def write_sparse(path, parts):
     """Write a file of bytes and of holes, which are given by their lengths."""
     with path.open("wb") as file:
         for part in parts:
@@ -168,7 +155,7 @@ def write_sparse(path: Path, parts: list[bytes | int]) -> Path:
 
 
 @pytest.mark.slow
-def test_files_full_of_holes_are_refused_in_little_memory(tmp_path: Path) -> None:
+def test_files_full_of_holes_are_refused_in_little_memory(tmp_path):
     """Billions of empty words, and one word of gibibytes, that take no room on the disk: LimitError in time and memory.
 
     The vocabularies have 64 GiB, which would take minutes to walk, or 400 GB as words of a fastText model.
@@ -191,8 +178,7 @@ def test_files_full_of_holes_are_refused_in_little_memory(tmp_path: Path) -> Non
     assert int(megabytes) < 400
 
 
-def test_verifying_a_vocabulary_takes_a_few_times_its_bytes_of_memory() -> None:
-    """Words as short as a million can be: five bytes of memory for each byte of the vocabulary, at most."""
+def test_verifying_a_vocabulary_takes_a_few_times_its_bytes_of_memory():
     words = [f"{i:x}" for i in range(2**18 + 1)]
     data = ff.build([ff.simple(words), ff.matrix(Tensor("uint8", (len(words), 1), bytes(len(words))))])
     size = len(data) - len(words)
@@ -206,24 +192,22 @@ def test_verifying_a_vocabulary_takes_a_few_times_its_bytes_of_memory() -> None:
     assert size < peak < 2**20 + 5 * size
 
 
-def test_limits_go_with_the_words_of_other_programs(tmp_path: Path) -> None:
-    """The dictionary of a fastText model is held against the limits where more of it has to be read."""
+def test_limits_go_with_the_words_of_other_programs(tmp_path):
     words = [f"{i:07d}" * 20 for i in range(2**16)]
     path = tmp_path / "model.bin"
     path.write_bytes(fasttext(words, np.ones((len(words), 1), np.float32), 0, minn=0, maxn=0))
     with pytest.raises(wm.LimitError, match="size of the dictionary"):
         wm.convert(path, tmp_path / "x.fifu", limits=wm.Limits(max_header_bytes=1 << 22))
-    report: Any = wm.convert(path, tmp_path / "x.fifu", limits=wm.Limits(max_header_bytes=1 << 24))
+    report = wm.convert(path, tmp_path / "x.fifu", limits=wm.Limits(max_header_bytes=1 << 24))
     assert report.tensors == 2
 
 
 # --------------------------------------------------------------------------------------------- n-grams
-def letters(length: int, seed: int) -> str:
-    """A word of random letters."""
+def letters(length, seed):
     return "".join(random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz", k=length))
 
 
-def ngram_bomb(path: Path) -> Path:
+def ngram_bomb(path):
     """Four words of 1,000 characters, with buckets for n-grams of any length: 4 kB."""
     words = [letters(1000, i) for i in range(4)]
     chunk = ff.hashed(ff.BUCKET, words, 1, 2**30, 1)
@@ -231,8 +215,7 @@ def ngram_bomb(path: Path) -> Path:
     return path
 
 
-def peak_of(call: Any) -> int:
-    """The most memory that a call takes."""
+def peak_of(call):
     tracemalloc.start()
     try:
         call()
@@ -241,12 +224,11 @@ def peak_of(call: Any) -> int:
         tracemalloc.stop()
 
 
-def test_a_bomb_of_ngrams_is_refused_in_little_memory(tmp_path: Path) -> None:
-    """n-grams of 670 MB, out of 4 kB, are a LimitError before any of them is made, and no file is left behind."""
+def test_a_bomb_of_ngrams_is_refused_in_little_memory(tmp_path):
     path = ngram_bomb(tmp_path / "bomb.fifu")
     wm.convert(path, tmp_path / "warm.fifu")
 
-    def convert() -> None:
+    def convert():
         with pytest.raises(wm.LimitError, match="n-grams of a word is 168171004") as caught:
             convert_words(path, tmp_path / "x.fifu", subwords="explicit")
         assert caught.value.path == str(tmp_path / "x.fifu")
@@ -255,13 +237,12 @@ def test_a_bomb_of_ngrams_is_refused_in_little_memory(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bomb.fifu", "warm.fifu"]
 
 
-def listed(words: list[str], shortest: int, longest: int) -> list[str]:
+def listed(words, shortest, longest):
     """The n-grams of words by their first appearance, by the definition."""
     return list(dict.fromkeys(ngram for word in words for ngram in ngrams(word, shortest, longest)))
 
 
-def test_listed_ngrams_are_bounded(tmp_path: Path) -> None:
-    """n-grams of as many bytes as the limit says are listed, with one byte less allowed they are a LimitError."""
+def test_listed_ngrams_are_bounded(tmp_path):
     words = [letters(200, i % 3) + str(i) for i in range(8)]
     path = tmp_path / "in.fifu"
     path.write_bytes(ff.build([ff.hashed(ff.BUCKET, words, 2, 50, 4), ff.matrix(normal((24, 2)))]))
@@ -275,8 +256,7 @@ def test_listed_ngrams_are_bounded(tmp_path: Path) -> None:
     assert caught.value.actual == size
 
 
-def test_listed_ngrams_are_those_of_the_definition(tmp_path: Path) -> None:
-    """Some 200,000 different n-grams, more than are compared at once, in order, each with the row of its bucket."""
+def test_listed_ngrams_are_those_of_the_definition(tmp_path):
     words = [letters(5 + i % 9, i) for i in range(9_000)]
     words = list(dict.fromkeys(words))
     rows = np.arange(len(words) + 512, dtype=np.float32)[:, None] + 1
@@ -293,7 +273,7 @@ def test_listed_ngrams_are_those_of_the_definition(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_listing_ngrams_takes_memory_for_each_one_once(tmp_path: Path) -> None:
+def test_listing_ngrams_takes_memory_for_each_one_once(tmp_path):
     """Four times as many words with nearly the same n-grams take the same memory: that of what is compared at once."""
     peaks = []
     for count in (64, 256):
@@ -305,8 +285,7 @@ def test_listing_ngrams_takes_memory_for_each_one_once(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + (2 << 20)
 
 
-def test_means_of_long_words_take_little_memory(tmp_path: Path) -> None:
-    """A fastText model of words with a million n-grams each is converted, and back, in memory of a few blocks."""
+def test_means_of_long_words_take_little_memory(tmp_path):
     words = [letters(1400, i) for i in range(6)]
     rows = np.ones((6 + 2, 8), np.float32)
     rows[6:] = [[2], [3]]
@@ -325,8 +304,7 @@ def test_means_of_long_words_take_little_memory(tmp_path: Path) -> None:
     assert ((means > (1 + 2 * count) / (1 + count)) & (means < 3)).all()
 
 
-def test_a_batch_of_long_words_takes_little_memory(tmp_path: Path) -> None:
-    """Vectors of unknown words of a million n-grams each come a few words at a time, as those of single words do."""
+def test_a_batch_of_long_words_takes_little_memory(tmp_path):
     path = tmp_path / "in.fifu"
     path.write_bytes(ff.build([ff.hashed(ff.FASTTEXT, ["a"], 1, 2**30, 5), ff.matrix(normal((6, 3)))]))
     words = ["b", letters(1300, 1), "a", *(letters(1400, i) for i in range(2, 8)), "c"]
@@ -342,7 +320,7 @@ def test_a_batch_of_long_words_takes_little_memory(tmp_path: Path) -> None:
     assert len(rows) == bounds[-1]
 
 
-def test_words_are_divided_where_hashes_collide_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_divided_where_hashes_collide_too(monkeypatch):
     """n-grams that are looked up in a dictionary come a few words at a time as well."""
     monkeypatch.setattr(kernels, "NGRAMS_MOST", 10)
     monkeypatch.setattr(StringTable, "index", None)
@@ -355,10 +333,3 @@ def test_words_are_divided_where_hashes_collide_too(monkeypatch: pytest.MonkeyPa
     assert bounds.tolist() == [0, 8, 15, 23]
     with pytest.raises(wm.LimitError, match="more than 10"):
         subwords.rows_of(["ab", "c" * 9])
-
-
-def test_the_least_limit() -> None:
-    """A limit may be 0, and not -1."""
-    assert wm.Limits(max_tensors=0).max_tensors == 0
-    with pytest.raises(ValueError, match="expected at least 0"):
-        wm.Limits(max_tensors=-1)

@@ -1,7 +1,5 @@
 """How deep texts of files may be nested, and how many keys they may have: bounds of our own, whatever Python allows."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle
@@ -9,7 +7,6 @@ import random
 import sys
 import tomllib
 import tracemalloc
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,44 +20,35 @@ from weightmap.cli import main
 from weightmap.formats.finalfusion import metadata as toml_parser
 from weightmap.io import strict_json
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 DEEPEST = 128
 
 
-def lists(depth: int) -> bytes:
+def lists(depth):
     """An object with lists in it: so deep as a whole."""
     return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
 
-def objects(depth: int) -> bytes:
+def objects(depth):
     """Objects within each other; a few characters in each make no difference."""
     return b'{"[{": {}, "a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
 
 
-def amb_metadata(_: Path, text: bytes) -> Any:
-    """Metadata of AMB."""
+def amb_metadata(_, text):
     return wm.open(amb.build(metadata=text)).metadata
 
 
-def amb_config(_: Path, text: bytes) -> Any:
-    """The configuration of AMB."""
+def amb_config(_, text):
     return wm.open(amb.build(config=text)).config
 
 
-def index_of_shards(folder: Path, text: bytes) -> Any:
-    """The metadata of an index of shards."""
+def index_of_shards(folder, text):
     index = folder / "model.safetensors.index.json"
     index.write_bytes(b'{"weight_map": {}, ' + text[1:])
     return wm.open(index).metadata
 
 
-def beside_a_model(name: str, extra: bytes = b"{") -> Callable[[Path, bytes], Any]:
-    """A file of a model directory, read when that is converted."""
-
-    def convert(folder: Path, text: bytes) -> Any:
+def beside_a_model(name, extra=b"{"):
+    def convert(folder, text):
         (folder / "config.json").write_bytes(b"{}")
         (folder / "vocab.txt").write_bytes(b"a\nb\n")
         (folder / name).write_bytes(extra + text[1:])
@@ -83,8 +71,7 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("make", [lists, objects])
-def test_json_is_nested_128_deep_at_most(place: str, make: Callable[[int], bytes], tmp_path: Path) -> None:
-    """Wherever JSON is read, 128 levels are fine and one more is a FormatError that says so."""
+def test_json_is_nested_128_deep_at_most(place, make, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     PLACES[place](folder, make(DEEPEST))
@@ -92,13 +79,12 @@ def test_json_is_nested_128_deep_at_most(place: str, make: Callable[[int], bytes
         PLACES[place](folder, make(DEEPEST + 1))
 
 
-def test_brackets_in_strings_do_not_count() -> None:
-    """A thousand brackets within strings, behind escaped quotes among them, nest nothing."""
+def test_brackets_in_strings_do_not_count():
     text = rb'{"a": "\"[[[\\", "b": "%s"}' % (b"[{" * 1000)
     assert set(wm.open(amb.build(metadata=text)).metadata) == {"a", "b"}
 
 
-def plain_depth(text: bytes) -> int:
+def plain_depth(text):
     """Depth by its definition: character by character."""
     deepest = depth = 0
     within = escaped = False
@@ -115,8 +101,7 @@ def plain_depth(text: bytes) -> int:
     return deepest
 
 
-def test_depth_is_that_of_the_definition() -> None:
-    """In C and by the definition, of texts that are JSON and of texts that are not, the depth is the same."""
+def test_depth_is_that_of_the_definition():
     drawn = random.Random(5)
     for length in range(60):
         for _ in range(40):
@@ -134,15 +119,14 @@ except wm.FormatError as error:
 """
 
 
-def test_the_recursion_limit_makes_no_difference(tmp_path: Path) -> None:
+def test_the_recursion_limit_makes_no_difference(tmp_path):
     """Where Python is allowed more recursion than its stack has room for, 200,000 levels are an error and no signal."""
     path = tmp_path / "deep.amb"
     path.write_bytes(amb.build(metadata=lists(200_000)))
     assert "nested more than 128 deep" in run_child(DEEP, path).stdout
 
 
-def at_depth(frames: int, call: Callable[[], Any]) -> Any:
-    """Call from so many frames further down."""
+def at_depth(frames, call):
     return call() if not frames else at_depth(frames - 1, call)
 
 
@@ -153,7 +137,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_caller_with_little_stack_left_gets_an_error_of_ours(kind: str) -> None:
+def test_a_caller_with_little_stack_left_gets_an_error_of_ours(kind):
     """Near the end of the stack, a text of 100 levels that it has no room for is an error that says so."""
     assert READERS[kind]()
     refused = []
@@ -168,8 +152,7 @@ def test_a_caller_with_little_stack_left_gets_an_error_of_ours(kind: str) -> Non
     assert all("nested" in message for message in refused)
 
 
-def nested_amb(path: Path) -> Path:
-    """A file whose metadata and configuration are as deep as they may be."""
+def nested_amb(path):
     path.write_bytes(amb.build([amb.dense("w", normal((2, 3)))], metadata=lists(DEEPEST), config=objects(DEEPEST)))
     return path
 
@@ -187,10 +170,7 @@ def nested_amb(path: Path) -> Path:
     ],
     ids=" ".join,
 )
-def test_commands_take_metadata_of_the_greatest_depth(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file that opens can be printed, compared and written again, at the default limit of recursion."""
+def test_commands_take_metadata_of_the_greatest_depth(command, tmp_path, capsys):
     path, other = nested_amb(tmp_path / "in.amb"), tmp_path / "other.amb"
     other.write_bytes(amb.build([amb.dense("w", normal((2, 3)))], metadata=lists(DEEPEST - 1)))
     names = {"IN": str(path), "OTHER": str(other), "OUT": str(tmp_path / "out.amb")}
@@ -201,8 +181,7 @@ def test_commands_take_metadata_of_the_greatest_depth(
         assert json.loads(out)["schema"] == 1
 
 
-def test_what_is_as_deep_as_it_may_be_is_copied_and_compared(tmp_path: Path) -> None:
-    """Metadata so deep can be pickled, copied, shown and compared, and so can a handle."""
+def test_what_is_as_deep_as_it_may_be_is_copied_and_compared(tmp_path):
     with wm.open(nested_amb(tmp_path / "in.amb")) as f:
         for found in (dict(f.metadata), dict(f.config)):
             assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == found
@@ -216,17 +195,15 @@ def test_what_is_as_deep_as_it_may_be_is_copied_and_compared(tmp_path: Path) -> 
 WORDS = [ff.simple(["a"]), ff.matrix(normal((1, 1)))]
 
 
-def toml(text: bytes) -> bytes:
-    """A file of finalfusion with this metadata."""
+def toml(text):
     return ff.build([ff.metadata(text), *WORDS])
 
 
-def many(line: bytes, count: int) -> bytes:
-    """A line with a number in it, so often."""
+def many(line, count):
     return b"".join(line % i for i in range(count))
 
 
-TOO_MUCH: dict[str, tuple[bytes, str]] = {
+TOO_MUCH = {
     "a key of 40,000 parts": (b"a." * 40_000 + b"a = 1", "deep"),
     "a table of 40,000 parts": (b"[" + b"a." * 40_000 + b"a]", "deep"),
     "tables of 40,000 parts": (b"[[" + b"a." * 40_000 + b"a]]\n", "deep"),
@@ -254,7 +231,7 @@ TOO_MUCH: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", TOO_MUCH)
-def test_toml_is_bounded_before_it_is_parsed(case: str) -> None:
+def test_toml_is_bounded_before_it_is_parsed(case):
     """Text that would make the parser keep gibibytes is a FormatError, found in a few times its own memory."""
     text, why = TOO_MUCH[case]
     message = {"deep": "nested more than 128 deep", "keys": "number of keys .* at most 65536"}[why]
@@ -271,8 +248,7 @@ def test_toml_is_bounded_before_it_is_parsed(case: str) -> None:
             assert peak < 2**20 + 4 * len(text)
 
 
-def test_the_largest_toml_takes_bounded_memory() -> None:
-    """As many keys as there may be, as deep as they may be, take the parser less than 150 MiB."""
+def test_the_largest_toml_takes_bounded_memory():
     text = many(b"a%03d" + b".a" * 125 + b" = 1\n", 2**16 // 126)
     tracemalloc.start()
     try:
@@ -300,8 +276,7 @@ FINE = {
 
 
 @pytest.mark.parametrize("case", FINE)
-def test_toml_within_the_bounds_is_read(case: str) -> None:
-    """Text that looks like structure and is none, or stays within the limit, is parsed."""
+def test_toml_within_the_bounds_is_read(case):
     with wm.open(toml(FINE[case])) as f:
         assert dict(f.metadata) == tomllib.loads(FINE[case].decode())
 
@@ -317,21 +292,19 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_toml_that_is_none_stays_an_error(case: str) -> None:
-    """A text that the parser would refuse is a FormatError, whichever of the two notices."""
+def test_toml_that_is_none_stays_an_error(case):
     with wm.open(toml(BAD[case])) as f, pytest.raises(wm.FormatError, match="the metadata is not valid TOML"):
         f.metadata  # noqa: B018
 
 
-def test_toml_with_too_many_keys_is_not_written(tmp_path: Path) -> None:
-    """Metadata that could not be read back is an EncodeError."""
+def test_toml_with_too_many_keys_is_not_written(tmp_path):
     pytest.importorskip("tomli_w")
     metadata = {f"a{i}": 1 for i in range(2**16 + 1)}
     with pytest.raises(wm.EncodeError, match="number of keys in the metadata"):
         wm.save(tmp_path / "x.fifu", {"embeddings": np.ones((1, 1), np.float32)}, vocab=["a"], metadata=metadata)
 
 
-def test_a_document_whose_text_is_none_is_written_anew(tmp_path: Path) -> None:
+def test_a_document_whose_text_is_none_is_written_anew(tmp_path):
     """Metadata that keeps a text which says something else, or nothing, is written by its content."""
     pytest.importorskip("tomli_w")
     with wm.open(toml(b"a = 1 # one")) as f:

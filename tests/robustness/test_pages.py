@@ -1,7 +1,5 @@
 """Advice on how pages are touched, and bringing them in beforehand: `open(advise=)` and `TensorFile.prefetch`."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os
@@ -9,7 +7,6 @@ import pickle
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,16 +17,13 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap.io import prefetch as prefetching
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 PAGE = mmap.PAGESIZE
 LINUX = sys.platform == "linux"
 linux = pytest.mark.skipif(not LINUX, reason="looks into /proc, and at pages with mincore")
 FLAGS = {None: set(), "normal": set(), "random": {"rr"}, "sequential": {"sr"}}
 
 
-def flags(path: Path) -> list[set[str]]:
+def flags(path):
     """The advice that the kernel has for each mapping of a file in this process: `rr` random, `sr` sequential."""
     found, inside = [], False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
@@ -40,16 +34,14 @@ def flags(path: Path) -> list[set[str]]:
     return found
 
 
-def model(path: Path, tensors: int = 4, elements: int = 1 << 18) -> Path:
-    """Write a file of tensors t0, t1, ..., by default of 1 MiB each."""
+def model(path, tensors=4, elements=1 << 18):
     content = [(f"t{i}", Tensor("float32", (elements,), bytes([i]) * 4 * elements)) for i in range(tensors)]
     path.write_bytes(embd.Draft(content).seal())
     return path
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Return the path of such a file."""
+def path(tmp_path):
     return model(tmp_path / "model.weights")
 
 
@@ -59,57 +51,43 @@ def path(tmp_path: Path) -> Path:
 @linux
 @pytest.mark.parametrize("advise", FLAGS)
 @pytest.mark.parametrize("mode", [None, "mmap", "cow"])
-def test_advice_reaches_the_mapping(path: Path, mode: str | None, advise: str | None) -> None:
-    """The kernel has marked the mapping as random, as sequential, or not at all, as `advise=` said."""
+def test_advice_reaches_the_mapping(path, mode, advise):
     with wm.open(path, mode=mode, advise=advise) as f:
         assert f["t1"][0] == np.frombuffer(b"\1\1\1\1", np.float32)[0]
         assert flags(path) == [FLAGS[advise]]
 
 
 @linux
-def test_advice_goes_with_a_pickled_handle(path: Path) -> None:
-    """A handle that was pickled is advised like the one that it was made of."""
+def test_advice_goes_with_pickled_handles_and_loading_and_to_every_shard(path, tmp_path):
     with wm.open(path, advise="random") as f:
         data = pickle.dumps(f)
     with pickle.loads(data) as again:
         kept = again["t0"]
         assert flags(path) == [{"rr"}]
     del kept
-
-
-@linux
-def test_advice_reaches_what_load_maps(path: Path) -> None:
-    """`load` hands the advice on."""
     loaded = wm.load(path, advise="sequential")
     assert flags(path) == [{"sr"}]
     del loaded
-
-
-@linux
-def test_advice_reaches_every_shard(tmp_path: Path) -> None:
-    """Each file of a sharded model is advised."""
-    parts = {name: model(tmp_path / f"{name}.weights", 1) for name in ("a", "b")}
-    for i, part in enumerate(parts.values()):
-        part.write_bytes(embd.Draft([(f"t{i}", Tensor("float32", (1,), b"1234"))]).seal())
+    shards = [tmp_path / "a.weights", tmp_path / "b.weights"]
+    for i, shard in enumerate(shards):
+        shard.write_bytes(embd.Draft([(f"t{i}", Tensor("float32", (1,), b"1234"))]).seal())
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"t0": "a.weights", "t1": "b.weights"}}', encoding="utf-8")
     with wm.open(index, advise="random") as f:
         kept = list(f.values())
-        assert [flags(part) for part in parts.values()] == [[{"rr"}], [{"rr"}]]
+        assert [flags(shard) for shard in shards] == [[{"rr"}], [{"rr"}]]
         del kept
 
 
 @pytest.mark.parametrize("advise", ["Random", "", b"random", 1])
-def test_unknown_advice_is_refused(path: Path, advise: object) -> None:
-    """Anything but the three words is a ValueError that names them, even where advice would have no effect."""
+def test_unknown_advice_is_refused(path, advise):
     for source in (path, path.read_bytes()):
         with pytest.raises(ValueError, match="expected one of normal, random, sequential"):
-            wm.open(source, advise=advise)  # type: ignore[arg-type]
+            wm.open(source, advise=advise)
 
 
 @pytest.mark.parametrize("advise", ["random", "sequential", "normal"])
-def test_advice_where_it_means_nothing(path: Path, advise: str) -> None:
-    """Buffers, descriptors and mode "copy" take any advice, and give the same arrays."""
+def test_advice_where_it_means_nothing(path, advise):
     wanted = wm.open(path)["t3"]
     with path.open("rb") as file:
         for source, options in ((path.read_bytes(), {}), (file, {}), (path, {"mode": "copy"})):
@@ -119,7 +97,7 @@ def test_advice_where_it_means_nothing(path: Path, advise: str) -> None:
 # ------------------------------------------------------------------------------------------------- prefetch
 
 
-def touched(array: np.ndarray) -> int:
+def touched(array):
     """How many pages of an array this process has mapped: the bits "present" of /proc/self/pagemap."""
     first, last = address(array) // PAGE, (address(array) + array.nbytes - 1) // PAGE
     with Path("/proc/self/pagemap").open("rb") as file:
@@ -128,7 +106,7 @@ def touched(array: np.ndarray) -> int:
     return int((entries >> np.uint64(63)).sum())
 
 
-def resident(array: np.ndarray) -> int:
+def resident(array):
     """How many pages of an array are in the page cache, by mincore."""
     first, last = address(array) // PAGE, (address(array) + array.nbytes - 1) // PAGE
     count = last - first + 1
@@ -138,7 +116,7 @@ def resident(array: np.ndarray) -> int:
     return sum(flag & 1 for flag in found)
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     """Wait for something that happens in another thread; half a minute at most."""
     for _ in range(3000):
         if condition():
@@ -147,12 +125,11 @@ def until(condition: Callable[[], bool]) -> None:
     assert condition()
 
 
-def idle() -> bool:
-    """Whether nothing is being brought in."""
+def idle():
     return not prefetching._worker.own._busy
 
 
-def can_populate(path: Path) -> bool:
+def can_populate(path):
     """Whether this kernel has MADV_POPULATE_READ: without it, pages come into memory and not into the mapping."""
     f = wm.open(path)
     array = f["t0"]
@@ -166,7 +143,7 @@ def can_populate(path: Path) -> bool:
 
 @linux
 @pytest.mark.parametrize("options", [{}, {"mode": "cow"}, {"advise": "random"}], ids=["mmap", "cow", "random"])
-def test_prefetch_maps_the_pages(path: Path, options: dict[str, str]) -> None:
+def test_prefetch_maps_the_pages(path, options):
     """After a prefetch of everything, every page of every tensor is mapped before anybody has touched one."""
     if not can_populate(path):
         pytest.skip("this kernel has no MADV_POPULATE_READ")
@@ -179,8 +156,7 @@ def test_prefetch_maps_the_pages(path: Path, options: dict[str, str]) -> None:
 
 
 @linux
-def test_prefetch_of_one_tensor_leaves_the_others_alone(path: Path) -> None:
-    """Only the pages of the tensors that were named are mapped."""
+def test_prefetch_of_one_tensor_leaves_the_others_alone(path):
     if not can_populate(path):
         pytest.skip("this kernel has no MADV_POPULATE_READ")
     with wm.open(path) as f:
@@ -192,8 +168,7 @@ def test_prefetch_of_one_tensor_leaves_the_others_alone(path: Path) -> None:
 
 
 @linux
-def test_prefetch_reads_pages_that_are_not_in_memory(path: Path) -> None:
-    """Pages that were dropped from the page cache are in it again after a prefetch."""
+def test_prefetch_reads_pages_that_are_not_in_memory(path):
     with path.open("rb+") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -206,10 +181,8 @@ def test_prefetch_reads_pages_that_are_not_in_memory(path: Path) -> None:
 
 
 @linux
-def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no thread can be started, the kernel is asked to read ahead instead, and prefetch still returns."""
-
-    def none(*_: object) -> None:
+def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path, monkeypatch):
+    def none(*_):
         raise RuntimeError("can't start new thread")
 
     asked = []
@@ -222,7 +195,7 @@ def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path: Path, monkeypa
         assert not prefetching._worker.own._wanted
 
 
-def test_what_populate_returns(path: Path) -> None:
+def test_what_populate_returns(path):
     """The kernel's errors are numbers and no exceptions: 0 for what is mapped, EINVAL for what lies outside."""
     with wm.open(path) as f:
         array = f["t0"].view(np.uint8)
@@ -234,27 +207,25 @@ def test_what_populate_returns(path: Path) -> None:
 class Slow:
     """Stands for `kernels.populate`: each piece waits until it is let through."""
 
-    def __init__(self) -> None:
-        self.pieces: list[tuple[int, int]] = []
+    def __init__(self):
+        self.pieces = []
         self.allowed = 0
 
-    def __call__(self, memory: object, offset: int, size: int, **_: bool) -> int:
-        """Note the piece, and wait."""
+    def __call__(self, memory, offset, size, **_):
         self.pieces.append((offset, size))
         until(lambda: len(self.pieces) <= self.allowed)
         return 0
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
-    """Put it in the place of the real one, with pieces of 256 KiB."""
+def slow(monkeypatch):
     stand_in = Slow()
     monkeypatch.setattr(kernels, "populate", stand_in)
     monkeypatch.setattr(prefetching, "PIECE", 1 << 18)
     return stand_in
 
 
-def test_prefetch_returns_while_the_work_goes_on(path: Path, slow: Slow) -> None:
+def test_prefetch_returns_while_the_work_goes_on(path, slow):
     """Prefetch returns with the first piece still being read; then come pieces of bounded size, each byte once."""
     with wm.open(path) as f:
         f.prefetch("t1")
@@ -265,8 +236,7 @@ def test_prefetch_returns_while_the_work_goes_on(path: Path, slow: Slow) -> None
     assert slow.pieces == [(at, 1 << 18) for at in range(start, end, 1 << 18)]
 
 
-def test_asking_twice_does_the_work_once(path: Path, slow: Slow) -> None:
-    """A range that is being brought in, or waits for it, is not done again; another one is, after it."""
+def test_asking_twice_does_the_work_once(path, slow):
     with wm.open(path) as f:
         for _ in range(5):
             f.prefetch("t1")
@@ -281,7 +251,7 @@ def test_asking_twice_does_the_work_once(path: Path, slow: Slow) -> None:
 
 
 @linux
-def test_closing_ends_a_prefetch_and_the_mapping(path: Path, slow: Slow) -> None:
+def test_closing_ends_a_prefetch_and_the_mapping(path, slow):
     """A handle that is closed meanwhile with no array left: the piece at hand is finished, then the mapping is gone."""
     f = wm.open(path)
     f.prefetch()
@@ -294,8 +264,7 @@ def test_closing_ends_a_prefetch_and_the_mapping(path: Path, slow: Slow) -> None
     assert mappings(path) == []
 
 
-def test_a_prefetch_goes_on_for_arrays_that_are_left(path: Path, slow: Slow) -> None:
-    """A handle that is closed meanwhile does not end the prefetch as long as an array of it lives."""
+def test_a_prefetch_goes_on_for_arrays_that_are_left(path, slow):
     with wm.open(path) as f:
         array = f["t0"]
         f.prefetch()
@@ -306,7 +275,7 @@ def test_a_prefetch_goes_on_for_arrays_that_are_left(path: Path, slow: Slow) -> 
 
 
 @linux
-def test_a_file_that_became_shorter_is_no_crash(tmp_path: Path) -> None:
+def test_a_file_that_became_shorter_is_no_crash(tmp_path):
     """Truncated before and during a prefetch: no SIGBUS, the thread ends, the next prefetch works."""
     code = """
 import os, sys, time
@@ -338,8 +307,7 @@ print("alive")
 
 
 @linux
-def test_a_process_ends_during_a_prefetch(path: Path) -> None:
-    """A process whose prefetch would never end ends at once, without a word."""
+def test_a_process_ends_during_a_prefetch(path):
     code = """
 import sys, time
 import weightmap as wm
@@ -361,8 +329,7 @@ print("end")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or not LINUX, reason="needs fork")
-def test_a_child_of_fork_can_prefetch(path: Path) -> None:
-    """A child that was forked in the middle of a prefetch, the lock held, does its own."""
+def test_a_child_of_fork_can_prefetch(path):
     code = """
 import os, sys, time
 import weightmap as wm
@@ -391,8 +358,7 @@ print("done")
     assert run_child(code, path).stdout == "done\n"
 
 
-def test_prefetch_of_copies_does_nothing(path: Path, slow: Slow) -> None:
-    """Buffers and mode "copy" have no pages to bring in."""
+def test_prefetch_of_copies_does_nothing(path, slow):
     for source, options in ((path.read_bytes(), {}), (path, {"mode": "copy"})):
         with wm.open(source, **options) as f:
             f.prefetch()
@@ -401,7 +367,7 @@ def test_prefetch_of_copies_does_nothing(path: Path, slow: Slow) -> None:
     assert idle()
 
 
-def test_ranges_that_lie_close_together_are_one() -> None:
+def test_ranges_that_lie_close_together_are_one():
     """A hundred thousand tensors side by side are one range; far apart, in any order, they are many; empty, none."""
     merged = prefetching._merged
     assert merged((k * 64, 64) for k in range(100_000)) == ((0, 6_400_000),)

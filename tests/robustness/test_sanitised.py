@@ -1,7 +1,5 @@
 """The C module under the address and undefined-behaviour sanitisers, in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -17,8 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Build the package with a sanitised module, and return the folder it is in."""
+def built(tmp_path_factory):
     if sanitised.library() is None:
         pytest.skip("needs gcc with the address sanitiser")
     folder = tmp_path_factory.mktemp("sanitised")
@@ -30,13 +27,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def environment(built: str) -> dict[str, str]:
+def environment(built):
     """Return the environment in which Python finds the sanitised package, and the smallest object is watched over."""
     return sanitised.environment(sanitised.library() or "", built)
 
 
-def python(environment: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with the sanitised module."""
+def python(environment, *args):
     command = [sys.executable, *args]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=3000)
 
@@ -51,14 +47,12 @@ def test_the_sanitisers_are_at_work(environment):
 
 
 def test_attacks_on_the_sanitised_module(environment, tmp_path):
-    """Every attack has its outcome, and no sanitiser reports anything."""
     assert write_all(tmp_path, [case for case in cases() if case.size is None]) > 1000
     done = python(environment, "-c", OUTCOMES, str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 def test_no_access_out_of_bounds_and_no_undefined_behaviour(built):
-    """The tests pass with the sanitised module, and no sanitiser reports anything."""
     environment = sanitised.environment(sanitised.library() or "", built, small=False) | {"WEIGHTMAP_FUZZ": "1000"}
     options = ("-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:xdist")
     done = python(environment, "-m", "pytest", *options, *sanitised.selection())

@@ -1,7 +1,5 @@
 """Vectors by word: known ones, unknown ones by their n-grams, one by one and many at once."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

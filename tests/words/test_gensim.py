@@ -1,13 +1,10 @@
 """gensim's native files, ``.kv``: read without gensim, without executing anything, and compared with gensim."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import struct
 import sys
 import types
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,9 +12,6 @@ from tests.remote.servers import Objects, Server
 
 import weightmap as wm
 from weightmap.words import convert as convert_words
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORDS = ["one", "two", "vectors", "日本", "", "a b"]
 FRAME = b"\x80\x04\x95" + struct.pack("<Q", 859)
@@ -32,7 +26,7 @@ KeyedVectors.__module__ = "gensim.models.keyedvectors"
 KeyedVectors.__qualname__ = "KeyedVectors"
 
 
-def build(words: list[str] = WORDS, protocol: int = 4, vectors: Any = ROWS, **more: Any) -> bytes:
+def build(words=WORDS, protocol=4, vectors=ROWS, **more):
     """Return a file as gensim writes it."""
     made = KeyedVectors()
     made.__dict__ |= {"vector_size": 5, "index_to_key": list(words), "next_index": 0}
@@ -40,7 +34,7 @@ def build(words: list[str] = WORDS, protocol: int = 4, vectors: Any = ROWS, **mo
     made.__dict__ |= {"expandos": {"count": np.arange(len(words))}, "mapfile_path": None}
     made.__dict__ |= {"lifecycle_events": [{"ignore": frozenset(), "sep_limit": 10**7, "python": "3.11", "x": 1.5}]}
     made.__dict__ |= {"__numpys": [], "__scipys": [], "__ignoreds": [], "__recursive_saveloads": []} | more
-    module: Any = types.ModuleType("gensim.models.keyedvectors")
+    module = types.ModuleType("gensim.models.keyedvectors")
     module.KeyedVectors = KeyedVectors
     names = {"gensim": types.ModuleType("gensim"), "gensim.models": types.ModuleType("gensim.models")}
     before = {name: sys.modules.get(name) for name in (*names, module.__name__)}
@@ -55,7 +49,7 @@ def build(words: list[str] = WORDS, protocol: int = 4, vectors: Any = ROWS, **mo
                 sys.modules[name] = old
 
 
-def converted(path: Path, **options: Any) -> tuple[list[str], np.ndarray]:
+def converted(path, **options):
     """Convert a file to finalfusion, rows as they are; return words and rows."""
     target = path.with_suffix(".fifu")
     convert_words(path, target, normalize=False, **options)
@@ -66,7 +60,7 @@ def converted(path: Path, **options: Any) -> tuple[list[str], np.ndarray]:
 
 @pytest.mark.parametrize("protocol", [3, 4])
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2"])
-def test_words_and_rows_are_those_of_the_file(tmp_path: Path, protocol: int, dtype: str) -> None:
+def test_words_and_rows_are_those_of_the_file(tmp_path, protocol, dtype):
     """For every protocol and type; one row of words that repeat names of attributes, or are empty."""
     (tmp_path / "m.kv").write_bytes(build(protocol=protocol, vectors=ROWS.astype(dtype)))
     words, rows = converted(tmp_path / "m.kv")
@@ -74,14 +68,14 @@ def test_words_and_rows_are_those_of_the_file(tmp_path: Path, protocol: int, dty
     assert np.array_equal(rows, ROWS)
 
 
-def test_opening_says_what_it_is(tmp_path: Path) -> None:
+def test_opening_says_what_it_is(tmp_path):
     """`open` refuses and names the conversion."""
     (tmp_path / "m.kv").write_bytes(build())
     with pytest.raises(wm.UnknownFormatError, match=r"word vectors of gensim.*convert"):
         wm.open(tmp_path / "m.kv")
 
 
-def test_vectors_beside_the_file(tmp_path: Path) -> None:
+def test_vectors_beside_the_file(tmp_path):
     """Large arrays lie in FILE.vectors.npy; one that is missing, of another shape or type, is an error."""
     path, beside = tmp_path / "m.kv", tmp_path / "m.kv.vectors.npy"
     path.write_bytes(build(vectors=None, __numpys=["vectors"]))
@@ -103,7 +97,7 @@ def test_vectors_beside_the_file(tmp_path: Path) -> None:
         wm.convert(path.read_bytes(), tmp_path / "o.fifu")
 
 
-def test_vectors_beside_a_file_on_a_server(tmp_path: Path) -> None:
+def test_vectors_beside_a_file_on_a_server(tmp_path):
     """Of an address, they are asked for at the address beside it, with what it has behind the question mark."""
     np.save(tmp_path / "rows.npy", ROWS)
     vectors = (tmp_path / "rows.npy").read_bytes()
@@ -120,7 +114,7 @@ def test_vectors_beside_a_file_on_a_server(tmp_path: Path) -> None:
 class Evil:
     """Would run a command if it was unpickled."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return print, ("taken",)
 
 
@@ -149,9 +143,7 @@ class Evil:
         (b"\x80\x04Pgensim.models\n.", wm.UnsupportedError, "opcode is 0x50"),
     ],
 )
-def test_what_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, error: type[Exception], message: str
-) -> None:
+def test_what_is_refused(tmp_path, capsys, data, error, message):
     """Names that could run something, and everything malformed, is one clear error; nothing is executed or written."""
     (tmp_path / "m.kv").write_bytes(data)
     with pytest.raises(error, match=message):
@@ -160,7 +152,7 @@ def test_what_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["m.kv"]
 
 
-def test_every_truncation_and_many_mutants_are_errors_of_ours(tmp_path: Path) -> None:
+def test_every_truncation_and_many_mutants_are_errors_of_ours(tmp_path):
     """A file cut anywhere is refused; one with a changed byte converts or is refused, and never anything else."""
     data, target, draws = build(), tmp_path / "o.fifu", random.Random(3)
     for end in range(len(data)):
@@ -175,7 +167,7 @@ def test_every_truncation_and_many_mutants_are_errors_of_ours(tmp_path: Path) ->
             continue
 
 
-def test_bytes_that_are_not_utf_8_are_replaced_when_asked(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf_8_are_replaced_when_asked(tmp_path):
     """As in other files of words."""
     data = build(["x1", "x2", "x3", "x4", "x5", "x6"]).replace(b"\x8c\x02x3", b"\x8c\x02x\xff")
     (tmp_path / "m.kv").write_bytes(data)
@@ -185,7 +177,7 @@ def test_bytes_that_are_not_utf_8_are_replaced_when_asked(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("rows", [6, 40_000])
-def test_files_that_gensim_writes(tmp_path: Path, rows: int) -> None:
+def test_files_that_gensim_writes(tmp_path, rows):
     """Where gensim is installed: words and rows are those that it loads itself, from one file or with one beside."""
     gensim = pytest.importorskip("gensim.models")
     vectors = gensim.KeyedVectors(300)

@@ -1,7 +1,5 @@
 """Product quantisation: decoding against its definition, damaged codes, and similarities without decoding."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

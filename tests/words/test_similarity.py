@@ -1,7 +1,5 @@
 """Similar words and analogies: exact, against brute force, and as the finalfusion projects have them."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,5 @@
 """N-grams of words and their rows, against plain definitions and at the edge of memory."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -22,7 +20,7 @@ TEXTS, ROWS = Arena(1 << 16), Arena(1 << 16)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
 
 
-def rows_by_definition(subwords: Subwords, word: str, known: dict[str, int]) -> list[int]:
+def rows_by_definition(subwords, word, known):
     """Return what `Subwords.indices` is to return."""
     indices = {
         "bucket": lambda ngram: bucket_hash(ngram) % subwords.size,
@@ -213,7 +211,7 @@ def test_a_vocabulary_returns_the_rows_of_ngrams():
 
 
 # ------------------------------------------------------------------------------------------------------- the kernel
-def call(kind: int, text: bytes, cap: int, *, min_n=1, max_n=6, size=8, bounds=None, n=1, ngrams_index=ffi.NULL):
+def call(kind, text, cap, *, min_n=1, max_n=6, size=8, bounds=None, n=1, ngrams_index=ffi.NULL):
     """Call the kernel with text and rows that end at a forbidden page; return its result and the rows."""
     subwords = ffi.new("wm_subwords *", (kind, min_n, max_n, size, 0, ngrams_index, ffi.NULL, 0))
     starts = np.array([0, len(text)] if bounds is None else bounds, np.uint32)

@@ -1,11 +1,8 @@
 """Product quantisation: what training makes decodes near to what was given, the same each time, in flat memory."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,10 +12,6 @@ import weightmap as wm
 from weightmap import words
 from weightmap.words import training
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 needs_scipy = pytest.mark.skipif(
     importlib.util.find_spec("scipy") is None and "CI" not in os.environ, reason="needs scipy"
 )
@@ -27,7 +20,7 @@ needs_scipy = pytest.mark.skipif(
 @needs_scipy
 @pytest.mark.parametrize("projection", [False, True])
 @pytest.mark.parametrize("norms", [False, True])
-def test_few_different_rows_come_back(projection: bool, norms: bool) -> None:
+def test_few_different_rows_come_back(projection, norms):
     """Rows that are no more than the centroids are kept but for rounding, in any combination of parts."""
     rows = np.repeat(wb.matrix(7, 12), 3, axis=0)
     q = words.train_pq(rows[::3], n_subquantizers=4, projection=projection, norms=norms)
@@ -37,7 +30,7 @@ def test_few_different_rows_come_back(projection: bool, norms: bool) -> None:
 
 
 @needs_scipy
-def test_a_code_names_the_nearest_centroid() -> None:
+def test_a_code_names_the_nearest_centroid():
     """Of every piece the stored code is that of the nearest vector in its codebook."""
     rows = wb.matrix(500, 6, 1)
     q = words.train_pq(rows, n_subquantizers=3, n_bits=4, norms=False)
@@ -49,7 +42,7 @@ def test_a_code_names_the_nearest_centroid() -> None:
 
 
 @needs_scipy
-def test_training_helps() -> None:
+def test_training_helps():
     """The error is well below that of the random rows that training began with, and more bits make it smaller."""
     rows = wb.matrix(2000, 8, 2)
     errors = []
@@ -62,7 +55,7 @@ def test_training_helps() -> None:
 
 
 @needs_scipy
-def test_the_projection_is_a_rotation_that_helps() -> None:
+def test_the_projection_is_a_rotation_that_helps():
     """It is orthonormal, and correlated columns lose less with it."""
     base = wb.matrix(1500, 4, 5)
     rows = np.hstack([base, base + 0.1 * wb.matrix(1500, 4, 6)]).astype(np.float32)
@@ -74,7 +67,7 @@ def test_the_projection_is_a_rotation_that_helps() -> None:
 
 
 @needs_scipy
-def test_a_seed_gives_the_same_again() -> None:
+def test_a_seed_gives_the_same_again():
     """Codes and codebooks are equal for one seed and differ for another."""
     rows = wb.matrix(600, 4, 3)
     first, again, other = (words.train_pq(rows, n_bits=4, sample=300, seed=seed) for seed in (1, 1, 2))
@@ -84,7 +77,7 @@ def test_a_seed_gives_the_same_again() -> None:
 
 
 @needs_scipy
-def test_rows_of_zeros_and_equal_rows() -> None:
+def test_rows_of_zeros_and_equal_rows():
     """Clusters without points and rows without a direction do no harm."""
     q = words.train_pq(np.zeros((300, 4), np.float32))
     assert not q.dequantize().any()
@@ -106,13 +99,13 @@ WRONG = [
 
 @needs_scipy
 @pytest.mark.parametrize(("matrix", "options", "message"), WRONG)
-def test_what_does_not_fit(matrix: np.ndarray, options: dict[str, int], message: str) -> None:
+def test_what_does_not_fit(matrix, options, message):
     """Options and matrices that make no sense are a QuantError that says which."""
     with pytest.raises(wm.QuantError, match=message):
         words.train_pq(matrix, **options)
 
 
-def test_without_scipy_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scipy_the_error_names_the_package_to_install(monkeypatch):
     """The error names the package, and how to get it."""
     for name in ("scipy", "scipy.cluster", "scipy.cluster.vq"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -122,7 +115,7 @@ def test_without_scipy_the_error_names_the_package_to_install(monkeypatch: pytes
 
 @needs_scipy
 @pytest.mark.parametrize("projection", [False, True])
-def test_files_are_quantised(projection: bool, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_files_are_quantised(projection, put, tmp_path):
     """The file decodes to rows as far from the old ones as the report says, and norms stay exact."""
     rows, names = wb.matrix(900, 6, 7), [f"w{i}" for i in range(900)]
     source = put(wb.word2vec(names, rows), "w.bin")
@@ -149,7 +142,7 @@ def test_files_are_quantised(projection: bool, put: Callable[..., Path], tmp_pat
 
 
 @needs_scipy
-def test_a_dense_file_is_quantised_and_decoded_to_word2vec(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_dense_file_is_quantised_and_decoded_to_word2vec(put, tmp_path):
     """finalfusion to quantised finalfusion to word2vec: what comes out is near to what went in."""
     rows = wb.matrix(40, 4, 8)
     wm.convert(put(wb.word2vec([f"w{i}" for i in range(40)], rows)), tmp_path / "a.fifu")
@@ -161,7 +154,7 @@ def test_a_dense_file_is_quantised_and_decoded_to_word2vec(put: Callable[..., Pa
 
 
 @needs_scipy
-def test_formats_without_such_tensors(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_formats_without_such_tensors(put, tmp_path):
     """EMBD cannot express them: an EncodeError, as for a number of subquantisers that does not divide the row."""
     source = put(wb.word2vec(["a"], [[1, 2, 3]]), "w.bin")
     with pytest.raises(wm.EncodeError, match="no tensors of scheme pq"):
@@ -171,7 +164,7 @@ def test_formats_without_such_tensors(put: Callable[..., Path], tmp_path: Path) 
 
 
 @needs_scipy
-def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_change_the_result(monkeypatch):
     """Rows that are read and encoded a few at a time get the codes that they get all at once."""
     rows = wb.matrix(130, 4, 9)
     whole = words.train_pq(rows, n_bits=3)
@@ -182,7 +175,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_scipy
-def test_quantize_knows_the_scheme() -> None:
+def test_quantize_knows_the_scheme():
     """`weightmap.quantize` with "pq" does what `train_pq` does; its options are for no other scheme."""
     rows = wb.matrix(50, 6)
     q = wm.quantize(rows, "pq", n_subquantizers=2, seed=3)

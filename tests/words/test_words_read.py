@@ -1,11 +1,8 @@
 """Word embeddings of other programs become finalfusion files, and what is wrong with them is said precisely."""
 
-from __future__ import annotations
-
 import functools
 import struct
 import sys
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,10 +11,6 @@ from tests import word_files as wb
 import weightmap as wm
 from weightmap.cli import main
 from weightmap.words import convert as convert_words
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ROWS = wb.matrix(5, 4)
 UNIT = ROWS / np.linalg.norm(ROWS, axis=1)[:, None]
@@ -40,7 +33,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_rows_become_unit_vectors_and_norms(kind: str, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_rows_become_unit_vectors_and_norms(kind, put, tmp_path):
     """From every kind of file words arrive in order, rows as unit vectors, and their norms."""
     report = wm.convert(put(FILES[kind], "source.bin"), tmp_path / "out.fifu")
     warnings = (UNFINISHED,) if kind == "text, last line without an end" else ()
@@ -53,7 +46,7 @@ def test_rows_become_unit_vectors_and_norms(kind: str, put: Callable[..., Path],
 
 
 @pytest.mark.parametrize("data", FILES.values(), ids=FILES)
-def test_rows_are_kept_bit_by_bit_on_request(data: bytes, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_rows_are_kept_bit_by_bit_on_request(data, put, tmp_path):
     """normalize=False: the very numbers of the file, and no norms."""
     convert_words(put(data, "source.bin"), tmp_path / "out.fifu", normalize=False)
     with wm.open(tmp_path / "out.fifu") as f:
@@ -61,7 +54,7 @@ def test_rows_are_kept_bit_by_bit_on_request(data: bytes, put: Callable[..., Pat
         assert f["embeddings"].tobytes() == ROWS.tobytes()
 
 
-def test_a_row_of_zeros_stays_one(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_row_of_zeros_stays_one(put, tmp_path):
     """It has norm 0, and no NaN comes of it."""
     wm.convert(put(wb.word2vec(["a", "b"], [[0, 0], [3, 4]])), tmp_path / "out.fifu")
     with wm.open(tmp_path / "out.fifu") as f:
@@ -69,7 +62,7 @@ def test_a_row_of_zeros_stays_one(put: Callable[..., Path], tmp_path: Path) -> N
         assert f["norms"].tolist() == [0, 5]
 
 
-def test_other_formats_take_words_too(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_other_formats_take_words_too(put, tmp_path):
     """EMBD gets vocabulary and rows as they are; safetensors the rows, and the report says what stayed behind."""
     source = put(FILES["text"], "glove.txt")
     assert wm.convert(source, tmp_path / "out.weights").warnings == ()
@@ -79,7 +72,7 @@ def test_other_formats_take_words_too(put: Callable[..., Path], tmp_path: Path) 
     assert "vocabulary of 5 words" in wm.convert(source, tmp_path / "out.safetensors").warnings[0]
 
 
-def test_words_with_spaces_in_text(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_words_with_spaces_in_text(put, tmp_path):
     """A word of GloVe may be several fields, as long as the later ones are no numbers."""
     for lines in (b"x 1 2\n. . . 3 4\na b 5 6\nc 7 8\n", b". . . 3 4\na b 5 6\nx 1 2\n", b"a b 5 6\nx 1 2\n"):
         found = {line[:-4].decode(): [int(line[-3:-2]), int(line[-1:])] for line in lines.splitlines()}
@@ -88,7 +81,7 @@ def test_words_with_spaces_in_text(put: Callable[..., Path], tmp_path: Path) -> 
             assert dict(zip(f.vocab, f["embeddings"].tolist(), strict=True)) == found
 
 
-def test_blocks_are_joined_rightly(put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_joined_rightly(put, tmp_path, monkeypatch):
     """Files of many blocks give what one block gives, wherever lines and words are cut."""
     rows, names = wb.matrix(400, 7), [f"wörd{i}" for i in range(400)]
     for module in ("_lines", "_word2vec", "fasttext.reading", "_words"):
@@ -101,9 +94,7 @@ def test_blocks_are_joined_rightly(put: Callable[..., Path], tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("block", [1, 7, 1000])
-def test_lines_longer_than_a_block(
-    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_lines_longer_than_a_block(put, tmp_path, monkeypatch, block):
     """They are joined from their pieces, up to a bound; a line beyond it is named by its first byte."""
     monkeypatch.setattr("weightmap.words.importers._lines.BLOCK", block)
     data = b"2 3\na 1 2 3\n" + b"b" * 90 + b" 4 5 6\n"
@@ -119,16 +110,16 @@ def test_lines_longer_than_a_block(
             wm.convert(put(data), tmp_path / "out.fifu")
 
 
-def test_progress_is_reported(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_progress_is_reported(put, tmp_path):
     """It begins at 0 and ends with the size of the file."""
-    told: list[tuple[int, int]] = []
+    told = []
     report = wm.convert(put(FILES["text"]), tmp_path / "out.fifu", progress=lambda *now: told.append(now))
     assert told[0] == (0, report.nbytes)
     assert told[-1] == (report.nbytes, report.nbytes) == ((tmp_path / "out.fifu").stat().st_size,) * 2
 
 
 # ------------------------------------------------------------------------------------------------------- fastText
-def test_fasttext_words_are_means(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_fasttext_words_are_means(put, tmp_path):
     """A word's row is the mean of its own and those of its n-grams; buckets stay; the options become metadata."""
     pytest.importorskip("tomli_w")
     words = ["one", "zwei", "три", "a", "</s>", "hello"]
@@ -146,9 +137,7 @@ def test_fasttext_words_are_means(put: Callable[..., Path], tmp_path: Path) -> N
         np.testing.assert_allclose(f.embeddings["newword"], expected / np.linalg.norm(expected), rtol=2e-5, atol=1e-6)
 
 
-def test_options_of_fasttext_are_left_behind_without_tomli_w(
-    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_fasttext_are_left_behind_without_tomli_w(put, tmp_path, monkeypatch):
     """Without the package that writes them the words are converted, and a warning says what is missing."""
     monkeypatch.setitem(sys.modules, "tomli_w", None)
     report = wm.convert(put(wb.fasttext(wb.WORDS, wb.matrix(5 + 19, 6), 19)), tmp_path / "out.fifu")
@@ -166,16 +155,16 @@ DAMAGED = wb.word2vec(["ok", b"z\xffz"], [[1, 2], [3, 4]])
 
 @pytest.mark.parametrize("kind", ["text", "textdims"])
 @pytest.mark.parametrize("target", ["out.fifu", "out.txt"])
-def test_a_last_line_without_end_is_a_warning(kind: str, target: str, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_last_line_without_end_is_a_warning(kind, target, put, tmp_path):
     """Text that was cut within its last number converts, with a warning; text that ends a line has none."""
-    options: dict[str, Any] = {"format": "text"} if target.endswith("txt") else {}
+    options = {"format": "text"} if target.endswith("txt") else {}
     whole = FILES[kind].rstrip() + b"\n"
     assert wm.convert(put(whole), tmp_path / target, **options).warnings == ()
     for cut in (whole[:-1], whole[:-2]):
         assert wm.convert(put(cut), tmp_path / target, **options).warnings == (UNFINISHED,)
 
 
-def test_the_end_of_a_model_of_fasttext_is_looked_for(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_end_of_a_model_of_fasttext_is_looked_for(put, tmp_path):
     """Bytes that are missing behind the part that is read are an error; a missing output matrix is a warning."""
     ends = len(MODEL) - 33
     assert wm.convert(put(MODEL), tmp_path / "out.fifu").warnings == ()
@@ -192,7 +181,7 @@ def test_the_end_of_a_model_of_fasttext_is_looked_for(put: Callable[..., Path], 
         assert wm.convert(put(data), tmp_path / "out.fifu").warnings == missing
 
 
-def test_lossy_replaces(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_lossy_replaces(put, tmp_path):
     """lossy=True puts U+FFFD where bytes are no UTF-8."""
     convert_words(put(DAMAGED), tmp_path / "out.fifu", lossy=True)
     with wm.open(tmp_path / "out.fifu") as f:
@@ -203,12 +192,12 @@ BIG = 10**15
 MODEL = wb.fasttext(wb.WORDS, wb.matrix(5 + 7, 4), 7)
 
 
-def model(**lies: int) -> bytes:
+def model(**lies):
     """A model with wrong fields."""
     return wb.fasttext(wb.WORDS, wb.matrix(5 + 7, 4), 7, **lies)
 
 
-WRONG: list[tuple[str, bytes, str, str]] = [
+WRONG = [
     ("word2vec, not UTF-8", DAMAGED, "word2vec", r"word 1, b'z\\xffz', is not UTF-8.*\(at byte 16\)"),
     (
         "word2vec, twice",
@@ -294,9 +283,7 @@ WRONG: list[tuple[str, bytes, str, str]] = [
 
 
 @pytest.mark.parametrize(("data", "kind", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_the_message_says_what_is_wrong(
-    data: bytes, kind: str, message: str, put: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_message_says_what_is_wrong(data, kind, message, put, tmp_path):
     """Each defect is one FormatError that names the file, the kind and the place, and leaves no file behind."""
     source = put(data, "source.bin")
     with pytest.raises(wm.FormatError, match=message) as caught:
@@ -311,14 +298,7 @@ REPEATED = ["a", "b", "a", "c", "b", "a"]
 
 @pytest.mark.parametrize("data", [wb.word2vec, wb.text, functools.partial(wb.text, dims=True)])
 @pytest.mark.parametrize("block", [24, 1 << 20])
-def test_repeated_words_are_left_out_on_demand(
-    put: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    data: Callable[..., bytes],
-    block: int,
-) -> None:
+def test_repeated_words_are_left_out_on_demand(put, tmp_path, monkeypatch, capsys, data, block):
     """The first row of each word stays, in its order, and the report counts the others; the command does the same."""
     for module in ("_lines", "_word2vec", "_words"):
         monkeypatch.setattr(f"weightmap.words.importers.{module}.BLOCK", block)
@@ -337,7 +317,7 @@ def test_repeated_words_are_left_out_on_demand(
     assert "--lossy keeps the first row of each word" in capsys.readouterr().err
 
 
-def test_duplicates_that_replacement_made_are_errors(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_duplicates_that_replacement_made_are_errors(put, tmp_path):
     """Two damaged words that become the same are an error even with lossy=True, which says so."""
     data = wb.word2vec([b"z\xff", b"z\xfe"], [[1, 2], [3, 4]])
     with pytest.raises(wm.FormatError, match="word 1 is 'z\ufffd' once bytes that are not UTF-8 are replaced, as 0 is"):
@@ -345,7 +325,7 @@ def test_duplicates_that_replacement_made_are_errors(put: Callable[..., Path], t
 
 
 @pytest.mark.parametrize("kind", ["word2vec", "text", "textdims", "model"])
-def test_cut_anywhere_it_is_an_error_of_ours(kind: str, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_cut_anywhere_it_is_an_error_of_ours(kind, put, tmp_path):
     """Of a file cut at any byte comes a FormatError, or a conversion of what is still whole."""
     data = {**FILES, "model": MODEL}[kind]
     refused = 0
@@ -358,7 +338,7 @@ def test_cut_anywhere_it_is_an_error_of_ours(kind: str, put: Callable[..., Path]
 
 
 @pytest.mark.parametrize("kind", ["word2vec", "text", "textdims", "model"])
-def test_damaged_anywhere_it_is_an_error_of_ours(kind: str, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_damaged_anywhere_it_is_an_error_of_ours(kind, put, tmp_path):
     """Of a file with any byte changed comes a TensorFileError or a file that verifies."""
     data, random = {**FILES, "model": MODEL}[kind], np.random.default_rng(1)
     for at in random.choice(len(data), 20, replace=False).tolist():
@@ -371,7 +351,7 @@ def test_damaged_anywhere_it_is_an_error_of_ours(kind: str, put: Callable[..., P
                 f.verify()
 
 
-def test_what_is_none_of_these_stays_unknown(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_is_none_of_these_stays_unknown(put, tmp_path):
     """Prose, JSON and numbers alone are no words with vectors: the error is that of `open`."""
     for data in (b"hello world, this is prose\n", b'{"a": 1}', struct.pack("<8d", *range(8)), b"\n", b""):
         with pytest.raises(wm.FormatError) as caught:

@@ -4,8 +4,6 @@
 checkout.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="needs the test files 
 
 
 @pytest.mark.parametrize("name", ["similarity.bin", "similarity.txt", "similarity.nodims"])
-def test_the_rust_projects_files(name: str, tmp_path: Path) -> None:
+def test_the_rust_projects_files(name, tmp_path):
     """word2vec, and text with and without dimensions, give the rows and words of its similarity.fifu."""
     convert_words(RUST / name, tmp_path / "a.fifu", normalize=False)
     with wm.open(tmp_path / "a.fifu") as f, wm.open(RUST / "similarity.fifu") as expected:
@@ -34,7 +32,7 @@ def test_the_rust_projects_files(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["embeddings.w2v", "embeddings.txt", "embeddings.dims.txt"])
-def test_the_python_projects_files(name: str, tmp_path: Path) -> None:
+def test_the_python_projects_files(name, tmp_path):
     """Its files give the rows, words and norms of its embeddings.fifu; the binary one has unit vectors already."""
     wm.convert(PYTHON / name, tmp_path / "a.fifu")
     with wm.open(tmp_path / "a.fifu") as f, wm.open(PYTHON / "embeddings.fifu") as expected:
@@ -43,7 +41,7 @@ def test_the_python_projects_files(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(f["norms"], 1 if name.endswith("w2v") else expected["norms"], rtol=1e-6)
 
 
-def test_the_fasttext_model(tmp_path: Path) -> None:
+def test_the_fasttext_model(tmp_path):
     """Nearest neighbours of a known and of an unknown word are those that finalfusion-rust's own tests expect."""
     wm.convert(RUST / "fasttext.bin", tmp_path / "a.fifu")
     known = [("auf", 0.568513), ("vor", 0.551551), ("durch", 0.547349)]
@@ -61,7 +59,7 @@ def test_the_fasttext_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), [("bin", "word 1"), ("dims", "line 3"), ("txt", "line 2")])
-def test_damaged_utf8(name: str, number: str, tmp_path: Path) -> None:
+def test_damaged_utf8(name, number, tmp_path):
     """Refused with the number of the word or its line, and read with a replacement character when asked to."""
     source = RUST / f"utf8-incomplete.{name}"
     with pytest.raises(wm.FormatError, match=f"{number}, .* is not UTF-8"):

@@ -1,11 +1,8 @@
 """From finalfusion to the files of other programs and back, explicit n-grams, and models with a vocabulary."""
 
-from __future__ import annotations
-
 import json
 import struct
 import sys
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,10 +17,6 @@ from weightmap.formats._base import discover
 from weightmap.words import convert as convert_words
 from weightmap.words import importers
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 ROWS = wb.matrix(5, 4)
 BUILT = {
     "word2vec": wb.word2vec(wb.WORDS, ROWS),
@@ -33,7 +26,7 @@ BUILT = {
 
 
 @pytest.mark.parametrize("name", ["word2vec", "text", "textdims", "fasttext"])
-def test_there_and_back(name: str, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_there_and_back(name, put, tmp_path):
     """Rows that were normalised are multiplied by their norms, and are the old ones up to rounding."""
     wm.convert(put(BUILT["word2vec"]), tmp_path / "a.fifu")
     report = wm.convert(tmp_path / "a.fifu", tmp_path / "b", format=name)
@@ -46,7 +39,7 @@ def test_there_and_back(name: str, put: Callable[..., Path], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("source", BUILT)
 @pytest.mark.parametrize("name", BUILT)
-def test_between_them(source: str, name: str, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_between_them(source, name, put, tmp_path):
     """From one to another, without finalfusion in between, every number arrives bit by bit."""
     wm.convert(put(BUILT[source]), tmp_path / "b", format=name)
     written = (tmp_path / "b").read_bytes()
@@ -60,7 +53,7 @@ def test_between_them(source: str, name: str, put: Callable[..., Path], tmp_path
     assert np.array([field[1:] for field in fields], np.float32).tobytes() == ROWS.tobytes()
 
 
-def test_unit_vectors_on_request(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_unit_vectors_on_request(put, tmp_path):
     """normalize=True writes rows of norm 1, with and without norms in the source."""
     wm.convert(put(BUILT["text"]), tmp_path / "a.fifu")
     for source in (put(BUILT["text"]), tmp_path / "a.fifu"):
@@ -70,7 +63,7 @@ def test_unit_vectors_on_request(put: Callable[..., Path], tmp_path: Path) -> No
             np.testing.assert_allclose(np.linalg.norm(f["embeddings"], axis=1), 1, rtol=1e-6)
 
 
-def test_fasttext_comes_back(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_fasttext_comes_back(put, tmp_path):
     """The rows of words become their own again, those of buckets are untouched, and so are the options."""
     pytest.importorskip("tomli_w")
     rows = wb.matrix(5 + 19, 6, 4)
@@ -89,13 +82,13 @@ def test_fasttext_comes_back(put: Callable[..., Path], tmp_path: Path) -> None:
     assert data[at + 17 + back.nbytes :] == struct.pack("<Bqq", 0, 0, 6)
 
 
-def subword_file(path: Path, kind: str, rows: Any, **extra: Any) -> None:
+def subword_file(path, kind, rows, **extra):
     """Save words with n-grams of 2 to 4 characters in 8 buckets."""
     vocab = Vocabulary.of(wb.WORDS, subwords=Subwords(kind, 5, 2, 4, 8))
     wm.save(path, {"embeddings": rows, **extra}, vocab=vocab)
 
 
-def test_rows_of_ngrams_are_left_behind_with_a_warning(tmp_path: Path) -> None:
+def test_rows_of_ngrams_are_left_behind_with_a_warning(tmp_path):
     """format word2vec has no place for n-grams; fastText has none for buckets that are not its own."""
     rows = wb.matrix(13, 3)
     subword_file(tmp_path / "a.fifu", "bucket", rows)
@@ -107,7 +100,7 @@ def test_rows_of_ngrams_are_left_behind_with_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bucket", "fasttext"])
-def test_explicit_ngrams(kind: str, tmp_path: Path) -> None:
+def test_explicit_ngrams(kind, tmp_path):
     """Each n-gram of the words is listed with the row of its bucket, rows numbered by first appearance."""
     rows, norms = wb.matrix(13, 3), np.arange(1, 6, dtype=np.float32)
     subword_file(tmp_path / "a.fifu", kind, rows, norms=norms)
@@ -115,7 +108,7 @@ def test_explicit_ngrams(kind: str, tmp_path: Path) -> None:
     with wm.open(tmp_path / "a.fifu") as a, wm.open(tmp_path / "b.fifu") as b:
         b.verify()
         table, indices = b.vocab.subwords.ngrams()
-        expected: dict[str, None] = {}
+        expected = {}
         for word in wb.WORDS:
             expected |= dict.fromkeys(wb.ngrams(word, 2, 4))
         assert list(table) == list(expected)
@@ -128,7 +121,7 @@ def test_explicit_ngrams(kind: str, tmp_path: Path) -> None:
         assert [b["embeddings"][i].tolist() for i in b.vocab.ngram_indices("zwei")] == old
 
 
-def test_explicit_needs_buckets(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_explicit_needs_buckets(put, tmp_path):
     """A simple vocabulary has no n-grams to list; another word for subwords= is a ValueError."""
     with pytest.raises(wm.EncodeError, match="the vocabulary is simple"):
         convert_words(put(BUILT["text"]), tmp_path / "a.fifu", subwords="explicit")
@@ -146,7 +139,7 @@ BAD_WORDS = [
 
 
 @pytest.mark.parametrize(("name", "words"), BAD_WORDS)
-def test_words_that_have_no_place(name: str, words: list[str], tmp_path: Path) -> None:
+def test_words_that_have_no_place(name, words, tmp_path):
     """A word with what the format keeps for itself is an EncodeError that names it, before a file is there."""
     wm.save(tmp_path / "a.fifu", {"embeddings": wb.matrix(len(words), 2)}, vocab=words)
     with pytest.raises(wm.EncodeError) as caught:
@@ -155,7 +148,7 @@ def test_words_that_have_no_place(name: str, words: list[str], tmp_path: Path) -
     assert not (tmp_path / "b").exists()
 
 
-def test_options_that_mean_nothing_there(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_options_that_mean_nothing_there(put, tmp_path):
     """Layouts, schemes of blocks and other types are refused, and nothing is written."""
     source = put(BUILT["text"])
     for options in (
@@ -173,7 +166,7 @@ def test_options_that_mean_nothing_there(put: Callable[..., Path], tmp_path: Pat
 
 
 # ----------------------------------------------------------------------------------------------- models with words
-def test_the_matrix_of_a_model_becomes_embeddings(tmp_path: Path) -> None:
+def test_the_matrix_of_a_model_becomes_embeddings(tmp_path):
     """A model's one chosen matrix goes to finalfusion with its vocabulary, under the name it has there; and back."""
     words, rows = ["[PAD]", "one", "two"], wb.matrix(3, 4)
     tensors = {"embeddings.word_embeddings.weight": rows, "encoder.weight": wb.matrix(4, 4)}
@@ -193,7 +186,7 @@ def test_the_matrix_of_a_model_becomes_embeddings(tmp_path: Path) -> None:
     assert (tmp_path / "w.vec").read_text(encoding="utf-8").startswith("3 4\n[PAD] ")
 
 
-def test_a_directory_gives_its_vocabulary(tmp_path: Path) -> None:
+def test_a_directory_gives_its_vocabulary(tmp_path):
     """The words of a Hugging Face directory go along to word2vec."""
     (tmp_path / "m").mkdir()
     rows = wb.matrix(2, 3)
@@ -204,7 +197,7 @@ def test_a_directory_gives_its_vocabulary(tmp_path: Path) -> None:
     assert (tmp_path / "b").read_bytes() == wb.word2vec(["one", "two"], rows)
 
 
-def test_without_one_matrix_for_the_words(tmp_path: Path) -> None:
+def test_without_one_matrix_for_the_words(tmp_path):
     """Two matrices that fit, none, or no vocabulary: an EncodeError that says so."""
     wm.save(tmp_path / "two.weights", {"a": wb.matrix(2, 2), "b": wb.matrix(2, 3)}, vocab=["x", "y"])
     with pytest.raises(wm.EncodeError, match="one for each word; found 'a', 'b'"):
@@ -231,9 +224,7 @@ IMPORTER = Importer("toy", "this is a toy: convert it", lambda head, size: head.
 """
 
 
-def test_an_importer_is_added_by_adding_a_file(
-    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_importer_is_added_by_adding_a_file(put, tmp_path, monkeypatch):
     """A file that defines IMPORTER is all that it takes: `open` names such a file, `convert` reads it, to any format.
 
     Where two claim a file, both are named.
@@ -271,14 +262,14 @@ assert opened.count(source) == 1, opened
 
 
 @pytest.mark.parametrize("kind", [*BUILT, "safetensors"])
-def test_the_source_is_opened_once(kind: str, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_source_is_opened_once(kind, put, tmp_path):
     """What kind of file it is, is found out on the opened file that is then converted."""
     source, target = put({**BUILT, "safetensors": st.build({}, {})}[kind], "source"), tmp_path / "a.fifu"
     run_child(OPENED, source, target if kind != "safetensors" else tmp_path / "a.weights")
 
 
 @pytest.mark.parametrize("kind", BUILT)
-def test_open_names_what_convert_takes(kind: str, put: Callable[..., Path]) -> None:
+def test_open_names_what_convert_takes(kind, put):
     """`open` refuses every file that an importer reads, and says what it is, under the name of the importer."""
     with pytest.raises(wm.UnknownFormatError) as caught:
         wm.open(put(BUILT[kind]))
@@ -286,7 +277,7 @@ def test_open_names_what_convert_takes(kind: str, put: Callable[..., Path]) -> N
     assert caught.value.what == importers.IMPORTERS[kind].hint
 
 
-def test_what_begins_a_file_of_text(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_begins_a_file_of_text(put, tmp_path):
     """One number a word takes a second line, a wrong number too; a first line may be longer than what is looked at."""
     for data in (b"a 1\nb 2\n", b"a 1 2x 3\nb 4 5 6\n", b"a b 1 2\nc 3 4\n", b"w" + b" -1" * 40_000):
         with pytest.raises(wm.UnknownFormatError, match="in text, such as GloVe"):
@@ -297,7 +288,7 @@ def test_what_begins_a_file_of_text(put: Callable[..., Path], tmp_path: Path) ->
 
 
 # ----------------------------------------------------------------------------------------------------- all at once
-def test_memory_stays_flat(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_memory_stays_flat(put, tmp_path):
     """Files of 64 MB are converted there and back with a few blocks of memory."""
     rows = np.ones((40_000, 400), "<f4")
     source = put(wb.word2vec([f"w{i}" for i in range(len(rows))], rows), "big.bin")
@@ -319,7 +310,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     assert int(result.stdout) < 40
 
 
-def test_the_command_line(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_command_line(put, tmp_path):
     """--lossy, --no-normalize, --format and --subwords do what the options of `convert` do."""
     from weightmap.cli import main
 
