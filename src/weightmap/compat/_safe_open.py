@@ -15,7 +15,7 @@ from weightmap.dtypes import DTYPES
 from weightmap.errors import ClosedError, UnsupportedError
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import check_copied, row_of
+from weightmap.model.parts import check_copied, is_remote, row_of
 from weightmap.model.spans import spans_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class OpenedFile:
             self.file: TensorFile = open_privately(filename) if pread else wm.open(filename, mode=mode)
         except FileNotFoundError as error:
             raise MissingFileError(error.errno, error.strerror, error.filename) from None
-        self.pread = pread
+        self._remote = is_remote(self.file)
+        self.pread = pread and not self._remote
         self._convert = framework.deliver
 
     def whole(self, name: str) -> Any:
@@ -79,8 +80,9 @@ class OpenedFile:
 
     def _delivered(self, name: str, value: Any) -> Any:
         """Return a value of the file, decoded where it is quantised, as the framework has it."""
-        array = value if isinstance(value, np.ndarray) else self.file.read(name, np.float32)
-        return self.deliver(name, array)
+        if not isinstance(value, np.ndarray):
+            value = value.dequantize() if self._remote else self.file.read(name, np.float32)
+        return self.deliver(name, value)
 
     def every(self, names: list[str]) -> dict[str, Any]:
         """Return all tensors, in the order of these names. Whole files take a tenth of the time of single tensors."""
@@ -106,7 +108,7 @@ class OpenedFile:
             if self._away and is_plain(index):
                 np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # raises what numpy raises
                 return wm.torch.load_tensors(file, {name: index}, self.device)[name]
-            value = None if self.pread else file[name]
+            value = None if self.pread or self._remote else file[name]
             # Quantised tensors are read before they are decoded, as by `TensorFile.read`, and not mapped.
             array = value[index] if isinstance(value, np.ndarray) else read_part(file, name, index)
             return self.deliver(name, array)

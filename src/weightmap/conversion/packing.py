@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.formats import Payload, Tensors
 from weightmap.index.row import Row
+from weightmap.io.source import BETWEEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from weightmap.io.source import Source
 
 # Names kept as one text: each as an object would take twice its length and more.
 _TOGETHER = 4096
@@ -67,13 +70,21 @@ class Packed(Tensors):
 
     def __iter__(self) -> Iterator[Payload]:
         kinds, places, new, renamed = self.kinds, self._places, tuple.__new__, self._renamed
+        ahead = {place.source: place.source.ahead(self._ranges(place.source), BETWEEN) for place in places}
         for name, number, offset in zip(self.origins(), self._numbers, self._offsets, strict=True):
             dtype, shape, source, _, nbytes, geometry, quantized = places[number]
-            place = new(Row, (dtype, shape, source, offset, nbytes, geometry, quantized))
+            place = new(Row, (dtype, shape, ahead[source], offset, nbytes, geometry, quantized))
             tensor = kinds[number].again(name, place)
             if renamed:
                 tensor.name = renamed.get(name, name)
             yield tensor
+
+    def _ranges(self, source: Source) -> Iterator[tuple[int, int]]:
+        """Yield the bytes of the tensors that lie in a file, in order."""
+        places = self._places
+        for number, offset in zip(self._numbers, self._offsets, strict=True):
+            if places[number].source is source:
+                yield offset, offset + places[number].nbytes
 
     def names(self) -> Iterator[str]:
         """Yield the names in the new file."""

@@ -11,7 +11,7 @@ from weightmap.arguments import as_float
 from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.errors import UnsupportedError, quoted
 from weightmap.kernels import COMPARED, Failed, FileComparer, cpus, differing
-from weightmap.model.parts import check_made, dense_row
+from weightmap.model.parts import check_made, in_order, row_of
 from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
@@ -64,8 +64,11 @@ def both(a: TensorFile, b: TensorFile, names: Iterable[str]) -> Iterator[tuple[s
     Raises `LimitError` where a file has too few bytes for that: see `check_expansion`.
     """
     made = [0, 0]
-    for name in names:
-        left, right = dense_row(a, name), dense_row(b, name)
+    common = list(names)
+    lefts = in_order(a, (row_of(a, name) for name in common))
+    rights = in_order(b, (row_of(b, name) for name in common))
+    for name, one, other in zip(common, lefts, rights, strict=True):
+        left, right = one.dense, other.dense
         if left.shape == right.shape:
             for side, (file, place) in enumerate(((a, left), (b, right))):
                 made[side] += place.nbytes

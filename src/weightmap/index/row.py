@@ -79,6 +79,13 @@ class Row(NamedTuple):
 
     # -------------------------------------------------------------------------------------------------- as bytes
     @property
+    def extent(self) -> tuple[int, int]:
+        """Begin and end of the bytes of the file that hold it."""
+        if self.geometry is None:
+            return self.offset, self.offset + self.nbytes
+        return self.geometry.extent(self, [(0, 1, size, True) for size in self.viewed[1]])
+
+    @property
     def dense(self) -> Row:
         """Itself; of a row with a geometry, one whose source has its bytes row-major, at the same offset."""
         if self.geometry is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.io.ahead import PART, Queue, Windows
+from weightmap.io.ahead import Queue, Windows
 from weightmap.io.descriptor import aligned
 from weightmap.io.location import Stored
 from weightmap.io.source import CHUNK, Source
@@ -84,22 +84,21 @@ class RemoteSource(Source):
 
     def fill(self, begin: int, target: memoryview) -> None:
         """Fill memory with the bytes from `begin` on: kept ones, requested ones, and the rest by a new request."""
-        if self.closed:
-            self.fail_closed()
-        end = begin + len(target)
-        if begin < 0 or end > self.size:
-            self._short(self.size, end)
-        at = begin
-        while at < end:
-            there = self._here(at, end)
-            if not len(there) and self.queue is not None:
-                there = self.queue.take(at, end)
-            if not len(there):
-                break
+        at, end = begin, begin + len(target)
+        while at < end and len(there := self._ready(at, end)):
             target[at - begin : at - begin + len(there)] = there
             at += len(there)
         if at < end:
             self._stored.wait(self._stored.fetch(at, end, target[at - begin :]), at, end)
+
+    def _ready(self, begin: int, end: int) -> memoryview:
+        """Return bytes from `begin` on that were read with a header or requested ahead; none if they were not."""
+        if self.closed:
+            self.fail_closed()
+        if begin < 0 or end > self.size:
+            self._short(self.size, end)
+        there = self._here(begin, end)
+        return there if len(there) or self.queue is None else self.queue.take(begin, end)
 
     def _here(self, begin: int, end: int) -> memoryview:
         """Return bytes from `begin` on that were read with a header."""
@@ -114,6 +113,10 @@ class RemoteSource(Source):
             if self.closed:
                 self.fail_closed()
             return bytes(there)
+        if self.queue is not None:
+            asked = bytearray(count)
+            self.fill(offset, memoryview(asked))
+            return bytes(asked)
         first = offset + len(there)
         end = min(max(offset + count, first + _NEAR), self.size) if count < _NEAR else offset + count
         begin = max(0, min(first, end - _NEAR)) if count < _NEAR and not len(there) else first
@@ -157,24 +160,32 @@ class RemoteSource(Source):
         if not count:
             return
         source = self if self.queue is not None else self.ahead([(offset, offset + count)])
-        part = min(max(PART // size, 1) * size, count)
-        for start in range(offset, offset + count, part):
-            data = memoryview(bytearray(min(part, offset + count - start)))
-            source.fill(start, data)
-            for at in range(0, len(data), size):
-                yield data[at : at + size].toreadonly()
+        at, end = offset, offset + count
+        while at < end:
+            there = source._ready(at, end)  # noqa: SLF001 - of this class
+            whole = len(there) if at + len(there) == end else len(there) // size * size
+            for begin in range(0, whole, size):
+                yield there[begin : min(begin + size, whole)].toreadonly()
+            at += whole
+            if at < end:  # the next piece begins in one request and ends in another, or was not requested
+                begun, piece = len(there) - whole, memoryview(bytearray(min(size, end - at)))
+                piece[:begun] = there[whole:]
+                source.fill(at + begun, piece[begun:])
+                yield piece.toreadonly()
+                at += len(piece)
 
     def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
         """Implement `Source.read_into`, by one request."""
         self.fill(offset, memoryview(target))
 
-    def ahead(self, ranges: Iterable[tuple[int, int]]) -> RemoteSource:
+    def ahead(self, ranges: Iterable[tuple[int, int]], gap: int = 0) -> RemoteSource:
         """Return a source of the same bytes that requests these ranges (begin, end) ahead of reading, in order.
 
-        The beginning of a range is not requested again if it came with a header.
+        Neighbours with at most `gap` bytes between them are requested together. The beginning of a range is not
+        requested again if it came with a header.
         """
         made = copy.copy(self)
-        made.queue = Queue(self._stored, ((begin + len(self._here(begin, end)), end) for begin, end in ranges))
+        made.queue = Queue(self._stored, ((begin + len(self._here(begin, end)), end) for begin, end in ranges), gap)
         return made
 
     # ------------------------------------------------------------------------------------------------- memory

@@ -63,6 +63,8 @@ _SMALL = 1 << 14
 # Bytes per read into a bounce buffer: large enough that the call costs little (2 us of 35), small enough to stay in any
 # CPU's L2 cache.
 CHUNK = 1 << 18
+# Bytes between two whole tensors, of padding or a header, that a store sends along instead of a request more.
+BETWEEN = 16 << 10
 
 
 class Source:
@@ -280,7 +282,7 @@ class Source:
             start = int(starts[got // length])
             self._short(start + got % length, start + length)
 
-    def ahead(self, ranges: Iterable[tuple[int, int]]) -> Source:  # noqa: ARG002 - for stores, see RemoteSource
+    def ahead(self, ranges: Iterable[tuple[int, int]], gap: int = 0) -> Source:  # noqa: ARG002 - see RemoteSource
         """Return a source of the same bytes for reading these ranges (begin, end), in order."""
         return self
 

@@ -125,8 +125,8 @@ def open(
     Notes
     -----
     Opening an object in a store reads header and index by one or two requests. Each look-up then fetches its tensor by
-    one request, into new memory, even if it was fetched before: `mode` is "copy", tensor by tensor. `weightmap.plan`
-    reads many tensors, or parts of them, by few joined requests. Every request names the version that was opened, and
+    one request, into new memory, even if it was fetched before: `mode` is "copy", tensor by tensor. What reads many
+    tensors (`items`, `load`, `convert`, `weightmap.plan` for parts of them) joins and overlaps its requests. Every request names the version that was opened, and
     raises `FileChangedError` if the object was replaced.
 
     Examples

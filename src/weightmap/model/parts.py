@@ -5,6 +5,7 @@ They keep the handle itself free of members that users do not need.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import ItemsView, ValuesView
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
 from weightmap.formats import by_name
 from weightmap.io.open_source import name_beside
+from weightmap.io.source import BETWEEN, Source
 from weightmap.options import check_expansion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.index.row import Row
-    from weightmap.io.source import Source
 
 # Runs of fewer tensors are made one by one.
 _RUN = 4
@@ -34,6 +35,11 @@ def sources_of(file: Any) -> tuple[Source, ...]:
     """Return the sources of all files of a handle: its own first, without bytes for a model in several files."""
     sources: tuple[Source, ...] = file._sources
     return sources
+
+
+def is_remote(file: Any) -> bool:
+    """Whether tensors lie in a store: what is read twice is fetched twice."""
+    return any(source.store is not None for source in file._sources)
 
 
 def names_of(file: Any) -> dict[Source, str]:
@@ -140,6 +146,17 @@ def named_rows(file: Any) -> Iterator[tuple[str, Row]]:
     return zip(file, dense_rows(file), strict=True)
 
 
+def in_order(file: Any, rows: Iterable[Row]) -> Iterable[Row]:
+    """Return rows that are read one after another: of a file in a store, the next ones are requested meanwhile."""
+    if not is_remote(file):
+        return rows
+    every, extents = list(rows), defaultdict[Source, list[tuple[int, int]]](list)
+    for row in every:
+        extents[row.source].append(row.extent)
+    ahead = {source: source.ahead(ranges, BETWEEN) for source, ranges in extents.items()}
+    return (row._replace(source=ahead[row.source]) for row in every)
+
+
 def check_made(file: Any, what: str, nbytes: int) -> None:
     """Raise `LimitError` if a model may not expand to so many bytes: see `check_expansion`."""
     check_expansion(file._options.limits, nbytes, file.nbytes, f"size of {what}", file._source.name)
@@ -164,6 +181,10 @@ def arrays(file: Any) -> Iterator[Any]:
     source = file._source
     try:
         source.check_unchanged()
+        if is_remote(file):
+            for row in in_order(file, file._table.rows()):
+                yield row.array()
+            return
         for row, count, step in file._table.runs():
             if row.geometry is not None or row.dtype.quantized:
                 yield row.array()

@@ -9,7 +9,7 @@ import numpy as np
 from weightmap.arguments import mistyped
 from weightmap.dtypes import FLOATING
 from weightmap.model.opening import open as open_model
-from weightmap.model.parts import check_copied, dense_row
+from weightmap.model.parts import check_copied, dense_row, is_remote
 from weightmap.model.single import mode_of
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan
@@ -101,11 +101,11 @@ def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:
 
 def shared(file: TensorFile) -> dict[str, Any]:
     """Return all tensors of a file opened in `writable_mode`, on the CPU: as `read_tensor` does, but in one pass."""
-    tensors = {}
+    tensors, remote = {}, is_remote(file)
     for name, array in file.items():
         # Only an array of numbers determines the tensor: bytes may be pairs of float4.
         alone = type(array) is np.ndarray and array.dtype != _OCTET
-        tensors[name] = to_torch(array) if alone else read_tensor(file, name)
+        tensors[name] = to_torch(array) if alone else read_tensor(file, name, array if remote else None)
     return tensors
 
 
