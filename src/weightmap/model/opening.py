@@ -126,8 +126,8 @@ def open(
     -----
     Opening an object in a store reads header and index by one or two requests. Each look-up then fetches its tensor by
     one request, into new memory, even if it was fetched before: `mode` is "copy", tensor by tensor. What reads many
-    tensors (`items`, `load`, `convert`, `weightmap.plan` for parts of them) joins and overlaps its requests. Every request names the version that was opened, and
-    raises `FileChangedError` if the object was replaced.
+    tensors (`items`, `load`, `convert`, `weightmap.plan` for parts of them) joins and overlaps its requests. Every
+    request names the version that was opened, and raises `FileChangedError` if the object was replaced.
 
     Examples
     --------
