@@ -133,7 +133,6 @@ def _warm_up(folder):
 
 
 def _state(case, path):
-    """Return a state dict of tensors without values, laid over the ranks."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, zeros
@@ -155,7 +154,6 @@ def _state(case, path):
 
 
 def _load(case, rank):
-    """Load, and compare what came with the same part of what `weightmap.load` gives."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local

@@ -55,14 +55,11 @@ http {{
 
 
 class Nginx(NamedTuple):
-    """A server of the files in a folder."""
-
     url: str
     data: Path
     log: Path
 
     def asked(self):
-        """Path, range, status and bytes of each request so far."""
         found = []
         for line in self.log.read_text(encoding="utf-8").splitlines():
             head, span, _, _, end = line.split('"')
@@ -90,7 +87,6 @@ def _wait(port, process):
 
 @contextlib.contextmanager
 def nginx(folder):
-    """Run nginx over a new folder."""
     port = _free_port()
     (folder / "data").mkdir()
     user = "user root;" if os.geteuid() == 0 else ""  # else its workers may not read the folder
@@ -124,7 +120,6 @@ def s3():
 
 @contextlib.contextmanager
 def azure():
-    """Run Azurite with one container, called "models"; yield its endpoint."""
     port = _free_port()
     assert AZURITE is not None
     flags = ("--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry")
@@ -174,7 +169,6 @@ class Proxy:
         self._thread.start()
 
     def close(self):
-        """End it."""
         self._ended.set()
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._thread.join()
@@ -210,7 +204,6 @@ class Proxy:
 
 @contextlib.contextmanager
 def proxy(target):
-    """Run a proxy before a server."""
     made = Proxy(target)
     try:
         yield made

@@ -35,7 +35,6 @@ print(json.dumps([report.shards, report.skipped]))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model of many small shards."""
     folder = tmp_path_factory.mktemp("model")
     where, rng = {}, np.random.default_rng(1)
     for i in range(1, SHARDS + 1):
@@ -59,7 +58,6 @@ def cluster():
 
 
 def content(folder):
-    """All files of a directory."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
@@ -126,7 +124,6 @@ def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_pa
 
 @pytest.mark.filterwarnings("ignore")
 def test_commands_run_on_dask(model, cluster, tmp_path):
-    """--dask shares the shards out: converting and verifying give what a serial run gives."""
     part = tmp_path / "part"
     part.mkdir()
     index = json.loads((model / "model.safetensors.index.json").read_text())

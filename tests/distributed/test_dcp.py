@@ -26,7 +26,6 @@ WAYS = ("map", "read")
 
 
 def load(state, path, **options):
-    """Load in this process alone; errors are those of the reader."""
     reader = WeightmapStorageReader(path, **options)
     try:
         dcp.load(state, storage_reader=reader, no_dist=True)
@@ -36,7 +35,6 @@ def load(state, path, **options):
 
 
 def octets(tensor):
-    """Return the bytes of a tensor."""
     flat = tensor.contiguous().reshape(-1)
     return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
 
@@ -44,7 +42,6 @@ def octets(tensor):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("example", builders.examples(), ids=lambda e: f"{e.format}-{e.name}")
 def test_every_format_loads_as_load_file_does(example, way, tmp_path):
-    """All tensors of every example, packed and quantised ones among them, whole: the bytes are those of `load_file`."""
     path = tmp_path / f"example{example.suffix}"
     path.write_bytes(example.data)
     expected = load_file(path)
@@ -80,7 +77,6 @@ def test_nothing_is_opened_before_all_ranks_take_part(tmp_path):
 
 
 def test_a_reader_loads_again_from_another_path(tmp_path):
-    """A checkpoint id is the path of the next load; descriptors are closed after each."""
     for number in range(2):
         wm.save(tmp_path / f"{number}.safetensors", {"a": np.full(4, number, np.float32)})
     reader = WeightmapStorageReader(tmp_path / "0.safetensors")
@@ -93,7 +89,6 @@ def test_a_reader_loads_again_from_another_path(tmp_path):
 
 
 def test_what_may_be_a_checkpoint(tmp_path):
-    """Paths where something is, and URLs."""
     validate = WeightmapStorageReader.validate_checkpoint_id
     assert validate(tmp_path)
     assert validate("s3://bucket/model.safetensors")
@@ -102,7 +97,6 @@ def test_what_may_be_a_checkpoint(tmp_path):
 
 
 def test_targets_of_any_layout_and_type(tmp_path):
-    """Strided targets are filled in place, values converted as torch does; another kind is an error."""
     path = tmp_path / "m.safetensors"
     wm.save(path, {"a": normal((8, 6)).array, "i": np.arange(6)})
     base = torch.zeros(6, 8)
@@ -125,7 +119,6 @@ def test_targets_of_any_layout_and_type(tmp_path):
     ],
 )
 def test_what_does_not_fit_is_one_error(state, options, error, message, tmp_path):
-    """A name that is not there, another shape, a wrong option."""
     path = tmp_path / "m.safetensors"
     wm.save(path, {"a": normal((8, 6)).array})
     with pytest.raises(error, match=message):
@@ -204,7 +197,6 @@ def test_a_slice_that_is_read_to_its_place_takes_no_other_memory(tmp_path):
 
 
 def test_names_of_schemes_decode():
-    """Every scheme of AMB comes as float32."""
     with wm.open(memoryview(amb.every_scheme())) as file:
         metadata = Tensors(file, {})
         assert {entry.properties.dtype for entry in metadata.values()} == {torch.float32}

@@ -28,7 +28,6 @@ SCHEMES = {"int4_block.amb": "int4_block", "int5.amb": "int5", "adaptive.amb": "
 
 
 def big(seed=0):
-    """Return tensors of a size that counts."""
     rng = np.random.default_rng(seed)
     return {name: rng.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
 
@@ -40,7 +39,6 @@ def odd():
 
 
 def models(folder):
-    """Write the models of all cases; return their paths."""
     wm.save(folder / "big.safetensors", big())
     wm.save(folder / "odd.safetensors", odd())
     wm.save(folder / "big.weights", big())
@@ -80,7 +78,6 @@ DAMAGED = ("header", "missing", "truncated", "value.weights", "odd-{rank}.safete
 
 
 def cases(folder, world):
-    """Return the loads that a group of so many ranks makes."""
     path = models(folder)
     found = {
         f"{kind} {placement} {how}": Case(path[kind], (world,), (placement,), {"how": how})
@@ -111,24 +108,20 @@ def cases(folder, world):
 
 @pytest.fixture(scope="module", params=[2, 4])
 def world(request):
-    """Return the number of ranks."""
     return request.param
 
 
 @pytest.fixture(scope="module")
 def outcomes(world, tmp_path_factory):
-    """Return what each rank of one group says of each case."""
     folder = tmp_path_factory.mktemp(f"world{world}")
     return run(world, cases(folder, world), tmp_path_factory.mktemp("group"))
 
 
 def sound(outcomes):
-    """Return the cases in which nothing is wrong."""
     return {name: ranks for name, ranks in outcomes.items() if name not in (*DAMAGED, "kind")}
 
 
 def test_every_rank_has_the_values_of_the_whole_load(outcomes):
-    """Shards of both dimensions, replicas, meshes, sizes that do not divide, scalars, empty tensors."""
     for name, ranks in sound(outcomes).items():
         for rank in ranks:
             assert rank.error is None, (name, rank)
@@ -158,7 +151,6 @@ def test_replicas_are_read_from_the_disk_once(outcomes):
 @pytest.mark.parametrize("world", [4], indirect=True)
 @pytest.mark.parametrize(("placements", "parts"), [("01", 4), ("00", 4), ("R0", 2), ("1R", 2), ("RR", 1)])
 def test_meshes_of_two_dimensions(outcomes, placements, parts):
-    """Of 2 x 2 ranks, each reads the part that its place in the mesh has."""
     for rank in outcomes[f"big.safetensors 2x2 {placements}"]:
         assert BYTES // parts <= rank.read <= BYTES // parts + BYTES // 50
 
@@ -177,7 +169,6 @@ def test_quantised_tensors_are_read_by_blocks(outcomes, world, kind, placement):
 
 
 def test_tied_tensors_are_read_once(outcomes, world):
-    """Two names of the state dict for one tensor of the file: one read, both filled."""
     nbytes = 4 * 4096 * 512
     for rank in outcomes["tied"]:
         assert (rank.report.items, rank.report.tensors) == (2, 1)
@@ -209,7 +200,6 @@ def test_damage_ends_the_load_on_every_rank(outcomes, world, case, error, messag
 
 
 def test_damage_that_one_rank_sees_ends_all(outcomes):
-    """The other ranks raise as well, and know whose error it was."""
     for rank in outcomes["odd-{rank}.safetensors"]:
         assert rank.error is not None
         assert rank.seconds < 30

@@ -29,7 +29,6 @@ ABSENT = ("absent", "absent.safetensors")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a large model, the same in blocks of int4, and one in four files."""
     path = tmp_path_factory.mktemp("models")
     large = np.random.default_rng(0).standard_normal(SHAPE, np.float32)
     wm.save(path / "large.safetensors", {"w": large})
@@ -59,7 +58,6 @@ def from_s3(folder, tmp_path_factory):
 
 
 def test_ranks_load_from_a_bucket(from_s3):
-    """Rows, columns and replicas of one file, of several, and of quantised blocks, as the plans count them."""
     for name, ranks in from_s3.items():
         for rank in ranks if name not in ABSENT else ():
             assert (rank.error, rank.wrong) == (None, []), name
@@ -74,7 +72,6 @@ def test_ranks_load_from_a_bucket(from_s3):
 
 @pytest.mark.parametrize("name", ABSENT)
 def test_what_is_not_in_the_bucket_ends_the_load_on_every_rank(name, from_s3):
-    """Each rank raises, within seconds, an error that names the object."""
     for rank in from_s3[name]:
         assert rank.error is not None
         assert rank.error[0] == "CheckpointException"

@@ -19,7 +19,6 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(*command, **env):
-    """Run a command with weightmap at hand; return what it prints."""
     done = subprocess.run(
         [*map(str, command)],
         env={**os.environ, "PYTHONPATH": SOURCES, **env},
@@ -40,7 +39,6 @@ def path(tmp_path):
 
 
 def test_ranks_without_a_framework(path, monkeypatch):
-    """The slices of all ranks are the tensors; the function that reads them takes two integers."""
     monkeypatch.syspath_prepend(EXAMPLES)
     from ranks_mpi import load_slices
 
@@ -52,7 +50,6 @@ def test_ranks_without_a_framework(path, monkeypatch):
 
 
 def test_ranks_of_mpi(path):
-    """Four processes of MPI read a fourth each."""
     pytest.importorskip("mpi4py", reason="needs mpi4py: make distributed-test")
     launcher = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(launcher) if launcher.exists() else shutil.which("mpiexec")
@@ -65,7 +62,6 @@ def test_ranks_of_mpi(path):
 
 
 def test_devices_of_jax(path):
-    """Four devices of jax have a fourth of the matrix each, and all of the vector."""
     pytest.importorskip("jax", reason="needs jax: make distributed-test")
     flags = "--xla_force_host_platform_device_count=4"
     printed = run(sys.executable, EXAMPLES / "ranks_jax.py", path, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
@@ -76,7 +72,6 @@ def test_devices_of_jax(path):
 
 
 def test_the_guide_to_loading_runs(tmp_path):
-    """The Python of "Loading" in docs/distributed.md runs in a group of one rank, and prints what it says."""
     pytest.importorskip("torch", reason="needs PyTorch: make distributed-test")
     page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
     section = page[page.index("\n## Loading") : page.index("\n## Converting")]

@@ -35,7 +35,6 @@ KEYS = {"AWS_ACCESS_KEY_ID": "AKIDSECRET", "AWS_SECRET_ACCESS_KEY": "KEYSECRET",
 
 
 def write(path):
-    """Save the tensors in the format of a path's suffix."""
     if path.suffix == ".npz":
         np.savez(path, **FLOATS)
     else:
@@ -43,7 +42,6 @@ def write(path):
 
 
 def write_shards(folder, count=4):
-    """Save the tensors as a model of several files."""
     folder.mkdir()
     where = {}
     for number in range(count):
@@ -56,14 +54,12 @@ def write_shards(folder, count=4):
 
 
 def right(file):
-    """Whether the tensors are those that were saved."""
     return sorted(file) == sorted(FLOATS) and all(np.array_equal(file[name], FLOATS[name]) for name in FLOATS)
 
 
 # --------------------------------------------------------------------------------------------------------------- nginx
 @pytest.fixture(scope="module")
 def web(tmp_path_factory):
-    """An nginx with models of every format."""
     with nginx(tmp_path_factory.mktemp("nginx")) as server:
         for suffix in SUFFIXES:
             write(server.data / f"m{suffix}")
@@ -75,7 +71,6 @@ def web(tmp_path_factory):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("by_obstore", [False, True])
 def test_nginx_serves_every_format(suffix, by_obstore, web):
-    """By our own requests and by those of obstore's client, tensors are right, and files verify."""
     store = HTTPStore(web.url, client_options={"allow_http": True}) if by_obstore else None
     with wm.open(f"{web.url}m{suffix}", store=store) as file:
         assert right(file)
@@ -99,7 +94,6 @@ def test_nginx_checks_the_tag_of_every_request(web):
 
 @needs_nginx
 def test_what_nginx_refuses(web):
-    """Statuses, redirects, ignored ranges and slow answers are one clear error each."""
     with pytest.raises(FileNotFoundError):
         wm.open(f"{web.url}nothing")
     with pytest.raises(PermissionError):
@@ -169,7 +163,6 @@ def test_a_folder_at_nginx(web):
 # ------------------------------------------------------------------------------------------------------------------ S3
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory):
-    """An S3 server with models of every format."""
     folder = tmp_path_factory.mktemp("s3")
     write_shards(folder / "model")
     for suffix in SUFFIXES:
@@ -182,14 +175,12 @@ def endpoint(tmp_path_factory):
 
 
 def bucket(address):
-    """A store of obstore for the bucket of a server."""
     keys = {"access_key_id": "AKIDSECRET", "secret_access_key": "KEYSECRET", "region": "us-east-1"}
     return S3Store("bucket", endpoint=address, client_options={"allow_http": True}, **keys)
 
 
 @pytest.fixture
 def environment(endpoint, monkeypatch):
-    """The environment with which s3:// addresses lead to the server."""
     found = {**KEYS, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
     for name, value in found.items():
         monkeypatch.setenv(name, value)
@@ -199,7 +190,6 @@ def environment(endpoint, monkeypatch):
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_s3_serves_every_format(suffix):
-    """By the credentials of the environment, tensors are right, plans run, and files verify."""
     with wm.open(f"s3://bucket/m{suffix}") as file:
         assert right(file)
         assert all(np.array_equal(array, FLOATS[name]) for name, array in wm.plan(file).run())
@@ -210,14 +200,12 @@ def test_s3_serves_every_format(suffix):
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("source", ["model", "model/", "model/model.safetensors.index.json"])
 def test_s3_has_folders_and_indexes(source):
-    """A model of several files opens by its folder or its index."""
     with wm.open(f"s3://bucket/{source}") as file:
         assert len(file.shards) == 4
         assert right(file)
 
 
 def test_a_bucket_that_lists_less_than_the_index_names(endpoint):
-    """One clear error names the first missing shard."""
     store = bucket(endpoint)
     index = store.get("model/model.safetensors.index.json").bytes()
     store.put("less/model.safetensors.index.json", bytes(index))
@@ -229,7 +217,6 @@ def test_a_bucket_that_lists_less_than_the_index_names(endpoint):
 
 
 def test_an_object_that_changes(endpoint):
-    """An object that was replaced, or deleted, is a changed file."""
     store = bucket(endpoint)
     data = bytes(store.get("m.weights").bytes())
     store.put("changing", data)
@@ -257,7 +244,6 @@ def broken(endpoint):
 
 @pytest.fixture
 def by_proxy(broken, monkeypatch):
-    """Let s3:// addresses lead to the proxy."""
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": broken.url, "AWS_ALLOW_HTTP": "true"}.items():
         monkeypatch.setenv(name, value)
 
@@ -265,7 +251,6 @@ def by_proxy(broken, monkeypatch):
 @pytest.mark.usefixtures("by_proxy")
 @pytest.mark.parametrize("fault", ["reset", "short", "500", "stall"])
 def test_connections_that_break(fault, broken, caplog):
-    """What breaks in passing is tried again; what goes on breaking is one error, without a word of server or keys."""
     file = wm.open("s3://bucket/m.safetensors", deadline=1.0)
     broken.faults = [fault, fault]
     assert np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"])
@@ -283,8 +268,6 @@ def test_connections_that_break(fault, broken, caplog):
 
 # -------------------------------------------------------------------------------------------------------- command line
 def test_commands_take_addresses(environment, tmp_path):
-    """``inspect``, ``verify``, ``convert``, ``export`` and ``diff`` on s3:// addresses."""
-
     def command(*words):
         done = subprocess.run(
             [sys.executable, "-m", "weightmap", *map(str, words)],
@@ -398,7 +381,6 @@ def test_a_manifest_notices_another_configuration(endpoint, tmp_path):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("source", ["model", "m.amb", "m.safetensors"])
 def test_torch_loads_from_stores(source):
-    """A state dict is filled from an address: by ranks as by one process, slices by the plan's requests."""
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     dcp = pytest.importorskip("torch.distributed.checkpoint", reason="needs PyTorch")
     from weightmap.dcp import WeightmapStorageReader
@@ -412,7 +394,6 @@ def test_torch_loads_from_stores(source):
 
 @pytest.mark.skipif(AZURITE is None, reason="azurite-blob is not installed (npm install -g azurite)")
 def test_azure_serves_files_folders_and_parts(tmp_path, monkeypatch):
-    """``az://`` addresses lead to Azure's emulator; an object that changes is noticed, one that is missing named."""
     write_shards(tmp_path / "model")
     with azure() as address:
         for name, value in {**AZURE_KEYS, "AZURE_STORAGE_ENDPOINT": address}.items():
@@ -446,7 +427,6 @@ def google(endpoint, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("source", ["model", "model/model.safetensors.index.json", *(f"m{end}" for end in SUFFIXES)])
 def test_google_serves_every_format(source, google):
-    """``gs://`` addresses of files, folders and indexes: tensors, slices by a plan, verification, pickled handles."""
     assert google.head("m.weights")
     with wm.open(f"gs://bucket/{source}") as file:
         assert right(file)
@@ -457,7 +437,6 @@ def test_google_serves_every_format(source, google):
 
 
 def test_google_pins_what_was_opened(google):
-    """An object that is replaced or deleted is noticed by its tag, a missing one and a missing shard are named."""
     data = bytes(google.get("m.weights").bytes())
     google.put("pinned", data)
     file = wm.open("gs://bucket/pinned")
@@ -476,7 +455,6 @@ def test_google_pins_what_was_opened(google):
 
 @pytest.mark.usefixtures("google")
 def test_executors_take_addresses_of_google(tmp_path):
-    """Spawned workers find the server by their environment; what they write is that of a serial run."""
     wm.convert("gs://bucket/model", f"{tmp_path}/serial/", format="embd")
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
         wm.convert("gs://bucket/model", f"{tmp_path}/out/", format="embd", run=wm.Run(executor))

@@ -31,7 +31,6 @@ def calls(function):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Return models of 100 shards with 1,000 and 10,000 tensors, 2 TiB each."""
     folder = tmp_path_factory.mktemp("scale")
     return {count: scale.build(folder / str(count), 100, count, 2 << 40) for count in (1_000, 10_000)}
 
@@ -52,7 +51,6 @@ def test_opening_and_planning_make_no_call_for_a_tensor(models):
 
 
 def test_the_slices_of_all_ranks_are_the_model(models):
-    """Tensor-parallel by eight, dealt out to 1,024: bytes are exact, and no descriptor stays."""
     before = len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
     with wm.open(models[10_000]) as f:
         total = sum(info.nbytes for info in f.infos())

@@ -18,7 +18,6 @@ WAYS = ("map", "read")
 
 @given(some.lists(some.tuples(some.integers(0, 5), some.integers(0, 6)), max_size=4), some.integers(1, 30))
 def test_a_box_in_pieces_is_the_box(axes, most):
-    """Pieces cover each element of a box once, in row-major order, and none has more than the most elements."""
     starts, sizes = [start for start, _ in axes], [size for _, size in axes]
     shape = tuple(start + size for start, size in axes)
     places = np.arange(math.prod(shape)).reshape(shape)
@@ -58,7 +57,6 @@ def test_columns_of_quantised_tensors_need_their_blocks_only(way):
 
 
 def test_a_column_reads_the_blocks_of_its_rows(tmp_path):
-    """A slice of a quarter of the columns is a quarter of the bytes."""
     tensor = wm.quantize(normal((64, 4096)).array, "int4_block")
     wm.save(tmp_path / "m.amb", {"w": tensor})
     for rank in range(4):
@@ -71,7 +69,6 @@ def test_a_column_reads_the_blocks_of_its_rows(tmp_path):
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_ranks_have_the_model_between_them(world, dim, tmp_path):
-    """The slices of all ranks, sizes that do not divide among them, are the tensors; their bytes add up, exactly."""
     shards = {f"{i}.safetensors": {f"t{i}.{k}": normal((7, 5 + k), 10 * i + k) for k in range(3)} for i in range(3)}
     index = safe.shard(tmp_path, shards)
     with wm.open(index) as f:

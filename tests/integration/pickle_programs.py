@@ -49,7 +49,6 @@ class Storage(NamedTuple):
 
     @property
     def width(self):
-        """The bytes of an element."""
         return TYPES[self.kind][1] if self.kind in TYPES else 1
 
 
@@ -66,7 +65,6 @@ class Assembler:
         self.storages = {}
 
     def program(self):
-        """The whole program."""
         protocol = 2 if self.safe else self.random.randrange(6)
         if self.safe or self.random.random() < 0.9:
             self.code += b"\x80" + bytes([protocol])
@@ -78,7 +76,6 @@ class Assembler:
 
     # ------------------------------------------------------------------------------------------ ways of spelling
     def is_odd(self):
-        """Whether to be odd here."""
         return self.random.random() < self.odd
 
     def pick(self, *ways, safe=1):
@@ -86,7 +83,6 @@ class Assembler:
         self.code += self.random.choice(ways[:safe] if self.safe else ways)
 
     def text(self, text, *, bare=False):
-        """Push a text, from the memo if it is there."""
         raw = text.encode()
 
         def write():
@@ -128,7 +124,6 @@ class Assembler:
         self.shared(("name", module, name), write)
 
     def shared(self, what, write):
-        """Push something from the memo, or write it and perhaps put it there."""
         places = [i for i, found in self.memo.items() if found == what]
         if places and self.random.random() < 0.6:
             self.get(self.random.choice(places))
@@ -137,7 +132,6 @@ class Assembler:
             self.put(what, 0.4)
 
     def get(self, i):
-        """Push an entry of the memo."""
         ways = [b"j" + struct.pack("<I", i)] + ([b"h" + bytes([i])] * 3 if i < 256 else [])
         self.pick(*ways, safe=4)
 
@@ -156,7 +150,6 @@ class Assembler:
         self.memo[i] = what
 
     def tuple(self, *parts):
-        """Push a tuple of what these push."""
         size = len(parts)
         short = size <= 3 and self.random.random() < 0.7
         self.code += b"" if short else b"("
@@ -186,7 +179,6 @@ class Assembler:
 
     # --------------------------------------------------------------------------------------------------- values
     def value(self, depth):
-        """Push any value."""
         self.noise()
         known = [i for i, what in self.memo.items() if what == "value"]
         kind = self.random.random()
@@ -205,7 +197,6 @@ class Assembler:
         self.put("value", 0.25)
 
     def leaf(self):
-        """Push something that is no container and no tensor."""
         kinds = [lambda: self.code.extend(self.random.choice((b"N", b"\x88", b"\x89")))] * 2
         kinds += [lambda: self.number(self.random.choice((0, 1, -1, 300, 70000, -(2**31), 2**40, -(2**63), 2**70)))] * 3
         kinds += [lambda: self.text(self.random.choice(WORDS)), self.real, self.dtype, self.device, self.size]
@@ -217,12 +208,10 @@ class Assembler:
         self.random.choice(kinds)()
 
     def real(self):
-        """Push a float."""
         bits = self.random.choice((0.0, -0.0, 0.1, 1e300, math.inf, math.nan, -5.5))
         self.code += b"G" + struct.pack(">d", bits)
 
     def octets(self):
-        """Push bytes."""
         raw = self.random.randbytes(self.random.randrange(4))
         size = len(raw)
         ways = (b"C" + bytes([size]), b"B" + struct.pack("<I", size), b"\x8e" + struct.pack("<Q", size))
@@ -236,11 +225,9 @@ class Assembler:
         self.code += b"R"
 
     def dtype(self, name=None):
-        """Push a dtype of torch."""
         self.name("torch", name or self.random.choice((*WIDTHS, *MORE)))
 
     def device(self):
-        """Push a device."""
         self.name("torch", "device")
         kind = self.random.choice(("cpu", "cuda", "meta", "cuda:1"))
         parts = [lambda: self.text(kind)]
@@ -251,7 +238,6 @@ class Assembler:
         self.code += b"R"
 
     def size(self):
-        """Push a torch.Size."""
         self.name("torch", "Size")
         inner = self.random.choice(SHAPES)
         if self.is_odd():
@@ -261,7 +247,6 @@ class Assembler:
         self.code += b"R"
 
     def kind(self, code=None):
-        """Push a dtype of numpy, with or without its state."""
         wanted = code or self.random.choice(NUMBERS)
         self.name("numpy", "dtype")
         fresh = b"\x88" if self.random.random() < 0.9 else b"\x89"
@@ -276,7 +261,6 @@ class Assembler:
             self.code += b"b"
 
     def scalar(self):
-        """Push a scalar of numpy."""
         code = self.random.choice(NUMBERS)
         known = [i for i, what in self.memo.items() if what == ("kind", code)]
         raw = (
@@ -295,7 +279,6 @@ class Assembler:
         self.code += b"R"
 
     def member(self):
-        """Push what may be in a set."""
         if self.random.random() < 0.7 or not self.is_odd():
             self.number(self.random.randrange(40, 10**6))
         else:
@@ -326,20 +309,17 @@ class Assembler:
             self.pairs(0, 0 if self.random.random() < 0.8 else 1)
 
     def complex(self):
-        """Push a complex number."""
         self.name(self.random.choice(("__builtin__", "builtins")), "complex")
         self.tuple(self.real, self.real if self.random.random() < 0.7 else lambda: self.number(-3))
         self.code += b"R"
 
     def path(self):
-        """Push a path."""
         self.name("pathlib", self.random.choice(("PosixPath", "PurePosixPath", "PureWindowsPath")))
         parts = self.random.choices(("/", "a", "b c", "..", "x/y", "C:\\", "."), k=self.random.randrange(4))
         self.tuple(*[lambda part=part: self.text(part) for part in parts])
         self.code += b"R"
 
     def array(self):
-        """Push an array of numpy."""
         code, shape = self.random.choice(NUMBERS), self.random.choice(SHAPES)
         size = int(code[1:]) * math.prod(shape) + self.is_odd()
         raw = bytes(self.random.randrange(2) for _ in range(size)) if code == "b1" else self.random.randbytes(size)
@@ -353,7 +333,6 @@ class Assembler:
         self.code += b"b"
 
     def namespace(self, depth, size):
-        """Push an argparse.Namespace, with its attributes."""
         self.name("argparse", "Namespace")
         self.code += b")\x81"
         self.put("cycle", 0.3)
@@ -363,7 +342,6 @@ class Assembler:
             self.code += b"b"
 
     def default(self, depth, size):
-        """Push a defaultdict."""
         self.name("collections", "defaultdict")
         self.tuple(
             lambda: self.name(self.random.choice(("__builtin__", "builtins")), self.random.choice(("list", "int")))
@@ -372,7 +350,6 @@ class Assembler:
         self.pairs(depth, size)
 
     def new(self):
-        """Push what NEWOBJ makes."""
         if self.random.random() < 0.5:
             self.name("collections", "OrderedDict")
             self.code += b")\x81"
@@ -383,7 +360,6 @@ class Assembler:
 
     # ----------------------------------------------------------------------------------------------- containers
     def key(self, taken):
-        """Push a key of a dictionary, mostly one that it has not yet."""
         number = self.random.random() < 0.15
         key = self.random.randrange(-1, 4) if number else self.random.choice(WORDS[:3]) + str(self.random.randrange(30))
         if not self.is_odd():
@@ -411,7 +387,6 @@ class Assembler:
             size -= some
 
     def dictionary(self, depth, size):
-        """Push a dictionary."""
         self.code += b"}"
         self.put("cycle" if not self.is_odd() else "value", 0.3)
         self.pairs(depth, size)
@@ -445,7 +420,6 @@ class Assembler:
             self.attribute_set(depth)
 
     def attribute_set(self, depth):
-        """Push a dictionary of attributes."""
         self.code += b"}"
         for _ in range(self.random.randrange(3)):
             special = ("data", "real", "imag", "grad", "requires_grad", "__dict__")
@@ -454,7 +428,6 @@ class Assembler:
             self.code += b"s"
 
     def filled(self, push, size):
-        """Push a list of what a function pushes."""
         self.code += b"]"
         self.put("list" if not self.is_odd() else "value", 0.2)
         while size > 0:
@@ -467,17 +440,13 @@ class Assembler:
             size -= some
 
     def list(self, depth, size):
-        """Push a list."""
         self.filled(lambda: self.value(depth), size)
 
     def any_tuple(self, depth, size):
-        """Push a tuple."""
         self.tuple(*[lambda: self.value(depth)] * size)
 
     # -------------------------------------------------------------------------------------------------- tensors
     def shape(self, shape):
-        """Push a tuple of integers."""
-
         def write():
             if self.is_odd() and self.random.random() < 0.3:
                 self.filled(lambda: self.number(1), len(shape))
@@ -585,7 +554,6 @@ class Assembler:
         return made[0]
 
     def view(self, kind):
-        """Push what makes a tensor conjugated or negated, or not."""
         self.code += b"}"
         self.text(kind)
         self.code += self.random.choice((b"\x88", b"\x89")) + b"s"
@@ -603,7 +571,6 @@ class Assembler:
         return dtype
 
     def tensor(self):
-        """Push a tensor, made in one of the ways."""
         kind = self.random.random()
         if kind < 0.15:
             self.name("torch._tensor", "_rebuild_from_type_v2")

@@ -47,7 +47,6 @@ SHAPES = ((), (0,), (1,), (7,), (3, 5), (2, 0, 3), (2, 3, 4), (1, 1, 2, 1, 3))
 
 
 def saved(value, layout):
-    """What torch.save writes."""
     out = io.BytesIO()
     torch.save(value, out, **LAYOUTS[layout])
     return out.getvalue()
@@ -64,7 +63,6 @@ def leaves(value, name=""):
 
 
 def bits(tensor):
-    """The bytes of a tensor in row-major order."""
     return bytes(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
@@ -95,7 +93,6 @@ def check(value, layout, verify="full"):
 
 
 def filled(dtype, shape):
-    """A tensor of any bits."""
     generator = torch.Generator().manual_seed(len(dtype) + sum(shape))
     kind = getattr(torch, dtype)
     size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
@@ -105,7 +102,6 @@ def filled(dtype, shape):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_type_and_shape(layout):
-    """Tensors of every type and of many shapes, as they are and as parameters, are the same bits."""
     # Of those that have no storage of their own, torch does not load what it writes in the old layout.
     names = [
         name for name in DTYPES if "zip" in layout or not name.startswith(("uint16", "uint32", "uint64", "float8"))
@@ -134,7 +130,6 @@ VIEWS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "complex128"])
 def test_views_of_one_storage(layout, dtype):
-    """Views have their strides and offsets, whichever of them are saved together."""
     whole = filled(dtype, (6, 8))
     for name, view in VIEWS.items():
         assert check({name: view(whole), "whole": whole}, layout) == 2
@@ -143,7 +138,6 @@ def test_views_of_one_storage(layout, dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tied_tensors_share_memory(layout):
-    """Weights that are tied in torch are one piece of memory here."""
     weight = torch.randn(4, 3)
     with wm.open(saved({"in": weight, "out": weight.T, "part": weight[1:]}, layout)) as f:
         assert np.shares_memory(f["in"], f["out"])
@@ -166,7 +160,6 @@ def model():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_checkpoints_of_training(layout):
-    """The states of a model, its optimizers and a schedule, with what else training saves."""
     whole = model()
     for make in (torch.optim.Adam, torch.optim.SGD, torch.optim.AdamW):
         options = {"momentum": 0.9} if make is torch.optim.SGD else {}
@@ -209,7 +202,6 @@ OBJECTS = st.recursive(
 @given(st.dictionaries(KEYS, OBJECTS, max_size=5), st.sampled_from(list(LAYOUTS)))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_object(value, layout):
-    """Whatever torch's own safe loader gives back, weightmap gives by name."""
     check(value, layout)
 
 
@@ -274,7 +266,6 @@ BESIDE = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_there_is_beside_tensors(layout, name):
-    """Objects of everyday Python are values, whichever way torch.save spells them."""
     make, wanted = BESIDE[name]
     with wm.open(saved({"x": make(), "weight": torch.ones(2)}, layout)) as f:
         assert (list(f), list(f.metadata)) == (["weight"], list(wanted))
@@ -284,7 +275,6 @@ def test_what_there_is_beside_tensors(layout, name):
 
 
 def nested():
-    """A nested tensor, of which torch warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])

@@ -78,7 +78,6 @@ def plain(value):
 
 
 def contents(path):
-    """Tensors and metadata of a file."""
     with wm.open(path) as file:
         return {name: (array.dtype.name, array.shape, array.tobytes()) for name, array in file.items()}, dict(
             file.metadata
@@ -86,7 +85,6 @@ def contents(path):
 
 
 def train(model, *args, **kwargs):
-    """One step of training; returns the loss."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
     loss = model(*args, **kwargs)[0].float().mean()
     loss.backward()
@@ -95,7 +93,6 @@ def train(model, *args, **kwargs):
 
 
 def llama(**config):
-    """A tiny Llama."""
     transformers = pytest.importorskip("transformers")
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     shape |= {"num_key_value_heads": 1, "vocab_size": 64, "max_position_embeddings": 32}
@@ -109,7 +106,6 @@ IDS = torch.arange(8).reshape(1, 8) % 7 + 1
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("shard", ["5GB", "6KB"])
 def test_transformers(both, tied, shard, dtype):
-    """A model is saved, loaded, run, trained a step, saved over its own files, and loaded again."""
     transformers = pytest.importorskip("transformers")
 
     def use(folder):
@@ -127,7 +123,6 @@ def test_transformers(both, tied, shard, dtype):
 
 
 def test_transformers_refuses_what_lacks_its_format(both, tmp_path):
-    """Metadata arrive: a file without format: pt is refused as with safetensors, and a merged one has it."""
     transformers = pytest.importorskip("transformers")
 
     def use(folder):
@@ -146,7 +141,6 @@ def test_transformers_refuses_what_lacks_its_format(both, tmp_path):
 
 
 def test_accelerate(both):
-    """Checkpoints are loaded into a module of the device meta, offloaded to the disk, run, and saved."""
     accelerate = pytest.importorskip("accelerate")
     from accelerate.utils import load_state_dict, save, set_module_tensor_to_device
 
@@ -172,7 +166,6 @@ def test_accelerate(both):
 
 
 def test_accelerate_loads_a_merged_checkpoint(tmp_path):
-    """A sharded checkpoint that `weightmap.convert` merged keeps its metadata, without which accelerate refuses it."""
     pytest.importorskip("accelerate")
     from accelerate.utils import load_state_dict
 
@@ -184,7 +177,6 @@ def test_accelerate_loads_a_merged_checkpoint(tmp_path):
 
 
 def test_peft(both):
-    """An adapter is trained, saved and loaded onto its base."""
     peft = pytest.importorskip("peft")
 
     def use(folder):
@@ -203,7 +195,6 @@ def test_peft(both):
 
 
 def test_diffusers(both):
-    """A network of the images' kind is saved, loaded, run and trained a step; a pipeline of it saved and loaded."""
     diffusers = pytest.importorskip("diffusers")
 
     def use(folder):
@@ -251,14 +242,12 @@ def encoder(folder):
 
 
 def encoded(folder):
-    """Load an encoder, and use it."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     loaded = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     return loaded.encode(["a short sentence", "another one"])
 
 
 def test_sentence_transformers(both):
-    """An encoder of sentences is saved, loaded and used."""
     both(lambda folder: encoded(encoder(folder)))
 
 
@@ -268,7 +257,6 @@ WRITTEN = ["safetensors", "gguf", "embd", "amb", "bintensors"]
 
 @pytest.fixture
 def sharded(tmp_path):
-    """A Llama in bfloat16, as its directory in several files; and what it answers."""
     torch.manual_seed(7)
     model = llama().to(torch.bfloat16)
     model.save_pretrained(tmp_path / "a", max_shard_size="6KB")
@@ -276,7 +264,6 @@ def sharded(tmp_path):
 
 
 def answer(folder, **options):
-    """Load a model by its configuration, and run it."""
     transformers = pytest.importorskip("transformers")
     return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)(IDS).logits
 
@@ -368,7 +355,6 @@ def test_one_file_of_any_name_is_loaded(sharded, tmp_path, name):
 
 
 def test_quantised_tensors_are_decoded(sharded, tmp_path):
-    """Blocks of GGUF arrive as the values that they stand for, in the type of the configuration."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(7)
     model = llama(hidden_size=64, intermediate_size=64)
@@ -394,7 +380,6 @@ def test_the_type_of_a_converted_model(sharded, tmp_path):
 
 @pytest.mark.parametrize("format_", ["safetensors", "amb"])
 def test_a_converted_encoder_of_sentences(tmp_path, format_):
-    """Its modules went along: it is loaded from the new directory, and encodes the same."""
     source = encoder(tmp_path / "source")
     assert "2_Dense/model.safetensors" in wm.convert(source, f"{tmp_path}/b/", format=format_).copied
     with compat.patched() if format_ == "amb" else contextlib.nullcontext():
@@ -436,7 +421,6 @@ def test_torch_loads_its_own_files(tmp_path):
 
 
 def test_patching_ends(tmp_path):
-    """After the block the libraries use safetensors again."""
     modeling = pytest.importorskip("transformers.modeling_utils")
     import safetensors
 

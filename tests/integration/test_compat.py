@@ -19,21 +19,13 @@ theirs_numpy = pytest.importorskip("safetensors.numpy")
 RNG = np.random.default_rng(7)
 
 # Of these, safetensors' numpy side reads the first group only.
-PLAIN = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "I64": np.int64,
-    "U64": np.uint64,
-    "I32": np.int32,
-    "U32": np.uint32,
-    "I16": np.int16,
-    "U16": np.uint16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-    "C64": np.complex64,
-}
+PLAIN = dict(
+    zip(
+        ["F64", "F32", "F16", "I64", "U64", "I32", "U32", "I16", "U16", "I8", "U8", "BOOL", "C64"],
+        map(np.dtype, ["f8", "f4", "f2", "i8", "u8", "i4", "u4", "i2", "u2", "i1", "u1", "?", "c8"]),
+        strict=True,
+    )
+)
 EXTENDED = {
     "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
@@ -57,13 +49,11 @@ def write(path, tensors, metadata=None):
 
 
 def entry(code, array):
-    """A tensor for `write`."""
     return code, array.shape, array.tobytes()
 
 
 @pytest.fixture
 def mixed(tmp_path):
-    """A file with a tensor of every type that numpy has, some scalar, some empty; names out of order."""
     tensors = {}
     for i, (code, dtype) in enumerate(reversed(PLAIN.items())):
         values = RNG.integers(0, 2, (3, i + 1)) if code == "BOOL" else RNG.integers(0, 100, (3, i + 1))
@@ -76,7 +66,6 @@ def mixed(tmp_path):
 
 @pytest.fixture
 def matrix(tmp_path):
-    """A file with the tensor "a" of shape (5, 4, 6) and the scalar "s"; gives its path and the values."""
     values = np.arange(120, dtype=np.float32).reshape(5, 4, 6)
     path = tmp_path / "matrix.safetensors"
     write(path, {"a": entry("F32", values), "s": entry("F32", np.array(1.5, np.float32))})
@@ -84,7 +73,6 @@ def matrix(tmp_path):
 
 
 def test_keys_types_shapes_and_values_agree(mixed):
-    """On one file both libraries give the same names in the same orders, types, shapes, metadata and values."""
     with compat.safe_open(mixed, framework="np") as ours, safetensors.safe_open(mixed, framework="np") as theirs:
         assert ours.keys() == theirs.keys()
         assert isinstance(ours.keys(), list)
@@ -100,7 +88,6 @@ def test_keys_types_shapes_and_values_agree(mixed):
 
 
 def test_load_file_agrees(mixed):
-    """load_file gives the same dictionary, in the order of the data."""
     ours, theirs = compat.load_file(mixed), theirs_numpy.load_file(mixed)
     assert set(ours) == set(theirs)
     for name, expected in theirs.items():
@@ -126,7 +113,6 @@ def test_types_that_numpy_lacks(tmp_path, code):
 
 @pytest.mark.parametrize("metadata", [None, {}, {"k": "v"}])
 def test_metadata_that_is_empty_is_not_none(tmp_path, metadata):
-    """A file without metadata gives None, one with an empty map an empty map, as safetensors does."""
     path = write(tmp_path / "x.safetensors", {"x": entry("I8", np.zeros(1, np.int8))}, metadata)
     with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
         assert ours.metadata() == theirs.metadata() == metadata
@@ -167,7 +153,6 @@ BEYOND = [
 
 @pytest.mark.parametrize("index", SLICES, ids=repr)
 def test_slices_agree_with_safetensors(matrix, index):
-    """Wherever safetensors slices, the values and shapes are the same."""
     path, values = matrix
     with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
         expected, got = theirs.get_slice("a")[index], ours.get_slice("a")[index]
@@ -178,7 +163,6 @@ def test_slices_agree_with_safetensors(matrix, index):
 
 @pytest.mark.parametrize("index", BEYOND, ids=repr)
 def test_slices_agree_with_numpy(matrix, index):
-    """Where safetensors refuses or differs, the slice is what numpy gives."""
     path, values = matrix
     with compat.safe_open(path, "np") as ours:
         np.testing.assert_array_equal(ours.get_slice("a")[index], values[index], strict=True)
@@ -186,20 +170,17 @@ def test_slices_agree_with_numpy(matrix, index):
 
 @pytest.mark.parametrize("index", [7, (0, 0, 0, 0), (0, -5)], ids=repr)
 def test_an_index_out_of_bounds_is_an_index_error(matrix, index):
-    """An integer past the end is an IndexError, as in numpy, and never a neighbour's value."""
     with compat.safe_open(matrix[0], "np") as file, pytest.raises(IndexError):
         file.get_slice("a")[index]
 
 
 def test_scalars_slice_to_arrays(matrix):
-    """A scalar tensor is an array of no dimension, whole and sliced."""
     with compat.safe_open(matrix[0], "np") as file:
         assert file.get_slice("s").get_shape() == []
         assert file.get_slice("s")[...].shape == file.get_slice("s")[()].shape == file.get_tensor("s").shape == ()
 
 
 def test_arrays_are_views_that_outlive_the_handle(matrix):
-    """Nothing is copied: tensors and slices are read-only views, valid after the file is closed."""
     path, values = matrix
     with compat.safe_open(path, "np") as file:
         whole, part = file.get_tensor("a"), file.get_slice("a")[1:3, ::2]
@@ -212,14 +193,7 @@ def test_arrays_are_views_that_outlive_the_handle(matrix):
     np.testing.assert_array_equal(part, values[1:3, ::2])
 
 
-def test_backend_pread_reads_without_a_mapping(matrix):
-    """backend="pread" gives the same values."""
-    path, values = matrix
-    np.testing.assert_array_equal(compat.load_file(path, backend="pread")["a"], values)
-
-
 def test_errors_are_those_of_safetensors_in_kind(matrix, tmp_path):
-    """Calls that raise SafetensorError there raise compat.SafetensorError here; a missing file is FileNotFoundError."""
     path, _ = matrix
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"\xff" * 40)
@@ -240,16 +214,11 @@ def test_errors_are_those_of_safetensors_in_kind(matrix, tmp_path):
     for module in (safetensors, compat):
         with pytest.raises(FileNotFoundError):
             module.safe_open(tmp_path / "missing", "np")
-
-
-def test_an_unknown_tensor_is_a_key_error_too(matrix):
-    """Code that expects a mapping's KeyError works as well."""
-    with compat.safe_open(matrix[0], "np") as file, pytest.raises(KeyError):
+    with compat.safe_open(path, "np") as file, pytest.raises(KeyError):
         file.get_tensor("nope")
 
 
 def test_a_closed_handle_says_so(matrix):
-    """After the with block the handle answers with an error, as that of safetensors does."""
     with compat.safe_open(matrix[0], "np") as file:
         part = file.get_slice("a")
     for use in (file.keys, file.offset_keys, file.metadata, file.get_tensors):
@@ -261,7 +230,6 @@ def test_a_closed_handle_says_so(matrix):
 
 
 def test_what_save_file_writes_safetensors_reads(tmp_path):
-    """Arrays of every type arrive intact, also strided, Fortran-ordered and big-endian ones."""
     path = tmp_path / "ours.safetensors"
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     arrays = {code: np.arange(6).astype(dtype).reshape(2, 3) for code, dtype in PLAIN.items()}
@@ -278,7 +246,6 @@ def test_what_save_file_writes_safetensors_reads(tmp_path):
 
 
 def test_what_safetensors_writes_load_file_reads(tmp_path):
-    """A file from safetensors.numpy.save_file gives the same arrays back."""
     path = tmp_path / "theirs.safetensors"
     arrays = {
         code: np.arange(6).astype(dtype).reshape(2, 3) for code, dtype in (PLAIN | {"BF16": EXTENDED["BF16"]}).items()
@@ -291,7 +258,6 @@ def test_what_safetensors_writes_load_file_reads(tmp_path):
 
 @pytest.mark.parametrize("suffix", [*(builder.suffix for builder in builders.known().values()), ".ckpt", ""])
 def test_the_suffix_says_nothing(tmp_path, suffix):
-    """save_file writes safetensors whatever the suffix, as safetensors does."""
     arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int8)}
     compat.save_file(arrays, tmp_path / f"m{suffix}")
     theirs_numpy.save_file(arrays, tmp_path / "theirs")
@@ -299,7 +265,6 @@ def test_the_suffix_says_nothing(tmp_path, suffix):
 
 
 def test_other_formats_are_read_as_well(tmp_path):
-    """The drop-in reads every file that `weightmap.save` writes."""
     arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int8)}
     wm.save(tmp_path / "m.weights", arrays)
     with compat.safe_open(tmp_path / "m.weights", "np") as file:
@@ -339,7 +304,6 @@ def test_types_below_a_byte_are_bytes(tmp_path, code, nbytes):
 
 @pytest.mark.parametrize("scheme", ["int4_block", "int8", "adaptive"])
 def test_slices_of_quantised_tensors(tmp_path, scheme):
-    """Parts of a quantised tensor are those of the decoded one."""
     values = RNG.standard_normal((6, 64)).astype(np.float32)
     wm.save(tmp_path / "q.amb", {"w": wm.quantize(values, scheme)})
     with wm.open(tmp_path / "q.amb") as file:
@@ -359,14 +323,12 @@ def test_slices_of_quantised_tensors(tmp_path, scheme):
 
 
 def test_values_that_are_no_arrays_are_refused_before_writing(tmp_path):
-    """A list in place of an array is an error that names the tensor, and no file appears."""
     with pytest.raises(wm.errors.EncodeError, match="wrong"):
         compat.save_file({"wrong": [1, 2]}, tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
 
 
 def test_torch_is_needed_only_for_torch(matrix, monkeypatch):
-    """Without torch, framework="np" works and framework="pt" raises MissingDependencyError."""
     monkeypatch.setitem(sys.modules, "torch", None)
     assert compat.load_file(matrix[0])["s"] == 1.5
     with pytest.raises(wm.errors.MissingDependencyError, match="torch"):
@@ -376,7 +338,6 @@ def test_torch_is_needed_only_for_torch(matrix, monkeypatch):
 
 
 def test_shards_are_one_model(tmp_path):
-    """A directory with an index of shards opens as one: names sorted, data order shard after shard."""
     a, b = np.arange(4, dtype=np.float32), np.arange(3, dtype=np.int8)
     write(tmp_path / "1.safetensors", {"z": entry("F32", a)})
     write(tmp_path / "2.safetensors", {"a": entry("I8", b)})

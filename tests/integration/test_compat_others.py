@@ -15,7 +15,6 @@ LIBRARIES = {"tensorflow": ("tensorflow", "tf", "convert_to_tensor"), "mlx": ("m
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_tensors_go_there_and_back(tmp_path, name, backend):
-    """Both write the same bytes and read the same tensors, by `safe_open` and by the module of the library."""
     module, framework, make = LIBRARIES[name]
     make = getattr(pytest.importorskip(module), make)
     ours = importlib.import_module(f"weightmap.compat.{name}")

@@ -33,13 +33,11 @@ def documented():
 
 
 def test_each_case_that_differs_is_documented_once():
-    """The list is there, and short."""
     assert 0 < len(documented()) < 10
 
 
 @pytest.mark.skipif(SUITE is None, reason="WEIGHTMAP_SAFETENSORS_SUITE names no suite")
 def test_their_suite_passes_but_for_what_is_better_on_purpose(tmp_path):
-    """Of all cases that run here exactly the documented ones fail."""
     shutil.copytree(SUITE, tmp_path / "tests")
     (tmp_path / "tests" / "data").mkdir(exist_ok=True)
     (tmp_path / "conftest.py").write_text(_CONFTEST, encoding="utf-8")

@@ -31,7 +31,6 @@ SLICED = np.arange(50, dtype=np.float64).reshape(10, 5)
 
 
 def spec(array, **other):
-    """The TensorSpec of an array; the array has to stay."""
     given = {"dtype": array.dtype.name, "shape": array.shape, "data_ptr": array.ctypes.data, "data_len": array.nbytes}
     return compat.TensorSpec(**given | other)
 
@@ -40,7 +39,6 @@ def spec(array, **other):
 
 
 def test_the_surface_is_that_of_safetensors():
-    """Each public name of safetensors is here under the same module, with a signature that takes the same calls."""
     import inspect
 
     for name in ("SafetensorError", "TensorSpec", "_safe_open_handle", "deserialize", "safe_open", "serialize"):
@@ -60,7 +58,6 @@ def test_the_surface_is_that_of_safetensors():
 
 
 def test_importing_compat_imports_no_framework():
-    """Neither frameworks nor what saving needs are imported before they are used."""
     code = "import sys, json, weightmap.compat; print(json.dumps(sorted(sys.modules)))"
     loaded = set(json.loads(run_child(code).stdout))
     assert not loaded & {"torch", "jax", "tensorflow", "mlx", "safetensors", "weightmap.compat._saving"}
@@ -68,7 +65,6 @@ def test_importing_compat_imports_no_framework():
 
 @pytest.mark.parametrize("framework", ["pt", "jax", "flax", "tf", "tensorflow", "mlx"])
 def test_a_framework_that_is_not_installed_is_named(tmp_path, framework):
-    """Each framework that is asked for and missing is a MissingDependencyError, which is an ImportError."""
     ours.save_file({"a": SLICED}, tmp_path / "m.safetensors")
     code = f"""
 import sys
@@ -105,7 +101,6 @@ except ImportError as error: print(type(error).__name__, error)
     ids=["plain", "big-endian with metadata", "sorted by size of the type"],
 )
 def test_saving_to_bytes_gives_the_bytes_of_safetensors(tmp_path, tensors, metadata, header):
-    """`save` and `save_file` give the bytes of safetensors: header padded to a multiple of 8, large types first."""
     content = ours.save(tensors, metadata)
     assert type(content) is bytes
     length = int.from_bytes(content[:8], "little")
@@ -119,13 +114,11 @@ def test_saving_to_bytes_gives_the_bytes_of_safetensors(tmp_path, tensors, metad
 
 @pytest.mark.parametrize("size", [0, 1, 8, 1 << 20, 5 << 20])
 def test_saving_to_bytes_takes_any_size(size):
-    """Small and large tensors, with the pieces that a file is written in between."""
     tensors = {"a": np.arange(size, dtype=np.uint8), "b": np.array(True)}
     assert ours.save(tensors) == theirs.save(tensors)
 
 
 def test_loading_from_bytes(tmp_path):
-    """`load` takes content, of any bytes-like kind, and never a path."""
     tensors = {"a": np.zeros((2, 2)), "b": np.arange(6, dtype=np.uint8).reshape(2, 3), "c": np.asarray(False)}
     content = theirs.save(tensors)
     for data in (content, bytearray(content), memoryview(content)):
@@ -141,7 +134,6 @@ def test_loading_from_bytes(tmp_path):
 
 
 def test_deserialize_gives_names_types_shapes_and_bytes():
-    """Every tensor as safetensors gives it: a bytearray with its code and shape."""
     tensors = {"a": SLICED, "b": np.arange(3, dtype=np.int8), "empty": np.zeros((0, 2), np.float32)}
     content = theirs.save(tensors)
     assert dict(compat.deserialize(content)) == dict(safetensors.deserialize(content))
@@ -154,7 +146,6 @@ def test_deserialize_gives_names_types_shapes_and_bytes():
 
 
 def test_tensor_specs_say_what_those_of_safetensors_say():
-    """Type by its code, shape by elements, address and size; the pairs of float4 are two elements each."""
     for dtype, shape in (("float32", (2, 3)), ("bfloat16", ()), ("float4_e2m1fn_x2", (2, 4)), ("bool", (0,))):
         given = {"dtype": dtype, "shape": shape, "data_ptr": 4096, "data_len": 8}
         mine, other = compat.TensorSpec(**given), safetensors.TensorSpec(**given)
@@ -171,7 +162,6 @@ def test_tensor_specs_say_what_those_of_safetensors_say():
 
 
 def test_serialize_writes_memory_by_its_address(tmp_path):
-    """`serialize` and `serialize_file` give what safetensors gives for the same addresses."""
     bf16 = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
     arrays = {"a": SLICED, "b": bf16, "empty": np.zeros((0, 3), np.int8)}
     specs = {name: spec(array) for name, array in arrays.items()}
@@ -263,7 +253,6 @@ def test_handles_over_file_objects(tmp_path):
 )
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_an_index_out_of_bounds_has_the_words_of_safetensors(tmp_path, index, words, backend):
-    """It is a SafetensorError and an IndexError, and survives pickling."""
     ours.save_file({"a": SLICED}, tmp_path / "m")
     with compat.safe_open(tmp_path / "m", "np", backend=backend) as file:
         part = file.get_slice("a")
@@ -287,7 +276,6 @@ def test_a_missing_file_has_the_words_of_safetensors(tmp_path):
 
 
 def test_saving_what_is_no_mapping_is_refused(tmp_path):
-    """A string in place of a dictionary is a ValueError that says so."""
     with pytest.raises(ValueError, match="Expected a dict"):
         ours.save_file("notadict", tmp_path / "m")
 
@@ -319,7 +307,6 @@ BOXES = [
 @pytest.mark.parametrize("gap", [0, 1 << 7, 1 << 30])
 @pytest.mark.parametrize("index", BOXES, ids=repr)
 def test_slices_by_pread_are_those_of_numpy(tmp_path, monkeypatch, index, gap):
-    """Whatever is read for it, a slice is what numpy gives, by mapping and by pread."""
     monkeypatch.setattr("weightmap.compat._pread._GAP", gap)
     values = np.arange(4 * 3 * 40, dtype=np.int32).reshape(4, 3, 40)
     ours.save_file({"before": np.zeros(3, np.int8), "a": values}, tmp_path / "m")
@@ -331,7 +318,6 @@ def test_slices_by_pread_are_those_of_numpy(tmp_path, monkeypatch, index, gap):
 @settings(deadline=None, max_examples=150)
 @given(st.data(), array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5), st.integers(0, 200))
 def test_any_part_by_pread_is_that_of_numpy(data, shape, gap):
-    """Whatever the shape and the index, and whichever neighbours are read together."""
     values = np.arange(np.prod(shape, dtype=int), dtype=np.int16).reshape(shape)
     index = data.draw(basic_indices(shape, allow_newaxis=True))
     with pytest.MonkeyPatch.context() as patch:
@@ -368,7 +354,6 @@ def test_slices_by_pread_of_every_format_are_those_of_the_mapping(index):
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_rows_of_a_quantised_tensor_are_read_without_the_others(tmp_path, backend):
-    """The bytes that the process reads are those of the blocks of these rows."""
     ours.save_file({"a": np.ones((512, 4096), np.float32)}, tmp_path / "m.safetensors")
     wm.convert(tmp_path / "m.safetensors", tmp_path / "m.gguf", quantize="q8_0")
     with compat.safe_open(tmp_path / "m.gguf", "np", backend=backend) as file:
@@ -423,7 +408,6 @@ with compat.safe_open(sys.argv[1], "np", backend="pread") as file:
 
 
 def test_a_part_is_bounded_by_the_limits(tmp_path, monkeypatch):
-    """A slice that is larger than what may be copied is refused before memory is taken for it."""
     ours.save_file({"a": SLICED}, tmp_path / "m")
     monkeypatch.setattr("weightmap.options.DEFAULT_LIMITS", wm.Limits(max_copy_bytes=100))
     with compat.safe_open(tmp_path / "m", "np", backend="pread") as file:
@@ -474,7 +458,6 @@ assert compat.safe_open is not before[2]
 
 
 def test_patched_needs_what_it_patches():
-    """Without safetensors it says what to install."""
     code = """
 import sys
 import weightmap
@@ -493,6 +476,5 @@ except weightmap.MissingDependencyError as error:
 
 
 def test_the_suffix_of_a_path_says_nothing_to_serialize_file(tmp_path):
-    """safetensors is written whatever the name."""
     compat.serialize_file({"a": spec(SLICED)}, tmp_path / "m.bin")
     assert theirs.load_file(tmp_path / "m.bin")["a"].tolist() == SLICED.tolist()

@@ -38,7 +38,6 @@ class Apart(torch.nn.Module):
 
 
 def assert_same_state(module, other):
-    """Both modules have the same names and values."""
     expected = other.state_dict()
     assert list(module.state_dict()) == list(expected)
     for name, tensor in module.state_dict().items():
@@ -46,7 +45,6 @@ def assert_same_state(module, other):
 
 
 def test_the_surface_is_that_of_safetensors_torch():
-    """Every public function is here and takes the same arguments by the same names."""
     import inspect
 
     for name in ("load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"):
@@ -69,7 +67,6 @@ def test_the_surface_is_that_of_safetensors_torch():
     ids=["int32", "bfloat16", "complex and bool", "empty", "scalar", "none"],
 )
 def test_bytes_are_those_of_safetensors(tmp_path, tensors):
-    """`save` and `save_file` write what safetensors writes; `load` and `load_file` read it."""
     expected = theirs.save(tensors, {"k": "v"})
     assert ours.save(tensors, {"k": "v"}) == expected
     ours.save_file(tensors, tmp_path / "m.bin", {"k": "v"})
@@ -88,7 +85,6 @@ def test_bytes_are_those_of_safetensors(tmp_path, tensors):
 
 
 def test_what_safetensors_refuses_is_refused_in_its_words(tmp_path):
-    """Sparse tensors, other values and tensors without data are errors of their kind, and nothing is written."""
     path = tmp_path / "m"
     sparse = "sparse tensors: `['test']` which this library does not support"
     cases = [
@@ -111,7 +107,6 @@ def test_what_safetensors_refuses_is_refused_in_its_words(tmp_path):
 
 
 def test_tensors_that_share_memory_are_a_runtime_error(tmp_path):
-    """So it is in safetensors, by each of our functions that bear its name; those that lie apart are written."""
     a = torch.arange(6.0).reshape(2, 3)
     path = tmp_path / "m"
     for given in ({"A": a, "B": a[:1]}, {"A": a, "B": a[1:]}, {"A": a, "B": a}, Tied().state_dict()):
@@ -201,7 +196,6 @@ def test_which_names_stand_for_others():
 @pytest.mark.parametrize("writer", [ours, theirs], ids=["ours", "theirs"])
 @pytest.mark.parametrize("reader", [ours, theirs], ids=["ours", "theirs"])
 def test_models_go_from_either_library_to_the_other(tmp_path, writer, reader):
-    """Tied parameters are written once, with a word of it, and read back; so are those of untied copies."""
     path = tmp_path / "m.safetensors"
     untied = Tied()
     untied.b = copy.deepcopy(untied.a)
@@ -216,7 +210,6 @@ def test_models_go_from_either_library_to_the_other(tmp_path, writer, reader):
 
 
 def test_a_model_of_other_names_in_the_file_is_read(tmp_path):
-    """Of tied parameters the file may have the other name."""
     model, other = Tied(), Tied()
     state = model.state_dict()
     del state["a.weight"], state["a.bias"]
@@ -302,7 +295,6 @@ def _flags(path):
 
 
 def test_arrays_of_other_kinds_are_refused_by_the_functions_of_torch(tmp_path):
-    """An array of numpy is not a tensor here; the functions of `compat` itself take both."""
     with pytest.raises(ValueError, match=r"expected torch\.Tensor"):
         ours.save_file({"a": np.ones(3)}, tmp_path / "m")
     compat.save_file({"a": np.ones(3), "b": torch.ones(3)}, tmp_path / "m")

@@ -43,13 +43,11 @@ def models(tmp_path_factory):
 
 
 def bits(tensor):
-    """The memory of a tensor as bytes."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).cpu()
 
 
 @pytest.mark.parametrize("staging", [SMALL, None])
 def test_every_dtype_and_scheme_is_that_of_the_cpu(models, staging):
-    """Every bit, also of slices; the device is the one asked for."""
     for path in models:
         with wm.open(path) as file:
             for index in (..., np.s_[3:200:7], np.s_[::-1, 5:9]):
@@ -63,7 +61,6 @@ def test_every_dtype_and_scheme_is_that_of_the_cpu(models, staging):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_types_are_changed_on_the_device(models, dtype):
-    """As torch does on the CPU, for dense and for quantised tensors."""
     for path in models:
         here, there = load_file(path, dtype=dtype), load_file(path, "cuda", dtype=dtype)
         assert list(here) == list(there)
@@ -88,7 +85,6 @@ def test_tensors_of_a_file_share_their_memory_and_nothing_else_is_kept(models):
 
 
 def test_a_hundred_loads_leak_nothing(models):
-    """Neither device memory nor descriptors nor threads."""
     load_file(models[1], "cuda")
     gc.collect()
     before = torch.cuda.memory_allocated(), len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
@@ -110,7 +106,6 @@ class _Truncating(TorchBackend):
     copies = 0
 
     def copy(self, memory, buffer, at):
-        """Copy, after that."""
         type(self).copies += 1
         if self.copies == 2:
             self.what()
@@ -119,7 +114,6 @@ class _Truncating(TorchBackend):
 
 @pytest.mark.parametrize("error", [wm.TruncatedError, KeyboardInterrupt])
 def test_a_load_that_ends_early_leaves_nothing(tmp_path, error):
-    """A file truncated meanwhile, and Ctrl+C: the error, and all memory is free again."""
     path = tmp_path / "a.safetensors"
     wm.save(path, {"w": np.zeros((1 << 20,), np.float32)})
 
@@ -142,7 +136,6 @@ def test_a_load_that_ends_early_leaves_nothing(tmp_path, error):
 
 
 def test_no_memory_on_the_device_is_its_error_with_a_note(models, monkeypatch):
-    """It names the file; nothing is left."""
     monkeypatch.setattr(
         TorchBackend, "allocate", lambda self, _: torch.empty(1 << 50, dtype=torch.uint8, device=self.device)
     )
@@ -152,7 +145,6 @@ def test_no_memory_on_the_device_is_its_error_with_a_note(models, monkeypatch):
 
 
 def test_a_damaged_byte_is_found_before_a_tensor_is_handed_out(tmp_path):
-    """With verify=True."""
     path = tmp_path / "a.weights"
     wm.save(path, {"w": np.zeros(100_000, np.float32)})
     data = bytearray(path.read_bytes())
@@ -164,7 +156,6 @@ def test_a_damaged_byte_is_found_before_a_tensor_is_handed_out(tmp_path):
 
 
 def test_ranks_get_their_slices(models):
-    """The slices of all ranks are the tensor."""
     with wm.open(models[0]) as file:
         for dim in (0, 1):
             parts = []
@@ -175,7 +166,6 @@ def test_ranks_get_their_slices(models):
 
 
 def test_modules_and_safe_open(models, tmp_path):
-    """load_into fills and converts on the device; safe_open gives tensors and slices there."""
     path = tmp_path / "a.safetensors"
     values = {"weight": RNG.standard_normal((512, 700)).astype(np.float32), "bias": np.ones(512, np.float32)}
     wm.save(path, values)
@@ -192,7 +182,6 @@ def test_modules_and_safe_open(models, tmp_path):
 
 
 def test_copies_come_after_what_the_user_asked_for(tmp_path):
-    """A tensor that kernels still read is filled when they are done; kernels asked for later see the values."""
     path = tmp_path / "a.safetensors"
     wm.save(path, {"weight": np.full((2048, 2048), 2, np.float32)})
     layer = torch.nn.Linear(2048, 2048, bias=False, device="cuda")
@@ -208,7 +197,6 @@ def test_copies_come_after_what_the_user_asked_for(tmp_path):
 
 
 def test_slots_are_pinned_once():
-    """And on request given back."""
     release_slots()
     assert TorchBackend("cuda").pinned
     load = [to_device(np.arange(10), "cuda") for _ in range(3)]

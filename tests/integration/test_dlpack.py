@@ -61,7 +61,6 @@ def look(capsule, *, versioned):
 
 
 def read(tensor):
-    """Address, shape, strides, type and device."""
     n = tensor.ndim
     return tensor.data, tuple(tensor.shape[:n]), tuple(tensor.strides[:n]), (tensor.code, tensor.bits, tensor.lanes)
 
@@ -69,7 +68,6 @@ def read(tensor):
 @pytest.mark.parametrize("name", CODES)
 @pytest.mark.parametrize("version", [None, (0, 8), (1, 0), (1, 3), (2, 0)])
 def test_structs_say_what_the_array_is(name, version):
-    """Address, shape, strides in elements, type, device and flags, for consumers of both versions."""
     array = np.zeros((3, 4, 5), getattr(ml_dtypes, name, name))[1:, ::-2, 1:]
     assert export(array).__dlpack_device__() == (1, 0)
     capsule = export(array).__dlpack__(max_version=version)
@@ -84,7 +82,6 @@ def test_structs_say_what_the_array_is(name, version):
 
 @pytest.fixture
 def path(tmp_path):
-    """A file with a tensor of float32 and one of bfloat16."""
     wm.save(
         tmp_path / "m.weights",
         {"w": np.arange(24, dtype=np.float32).reshape(4, 6), "b": np.arange(4).astype(ml_dtypes.bfloat16)},
@@ -131,7 +128,6 @@ def test_copies_are_made_when_asked_for_or_needed():
 
 
 def test_what_dlpack_lacks_is_refused():
-    """Dates and text have no type there; the CPU has no stream; other devices are not served."""
     for array in (np.zeros(2, "M8[s]"), np.zeros(2, "U3"), np.zeros(2, ml_dtypes.int4)):
         with pytest.raises(wm.UnsupportedError, match="DLPack"):
             export(array)
@@ -161,7 +157,6 @@ def test_the_mapping_lives_until_the_last_consumer(path):
 
 
 def test_numpy_shares_the_memory(path):
-    """Read-only where the mapping is, with the values of the file; quantised tensors are decoded."""
     for mode in ("mmap", "cow"):
         with wm.open(path, mode=mode) as file:
             array = file["w"]
@@ -176,7 +171,6 @@ def test_numpy_shares_the_memory(path):
 
 
 def test_exporting_imports_no_framework(path):
-    """The module needs numpy only."""
     code = "import sys, weightmap as wm, numpy as np; from weightmap.dlpack import export\n"
     code += "np.from_dlpack(export(wm.open(sys.argv[1])['w'])); assert not {'torch', 'jax'} & set(sys.modules)"
     run_child(code, path)

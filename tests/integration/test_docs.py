@@ -29,7 +29,6 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").glob(
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name, tmp_path, monkeypatch):
-    """Every example in a docstring prints what it says it prints, for a reader who types it and nothing before it."""
     monkeypatch.chdir(tmp_path)
     failed, _ = doctest.testmod(importlib.import_module(name), globs={})
     assert not failed
@@ -37,7 +36,6 @@ def test_examples_in_docstrings_run(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
 def test_the_examples_of_the_first_pages_run(page, tmp_path, monkeypatch, capsys):
-    """The Python of the README, and that of the page after it, runs as it stands and prints what the page says."""
     text = (ROOT / page).read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
@@ -48,7 +46,6 @@ def test_the_examples_of_the_first_pages_run(page, tmp_path, monkeypatch, capsys
 
 
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
-    """The three commands of the first screen work on the file that the example made."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     exec(compile(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], "README.md", "exec"), {})
@@ -59,7 +56,6 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
 
 
 def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
-    """The Python of docs/quantisation.md runs, and gives the shapes that its comments say."""
     text = (ROOT / "docs" / "quantisation.md").read_text("utf-8")
     block, checkpoint = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -79,7 +75,6 @@ def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
 
 
 def test_the_example_of_gguf_runs(tmp_path, monkeypatch):
-    """The Python of docs/gguf.md runs, and gives what its comments say."""
     [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "gguf.md").read_text("utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -94,7 +89,6 @@ def test_the_example_of_gguf_runs(tmp_path, monkeypatch):
 
 
 def test_the_example_of_reports_runs(tmp_path, monkeypatch):
-    """The Python of docs/report.md writes a page."""
     [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text("utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -104,7 +98,6 @@ def test_the_example_of_reports_runs(tmp_path, monkeypatch):
 
 
 def test_the_example_of_words_runs(tmp_path, monkeypatch, capsys):
-    """The Python of docs/words.md runs."""
     [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "words.md").read_text("utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "words.md", "exec"), {})
@@ -112,7 +105,6 @@ def test_the_example_of_words_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_examples_of_serving_run(tmp_path, monkeypatch, capsys):
-    """The Python of docs/serving.md runs, one block after another; its commands exist, and end well."""
     text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -137,7 +129,6 @@ def test_the_table_of_formats_is_that_of_the_builders():
 
 @pytest.mark.parametrize("name", ["embed", "larger_than_memory", "ranks_jax", "ranks_mpi", "walk_through"])
 def test_an_example_without_arguments_says_what_it_takes(name):
-    """It prints its docstring, which shows the command, and no traceback."""
     path = ROOT / "examples" / f"{name}.py"
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -146,7 +137,6 @@ def test_an_example_without_arguments_says_what_it_takes(name):
 
 @pytest.mark.skipif(sys.maxsize < 1 << 40, reason="an address space of 64 bits")
 def test_forty_gib_open_without_that_much_memory(tmp_path):
-    """The example that the README names opens 40 GiB; that these take no memory is what a mapping is."""
     command = [sys.executable, str(ROOT / "examples" / "larger_than_memory.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -155,7 +145,6 @@ def test_forty_gib_open_without_that_much_memory(tmp_path):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document):
-    """Every relative link names a file that is there."""
     text = document.read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)#:]+)[)#]", text)
     assert not [target for target in targets if not (document.parent / target).exists()]
@@ -163,7 +152,6 @@ def test_links_between_documents_lead_somewhere(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_what_documents_tell_to_run_is_there(document):
-    """Every test, example and benchmark of a command has its file, every `make` its target."""
     text = document.read_text(encoding="utf-8")
     commands = " ".join(re.findall(r"(?:pytest|python|mpiexec|torchrun) [^`\n]*", text))
     paths = re.findall(r"\b(?:tests|examples|benchmarks)/[\w./]*\w", commands)

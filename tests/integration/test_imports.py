@@ -86,7 +86,6 @@ def imports(module):
 
 
 def name_of(function):
-    """Name of a function that is called, without what stands before a dot."""
     return getattr(function, "id", getattr(function, "attr", None))
 
 
@@ -115,7 +114,6 @@ def test_every_module_imports_only_what_stands_below_it(module):
 
 
 def test_no_imports_go_in_a_circle():
-    """Within a room too, modules have an order in which each imports only earlier ones, lazily and for types too."""
     remaining = {module: imports(module) & set(MODULES) for module in MODULES}
     while ready := [module for module, needs in remaining.items() if not needs & remaining.keys()]:
         for module in ready:
@@ -125,14 +123,12 @@ def test_no_imports_go_in_a_circle():
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("formats.")])
 def test_no_format_imports_another(module):
-    """A format shares with other formats only modules with an underscore; its own folder is its own affair."""
     own = ".".join(module.split(".")[:2])
     others = {other for other in imports(module) if part(other) == "formats" and not other.startswith(own)}
     assert all(other.startswith("formats._") for other in others)
 
 
 def test_only_kernels_touches_the_c_module():
-    """weightmap.kernels is the only importer of the compiled module."""
     assert {part(module) for module in MODULES if "_kernels" in imports(module)} == {"kernels"}
 
 
@@ -150,13 +146,11 @@ def test_kernels_on_demand_are_defined_where_the_package_says():
 
 @pytest.mark.parametrize("module", [name for name in MODULES if part(name) not in INTEGRATIONS])
 def test_nothing_imports_an_integration(module):
-    """The command line, the demonstration and the bridges to other libraries are imported by nobody of the package."""
     assert not {part(other) for other in imports(module)} & INTEGRATIONS
 
 
 @pytest.mark.parametrize(("module", "needs"), [("lazy", set()), ("errors", {"lazy"}), ("options", {"errors"})])
 def test_the_ground_imports_nothing_of_ours(module, needs):
-    """The ground of the package can be imported by everybody, because it imports nobody above it."""
     assert imports(module) <= needs
 
 
@@ -169,7 +163,6 @@ def test_the_ground_imports_nothing_of_ours(module, needs):
     ],
 )
 def test_importing_is_light(statements):
-    """Neither the package nor the command line's module loads a library that not every use needs."""
     heavy = {"torch", "jax", "rich", "ml_dtypes", "tokenizers", "safetensors", "huggingface_hub", "tomllib"}
     code = f"import json, sys; {statements}; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
@@ -188,7 +181,6 @@ def test_importing_takes_few_modules():
 
 
 def test_the_package_lists_its_exports():
-    """`__all__` is sorted, every name in it is there, and the documented interface is among them."""
     assert list(weightmap.__all__) == sorted(set(weightmap.__all__))
     assert not [name for name in weightmap.__all__ if not hasattr(weightmap, name)]
     documented = {"TensorFile", "TensorInfo", "Vocabulary", "convert", "diff", "formats", "load", "open", "save"}
@@ -200,8 +192,3 @@ def test_modules_are_found_without_an_import_of_their_own():
     code = "import sys, weightmap; old = {*sys.modules}; print(weightmap.torch.load_file, weightmap.compat.numpy.save)"
     code += "; assert not {'weightmap.torch', 'weightmap.compat'} & old; assert not hasattr(weightmap, 'toch')"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_setup_py_is_short():
-    """Configuration stands in pyproject.toml: setup.py has at most 25 lines."""
-    assert len((ROOT / "setup.py").read_text(encoding="utf-8").splitlines()) <= 25

@@ -20,13 +20,11 @@ NAMES = ["bfloat16", "float16", "float32", "int8", "bool", "float8_e4m3fn"]
 
 
 def typed(name, count=64):
-    """A few values of a type of numpy or ml_dtypes."""
     return (np.arange(count) % 2 if name == "bool" else np.arange(count)).astype(getattr(ml_dtypes, name, name))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_save_takes_arrays_of_jax(tmp_path, name):
-    """They are written as what they are, bfloat16 and float8 too."""
     expected = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name, name))
     wm.save(tmp_path / "m.safetensors", {"w": jnp.asarray(expected), "t": jnp.asarray(expected).T})
     with wm.open(tmp_path / "m.safetensors") as file:
@@ -52,7 +50,6 @@ def test_aligned_tensors_are_shared(tmp_path, name, mode):
 
 
 def test_other_tensors_are_copied(tmp_path):
-    """Misaligned, strided, byte-swapped and quantised ones: their values arrive."""
     base = np.arange(200, dtype=np.uint8)
     q = wm.quantize(np.ones((2, 32), np.float32), "int8")
     for array in (base[1:129].view(np.float32), base[::-2], np.arange(6, dtype=">i4"), np.array(3.5, np.float32)):
@@ -61,7 +58,6 @@ def test_other_tensors_are_copied(tmp_path):
 
 
 def test_files_are_loaded_whole(tmp_path):
-    """load_file gives every tensor, in the order of the file; what is quantised as float32."""
     q = wm.quantize(np.ones((2, 32), np.float32), "int8")
     wm.save(tmp_path / "m.amb", {"d": np.arange(6, dtype=np.float32).reshape(2, 3), "q": q})
     tensors = load_file(tmp_path / "m.amb")
@@ -142,7 +138,6 @@ def test_each_device_gets_its_slice_and_no_more_is_read(tmp_path):
 
 
 def test_scalars_have_shardings_too(tmp_path):
-    """A tensor of no dimension is whole on each device."""
     wm.save(tmp_path / "m.safetensors", {"s": np.array(2.5, np.float32), "e": np.zeros((0, 3), np.float32)})
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with wm.open(tmp_path / "m.safetensors") as file:
@@ -175,7 +170,6 @@ def test_compat_gives_arrays_of_jax(tmp_path, framework, backend):
 
 @pytest.mark.parametrize("libraries", ["jax", "torch", "jax, torch", "torch, jax"])
 def test_processes_end_without_noise(tmp_path, libraries):
-    """With files, arrays and exports alive at the end of the interpreter, nothing is printed and the status is 0."""
     if any(importlib.util.find_spec(name) is None for name in libraries.split(", ")):
         pytest.skip("needs both")
     wm.save(tmp_path / "m.weights", {"w": np.arange(64, dtype=np.float32)})
@@ -202,7 +196,6 @@ cycle = [kept]; cycle.append(cycle)
 
 @pytest.mark.parametrize("wrong", [None, 5, "w", [1.0]])
 def test_anything_but_an_array_is_named(wrong):
-    """What is no array is a TypeError that names the argument."""
     with pytest.raises(
         TypeError, match=f"^array must be a numpy array or a QuantizedTensor, not {type(wrong).__name__}$"
     ):

@@ -34,7 +34,6 @@ class Net(torch.nn.Module):
 
 @pytest.fixture
 def net(tmp_path):
-    """A module with random values, and the file that has them, the tied weight once."""
     torch.manual_seed(1)
     module = Net()
     with torch.no_grad():
@@ -46,7 +45,6 @@ def net(tmp_path):
 
 
 def assert_same(module, other):
-    """Both modules have the same types, shapes and values."""
     expected = other.state_dict()
     assert list(module.state_dict()) == list(expected)
     for name, tensor in module.state_dict().items():
@@ -67,7 +65,6 @@ def refused(module, path, words, **options):
 
 
 def test_values_are_copied(net):
-    """Parameters, buffers and tied weights get the values of the file; the tensors stay the ones they were."""
     module, path = net
     other = Net()
     kept = {name: tensor.data_ptr() for name, tensor in other.state_dict().items()}
@@ -80,7 +77,6 @@ def test_values_are_copied(net):
 
 
 def test_assigning_copies_nothing(net):
-    """Tensors are put into the module as they lie in the file; a training step changes them, and not the file."""
     module, path = net
     before = path.read_bytes()
     other = Net()
@@ -152,7 +148,6 @@ def test_shapes_and_types_are_checked_before_anything_is_changed(net, tmp_path, 
 
 
 def test_types_are_converted_as_torch_does_and_kept_with_assign(net, tmp_path):
-    """Half precision fills float32 by value; assigned, it stays what it is."""
     module, path = net
     half = {
         name: array.astype(np.float16) if array.dtype == np.float32 else array for name, array in wm.load(path).items()
@@ -183,8 +178,6 @@ def test_tied_weights_that_differ_in_the_file_are_an_error(net, tmp_path):
 
 
 def test_hooks_of_a_module_count(tmp_path):
-    """A hook that renames and transposes what it finds works here as it does in torch."""
-
     def rename(state, prefix, *_):
         old = state.pop(prefix + "old", None)
         if old is not None:
@@ -201,7 +194,6 @@ def test_hooks_of_a_module_count(tmp_path):
 
 
 def test_quantised_tensors_and_other_formats_fill_modules(tmp_path):
-    """Any format will do; quantised tensors are decoded."""
     q = wm.quantize(np.random.default_rng(1).standard_normal((4, 32)).astype(np.float32), "int8")
     wm.save(tmp_path / "m.amb", {"weight": q, "bias": np.arange(4, dtype=np.float32)})
     for assign in (False, True):
@@ -233,7 +225,6 @@ class _Sent(TorchBackend):
         super().__init__("cpu")
 
     def copy(self, memory, buffer, at):
-        """Copy to the memory that the tensor really has."""
         self.copied.append(len(memory))
         super().copy(memory, buffer.as_subclass(torch.Tensor), at)
 
@@ -248,7 +239,6 @@ def away(monkeypatch):
 
 
 def moved(module):
-    """The module with all its tensors on another device, as they say."""
     for owner in module.modules():
         for names in (owner._parameters, owner._buffers):
             for name, tensor in names.items():
@@ -272,7 +262,6 @@ def test_other_devices_are_filled_by_staging(net, tmp_path, away):
 
 
 def test_values_are_converted_on_their_device(tmp_path, away):
-    """float32 to float16, integers to floats, quantised ones, and tensors of any strides."""
     values = {"weight": np.arange(24, dtype=np.float32).reshape(4, 6) / 7, "bias": np.arange(4, dtype=np.float32)}
     path = tmp_path / "m.safetensors"
     wm.save(path, values)
@@ -286,7 +275,6 @@ def test_values_are_converted_on_their_device(tmp_path, away):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
 def test_elements_are_poured_into_tensors_of_any_strides_and_type(monkeypatch, dtype):
-    """A transposed tensor of another type gets the values in their places."""
     monkeypatch.setattr(_loader, "_UNPINNED", Staging(2, 256))
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     for target in (
@@ -300,7 +288,6 @@ def test_elements_are_poured_into_tensors_of_any_strides_and_type(monkeypatch, d
 
 
 def test_load_file_gives_every_tensor(net):
-    """On the CPU as writable views, on other devices by staging, of a plan in its order."""
     module, path = net
     tensors = load_file(path)
     assert list(tensors) == list(wm.open(path))
@@ -319,7 +306,6 @@ def test_load_file_gives_every_tensor(net):
 
 @pytest.mark.parametrize("wrong", [None, 5, "model", {"weight": torch.zeros(2)}, torch.nn.Linear])
 def test_a_module_is_a_module(net, wrong):
-    """Anything but a module is a TypeError that names the argument, here and in what safetensors has for it."""
     _, path = net
     said = f"must be a torch.nn.Module, not {type(wrong).__name__}$"
     with pytest.raises(TypeError, match=f"^module {said}"):
@@ -337,14 +323,12 @@ def test_a_module_is_a_module(net, wrong):
     ],
 )
 def test_options_of_load_file_have_their_types(net, options, said):
-    """A dtype that is none of torch, and anything but a plan, are TypeErrors that name the argument."""
     with pytest.raises(TypeError, match=f"^{said}$"):
         load_file(net[1], **options)
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "w", [1.0]])
 def test_arrays_and_tensors_are_told_apart_from_anything_else(wrong):
-    """What is no array is a TypeError of `to_torch`, what is no tensor one of `from_torch`."""
     with pytest.raises(
         TypeError, match=f"^array must be a numpy array or a QuantizedTensor, not {type(wrong).__name__}$"
     ):

@@ -31,7 +31,6 @@ print(package)
 
 
 def run(*command, cwd):
-    """Run a command and return what it printed; on failure, show it."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
@@ -39,7 +38,6 @@ def run(*command, cwd):
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
-    """Path of a source distribution built from the working tree."""
     folder = tmp_path_factory.mktemp("sdist")
     run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", str(folder), ".", cwd=ROOT)
     (path,) = folder.glob("*.tar.gz")
@@ -58,7 +56,6 @@ def wheel(sdist):
 
 
 def test_the_source_distribution_is_complete(sdist):
-    """It holds the C sources, the build script, the tests, the benchmarks and the licence, and nothing compiled."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"LICENSE", "README.md", "Makefile", "pyproject.toml", "setup.py", "csrc/build_ffi.py", "csrc/kernels.h"}
@@ -68,7 +65,6 @@ def test_the_source_distribution_is_complete(sdist):
 
 
 def test_the_wheel_keeps_to_the_stable_abi(wheel):
-    """One wheel serves CPython 3.11 and every later one."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         pytest.skip("free-threaded builds have no stable ABI")
     assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
@@ -79,7 +75,6 @@ def test_the_wheel_keeps_to_the_stable_abi(wheel):
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
-    """It holds every module, the typing marker and the licence, but no sources of C and no tests."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     package = ROOT / "src" / "weightmap"

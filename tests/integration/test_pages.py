@@ -14,7 +14,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Folder of the built pages."""
     pytest.importorskip("sphinx")
     pytest.importorskip("furo")
     folder = tmp_path_factory.mktemp("pages")
@@ -26,7 +25,6 @@ def pages(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["weightmap", "weightmap.kernels", "weightmap.errors", "weightmap.dlpack"])
 def test_each_public_name_is_documented(pages, name):
-    """The page of a module has an entry, with an address, for everything that a module exports."""
     ids = set(re.findall(r'id="([\w.]+)"', (pages / "api" / f"{name}.html").read_text(encoding="utf-8")))
     module = importlib.import_module(name)
     left_out = {"kernels"}  # a module, with a page of its own
@@ -36,7 +34,6 @@ def test_each_public_name_is_documented(pages, name):
 
 
 def test_links_between_pages_have_targets(pages):
-    """Every link within the pages names a file, and a heading in it, that is there."""
     texts = {path: path.read_text(encoding="utf-8") for path in pages.rglob("*.html") if "_modules" not in path.parts}
     missing = []
     for page, text in texts.items():

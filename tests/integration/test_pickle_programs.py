@@ -34,7 +34,6 @@ SAFE = [
 
 
 def is_tensor(value):
-    """Whether a value is a tensor, which may be iterated too."""
     return isinstance(value, torch.Tensor)
 
 
@@ -54,12 +53,10 @@ def shown(value):
 
 
 def tensor_of(dtype, shape, raw):
-    """What stands for a tensor of these bytes; torch makes 1 of any other byte of a truth value when it copies one."""
     return dtype, shape, bytes(raw != 0) if dtype == "bool" else raw.tobytes()
 
 
 def spelled(value):
-    """What stands for a plain value."""
     if isinstance(value, pathlib.PurePath):
         return str, str(value)
     if isinstance(value, np.ndarray):
@@ -74,7 +71,6 @@ def spelled(value):
 
 
 def theirs(data, *, weights_only):
-    """The tensors and the values that torch loads, by name; or why it does not."""
     try:
         with torch.serialization.safe_globals(SAFE):
             loaded = torch.load(io.BytesIO(data), weights_only=weights_only)
@@ -95,7 +91,6 @@ def theirs(data, *, weights_only):
 
 
 def gathered(values, sets):
-    """Our values, with the members of what are sets in torch put together."""
     values = dict(values)
     found = {}
     for name, members in sets.items():
@@ -105,7 +100,6 @@ def gathered(values, sets):
 
 
 def ours(data):
-    """The same of weightmap."""
     try:
         with wm.open(data) as f:
             tensors = {}
@@ -118,7 +112,6 @@ def ours(data):
 
 
 def differences(data, outcomes):
-    """Where weightmap accepts a file and torch, in a mode that accepts it too, makes something else of it."""
     found, safe, free = ours(data), theirs(data, weights_only=True), theirs(data, weights_only=False)
     loaded = [mode for mode, other in (("True", safe), ("False", free)) if not isinstance(other, str)]
     if isinstance(found, str):
@@ -140,7 +133,6 @@ def differences(data, outcomes):
 
 
 def test_random_programs():
-    """Nothing differs silently, and most that torch accepts is accepted."""
     first, _, last = os.environ.get("WEIGHTMAP_PICKLES", "300").rpartition(":")
     outcomes = collections.Counter()
     wrong = []

@@ -31,13 +31,11 @@ DTYPES = [
 
 
 def bits(tensor):
-    """The memory of a tensor as bytes, whatever its type."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 @pytest.fixture
 def model(tmp_path):
-    """A file written by safetensors.torch with a tensor of every type; gives its path and the tensors."""
     tensors = {
         name: torch.arange(12).reshape(3, 4).to(torch.float32).to(getattr(torch, name))
         if name.startswith(("float8", "bfloat"))
@@ -51,7 +49,6 @@ def model(tmp_path):
 
 
 def test_tensors_agree_with_safetensors(model):
-    """Every type arrives with the same torch dtype, shape, bits and type string as through safetensors."""
     path, _ = model
     with compat.safe_open(path, framework="pt") as ours, theirs.safe_open(path, framework="pt") as other:
         assert ours.keys() == other.keys()
@@ -64,7 +61,6 @@ def test_tensors_agree_with_safetensors(model):
 
 
 def test_tensors_share_memory_and_writing_leaves_the_file_alone(model):
-    """Two tensors of one handle share their pages; a write is seen by both, by no other handle, and not by the file."""
     path, tensors = model
     before = path.read_bytes()
     with warnings.catch_warnings():
@@ -117,7 +113,6 @@ def test_load_file_looks_up_by_name_only_what_an_array_does_not_say(tmp_path, mo
 
 
 def wm_source(folder):
-    """Return a file with a matrix that can be quantised, and a vector that is not."""
     path = folder / "dense.safetensors"
     wm.save(path, {"w": np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32), "b": np.ones(4, np.float32)})
     return path
@@ -136,7 +131,6 @@ def test_slices_follow_numpy(model, name, index):
 
 
 def test_save_file_writes_tensors(tmp_path, model):
-    """Tensors of every type, transposed and with gradient, arrive in safetensors as they were."""
     _, tensors = model
     tensors = {**tensors, "transposed": torch.arange(6.0).reshape(2, 3).T, "grad": torch.ones(2, requires_grad=True)}
     path = tmp_path / "ours.safetensors"
@@ -190,7 +184,6 @@ print(len(made))
 
 
 def test_every_tensor_of_ours_can_be_written_to(model, tmp_path):
-    """Every function that makes a tensor, from any source and in any mode, makes a writable one."""
     values = np.ones((4, 64), np.float32)
     quantised = tmp_path / "m.amb"
     wm.save(quantised, {"q": wm.quantize(values, "int4_block"), "a": wm.quantize(values, "adaptive"), "d": values})
@@ -211,7 +204,6 @@ def test_the_contract_is_right_about_torch_and_read_only_memory(model, mode, sta
 
 @pytest.mark.parametrize("scheme", ["int4_block", "int8", "adaptive"])
 def test_a_quantised_tensor_is_decoded(tmp_path, scheme):
-    """to_torch and to_device decode to float32; without a copy that cannot be."""
     q = wm.quantize(np.random.default_rng(1).standard_normal((6, 64)).astype(np.float32), scheme)
     for tensor in (to_torch(q), to_torch(q, copy=True), to_device(q, "cpu")):
         assert tensor.dtype == torch.float32
@@ -233,7 +225,6 @@ def permissions(path):
 
 
 def model_of(folder):
-    """A small file, quantised tensors in it."""
     path = folder / "small.amb"
     wm.save(path, {"d": np.ones(3, np.float32), "q": wm.quantize(np.ones((2, 32), np.float32), "int4_block")})
     return path
@@ -301,7 +292,6 @@ def test_an_expanded_tensor_is_shared_and_copied_on_request(tmp_path):
 
 @pytest.mark.parametrize("device", ELSEWHERE)
 def test_another_device_gets_quantised_tensors_piece_by_piece(tmp_path, device):
-    """They are decoded here in pieces that fit into a slot, or there."""
     path = tmp_path / "q.amb"
     values = np.random.default_rng(2).standard_normal((4096, 1024)).astype(np.float32)
     wm.save(path, {"q": wm.quantize(values, "int4_block")})
@@ -361,7 +351,6 @@ def test_a_plan_loads_by_torch_as_it_is_in_the_file(model, monkeypatch, slot):
 
 
 def test_staging_refuses_dtypes_that_torch_lacks():
-    """A dtype or a device that torch does not know is an error of ours."""
     with pytest.raises(wm.UnsupportedError, match="datetime64"):
         to_device(np.zeros(2, "M8[s]"), "cpu")
     with pytest.raises(wm.UnsupportedError, match="device"):
@@ -372,7 +361,6 @@ def test_staging_refuses_dtypes_that_torch_lacks():
 
 
 def test_pairs_of_float4_are_those_of_safetensors(tmp_path):
-    """F4 arrives as with safetensors, with an odd row as bytes, and is written as safetensors writes it."""
     if not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("this torch has no float4")
     pairs = torch.arange(32, dtype=torch.uint8).reshape(4, 8).view(torch.float4_e2m1fn_x2)
@@ -393,8 +381,6 @@ def test_pairs_of_float4_are_those_of_safetensors(tmp_path):
 
 
 class _Elsewhere(torch.Tensor):
-    """A tensor that says that it is on another device, and counts how often it was copied from there."""
-
     copies: list[int]
 
     @property
@@ -414,7 +400,6 @@ def _elsewhere(tensor, copies):
 
 
 def test_save_takes_tensors_as_they_are(tmp_path, model):
-    """Tensors of every type, parameters, views and conjugates are written as what they are, by `weightmap.save`."""
     _, tensors = model
     tensors = tensors | {
         "parameter": torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).to(torch.bfloat16)),
@@ -438,7 +423,6 @@ def test_save_takes_tensors_as_they_are(tmp_path, model):
 
 
 def test_tensors_on_another_device_are_copied_one_after_another(tmp_path, monkeypatch):
-    """A tensor leaves its device when it is written, so that a model is never there twice; what is refused is not."""
     copies = []
     tensors = {f"w{i}": _elsewhere(torch.full((4, 4), float(i), dtype=torch.bfloat16), copies) for i in range(3)}
     seen = []
@@ -453,7 +437,6 @@ def test_tensors_on_another_device_are_copied_one_after_another(tmp_path, monkey
 
 
 def test_tensors_that_cannot_be_written_are_named_together(tmp_path):
-    """Sparse, nested, empty of data, not initialised, of a type that files lack: one error, and no file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # both are experimental, and say so
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
@@ -475,7 +458,6 @@ def test_tensors_that_cannot_be_written_are_named_together(tmp_path):
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_from_torch_undoes_to_torch(name):
-    """Array to tensor to array shares one memory and changes neither type nor value."""
     array = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name, name))
     back = from_torch(to_torch(array, copy=False))
     assert back.dtype == array.dtype
@@ -494,14 +476,12 @@ def test_from_torch_undoes_to_torch(name):
     ids=["byte-swapped", "reversed", "misaligned", "scalar"],
 )
 def test_arrays_that_torch_cannot_share_are_copied(array):
-    """Their values arrive in their shape."""
     tensor = to_torch(array)
     assert tensor.shape == array.shape
     assert tensor.numpy().tobytes() == array.astype(array.dtype.newbyteorder("=")).tobytes()
 
 
 def test_what_cannot_cross_is_an_error():
-    """Dates have no torch type, sparse tensors no array, and a device must exist."""
     with pytest.raises(wm.errors.UnsupportedError, match="datetime64"):
         to_torch(np.zeros(2, "M8[s]"))
     with pytest.raises(wm.errors.EncodeError, match="sparse"):
@@ -509,13 +489,11 @@ def test_what_cannot_cross_is_an_error():
 
 
 def test_an_unknown_device_is_an_error(model):
-    """A device that torch does not know is an error when the file is opened."""
     with pytest.raises(compat.SafetensorError, match="device"):
         compat.safe_open(model[0], "pt", device="abacus")
 
 
 def test_a_device_that_is_not_here_is_an_error_of_ours(model):
-    """Where torch knows the kind of device but has none, its own error ends within ours, before a file is opened."""
     device = "mps" if torch.cuda.is_available() else "cuda:0"
     for load in (_files.load_file, lambda path, where: compat.load_file(path, where, framework="pt")):
         with pytest.raises(wm.UnsupportedError, match=f"^device is '{device}' .*, expected one that torch has here$"):

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpr
 
 
 def change_of(q):
-    """How a whole quantised tensor is decoded."""
     if q.scheme in GGML:
         return Change(q.scheme, quantized=True, dtype="", elements=q.size)
     return Change(q.scheme, True, "", q.size, q.block_size, q.scale_type)
@@ -50,7 +49,6 @@ def assert_decoded(q, dtype=torch.float32):
 @pytest.mark.parametrize("scale_type", ["fp16", "fp32"])
 @pytest.mark.parametrize("scheme", [*BITS, "adaptive"])
 def test_integers_and_scales(scheme, scale_type, dtype):
-    """Of any number of elements, block size and type of scales; values of very different magnitude."""
     for n in (1, 7, 963, 2051):
         values = RNG.standard_normal(n).astype(np.float32) * np.exp(3 * RNG.standard_normal(n)).astype(np.float32)
         for block_size in (16, 32, 64) if scheme in {"int4_block", "int5_block", "adaptive"} else (None,):
@@ -62,7 +60,6 @@ def test_integers_and_scales(scheme, scale_type, dtype):
 @pytest.mark.parametrize("dtype", OUTPUTS, ids=str)
 @pytest.mark.parametrize("scheme", GGML)
 def test_blocks_of_ggml(scheme, dtype):
-    """Quantised values, and blocks of any bytes: scales that are subnormal, infinite or NaN among them."""
     assert_decoded(quantize_ggml(RNG.standard_normal((3, 1024)).astype(np.float32), scheme), dtype)
     kind = kernels.GGML_TYPES[scheme]
     for _ in range(5):
@@ -73,7 +70,6 @@ def test_blocks_of_ggml(scheme, dtype):
 @pytest.mark.parametrize("scale_type", ["fp16", "fp32"])
 @pytest.mark.parametrize("scheme", BITS)
 def test_any_bytes(scheme, scale_type):
-    """Scales that are subnormal, infinite or NaN, and codes of every value."""
     block_size = 32 if scheme.endswith("block") else 0
     n = 3200 if block_size else 999
     size = kernels.blocks_size(n, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
@@ -88,7 +84,6 @@ def test_any_bytes(scheme, scale_type):
 
 
 def test_halves_of_adaptive_blocks_keep_every_bit():
-    """Of all 65,536 halves, NaNs with their sign and fraction."""
     octets = np.concatenate(
         [np.full(1024 // 4 * 4 // 4, 0xAA, np.uint8), np.arange(65536, dtype=np.uint16).view(np.uint8)]
     )
@@ -98,7 +93,6 @@ def test_halves_of_adaptive_blocks_keep_every_bit():
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("slot", [1 << 14, 1 << 25])
 def test_files_arrive_as_the_cpu_decodes_them(tmp_path, slot, dtype):
-    """In pieces of blocks, through slots of any size; parts of tensors too."""
     values = RNG.standard_normal((64, 512)).astype(np.float32)
     tensors = {scheme: wm.quantize(values, scheme) for scheme in (*BITS, "adaptive")}
     wm.save(tmp_path / "a.amb", tensors)

@@ -50,7 +50,6 @@ class Stock:
         self.load_config = load_config
 
     def create_model(self, *, vllm_config, model_config, prefix):
-        """Return what it was given."""
         return model_config
 
     def load_weights(self, model, model_config):
@@ -63,8 +62,6 @@ class Stock:
 
 @dataclass
 class Source:
-    """The source of weights of both."""
-
     model_or_path: str
     prefix: str = ""
     subfolder: str | None = None
@@ -136,12 +133,10 @@ def registered(monkeypatch):
 
 
 def loader(**extra):
-    """Our loader for vLLM, with settings."""
     return ours.loader_class()(LoadConfig(extra))
 
 
 def arrays(*names):
-    """A small array for each name, all different."""
     return {name: np.full((4, 8), number, np.float32) for number, name in enumerate(names)}
 
 
@@ -160,7 +155,6 @@ def sharded(folder):
 
 
 def test_both_servers_find_it(registered):
-    """The entry points name the functions that register it, which do that once however often they are called."""
     for _ in range(2):
         ours.register()
         ours.register_sglang()
@@ -169,14 +163,12 @@ def test_both_servers_find_it(registered):
 
 
 def test_importing_loads_no_server():
-    """The module itself needs neither server, nor torch."""
     code = "import sys, weightmap.vllm; print({'vllm', 'sglang', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("kind", SUFFIXES)
 def test_tensors_come_in_the_order_of_bytes_with_their_names(registered, tmp_path, kind):
-    """Names, values and order are those of the file, in each format; the prefix of a source stands before names."""
     expected = arrays("model.z.weight", "model.a.weight", "lm_head.weight")
     path = tmp_path / f"model{SUFFIXES[kind]}"
     wm.save(path, expected)
@@ -189,21 +181,18 @@ def test_tensors_come_in_the_order_of_bytes_with_their_names(registered, tmp_pat
 
 
 def test_shards_come_by_number_and_copies_are_left_out(registered, tmp_path):
-    """An index decides which files count, as in the stock loader; shard 10 comes after shard 9."""
     sharded(tmp_path)
     names = [name for name, _ in loader()._get_weights_iterator(Source(str(tmp_path)))]
     assert names == [f"{letter}.{number}" for number in range(1, 11) for letter in "ba"]
 
 
 def test_a_subfolder_has_the_files(registered, tmp_path):
-    """A source may name a folder below that of the model."""
     (tmp_path / "text").mkdir()
     wm.save(tmp_path / "text" / "model.weights", arrays("w"))
     assert [name for name, _ in loader()._get_weights_iterator(Source(str(tmp_path), subfolder="text"))] == ["w"]
 
 
 def test_filters_are_those_of_the_stock_loader(registered, tmp_path):
-    """Experts of other ranks, files without a tensor that is used, and files of the language model are left out."""
     sharded(tmp_path)
     made = loader()
     only = Source(str(tmp_path), is_unused_weight=lambda name: not name.endswith(".3"))
@@ -215,7 +204,6 @@ def test_filters_are_those_of_the_stock_loader(registered, tmp_path):
 
 
 def test_experts_of_other_ranks_are_not_read(registered, tmp_path):
-    """Their bytes are in no read of the plan."""
     wm.save(tmp_path / "model.weights", arrays("m.experts.0.w", "m.experts.1.w", "m.gate"))
     made = loader()
     made.local_expert_ids = {1}
@@ -234,7 +222,6 @@ def test_experts_of_other_ranks_are_not_read(registered, tmp_path):
     ],
 )
 def test_wrong_settings_are_one_error(registered, extra, message):
-    """It names the keys that are wrong and those that exist."""
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         loader(**extra)
     assert message in str(caught.value)
@@ -279,7 +266,6 @@ def test_tensors_share_pages_only_with_plain_parameters_of_the_cpu(
     ],
 )
 def test_tensors_of_a_model_on_a_gpu_go_there_some_at_a_time(registered, tmp_path, monkeypatch, devices, upload, there):
-    """The engine of weightmap.device brings them, unless the settings say no; expert filters and order stay."""
     wm.save(tmp_path / "model.weights", arrays("a", "b", "c"))
     device = FakeDevice()
     asked = []
@@ -314,7 +300,6 @@ def test_a_head_of_its_own_is_not_tied(registered, tmp_path, tied, head):
 
 
 def test_what_is_no_directory_is_downloaded_as_safetensors(registered):
-    """The stock loader does that, and finds files by patterns; we sort them by number."""
     assert loader()._prepare_weights("org/model", None, None, True, None)[:2] == (
         "downloaded",
         ["m-9.safetensors", "m-10.safetensors"],
@@ -322,7 +307,6 @@ def test_what_is_no_directory_is_downloaded_as_safetensors(registered):
 
 
 def test_directories_that_are_no_model_are_errors(registered, tmp_path):
-    """None, several formats, and several indices: each error names what was found."""
     with pytest.raises(NotRegularFileError, match=r"no model file \(\.safetensors, \.weights, \.bt, \.amb, \.gguf\)"):
         ours.model_files(str(tmp_path))
     wm.save(tmp_path / "model.weights", arrays("w"))
@@ -336,7 +320,6 @@ def test_directories_that_are_no_model_are_errors(registered, tmp_path):
 
 
 def test_damaged_and_missing_shards_are_our_errors(registered, tmp_path):
-    """A shard that was cut off, and one that is not there, before a tensor is handed out."""
     sharded(tmp_path)
     path = tmp_path / "model-7.safetensors"
     content = path.read_bytes()
@@ -407,7 +390,6 @@ def test_ranks_of_a_machine_share_the_reading(registered, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("threads", "calls"), [({}, [None]), ({"threads": 3}, [3]), ({"threads": 0}, [])])
 def test_threads_bring_files_into_memory(registered, tmp_path, monkeypatch, threads, calls):
-    """As many as the settings say, by default those of a plan, and none for 0."""
     wm.save(tmp_path / "model.weights", arrays("w"))
     seen = []
     monkeypatch.setattr(wm.ReadPlan, "warm", lambda self, threads: seen.append(threads))

@@ -53,7 +53,6 @@ def surroundings(tmp_path_factory):
 
 @contextlib.contextmanager
 def running(arguments, environment, log):
-    """A process and all that it starts; none of them outlives the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             [PYTHON, *map(str, arguments)], env=environment, stdout=out, stderr=out, start_new_session=True
@@ -67,7 +66,6 @@ def running(arguments, environment, log):
 
 
 def ended(process, log):
-    """Wait for the end of a process; return its status and what it wrote."""
     try:
         status = process.wait(SECONDS)
     except subprocess.TimeoutExpired:
@@ -77,7 +75,6 @@ def ended(process, log):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, surroundings):
-    """The folder with the models that transformers made."""
     folder = tmp_path_factory.mktemp("models")
     with running([CHILD, "make", folder], surroundings, folder / "log") as process:
         status, log = ended(process, folder / "log")
@@ -119,7 +116,6 @@ def stock(models, load):
 
 
 def rewritten(source, target, suffix):
-    """Write a model in another format, with what lies beside it."""
     target.mkdir()
     for path in source.iterdir():
         if "safetensors" not in path.name:
@@ -130,7 +126,6 @@ def rewritten(source, target, suffix):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "headed"])
 def test_the_model_is_that_of_the_stock_loader(models, load, stock, name):
-    """Three shards, tied weights, and a head beside a configuration that ties it: equal bit for bit."""
     assert load(models / name, "weightmap") == stock(name)
 
 
@@ -144,7 +139,6 @@ def test_every_format_gives_the_same_model(models, load, stock, tmp_path, name, 
 
 @pytest.mark.parametrize("extra", [{"mode": "mmap"}, {"mode": "copy", "verify": "header"}, {"threads": 0}], ids=str)
 def test_settings_change_no_bit(models, load, stock, extra):
-    """Modes, verification and threads are matters of memory and time."""
     assert load(models / "llama", "weightmap", **extra) == stock("llama")
 
 
@@ -158,13 +152,11 @@ def test_random_weights_are_noticed(models, load, stock):
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a processor for each rank")
 def test_two_ranks(models, load, stock):
-    """Each rank has the parameters that the stock loader gives it."""
     assert load(models / "llama", "weightmap", 2) == stock("llama", 2)
 
 
 @pytest.fixture
 def damaged(models, tmp_path):
-    """The Llama with a second shard that was cut off."""
     folder = tmp_path / "damaged"
     shutil.copytree(models / "llama", folder)
     shard = folder / "model-00002-of-00003.safetensors"
@@ -174,7 +166,6 @@ def damaged(models, tmp_path):
 
 @pytest.fixture
 def flipped(models, tmp_path):
-    """The Llama as EMBD with a flipped bit in the middle of its tensors."""
     folder = rewritten(models / "llama", tmp_path / "flipped", ".weights")
     path = folder / "model.weights"
     data = bytearray(path.read_bytes())
@@ -185,7 +176,6 @@ def flipped(models, tmp_path):
 
 @contextlib.contextmanager
 def serving(model, surroundings, log):
-    """The OpenAI-compatible server; gives the process and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -201,7 +191,6 @@ DEFECTS = [("damaged", "TruncatedError", "model-00002-of-00003.safetensors"), ("
 
 @pytest.mark.parametrize(("model", "error", "file"), DEFECTS)
 def test_loading_ends_with_our_error_on_a_damaged_shard(request, model, error, file, surroundings, tmp_path):
-    """The log names the file and the defect; nothing hangs."""
     folder = request.getfixturevalue(model)
     arguments = [CHILD, "load", folder, '{"load_format": "weightmap"}', tmp_path / "result.json"]
     with running(arguments, surroundings, tmp_path / "log") as process:
@@ -213,7 +202,6 @@ def test_loading_ends_with_our_error_on_a_damaged_shard(request, model, error, f
 
 @pytest.mark.parametrize(("model", "error", "file"), DEFECTS)
 def test_the_server_ends_with_our_error_on_a_damaged_shard(request, model, error, file, surroundings, tmp_path):
-    """The log names the file and the defect; nothing hangs."""
     with serving(request.getfixturevalue(model), surroundings, tmp_path / "log") as (process, _):
         status, log = ended(process, tmp_path / "log")
     assert status != 0
@@ -222,7 +210,6 @@ def test_the_server_ends_with_our_error_on_a_damaged_shard(request, model, error
 
 
 def test_the_server_answers_as_on_the_stock_loader(models, stock, surroundings, tmp_path):
-    """The same tokens over HTTP."""
     with serving(models / "llama", surroundings, tmp_path / "log") as (process, address):
         deadline = time.monotonic() + SECONDS
         while True:

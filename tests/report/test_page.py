@@ -58,7 +58,6 @@ class Page(html.parser.HTMLParser):
         self.data = json.loads(self.scripts[1])
 
     def handle_starttag(self, tag, attrs):
-        """Note an element."""
         self.elements.append((tag, dict(attrs)))
         if tag == "table":
             self.tables[dict(attrs)["id"] or ""] = []
@@ -72,11 +71,9 @@ class Page(html.parser.HTMLParser):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        """Refuse elements that end in another order."""
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        """Note a text where it stands."""
         if "script" in self.open:
             self.scripts[-1] += data
         elif "style" not in self.open:
@@ -86,7 +83,6 @@ class Page(html.parser.HTMLParser):
 
 
 def model(path, *, shift=0.0, **more):
-    """Save a model of two layers, and tensors beside them."""
     rng = np.random.default_rng(1)
     tensors = {"embed.weight": rng.standard_normal((8, 256), np.float32)}
     for i in range(2):
@@ -129,7 +125,6 @@ def test_the_page_of_a_model(tmp_path):
 
 
 def test_the_costs_are_those_of_quantising(tmp_path):
-    """Of a model that is looked at as a whole, size and error by scheme are those that convert reports."""
     path = model(tmp_path / "m.safetensors")
     with wm.open(path) as f:
         found = survey(f, verify=False, progress=None)
@@ -144,7 +139,6 @@ def test_the_costs_are_those_of_quantising(tmp_path):
 
 @pytest.mark.parametrize("example", builders.examples(), ids=lambda example: f"{example.format}-{example.name}")
 def test_every_format_has_a_page(example, tmp_path):
-    """Every example of every format makes a well-formed page with a row for each tensor."""
     path = tmp_path / f"m{example.suffix}"
     path.write_bytes(example.data)
     write_report(tmp_path / "r.html", path)
@@ -160,14 +154,12 @@ def test_every_format_has_a_page(example, tmp_path):
 
 
 def test_a_model_without_tensors(tmp_path):
-    """The page says that there are none."""
     wm.save(tmp_path / "m.safetensors", {})
     write_report(tmp_path / "r.html", tmp_path / "m.safetensors")
     assert "The model has no tensors." in Page(tmp_path / "r.html").text
 
 
 def test_complex_elements_are_magnitudes(tmp_path):
-    """The numbers of complex tensors are those of their magnitudes, and the page says so only where there are some."""
     path = tmp_path / "m.safetensors"
     for dtype, low in ((np.complex64, "5"), (np.float32, "3")):
         wm.save(path, {"w": np.full((2, 4), 3 + 4j).astype(dtype) if dtype is np.complex64 else np.full(8, 3, dtype)})
@@ -181,7 +173,6 @@ def test_complex_elements_are_magnitudes(tmp_path):
 
 @pytest.mark.parametrize("largest", [1e200, 1.7976931348623157e308, 5e-324])
 def test_moments_of_extreme_values(largest):
-    """Mean, deviation and histogram neither overflow nor vanish, however large or small the elements are."""
     found = numbers_of(np.array([-largest, largest, largest, -largest]))
     assert (found.low, found.high, found.mean, found.deviation) == (-largest, largest, 0, largest)
     assert (found.bins[0], sum(found.bins), found.bins[-1]) == (2, 4, 2)
@@ -204,7 +195,6 @@ def test_measures_that_are_not_finite(tmp_path):
 
 
 def test_names_are_text(tmp_path):
-    """Names and metadata with markup, quotes and control characters stand on the page as text, and are no elements."""
     tensors = {f"{name}.{i}": np.ones((2, 4), np.float32) for i, name in enumerate(HOSTILE)}
     wm.save(tmp_path / "m.safetensors", tensors, metadata={name: name for name in HOSTILE})
     wm.save(tmp_path / "n.safetensors", {name: array * 2 for name, array in tensors.items()} | {"<i>": np.ones(1)})
@@ -224,7 +214,6 @@ def test_names_are_text(tmp_path):
 
 
 def test_a_page_that_compares(tmp_path):
-    """Largest and RMS difference, cosine, and what only one has; equal tensors are at 0 and 1."""
     a = model(tmp_path / "a.safetensors", only=np.ones(2, np.float32), shape=np.ones((2, 3), np.float32))
     b = model(tmp_path / "b.safetensors", shift=0.5, other=np.ones(2), shape=np.ones((3, 2), np.float32))
     write_report(tmp_path / "r.html", a, b)
@@ -308,7 +297,6 @@ def test_a_map_of_forty_thousand_tensors_has_room():
 
 
 def test_a_quantised_model_beside_its_source(tmp_path):
-    """Tensors compare by value, whatever stores them; one that is NaN in places counts those apart."""
     path = model(tmp_path / "m.safetensors", odd=np.array([1, np.nan, np.inf], np.float32))
     wm.convert(path, tmp_path / "m.gguf", quantize=wm.Quantize("q8_0", include="layer.*.w"))
     with wm.open(path) as one, wm.open(tmp_path / "m.gguf") as two:
@@ -319,7 +307,6 @@ def test_a_quantised_model_beside_its_source(tmp_path):
 
 
 def test_damage_is_on_the_page(tmp_path, capsys):
-    """A file whose checksum does not match gets its page, which says so; the command does too, and ends with 1."""
     path = model(tmp_path / "m.weights", odd=np.array([np.nan, 1, 2, 3], np.float32))
     data = bytearray(path.read_bytes())
     with wm.open(path) as f:
@@ -362,7 +349,6 @@ def test_memory_stays_flat(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "q8_0", "q4_k"])
 def test_samples_of_quantised_tensors_are_their_values(tmp_path, scheme):
-    """Elements that are looked at are those that decoding the whole tensor gives, in order."""
     values = np.random.default_rng(2).standard_normal((300, 512), np.float32)
     path = tmp_path / f"m.{'gguf' if scheme[0] == 'q' else 'amb'}"
     wm.save(path, {"w": wm.quantize(values, scheme)})
@@ -380,14 +366,12 @@ def test_samples_of_quantised_tensors_are_their_values(tmp_path, scheme):
 
 
 def test_the_budget_bounds_what_is_read():
-    """Few tensors get 65,536 elements each, many at least 2,048, in whole runs."""
     assert [budget(n) for n in (0, 1, 512, 10_000, 10**6)] == [65536, 65536, 65536, 2048, 2048]
     assert budget(4000) == 8192
 
 
 @pytest.mark.parametrize("missing", ["the package", "the distribution"])
 def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch, missing):
-    """MissingDependencyError says what to install; no page is written."""
     path = model(tmp_path / "m.safetensors")
     if missing == "the package":
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -400,13 +384,11 @@ def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch, mi
 
 
 def unpackaged(name):
-    """Stand for a system without that distribution."""
     raise metadata.PackageNotFoundError(name)
 
 
 @pytest.fixture
 def bundler(tmp_path, monkeypatch):
-    """A stand-in for vl-convert-python, and an empty cache."""
     made = Bundler(tmp_path / "cache" / "weightmap")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "vl_convert", made)
@@ -416,25 +398,20 @@ def bundler(tmp_path, monkeypatch):
 
 
 class Bundler:
-    """Counts how often it bundles."""
-
     def __init__(self, folder):
         self.folder, self.times = folder, 0
 
     def javascript_bundle(self):
-        """Return a script."""
         self.times += 1
         return "'é </script'"
 
     @property
     def stored(self):
-        """The only file in the cache."""
         [path] = self.folder.iterdir()
         return path
 
 
 def test_the_library_is_bundled_once_a_version(bundler, monkeypatch):
-    """Later runs read what the first one stored, in a directory closed to others; another version is bundled anew."""
     assert {library() for _ in range(3)} == {"'é <\\/script'"}
     assert bundler.times == 1
     assert bundler.folder.stat().st_mode & 0o777 == 0o700
@@ -473,7 +450,6 @@ def test_a_cache_that_others_can_have_written_is_not_trusted(bundler, monkeypatc
 
 
 def test_progress_ends_where_all_is_read(tmp_path):
-    """Progress never goes back, and ends at the total."""
     for other in (None, model(tmp_path / "b.safetensors")):
         told = []
         source = model(tmp_path / "m.weights")
@@ -483,7 +459,6 @@ def test_progress_ends_where_all_is_read(tmp_path):
 
 
 def test_the_command_writes_json(tmp_path, capsys):
-    """--json has the output and its size."""
     path, out = model(tmp_path / "m.safetensors"), tmp_path / "r.html"
     assert cli.main(["report", str(path), str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -491,7 +466,6 @@ def test_the_command_writes_json(tmp_path, capsys):
 
 
 def test_modules_fold():
-    """Numbered modules of one structure share a line, whatever their depth; others have their own."""
     infos = [
         wm.TensorInfo(f"l.{i}.e.{k}.w", "float32", (3 if i == 2 else 2,), 0, 8) for i in range(4) for k in range(3)
     ]

@@ -39,7 +39,6 @@ def near(found, recorded):
 # ------------------------------------------------------------------------------------------- files of finalfusion
 @pytest.mark.parametrize("path", OF_PYTHON, ids=lambda path: path.stem)
 def test_words_have_the_vectors_that_finalfusion_python_gives_them(path):
-    """Of known words and unknown ones, rows, n-grams, vectors and norms are those recorded; where none was, none is."""
     known = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     recorded = np.load(path.with_suffix(".npz"))
     with wm.open(path) as f:
@@ -66,7 +65,6 @@ def test_words_have_the_vectors_that_finalfusion_python_gives_them(path):
 @pytest.mark.skipif(not OF_UPSTREAM, reason="the test data of finalfusion is not here")
 @pytest.mark.parametrize("path", OF_UPSTREAM, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_words_of_upstream_files(path):
-    """The same of the files that the finalfusion projects test with."""
     known = json.loads(path.with_suffix(".fifu.expected.json").read_text(encoding="utf-8"))
     recorded = np.load(path.with_suffix(".fifu.expected.npz"))
     with wm.open(path) as f:
@@ -78,7 +76,6 @@ def test_words_of_upstream_files(path):
 
 
 def check_batch(e, words):
-    """A batch gives what each word gives, to the bit, and zeros where there is nothing."""
     matrix, found = e.batch(words)
     assert matrix.shape == (len(words), e.dims)
     for word, vector, there in zip(words, matrix, found.tolist(), strict=True):
@@ -103,12 +100,10 @@ SUBWORDS = {
 
 
 def noise(rows, dims=24, dtype=np.float32):
-    """Return random rows."""
     return (np.random.default_rng(rows).standard_normal((rows, dims)) * 8).astype(dtype)
 
 
 def codes(rows):
-    """Return as many rows by product quantisation."""
     rng = np.random.default_rng(3)
     books = rng.standard_normal((6, 11, 4), dtype=np.float32)
     return ProductQuantized(rng.integers(0, 11, (rows, 6), dtype=np.uint8), books)
@@ -159,13 +154,11 @@ def test_every_word_has_the_vector_of_the_definition(subwords, matrix, monkeypat
 
 
 def test_a_known_word_is_a_view():
-    """No copy is made of a row of a dense matrix."""
     rows = noise(len(WORDS))
     assert np.shares_memory(Embeddings(vocabulary(WORDS), rows)["a"], rows)
 
 
 def test_a_sum_of_zeros_stays_zero():
-    """Where the rows of a word's n-grams cancel out there is a vector, of zeros, and its norm is 0."""
     e = Embeddings(vocabulary(["known"], Subwords("bucket", 1, 3, 6, 8)), np.zeros((9, 4), np.float32))
     vector, norm = e.embedding_with_norm("unknown")
     assert (vector.tolist(), norm) == ([0, 0, 0, 0], 0)
@@ -184,7 +177,6 @@ def test_norms_of_the_file_are_returned():
 
 
 def test_out_is_filled_or_left_alone():
-    """`embedding` fills what it is given, for known and unknown words, and leaves it when there is no vector."""
     rows = noise(len(WORDS) + 64)
     e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), rows)
     out = np.empty(24, np.float64)
@@ -199,7 +191,6 @@ def test_out_is_filled_or_left_alone():
 
 
 def test_what_is_no_word_has_no_vector():
-    """Something other than a text is no word; a text in place of a list of them is an error."""
     e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), noise(len(WORDS) + 64))
     assert e.get(5) is None
     assert 5 not in e
@@ -211,7 +202,6 @@ def test_what_is_no_word_has_no_vector():
 
 
 def test_a_row_that_the_matrix_lacks_is_an_error():
-    """An index of an n-gram that leads out of the matrix is an error about the file."""
     for rows in (noise(3), noise(3, dtype=np.float64)):
         e = Embeddings(vocabulary(["a"], Subwords("explicit", 1, 1, 1, 2, listed({"b": 1, "<": 2}))), rows)
         for look in (lambda e=e: e["b"], lambda e=e: e.batch(["a", "b"])):
@@ -220,7 +210,6 @@ def test_a_row_that_the_matrix_lacks_is_an_error():
 
 
 def test_files_of_other_formats_have_embeddings(tmp_path):
-    """The only matrix with a row for each token serves; two of them are none."""
     rows = noise(3)
     for name, tensors in {"dense": {"e": rows, "b": rows[0]}, "two": {"e": rows, "f": rows}}.items():
         wm.save(tmp_path / f"{name}.weights", tensors, vocab=["a", "b", "c"])
@@ -265,7 +254,6 @@ def test_vectors_that_no_row_bounds_are_no_embeddings(tmp_path, suffix, dims):
 
 
 def test_damaged_codes_are_an_error_in_every_look_up():
-    """A code without a centroid is a QuantError, for known words, for unknown ones and in batches."""
     q = codes(len(WORDS) + 64)
     spoilt = q.codes.copy()
     spoilt[:, 2] = 99
@@ -300,7 +288,6 @@ def test_sums_of_rows_are_the_definition_to_the_bit(dims, chosen, seed):
 
 
 def test_sums_refuse_rows_bounds_and_places_that_do_not_fit():
-    """A row outside of the matrix is reported by the number of its sum; bounds and places are checked first."""
     matrix, out = noise(3), np.zeros((2, 24), np.float32)
     u64 = lambda *numbers: np.array(numbers, np.uint64)  # noqa: E731 - a shorthand
     assert kernels.unit_sums(matrix, u64(0, 3), u64(0, 1, 2), out) == 1
@@ -318,7 +305,6 @@ def test_sums_refuse_rows_bounds_and_places_that_do_not_fit():
 
 @given(rows=st.lists(st.integers(-3, 12), max_size=40), dims=st.integers(1, 70))
 def test_gathering_copies_rows_and_makes_zeros(rows, dims):
-    """Existing rows are copied, others are zeros, and nothing outside of matrix and output is touched."""
     matrix = ARENAS[0].array(9 * dims, "u1").reshape(9, dims)
     matrix[...] = np.arange(1, 9 * dims + 1).reshape(9, dims) % 251
     out = ARENAS[1].array(len(rows) * dims, "u1").reshape(-1, dims)
@@ -330,13 +316,11 @@ def test_gathering_copies_rows_and_makes_zeros(rows, dims):
 
 
 def test_gathering_rows_of_no_bytes_is_nothing():
-    """Where rows have no elements nothing is read."""
     assert lib.wm_gather_rows(ffi.NULL, 0, 0, ffi.NULL, 5, ffi.NULL, 0, 1) == 0
 
 
 @pytest.mark.parametrize("kind", ["float32", "quantised"])
 def test_embeddings_have_a_length_and_items(kind, monkeypatch):
-    """len counts the words, iteration yields them, items with their vectors; rows of n-grams are not among them."""
     monkeypatch.setattr(module, "_DECODED", 50)
     rows = noise(len(WORDS) + 8)
     rows = wm.quantize(rows, "int4_block", block_size=8) if kind == "quantised" else rows

@@ -27,7 +27,6 @@ KeyedVectors.__qualname__ = "KeyedVectors"
 
 
 def build(words=WORDS, protocol=4, vectors=ROWS, **more):
-    """Return a file as gensim writes it."""
     made = KeyedVectors()
     made.__dict__ |= {"vector_size": 5, "index_to_key": list(words), "next_index": 0}
     made.__dict__ |= {"key_to_index": {word: i for i, word in enumerate(words)}, "vectors": vectors, "norms": None}
@@ -50,7 +49,6 @@ def build(words=WORDS, protocol=4, vectors=ROWS, **more):
 
 
 def converted(path, **options):
-    """Convert a file to finalfusion, rows as they are; return words and rows."""
     target = path.with_suffix(".fifu")
     convert_words(path, target, normalize=False, **options)
     with wm.open(target) as f:
@@ -61,7 +59,6 @@ def converted(path, **options):
 @pytest.mark.parametrize("protocol", [3, 4])
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2"])
 def test_words_and_rows_are_those_of_the_file(tmp_path, protocol, dtype):
-    """For every protocol and type; one row of words that repeat names of attributes, or are empty."""
     (tmp_path / "m.kv").write_bytes(build(protocol=protocol, vectors=ROWS.astype(dtype)))
     words, rows = converted(tmp_path / "m.kv")
     assert words == WORDS
@@ -69,7 +66,6 @@ def test_words_and_rows_are_those_of_the_file(tmp_path, protocol, dtype):
 
 
 def test_opening_says_what_it_is(tmp_path):
-    """`open` refuses and names the conversion."""
     (tmp_path / "m.kv").write_bytes(build())
     with pytest.raises(wm.UnknownFormatError, match=r"word vectors of gensim.*convert"):
         wm.open(tmp_path / "m.kv")
@@ -153,7 +149,6 @@ def test_what_is_refused(tmp_path, capsys, data, error, message):
 
 
 def test_every_truncation_and_many_mutants_are_errors_of_ours(tmp_path):
-    """A file cut anywhere is refused; one with a changed byte converts or is refused, and never anything else."""
     data, target, draws = build(), tmp_path / "o.fifu", random.Random(3)
     for end in range(len(data)):
         with pytest.raises(wm.TensorFileError):
@@ -168,7 +163,6 @@ def test_every_truncation_and_many_mutants_are_errors_of_ours(tmp_path):
 
 
 def test_bytes_that_are_not_utf_8_are_replaced_when_asked(tmp_path):
-    """As in other files of words."""
     data = build(["x1", "x2", "x3", "x4", "x5", "x6"]).replace(b"\x8c\x02x3", b"\x8c\x02x\xff")
     (tmp_path / "m.kv").write_bytes(data)
     with pytest.raises(wm.FormatError, match="lossy=True"):
@@ -178,7 +172,6 @@ def test_bytes_that_are_not_utf_8_are_replaced_when_asked(tmp_path):
 
 @pytest.mark.parametrize("rows", [6, 40_000])
 def test_files_that_gensim_writes(tmp_path, rows):
-    """Where gensim is installed: words and rows are those that it loads itself, from one file or with one beside."""
     gensim = pytest.importorskip("gensim.models")
     vectors = gensim.KeyedVectors(300)
     values = np.random.default_rng(1).standard_normal((rows, 300), np.float32)

@@ -18,7 +18,6 @@ ARENAS = [Arena(1 << 20) for _ in range(5)]
 
 
 def make(rows=40, pieces=3, centroids=7, width=5, *, projection=False, norms=False, seed=0):
-    """Return random parts: codes, codebooks, projection, norms."""
     rng = np.random.default_rng(seed)
     size = pieces * width
     return (
@@ -57,7 +56,6 @@ SHAPES = [
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_decoding_is_the_definition_to_the_bit(kind, shape):
-    """On every instruction set, with and without projection and norms, whatever the shape."""
     parts = make(**shape, **kind)
     q = ProductQuantized(*parts)
     expected = by_definition(*parts)
@@ -103,7 +101,6 @@ def test_files_of_finalfusion_decode_as_recorded(path):
 
 
 def test_its_parts_are_views():
-    """Codes, codebooks, projection and norms are what was given, not copied, and cannot be written."""
     parts = make(projection=True, norms=True)
     q = ProductQuantized(*parts)
     for given, part in zip(parts, (q.codes, q.codebooks, q.projection, q.norms), strict=True):
@@ -112,17 +109,11 @@ def test_its_parts_are_views():
     assert q.nbytes == sum(part.nbytes for part in parts) == len(q.payload)
     assert (q.ndim, q.size, q.block_size, len(q)) == (2, 600, 0, 40)
     assert "3 codebooks of 7 x 5 and projection and norms" in repr(q)
-
-
-def test_it_survives_pickling():
-    """What comes back has the same values."""
-    q = ProductQuantized(*make(projection=True, norms=True))
     assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(q))), np.asarray(q))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_code_without_centroid_is_an_error_where_it_is_read(kind):
-    """The message names row and position; rows that do not have such a code can be read."""
     codes, *others = make(**kind)
     codes[20, 1] = 7
     q = ProductQuantized(codes, *others)
@@ -162,7 +153,6 @@ def test_codes_may_change_underneath():
 
 
 def test_rows_that_are_not_there():
-    """As of an array: an IndexError."""
     q = ProductQuantized(*make())
     for key in (40, -41, [40], [-41]):
         with pytest.raises(IndexError):
@@ -175,7 +165,6 @@ def test_rows_that_are_not_there():
 
 @pytest.mark.parametrize("which", range(4))
 def test_parts_that_do_not_fit_are_refused(which):
-    """Codes, codebooks, projection and norms of a wrong type or shape are a QuantError that names them."""
     name = ("codes", "codebooks", "projection", "norms")[which]
     for spoil in (lambda part: part.astype(np.float64), lambda part: part[:-1], lambda part: part[None]):
         parts = list(make(projection=True, norms=True))
@@ -188,14 +177,12 @@ def test_parts_that_do_not_fit_are_refused(which):
 
 
 def test_parts_at_odd_addresses_decode():
-    """In a file nothing need be aligned."""
     parts = make(projection=True, norms=True)
     askew = [np.frombuffer(b"x" + part.tobytes(), part.dtype, part.size, 1).reshape(part.shape) for part in parts]
     assert np.array_equal(np.asarray(ProductQuantized(*askew)), by_definition(*parts))
 
 
 def test_numbers_that_are_none_are_refused_on_request():
-    """With ``strict``, NaN and infinity among codebooks, projection and norms are errors that name the part."""
     for which, name in ((1, "codebooks"), (2, "projection"), (3, "norms")):
         parts = make(projection=True, norms=True)
         parts[which].flat[0] = np.nan
@@ -205,7 +192,6 @@ def test_numbers_that_are_none_are_refused_on_request():
 
 
 def rotation(size):
-    """Return a random rotation."""
     return np.linalg.qr(np.random.default_rng(1).standard_normal((size, size)))[0].astype(np.float32)
 
 

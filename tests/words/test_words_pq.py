@@ -31,7 +31,6 @@ def test_few_different_rows_come_back(projection, norms):
 
 @needs_scipy
 def test_a_code_names_the_nearest_centroid():
-    """Of every piece the stored code is that of the nearest vector in its codebook."""
     rows = wb.matrix(500, 6, 1)
     q = words.train_pq(rows, n_subquantizers=3, n_bits=4, norms=False)
     for j in range(3):
@@ -68,7 +67,6 @@ def test_the_projection_is_a_rotation_that_helps():
 
 @needs_scipy
 def test_a_seed_gives_the_same_again():
-    """Codes and codebooks are equal for one seed and differ for another."""
     rows = wb.matrix(600, 4, 3)
     first, again, other = (words.train_pq(rows, n_bits=4, sample=300, seed=seed) for seed in (1, 1, 2))
     assert first.codes.tobytes() == again.codes.tobytes()
@@ -78,7 +76,6 @@ def test_a_seed_gives_the_same_again():
 
 @needs_scipy
 def test_rows_of_zeros_and_equal_rows():
-    """Clusters without points and rows without a direction do no harm."""
     q = words.train_pq(np.zeros((300, 4), np.float32))
     assert not q.dequantize().any()
     q = words.train_pq(np.ones((300, 4), np.float32), projection=True)
@@ -100,13 +97,11 @@ WRONG = [
 @needs_scipy
 @pytest.mark.parametrize(("matrix", "options", "message"), WRONG)
 def test_what_does_not_fit(matrix, options, message):
-    """Options and matrices that make no sense are a QuantError that says which."""
     with pytest.raises(wm.QuantError, match=message):
         words.train_pq(matrix, **options)
 
 
 def test_without_scipy_the_error_names_the_package_to_install(monkeypatch):
-    """The error names the package, and how to get it."""
     for name in ("scipy", "scipy.cluster", "scipy.cluster.vq"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(wm.MissingDependencyError, match=r"pip install scipy"):
@@ -143,7 +138,6 @@ def test_files_are_quantised(projection, put, tmp_path):
 
 @needs_scipy
 def test_a_dense_file_is_quantised_and_decoded_to_word2vec(put, tmp_path):
-    """finalfusion to quantised finalfusion to word2vec: what comes out is near to what went in."""
     rows = wb.matrix(40, 4, 8)
     wm.convert(put(wb.word2vec([f"w{i}" for i in range(40)], rows)), tmp_path / "a.fifu")
     wm.convert(tmp_path / "a.fifu", tmp_path / "b.fifu", quantize="pq")
@@ -155,7 +149,6 @@ def test_a_dense_file_is_quantised_and_decoded_to_word2vec(put, tmp_path):
 
 @needs_scipy
 def test_formats_without_such_tensors(put, tmp_path):
-    """EMBD cannot express them: an EncodeError, as for a number of subquantisers that does not divide the row."""
     source = put(wb.word2vec(["a"], [[1, 2, 3]]), "w.bin")
     with pytest.raises(wm.EncodeError, match="no tensors of scheme pq"):
         wm.convert(source, tmp_path / "a.weights", quantize="pq")
@@ -165,7 +158,6 @@ def test_formats_without_such_tensors(put, tmp_path):
 
 @needs_scipy
 def test_blocks_do_not_change_the_result(monkeypatch):
-    """Rows that are read and encoded a few at a time get the codes that they get all at once."""
     rows = wb.matrix(130, 4, 9)
     whole = words.train_pq(rows, n_bits=3)
     monkeypatch.setattr(training, "_ROWS", 17)
@@ -176,7 +168,6 @@ def test_blocks_do_not_change_the_result(monkeypatch):
 
 @needs_scipy
 def test_quantize_knows_the_scheme():
-    """`weightmap.quantize` with "pq" does what `train_pq` does; its options are for no other scheme."""
     rows = wb.matrix(50, 6)
     q = wm.quantize(rows, "pq", n_subquantizers=2, seed=3)
     assert q.scheme == "pq"

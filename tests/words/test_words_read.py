@@ -47,7 +47,6 @@ def test_rows_become_unit_vectors_and_norms(kind, put, tmp_path):
 
 @pytest.mark.parametrize("data", FILES.values(), ids=FILES)
 def test_rows_are_kept_bit_by_bit_on_request(data, put, tmp_path):
-    """normalize=False: the very numbers of the file, and no norms."""
     convert_words(put(data, "source.bin"), tmp_path / "out.fifu", normalize=False)
     with wm.open(tmp_path / "out.fifu") as f:
         assert list(f) == ["embeddings"]
@@ -55,7 +54,6 @@ def test_rows_are_kept_bit_by_bit_on_request(data, put, tmp_path):
 
 
 def test_a_row_of_zeros_stays_one(put, tmp_path):
-    """It has norm 0, and no NaN comes of it."""
     wm.convert(put(wb.word2vec(["a", "b"], [[0, 0], [3, 4]])), tmp_path / "out.fifu")
     with wm.open(tmp_path / "out.fifu") as f:
         np.testing.assert_allclose(f["embeddings"], [[0, 0], [0.6, 0.8]], rtol=1e-6)
@@ -63,7 +61,6 @@ def test_a_row_of_zeros_stays_one(put, tmp_path):
 
 
 def test_other_formats_take_words_too(put, tmp_path):
-    """EMBD gets vocabulary and rows as they are; safetensors the rows, and the report says what stayed behind."""
     source = put(FILES["text"], "glove.txt")
     assert wm.convert(source, tmp_path / "out.weights").warnings == ()
     with wm.open(tmp_path / "out.weights") as f:
@@ -82,7 +79,6 @@ def test_words_with_spaces_in_text(put, tmp_path):
 
 
 def test_blocks_are_joined_rightly(put, tmp_path, monkeypatch):
-    """Files of many blocks give what one block gives, wherever lines and words are cut."""
     rows, names = wb.matrix(400, 7), [f"wörd{i}" for i in range(400)]
     for module in ("_lines", "_word2vec", "fasttext.reading", "_words"):
         monkeypatch.setattr(f"weightmap.words.importers.{module}.BLOCK", 1000)
@@ -111,7 +107,6 @@ def test_lines_longer_than_a_block(put, tmp_path, monkeypatch, block):
 
 
 def test_progress_is_reported(put, tmp_path):
-    """It begins at 0 and ends with the size of the file."""
     told = []
     report = wm.convert(put(FILES["text"]), tmp_path / "out.fifu", progress=lambda *now: told.append(now))
     assert told[0] == (0, report.nbytes)
@@ -138,7 +133,6 @@ def test_fasttext_words_are_means(put, tmp_path):
 
 
 def test_options_of_fasttext_are_left_behind_without_tomli_w(put, tmp_path, monkeypatch):
-    """Without the package that writes them the words are converted, and a warning says what is missing."""
     monkeypatch.setitem(sys.modules, "tomli_w", None)
     report = wm.convert(put(wb.fasttext(wb.WORDS, wb.matrix(5 + 19, 6), 19)), tmp_path / "out.fifu")
     (warning,) = report.warnings
@@ -156,7 +150,6 @@ DAMAGED = wb.word2vec(["ok", b"z\xffz"], [[1, 2], [3, 4]])
 @pytest.mark.parametrize("kind", ["text", "textdims"])
 @pytest.mark.parametrize("target", ["out.fifu", "out.txt"])
 def test_a_last_line_without_end_is_a_warning(kind, target, put, tmp_path):
-    """Text that was cut within its last number converts, with a warning; text that ends a line has none."""
     options = {"format": "text"} if target.endswith("txt") else {}
     whole = FILES[kind].rstrip() + b"\n"
     assert wm.convert(put(whole), tmp_path / target, **options).warnings == ()
@@ -182,7 +175,6 @@ def test_the_end_of_a_model_of_fasttext_is_looked_for(put, tmp_path):
 
 
 def test_lossy_replaces(put, tmp_path):
-    """lossy=True puts U+FFFD where bytes are no UTF-8."""
     convert_words(put(DAMAGED), tmp_path / "out.fifu", lossy=True)
     with wm.open(tmp_path / "out.fifu") as f:
         assert list(f.vocab) == ["ok", "z\ufffdz"]
@@ -193,7 +185,6 @@ MODEL = wb.fasttext(wb.WORDS, wb.matrix(5 + 7, 4), 7)
 
 
 def model(**lies):
-    """A model with wrong fields."""
     return wb.fasttext(wb.WORDS, wb.matrix(5 + 7, 4), 7, **lies)
 
 
@@ -284,7 +275,6 @@ WRONG = [
 
 @pytest.mark.parametrize(("data", "kind", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
 def test_the_message_says_what_is_wrong(data, kind, message, put, tmp_path):
-    """Each defect is one FormatError that names the file, the kind and the place, and leaves no file behind."""
     source = put(data, "source.bin")
     with pytest.raises(wm.FormatError, match=message) as caught:
         wm.convert(source, tmp_path / "out.fifu")
@@ -299,7 +289,6 @@ REPEATED = ["a", "b", "a", "c", "b", "a"]
 @pytest.mark.parametrize("data", [wb.word2vec, wb.text, functools.partial(wb.text, dims=True)])
 @pytest.mark.parametrize("block", [24, 1 << 20])
 def test_repeated_words_are_left_out_on_demand(put, tmp_path, monkeypatch, capsys, data, block):
-    """The first row of each word stays, in its order, and the report counts the others; the command does the same."""
     for module in ("_lines", "_word2vec", "_words"):
         monkeypatch.setattr(f"weightmap.words.importers.{module}.BLOCK", block)
     rows = wb.matrix(len(REPEATED), 3)
@@ -318,7 +307,6 @@ def test_repeated_words_are_left_out_on_demand(put, tmp_path, monkeypatch, capsy
 
 
 def test_duplicates_that_replacement_made_are_errors(put, tmp_path):
-    """Two damaged words that become the same are an error even with lossy=True, which says so."""
     data = wb.word2vec([b"z\xff", b"z\xfe"], [[1, 2], [3, 4]])
     with pytest.raises(wm.FormatError, match="word 1 is 'z\ufffd' once bytes that are not UTF-8 are replaced, as 0 is"):
         convert_words(put(data), tmp_path / "out.fifu", lossy=True)
@@ -326,7 +314,6 @@ def test_duplicates_that_replacement_made_are_errors(put, tmp_path):
 
 @pytest.mark.parametrize("kind", ["word2vec", "text", "textdims", "model"])
 def test_cut_anywhere_it_is_an_error_of_ours(kind, put, tmp_path):
-    """Of a file cut at any byte comes a FormatError, or a conversion of what is still whole."""
     data = {**FILES, "model": MODEL}[kind]
     refused = 0
     for size in range(0, len(data), 5):
@@ -339,7 +326,6 @@ def test_cut_anywhere_it_is_an_error_of_ours(kind, put, tmp_path):
 
 @pytest.mark.parametrize("kind", ["word2vec", "text", "textdims", "model"])
 def test_damaged_anywhere_it_is_an_error_of_ours(kind, put, tmp_path):
-    """Of a file with any byte changed comes a TensorFileError or a file that verifies."""
     data, random = {**FILES, "model": MODEL}[kind], np.random.default_rng(1)
     for at in random.choice(len(data), 20, replace=False).tolist():
         for value in (0, 0x20, 0xFF, data[at] ^ 1):
@@ -352,7 +338,6 @@ def test_damaged_anywhere_it_is_an_error_of_ours(kind, put, tmp_path):
 
 
 def test_what_is_none_of_these_stays_unknown(put, tmp_path):
-    """Prose, JSON and numbers alone are no words with vectors: the error is that of `open`."""
     for data in (b"hello world, this is prose\n", b'{"a": 1}', struct.pack("<8d", *range(8)), b"\n", b""):
         with pytest.raises(wm.FormatError) as caught:
             wm.convert(put(data), tmp_path / "out.fifu")

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="needs the test files 
 
 @pytest.mark.parametrize("name", ["similarity.bin", "similarity.txt", "similarity.nodims"])
 def test_the_rust_projects_files(name, tmp_path):
-    """word2vec, and text with and without dimensions, give the rows and words of its similarity.fifu."""
     convert_words(RUST / name, tmp_path / "a.fifu", normalize=False)
     with wm.open(tmp_path / "a.fifu") as f, wm.open(RUST / "similarity.fifu") as expected:
         assert list(f.vocab) == list(expected.vocab)
@@ -33,7 +32,6 @@ def test_the_rust_projects_files(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["embeddings.w2v", "embeddings.txt", "embeddings.dims.txt"])
 def test_the_python_projects_files(name, tmp_path):
-    """Its files give the rows, words and norms of its embeddings.fifu; the binary one has unit vectors already."""
     wm.convert(PYTHON / name, tmp_path / "a.fifu")
     with wm.open(tmp_path / "a.fifu") as f, wm.open(PYTHON / "embeddings.fifu") as expected:
         assert list(f.vocab) == list(expected.vocab)
@@ -60,7 +58,6 @@ def test_the_fasttext_model(tmp_path):
 
 @pytest.mark.parametrize(("name", "number"), [("bin", "word 1"), ("dims", "line 3"), ("txt", "line 2")])
 def test_damaged_utf8(name, number, tmp_path):
-    """Refused with the number of the word or its line, and read with a replacement character when asked to."""
     source = RUST / f"utf8-incomplete.{name}"
     with pytest.raises(wm.FormatError, match=f"{number}, .* is not UTF-8"):
         wm.convert(source, tmp_path / "a.fifu")

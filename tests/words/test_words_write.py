@@ -40,7 +40,6 @@ def test_there_and_back(name, put, tmp_path):
 @pytest.mark.parametrize("source", BUILT)
 @pytest.mark.parametrize("name", BUILT)
 def test_between_them(source, name, put, tmp_path):
-    """From one to another, without finalfusion in between, every number arrives bit by bit."""
     wm.convert(put(BUILT[source]), tmp_path / "b", format=name)
     written = (tmp_path / "b").read_bytes()
     if name == "word2vec":
@@ -54,7 +53,6 @@ def test_between_them(source, name, put, tmp_path):
 
 
 def test_unit_vectors_on_request(put, tmp_path):
-    """normalize=True writes rows of norm 1, with and without norms in the source."""
     wm.convert(put(BUILT["text"]), tmp_path / "a.fifu")
     for source in (put(BUILT["text"]), tmp_path / "a.fifu"):
         convert_words(source, tmp_path / "b", format="word2vec", normalize=True)
@@ -122,7 +120,6 @@ def test_explicit_ngrams(kind, tmp_path):
 
 
 def test_explicit_needs_buckets(put, tmp_path):
-    """A simple vocabulary has no n-grams to list; another word for subwords= is a ValueError."""
     with pytest.raises(wm.EncodeError, match="the vocabulary is simple"):
         convert_words(put(BUILT["text"]), tmp_path / "a.fifu", subwords="explicit")
     with pytest.raises(ValueError, match="subwords is 'all', expected 'explicit'"):
@@ -140,7 +137,6 @@ BAD_WORDS = [
 
 @pytest.mark.parametrize(("name", "words"), BAD_WORDS)
 def test_words_that_have_no_place(name, words, tmp_path):
-    """A word with what the format keeps for itself is an EncodeError that names it, before a file is there."""
     wm.save(tmp_path / "a.fifu", {"embeddings": wb.matrix(len(words), 2)}, vocab=words)
     with pytest.raises(wm.EncodeError) as caught:
         wm.convert(tmp_path / "a.fifu", tmp_path / "b", format=name)
@@ -149,7 +145,6 @@ def test_words_that_have_no_place(name, words, tmp_path):
 
 
 def test_options_that_mean_nothing_there(put, tmp_path):
-    """Layouts, schemes of blocks and other types are refused, and nothing is written."""
     source = put(BUILT["text"])
     for options in (
         {"format": "word2vec", "layout": "spec"},
@@ -167,7 +162,6 @@ def test_options_that_mean_nothing_there(put, tmp_path):
 
 # ----------------------------------------------------------------------------------------------- models with words
 def test_the_matrix_of_a_model_becomes_embeddings(tmp_path):
-    """A model's one chosen matrix goes to finalfusion with its vocabulary, under the name it has there; and back."""
     words, rows = ["[PAD]", "one", "two"], wb.matrix(3, 4)
     tensors = {"embeddings.word_embeddings.weight": rows, "encoder.weight": wb.matrix(4, 4)}
     wm.save(tmp_path / "model.weights", tensors, vocab=words)
@@ -187,7 +181,6 @@ def test_the_matrix_of_a_model_becomes_embeddings(tmp_path):
 
 
 def test_a_directory_gives_its_vocabulary(tmp_path):
-    """The words of a Hugging Face directory go along to word2vec."""
     (tmp_path / "m").mkdir()
     rows = wb.matrix(2, 3)
     wm.save(tmp_path / "m" / "model.safetensors", {"w": rows})
@@ -198,7 +191,6 @@ def test_a_directory_gives_its_vocabulary(tmp_path):
 
 
 def test_without_one_matrix_for_the_words(tmp_path):
-    """Two matrices that fit, none, or no vocabulary: an EncodeError that says so."""
     wm.save(tmp_path / "two.weights", {"a": wb.matrix(2, 2), "b": wb.matrix(2, 3)}, vocab=["x", "y"])
     with pytest.raises(wm.EncodeError, match="one for each word; found 'a', 'b'"):
         wm.convert(tmp_path / "two.weights", tmp_path / "o", format="text")
@@ -270,7 +262,6 @@ def test_the_source_is_opened_once(kind, put, tmp_path):
 
 @pytest.mark.parametrize("kind", BUILT)
 def test_open_names_what_convert_takes(kind, put):
-    """`open` refuses every file that an importer reads, and says what it is, under the name of the importer."""
     with pytest.raises(wm.UnknownFormatError) as caught:
         wm.open(put(BUILT[kind]))
     assert caught.value.format == kind
@@ -289,7 +280,6 @@ def test_what_begins_a_file_of_text(put, tmp_path):
 
 # ----------------------------------------------------------------------------------------------------- all at once
 def test_memory_stays_flat(put, tmp_path):
-    """Files of 64 MB are converted there and back with a few blocks of memory."""
     rows = np.ones((40_000, 400), "<f4")
     source = put(wb.word2vec([f"w{i}" for i in range(len(rows))], rows), "big.bin")
     code = """
@@ -311,7 +301,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def test_the_command_line(put, tmp_path):
-    """--lossy, --no-normalize, --format and --subwords do what the options of `convert` do."""
     from weightmap.cli import main
 
     source = put(wb.word2vec(["ok", b"z\xffz"], [[3, 4], [6, 8]]), "w.bin")
