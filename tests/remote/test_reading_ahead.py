@@ -12,6 +12,7 @@ from tests.remote.servers import Objects, Server
 import weightmap as wm
 from weightmap import compat
 from weightmap.io import ahead
+from weightmap.io.ahead import Pattern
 from weightmap.io.open_source import open_source, path_of
 
 if TYPE_CHECKING:
@@ -123,3 +124,65 @@ def test_pieces_have_their_size_wherever_requests_end(objects: Objects, url: str
     pieces = [bytes(piece) for piece in source.chunks(9 * KIB, 395 * KIB, 7 * KIB)]
     assert b"".join(pieces) == data[9 * KIB : 404 * KIB]
     assert {len(piece) for piece in pieces[:-1]} == {7 * KIB}
+
+
+@pytest.mark.parametrize("suffix", [".amb", ".npz"])
+def test_headers_are_asked_for_at_once(suffix: str, objects: Objects, url: str, tmp_path: Path) -> None:
+    """A format with a header before every tensor opens in three rounds: the third has the headers of all others."""
+    if suffix == ".npz":
+        np.savez(tmp_path / "model.npz", **FLOATS)
+    else:
+        wm.save(tmp_path / "model.amb", FLOATS)
+    objects.objects["m"] = (tmp_path / f"model{suffix}").read_bytes()
+    together, lock, number = threading.Barrier(20), threading.Lock(), 0
+
+    def enter() -> None:
+        nonlocal number
+        with lock:
+            number += 1
+            waits = 2 < number <= 22
+        if waits:
+            together.wait(20)
+
+    objects.entered = enter
+    assert wm.open(url).keys() == FLOATS.keys()
+    assert number <= 2 + len(FLOATS)
+
+
+@pytest.mark.parametrize(
+    ("layer", "rounds"),
+    [([100], 4), ([400, 400, 100, 400, 900, 900, 900], 30), ([100, 100, 100, 100, 300, 300, 300, 300, 300], 40)],
+)
+def test_layers_that_repeat_are_guessed(layer: list[int], rounds: int) -> None:
+    """A walk over 30 layers takes as many rounds as it has tensors in some layers, even where lengths differ a bit."""
+    places = np.cumsum([5000, *((step << 10) + 8 * (i % 3) for i, step in enumerate(layer * 30))]).tolist()
+    pattern, here, missed = Pattern(), set[int](), 0
+    for place in places:
+        if not any(abs(place - guess) < 4 * KIB for guess in here):
+            here.update(pattern.guess(place, places[-1] + 1))
+            missed += 1
+    assert missed <= rounds
+
+
+SLICES: dict[str, tuple[Any, int, float]] = {
+    "rows": (np.s_[8:24], 24, 1.0),
+    "columns": (np.s_[:, 32:96], 33, 4.0),  # in requests of 48 KiB, what lies between the columns of each tensor
+    "one column": (np.s_[:, 7], 33, 256.0),
+}
+
+
+@pytest.mark.parametrize("case", SLICES)
+def test_slices_cost_round_trips_or_bytes(case: str, objects: Objects, url: str) -> None:
+    """Rows cost their bytes; columns of a tensor come with what lies between, instead of a request for each row."""
+    index, requests, factor = SLICES[case]
+    wanted = {name: array[index] for name, array in FLOATS.items()}
+    with wm.plan(url, dict.fromkeys(FLOATS, index)) as plan:
+        objects.requests.clear()
+        found = dict(plan.run())
+        assert plan.wanted_nbytes == sum(array.nbytes for array in wanted.values())
+        assert plan.nbytes <= factor * plan.wanted_nbytes
+    assert all(np.array_equal(found[name], array) for name, array in wanted.items())
+    assert len(objects.requests) <= requests
+    assert objects.nbytes <= plan.nbytes
+    with wm.plan(url, dict.fromkeys(FLOATS, index), max_over_read=1.1, gap=0) as plan:
+        assert plan.nbytes == plan.wanted_nbytes

@@ -89,7 +89,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         how: str = "read",
         verify: bool = False,
         gap: int = 64 << 10,
-        max_over_read: float = 1.1,
+        max_over_read: float | None = None,
         chunk: int = 4 << 20,
         **open_options: Any,
     ) -> None:

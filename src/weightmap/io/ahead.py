@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _MOST_KEPT = 16 << 20
 # Bytes per request, and bytes requested ahead of the reader at most.
 PART, _WINDOW = 4 << 20, 64 << 20
+# Headers guessed at once, steps between headers that a guess regards, and the bytes by which those of equal tensors
+# differ, since names do.
+_GUESSES, _REMEMBERED, _ALIKE = 64, 128, 64
 
 
 class Windows:
@@ -52,6 +55,43 @@ class Windows:
             self._starts.insert(number, start)
             self._data.insert(number, data)
             self._size += len(data)
+
+
+class Pattern:
+    """Guesses which headers a walk from tensor to tensor will read, where each header says where the next one is.
+
+    Layers of a model repeat: what followed last time, after the same distances, is likely to follow again.
+    """
+
+    def __init__(self) -> None:
+        self._last = -1
+        self._steps: list[int] = []
+
+    def guess(self, at: int, size: int) -> list[int]:
+        """Note that a header at `at` was read, of a file of `size` bytes, and return where the next ones may be."""
+        if 0 <= self._last < at:
+            self._steps.append(at - self._last)
+        self._last = at
+        steps, found = self._steps[-_REMEMBERED:], list[int]()
+        while steps and len(found) < _GUESSES and at + steps[-1] < size:
+            steps.append(_after(steps))
+            at += steps[-1]
+            found.append(at)
+        return found
+
+
+def _after(steps: list[int]) -> int:
+    """Return what followed the longest part of the end that came before; else the last step again."""
+    best, most = steps[-1], 0
+    for last in range(len(steps) - 2, -1, -1):
+        if last < most:  # no longer part is left
+            break
+        same = 0
+        while same <= last and abs(steps[last - same] - steps[-1 - same]) <= _ALIKE:
+            same += 1
+        if same > most:
+            best, most = steps[last + 1], same
+    return best
 
 
 class Queue:
@@ -108,9 +148,11 @@ class Queue:
     def _ask(self) -> None:
         """Send requests up to the limit."""
         stored = self._stored
-        while self._number < len(self._bounds) and len(self._under_way) < stored.access.concurrency:
+        while self._number < len(self._bounds) and len(self._under_way) < stored.access.small:
             last = int(self._bounds[self._number, 1])
             begin, end = self._at, min(self._at + PART, last)
+            if len(self._under_way) >= stored.access.most(end - begin):
+                return
             if self._under_way and end - begin + sum(len(data) for _, _, data, _ in self._under_way) > _WINDOW:
                 return
             data = bytearray(end - begin)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # A read fails after this many requests in a row with less than a MiB each; first and longest wait between two, in s.
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
+# Most requests at a time: of any, and of those for at most so many bytes
+CONCURRENCY, SMALL_CONCURRENCY, _SMALL = 16, 64, 128 << 10
 # Seconds to wait for cancelled requests when the process ends.
 _LAST_WAIT = 2.0
 _PROGRESS = 1 << 20
@@ -210,24 +212,29 @@ class Access:
     ----------
     store : object
         See above.
-    concurrency : int
-        Most requests at a time.
+    concurrency : int, optional
+        Most requests at a time; by default 16, and 64 of those for few bytes, whose time is that of the way.
     deadline : float
         Time limit of a request in seconds; each MiB adds one second.
     unversioned : bool
         Whether to read objects without ETag and modification time.
     """
 
-    def __init__(self, store: Any, concurrency: int, deadline: float, *, unversioned: bool = False) -> None:
+    def __init__(self, store: Any, concurrency: int | None, deadline: float, *, unversioned: bool = False) -> None:
         self.store = store
-        self.concurrency = concurrency
+        self.given = concurrency
+        self.concurrency, self.small = (CONCURRENCY, SMALL_CONCURRENCY) if concurrency is None else (concurrency,) * 2
         self.deadline = deadline
         self.unversioned = unversioned
-        self._slots: tuple[Any, asyncio.Semaphore] | None = None
+        self._slots: tuple[Any, tuple[asyncio.Semaphore, asyncio.Semaphore]] | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Access, unversioned=self.unversioned), (self.store, self.concurrency, self.deadline)
+        return partial(Access, unversioned=self.unversioned), (self.store, self.given, self.deadline)
+
+    def most(self, nbytes: int) -> int:
+        """Return how many requests of so many bytes may be under way."""
+        return self.small if nbytes <= _SMALL else self.concurrency
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Wait for a coroutine."""
@@ -245,14 +252,16 @@ class Access:
     async def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """Call a function that blocks, in a thread."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.concurrency, "weightmap-remote")
+            self._threads = ThreadPoolExecutor(self.small, "weightmap-remote")
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments, **options))
 
-    def _slot(self) -> asyncio.Semaphore:
+    def _slot(self, nbytes: int) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
         if self._slots is None or self._slots[0] is not loop:  # that of a forked child is another one
-            self._slots, self._threads = (loop, asyncio.Semaphore(self.concurrency)), None
-        return self._slots[1]
+            large = asyncio.Semaphore(self.concurrency)
+            small = large if self.small == self.concurrency else asyncio.Semaphore(self.small)
+            self._slots, self._threads = (loop, (large, small)), None
+        return self._slots[1][nbytes <= _SMALL]
 
     async def fetch(self, key: str, begin: int, end: int, target: memoryview, pin: Pin | None) -> Pin:
         """Fill memory with the bytes from `begin` to `end` of an object, or to its end; return its state.
@@ -264,7 +273,7 @@ class Access:
             attempt = _Attempt(begin, end, target, pin)
             attempt.done = at
             try:
-                async with self._slot(), asyncio.timeout(self.deadline + (end - at) / SLOWEST):
+                async with self._slot(end - at), asyncio.timeout(self.deadline + (end - at) / SLOWEST):
                     await self._try(key, attempt)
             except Exception as error:
                 fault = _fault_of(error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.io.ahead import Queue, Windows
+from weightmap.io.ahead import Pattern, Queue, Windows
 from weightmap.io.descriptor import aligned
 from weightmap.io.location import Stored
 from weightmap.io.source import CHUNK, Source
@@ -129,8 +129,17 @@ class RemoteSource(Source):
 
     @property
     def scanned(self) -> tuple[int, Any]:
-        """No file, and a function that reads the object."""
-        return -1, kernels.Reader(self.pread)
+        """No file, and a function that reads the object: with a header also those that may follow it."""
+        pattern = Pattern()
+
+        def walked(offset: int, count: int) -> bytes:
+            end = min(offset + count, self.size)
+            if self.queue is None and count < _NEAR and len(self._here(offset, end)) < end - offset:
+                guesses = (max(begin - _NEAR // 4, 0) for begin in pattern.guess(offset, self.size))
+                self.expect([(offset, offset + _NEAR), *((begin, begin + _NEAR) for begin in guesses)])
+            return self.pread(offset, count)
+
+        return -1, kernels.Reader(walked)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Read all of these ranges (begin, end) by several requests at a time, and keep them for `pread`."""

@@ -65,6 +65,8 @@ _SMALL = 1 << 14
 CHUNK = 1 << 18
 # Bytes between two whole tensors, of padding or a header, that a store sends along instead of a request more.
 BETWEEN = 16 << 10
+# Bytes that come from a store while a request goes there and back: of 16 at a time, with 40 ms and 200 MB/s, each.
+ROUND_TRIP = 512 << 10
 
 
 class Source:

@@ -14,7 +14,7 @@ from weightmap.io.fetching import Access
 from weightmap.io.location import Location
 from weightmap.io.web import WebStore
 
-CONCURRENCY, DEADLINE = 16, 60.0
+DEADLINE = 60.0
 # Class, meaning of the first part of an address, and prefix of the environment variables
 _OF_OBSTORE = {
     "s3": ("S3Store", "bucket", "AWS"),
@@ -46,9 +46,9 @@ def location_of(
     scheme = scheme.lower()
     if store is not None and not (hasattr(store, "get") or hasattr(store, "get_async")):
         raise mistyped("store", store, "an object store with the methods of obstore's")
-    count = CONCURRENCY if concurrency is None else as_integer("concurrency", concurrency)
+    count = None if concurrency is None else as_integer("concurrency", concurrency)
     seconds = DEADLINE if deadline is None else as_float("deadline", deadline)
-    if count < 1:
+    if count is not None and count < 1:
         raise ValueError(f"concurrency is {count}, expected at least 1")
     if not 0 < seconds < math.inf:
         raise ValueError(f"deadline is {seconds}, expected a positive number of seconds")
@@ -112,12 +112,12 @@ def _web(scheme: str, base: str, deadline: float, *, redirects: bool, query: str
 class _Usual(Access):
     """The default store of an address, made in each process with the credentials of its environment."""
 
-    def __init__(self, address: str, concurrency: int, deadline: float, *, unversioned: bool) -> None:
+    def __init__(self, address: str, concurrency: int | None, deadline: float, *, unversioned: bool) -> None:
         super().__init__(_obstore(address), concurrency, deadline, unversioned=unversioned)
         self._address = address
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(_Usual, unversioned=self.unversioned), (self._address, self.concurrency, self.deadline)
+        return partial(_Usual, unversioned=self.unversioned), (self._address, self.given, self.deadline)
 
 
 def _obstore(address: str) -> Any:

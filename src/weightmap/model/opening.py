@@ -90,7 +90,7 @@ def open(
         your own. `source` is then the address of the object, or its key in the store. Default: the store of the
         address, with credentials from the environment (``AWS_ACCESS_KEY_ID`` …).
     concurrency : int, optional
-        Simultaneous requests to the store; 16 when not given.
+        Simultaneous requests to the store; when not given, 16, and 64 of those for few bytes.
     deadline : float, optional
         Time limit of a request in seconds, to which each MiB adds one second; 60 when not given. A request that exceeds
         it is cancelled and tried again, five times in all.

@@ -45,8 +45,10 @@ class Delivery(PartReader):
         Bytes read at once; small tensors that lie together are read together up to that.
     window : int
         Bytes of the mapping to prefetch.
-    gap, most
-        Bounds on joining ranges of a part into one read: see `kernels.join_ranges`.
+    gap : int
+        Tensors with less than so many bytes between them are read together.
+    within : (int, float)
+        Gap and over-read that bound joining the ranges of a part into one read: see `kernels.join_ranges`.
     release : bool
         Whether consumed pages are given back.
     sums : sequence of Sum
@@ -69,7 +71,7 @@ class Delivery(PartReader):
         chunk: int,
         window: int,
         gap: int,
-        most: float,
+        within: tuple[int, float],
         release: bool,
         sums: Sequence[Sum] = (),
         last: bool = False,
@@ -90,14 +92,15 @@ class Delivery(PartReader):
         self._consumed: list[tuple[int, int]] = []
         self._stored, self._last = sums, last
         self._sums: Sums
-        super().__init__(self.source.ahead(reads), chunk=chunk, gap=gap, most=most)
+        super().__init__(self.source.ahead(reads), chunk=chunk, gap=within[0], most=within[1])
+        self._gap = gap
 
     # ------------------------------------------------------------------------------------------------- giving back
     def consumed(self, begin: int, end: int) -> None:
         """Note that bytes were consumed; give pages back when there are enough of them."""
         if not self._release or end <= begin:
             return
-        if not self._from <= begin <= self._to + self.gap:
+        if not self._from <= begin <= self._to + self._gap:
             self._flush()
             self._from = self._to = begin
         self._to = max(self._to, end)
@@ -175,7 +178,7 @@ class Delivery(PartReader):
         batch: list[int] = []
         first = reached = 0
         for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            joins = batch and begin - reached < max(self.gap, 1) and max(end, reached) - first <= self.chunk
+            joins = batch and begin - reached < max(self._gap, 1) and max(end, reached) - first <= self.chunk
             inside = batch and end <= reached  # of a tensor that shares its bytes with one before
             if number in self.keys or not (joins or inside):
                 yield from self._batch(batch, first, reached)

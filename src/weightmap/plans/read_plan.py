@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from weightmap import kernels
 from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
 from weightmap.io.filesystem import file_system_of
 from weightmap.io.memory import headroom
-from weightmap.model.parts import check_open, check_unchanged, name_of, parts_of
+from weightmap.io.source import ROUND_TRIP
+from weightmap.model.parts import check_open, check_unchanged, is_remote, name_of, parts_of
 from weightmap.model.spans import spans_of
 from weightmap.plans.delivery import Delivery
 from weightmap.plans.indices import Indices
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from weightmap.plans.explaining import PlanReport
     from weightmap.plans.sums import Check
 
+# Times its wanted bytes that a read has at most, unless a plan says otherwise.
+_MOST = 1.1
 _WAYS = ("auto", "map", "read")
 # Bytes of a mapping asked for ahead.
 _WINDOW = 64 << 20
@@ -48,7 +52,7 @@ class ReadPlan:
     file : TensorFile
         The model.
     rank, world_size, local_rank, local_world, gap, max_over_read, chunk, budget
-        As given.
+        As given, or the defaults.
     """
 
     def __init__(
@@ -60,7 +64,11 @@ class ReadPlan:
         self.local_rank: int = options["local_rank"]
         self.local_world: int = options["local_world"]
         self.gap: int = options["gap"]
-        self.max_over_read: float = options["max_over_read"]
+        given: float | None = options["max_over_read"]
+        self.max_over_read: float = _MOST if given is None else given
+        # How the runs of one tensor are joined: as all ranges are, or where a request takes longer than what it spares.
+        costly = given is None and is_remote(file)
+        self._within = (ROUND_TRIP, math.inf) if costly else (self.gap, self.max_over_read)
         self.chunk: int = options["chunk"]
         self.budget: int | None = options["budget"]
         self._owned, self._dealt = options["owned"], options["dealt"]
@@ -77,9 +85,18 @@ class ReadPlan:
         self._heads = Heads()
         # Of tensors wanted in part that `Slices` does not count at once: the bytes that hold it.
         self._ranges = {number: self._ranges_of(number, indices[number]) for number in parts}
-        self._files, self._starts, self._stops, self._wanted = kernels.join_ranges(
-            *self._pieces(), gap=self.gap, most=self.max_over_read
-        )
+        bounds: dict[str, Any] = {"gap": self.gap, "most": self.max_over_read}
+        owners, begins, ends = self._pieces()
+        files = self._spans.file[owners]
+        self._files, self._starts, self._stops, self._wanted = kernels.join_ranges(files, begins, ends, **bounds)
+        if costly and len(owners) > len(numbers):
+            order = np.lexsort((begins, owners))
+            pieces = owners[order].astype(np.uint32), begins[order], ends[order]
+            owners, begins, ends, _ = kernels.join_ranges(*pieces, gap=ROUND_TRIP, most=math.inf)
+            files = self._spans.file[owners]
+            order = np.lexsort((begins, files))
+            joined = kernels.join_ranges(files[order], begins[order], ends[order], **bounds)
+            self._files, self._starts, self._stops, _ = joined
 
     def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         row = self._spans.of(number)
@@ -89,20 +106,19 @@ class ReadPlan:
             raise error.located(path=row.source.name, format=self.file.format) from None
 
     def _pieces(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
-        """Return file, start and stop of every wanted range, in order."""
-        spans, files = self._spans, self._spans.file[self._numbers]
+        """Return the tensor, start and stop of every wanted range, in the order of the files."""
         whole, parts = ~np.isin(self._numbers, list(self._ranges)), []
         if isinstance(self._indices, Slices) and self._indices.are_apart:
             owners, begins, ends = self._indices.apart()
-            parts.append((spans.file[owners], begins, ends))
+            parts.append((owners, begins, ends))
         if not parts and not self._ranges:
-            return files, self._begins, self._ends
-        parts.append((files[whole], self._begins[whole], self._ends[whole]))
+            return self._numbers, self._begins, self._ends
+        parts.append((self._numbers[whole], self._begins[whole], self._ends[whole]))
         for number, (starts, stops) in self._ranges.items():
-            parts.append((np.full(len(starts), spans.file[number]), starts, stops))
-        files, begins, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.lexsort((begins, files))
-        return files[order], begins[order], ends[order]
+            parts.append((np.full(len(starts), number), starts, stops))
+        owners, begins, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.lexsort((begins, self._spans.file[owners]))
+        return owners[order], begins[order], ends[order]
 
     # ---------------------------------------------------------------------------------------------- what it holds
     @property
@@ -304,7 +320,7 @@ class ReadPlan:
                 chunk=self.chunk if bound is None else min(self.chunk, max(bound, 1)),
                 window=most,
                 gap=self.gap,
-                most=self.max_over_read,
+                within=self._within,
                 release=release,
                 sums=sums_of(spans.sources[file]) if verify else (),
                 last=verify == "last",
