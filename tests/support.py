@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import os
 import pkgutil
 import subprocess
@@ -69,6 +71,27 @@ def each(cases: Iterable[Any], check: Callable[[Any], object], name: Callable[[A
         raise failures[0]
     if failures:
         raise BaseExceptionGroup(f"{len(failures)} cases", failures)
+
+
+def in_one_item(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Like `pytest.mark.parametrize`, but with all cases in one item: `each` tries every one and tells which failed.
+
+    The cases share their fixtures, such as a folder.
+    """
+    given, cases = names.split(", "), list(cases)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**fixtures: Any) -> None:
+            tuples = ((case,) if len(given) == 1 else case for case in cases)
+            each(tuples, lambda case: test(**fixtures, **dict(zip(given, case, strict=True))), name=repr)
+
+        signature = inspect.signature(test)
+        fixtures = [parameter for name, parameter in signature.parameters.items() if name not in given]
+        run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def mappings(path: Path) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap import words
@@ -164,7 +165,7 @@ def test_data_types_have_the_same_names_everywhere(files, tmp_path, dtype, name)
         assert wm.load(target)["w"].dtype == name
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
+@in_one_item("call, message", WRONG)
 def test_an_argument_of_a_wrong_type_is_named(call, message, files):
     """The error is a TypeError that names the argument and says what it takes; nothing is written."""
     with pytest.raises(TypeError, match=f"^{message}"):
@@ -173,7 +174,7 @@ def test_an_argument_of_a_wrong_type_is_named(call, message, files):
     assert not list(files.shards.iterdir())
 
 
-@pytest.mark.parametrize(("call", "kind", "message"), VALUES, ids=[message for *_, message in VALUES])
+@in_one_item("call, kind, message", VALUES)
 def test_a_value_that_cannot_be_hashed_is_like_any_wrong_one(call, kind, message, files):
     with pytest.raises(kind, match=message):
         call(files)

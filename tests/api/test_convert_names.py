@@ -225,6 +225,7 @@ def test_a_directory_becomes_a_directory(directory, tmp_path, format_):
     names = [f"model-0000{i}-of-00002{suffix}" for i in (1, 2)]
     there = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert there == {*ALONG, *names, f"model{suffix}.index.json"}
+    assert wm.diff(directory, tmp_path / "out", tensors_only=True).equal
     assert wm.convert(tmp_path / "out", f"{tmp_path}/back/", format="safetensors").copied == report.copied
 
 

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from tests.builders import embd, normal
+from tests.support import in_one_item
 
 import weightmap as wm
 
@@ -42,7 +43,7 @@ def test_the_tree_is_as_published(name):
 
 
 @pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@in_one_item("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_every_class_survives_pickling(name, protocol):
     cls = getattr(wm, name)
     values = dict(zip(CARRIED, ("m.weights", "embd", "flags", 8, 7, [8]), strict=True))

@@ -121,14 +121,6 @@ def test_executors_write_what_a_serial_run_writes(model, tmp_path, executor):
         assert file.verify().nbytes == serial.nbytes - (tmp_path / "serial" / "x.amb.index.json").stat().st_size
 
 
-@pytest.mark.parametrize("format_", ["safetensors", "embd", "bintensors", "gguf", "amb"])
-def test_shards_hold_what_one_file_holds(model, tmp_path, format_):
-    report = wm.convert(model, f"{tmp_path}/out/", format=format_)
-    assert (report.format, report.shards) == (format_, COUNT)
-    assert wm.diff(model, tmp_path / "out").equal
-    assert wm.convert(tmp_path / "out", tmp_path / "one.safetensors").tensors == 2 * COUNT
-
-
 def test_tasks_are_small_and_plain(model, tmp_path):
     with Inline() as pool:
         wm.convert(model, f"{tmp_path}/out/", include=["layer.*"], limits=wm.Limits(), run=wm.Run(pool), **QUANTISED)

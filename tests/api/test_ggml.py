@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests import ggml_support
 from tests.ggml_support import TYPES, random_blocks
+from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap import kernels
@@ -50,11 +51,10 @@ def test_decoding(books, scheme):
 
 
 @pytest.mark.parametrize("scheme", GGML_SCHEMES)
-@pytest.mark.parametrize(
+@in_one_item(
     "key",
     [0, -1, slice(1, 3), slice(None, None, -2), [2, 0, 2], np.array([True, False, True]), ..., (1, 3), (2, slice(1, 4)),
      (-1, [4, 1], slice(2, 9)), (np.int64(1), -2, 5), (slice(None), 2), (0, ...), (1, None), (True, 1)],
-    ids=repr,
 )  # fmt: skip
 def test_indexing(scheme, key):
     q = tensor(scheme, (3, 5))
@@ -171,8 +171,8 @@ def error_of(array, q):
     return float(np.square(array - q.dequantize().astype(np.float64)).sum())
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
 @pytest.mark.parametrize("scheme", LIKE_GGUF_PY)
+@in_one_item("kind", ARRAYS)
 def test_the_bytes_of_gguf_py(isa, scheme, kind):
     gguf = pytest.importorskip("gguf")
     array = ARRAYS[kind]

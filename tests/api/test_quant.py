@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 from tests.builders import amb
-from tests.support import run_child
+from tests.support import in_one_item, run_child
 
 import weightmap as wm
 from weightmap.quant.blocks import QuantizedTensor
@@ -315,7 +315,7 @@ MATRIX_KEYS = [
 
 
 @pytest.mark.parametrize(("scheme", "block_size"), [("int8", 0), ("int5", 0), ("int4_block", 6), ("adaptive", 8)])
-@pytest.mark.parametrize("key", MATRIX_KEYS, ids=repr)
+@in_one_item("key", MATRIX_KEYS)
 def test_indexing_is_that_of_the_decoded_array(scheme, block_size, key):
     tensor, values = make(scheme, (5, 13), block_size)
     assert identical(tensor[key], np.asarray(values[key]) if np.ndim(values[key]) else values[key])
@@ -467,8 +467,8 @@ def test_arithmetic_says_to_decode_first(make_sum):
         assert identical(np.float32(2) * tensor, 2 * tensor.dequantize())
 
 
-@pytest.mark.parametrize("change", [-1, 1, 4])
-@pytest.mark.parametrize(("scheme", "block_size"), KINDS)
+@in_one_item("scheme, block_size", KINDS)
+@in_one_item("change", [-1, 1, 4])
 def test_a_payload_of_another_size_is_refused(scheme, block_size, change):
     payload = payload_of(scheme, 65, block_size, "fp16")
     wrong = payload[:change] if change < 0 else payload + bytes(change)
@@ -540,7 +540,7 @@ def test_zeros_and_small_values_survive(scheme, block_size):
 
 
 @pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (), (1,), (1, 1, 1)])
+@in_one_item("shape", [(0,), (3, 0), (), (1,), (1, 1, 1)])
 def test_arrays_of_no_and_one_element(scheme, block_size, shape):
     values = np.full(shape, 7, np.float32)
     tensor = wm.quantize(values, scheme, block_size=block_size)

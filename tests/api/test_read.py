@@ -10,6 +10,7 @@ from tests.builders import Tensor, noise
 from tests.builders import bintensors as bt
 from tests.builders import cnn_v2 as cnn
 from tests.builders import safetensors as st
+from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap import kernels
@@ -54,8 +55,8 @@ def test_the_default_keeps_what_float32_cannot_hold(order, kind, default, tmp_pa
             assert got.tolist() == values.astype(default).tolist()
 
 
-@pytest.mark.parametrize("wanted", WANTED, ids=str)
 @pytest.mark.parametrize("stored", STORED)
+@in_one_item("wanted", WANTED)
 def test_every_dtype_as_every_other(stored, wanted, every_dtype):
     """What read gives, as a new array or into `out` in any layout, is bit by bit what numpy's astype gives.
 

@@ -222,38 +222,23 @@ def test_an_exception_in_progress_leaves_nothing(tmp_path, kind):
 
 HUGE = np.broadcast_to(np.zeros((), np.uint8), (2**32,))
 LONG = "n" * 65536
+SEVERAL = {"good": BASE} | {name: np.zeros(2, kind) for name, kind in zip("bifc", ["?", "i8", "f8", "c8"], strict=True)}
 REFUSED = {
     "no dimensions": ({"good": BASE, "scalar": np.zeros((), np.float32)}, {}, ["scalar"]),
-    "five dimensions": ({"five": np.zeros((1,) * 5, np.float32)}, {}, ["five"]),
     "dimension of 2^32": ({"big": HUGE}, {}, ["big"]),
-    "dimension of 2^32 and no bytes": ({"big": np.zeros((2**32, 0), np.float32)}, {}, ["big"]),
-    "several dtypes": (
-        {
-            "good": BASE,
-            "b": np.zeros(2, bool),
-            "i": np.zeros(2, np.int64),
-            "f": np.zeros(2),
-            "c": np.zeros(2, np.complex64),
-        },
-        {},
-        ["b", "i", "f", "c"],
-    ),
+    "several dtypes": (SEVERAL, {}, ["b", "i", "f", "c"]),
     "u64 and float8": ({"u": np.zeros(2, np.uint64), "e": np.zeros(2, ml_dtypes.float8_e5m2)}, {}, ["u", "e"]),
     "objects": ({"o": np.array([None, {}])}, {}, ["o"]),
     "text": ({"s": np.array(["a", "b"]), "y": np.array([b"a"])}, {}, ["s", "y"]),
     "times and records": ({"d": np.zeros(1, "M8[s]"), "r": np.zeros(1, [("x", "f4")])}, {}, ["d", "r"]),
     "name too long": ({LONG: BASE}, {}, []),
-    "name too long in UTF-8": ({"é" * 32768: BASE}, {}, []),
     "name with a surrogate": ({"\ud800": BASE}, {}, ["\\ud800"]),
-    "metadata key too long": ({"a": BASE}, {"metadata": {LONG: "v"}}, []),
     "metadata value too long": ({"a": BASE}, {"metadata": {"long": "v" * 65536}}, ["long"]),
     "metadata with a surrogate": ({"a": BASE}, {"metadata": {"key": "\udfff"}}, ["key"]),
     "metadata of bytes": ({"a": BASE}, {"metadata": {"key": b"bytes"}}, ["key"]),
     "metadata of objects": ({"a": BASE}, {"metadata": {"key": {"nested": 1}}}, ["key"]),
-    "token too long": ({"a": BASE}, {"vocab": ["ok", LONG]}, []),
     "token with a surrogate": ({"a": BASE}, {"vocab": ["ok", "\ud800"]}, []),
     "special id of 2^32": ({"a": BASE}, {"vocab": ["ok"], "special_ids": {"pad": 2**32}}, ["pad"]),
-    "negative special id": ({"a": BASE}, {"vocab": ["ok"], "special_ids": {"unk": -1}}, ["unk"]),
     "unknown special id": ({"a": BASE}, {"vocab": ["ok"], "special_ids": {"bos": 0}}, ["bos"]),
 }
 

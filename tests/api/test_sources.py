@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support import listing
+from tests.support import in_one_item, listing
 
 import weightmap as wm
 from weightmap import compat
@@ -41,8 +41,8 @@ TAKERS = {
 
 
 @pytest.mark.parametrize("taker", TAKERS)
-@pytest.mark.parametrize("name", ["other.safetensors", ".", "model.safetensors.index.json", "absent.weights", "words"])
-@pytest.mark.parametrize("make", [bytes, _Bytes, bytearray], ids=lambda make: make.__name__)
+@in_one_item("name", ["other.safetensors", ".", "model.safetensors.index.json", "absent.weights", "words"])
+@in_one_item("make", [bytes, _Bytes, bytearray])
 def test_bytes_are_content_and_never_a_path(tmp_path, monkeypatch, taker, name, make):
     """Bytes that spell the name of a file, of a directory or of nothing are a file of a few letters."""
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,6 @@ import io
 import mmap
 import os
 import pickle
-import threading
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests import builders
-from tests.support import address, each, exercise, mappings, run_child, same, survives
+from tests.support import address, each, exercise, mappings, run_child, same
 
 import weightmap as wm
 from weightmap.io import open_source
@@ -648,58 +647,6 @@ def test_replacing_the_file_by_rename_is_safe(example, path):
         assert same(held, example.tensors[first_with_data(example)])
 
 
-@every_typical
-def test_many_threads_read_one_handle(example, path):
-    wrong = []
-    with wm.open(path) as f:
-        start = threading.Barrier(8)
-
-        def work():
-            start.wait()
-            try:
-                for _ in range(5):
-                    wrong.extend(name for name, value in example.tensors.items() if not same(f[name], value))
-                    if tuple(f.vocab or ()) != (example.vocab or ()):
-                        wrong.append("vocab")
-                    wrong.extend(token for token in example.vocab or () if f.vocab[f.vocab.index(token)] != token)
-            except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
-                wrong.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-
-
-@every_typical
-def test_closing_while_others_read_never_crashes(example, path):
-    """A reader that loses the race against close gets a ClosedError or a right array, nothing else."""
-    wrong = []
-    for _ in range(10):
-        f = wm.open(path)
-
-        def work(f=f):
-            try:
-                while True:
-                    for name, value in example.tensors.items():
-                        if not same(f[name], value):
-                            wrong.append(name)
-            except wm.ClosedError:
-                pass
-            except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
-                wrong.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        f.close()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-
-
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "cow"])
 def test_a_handle_closed_while_it_maps_or_reads_keeps_nothing(tmp_path, monkeypatch, mode):
     """Closed by another thread at the moment of the first look-up, a handle lets go of what that look-up brought."""
@@ -831,26 +778,6 @@ def test_truncated_files_on_disk_are_errors_too(example, put):
             with pytest.raises(wm.FormatError) as caught:
                 wm.open(path, mode=mode)
             assert "model.weights" in str(caught.value)
-
-
-@every_typical
-def test_random_damage_is_survived(example):
-    """Bytes overwritten, removed, inserted and swapped at random: a right answer or a TensorFileError."""
-    random = np.random.default_rng(1)
-    interesting = [b"\xff" * 4, b"\0" * 4, b"\xff" * 8, b"\0\0\0\x80", b"\1\0\0\0", b"}", b'"', b"\xed\xa0\x80"]
-    for _ in range(300):
-        data = bytearray(example.data)
-        for _ in range(int(random.integers(1, 4))):
-            place = int(random.integers(0, len(data) + 1))
-            what = interesting[int(random.integers(len(interesting)))]
-            action = int(random.integers(3))
-            if action == 0:
-                data[place : place + len(what)] = what
-            elif action == 1:
-                data[place:place] = what
-            else:
-                del data[place : place + int(random.integers(1, 9))]
-        survives(bytes(data))
 
 
 # ------------------------------------------------------------------------------------------------- the operating system

@@ -38,17 +38,28 @@ SPECIAL = {
 }
 
 
+# A small file of each format that is only read.
+READ_ONLY = {
+    f"{example.format}{example.suffix}": example.data
+    for example in builders.examples()
+    if not builders.known()[example.format].saved and len(example.data) <= 1000 and example.tensors
+}
+
+
 def write(folder):
+    """A file of each kind that behaves in its own way."""
     paths = {kind: folder / f"{kind}{suffix}" for kind, (suffix, _) in builders.saved().items()}
     for kind, (_, arguments) in builders.saved().items():
         wm.save(paths[kind], **arguments(MATRIX))
     for name, make in SPECIAL.items():
         make(folder / name)
-    return paths | {name: folder / name for name in SPECIAL}
+    for name, data in READ_ONLY.items():
+        (folder / name).write_bytes(data)
+    return paths | {name: folder / name for name in (*SPECIAL, *READ_ONLY)}
 
 
 MODES = ("mmap", "cow", "copy", "sealed") if hasattr(os, "memfd_create") else ("mmap", "cow", "copy")
-KINDS = (*builders.saved(), *SPECIAL)
+KINDS = (*builders.saved(), *SPECIAL, *READ_ONLY)
 
 
 @pytest.fixture(scope="module")

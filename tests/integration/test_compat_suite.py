@@ -32,10 +32,6 @@ def documented():
     return set(re.findall(r"`(test_\w+\.py::\w+(?:::\w+)?)`", DOCUMENT.read_text(encoding="utf-8")))
 
 
-def test_each_case_that_differs_is_documented_once():
-    assert 0 < len(documented()) < 10
-
-
 @pytest.mark.skipif(SUITE is None, reason="WEIGHTMAP_SAFETENSORS_SUITE names no suite")
 def test_their_suite_passes_but_for_what_is_better_on_purpose(tmp_path):
     shutil.copytree(SUITE, tmp_path / "tests")

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 from tests import builders
-from tests.support import run_child
+from tests.support import in_one_item, run_child
 
 import weightmap as wm
 from weightmap import compat
@@ -305,7 +305,7 @@ BOXES = [
 
 
 @pytest.mark.parametrize("gap", [0, 1 << 7, 1 << 30])
-@pytest.mark.parametrize("index", BOXES, ids=repr)
+@in_one_item("index", BOXES)
 def test_slices_by_pread_are_those_of_numpy(tmp_path, monkeypatch, index, gap):
     monkeypatch.setattr("weightmap.compat._pread._GAP", gap)
     values = np.arange(4 * 3 * 40, dtype=np.int32).reshape(4, 3, 40)

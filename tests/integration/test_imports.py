@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support import in_one_item
 
 import weightmap
 from weightmap import kernels
@@ -40,9 +41,6 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-
-# Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
-INTEGRATIONS = {"__main__", "cli", "compat", "dcp", "demo", "dlpack", "jax", "report", "torch", "vllm"}
 
 
 def dotted(path):
@@ -105,7 +103,7 @@ def part(module):
     return module.partition(".")[0]
 
 
-@pytest.mark.parametrize("module", MODULES)
+@in_one_item("module", MODULES)
 def test_every_module_imports_only_what_stands_below_it(module):
     """A module imports from its own room and those below, never from one above; lazy and type-only imports count."""
     assert part(module) in RANK, f"{part(module)} has no place in LAYERS"
@@ -121,7 +119,7 @@ def test_no_imports_go_in_a_circle():
     assert not remaining
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("formats.")])
+@in_one_item("module", [name for name in MODULES if name.startswith("formats.")])
 def test_no_format_imports_another(module):
     own = ".".join(module.split(".")[:2])
     others = {other for other in imports(module) if part(other) == "formats" and not other.startswith(own)}
@@ -142,11 +140,6 @@ def test_kernels_on_demand_are_defined_where_the_package_says():
             defined |= {getattr(target, "id", None) for target in targets}
         assert names.split() == sorted(set(names.split()))
         assert set(names.split()) <= defined
-
-
-@pytest.mark.parametrize("module", [name for name in MODULES if part(name) not in INTEGRATIONS])
-def test_nothing_imports_an_integration(module):
-    assert not {part(other) for other in imports(module)} & INTEGRATIONS
 
 
 @pytest.mark.parametrize(("module", "needs"), [("lazy", set()), ("errors", {"lazy"}), ("options", {"errors"})])

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from tests.scan_support import Arena
-from tests.support import DATA
+from tests.support import DATA, in_one_item
 
 import weightmap as wm
 from weightmap import kernels
@@ -53,8 +53,8 @@ SHAPES = [
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@in_one_item("kind", KINDS)
+@in_one_item("shape", SHAPES)
 def test_decoding_is_the_definition_to_the_bit(kind, shape):
     parts = make(**shape, **kind)
     q = ProductQuantized(*parts)
@@ -210,8 +210,8 @@ def test_dot_products_and_norms_are_those_of_the_decoded_rows(turn, norms):
 
 # ------------------------------------------------------------------------------------------------------- the kernels
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES[:-1], ids=str)
+@in_one_item("kind", KINDS)
+@in_one_item("shape", SHAPES[:-1])
 def test_kernels_stay_within_memory(kind, shape):
     """With codes, codebooks, projection, norms and output each flush against a forbidden page, all is as defined."""
     parts = make(**shape, **kind)
