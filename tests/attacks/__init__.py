@@ -4,24 +4,18 @@ The files are made from valid ones by the builders, which share no code with the
 tried on them as well. ``python -m tests.attacks FOLDER`` writes them all, with a table of what is expected.
 """
 
-from __future__ import annotations
-
 from functools import cache
-from typing import TYPE_CHECKING
 
 from tests import builders
 
 from .case import Case
 from .rows import TESTS, parts, rows
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 __all__ = ["TESTS", "Case", "cases", "parts", "rows", "sound"]
 
 
 @cache
-def cases() -> tuple[Case, ...]:
+def cases():
     """Every attack: of each format, on models in a directory, and those that are the same for all formats."""
     from . import anything, sharded
 
@@ -30,7 +24,6 @@ def cases() -> tuple[Case, ...]:
 
 
 @cache
-def sound() -> Mapping[str, bytes]:
-    """The sound files that the attacks change, by kind."""
+def sound():
     modules = [module for builder in builders.known().values() for module in builder.damaging]
     return {kind: data for module in modules for kind, data in module.SOUND.items()}

@@ -1,18 +1,10 @@
 """Writes every attack into a folder, with a table of what is expected of each: ``python -m tests.attacks FOLDER``."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import cases, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .case import Case
 
 HEAD = ("case", "row", "format", "file", "error", "field", "offset", "found by", "warning", "row says")
 
@@ -36,8 +28,7 @@ print(wrong)
 """
 
 
-def write_all(folder: Path, chosen: Iterable[Case]) -> int:
-    """Write these attacks and their table, ``attacks.csv``; return how many there are."""
+def write_all(folder, chosen):
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     with (folder / "attacks.csv").open("w", newline="", encoding="utf-8") as file:
@@ -64,8 +55,7 @@ def write_all(folder: Path, chosen: Iterable[Case]) -> int:
     return count
 
 
-def main() -> None:
-    """Write all attacks into the folder that is named on the command line."""
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
     parser.add_argument("folder", type=Path, help="is made, and filled with files")
     folder = parser.parse_args().folder

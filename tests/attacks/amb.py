@@ -1,17 +1,11 @@
 """Attacks on AMB: header, texts, tokenizer, records, quantised data."""
 
-from __future__ import annotations
-
 import math
 import struct
-from typing import TYPE_CHECKING, Any
 
 from tests.builders import amb, noise, normal
 
 from .case import BAD_JSON, BAD_UTF8, U32, U63, U64, WILD_NAMES, Case, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KIND = "amb"
 FIRST = amb.dense("first", normal((2, 3), 1))
@@ -39,8 +33,7 @@ ROWS = {
 }
 
 
-def build(*records: amb.Record, **options: Any) -> bytes:
-    """A file with all sections; the records given, or two."""
+def build(*records, **options):
     return amb.build(records or (FIRST, SECOND), METADATA, CONFIG, TOKENS, **options)
 
 
@@ -49,13 +42,11 @@ END = len(WHOLE)
 SOUND = {KIND: WHOLE}
 
 
-def case(row: str, name: str, data: bytes, error: str = "", field: Any = None, offset: Any = None, **more: Any) -> Case:
-    """An attack on this format."""
+def case(row, name, data, error="", field=None, offset=None, **more):
     return Case(row, KIND, name, data, error, field, offset, **more)
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     yield from headers()
     yield from texts()
     yield from tokenizers()
@@ -66,8 +57,7 @@ def cases() -> Iterator[Case]:
     yield from legal()
 
 
-def headers() -> Iterator[Case]:
-    """Fields of the header."""
+def headers():
     for at in range(5):
         yield case("C3", f"letter {at} of the magic", put(WHOLE, at, b"x"), "FormatError", "magic", 0)
     for version in (0, 2, 255):
@@ -90,8 +80,7 @@ def headers() -> Iterator[Case]:
             yield case(row, f"{name} of {lie}", build(**{name: lie}), "TruncatedError", "weights_size", END)
 
 
-def texts() -> Iterator[Case]:
-    """Metadata and configuration."""
+def texts():
     # Where the error stands in the text; at its beginning where Python's parser does not say.
     within = {"not UTF-8": 7, "overlong UTF-8": 7, "surrogate in UTF-8": 7, "UTF-16": 0, "something behind": 3}
     within |= {"cut off": 6, "trailing comma": 8, "comment": 1, "raw control character": 3, "spaces": 3}
@@ -106,8 +95,7 @@ def texts() -> Iterator[Case]:
     yield case("A3", "no texts", amb.build([FIRST]))
 
 
-def tokenizers() -> Iterator[Case]:
-    """Tokenizer sections."""
+def tokenizers():
     for size in range(1, 11):
         data = amb.build(tokens=TOKENS[:size])
         yield case("A4", f"of {size} bytes", data, "TruncatedError", "tokenizer_size", 16)
@@ -130,8 +118,7 @@ def tokenizers() -> Iterator[Case]:
     yield case("A12", "another number of columns", data, odd="config n_embd is 6, and tensor")
 
 
-def records() -> Iterator[Case]:
-    """Records of dense tensors."""
+def records():
     last, head = amb.weights([FIRST], START, last=True), SECOND.head()
     begin = START + len(last)
     fields = [(0, "name_length"), (2, "name"), (8, "ndim"), (9, "shape"), (13, "dtype"), (14, "data_size")]
@@ -199,8 +186,7 @@ def records() -> Iterator[Case]:
     yield case("C10", "empty name", build(FIRST.but(name="")), odd="empty name")
 
 
-def padding() -> Iterator[Case]:
-    """The zeros behind the data."""
+def padding():
     odd = "padding behind a record is not zero"
     for relative in (False, True):
         dense = [amb.dense(f"t{i}", noise("int8", (i + 1,), i)) for i in range(4)]
@@ -229,8 +215,7 @@ def padding() -> Iterator[Case]:
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 
 
-def record(scheme: str, size: int, block_size: int = 0, scale_type: int = 1, scales: Any = None) -> amb.Record:
-    """A quantised tensor called "w"; `scales` replaces the scale of a block by its number."""
+def record(scheme, size, block_size=0, scale_type=1, scales=None):
     bits, length = BITS[scheme], block_size or size
     blocks = [
         ((scales or {}).get(number, 0.5), [k % 7 - 3 for k in range(min(length, size - first))])
@@ -259,8 +244,7 @@ QUANT_LIES = [
 ]
 
 
-def quantised() -> Iterator[Case]:
-    """Quantised tensors."""
+def quantised():
     for scheme, block_size, at, lie, field in QUANT_LIES:
         stored = record(scheme, 100, block_size)
         start = 28 + len(stored.head())
@@ -321,8 +305,7 @@ def quantised() -> Iterator[Case]:
         yield case("A10", f"scale {value}", data)
 
 
-def mixed() -> amb.Record:
-    """An adaptive tensor "q" of nine blocks of 16, of each kind in turn."""
+def mixed():
     blocks = []
     for number in range(9):
         code = number % 3
@@ -331,12 +314,11 @@ def mixed() -> amb.Record:
     return amb.quantised("q", (144,), amb.ADAPTIVE, amb.pack_adaptive(blocks, 16, 1), 16, 1)
 
 
-def adaptive() -> Iterator[Case]:
-    """Tensors with a mask; it is read when the tensor is."""
+def adaptive():
     stored = mixed()
     start = 28 + len(stored.head())
 
-    def masked(at: int, change: int) -> bytes:
+    def masked(at, change):
         raw = bytearray(stored.data)
         raw[4 + at] ^= change
         return amb.build([stored.but(data=bytes(raw))])
@@ -371,8 +353,7 @@ def adaptive() -> Iterator[Case]:
     yield case("A10", "adaptive scale infinity", data, odd="tensor 'q': NaN or infinite scale of block 3")
 
 
-def legal() -> Iterator[Case]:
-    """What looks odd and has to load."""
+def legal():
     for name, text in WILD_NAMES.items():
         yield case("C11", name, build(FIRST.but(name=text)))
     for shape in ((0,), (0, 4), (U32, 0), (2**30, 0, 2**30)):

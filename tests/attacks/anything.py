@@ -1,17 +1,11 @@
 """Attacks that are the same for every format, and files that are of no format at all."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING
 
 from tests import builders
 
 from . import sound
 from .case import Case, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # The end of an empty ZIP archive: with it, a file is a ZIP archive to those who read them from their end.
 ZIP = b"PK\5\6" + bytes(18)
@@ -38,8 +32,7 @@ OTHERS = {
 }
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for name, data in OTHERS.items():
         yield Case("C3", "any", name, data, "UnknownFormatError", None, 0)
     for builder in builders.known().values():

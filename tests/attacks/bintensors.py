@@ -1,17 +1,11 @@
 """Attacks on BinTensors, both layouts of its header."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from tests.builders import bintensors as bt
 from tests.builders import noise
 
 from .case import BAD_UTF8, U64, WILD_NAMES, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 A, B = bt.Row("a", 11, (2,), 0, 8), bt.Row("b", 1, (3,), 8, 11)
 BODY = bytes(range(11))
@@ -30,28 +24,17 @@ ROWS = {
 }
 
 
-def make(
-    layout: str,
-    rows: tuple[bt.Row, ...] = (A, B),
-    data: bytes = BODY,
-    metadata: Any = None,
-    *,
-    tail: bytes | None = None,
-    length: int | None = None,
-    **lies: Any,
-) -> bytes:
+def make(layout, rows=(A, B), data=BODY, metadata=None, *, tail=None, length=None, **lies):
     """A file of two tensors, float32 [2] and uint8 [3], right where nothing else is said."""
     head = bt.header(rows, metadata, layout, **lies)
     return bt.raw(bt.padded(head) if tail is None else head + tail, data, length)
 
 
-def wide(value: int) -> bytes:
-    """An integer in nine bytes."""
+def wide(value):
     return bt.varint(value, 253)
 
 
-def kind_of(layout: str) -> str:
-    """The kind of the cases of a layout."""
+def kind_of(layout):
     return f"bintensors-{layout}"
 
 
@@ -60,13 +43,12 @@ SOUND = {kind_of(layout): make(layout) for layout in bt.LAYOUTS}
 FIRST = 10
 
 
-def second(layout: str) -> int:
+def second(layout):
     """Where the entry of the second tensor begins; a name of one byte takes two."""
     return FIRST + (5 if layout == "spec" else 7)
 
 
-def field_at(layout: str, field: str) -> int:
-    """Where a field of the first tensor lies."""
+def field_at(layout, field):
     order = ("dtype", "ndim", "shape", "begin", "end")
     return FIRST + order.index(field) + (0 if layout == "spec" else 2)
 
@@ -77,7 +59,7 @@ ABSURD = (2**20, 2**32 - 1, 2**40, 2**60, 2**63, U64)
 # the other layout go further. Such a file is refused with the error of that layout: class, field and
 # place.
 PADDING = ("LayoutError", "padding")
-OTHER_READING: dict[str, tuple[str, str, int]] = {
+OTHER_READING = {
     **{f"B4-bintensors-spec-{first}-as-ndim": (*PADDING, 33) for first in (254, 255)},
     **{
         f"B4-bintensors-spec-{first}-as-{field}": (*PADDING, 31)
@@ -93,8 +75,7 @@ OTHER_READING: dict[str, tuple[str, str, int]] = {
 }
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for layout in bt.LAYOUTS:
         for part in (lengths, integers, strings, offsets, sizes, names, ends, tails, absurd, legal):
             for case in part(layout, kind_of(layout)):
@@ -103,16 +84,14 @@ def cases() -> Iterator[Case]:
         yield told(case)
 
 
-def told(case: Case) -> Case:
-    """The case with the error of the other layout, where that one reads further."""
+def told(case):
     other = OTHER_READING.get(case.id)
     if other is None:
         return case
     return replace(case, error=other[0], field=other[1], offset=other[2])
 
 
-def lengths(layout: str, kind: str) -> Iterator[Case]:
-    """The length of the header."""
+def lengths(layout, kind):
     whole = make(layout)
     yield Case("B1", kind, "length 0", bt.raw(b"", BODY, 0), "TruncatedError", "metadata", 8)
     yield Case("B1", kind, "length 1", bt.raw(b"\0"), "TruncatedError", "tensors", 9)
@@ -126,8 +105,7 @@ def lengths(layout: str, kind: str) -> Iterator[Case]:
     yield Case("B1", kind, "length that cuts the header", bt.raw(head), "TruncatedError", *cut)
 
 
-def integers(layout: str, kind: str) -> Iterator[Case]:
-    """Tags, and integers that are none."""
+def integers(layout, kind):
     for tag in (2, 3, 32, 250, 251, 254, 255):
         yield Case("B3", kind, f"tag {tag}", make(layout, metadata=bytes([tag])), "FormatError", "metadata", 8)
     for first in (254, 255):
@@ -189,8 +167,7 @@ def integers(layout: str, kind: str) -> Iterator[Case]:
         yield Case("B4", kind, f"long form of {name}", make(layout, **lie), odd=odd)
 
 
-def strings(layout: str, kind: str) -> Iterator[Case]:
-    """Names, keys and values."""
+def strings(layout, kind):
     for name, raw in BAD_UTF8.items():
         rows = (A._replace(name=raw), B)
         data = make(layout, rows, index=[(raw, 0), ("b", 1)])
@@ -205,11 +182,10 @@ def strings(layout: str, kind: str) -> Iterator[Case]:
         yield Case("C11", kind, name, make(layout, (A._replace(name=text), B)))
 
 
-def offsets(layout: str, kind: str) -> Iterator[Case]:
-    """Data offsets that do not follow one another."""
+def offsets(layout, kind):
     other = second(layout)
 
-    def case(row: str, name: str, rows: tuple[bt.Row, ...], data: bytes = BODY, at: int | None = other) -> Case:
+    def case(row, name, rows, data=BODY, at=other):
         return Case(row, kind, name, make(layout, rows, data), "LayoutError", "data_offsets", at)
 
     shifted = (bt.Row("a", 11, (2,), 3, 11), bt.Row("b", 1, (3,), 11, 14))
@@ -228,8 +204,7 @@ def offsets(layout: str, kind: str) -> Iterator[Case]:
         yield case("C5", f"end of {end}", (A, B._replace(end=end)))
 
 
-def sizes(layout: str, kind: str) -> Iterator[Case]:
-    """Shapes and dtypes that are not those of the data."""
+def sizes(layout, kind):
     other = second(layout)
     for name, row in (
         ("a row too many", A._replace(shape=(3,))),
@@ -263,8 +238,7 @@ def sizes(layout: str, kind: str) -> Iterator[Case]:
         yield Case("C8", kind, f"{count} dimensions", data, "LimitError", "ndim", other)
 
 
-def names(layout: str, kind: str) -> Iterator[Case]:
-    """Names that are there twice."""
+def names(layout, kind):
     for label, name in (("one name", "a"), ("the empty name", "")):
         rows = (A._replace(name=name), B._replace(name=name))
         data = make(layout, rows, index=[(name, 0), (name, 1)])
@@ -273,8 +247,7 @@ def names(layout: str, kind: str) -> Iterator[Case]:
     yield Case("C10", kind, "empty name", make(layout, (A._replace(name=""), B)), odd="empty name")
 
 
-def ends(layout: str, kind: str) -> Iterator[Case]:
-    """Data that is not all there, tensors that are not."""
+def ends(layout, kind):
     for name, data in (("data a byte short", make(layout, data=BODY[:-1])), ("no data", make(layout, data=b""))):
         yield Case("B7", kind, name, data, "TruncatedError", "data_offsets", len(data))
     # The bytes behind the last tensor are read as one more: spaces, or the map of names.
@@ -288,8 +261,7 @@ def ends(layout: str, kind: str) -> Iterator[Case]:
     yield Case("B8", kind, "tensors without names", bt.raw(b"\0\x28" + bytes(160)), "TruncatedError", "tensors", 9)
 
 
-def tails(layout: str, kind: str) -> Iterator[Case]:
-    """What stands behind the last entry of the header, and behind the data."""
+def tails(layout, kind):
     at = 8 + len(bt.header((A, B), None, layout))
     for name, tail in {
         "junk": b"junk",
@@ -312,8 +284,7 @@ def tails(layout: str, kind: str) -> Iterator[Case]:
         yield Case("B1", kind, f"{len(tail)} spaces of padding", data, odd=odd)
 
 
-def absurd(layout: str, kind: str) -> Iterator[Case]:
-    """Counts and lengths that no file can hold."""
+def absurd(layout, kind):
     for value in ABSURD:
         n = wide(value)
         for name, data, field, offset in (
@@ -331,16 +302,13 @@ def absurd(layout: str, kind: str) -> Iterator[Case]:
         yield Case(row, kind, f"{value} rows", data, "LayoutError", field, FIRST)
 
 
-def long_name(layout: str, length: bytes) -> bytes:
-    """A tensor whose name has a length of nine bytes."""
+def long_name(layout, length):
     head = b"\0\1" + length + b"\0\0\0\0" if layout == "current" else b"\0\1\0\0\0\0\1" + length + b"\0\0"
     return bt.raw(bt.padded(head))
 
 
-def legal(layout: str, kind: str) -> Iterator[Case]:
-    """What looks odd and has to load."""
-
-    def single(dtype: str, shape: tuple[int, ...], data: bytes) -> bytes:
+def legal(layout, kind):
+    def single(dtype, shape, data):
         return make(layout, (bt.Row("w", bt.CODES[dtype], shape, 0, len(data)),), data)
 
     for shape in ((0,), (2**33, 0), (0, 2**40)):
@@ -356,8 +324,7 @@ def legal(layout: str, kind: str) -> Iterator[Case]:
         yield Case("B10", kind, "valid in both layouts", bt.BOTH)
 
 
-def maps() -> Iterator[Case]:
-    """Maps of names, which the specification's layout has."""
+def maps():
     kind = kind_of("spec")
     at = 8 + len(bt.header((A, B), None, "spec", index=[], index_count=b""))
     for name, lie, error, offset in (

@@ -9,7 +9,6 @@ from tests import builders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 U16, U32, U63, U64 = 2**16 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1
 INDEX = "model.safetensors.index.json"
@@ -17,33 +16,6 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Case:
-    """A file with one lie, for a row of the threat tables.
-
-    Attributes
-    ----------
-    row : str
-        The row, as `tests.attacks.rows` has it.
-    kind : str
-        Format and layout, such as "embd-simple"; "any" where no format is to recognise the file.
-    name : str
-        The lie in a few words.
-    data : bytes or mapping
-        The file; or the files of a folder by name, of which the index of shards is to be opened.
-    error : str
-        The class of the error, exactly; "" when the file is legal and opens.
-    field, offset : str or None, int or None
-        The error's field and offset, exactly.
-    late : bool
-        Opening does not read the damaged place; `verify` does.
-    odd : str or None
-        Words of the warning of `verify` for a legal but odd file; or, for a refused file, of the
-        warning that replaces the error with ``strict=False``. None: no warning, or an error in both modes.
-    size : int or None
-        The file goes on to this size with a hole.
-    says : str
-        Words of the error's message, such as the value that is there and the one that is expected.
-    """
-
     row: str
     kind: str
     name: str
@@ -57,24 +29,20 @@ class Case:
     says: str = ""
 
     @property
-    def id(self) -> str:
-        """The name of the case as a whole."""
+    def id(self):
         return f"{self.row}-{self.kind}-{self.name}".replace(" ", "-")
 
     @property
-    def format(self) -> str | None:
-        """The format as `weightmap.formats()` calls it; None where the content alone has to tell."""
+    def format(self):
         builder = builders.format_of(self.kind)
         return None if builder is None else builder.format
 
     @property
-    def file(self) -> str:
-        """The name of the file, without its folder."""
+    def file(self):
         builder = builders.format_of(self.kind)
         return f"{self.id}{'.bin' if builder is None else builder.suffix}"
 
-    def write(self, folder: Path) -> Path:
-        """Write the file into a folder and return the path to open."""
+    def write(self, folder):
         target = folder / self.file
         if isinstance(self.data, bytes):
             target.write_bytes(self.data)
@@ -88,8 +56,7 @@ class Case:
         return target / INDEX
 
 
-def put(data: bytes, at: int, new: bytes) -> bytes:
-    """The bytes with some of them overwritten."""
+def put(data, at, new):
     return data[:at] + new + data[at + len(new) :]
 
 

@@ -1,17 +1,11 @@
 """Attacks on CNN v2, both versions: a sound file of three layers with one number changed."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING, Any
 
 from tests.builders import cnn_v2 as cnn
 from tests.builders import noise
 
 from .case import U32, Case, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SHAPES = ((3, 12, 4), (3, 12, 4), (1, 4, 2))  # kernel, in, out: 432, 432 and 8 weights
 TOTAL = 872
@@ -28,8 +22,7 @@ ROWS = {
 }
 
 
-def lie(layer: int = 0, version: int = 2, **changes: Any) -> bytes:
-    """A sound file of three layers with one number changed: of its header, of a layer, or its size (by `extra`)."""
+def lie(layer=0, version=2, **changes):
     top = {"magic": b"CNN2", "version": version, "num_layers": 3, "total_weights": TOTAL, "mip_level": 0}
     rows, offset = [], 0
     for kernel, inputs, outputs in SHAPES:
@@ -45,7 +38,7 @@ def lie(layer: int = 0, version: int = 2, **changes: Any) -> bytes:
     return data[:extra] if extra < 0 else data + bytes(extra)
 
 
-def place(field: str, layer: int = 0, version: int = 2) -> int:
+def place(field, layer=0, version=2):
     """Where a field lies in the file; the end of a sound one for its size."""
     if field in cnn.FIELDS:
         return {1: 16, 2: 20}[version] + 20 * layer + 4 * cnn.FIELDS.index(field)
@@ -54,7 +47,7 @@ def place(field: str, layer: int = 0, version: int = 2) -> int:
 
 SOUND = {f"cnn_v2-v{version}": lie(version=version) for version in (1, 2)}
 # Row and change; the error; the field that it names.
-LIES: list[tuple[str, str, dict[str, Any], str, str]] = [
+LIES = [
     ("C3", "magic", {"magic": b"CNN3"}, "FormatError", "magic"),
     ("C3", "magic swapped", {"magic": b"2NNC"}, "FormatError", "magic"),
     ("N2", "a layer more", {"num_layers": 4}, "TruncatedError", "total_weights"),
@@ -100,8 +93,7 @@ TRAILING = {
 WRAPPING = [(65536, 1, 1), (65536, 65536, 1), (65536, 65537, 3), (2**16,) * 3, (2**31, 2, 1), (3, 2**31, 2)]
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for version in (1, 2):
         yield from lies(version)
     kind = "cnn_v2-v2"
@@ -126,8 +118,7 @@ def cases() -> Iterator[Case]:
     yield from legal(kind)
 
 
-def ends() -> Iterator[Case]:
-    """Where a file ends: within its header, its records, its weights, or with half a pair to spare."""
+def ends():
     for version, size in ((1, 16), (2, 20)):
         kind, data = f"cnn_v2-v{version}", cnn.header(0, 0, 0, version)
         yield Case("C20", kind, "a header alone", data)
@@ -151,8 +142,7 @@ def ends() -> Iterator[Case]:
             yield Case("N3", kind, name, data + bytes(more), *wrong, odd="trailing" if wrong[0] else None)
 
 
-def lies(version: int) -> Iterator[Case]:
-    """One lie each, in a file of this version."""
+def lies(version):
     kind = f"cnn_v2-v{version}"
     start = {1: 16, 2: 20}[version] + 60
     for row, name, changes, error, field in LIES:
@@ -185,8 +175,7 @@ LAX = {
 }
 
 
-def legal(kind: str) -> Iterator[Case]:
-    """What looks odd and has to load."""
+def legal(kind):
     for count in (1, 2, 5, 6, 1000):  # the first five are named
         names = ", ".join(map(str, range(min(count, 5)))) + (", ..." if count > 5 else "")
         odd = f"{count:,} layer{'' if count == 1 else 's'} with an even kernel_size: {names}"

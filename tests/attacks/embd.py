@@ -1,23 +1,17 @@
 """Attacks on EMBD, the layout of the specification: checksums fit, but for those that lie."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING, Any
 
 from tests.builders import Tensor, embd, noise, normal
 
 from .case import BAD_UTF8, U32, U64, WILD_NAMES, Case, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KIND = "embd"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "zwölf"]
 # Their data lies at 0, 64 and 128 of the data section, which ends at 136.
 TENSORS = [("a", normal((2, 3))), ("b", noise("int8", (5,))), ("c", noise("float16", (2, 2)))]
 PAIRS = [("model_name", "m"), ("key", "value")]
-AUTO: Any = object()
+AUTO = object()
 # The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
     "E1": "EMBD's magic, or that of its footer, is wrong: UnknownFormatError, or TruncatedError for the footer.",
@@ -37,8 +31,7 @@ ROWS = {
 }
 
 
-def draft(**options: Any) -> embd.Draft:
-    """A valid file with metadata and a vocabulary, to be changed."""
+def draft(**options):
     options.setdefault("vocab", WORDS)
     return embd.Draft(TENSORS, **options)
 
@@ -51,13 +44,11 @@ NAMES = INDEX + 32 * 3
 FIELDS = {name: place for name, (place, _) in embd.DESCRIPTOR_FIELDS.items()} | {"shape": 8}
 
 
-def case(row: str, name: str, data: embd.Draft | bytes, error: str = "", **expected: Any) -> Case:
-    """An attack on this format."""
+def case(row, name, data, error="", **expected):
     return Case(row, KIND, name, data if isinstance(data, bytes) else data.seal(), error, **expected)
 
 
-def header(row: str, name: str, error: str, field: Any = AUTO, offset: Any = AUTO, **rest: Any) -> Case:
-    """A header field that lies; the error names it, unless another is given."""
+def header(row, name, error, field=AUTO, offset=AUTO, **rest):
     odd, says, lie = rest.pop("odd", None), rest.pop("says", ""), rest
     first = next(iter(lie))
     field = first if field is AUTO else field
@@ -65,17 +56,13 @@ def header(row: str, name: str, error: str, field: Any = AUTO, offset: Any = AUT
     return case(row, name, draft().header(**lie), error, field=field, offset=offset, odd=odd, says=says)
 
 
-def descriptor(
-    row: str, name: str, error: str, field: str, *, number: int = 0, odd: Any = None, says: str = "", **lie: int
-) -> Case:
-    """A descriptor that lies: errors point at its field."""
+def descriptor(row, name, error, field, *, number=0, odd=None, says="", **lie):
     data = draft().descriptor(number, **lie)
     place = INDEX + 32 * number + FIELDS[field]
     return case(row, name, data, error, field=field, offset=place, odd=odd, says=says)
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     yield from headers()
     yield from sections()
     yield from descriptors()
@@ -88,8 +75,7 @@ def cases() -> Iterator[Case]:
     yield from beginnings()
 
 
-def headers() -> Iterator[Case]:
-    """Fields of the header that are wrong by themselves."""
+def headers():
     for name, magic in {"magic": b"EMBE", "magic of the footer": b"DBME", "magic in lower case": b"embd"}.items():
         yield header("E1", name, "FormatError", magic=magic)
     for version in (0, 2, 256, 65535):
@@ -127,8 +113,7 @@ def headers() -> Iterator[Case]:
 SECTIONS = ("metadata_offset", "vocab_offset", "tensor_index_offset", "tensor_data_offset")
 
 
-def sections() -> Iterator[Case]:
-    """Sections that are elsewhere or of another size."""
+def sections():
     for section in SECTIONS:
         short = section.removesuffix("_offset").replace("_", " ")
         for place in (1, 63):
@@ -162,20 +147,18 @@ def sections() -> Iterator[Case]:
     yield from holes()
 
 
-def bare(nbytes: int) -> embd.Draft:
-    """A tensor of so many bytes, and nothing else; no padding."""
+def bare(nbytes):
     return embd.Draft([("a", noise("uint8", (nbytes,)))], metadata=b"", aligned=False)
 
 
-def behind_the_names(gap: int) -> embd.Draft:
-    """A file with a gap between the names and the data."""
+def behind_the_names(gap):
     d = bare(3)
     d.data[d.data_offset : d.data_offset] = bytes(gap)
     d.data_offset += gap
     return d.header(tensor_data_offset=d.data_offset, total_file_size=len(d.data))
 
 
-def swapped() -> embd.Draft:
+def swapped():
     """Index and vocabulary in exchanged places: every section is whole, only the order is wrong."""
     d = draft()
     first = bytes(d.data[d.vocab_offset : d.index_offset])
@@ -186,8 +169,7 @@ def swapped() -> embd.Draft:
     return d.header(vocab_offset=moved, tensor_index_offset=d.vocab_offset)
 
 
-def holes() -> Iterator[Case]:
-    """Bytes that belong to no section."""
+def holes():
     d = draft()
     whole = embd.vocab_section(WORDS, offset=d.vocab_offset)
     for hidden, expected in (
@@ -205,8 +187,7 @@ def holes() -> Iterator[Case]:
     yield case("E6", "padding before the data", d, "LayoutError", **expected)
 
 
-def descriptors() -> Iterator[Case]:
-    """Descriptors that lie, in the order of their fields."""
+def descriptors():
     for count in (2**27, 2**31, U32):
         yield header("C4", f"{count} tensors", "LimitError", "max_tensors", 32, tensor_index_count=count)
     for count in (1000, 10**6):
@@ -244,8 +225,7 @@ def descriptors() -> Iterator[Case]:
         yield descriptor("C6", f"shape {'x'.join(map(str, shape))}", "LayoutError", "shape", **lie)
 
 
-def data_section() -> Iterator[Case]:
-    """Tensors that lie elsewhere than they should."""
+def data_section():
     yield descriptor("E13", "rows past the data", "LayoutError", "data_offset", shape0=1000)
     yield descriptor("C5", "data of 2^32 rows", "LayoutError", "data_offset", shape0=U32)
     for offset in (2**64 - 24, 2**64 - 64, 2**64 - 16, U64, 10**6, 136):
@@ -297,16 +277,14 @@ def data_section() -> Iterator[Case]:
         yield case("E13", f"the last of {size} bytes behind the data", d, "LayoutError", **expected)
 
 
-def padded() -> embd.Draft:
-    """Tensors at 0 to 63, 64 to 128 and 128 to 132 of the data section, which has 192 bytes."""
+def padded():
     d = embd.Draft([(name, noise("uint8", (size,))) for name, size in (("a", 63), ("b", 64), ("c", 4))], metadata=b"")
     d.data[-16:-16] = bytes(60)
     d.data_size += 60
     return d.header(tensor_data_size=d.data_size, total_file_size=len(d.data))
 
 
-def unclaimed() -> Iterator[Case]:
-    """64 bytes and more that no tensor has."""
+def unclaimed():
     first = embd.Draft([("a", noise("uint8", (64,))), ("b", noise("uint8", (64,))), ("c", noise("uint8", (64,)))])
     first.descriptor(1, shape0=0)
     place = first.index_offset + 64 + 24
@@ -323,8 +301,7 @@ def unclaimed() -> Iterator[Case]:
     )
 
 
-def metadata() -> Iterator[Case]:
-    """Metadata sections that lie."""
+def metadata():
     section, entry = embd.metadata_section, embd.metadata_section([("key", "value")])[:8]
     for count in (0, 1):
         data = draft(metadata=section(PAIRS, count=count))
@@ -362,18 +339,15 @@ def metadata() -> Iterator[Case]:
 VOCAB = PLACES.vocab_offset
 
 
-def vocabulary(row: str, name: str, error: str, field: str, offset: int, raw: bytes, **more: Any) -> Case:
-    """A file with these bytes for a vocabulary."""
+def vocabulary(row, name, error, field, offset, raw, **more):
     return case(row, name, draft(vocab=None, vocab_bytes=raw), error, field=field, offset=offset, **more)
 
 
-def vocabularies() -> Iterator[Case]:
-    """Vocabulary sections that lie."""
-
-    def section(**options: Any) -> bytes:
+def vocabularies():
+    def section(**options):
         return embd.vocab_section(WORDS, offset=VOCAB, **options)
 
-    def words(tokens: list[str | bytes], ids: tuple[int, ...] = (0, 1, 2, 3, 4)) -> bytes:
+    def words(tokens, ids=(0, 1, 2, 3, 4)):
         return embd.vocab_section(tokens, ids, offset=VOCAB)
 
     whole = section()
@@ -463,15 +437,13 @@ def vocabularies() -> Iterator[Case]:
         yield case("C11", f"token {name}", data, "FormatError", field="token", offset=at, late=True)
 
 
-def before_the_footer(padding: bytes) -> embd.Draft:
-    """A file with padding between the data and the footer."""
+def before_the_footer(padding):
     d = draft()
     d.data[-16:-16] = padding
     return d.header(total_file_size=len(d.data))
 
 
-def footers() -> Iterator[Case]:
-    """Footers that lie, and checksums that do not fit."""
+def footers():
     end = END - 16
     hidden = {"field": "padding", "offset": end, "late": True, "odd": "padding before the footer"}
     yield case("E13", "hidden bytes before the footer", before_the_footer(b"hidden"), "LayoutError", **hidden)
@@ -500,10 +472,8 @@ def footers() -> Iterator[Case]:
         yield case("E14", name, bytes(raw), "ChecksumError", field=field, offset=offset, late=True)
 
 
-def names() -> Iterator[Case]:
-    """Names of tensors."""
-
-    def named(*names: str | bytes) -> embd.Draft:
+def names():
+    def named(*names):
         return embd.Draft([(name, normal((2,))) for name in names])
 
     for name, given, second in (
@@ -524,8 +494,7 @@ def names() -> Iterator[Case]:
         yield case("C11", name, named(text))
 
 
-def legal() -> Iterator[Case]:
-    """What looks odd and has to load."""
+def legal():
     for place in (0, 64):
         data = draft(metadata=b"").header(metadata_offset=place)
         yield case("E7", f"no metadata, at {place}", data)
@@ -537,8 +506,7 @@ def legal() -> Iterator[Case]:
         yield case("C16", f"any bits of {dtype}", embd.Draft([("a", noise(dtype, (64,)))]))
 
 
-def beginnings() -> Iterator[Case]:
-    """Files that end early, and are too short for a layout to be certain."""
+def beginnings():
     nothing = embd.Draft([], metadata=b"", aligned=False).seal()
     yield case("C20", "80 bytes", nothing)
     expected = {"error": "TruncatedError", "field": "total_file_size", "offset": 48}

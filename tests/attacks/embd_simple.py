@@ -1,16 +1,10 @@
 """Attacks on EMBD, the simple layout: float32 alone, nothing aligned, no checksums."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING, Any
 
 from tests.builders import Tensor, embd, normal
 
 from .case import BAD_UTF8, U32, WILD_NAMES, Case, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KIND = "embd-simple"
 ONE = [("a", normal((3,)))]
@@ -21,21 +15,16 @@ END = len(WHOLE)
 SOUND = {KIND: WHOLE}
 
 
-def case(row: str, name: str, data: bytes, error: str = "", field: Any = None, offset: Any = None, **more: Any) -> Case:
-    """An attack on this layout."""
+def case(row, name, data, error="", field=None, offset=None, **more):
     return Case(row, KIND, name, data, error, field, offset, **more)
 
 
-def number(
-    row: str, name: str, place: int, value: int, error: str, field: str, offset: Any = None, odd: str | None = None
-) -> Case:
-    """A number that lies; the error points at it, unless another place is given."""
+def number(row, name, place, value, error, field, offset=None, odd=None):
     data = put(WHOLE, place, struct.pack("<I", value))
     return case(row, name, data, error, field, place if offset is None else offset, odd=odd)
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for version in (0, 2, U32):
         yield number("E2", f"version {version}", 4, version, "UnsupportedError", "version")
     yield number("E10", "no tensors", 8, 0, "TruncatedError", "vocabulary", END)
@@ -70,7 +59,7 @@ def cases() -> Iterator[Case]:
         lie = put(data, 12, struct.pack("<I", count))
         yield case("E8", f"{count} tokens in {len(data)} bytes", lie, "TruncatedError", field, at)
     for at in range(3):
-        words: list[str | bytes] = ["ab", "cd", "ef"]
+        words = ["ab", "cd", "ef"]
         words[at] = b"\xff"
         data = embd.simple([], words)
         yield case("C11", f"token {at} ff", data, "FormatError", "token", data.index(b"\xff"), late=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from tests.builders import Tensor, noise, normal
@@ -13,7 +13,7 @@ from tests.builders import finalfusion as ff
 from .case import BAD_UTF8, U32, U63, U64, WILD_NAMES, Case, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 KIND = "finalfusion"
 WORDS = ["one", "two", "drei"]
@@ -51,28 +51,23 @@ ROWS = {
 }
 
 
-def start_of(chunks: list[ff.Chunk], number: int) -> int:
-    """Where the payload of a chunk begins in a file of these chunks."""
+def start_of(chunks, number):
     return len(ff.build(chunks[:number], [chunk.id for chunk in chunks])) + 12
 
 
-def product(**lies: Any) -> bytes:
-    """A file with a quantised matrix."""
+def product(**lies):
     return ff.build([VOCAB, ff.product(*PARTS, **lies)])
 
 
-def hashed(id_: int, min_n: int, max_n: int, last: int, rows: int, **options: Any) -> bytes:
-    """A file with buckets."""
+def hashed(id_, min_n, max_n, last, rows, **options):
     return ff.build([ff.hashed(id_, WORDS, min_n, max_n, last, **options), ff.matrix(normal((rows, 2)))])
 
 
-def explicit(pairs: list[tuple[str, int]], rows: int, min_n: int = 1, **lies: Any) -> bytes:
-    """A file with n-grams."""
+def explicit(pairs, rows, min_n=1, **lies):
     return ff.build([ff.explicit(WORDS, pairs, min_n, 3, **lies), ff.matrix(normal((rows, 2)))])
 
 
-def matrix(**lies: Any) -> bytes:
-    """A file of words and a matrix that lies."""
+def matrix(**lies):
     return ff.build([VOCAB, ff.matrix(MATRIX, **lies)])
 
 
@@ -81,8 +76,6 @@ OWN = [("on", 0), ("one", 1), ("tw", 2)]
 
 
 class Kind(NamedTuple):
-    """A kind of vocabulary: the bytes of its fields, where it counts words, and the rows that it calls for."""
-
     make: Callable[..., ff.Chunk]
     fields: int
     count: int
@@ -124,19 +117,16 @@ SOUND = {
 }
 
 
-def case(row: str, name: str, data: bytes, error: str = "", field: Any = None, offset: Any = None, **more: Any) -> Case:
-    """An attack on this format."""
+def case(row, name, data, error="", field=None, offset=None, **more):
     return Case(row, KIND, name, data, error, field, offset, **more)
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for part in (chunks, vocabularies, rows, matrices, products, norms, later, odd, legal):
         yield from part()
 
 
-def chunks() -> Iterator[Case]:
-    """The header, and which chunks there are."""
+def chunks():
     built = ff.build
     yield case("C3", "version 1", built([VOCAB, STORAGE], version=1), "UnsupportedError", "version", 4)
     for count in (U32, 2**31):
@@ -235,8 +225,7 @@ def chunks() -> Iterator[Case]:
     yield case("C2", "bytes behind norms", data, "LayoutError", "size", len(WITH_NORMS), odd="trailing")
 
 
-def vocabularies() -> Iterator[Case]:
-    """Fields of vocabularies."""
+def vocabularies():
     for n in (2**60, U64):
         yield case("C4", f"{n} words", ff.build([ff.simple(WORDS, n=n), STORAGE]), "TruncatedError", "vocab_len", V)
     nine = ff.build([ff.simple(WORDS, n=9), STORAGE])
@@ -274,8 +263,7 @@ def vocabularies() -> Iterator[Case]:
     yield case("F10", "no buckets, specification", data, "FormatError", "buckets", V + 8)
 
 
-def vocabulary(name: str, kind: Kind) -> Iterator[Case]:
-    """Vocabularies of a kind that end early, that there is no room for, and that call for other rows."""
+def vocabulary(name, kind):
     whole = kind.make(words=WORDS)
     alone = ff.build([whole])
     begin = 28 + kind.fields
@@ -318,8 +306,7 @@ def vocabulary(name: str, kind: Kind) -> Iterator[Case]:
             at += 4 + len(text) + (0 if name == "explicit-spec" else index)
 
 
-def rows() -> Iterator[Case]:
-    """Matrices of another number of rows than the vocabulary calls for."""
+def rows():
     for name, data, at in (
         ("2^63 buckets", hashed(ff.BUCKET, 3, 6, 63, N), S + 12),
         ("2^32 - 1 buckets", hashed(ff.FASTTEXT, 3, 6, U32, N + 4), S + 12),
@@ -328,13 +315,12 @@ def rows() -> Iterator[Case]:
         yield case("F9", name, data, "LayoutError", "rows", at)
 
 
-def ngram_rows(pairs: list[tuple[str, int]], **lies: Any) -> int:
+def ngram_rows(pairs, **lies):
     """Where the number of rows stands behind an explicit vocabulary."""
     return start_of([ff.explicit(WORDS, pairs, 1, 3, **lies), STORAGE], 1)
 
 
-def matrices() -> Iterator[Case]:
-    """Fields of plain matrices."""
+def matrices():
     for code, says in {8: "(i128) is 8", 9: "(u128) is 9", 12: "is 12,", 13: "is 13,", U32: f"is {U32},"}.items():
         yield case("F14", f"type {code}", matrix(code=code), "UnsupportedError", "type", S + 12, says=says)
     # The most bytes that can be counted, which are more than any file has, and one more.
@@ -392,8 +378,7 @@ def matrices() -> Iterator[Case]:
     yield case("F6", "padding that is not zero", matrix(padding=b"\0\1"), "LayoutError", **expected)
 
 
-def products() -> Iterator[Case]:
-    """Fields of quantised matrices."""
+def products():
     end = len(product())
     for row, field, value, error, at in (
         ("F18", "projection", 2, "FormatError", 0),
@@ -441,10 +426,8 @@ def products() -> Iterator[Case]:
         yield case("F17", f"the last of {centroids} centroids", put(data, len(data) - 1, bytes([centroids - 1])))
 
 
-def norms() -> Iterator[Case]:
-    """Norms."""
-
-    def with_norms(**lies: Any) -> bytes:
+def norms():
+    def with_norms(**lies):
         return ff.build([VOCAB, STORAGE, ff.norms(lies.pop("value", LENGTHS), **lies)])
 
     for code in (0, 9, 11):
@@ -465,15 +448,11 @@ def norms() -> Iterator[Case]:
     yield case("F21", "a NaN and a negative number, quantised", data, odd="norms of quantised rows that are NaN")
 
 
-def later() -> Iterator[Case]:
-    """What opening leaves unread: words, n-grams, texts."""
-
-    def late(
-        row: str, name: str, data: bytes, error: str, field: str, at: int | None, words: str | None = None
-    ) -> Case:
+def later():
+    def late(row, name, data, error, field, at, words=None):
         return case(row, name, data, error, field, at, late=True, odd=words)
 
-    def built(text: str | bytes) -> bytes:
+    def built(text):
         return ff.build([ff.metadata(text), VOCAB, STORAGE])
 
     for count in (1, 2, 3):
@@ -542,8 +521,7 @@ def later() -> Iterator[Case]:
     yield case("C13", "dates", built("day = 2020-01-02\nat = 07:32:00"))
 
 
-def odd() -> Iterator[Case]:
-    """Legal content that `verify` warns about."""
+def odd():
     for row, name, data, words in (
         ("F2", "no list", ff.build([VOCAB, STORAGE], []), "lists other chunks"),
         ("F2", "another list", ff.build([VOCAB, STORAGE], [5, 9, U32]), "lists other chunks"),
@@ -577,8 +555,7 @@ def odd() -> Iterator[Case]:
         yield case(row, name, data, odd=words)
 
 
-def legal() -> Iterator[Case]:
-    """What looks odd and has to load."""
+def legal():
     yield case("C20", "no words", ff.build([ff.simple([]), ff.matrix(normal((0, 4)))]))
     yield case("C20", "no words, and vectors of 16 GiB", ff.build([ff.simple([]), ff.matrix(normal((0, 4)), cols=U32)]))
     yield case("C7", "no columns", ff.build([VOCAB, ff.matrix(normal((N, 0)))]))

@@ -1,16 +1,10 @@
 """Attacks on GGUF."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING, Any
 
 from tests.builders import Tensor, gguf, noise
 
 from .case import BAD_UTF8, U32, U64, WILD_NAMES, Case, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 KV, Info = gguf.KeyValue, gguf.Info
 KIND = "gguf"
@@ -34,14 +28,7 @@ ROWS = {
 }
 
 
-def make(
-    infos: Sequence[gguf.Info] = (A, B),
-    values: Sequence[gguf.KeyValue] = VALUES,
-    body: bytes = BODY,
-    coder: gguf.Coder | None = None,
-    alignment: int = 32,
-    **counts: Any,
-) -> bytes:
+def make(infos=(A, B), values=VALUES, body=BODY, coder=None, alignment=32, **counts):
     """A file of two tensors, float32 [2] and int8 [3], right where nothing else is said."""
     head = gguf.header(infos, values, coder, **counts)
     return head + gguf.padding(len(head), alignment) + body
@@ -56,21 +43,16 @@ OVERLAP, HOLE = "overlaps the tensor before it", "leaves a hole"
 ABSURD = (2**20, U32, 2**40, 2**60, 2**63, U64)
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for part in (beginnings, counts, values, texts, alignments, infos, ranges, ends, vocabularies, legal):
         yield from part()
 
 
-def case(
-    row: str, name: str, data: bytes, error: str = "", field: str | None = None, offset: int | None = None, **more: Any
-) -> Case:
-    """A case of this format."""
+def case(row, name, data, error="", field=None, offset=None, **more):
     return Case(row, KIND, name, data, error, field, offset, **more)
 
 
-def beginnings() -> Iterator[Case]:
-    """Magic and version."""
+def beginnings():
     for version in (0, 4, 255, U32, 0x00040000, 0x7FFF0000):
         data = put(make(), 4, struct.pack("<I", version))
         yield case("G1", f"version {version}", data, "UnsupportedError", "version", 4)
@@ -81,8 +63,7 @@ def beginnings() -> Iterator[Case]:
         yield case("G1", f"{size} bytes of version 9", b"GGUF\x09\0\0\0"[:size], *wrong)
 
 
-def counts() -> Iterator[Case]:
-    """Counts and lengths that no file can hold."""
+def counts():
     whole = make()
     for value in ABSURD:
         wide = struct.pack("<Q", value)
@@ -122,7 +103,7 @@ def counts() -> Iterator[Case]:
         yield case("C1", f"{size} bytes of key-values", cut[:size], "TruncatedError", *cut_at(cut, size))
 
 
-def cut_at(data: bytes, size: int) -> tuple[str, int]:
+def cut_at(data, size):
     """Field and byte of the error for a file without tensors that ends early."""
     if (size - 24) // 9 < 2:
         return "metadata_kv_count", 16
@@ -134,8 +115,7 @@ def cut_at(data: bytes, size: int) -> tuple[str, int]:
     return "metadata_kv", size
 
 
-def values() -> Iterator[Case]:
-    """Key-values."""
+def values():
     at = FIRST + 9
     for code in (13, 255, U32):
         data = make(values=[KV("s", code, b"\0" * 8)])
@@ -164,8 +144,7 @@ def values() -> Iterator[Case]:
     )
 
 
-def messages(version: int, coder: gguf.Coder, name: str) -> Iterator[Case]:
-    """A key-value is named by its number, and by its key where that can be read."""
+def messages(version, coder, name):
     first, size = KV("first", "u8", 1), 4 if version == 1 else 8
     at = len(gguf.header([], [first], coder))
     for entry, error, field, place, says in (
@@ -191,8 +170,7 @@ def messages(version: int, coder: gguf.Coder, name: str) -> Iterator[Case]:
         yield case(row, f"{name}, {words[:60]}", data, error, field, at + place, says=words)
 
 
-def texts() -> Iterator[Case]:
-    """Keys, values, names and items that are no UTF-8."""
+def texts():
     for name, raw in BAD_UTF8.items():
         yield case("G10", f"key {name}", make(values=[KV(raw, "u8", 1)]), "FormatError", "key", FIRST)
         yield case("G10", f"value {name}", make(values=[KV("s", "str", raw)]), "FormatError", "value", FIRST + 13)
@@ -212,8 +190,7 @@ def texts() -> Iterator[Case]:
     yield case("C10", "one name for both", make((A, B._replace(name="a"))), "LayoutError", "name", NEXT)
 
 
-def alignments() -> Iterator[Case]:
-    """The key that aligns tensors."""
+def alignments():
     at = FIRST + 8 + 17
     for value in (0, 1, 4, 12, 33, U32):
         data = make(values=[KV("general.alignment", "u32", value)])
@@ -227,8 +204,7 @@ def alignments() -> Iterator[Case]:
     yield case("G6", "alignment of 2^31, and data", far + bytes(100), "TruncatedError", "offset", 2**31)
 
 
-def infos() -> Iterator[Case]:
-    """Tensor infos."""
+def infos():
     for ndim in (5, 6, 255, U32):
         data = make((A._replace(ndim=ndim), B))
         yield case("G7", f"{ndim} dimensions", data, "FormatError", "n_dimensions", NDIM)
@@ -268,8 +244,7 @@ def infos() -> Iterator[Case]:
             yield case("C6" if field == "dimensions" else "C5", name, data, "LayoutError", field, at)
 
 
-def ranges() -> Iterator[Case]:
-    """Where tensors lie."""
+def ranges():
     for offset in (1, 8, 16, 31):
         data = make((A, B._replace(offset=32 + offset)), body=bytes(96 if offset > 29 else 64))
         yield case("G9", f"{offset} off the alignment", data, "LayoutError", "offset", NEXT)
@@ -314,8 +289,7 @@ def ranges() -> Iterator[Case]:
         yield case("C5", f"offset {far}", make((A, B._replace(offset=far))), "LayoutError", "offset", OFFSET + 33 + 0)
 
 
-def ends() -> Iterator[Case]:
-    """What follows the last tensor."""
+def ends():
     whole = make()
     last = len(whole) - 29
     for size in (1, 15, 28):
@@ -351,8 +325,7 @@ def ends() -> Iterator[Case]:
             )
 
 
-def vocabularies() -> Iterator[Case]:
-    """Tokens."""
+def vocabularies():
     tokens = KV("tokenizer.ggml.tokens", ["str"], ["a", "b", "a"])
     yield case("G12", "repeated tokens", make(values=[tokens]), odd="the vocabulary has 1 repeated token")
     for value in (3, U32, -1):
@@ -365,10 +338,8 @@ def vocabularies() -> Iterator[Case]:
         )
 
 
-def legal() -> Iterator[Case]:
-    """What looks odd and has to load."""
-
-    def single(dtype: str, shape: tuple[int, ...], data: bytes) -> bytes:
+def legal():
+    def single(dtype, shape, data):
         return gguf.build({"w": Tensor(dtype, shape, data)})
 
     for shape in ((0,), (2**33, 0), (0, 2**40)):

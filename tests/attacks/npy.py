@@ -1,16 +1,10 @@
 """Attacks on .npy files."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING
 
 from tests.builders import npy
 
 from .case import U32, U63, U64, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KIND = "npy"
 ROWS = {
@@ -23,13 +17,11 @@ DATA = struct.pack("<2f", 1, 2)
 SOUND = {KIND: npy.build("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", DATA)}
 
 
-def header(descr: str = "'<f4'", fortran: str = "False", shape: str = "(2,)") -> bytes:
-    """A file with these texts in its header."""
+def header(descr="'<f4'", fortran="False", shape="(2,)"):
     return npy.build(f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}", DATA)
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for version in ((0, 0), (1, 1), (4, 0), (255, 255)):
         data = SOUND[KIND][:6] + bytes(version) + SOUND[KIND][8:]
         yield Case("Y1", KIND, f"version {version}", data, "UnsupportedError", "version", 6)

@@ -1,18 +1,11 @@
 """Attacks on .npz files: on their archives, and on their members."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from tests import zip_files
 from tests.builders import normal, npy, npz
 
 from . import npy as members
 from . import zipped
 from .case import BAD_UTF8, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KIND = "npz"
 A, B = normal((2,)), normal((3,), 1)
@@ -24,8 +17,7 @@ ROWS = zipped.ROWS | {
 }
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     yield from zipped.cases(KIND, lambda: [npz.entry("a", A), npz.entry("b", B)])
     entry = zip_files.Entry
     for name, raw in (("no entries", zip_files.archive([])), ("a comment alone", zip_files.archive([], comment=b"hi"))):

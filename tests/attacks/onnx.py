@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tests.builders import noise, normal
 from tests.builders.onnx import HEAD, build, field, graph, model, packed, tensor_proto, varint
 
 from .case import BAD_UTF8, U32, U63, U64, WILD_NAMES, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KIND = "onnx"
 A, B = normal((2,), 1), noise("int16", (3,), 2)
@@ -35,20 +32,6 @@ LOCATIONS = {
 
 
 class Lie(NamedTuple):
-    """A tensor with one lie.
-
-    Attributes
-    ----------
-    row, name : str
-    body : bytes
-        The TensorProto.
-    error, field : str
-    part : bytes or None
-        Where in it the error is; None for the tensor as a whole.
-    late : bool
-        Whether only making the tensor finds it.
-    """
-
     row: str
     name: str
     body: bytes
@@ -58,19 +41,16 @@ class Lie(NamedTuple):
     late: bool = False
 
 
-def start(dtype: int = 1, *dims: int) -> bytes:
-    """The fields of a tensor before its data."""
+def start(dtype=1, *dims):
     return b"".join(field(1, dim) for dim in dims) + field(2, dtype) + field(8, b"w")
 
 
-def external(**entries: str) -> bytes:
-    """The fields of external data."""
+def external(**entries):
     pairs = [field(13, field(1, key.encode()) + field(2, value.encode())) for key, value in entries.items()]
     return b"".join(pairs) + field(14, 1)
 
 
-def wire() -> Iterator[Lie]:
-    """Lies about the encoding."""
+def wire():
     for name, where, lie in (
         ("dims as 4 bytes", "dims", field(1, bytes(4), 5)),
         ("data_type as text", "data_type", field(2, b"\1")),
@@ -99,8 +79,7 @@ def wire() -> Iterator[Lie]:
     )
 
 
-def shapes() -> Iterator[Lie]:
-    """Lies about types, shapes and sizes."""
+def shapes():
     for dim in (-1, -(2**63)):
         yield Lie("C4", f"a dimension of {dim}", field(1, dim) + start() + RAW, "LayoutError", "dims", field(1, dim))
     yield Lie("C4", "2^60 floats in 8 bytes", start(1, 2**60) + RAW, "LayoutError", "raw_data")
@@ -123,8 +102,7 @@ def shapes() -> Iterator[Lie]:
     yield Lie("M8", "65,536 bytes", tensor_proto(long, A), "FormatError", "name", field(8, long))
 
 
-def data() -> Iterator[Lie]:
-    """Lies about where the data is, and numbers that are none of their type."""
+def data():
     floats, segment = field(4, bytes(8)), field(3, field(1, 0) + field(2, 2))
     yield Lie("M3", "raw and numbers", start(1, 2) + RAW + floats, "LayoutError", "float_data", floats)
     more = field(5, b"\0")
@@ -170,8 +148,7 @@ def data() -> Iterator[Lie]:
     )
 
 
-def elsewhere() -> Iterator[Lie]:
-    """Lies about other files."""
+def elsewhere():
     yield Lie("M6", "empty", start(1, 2) + external(location=""), "LayoutError", "location")
     yield Lie("M6", "no location", start(1, 2) + external(offset="0"), "LayoutError", "location")
     long = "x" * 5000
@@ -184,8 +161,7 @@ def elsewhere() -> Iterator[Lie]:
             yield Lie("M7", f"{key} {text[:30]!r}", body, "FormatError", "external_data", part)
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for lie in (*wire(), *shapes(), *data(), *elsewhere()):
         raw = model([tensor_proto("a", A), lie.body])
         at = raw.rindex(field(5, lie.body))

@@ -6,8 +6,6 @@ does in a few situations. ``--into docs/reliability.md`` puts the last one there
 where the interpreter has it; ``finalfusion=/path/to/python`` names another interpreter for one.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime as dt
 import json
@@ -18,15 +16,9 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import cases, rows, sound
 from .table import put_between
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from .case import Case
 
 # How a library reads all of a file, and the kinds of cases that are for it. The specification's own layouts are not for
 # those who read another one only.
@@ -81,14 +73,11 @@ PATIENCE = 10  # seconds for one file
 
 
 class Child:
-    """A process that reads files with one library."""
-
-    def __init__(self, library: str, interpreter: str) -> None:
+    def __init__(self, library, interpreter):
         self._command = [interpreter, "-c", CHILD.format(read=READ[library])]
-        self._process: subprocess.Popen[str] | None = None
+        self._process = None
 
-    def outcome(self, path: Path) -> str:
-        """Tell the process to read a file; what it says, or how it ended."""
+    def outcome(self, path):
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -107,24 +96,21 @@ class Child:
         self.close()
         return f"ends by signal {-process.returncode}" if ready else f"hangs more than {PATIENCE} s"
 
-    def close(self) -> None:
-        """End the process."""
+    def close(self):
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
 
 
-def chosen(library: str) -> Iterator[Case]:
-    """The cases that are for a library: what it reads, and that is refused here, and has no holes."""
+def chosen(library):
     for case in cases():
         theirs = case.kind.startswith(KINDS[library]) and "specification" not in case.name
         if theirs and case.error and case.size is None:
             yield case
 
 
-def table(found: Mapping[str, Mapping[str, Counter[str]]]) -> Iterator[str]:
-    """The rows in which libraries differ."""
+def table(found):
     libraries = list(found)
     yield "| row | attack | " + " | ".join(libraries) + " |"
     yield "|---|---|" + "---|" * len(libraries)
@@ -134,8 +120,7 @@ def table(found: Mapping[str, Mapping[str, Counter[str]]]) -> Iterator[str]:
             yield f"| {row} | {sentence} | " + " | ".join(cells) + " |"
 
 
-def cell(outcomes: Counter[str]) -> str:
-    """How many of the attacks of a row had which outcome."""
+def cell(outcomes):
     total = outcomes.total()
     if not total:
         return ""
@@ -204,8 +189,7 @@ except BaseException as error:
 }
 
 
-def scene(library: str, interpreter: str, name: str) -> str:
-    """What a library does in a situation."""
+def scene(library, interpreter, name):
     if "save(" in SCENES[name] and library not in SAVE:
         return ""
     code = "\n".join((READ[library], SAVE.get(library, ""), SCENES[name]))
@@ -219,18 +203,16 @@ def scene(library: str, interpreter: str, name: str) -> str:
     return done.stdout.strip() or (f"ends by signal {-done.returncode}" if done.returncode < 0 else done.stderr[-99:])
 
 
-def version(library: str, interpreter: str) -> str:
-    """Which version of a library an interpreter has."""
+def version(library, interpreter):
     code = {
         "weightmap": "import weightmap; print(weightmap.__version__)",
     }.get(library, f"import importlib.metadata as m; print(m.version({library!r}))")
     return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def lines(interpreters: Mapping[str, str], *, attacks: bool) -> Iterator[str]:
-    """Try every library that is there, in the situations and by the attacks; yield what was found."""
-    found: dict[str, dict[str, Counter[str]]] = {}
-    scenes: dict[str, list[str]] = {name: [] for name in SCENES}
+def lines(interpreters, *, attacks):
+    found = {}
+    scenes = {name: [] for name in SCENES}
     versions = []
     for library, interpreter in interpreters.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -260,13 +242,12 @@ def lines(interpreters: Mapping[str, str], *, attacks: bool) -> Iterator[str]:
         yield f"| {name} | " + " | ".join(answers) + " |"
 
 
-def main() -> None:
-    """Try every library that is there, and tell what was found."""
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.attacks.others", description=__doc__)
     parser.add_argument("interpreters", nargs="*", metavar="LIBRARY=INTERPRETER", help="where a library is installed")
     parser.add_argument("--into", type=Path, metavar="FILE", help="a document with the two marks")
     args = parser.parse_args()
-    interpreters: dict[str, str] = dict.fromkeys(READ, sys.executable)
+    interpreters = dict.fromkeys(READ, sys.executable)
     interpreters |= dict(argument.split("=", 1) for argument in args.interpreters)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
     text = list(lines(interpreters, attacks=args.into is None))

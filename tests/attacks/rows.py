@@ -5,8 +5,6 @@ what a format can hold at most: these attack the writer, so their cases are test
 are with its attacks (`tests.builders.Builder.damage`).
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from tests import builders
@@ -93,7 +91,7 @@ OTHER = {
 
 
 @cache
-def parts() -> dict[str, dict[str, str]]:
+def parts():
     """The parts of the threat tables, by what they are about: rows, each with its sentence."""
     found = {"Every format": COMMON}
     for builder in builders.known().values():
@@ -114,14 +112,13 @@ def parts() -> dict[str, dict[str, str]]:
 
 
 @cache
-def rows() -> dict[str, str]:
-    """Every row of the threat tables, with its sentence."""
+def rows():
     return {row: text for part in parts().values() for row, text in part.items()}
 
 
 # Of rows that attack a process, a file system or a writer, and of those of which files cannot show all: the tests
 # by name, wherever they stand.
-TESTS: dict[str, tuple[str, ...]] = {
+TESTS = {
     "C1": ("test_every_prefix_is_refused", "test_truncated_files_on_disk_are_errors_too"),
     "C3": ("test_files_of_ranks_are_refused_with_the_command_that_joins_them",),
     "C4": ("test_all_attacks_within_half_a_gibibyte",),

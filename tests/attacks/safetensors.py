@@ -1,18 +1,12 @@
 """Attacks on safetensors: the length of the header, the JSON, what the entries say."""
 
-from __future__ import annotations
-
 import json
 import struct
-from typing import TYPE_CHECKING, Any
 
 from tests.builders import noise
 from tests.builders import safetensors as st
 
 from .case import BAD_UTF8, U64, WILD_NAMES, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KIND = "safetensors"
 E = st.entry
@@ -25,8 +19,7 @@ ROWS = {
 }
 
 
-def dumps(header: Any) -> bytes:
-    """JSON without white space."""
+def dumps(header):
     return json.dumps(header, separators=(",", ":")).encode()
 
 
@@ -37,8 +30,7 @@ NAMED = b'{"%s":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
 DIMENSION = b'{"a":{"dtype":"U8","shape":[%s],"data_offsets":[0,0]}}'
 
 # Row, name, header, bytes of data, error, field, and the place: the text there in the header, or its offset.
-Lie = tuple[str, str, Any, int, str, "str | None", "bytes | int | None"]
-LAYOUTS: list[Lie] = [
+LAYOUTS = [
     ("C9", "a hole in front", {"a": E("F32", [2], 4, 12)}, 12, "LayoutError", "data_offsets", b'"a"'),
     ("C9", "a hole", {"a": E("U8", [2], 0, 2), "b": E("U8", [2], 4, 6)}, 6, "LayoutError", "data_offsets", b'"b"'),
     ("C9", "an overlap", {"a": E("U8", [4], 0, 4), "b": E("U8", [4], 2, 6)}, 6, "LayoutError", "data_offsets", b'"b"'),
@@ -134,7 +126,7 @@ LAYOUTS: list[Lie] = [
     ("T1", "entry a list", {"a": [1, 2]}, 0, "FormatError", "header", b"[1"),
     ("T1", "entry null", {"a": None}, 0, "FormatError", "header", b"null"),
 ]
-TEXTS: list[Lie] = [
+TEXTS = [
     ("C12", "root a list", b"[]      ", 0, "FormatError", "header", b"["),
     ("C12", "root a number", b"5       ", 0, "FormatError", "header", b"5"),
     ("C12", "root null", b"null    ", 0, "FormatError", "header", b"n"),
@@ -222,20 +214,17 @@ TEXTS: list[Lie] = [
 ]
 
 
-def case(row: str, name: str, data: bytes, error: str = "", field: Any = None, offset: Any = None, **more: Any) -> Case:
-    """An attack on this format."""
+def case(row, name, data, error="", field=None, offset=None, **more):
     return Case(row, KIND, name, data, error, field, offset, **more)
 
 
-def place(where: bytes | int | None, data: bytes, header: bytes) -> int | None:
-    """Where an error points: at these bytes of the header, at a place, or so many bytes before the end."""
+def place(where, data, header):
     if isinstance(where, bytes):
         return 8 + header.index(where) if where in header else len(data)
     return len(data) + where if where is not None and where <= 0 else where
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for row, name, header, size, error, field, where in LAYOUTS + TEXTS:
         text = header if isinstance(header, bytes) else dumps(header)
         data = st.raw(text, bytes(size))
@@ -265,8 +254,7 @@ ODD |= {"a hole in front": "leaves a hole", "a hole": "leaves a hole"}
 ODD |= {"an overlap": "overlaps the tensor before it", "shared bytes": "overlaps the tensor before it"}
 
 
-def legal() -> Iterator[Case]:
-    """What looks odd and has to load."""
+def legal():
     for name, text in WILD_NAMES.items():
         yield case("C11", name, st.raw(dumps({text: E("U8", [1], 0, 1)}), b"\1"))
     yield case("C10", "empty name", st.raw(dumps({"": E("U8", [1], 0, 1)}), b"\1"), odd="empty name")

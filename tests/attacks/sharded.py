@@ -1,17 +1,11 @@
 """Attacks on a model in several files: the index of shards, and shards that disagree with it."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 from tests.builders import normal
 from tests.builders import safetensors as st
 
 from .case import BAD_JSON, INDEX, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KIND = "sharded"
 SHARD_FORMAT = st.FORMAT
@@ -41,19 +35,16 @@ OUTSIDE = [
 ]
 
 
-def folder(shards: dict[str, bytes] | None = None, **content: Any) -> dict[str, bytes]:
-    """The files of a model; `content` replaces keys of the index."""
+def folder(shards=None, **content):
     index = {"metadata": {"total_size": TOTAL}, "weight_map": WHERE, **content}
     return {INDEX: json.dumps(index).encode(), **(SHARDS if shards is None else shards)}
 
 
-def case(row: str, name: str, data: dict[str, bytes], error: str = "", field: Any = None, **more: Any) -> Case:
-    """An attack on a folder."""
+def case(row, name, data, error="", field=None, **more):
     return Case(row, KIND, name, data, error, field, **more)
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     for number, name in enumerate(OUTSIDE):
         data = folder(weight_map=WHERE | {"half": name})
         yield case("C30", f"outside, {number}", data, "FormatError", "weight_map")

@@ -3,21 +3,12 @@
 A row is shown by files, which `tests.attacks` makes and `test_attacks.py` tries, by tests that it names, or by both.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from . import TESTS, cases, parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 __all__ = ["between", "lines", "put_between"]
 
 
-def lines() -> Iterator[str]:
-    """Return the table in Markdown, line by line."""
+def lines():
     files = {case.row for case in cases()}
     for title, rows in parts().items():
         yield from ("", f"**{title}**", "", "| | attack: outcome | shown by |", "|---|---|---|")
@@ -27,18 +18,16 @@ def lines() -> Iterator[str]:
             yield f"| {row} | {sentence} | {', '.join(shown)} |"
 
 
-def _marks(name: str) -> tuple[str, str]:
+def _marks(name):
     return f"<!-- made by {name} -->", f"<!-- end of {name} -->"
 
 
-def between(document: str, name: str) -> str:
-    """Return what stands in a document between the two marks of this name."""
+def between(document, name):
     begin, end = _marks(name)
     return document.partition(begin)[2].partition(end)[0].strip("\n")
 
 
-def put_between(path: Path, name: str, text: Iterable[str]) -> None:
-    """Put lines into a document, in the place of what stands there between the two marks of this name."""
+def put_between(path, name, text):
     begin, end = _marks(name)
     document = path.read_text(encoding="utf-8")
     if begin not in document or end not in document:

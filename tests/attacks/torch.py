@@ -1,19 +1,13 @@
 """Attacks on PyTorch checkpoints: on the pickle program, and on the storages behind it."""
 
-from __future__ import annotations
-
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any
 
 from tests import zip_files
 from tests.builders import torch
 
 from . import zipped
 from .case import BAD_UTF8, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 KIND, LEGACY = "torch", "torch-legacy"
 ROWS = {
@@ -40,13 +34,12 @@ DATA = {"0": struct.pack("<2f", 1, 2)}
 ITEMS = {"0": torch.Item(DATA["0"], 4)}
 
 
-def make(value: Any, storages: Mapping[str, bytes] | None = None, **options: Any) -> bytes:
+def make(value, storages=None, **options):
     """A file of the layout "zip" around an object, or around opcodes."""
     return torch.zipped(torch.dump(value), DATA if storages is None else storages, **options)
 
 
-def program(code: bytes, storages: Mapping[str, bytes] | None = None) -> bytes:
-    """A file around a program."""
+def program(code, storages=None):
     return torch.zipped(code, DATA if storages is None else storages)
 
 
@@ -56,8 +49,7 @@ BEGIN = SOUND[KIND].index(b"\x80\x02")
 PLAIN = torch.Plain
 
 
-def cases() -> Iterator[Case]:
-    """Every attack."""
+def cases():
     entry = zip_files.Entry
     program_ = torch.dump({"a": A})
     yield from zipped.cases(KIND, lambda: [entry(b"x/data.pkl", program_), entry(b"x/data/0", DATA["0"])])
@@ -65,68 +57,41 @@ def cases() -> Iterator[Case]:
         yield from part()
 
 
-def at(row: str, name: str, code: bytes, error: str, field: str | None = None, offset: int | None = None) -> Case:
-    """A case of opcodes behind the protocol; `offset` counts from the first of them, -2 is where the program begins."""
-    where = None if offset is None else BEGIN + 2 + offset
-    return Case(row, KIND, name, program(b"\x80\x02" + code), error, field, where)
-
-
-def names() -> Iterator[Case]:
-    """Functions that a program must not have."""
-    bad = (
-        *(
-            "posix.system",
-            "os.system",
-            "builtins.eval",
-            "builtins.getattr",
-            "subprocess.Popen",
-            "torch.load",
-            "torch._utils.",
-        ),
-        *(
-            "torch.nn.Linear",
-            "torch._utils._rebuild_sparse_tensor",
-            "torch._utils._rebuild_qtensor",
-            "collections.deque",
-        ),
-        *("torch.FloatStorage.__reduce__", "torch.._utils", "..os.system", "numpy.load", "torch.serialization._load"),
+def at(row, name, code, error, field=None, offset=None):
+    """A program of these opcodes, and the place within them; -2 is none in particular."""
+    return Case(
+        row, KIND, name, program(b"\x80\x02" + code), error, field, None if offset is None else BEGIN + 2 + offset
     )
-    for name in bad:
+
+
+def unsupported(row, name, code, offset=None):
+    """A program that ends with the opcode that is refused, unless another place is given."""
+    return at(row, name, code, "UnsupportedError", "pickle", len(code) - 2 if offset is None else offset)
+
+
+OFF_THE_LIST = (
+    *("posix.system", "os.system", "builtins.eval", "builtins.getattr", "subprocess.Popen", "torch.load"),
+    *("torch._utils.", "torch.nn.Linear", "torch._utils._rebuild_sparse_tensor", "torch._utils._rebuild_qtensor"),
+    *("collections.deque", "torch.FloatStorage.__reduce__", "torch.._utils", "..os.system", "numpy.load"),
+    "torch.serialization._load",
+)
+
+
+def names():
+    for name in OFF_THE_LIST:
         module, _, attribute = name.rpartition(".")
-        code = torch.named(module, attribute)
-        yield at(
-            "P1", f"global {name}", code + torch.text("id") + b"\x85R.", "UnsupportedError", "name", 1 + len(module) + 1
-        )
+        pushed = torch.named(module, attribute) + torch.text("id") + b"\x85R."
         stacked = torch.text(module) + torch.text(attribute) + b"\x93)R."
+        yield at("P1", f"global {name}", pushed, "UnsupportedError", "name", 1 + len(module) + 1)
         yield at("P1", f"stack global {name}", stacked, "UnsupportedError", "name", len(torch.text(module)) + 5)
-    evil = b"(" + torch.text("echo") + b"iposix\nsystem\n."
-    yield at("P1", "INST", evil, "UnsupportedError", "pickle", len(evil) - 15)
-    yield at("P1", "EXT1", b"\x82\1)R.", "UnsupportedError", "pickle", 0)
-    yield at(
-        "P1",
-        "OBJ",
-        b"(" + torch.named("torch", "Size") + b"o.",
-        "UnsupportedError",
-        "pickle",
-        len(torch.named("torch", "Size")) + 1,
-    )
-    yield at(
-        "P1",
-        "NEWOBJ",
-        torch.named("torch", "Size") + b")\x81.",
-        "UnsupportedError",
-        "pickle",
-        len(torch.named("torch", "Size")) + 1,
-    )
+    evil, size = b"(" + torch.text("echo") + b"iposix\nsystem\n.", torch.named("torch", "Size")
+    yield unsupported("P1", "INST", evil, len(evil) - 15)
+    yield unsupported("P1", "EXT1", b"\x82\1)R.", 0)
+    yield unsupported("P1", "OBJ", b"(" + size + b"o.")
+    yield unsupported("P1", "NEWOBJ", size + b")\x81.")
     for number, raw in enumerate(BAD_UTF8.values()):
-        yield at(
-            "P1",
-            f"a name that is not UTF-8, {number}",
-            b"c" + raw + b"\nx\n.",
-            "UnsupportedError",
-            "name",
-            len(raw) + 2,
-        )
+        name = f"a name that is not UTF-8, {number}"
+        yield at("P1", name, b"c" + raw + b"\nx\n.", "UnsupportedError", "name", len(raw) + 2)
 
 
 SECOND = "a second tensor called 'a.b' is left out"
@@ -135,71 +100,37 @@ KNOWN = (
 )
 
 
-def opcodes() -> Iterator[Case]:
-    """Every byte that is no opcode of ours."""
-    for op in range(256):
-        if op not in KNOWN:
-            yield at("P2", f"opcode {op:#04x}", bytes([op]) + b".", "UnsupportedError", "pickle", 0)
+WIDTHS = {b"K": 1, b"M": 2, b"J": 4, b"G": 8, b"X": 4, b"h": 1, b"j": 4, b"\x8d": 8, b"\x95": 8}
+TRUNCATED = {
+    **{f"cut off in {op!r}": op + bytes(width - 1) for op, width in WIDTHS.items()},
+    "a text of 4 GiB": b"X\xff\xff\xff\xff.",
+    "a text of 2^64 - 1 bytes": b"\x8d" + b"\xff" * 8 + b".",
+    "a number of 4 GiB": b"\x8b\xff\xff\xff\xff.",
+    "a name without an end": b"ctorch",
+    "no end": b"}",
+}
+
+
+def opcodes():
+    for op in set(range(256)) - set(KNOWN):
+        yield unsupported("P2", f"opcode {op:#04x}", bytes([op]) + b".")
     for protocol in (6, 255):
         data = program(bytes([0x80, protocol]) + b"}.")
         yield Case("P2", KIND, f"protocol {protocol}", data, "UnsupportedError", "pickle", BEGIN)
-    for op, width in (
-        (b"K", 1),
-        (b"M", 2),
-        (b"J", 4),
-        (b"G", 8),
-        (b"X", 4),
-        (b"h", 1),
-        (b"j", 4),
-        (b"\x8d", 8),
-        (b"\x95", 8),
-    ):
-        yield at("P2", f"cut off in {op!r}", op + bytes(width - 1), "TruncatedError", "pickle", 0)
-    yield at("P2", "a text of 4 GiB", b"X\xff\xff\xff\xff.", "TruncatedError", "pickle", 0)
-    yield at("P2", "a text of 2^64 - 1 bytes", b"\x8d" + b"\xff" * 8 + b".", "TruncatedError", "pickle", 0)
-    yield at("P2", "a number of 4 GiB", b"\x8b\xff\xff\xff\xff.", "TruncatedError", "pickle", 0)
-    yield at("P2", "a name without an end", b"ctorch", "TruncatedError", "pickle", 0)
-    yield at("P2", "no end", b"}", "TruncatedError", "pickle", 0)
+    for name, code in TRUNCATED.items():
+        yield at("P2", name, code, "TruncatedError", "pickle", 0)
 
 
-def stacks() -> Iterator[Case]:
-    """What opcodes find on the stack, and in the memo."""
-    for code in (
-        b".",
-        b"0",
-        b"t",
-        b"\x85",
-        b"N\x86",
-        b"N\x87",
-        b"a",
-        b"]a",
-        b"NNa",
-        b"s",
-        b"}Ns",
-        b"NNNs",
-        b"e",
-        b"(e",
-        b"N(e",
-        b"u",
-        b"}(Nu",
-        b"](NNu",
-        b"1",
-        b"R",
-        b")R",
-        b"Q",
-        b"b",
-        b"N\x93",
-    ):
+def stacks():
+    lacking = (b".", b"0", b"t", b"\x85", b"N\x86", b"N\x87", b"a", b"]a", b"NNa", b"s", b"}Ns", b"NNNs", b"e", b"(e")
+    lacking += (b"N(e", b"u", b"}(Nu", b"](NNu", b"1", b"R", b")R", b"Q", b"b", b"N\x93")
+    left = {b"NN\x93.": 2, b"(.": 1, b"N(.": 2, b"NN.": 2, b"q\0.": 0, b"(q\0.": 1}
+    memo = {b"h\0.": 0, b"j\xff\xff\xff\xff.": 0, b"Nq\0h\1.": 3, b"Nr\xff\xff\xff\xff.": 1, b"Nr\0\1\0\0.": 1}
+    for code in lacking:
         yield at("P3", repr(code), code + b".", "FormatError", "pickle", len(code) - 1)
-    for code, place in ((b"NN\x93.", 2), (b"(.", 1), (b"N(.", 2), (b"NN.", 2), (b"q\0.", 0), (b"(q\0.", 1)):
+    for code, place in left.items():
         yield at("P3", f"{code!r} at the end", code, "FormatError", "pickle", place)
-    for code, place in (
-        (b"h\0.", 0),
-        (b"j\xff\xff\xff\xff.", 0),
-        (b"Nq\0h\1.", 3),
-        (b"Nr\xff\xff\xff\xff.", 1),
-        (b"Nr\0\1\0\0.", 1),
-    ):
+    for code, place in memo.items():
         yield at("P4", repr(code), code, "FormatError", "pickle", place)
 
 
@@ -215,8 +146,20 @@ BUFFER = torch.named("numpy._core.numeric", "_frombuffer")
 DTYPE = torch.named("numpy", "dtype") + torch.text("f4") + b"\x89\x88\x87R"
 
 
-def calls() -> Iterator[Case]:
-    """Listed names with other arguments."""
+PARAMETER = torch.named("torch._utils", "_rebuild_parameter")
+FLOATS = torch.named("torch", "FloatStorage")
+
+
+def rebuilt(numbers):
+    """The call for a tensor with this offset, shape and strides."""
+    return REBUILD + b"(" + STORAGE + numbers + b"\x89" + torch.ORDERED + b"tR."
+
+
+def stored(kind, type_, size):
+    return b"(" + torch.text(kind) + type_ + torch.text("0") + torch.text("cpu") + size + b"tQ."
+
+
+def calls():
     bad = {
         "OrderedDict of a number": ORDERED + b"K\1\x85R.",
         "OrderedDict of two": ORDERED + b"]]\x86R.",
@@ -224,47 +167,15 @@ def calls() -> Iterator[Case]:
         "a number called": b"K\1)R.",
         "a tensor of nothing": REBUILD + b")R.",
         "a tensor of no storage": REBUILD + b"(NK\0))\x89" + torch.ORDERED + b"tR.",
-        "a tensor of more strides": REBUILD + b"(" + STORAGE + b"K\0K\1\x85K\1K\1\x86\x89" + torch.ORDERED + b"tR.",
-        "a negative dimension": REBUILD
-        + b"("
-        + STORAGE
-        + b"K\0J\xff\xff\xff\xff\x85K\1\x85\x89"
-        + torch.ORDERED
-        + b"tR.",
-        "a negative stride": REBUILD + b"(" + STORAGE + b"K\1K\2\x85J\xff\xff\xff\xff\x85\x89" + torch.ORDERED + b"tR.",
-        "a negative offset": REBUILD + b"(" + STORAGE + b"J\xff\xff\xff\xffK\1\x85K\1\x85\x89" + torch.ORDERED + b"tR.",
-        "65 dimensions": REBUILD
-        + b"("
-        + STORAGE
-        + b"K\0("
-        + b"K\1" * 65
-        + b"t("
-        + b"K\1" * 65
-        + b"t\x89"
-        + torch.ORDERED
-        + b"tR.",
-        "a parameter of a number": torch.named("torch._utils", "_rebuild_parameter")
-        + b"(K\1\x88"
-        + torch.ORDERED
-        + b"tR.",
-        "a storage of another kind": b"("
-        + torch.text("file")
-        + torch.named("torch", "FloatStorage")
-        + torch.text("0")
-        + torch.text("cpu")
-        + b"K\2tQ.",
-        "a storage of a class": b"("
-        + torch.text("storage")
-        + ORDERED
-        + torch.text("0")
-        + torch.text("cpu")
-        + b"K\2tQ.",
-        "a storage of negative size": b"("
-        + torch.text("storage")
-        + torch.named("torch", "FloatStorage")
-        + torch.text("0")
-        + torch.text("cpu")
-        + b"J\xff\xff\xff\xfftQ.",
+        "a tensor of more strides": rebuilt(b"K\0K\1\x85K\1K\1\x86"),
+        "a negative dimension": rebuilt(b"K\0J\xff\xff\xff\xff\x85K\1\x85"),
+        "a negative stride": rebuilt(b"K\1K\2\x85J\xff\xff\xff\xff\x85"),
+        "a negative offset": rebuilt(b"J\xff\xff\xff\xffK\1\x85K\1\x85"),
+        "65 dimensions": rebuilt(b"K\0(" + b"K\1" * 65 + b"t(" + b"K\1" * 65 + b"t"),
+        "a parameter of a number": PARAMETER + b"(K\1\x88" + torch.ORDERED + b"tR.",
+        "a storage of another kind": stored("file", FLOATS, b"K\2"),
+        "a storage of a class": stored("storage", ORDERED, b"K\2"),
+        "a storage of negative size": stored("storage", FLOATS, b"J\xff\xff\xff\xff"),
         "a storage by a number": b"K\1Q.",
         "BUILD of a number": b"K\1}b.",
         "BUILD of a class": ORDERED + b"}b.",
@@ -301,71 +212,68 @@ def calls() -> Iterator[Case]:
         "a storage class called": torch.named("torch", "FloatStorage") + b")R.",
     }
     for name, code in bad.items():
-        yield at("P5", name, code, "UnsupportedError", "pickle", len(code) - 2)
+        yield unsupported("P5", name, code)
 
 
-def containers() -> Iterator[Case]:
-    """Containers that are too deep, or too many."""
-    yield at("P6", "lists 129 deep", b"]" * 129 + b"a" * 128 + b".", "LimitError", "pickle", -2)
-    yield at("P6", "lists 100,000 deep", b"]" * 100_000 + b"a" * 99_999 + b".", "LimitError", "pickle", -2)
-    yield at("P6", "tuples 100,000 deep", b")" + b"\x85" * 100_000 + b".", "LimitError", "pickle", -2)
-    yield at("P6", "a list in itself", b"]q\0h\0a.", "LimitError", "pickle", -2)
-    yield at("P6", "a dictionary in itself", b"}q\0" + torch.text("a") + b"h\0s.", "LimitError", "pickle", -2)
-    tenfold = b"".join(b"q%c0](" % i + b"h%c" % i * 10 + b"e" for i in range(9))
-    for name, (member, field) in {"lists": (b"]", "pickle"), "values": (b"N", "max_header_bytes")}.items():
-        laughs = b"](" + member * 10 + b"e" + tenfold
-        yield at("P6", f"a billion laughs of {name}", laughs + b".", "LimitError", field, -2)
-    nested = torch.text("k" * 60_000) + b"q\1" + b"0N"
-    for i in range(2, 100):
-        nested += b"q%c0}(h\1h%cu" % (i, i)
-    yield at("P6", "a long key in each of a hundred", nested + b".", "LimitError", "max_header_bytes", -2)
-    parts = b"(" + STORAGE + b"K\0K\2\x85K\1\x85\x89" + ORDERED + b")R"
+LONGEST = b"X" + struct.pack("<I", 256) + b"0" * 256
+# A tuple of 100,000 dimensions, 10,000 tensors of that shape, and where the first of them is made.
+DIMS = b"(" + b"K\1" * 100_000 + b"tq\1" + b"0" + REBUILD + b"q\2" + b"0" + STORAGE + b"q\3" + b"0"
+VAST = b"h\2(h\3K\0h\1h\1\x89NtR"
+LISTED = b"](" + b"N" * 5000 + b"eq\1" + b"0" + torch.named("builtins", "set") + b"q\2" + b"0("
+PATH = b"(" + torch.text("a") * 255 + b"tq\1" + b"0" + torch.named("pathlib", "PosixPath") + b"q\2" + b"h\1Rq\3" + b"0"
+PAIRS = b"](" + b"NN\x86" * 5000 + b"eq\1" + b"0" + ORDERED + b"q\2" + b"0("
+TENFOLD = b"".join(b"q%c0](" % i + b"h%c" % i * 10 + b"e" for i in range(9))
+NESTED = torch.text("k" * 60_000) + b"q\1" + b"0N" + b"".join(b"q%c0}(h\1h%cu" % (i, i) for i in range(2, 100))
+# Row, name, opcodes, and the field of the LimitError.
+TOO_MUCH = (
+    ("P6", "lists 129 deep", b"]" * 129 + b"a" * 128 + b".", "pickle"),
+    ("P6", "lists 100,000 deep", b"]" * 100_000 + b"a" * 99_999 + b".", "pickle"),
+    ("P6", "tuples 100,000 deep", b")" + b"\x85" * 100_000 + b".", "pickle"),
+    ("P6", "a list in itself", b"]q\0h\0a.", "pickle"),
+    ("P6", "a dictionary in itself", b"}q\0" + torch.text("a") + b"h\0s.", "pickle"),
+    ("P6", "a billion laughs of lists", b"](" + b"]" * 10 + b"e" + TENFOLD + b".", "pickle"),
+    ("P6", "a billion laughs of values", b"](" + b"N" * 10 + b"e" + TENFOLD + b".", "max_header_bytes"),
+    ("P6", "a long key in each of a hundred", NESTED + b".", "max_header_bytes"),
+    ("P14", "sets made again and again of one list", LISTED + b"h\2h\1\x85R" * 5000 + b"t.", "pickle"),
+    ("P14", "a long path again and again", PATH + b"](" + b"h\3" * 5000 + b"e.", "pickle"),
+    ("P14", "a dictionary made again and again of one list", PAIRS + b"h\2h\1\x85R" * 5000 + b"t.", "pickle"),
+)
+# Name, opcodes: left out if not strict, so that the error has no place.
+NO_NAME = {
+    "the key a tuple with True": b"}(\x88\x85Nu.",
+    "the key bytes": b"}(C\0Nu.",
+    "the key a real": b"}(G" + bytes(8) + b"Nu.",
+    "the key a list": b"}(]Nu.",
+    "an array without a state": ARRAY + b".",
+    "a storage": STORAGE + b".",
+    "a class": b"}(" + torch.text("a") + ORDERED + b"u.",
+}
+
+
+def containers():
+    for row, name, code, field in TOO_MUCH:
+        yield at(row, name, code, "LimitError", field, -2)
+    for name, code in NO_NAME.items():
+        yield unsupported("P7", name, code, -2)
+    parts = b"(" + STORAGE + b"K\0K\2\x85K\1\x85\x89" + ORDERED + b")R}"
     for name in ("conj", "neg"):
-        code = torch.named("torch._utils", "_rebuild_tensor_v2") + parts + b"}" + torch.text(name) + b"\x88st"
-        yield at(
-            "P5", f"a tensor whose values are others: {name}", code + b"R.", "UnsupportedError", "pickle", len(code)
+        yield unsupported(
+            "P5", f"a tensor whose values are others: {name}", REBUILD + parts + torch.text(name) + b"\x88stR."
         )
-    longest = b"X" + struct.pack("<I", 256) + b"0" * 256
-    keyed = STORAGE.replace(torch.text("0"), longest)
-    yield at("P14", "a key of 256 bytes", keyed + b".", "UnsupportedError", "pickle", len(keyed) - 1)
-    dims = b"(" + b"K\1" * 100_000 + b"tq\1" + b"0"
-    call = torch.named("torch._utils", "_rebuild_tensor_v2") + b"q\2" + b"0" + STORAGE + b"q\3" + b"0"
-    made = b"h\2(h\3K\0h\1h\1\x89NtR"
-    code, end = dims + call + b"(" + made * 10_000 + b"t.", len(dims + call + made)
-    yield at("P14", "a shape of 100,000 dimensions", code, "UnsupportedError", "pickle", end)
-    listed = b"](" + b"N" * 5000 + b"eq\1" + b"0" + torch.named("builtins", "set") + b"q\2" + b"0("
-    yield at(
-        "P14",
-        "sets made again and again of one list",
-        listed + b"h\2h\1\x85R" * 5000 + b"t.",
-        "LimitError",
-        "pickle",
-        -2,
-    )
-    parts = (
-        b"(" + torch.text("a") * 255 + b"tq\1" + b"0" + torch.named("pathlib", "PosixPath") + b"q\2" + b"h\1Rq\3" + b"0"
-    )
-    yield at("P14", "a long path again and again", parts + b"](" + b"h\3" * 5000 + b"e.", "LimitError", "pickle", -2)
-    pairs = b"](" + b"NN\x86" * 5000 + b"eq\1" + b"0" + ORDERED + b"q\2" + b"0("
-    code = pairs + b"h\2h\1\x85R" * 5000 + b"t."
-    yield at("P14", "a dictionary made again and again of one list", code, "LimitError", "pickle", -2)
+    yield unsupported("P14", "a key of 256 bytes", STORAGE.replace(torch.text("0"), LONGEST) + b".")
+    code = DIMS + b"(" + VAST * 10_000 + b"t."
+    yield unsupported("P14", "a shape of 100,000 dimensions", code, len(DIMS + VAST))
     entries = [zip_files.Entry(b"x" * 60_000 + b"/data.pkl", torch.dump({"a": A}))]
     folder = zip_files.archive([*entries, zip_files.Entry(b"x" * 60_000 + b"/data/0", DATA["0"])])
     yield Case("P14", KIND, "a folder of 60,000 letters", folder, "LimitError", "data.pkl", 60_039)
-    keys = {"a tuple with True": b"\x88\x85", "bytes": b"C\0", "a real": b"G" + bytes(8), "a list": b"]"}
-    for name, code in keys.items():
-        yield at("P7", f"the key {name}", b"}(" + code + b"Nu.", "UnsupportedError", "pickle", -2)
     yield at("P3", "NEWOBJ_EX of no class", b"NNN\x92.", "FormatError", "pickle", 3)
-    yield at("P7", "an array without a state", ARRAY + b".", "UnsupportedError", "pickle", -2)
-    yield at("P7", "a storage", STORAGE + b".", "UnsupportedError", "pickle", -2)
-    yield at("P7", "a class", b"}(" + torch.text("a") + ORDERED + b"u.", "UnsupportedError", "pickle", -2)
     yield Case("C10", KIND, "two names by nesting", make({"a.b": A, "a": {"b": A}}), "LayoutError", "name", odd=SECOND)
     yield Case("C10", KIND, "an empty name", make({"": A}), "")
     for name, raw in BAD_UTF8.items():
         yield Case("C11", KIND, name, make({PLAIN(torch.text(raw)): A}), "FormatError", "name")
 
 
-def others() -> Iterator[Case]:
+def others():
     """Programs of which torch.load makes other values than a machine that takes less care."""
     tensor, other = torch.code(A), torch.code(A._replace(key="1"))
     data = DATA | {"1": struct.pack("<2f", 3, 4)}
@@ -429,8 +337,7 @@ def others() -> Iterator[Case]:
     yield Case("P9", KIND, "a key with a zero byte", raw, "LayoutError", "storage", where)
 
 
-def tensors() -> Iterator[Case]:
-    """Tensors past their storage."""
+def tensors():
     bad = {
         "one more": A._replace(shape=(3,)),
         "offset": A._replace(offset=1),
@@ -460,86 +367,66 @@ def tensors() -> Iterator[Case]:
     yield Case("C9", KIND, "tied", make(tied), "")
 
 
-def storages() -> Iterator[Case]:
-    """Entries of storages."""
-    entry = zip_files.Entry
-    base = [entry(b"x/data.pkl", torch.dump({"a": A})), entry(b"x/version", b"3\n")]
-    data = DATA["0"]
-    # Where the key of the storage is in the program, behind the header of its entry.
-    claim = 30 + len(b"x/data.pkl") + base[0].data.index(torch.text("0")) + 5
-    for name, entries, error, field in (
-        ("missing", [], "LayoutError", "storage"),
-        ("in another folder", [entry(b"y/data/0", data)], "LayoutError", "storage"),
-        ("with a point before", [entry(b"x/data/./0", data)], "LayoutError", "storage"),
-        ("one byte short", [entry(b"x/data/0", data[:-1])], "LayoutError", "storage"),
-        ("empty", [entry(b"x/data/0", b"")], "LayoutError", "storage"),
+def entry(name, data, **options):
+    return zip_files.Entry(b"x/" + name, data, **options)
+
+
+def storages():
+    code, data, wrong = torch.dump({"a": A}), DATA["0"], {"crc": 1}
+    base, there = [entry(b"data.pkl", code), entry(b"version", b"3\n")], entry(b"data/0", data)
+    # Where the key of the storage is in the program, behind the header of its entry; of other entries, their header.
+    key = 30 + len(b"x/data.pkl") + code.index(torch.text("0")) + 5
+    dotted = torch.dump({"a": A._replace(key="../data.pkl")})
+    damaged = entry(b"data.pkl", code, local=wrong, central=wrong)
+    for row, name, entries, error, field, place, *more in (
+        ("P9", "missing", base, "LayoutError", "storage", key),
+        ("P9", "in another folder", [*base, zip_files.Entry(b"y/data/0", data)], "LayoutError", "storage", key),
+        ("P9", "with a point before", [*base, entry(b"data/./0", data)], "LayoutError", "storage", key),
+        ("P9", "one byte short", [*base, entry(b"data/0", data[:-1])], "LayoutError", "storage", key),
+        ("P9", "empty", [*base, entry(b"data/0", b"")], "LayoutError", "storage", key),
+        ("P9", "one byte more", [*base, entry(b"data/0", data + b"\0")], "LayoutError", "storage", key, "claims"),
+        ("P9", "a key with ..", [entry(b"data.pkl", dotted)], "LayoutError", "storage", key),
+        ("P10", "deflated", [*base, entry(b"data/0", data, method=8)], "UnsupportedError", "method", b"x/data/0"),
+        ("P10", "a deflated program", [entry(b"data.pkl", code, method=8), there], "UnsupportedError", "method", 0),
+        (
+            *("P10", "TorchScript", [*base, there, entry(b"constants.pkl", b"\x80\x02).")]),
+            *("UnsupportedError", "constants.pkl", b"x/constants.pkl"),
+        ),
+        (
+            "P11",
+            "an entry of no tensor",
+            [*base, there, entry(b"data/1", b"hidden")],
+            "",
+            None,
+            None,
+            "no tensor refers to",
+        ),
+        (
+            *("P11", "a second program", [entry(b"data.pkl", code + b"N."), there]),
+            *("LayoutError", "pickle", 40 + len(code), "trailing bytes"),
+        ),
+        ("P11", "no program", [there], "LayoutError", "data.pkl", 0),
+        ("P11", "two programs", [*base, zip_files.Entry(b"y/data.pkl", code)], "LayoutError", "data.pkl", 0),
+        ("P12", "the program", [damaged, there], "ChecksumError", "crc", 40),
     ):
-        yield Case("P9", KIND, name, zip_files.archive(base + entries), error, field, claim)
-    more = zip_files.archive([*base, entry(b"x/data/0", data + b"\0")])
-    yield Case("P9", KIND, "one byte more", more, "LayoutError", "storage", claim, odd="claims")
-    key = torch.dump({"a": A._replace(key="../data.pkl")})
-    yield Case(
-        "P9", KIND, "a key with ..", zip_files.archive([entry(b"x/data.pkl", key)]), "LayoutError", "storage", claim
-    )
-    deflated = zip_files.archive([*base, entry(b"x/data/0", data * 1, method=8)])
-    yield Case("P10", KIND, "deflated", deflated, "UnsupportedError", "method", deflated.index(b"x/data/0") - 30)
-    program_entry = entry(b"x/data.pkl", torch.dump({"a": A}), method=8)
-    yield Case(
-        "P10",
-        KIND,
-        "a deflated program",
-        zip_files.archive([program_entry, entry(b"x/data/0", data)]),
-        "UnsupportedError",
-        "method",
-        0,
-    )
-    script = zip_files.archive([*base, entry(b"x/data/0", data), entry(b"x/constants.pkl", b"\x80\x02).")])
-    yield Case(
-        "P10", KIND, "TorchScript", script, "UnsupportedError", "constants.pkl", script.index(b"x/constants.pkl") - 30
-    )
+        raw = zip_files.archive(entries)
+        where = raw.index(place) - 30 if isinstance(place, bytes) else place
+        yield Case(row, KIND, name, raw, error, field, where, odd=more[0] if more else None)
+    raw = zip_files.archive([base[0], entry(b"data/0", data, local=wrong, central=wrong)])
+    yield Case("P12", KIND, "a storage", raw, "ChecksumError", "crc", raw.index(b"x/data/0") + 8, late=True)
     for order in (b"Little", b"middle", b"", b"x" * 100):
-        raw = zip_files.archive([*base, entry(b"x/data/0", data), entry(b"x/byteorder", order)])
-        yield Case(
-            "P10",
-            KIND,
-            f"byteorder {order[:9]!r}",
-            raw,
-            "UnsupportedError",
-            "byteorder",
-            raw.index(b"x/byteorder") + 11,
-        )
+        raw = zip_files.archive([*base, there, entry(b"byteorder", order)])
+        where = raw.index(b"x/byteorder") + 11
+        yield Case("P10", KIND, f"byteorder {order[:9]!r}", raw, "UnsupportedError", "byteorder", where)
     half = A._replace(dtype="bfloat16", elements=4)
     yield Case("P10", KIND, "big-endian bfloat16", make({"a": half}, order="big"), "UnsupportedError", "byteorder")
-    unused = zip_files.archive([*base, entry(b"x/data/0", data), entry(b"x/data/1", b"hidden")])
-    yield Case("P11", KIND, "an entry of no tensor", unused, "", odd="no tensor refers to")
-    behind = zip_files.archive([entry(b"x/data.pkl", torch.dump({"a": A}) + b"N."), entry(b"x/data/0", data)])
-    yield Case(
-        "P11",
-        KIND,
-        "a second program",
-        behind,
-        "LayoutError",
-        "pickle",
-        40 + len(base[0].data),
-        odd="trailing bytes",
-    )
-    for name, entries in (
-        ("no program", [entry(b"x/data/0", data)]),
-        ("two programs", [*base, entry(b"y/data.pkl", base[0].data)]),
-    ):
-        yield Case("P11", KIND, name, zip_files.archive(entries), "LayoutError", "data.pkl", 0)
-    wrong = {"crc": 1}
-    bad = zip_files.archive([entry(b"x/data.pkl", base[0].data, local=wrong, central=wrong), entry(b"x/data/0", data)])
-    yield Case("P12", KIND, "the program", bad, "ChecksumError", "crc", 40)
-    bad = zip_files.archive([base[0], entry(b"x/data/0", data, local=wrong, central=wrong)])
-    yield Case("P12", KIND, "a storage", bad, "ChecksumError", "crc", bad.index(b"x/data/0") + 8, late=True)
 
 
-def programs() -> Iterator[Case]:
+def programs():
     """Programs as Python's own pickler writes them, of objects that torch has nothing to do with."""
 
     class Evil:
-        def __reduce__(self) -> Any:
+        def __reduce__(self):
             return eval, ("1",)
 
     for protocol in range(1, 6):
@@ -549,11 +436,10 @@ def programs() -> Iterator[Case]:
     yield Case("P1", KIND, "eval by protocol 0", data, "UnsupportedError", "pickle", BEGIN + 1)  # (d makes a dictionary
 
 
-def legacy() -> Iterator[Case]:
-    """Files of the layout "legacy"."""
+def legacy():
     code = torch.dump({"a": A})
 
-    def case(name: str, data: bytes, error: str, field: str | None) -> Case:
+    def case(name, data, error, field):
         place = places[field or ""]
         return Case("P13", LEGACY, name, data, error, field, data.index(b"system\n") if field == "name" else place)
 

@@ -1,17 +1,12 @@
 """Attacks on ZIP archives, for every format whose files are archives: two readers must not see two."""
 
-from __future__ import annotations
-
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
 
 from tests import zip_files
+from tests.zip_files import NARROW
 
 from .case import Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROWS = {
     "Z1": "Headers of an entry that differ from the directory in name, flags, method, sizes or CRC-32: LayoutError.",
@@ -24,233 +19,153 @@ ROWS = {
     "Z7": "A data descriptor that says something else: LayoutError of verify.",
 }
 
+SIGNATURES = {"end record": b"PK\5\6", "locator": b"PK\6\7"}
+GAP = {"odd": "belong to no entry"}
+LATER = {"flags": zip_files.LATER}
+NO_TEXT = "a name that is not marked as UTF-8"
 
-_SIGNATURES = {"end record": b"PK\5\6", "locator": b"PK\6\7"}
+
+def _both(entry, **fields):
+    """Say this of an entry in its header and in the directory."""
+    entry.local |= fields
+    entry.central |= fields
 
 
-def cases(kind: str, entries: Callable[[], list[zip_files.Entry]]) -> Iterator[Case]:
-    """Every attack on an archive of these entries, at least two."""
+def _called(entry, name, **fields):
+    entry.name = name
+    _both(entry, **fields)
 
-    def case(
-        row: str,
-        name: str,
-        error: str,
-        field: str | None = None,
-        at: int | None = None,
-        *,
-        late: bool = False,
-        odd: str | None = None,
-        change: Callable[[list[zip_files.Entry]], Any] = lambda _: None,
-        **options: Any,
-    ) -> Case:
-        found = entries()
-        change(found)
-        data = zip_files.archive(found, **options)
-        if at is None and field in _SIGNATURES:
-            at = data.rindex(_SIGNATURES[field])
-        return Case(row, kind, name, data, error, field, at, late=late, odd=odd)
 
-    # Where the second entry begins, and its record in the directory.
+def _later(found):
+    found[1].gap = b"hidden hidde"
+    _both(found[0], **LATER)
+
+
+def _set(**attributes):
+    """Set attributes of the second entry."""
+    return lambda found: [setattr(found[1], name, value) for name, value in attributes.items()]
+
+
+def central(**fields):
+    """What the directory says of the second entry."""
+    return lambda found: found[1].central.update(fields)
+
+
+def local(**fields):
+    """What the header of the second entry says."""
+    return lambda found: found[1].local.update(fields)
+
+
+def cases(kind, entries):
+    """All attacks on an archive of these two entries."""
     sound = zip_files.archive(entries())
+    first, own = (entry.name for entry in entries())
+    # Where the second entry begins, the directory, the record of the second entry, and the end record.
     second = sound.index(b"PK\3\4", 4)
-    listed = sound.index(b"PK\1\2", sound.index(b"PK\1\2") + 4)
-
-    def central(**fields: Any) -> Callable[[list[zip_files.Entry]], Any]:
-        return lambda found: found[1].central.update(fields)
-
-    def local(**fields: Any) -> Callable[[list[zip_files.Entry]], Any]:
-        return lambda found: found[1].local.update(fields)
-
-    for name, value in {"crc": 1, "stored": 1, "size": 1, "method": 8, "flags": 0x800, "signature": b"PK\3\5"}.items():
-        yield case("Z1", f"local {name}", "LayoutError", "local header", second, change=local(**{name: value}))
-    for name, value in {"crc": 1, "method": 8, "flags": 0x800, "size": 1}.items():
-        yield case("Z1", f"central {name}", "LayoutError", "local header", second, change=central(**{name: value}))
-    yield case("Z1", "central stored", "LayoutError", "local header", second, change=central(stored=1))
-
-    def renamed(found: list[zip_files.Entry]) -> None:
-        found[1].local["name_len"] = len(found[1].name) - 1
-
-    yield case("Z1", "local name", "LayoutError", "local header", second, change=renamed)
-    yield case(
-        "Z2",
-        "an entry twice",
-        "LayoutError",
-        "name",
-        sound.index(b"PK\1\2"),
-        change=lambda found: found.append(found[1]),
-    )
-    yield case(
-        "Z2",
-        "two entries of one place",
-        "LayoutError",
-        "local header",
-        0,
-        change=lambda found: found[1].central.update(offset=0),
-    )
-
-    def sized(found: list[zip_files.Entry], entry: int, size: int) -> None:
-        found[entry].central.update(stored=size, size=size)
-        found[entry].local.update(stored=size, size=size)
-
-    longer = sound.index(b"PK\1\2") - 30 - len(entries()[0].name)
-    yield case(
-        "Z2", "an entry within another", "LayoutError", None, second, change=lambda found: sized(found, 0, longer)
-    )
-    yield case(
-        "Z1",
-        "two sizes of what is stored",
-        "LayoutError",
-        "size",
-        second,
-        change=lambda found: (found[1].central.update(size=1), found[1].local.update(size=1)),
-    )
-    yield case(
-        "Z2",
-        "bytes between",
-        "LayoutError",
-        "gap",
-        second,
-        odd="belong to no entry",
-        change=lambda found: setattr(found[1], "gap", b"hidden!"),
-    )
-    yield case(
-        "Z2",
-        "twelve bytes behind an entry without a descriptor",
-        "LayoutError",
-        "gap",
-        second,
-        odd="belong to no entry",
-        change=lambda found: setattr(found[1], "gap", b"hidden hidde"),
-    )
-    yield case(
-        "Z2",
-        "twelve bytes that are no descriptor",
-        "LayoutError",
-        "descriptor",
-        second,
-        late=True,
-        change=lambda found: (
-            setattr(found[1], "gap", b"hidden hidde"),
-            found[0].local.update(flags=zip_files.LATER),
-            found[0].central.update(flags=zip_files.LATER),
-        ),
-    )
-    yield case("Z3", "no directory where it should be", "LayoutError", "end record", end={"begin": 0})
-    yield case("Z3", "an entry past the directory", "LayoutError", "local header offset", change=central(offset=2**31))
-    yield case(
-        "Z3", "an entry past 4 GiB", "LayoutError", "central directory", listed, change=central(offset=zip_files.NARROW)
-    )
-    yield case("Z3", "a longer directory", "LayoutError", "end record", end={"length": 2**31})
-    yield case("Z3", "more entries", "LayoutError", "end record", end={"here": 60000, "count": 60000})
-    yield case("Z3", "fewer entries", "LayoutError", "central directory", listed, end={"here": 1, "count": 1})
-    yield case("Z3", "bytes behind the directory", "LayoutError", "end record", before_end=b"hidden")
+    directory = sound.index(b"PK\1\2")
+    listed = sound.index(b"PK\1\2", directory + 4)
     end = len(sound) - 22
+    longer = directory - 30 - len(first)
+    short = 46 * 2 - 1
+    twin = zip_files.record(zip_files.END, {"signature": b"PK\5\6", "comment_len": 2})
+    inner = zip_files.record(zip_files.WIDE_END, {"signature": b"PK\6\6", "record": 44})
+    hidden = zip_files.archive(entries()[:1], end={"comment_len": 0}) + b".."
+    # A version, the CRC-32 of the name, and another name.
+    other = struct.pack("<BI", 1, zlib.crc32(own)) + b"z"
+    named = struct.pack("<2H", zip_files.NAME, len(other)) + other
+    empty = struct.pack("<2H", zip_files.NAME, 0)
+    header, lists = "local header", "central directory"
+
+    # What is done to the entries, by what the second one's header or record says: a LayoutError at that place.
+    fields = {"crc": 1, "stored": 1, "size": 1, "method": 8, "flags": 0x800, "signature": b"PK\3\5"}
+    for place, change in (("local", local), ("central", central)):
+        for name, value in fields.items():
+            if (place, name) != ("central", "signature"):
+                yield _case(kind, entries, "Z1", f"{place} {name}", header, second, change(**{name: value}))
+
+    # Row, name, field, place, what is done to the entries, and options.
+    for row, name, field, at, change, *options in (
+        ("Z1", "local name", header, second, local(name_len=len(own) - 1)),
+        ("Z1", "two sizes of what is stored", "size", second, lambda found: _both(found[1], size=1)),
+        ("Z2", "an entry twice", "name", directory, lambda found: found.append(found[1])),
+        ("Z2", "two entries of one place", header, 0, central(offset=0)),
+        ("Z2", "an entry within another", None, second, lambda found: _both(found[0], stored=longer, size=longer)),
+        ("Z2", "bytes between", "gap", second, _set(gap=b"hidden!"), GAP),
+        ("Z2", "twelve bytes behind an entry without a descriptor", "gap", second, _set(gap=b"hidden hidde"), GAP),
+        ("Z2", "twelve bytes that are no descriptor", "descriptor", second, _later, {"late": True}),
+        ("Z3", "an entry past the directory", "local header offset", None, central(offset=2**31)),
+        ("Z3", "an entry past 4 GiB", lists, listed, central(offset=NARROW)),
+        ("Z3", "a name a byte longer", lists, listed, central(name_len=len(own) + 1)),
+        ("Z3", "a longer name", lists, listed, central(name_len=65535)),
+        ("Z3", "a longer extra field", lists, listed, central(extra_len=65535)),
+        ("Z4", "wide sizes without a field for them", lists, listed, central(stored=NARROW, size=NARROW)),
+        ("Z8", "the first name and a zero byte", "name", listed + len(first) + 2 - len(own), _set(name=first + b"\0x")),
+        ("Z8", "a zero byte", "name", listed + 1 - len(own), _set(name=b"\0")),
+    ):
+        yield _case(kind, entries, row, name, field, at, change, *options)
+
+    # Row, name, field, what the records at the end say, and the place where it is not that of the record.
+    for row, name, field, records, *at in (
+        ("Z3", "no directory where it should be", "end record", {"end": {"begin": 0}}),
+        ("Z3", "a longer directory", "end record", {"end": {"length": 2**31}}),
+        ("Z3", "more entries", "end record", {"end": {"here": 60000, "count": 60000}}),
+        ("Z3", "fewer entries", lists, {"end": {"here": 1, "count": 1}}, listed),
+        ("Z3", "bytes behind the directory", "end record", {"before_end": b"hidden"}),
+        (
+            "Z3",
+            "a directory of a byte too few for its entries",
+            "end record",
+            {"end": {"length": short, "begin": end - short}},
+        ),
+        ("Z4", "the record a byte behind", "locator", {"wide": True, "locator": {"place": end + 1}}),
+        ("Z4", "the record elsewhere", "locator", {"wide": True, "locator": {"place": 0}}),
+        ("Z4", "the record past the file", "locator", {"wide": True, "locator": {"place": 2**64 - 1}}),
+        ("Z4", "a record within the record", "locator", {"wide": True, "wide_end": {"record": 100}, "inside": inner}),
+        ("Z4", "a longer record", "locator", {"wide": True, "wide_end": {"record": 45}}),
+        ("Z4", "another number of entries", lists, {"wide": True, "wide_end": {"here": 1, "count": 1}}, listed),
+        ("Z4", "2^64 - 1 entries", "end record", {"wide": True, "wide_end": {"here": 2**64 - 1, "count": 2**64 - 1}}),
+        ("Z4", "a directory of 2^64 - 1 bytes", "end record", {"wide": True, "wide_end": {"length": 2**64 - 1}}),
+        ("Z4", "two numbers of entries", "end record", {"wide": True, "end": {"here": 1, "count": 1}}),
+        ("Z4", "wide numbers without a record", "end record", {"end": {"length": NARROW, "begin": 0}}),
+        ("Z6", "an end record in the comment", "end record", {"comment": twin + b".."}),
+        ("Z6", "an archive in the comment, with bytes behind it", "end record", {"comment": hidden}),
+    ):
+        yield _case(kind, entries, row, name, field, *(at or (None,)), **records)
+
     data = b"PK\5\6" + bytes(15) + sound
     yield Case("Z3", kind, "an end record behind bytes", data, "LayoutError", "end record", end + 19)
-    change = central(name_len=len(entries()[1].name) + 1)
-    yield case("Z3", "a name a byte longer", "LayoutError", "central directory", listed, change=change)
-    short = {"length": 46 * len(entries()) - 1, "begin": end - (46 * len(entries()) - 1)}
-    yield case("Z3", "a directory of a byte too few for its entries", "LayoutError", "end record", end=short)
-    yield case("Z4", "the record a byte behind", "LayoutError", "locator", wide=True, locator={"place": end + 1})
-    yield case("Z3", "a longer name", "LayoutError", "central directory", listed, change=central(name_len=65535))
-    yield case(
-        "Z3", "a longer extra field", "LayoutError", "central directory", listed, change=central(extra_len=65535)
-    )
-    yield case("Z4", "the record elsewhere", "LayoutError", "locator", wide=True, locator={"place": 0})
-    inner = zip_files.record(zip_files.WIDE_END, {"signature": b"PK\6\6", "record": 44})
-    yield case(
-        "Z4", "a record within the record", "LayoutError", "locator", wide=True, wide_end={"record": 100}, inside=inner
-    )
-    yield case("Z4", "the record past the file", "LayoutError", "locator", wide=True, locator={"place": 2**64 - 1})
-    yield case("Z4", "a longer record", "LayoutError", "locator", wide=True, wide_end={"record": 45})
-    yield case(
-        "Z4",
-        "another number of entries",
-        "LayoutError",
-        "central directory",
-        listed,
-        wide=True,
-        wide_end={"here": 1, "count": 1},
-    )
-    yield case(
-        "Z4",
-        "2^64 - 1 entries",
-        "LayoutError",
-        "end record",
-        wide=True,
-        wide_end={"here": 2**64 - 1, "count": 2**64 - 1},
-    )
-    yield case(
-        "Z4", "a directory of 2^64 - 1 bytes", "LayoutError", "end record", wide=True, wide_end={"length": 2**64 - 1}
-    )
-    yield case("Z4", "two numbers of entries", "LayoutError", "end record", wide=True, end={"here": 1, "count": 1})
-    yield case(
-        "Z4",
-        "wide sizes without a field for them",
-        "LayoutError",
-        "central directory",
-        listed,
-        change=central(stored=zip_files.NARROW, size=zip_files.NARROW),
-    )
-    yield case(
-        "Z4", "wide numbers without a record", "LayoutError", "end record", end={"length": zip_files.NARROW, "begin": 0}
-    )
-    yield case(
-        "Z5",
-        "encrypted",
-        "UnsupportedError",
-        "flags",
-        listed,
-        change=lambda found: (found[1].central.update(flags=1), found[1].local.update(flags=1)),
-    )
-    yield case("Z5", "the second disk", "UnsupportedError", "end record", end={"disk": 1})
-    yield case("Z5", "a directory on the second disk", "UnsupportedError", "end record", end={"first_disk": 1})
-    yield case("Z5", "of two parts", "UnsupportedError", "locator", wide=True, locator={"disks": 2})
-    end = zip_files.record(zip_files.END, {"signature": b"PK\5\6", "comment_len": 2})
-    yield case("Z6", "an end record in the comment", "LayoutError", "end record", comment=end + b"..")
-    hidden = zip_files.archive(entries()[:1], end={"comment_len": 0}) + b".."
-    yield case("Z6", "an archive in the comment, with bytes behind it", "LayoutError", "end record", comment=hidden)
-    yield case("Z6", "a comment cut short", "TruncatedError", "end record", len(sound), end={"comment_len": 9})
+    data = zip_files.archive(entries(), end={"comment_len": 9})
+    yield Case("Z6", kind, "a comment cut short", data, "TruncatedError", "end record", len(sound))
 
-    def called(name: bytes, **fields: Any) -> Callable[[list[zip_files.Entry]], Any]:
-        def change(found: list[zip_files.Entry]) -> None:
-            found[1].name = name
-            found[1].local |= fields
-            found[1].central |= fields
-
-        return change
-
-    own = entries()[1].name
-    for name, other, fields, error in (
-        ("the first name and a zero byte", entries()[0].name + b"\0x", {}, "LayoutError"),
-        ("a zero byte", b"\0", {}, "LayoutError"),
-        ("a name that is not marked as UTF-8", "ü".encode() + own, {"flags": 0}, "UnsupportedError"),
+    # Row, name, field, place, what is done to the entries, and what the records say: none of it is supported.
+    marked = listed + len("ü".encode())
+    for row, name, field, at, change, *records in (
+        ("Z5", "encrypted", "flags", listed, lambda found: _both(found[1], flags=1)),
+        ("Z5", "the second disk", "end record", None, None, {"end": {"disk": 1}}),
+        ("Z5", "a directory on the second disk", "end record", None, None, {"end": {"first_disk": 1}}),
+        ("Z5", "of two parts", "locator", None, None, {"wide": True, "locator": {"disks": 2}}),
+        ("Z8", NO_TEXT, "name", marked, lambda found: _called(found[1], "ü".encode() + own, flags=0)),
+        ("Z8", "a second name", "name", listed, _set(more=named)),
+        ("Z8", "a second name behind an empty field", "name", listed, _set(more=bytes(4) + named)),
+        ("Z8", "an empty second name", "name", listed, _set(more=empty)),
     ):
-        moved = listed + len(other) - len(own)
-        yield case("Z8", name, error, "name", moved, change=called(other, **fields))
-    # A version, the CRC-32 of the name, and another name.
-    second_name = struct.pack("<BI", 1, zlib.crc32(own)) + b"z"
-    for name, content, before in (
-        ("a second name", second_name, b""),
-        ("a second name behind an empty field", second_name, bytes(4)),
-        ("an empty second name", b"", b""),
-    ):
-        field = before + struct.pack("<2H", zip_files.NAME, len(content)) + content
-        yield case(
-            "Z8",
-            name,
-            "UnsupportedError",
-            "name",
-            listed,
-            change=lambda found, field=field: setattr(found[1], "more", field),
+        yield _case(
+            kind, entries, row, name, field, at, change, error="UnsupportedError", **(records[0] if records else {})
         )
 
-    def described(found: list[zip_files.Entry]) -> None:
-        found[0].descriptor = 16
-
-    right = case("Z7", "sound", "", change=described)
+    right = _case(kind, entries, "Z7", "sound", None, None, lambda found: setattr(found[0], "descriptor", 16), error="")
     yield right
-    assert isinstance(right.data, bytes)
     at = right.data.index(b"PK\7\x08")
     lie = right.data[: at + 4] + struct.pack("<I", 7) + right.data[at + 8 :]
     yield Case("Z7", kind, "another CRC-32", lie, "LayoutError", "descriptor", at, late=True)
+
+
+def _case(kind, entries, row, name, field, at, change=None, told=None, *, error="LayoutError", **records):
+    """An attack on an archive whose entries were changed, or whose records at the end say this."""
+    found = entries()
+    if change is not None:
+        change(found)
+    data = zip_files.archive(found, **records)
+    if at is None and field in SIGNATURES:
+        at = data.rindex(SIGNATURES[field])
+    return Case(row, kind, name, data, error, field, at, **(told or {}))

@@ -22,7 +22,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import ModuleType
 
     from tests.fuzz.anatomy import Anatomy
 
@@ -32,7 +31,7 @@ EXTENDED = {
 }
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
+def numpy_dtype(name):
     """The little-endian numpy dtype of a dtype name such as "float32" or "bfloat16"."""
     return EXTENDED[name] if name in EXTENDED else np.dtype(name).newbyteorder("<")
 
@@ -46,7 +45,7 @@ class Tensor:
     data: bytes
 
     @property
-    def array(self) -> np.ndarray[Any, Any]:
+    def array(self):
         """The tensor as numpy reads these bytes."""
         return np.frombuffer(self.data, numpy_dtype(self.dtype)).reshape(self.shape)
 
@@ -108,12 +107,12 @@ class Bounds(NamedTuple):
     later_calls: int
 
 
-def named(array: Any) -> dict[str, Any]:
+def named(array):
     """The arguments of `weightmap.save` for a matrix, as it is and transposed, under names of our choice."""
     return {"tensors": {"w": array, "x": array.T}}
 
 
-def plain_trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
+def plain_trailing(kind, data, tail):
     """The error for bytes behind the end of a sound file, as in most formats: class, field and byte.
 
     The last item: words of the warning with ``strict=False``, or None if it stays an error.
@@ -199,52 +198,52 @@ class Builder:
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     @property
-    def damaging(self) -> list[ModuleType]:
+    def damaging(self):
         """The modules of `damage`, imported at first use because they import builders."""
         return [importlib.import_module(name) for name in self.damage]
 
     @property
-    def names_tensors(self) -> bool:
+    def names_tensors(self):
         """Whether files that the package writes hold tensors of any names, and not those of the format."""
         return any("w" in arguments(np.zeros((1, 1)))["tensors"] for arguments in self.saved.values())
 
 
-def noise(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+def noise(dtype, shape, seed=0):
     """A tensor of arbitrary bits: NaN payloads, infinities and denormals included, but truth values for bool."""
     size = math.prod(shape) * numpy_dtype(dtype).itemsize
     raw = np.random.default_rng(seed + 7919 * len(dtype)).integers(0, 256, size, np.uint8)
     return Tensor(dtype, shape, (raw & 1 if dtype == "bool" else raw).tobytes())
 
 
-def normal(shape: tuple[int, ...], seed: int = 0, dtype: str = "float32") -> Tensor:
+def normal(shape, seed=0, dtype="float32"):
     """A tensor of finite, ordinary numbers."""
     values = np.random.default_rng(seed).standard_normal(shape)
     return Tensor(dtype, shape, np.ascontiguousarray(values.astype(numpy_dtype(dtype))).tobytes())
 
 
-def tensor(array: np.ndarray[Any, Any]) -> Tensor:
+def tensor(array):
     """The expectation that a file holds `array`, row-major and little-endian, whatever its strides and byte order."""
     name = array.dtype.newbyteorder("=").name
     return Tensor(name, array.shape, np.array(array, numpy_dtype(name), order="C").tobytes())
 
 
 @cache
-def known() -> Mapping[str, Builder]:
+def known():
     """Every format, by its name: the builder of each module in this directory."""
     found = [importlib.import_module(f"{__name__}.{entry.name}") for entry in pkgutil.iter_modules(__path__)]
     return MappingProxyType({module.BUILDER.format: module.BUILDER for module in found})
 
 
-def format_of(kind: str) -> Builder | None:
+def format_of(kind):
     """The builder of a kind's format, or None."""
     return known().get(kind.partition("-")[0])
 
 
-def saved() -> Mapping[str, tuple[str, Callable[[Any], Mapping[str, Any]]]]:
+def saved():
     """By kind that the package writes: the suffix of its files, and the arguments of `weightmap.save` for a matrix."""
     return {kind: (b.suffix, arguments) for b in known().values() for kind, arguments in b.saved.items()}
 
 
-def examples() -> list[Example]:
+def examples():
     """Every example of every format."""
     return [example for builder in known().values() for example in builder.examples()]

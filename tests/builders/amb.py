@@ -6,15 +6,11 @@ import itertools
 import json
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
-from tests.fuzz.anatomy import TEXT, Anatomy, Walk
+from tests.fuzz.anatomy import TEXT, Walk
 from tests.fuzz.dictionary import MARKUP
 
 from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 FORMAT = "amb"
 SUFFIX = ".amb"
@@ -36,7 +32,7 @@ class Record:
     ndim: int | None = None
     data_size: int | None = None
 
-    def head(self) -> bytes:
+    def head(self):
         """The bytes before the data."""
         name = self.name.encode() if isinstance(self.name, str) else self.name
         length = len(name) if self.name_length is None else self.name_length
@@ -45,22 +41,22 @@ class Record:
         start = struct.pack("<H", length) + name + struct.pack("<B", ndim)
         return start + struct.pack(f"<{len(self.shape)}I", *self.shape) + struct.pack("<BQ", self.code, size)
 
-    def but(self, **changes: Any) -> Record:
+    def but(self, **changes):
         """The same with some fields changed."""
         return replace(self, **changes)
 
 
-def dense(name: str, value: Tensor) -> Record:
+def dense(name, value):
     """The record of a dense tensor."""
     return Record(name, value.shape, CODES[value.dtype], value.data)
 
 
-def quantised(name: str, shape: tuple[int, ...], code: int, payload: bytes, block_size: int, scale_type: int) -> Record:
+def quantised(name, shape, code, payload, block_size, scale_type):
     """The record of a quantised tensor with the header of four bytes."""
     return Record(name, shape, code, struct.pack("<BHB", code - 2, block_size, scale_type) + payload)
 
 
-def weights(records: Iterable[Record], start: int, *, origin: int = 0, fill: bytes = b"\0", last: bool = True) -> bytes:
+def weights(records, start, *, origin=0, fill=b"\x00", last=True):
     """The records, from byte `start` of the file on, data padded to multiples of 8 counted from `origin`."""
     out, padding = b"", 0
     for record in records:
@@ -70,27 +66,17 @@ def weights(records: Iterable[Record], start: int, *, origin: int = 0, fill: byt
     return out if last or not padding else out[:-padding]
 
 
-def tokenizer(kind: int, ids: Sequence[int], payload: bytes = b"") -> bytes:
+def tokenizer(kind, ids, payload=b""):
     """A tokenizer section; `ids` are those of bos, eos, pad, unk and mask."""
     return struct.pack("<B5H", kind, *ids) + payload
 
 
-def text(value: Mapping[str, Any]) -> bytes:
+def text(value):
     """A JSON section."""
     return json.dumps(value).encode()
 
 
-def build(
-    records: Iterable[Record] | bytes = (),
-    metadata: bytes = b"",
-    config: bytes = b"",
-    tokens: bytes = b"",
-    *,
-    relative: bool = False,
-    fill: bytes = b"\0",
-    last: bool = True,
-    **header: Any,
-) -> bytes:
+def build(records=(), metadata=b"", config=b"", tokens=b"", *, relative=False, fill=b"\x00", last=True, **header):
     """A file; `header` overrides magic, version, flags, metadata_size, config_size, tokenizer_size, weights_size."""
     start = 28 + len(metadata) + len(config) + len(tokens)
     body = (
@@ -104,7 +90,7 @@ def build(
     return begin + struct.pack("<3IQ", *sizes) + metadata + config + tokens + body
 
 
-def parse(data: bytes) -> tuple[bytes, bytes, bytes, list[tuple[Record, int]]]:
+def parse(data):
     """Read a file, asserting what the format demands of a writer: sections, records and where their data begins."""
     assert data[:8] == b"AMBEE\1\0\0"
     sizes = struct.unpack_from("<3IQ", data, 8)
@@ -130,7 +116,7 @@ def parse(data: bytes) -> tuple[bytes, bytes, bytes, list[tuple[Record, int]]]:
 
 
 # ------------------------------------------------------------------------------------------ quantised data, plainly
-def pack(codes: Iterable[int], bits: int) -> bytes:
+def pack(codes, bits):
     """Two's complement of `bits` bits each, the first one in the lowest bits of the first byte."""
     number = count = 0
     for code in codes:
@@ -139,19 +125,19 @@ def pack(codes: Iterable[int], bits: int) -> bytes:
     return number.to_bytes((count + 7) // 8, "little")
 
 
-def unpack(data: bytes, bits: int, count: int) -> list[int]:
+def unpack(data, bits, count):
     """The first `count` integers of such bytes."""
     number = int.from_bytes(data, "little")
     fields = [number >> bits * i & (1 << bits) - 1 for i in range(count)]
     return [field - (1 << bits) if field >> bits - 1 else field for field in fields]
 
 
-def pack_scale(value: float, scale_type: int) -> bytes:
+def pack_scale(value, scale_type):
     """A scale: type 0 float32, 1 float16."""
     return struct.pack("<e" if scale_type else "<f", value)
 
 
-def pack_blocks(blocks: Iterable[tuple[float, Sequence[int]]], bits: int, block_size: int, scale_type: int) -> bytes:
+def pack_blocks(blocks, bits, block_size, scale_type):
     """Blocks of a scale and codes, each filled up with zeros."""
     return b"".join(
         pack_scale(scale, scale_type) + pack([*codes, *[0] * (block_size - len(codes))], bits)
@@ -159,7 +145,7 @@ def pack_blocks(blocks: Iterable[tuple[float, Sequence[int]]], bits: int, block_
     )
 
 
-def pack_adaptive(blocks: Sequence[tuple[int, float, Sequence[Any]]], block_size: int, scale_type: int) -> bytes:
+def pack_adaptive(blocks, block_size, scale_type):
     """Mask, scales, codes; a block is its code (0 INT4, 1 INT5, 2 FP16), its scale, and its integers or halves."""
     mask = pack([code for code, _, _ in blocks], 2)
     scales = b"".join(pack_scale(scale, scale_type) for code, scale, _ in blocks if code != 2)
@@ -170,7 +156,7 @@ def pack_adaptive(blocks: Sequence[tuple[int, float, Sequence[Any]]], block_size
     return mask + scales + b"".join(parts)
 
 
-def decode(payload: bytes, bits: int, size: int, block_size: int, scale_type: int) -> list[float]:
+def decode(payload, bits, size, block_size, scale_type):
     """The values of blocks (or, with a block size of 0, of one), by the definition: scale times integer, exactly."""
     width, values = (2 if scale_type else 4), []
     length = block_size or size
@@ -181,7 +167,7 @@ def decode(payload: bytes, bits: int, size: int, block_size: int, scale_type: in
     return values[:size]
 
 
-def examples() -> list[Example]:
+def examples():
     """Dense files from nothing at all to every dtype, aligned and not, with and without the other sections."""
     mixed = {
         "f32": normal((3, 5), 1),
@@ -201,13 +187,7 @@ def examples() -> list[Example]:
     config = {"architecture": "bert", "n_vocab": 3, "n_embd": 5}
     section = tokenizer(2, (1, 2, 0, NO_ID, NO_ID), b"a\nb\nc\n")
 
-    def example(
-        name: str,
-        tensors: Mapping[str, Tensor],
-        texts: Mapping[str, Any] | None = None,
-        *sections: bytes,
-        **options: Any,
-    ) -> Example:
+    def example(name, tensors, texts=None, *sections, **options):
         first = b"" if texts is None else text(texts) + options.pop("space", b"")
         data = build([dense(key, value) for key, value in tensors.items()], first, *sections, **options)
         config, tokens = (*sections, b"", b"")[:2]
@@ -230,14 +210,14 @@ def examples() -> list[Example]:
     ]
 
 
-def many(count: int) -> bytes:
+def many(count):
     """AMB: heads and data in turn; such a record has 24 bytes, so none needs padding."""
     record = struct.Struct("<H7sBIBQx").pack
     body = b"".join(record(7, b"%07d" % i, 1, 1, CODES["int8"], 1) for i in range(count))
     return build(body, b"{}  ")
 
 
-def every_scheme() -> bytes:
+def every_scheme():
     """An AMB file with a tensor of every scheme."""
     blocks = [(0.5, range(-4, 4)), (-1.0, range(8)), (6e-8, [7, -8, 1])]
     mixed = [(0, 0.5, range(-8, 8)), (2, 0.0, [0.25] * 16), (1, -2.0, range(-16, 0))]
@@ -254,7 +234,7 @@ def every_scheme() -> bytes:
     return build(records, b'{"n": 1}', config, tokenizer(0, (0, 1, 2, 3, 4), b"ab"))
 
 
-def empty_schemes() -> bytes:
+def empty_schemes():
     """An AMB file with quantised tensors of no elements, and a scalar."""
     records = [
         quantised("empty", (0, 3), ADAPTIVE, b"", 8, 1),
@@ -264,7 +244,7 @@ def empty_schemes() -> bytes:
     return build(records)
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """AMB."""
     walk = Walk(data)
     *_, metadata, config, tokens, weights = walk.numbers(5, 1, 2, 4, 4, 4, 8)

@@ -11,13 +11,13 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.fuzz.anatomy import Anatomy, Walk
+from tests.fuzz.anatomy import Walk
 from tests.fuzz.dictionary import FORMS
 
 from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, numpy_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
 FORMAT = "bintensors"
 SUFFIX = ".bt"
@@ -54,19 +54,19 @@ _WIDTHS = {251: "<H", 252: "<I", 253: "<Q"}
 # ------------------------------------------------------------------------------------------------- building
 
 
-def varint(value: int, marker: int | None = None) -> bytes:
+def varint(value, marker=None):
     """An unsigned integer; `marker` (251, 252, 253) asks for that form even where a shorter one would do."""
     if marker is None:
         marker = 0 if value <= 250 else 251 if value < 2**16 else 252 if value < 2**32 else 253
     return bytes([marker]) + struct.pack(_WIDTHS[marker], value) if marker else bytes([value])
 
 
-def number(value: int | bytes) -> bytes:
+def number(value):
     """An integer in its shortest form; bytes as they are."""
     return value if isinstance(value, bytes) else varint(value)
 
 
-def string(text: str | bytes) -> bytes:
+def string(text):
     """Length and UTF-8; bytes are taken for what stands after the length, so that they need not be UTF-8."""
     raw = text if isinstance(text, bytes) else text.encode()
     return varint(len(raw)) + raw
@@ -83,13 +83,13 @@ class Row(NamedTuple):
     ndim: int | bytes | None = None
 
 
-def mapping(pairs: Iterable[tuple[bytes, bytes]], count: int | bytes | None = None) -> bytes:
+def mapping(pairs, count=None):
     """A map of encoded keys and values, in this order; `count` replaces the true number of them."""
     items = list(pairs)
     return number(len(items) if count is None else count) + b"".join(key + value for key, value in items)
 
 
-def option(metadata: Mapping[str, str] | Sequence[tuple[str | bytes, str | bytes]] | bytes | None) -> bytes:
+def option(metadata):
     """The metadata: None and {} differ. A mapping is sorted by key, a list of pairs is written as it is."""
     if isinstance(metadata, bytes):
         return metadata
@@ -99,20 +99,12 @@ def option(metadata: Mapping[str, str] | Sequence[tuple[str | bytes, str | bytes
     return b"\1" + mapping((string(key), string(value)) for key, value in pairs)
 
 
-def utf8(name: str | bytes) -> bytes:
+def utf8(name):
     """The bytes by which names are sorted."""
     return name if isinstance(name, bytes) else name.encode()
 
 
-def header(
-    rows: Sequence[Row],
-    metadata: Mapping[str, str] | Sequence[tuple[str | bytes, str | bytes]] | bytes | None = None,
-    layout: str = "spec",
-    *,
-    count: int | bytes | None = None,
-    index: Sequence[tuple[str | bytes, int | bytes]] | None = None,
-    index_count: int | bytes | None = None,
-) -> bytes:
+def header(rows, metadata=None, layout="spec", *, count=None, index=None, index_count=None):
     """The header without its padding.
 
     `count` and `index_count` replace the true numbers of tensors and of entries of the index map, `index` its entries.
@@ -130,17 +122,17 @@ def header(
     return b"".join(parts)
 
 
-def padded(head: bytes) -> bytes:
+def padded(head):
     """The header with spaces up to a multiple of eight."""
     return head + b" " * (-len(head) % 8)
 
 
-def raw(head: bytes, data: bytes = b"", length: int | None = None) -> bytes:
+def raw(head, data=b"", length=None):
     """A file of these header bytes; `length` replaces the true length."""
     return struct.pack("<Q", len(head) if length is None else length) + head + data
 
 
-def rows_of(tensors: Mapping[str, Tensor]) -> list[Row]:
+def rows_of(tensors):
     """The rows of tensors that follow each other in this order."""
     rows, place = [], 0
     for name, value in tensors.items():
@@ -149,18 +141,12 @@ def rows_of(tensors: Mapping[str, Tensor]) -> list[Row]:
     return rows
 
 
-def ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def ordered(tensors):
     """The tensors as a writer has to order them: by descending code of their dtype, then by the bytes of their name."""
     return dict(sorted(tensors.items(), key=lambda item: (-CODES[item[1].dtype], utf8(item[0]))))
 
 
-def build(
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str] | None = None,
-    layout: str = "spec",
-    *,
-    pad: bool = True,
-) -> bytes:
+def build(tensors, metadata=None, layout="spec", *, pad=True):
     """A valid file, tensors in the given order."""
     head = header(rows_of(tensors), metadata, layout)
     return raw(padded(head) if pad else head, b"".join(value.data for value in tensors.values()))
@@ -190,16 +176,16 @@ class Found:
 
 
 class _Cursor:
-    def __init__(self, head: bytes) -> None:
+    def __init__(self, head):
         self.head, self.place, self.long = head, 0, 0
 
-    def take(self, size: int) -> bytes:
+    def take(self, size):
         if size > len(self.head) - self.place:
             raise Malformed("the header ends too early")
         self.place += size
         return self.head[self.place - size : self.place]
 
-    def number(self) -> int:
+    def number(self):
         first = self.take(1)[0]
         if first <= 250:
             return first
@@ -210,20 +196,20 @@ class _Cursor:
         self.long += len(varint(value)) < 1 + struct.calcsize(code)
         return int(value)
 
-    def string(self) -> str:
+    def string(self):
         try:
             return self.take(self.number()).decode()
         except UnicodeDecodeError:
             raise Malformed("a string that is not UTF-8") from None
 
-    def count(self, least: int) -> int:
+    def count(self, least):
         value = self.number()
         if value * least > len(self.head) - self.place:
             raise Malformed("more entries than bytes")
         return value
 
 
-def dissect(data: bytes, layout: str) -> Found:
+def dissect(data, layout):
     """Read a header in one layout as far as its fields make sense one by one; how they fit together is not judged."""
     if len(data) < 8:
         raise Malformed("shorter than the length of a header")
@@ -248,7 +234,7 @@ def dissect(data: bytes, layout: str) -> Found:
     return Found(metadata, rows, index, cursor.head[cursor.place :], body, cursor.long, wide)
 
 
-def faults(found: Found, layout: str) -> set[str]:
+def faults(found, layout):
     """The reasons why a header is invalid, in words that tests refer to."""
     out, place = set(), 0
     for _, dtype, shape, begin, end in found.rows:
@@ -284,7 +270,7 @@ def faults(found: Found, layout: str) -> set[str]:
     return out
 
 
-def valid(data: bytes, layout: str) -> bool:
+def valid(data, layout):
     """Whether a strict reader of this layout accepts the file."""
     try:
         return not faults(dissect(data, layout), layout)
@@ -292,7 +278,7 @@ def valid(data: bytes, layout: str) -> bool:
         return False
 
 
-def content(found: Found, layout: str) -> dict[str, Tensor]:
+def content(found, layout):
     """The tensors, in the order of their data."""
     names = [row[0] for row in found.rows]
     if layout == "spec":
@@ -304,7 +290,7 @@ def content(found: Found, layout: str) -> dict[str, Tensor]:
     }
 
 
-def parse(data: bytes, layout: str = "spec") -> tuple[dict[str, Tensor], dict[str, str] | None]:
+def parse(data, layout="spec"):
     """Read a valid file, asserting everything that is asked of a writer; tensors in the order of their data."""
     found = dissect(data, layout)
     assert faults(found, layout) == set()
@@ -340,17 +326,10 @@ RANKS = ordered(
 BOTH = raw(padded(b"\0\1" + string(b"\1\0\0\0\1\5x") + b"\x0b\1\0\0\0"))
 
 
-def examples() -> list[Example]:
+def examples():
     """Files of both layouts, from nothing to one with every dtype, and what only a foreign writer writes."""
 
-    def example(
-        name: str,
-        layout: str,
-        tensors: Mapping[str, Tensor],
-        metadata: Mapping[str, str] | None = None,
-        data: bytes | None = None,
-        **options: bool,
-    ) -> Example:
+    def example(name, layout, tensors, metadata=None, data=None, **options):
         whole = build(tensors, metadata, layout, **options) if data is None else data
         return Example(f"{layout}-{name}", FORMAT, SUFFIX, whole, tensors, metadata or {}, layout=layout)
 
@@ -373,7 +352,7 @@ def examples() -> list[Example]:
     ]
 
 
-def many(count: int, layout: str = "current") -> bytes:
+def many(count, layout="current"):
     """BinTensors: integers of one to five bytes, names with the tensors or in a map behind them."""
     numbers = [varint(i) for i in range(count + 1)]
     begin = b"\0" + varint(count)
@@ -385,7 +364,7 @@ def many(count: int, layout: str = "current") -> bytes:
     return raw(padded(begin + b"".join(parts)), bytes(count))
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """BinTensors, in the layout in which the whole header makes sense."""
     for current in (True, False):
         walk = Walk(data)
@@ -399,7 +378,7 @@ def anatomy(data: bytes) -> Anatomy:
     return walk.anatomy
 
 
-def _bincode(walk: Walk, *, current: bool) -> None:
+def _bincode(walk, *, current):
     length = walk.field(8)
     walk.span(length, 8, 8 + walk.value(length))
     if walk.value(walk.field(1)):
@@ -422,7 +401,7 @@ def _bincode(walk: Walk, *, current: bool) -> None:
             walk.varint()
 
 
-def trailing(_: str, data: bytes, __: bytes) -> tuple[str, str, int, str | None]:
+def trailing(_, data, __):
     """The last tensor ends where the file does."""
     return "LayoutError", "data_offsets", len(data), "trailing"
 

@@ -1,36 +1,30 @@
 """CNN v2 files: a header, layer records of five numbers, halves; `build` puts any numbers before any weights."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.fuzz.anatomy import Anatomy, Walk
+from tests.fuzz.anatomy import Walk
 
 from . import Bounds, Builder, Example, Golden, Tensor, noise, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FORMAT = "cnn_v2"
 SUFFIX = ".bin"
 FIELDS = ("kernel_size", "in_channels", "out_channels", "weight_offset", "weight_count")
 
 
-def header(layers: int, total: int, mip_level: int = 0, version: int = 2, magic: bytes = b"CNN2") -> bytes:
+def header(layers, total, mip_level=0, version=2, magic=b"CNN2"):
     """A header with these numbers; version 1 has no mip_level."""
     start = magic + struct.pack("<3I", version, layers, total)
     return start if version == 1 else start + struct.pack("<I", mip_level)
 
 
-def record(kernel: int, inputs: int, outputs: int, offset: int, count: int | None = None) -> bytes:
+def record(kernel, inputs, outputs, offset, count=None):
     """A layer record; the count is that of its shape, unless another is given."""
     count = outputs * inputs * kernel**2 if count is None else count
     return struct.pack("<5I", kernel, inputs, outputs, offset, count)
 
 
-def records(tensors: Sequence[Tensor]) -> tuple[bytes, int]:
+def records(tensors):
     """The records of layers that lie one after another, and the number of their weights."""
     parts, offset = [], 0
     for value in tensors:
@@ -40,7 +34,7 @@ def records(tensors: Sequence[Tensor]) -> tuple[bytes, int]:
     return b"".join(parts), offset
 
 
-def build(tensors: Sequence[Tensor], mip_level: int = 0, version: int = 2, *, pad: bool = True) -> bytes:
+def build(tensors, mip_level=0, version=2, *, pad=True):
     """A valid file; `pad` completes the last pair of an odd number of weights with zero."""
     parts, total = records(tensors)
     data = b"".join(value.data for value in tensors)
@@ -48,7 +42,7 @@ def build(tensors: Sequence[Tensor], mip_level: int = 0, version: int = 2, *, pa
     return header(len(tensors), total, mip_level, version) + parts + data + spare
 
 
-def parse(data: bytes) -> tuple[list[Tensor], dict[str, int]]:
+def parse(data):
     """Read a valid file, asserting what the format demands of a writer; layers in the order of the file."""
     assert data[:4] == b"CNN2"
     version, count, total = struct.unpack_from("<3I", data, 4)
@@ -67,12 +61,12 @@ def parse(data: bytes) -> tuple[list[Tensor], dict[str, int]]:
     return tensors, {"version": version, "mip_level": mip_level}
 
 
-def layer(outputs: int, inputs: int, kernel: int, seed: int = 0) -> Tensor:
+def layer(outputs, inputs, kernel, seed=0):
     """A layer of ordinary numbers."""
     return normal((outputs, inputs, kernel, kernel), seed, "float16")
 
 
-def names(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+def names(tensors):
     """The layers under the names that a reader gives them."""
     return {f"layer.{number}.weight": value for number, value in enumerate(tensors)}
 
@@ -81,12 +75,12 @@ def names(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
 ODD = (layer(1, 1, 3, 1), layer(2, 1, 1, 2), layer(1, 1, 3, 3), layer(1, 1, 5, 4))
 
 
-def examples() -> list[Example]:
+def examples():
     """Files from no layer to the specification's example, both versions, odd numbers of weights in both sizes."""
     network = [layer(4, 12, 3, seed) for seed in range(3)]
     bits = [noise("float16", (3, 1, 1, 1), 7), noise("float16", (2, 3, 3, 3), 8)]
 
-    def example(name: str, tensors: Sequence[Tensor], mip_level: int = 0, version: int = 2, **options: Any) -> Example:
+    def example(name, tensors, mip_level=0, version=2, **options):
         data = build(tensors, mip_level, version, **options)
         metadata = {"version": version, "mip_level": mip_level}
         spare = len(data) - len(header(0, 0, 0, version)) - sum(20 + len(value.data) for value in tensors)
@@ -110,14 +104,14 @@ def examples() -> list[Example]:
     ]
 
 
-def many(count: int) -> bytes:
+def many(count):
     """CNN v2: records of five numbers."""
     records = np.ones((count, 5), "<u4")
     records[:, 3] = np.arange(count)
     return header(count, count) + records.tobytes() + bytes(2 * (count + count % 2))
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """CNN v2 and v1."""
     walk = Walk(data)
     _, version, layers, _ = walk.numbers(4, 4, 4, 4)
@@ -128,7 +122,7 @@ def anatomy(data: bytes) -> Anatomy:
     return walk.anatomy
 
 
-def small() -> dict[str, bytes]:
+def small():
     """A file of each version whose data is smaller than its records."""
     found = {example.name: example.data for example in examples()}
     return {"cnn_v2-v1": next(e.data for e in examples() if e.layout == "v1"), "cnn_v2-v2": found["odd-padded"]}

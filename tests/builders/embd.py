@@ -9,15 +9,12 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from tests.fuzz.anatomy import Anatomy, Field, Walk
+from tests.fuzz.anatomy import Walk
 
 from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, numpy_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 FORMAT = "embd"
 SUFFIX = ".weights"
@@ -81,7 +78,7 @@ REQUIRED = {
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
 
 
-def fnv1a32(data: bytes) -> int:
+def fnv1a32(data):
     """FNV-1a, 32 bits, as its authors define it."""
     value = 0x811C9DC5
     for byte in data:
@@ -89,29 +86,19 @@ def fnv1a32(data: bytes) -> int:
     return value
 
 
-def utf8(text: str | bytes) -> bytes:
+def utf8(text):
     """The bytes of a name; a test that wants bytes that are no UTF-8 passes them as they are."""
     return text if isinstance(text, bytes) else text.encode()
 
 
-def metadata_section(
-    pairs: Iterable[tuple[str | bytes, str | bytes]], count: int | None = None, total: int | None = None
-) -> bytes:
+def metadata_section(pairs, count=None, total=None):
     """The metadata section; `count` and `total` replace the true values of entry_count and total_size."""
     entries = [(utf8(key), utf8(value)) for key, value in pairs]
     body = b"".join(struct.pack("<HH", len(key), len(value)) + key + value for key, value in entries)
     return struct.pack("<II", len(entries) if count is None else count, len(body) if total is None else total) + body
 
 
-def vocab_section(
-    tokens: Sequence[str | bytes],
-    ids: Sequence[int] = (0, 1, 2, 3, 4),
-    *,
-    special: str = "after",
-    offset: int = 0,
-    count: int | None = None,
-    total: int | None = None,
-) -> bytes:
+def vocab_section(tokens, ids=(0, 1, 2, 3, 4), *, special="after", offset=0, count=None, total=None):
     """The vocabulary section that begins at `offset` in its file.
 
     `special` says where the five ids stand, "after" the entries or "before" them, and, as "relative-after" and
@@ -125,7 +112,7 @@ def vocab_section(
     return head + (five + body if before else body + five)
 
 
-def align(position: int, step: int = 64) -> int:
+def align(position, step=64):
     """The first multiple of `step` at or after `position`."""
     return -(-position // step) * step
 
@@ -139,16 +126,16 @@ class Draft:
 
     def __init__(
         self,
-        tensors: Iterable[tuple[str | bytes, Tensor]] = (),
-        metadata: Mapping[str, str] | bytes = REQUIRED,
-        vocab: Sequence[str | bytes] | None = None,
-        ids: Sequence[int] = (0, 1, 2, 3, 4),
+        tensors=(),
+        metadata=REQUIRED,
+        vocab=None,
+        ids=(0, 1, 2, 3, 4),
         *,
-        special: str = "after",
-        aligned: bool = True,
-        checksums: bool = True,
-        vocab_bytes: bytes | None = None,
-    ) -> None:
+        special="after",
+        aligned=True,
+        checksums=True,
+        vocab_bytes=None,
+    ):
         meta = metadata if isinstance(metadata, bytes) else metadata_section(metadata.items())
         vocab_offset = 64 + len(meta)
         words = vocab_bytes
@@ -201,41 +188,41 @@ class Draft:
             data_offset,
         )
         self.data_size = len(payload)
-        self.after: list[tuple[int, str, Any]] = []
+        self.after = []
 
-    def header(self, **values: int | bytes) -> Draft:
+    def header(self, **values):
         """Change header fields. A changed header_checksum stays as given; without one it is made to fit."""
         for name, value in values.items():
             place, code = HEADER_FIELDS[name]
             self._put(place, code, value, late=name == "header_checksum")
         return self
 
-    def descriptor(self, number: int, **values: int) -> Draft:
+    def descriptor(self, number, **values):
         """Change fields of descriptor `number`."""
         for name, value in values.items():
             place, code = DESCRIPTOR_FIELDS[name]
             self._put(self.index_offset + 32 * number + place, code, value)
         return self
 
-    def footer(self, **values: int | bytes) -> Draft:
+    def footer(self, **values):
         """Change footer fields; a changed checksum stays as given."""
         for name, value in values.items():
             place, code = FOOTER_FIELDS[name]
             self._put(len(self.data) - 16 + place, code, value, late=name.endswith("checksum"))
         return self
 
-    def bytes_at(self, place: int, value: bytes) -> Draft:
+    def bytes_at(self, place, value):
         """Overwrite bytes at an absolute offset."""
         self.data[place : place + len(value)] = value
         return self
 
-    def _put(self, place: int, code: str, value: Any, *, late: bool = False) -> None:
+    def _put(self, place, code, value, *, late=False):
         if late:
             self.after.append((place, code, value))
         else:
             struct.pack_into("<" + code, self.data, place, value)
 
-    def seal(self) -> bytes:
+    def seal(self):
         """The file; every checksum is right unless it was replaced."""
         end = len(self.data) - 16
         struct.pack_into("<I", self.data, 56, zlib.crc32(self.data[:56]))
@@ -249,7 +236,7 @@ class Draft:
         return bytes(self.data)
 
 
-def simple(tensors: Iterable[tuple[str | bytes, Tensor]] = (), vocab: Sequence[str | bytes] = ()) -> bytes:
+def simple(tensors=(), vocab=()):
     """A file of the simple layout: what the upstream converter writes."""
     named = [(utf8(name), value) for name, value in tensors]
     out = bytearray(struct.pack("<4sII", b"EMBD", 1, len(named)))
@@ -276,12 +263,12 @@ class Parsed:
     fields: dict[str, Any]
 
 
-def fields_of(data: bytes) -> dict[str, Any]:
+def fields_of(data):
     """The header fields by name."""
     return {name: struct.unpack_from("<" + code, data, place)[0] for name, (place, code) in HEADER_FIELDS.items()}
 
 
-def parse(data: bytes) -> Parsed:
+def parse(data):
     """Read a file of the specification layout and assert everything that the specification demands of a writer."""
     head = fields_of(data)
     assert (head["magic"], head["version_major"], head["version_minor"], head["reserved"]) == (b"EMBD", 1, 0, 0)
@@ -316,7 +303,7 @@ def parse(data: bytes) -> Parsed:
     return Parsed(_parse_tensors(data, head), metadata, vocab, special, head)
 
 
-def _parse_vocab(data: bytes, offset: int, size: int) -> tuple[list[str], dict[str, int]]:
+def _parse_vocab(data, offset, size):
     """Tokens and special ids, the ids at an absolute place after the entries as the project writes them."""
     count, total, special = struct.unpack_from("<III", data, offset)
     assert size == 12 + total + 20
@@ -330,12 +317,12 @@ def _parse_vocab(data: bytes, offset: int, size: int) -> tuple[list[str], dict[s
     return tokens, dict(zip(SPECIAL_NAMES, struct.unpack_from("<5I", data, special), strict=True))
 
 
-def _parse_tensors(data: bytes, head: Mapping[str, Any]) -> dict[str, Tensor]:
+def _parse_tensors(data, head):
     """The tensors in descriptor order; asserts alignment, zero padding, name hashes and that nothing is left over."""
     count, index, start = head["tensor_index_count"], head["tensor_index_offset"], head["tensor_data_offset"]
     aligned = bool(head["flags"] & TENSORS_ALIGNED)
     names_at, used = index + 32 * count, 0
-    found: dict[str, Tensor] = {}
+    found = {}
     for number in range(count):
         name_hash, code, ndim, length, *rest = struct.unpack_from("<IBBH4IQ", data, index + 32 * number)
         shape, offset = tuple(rest[:ndim]), rest[4]
@@ -358,7 +345,7 @@ def _parse_tensors(data: bytes, head: Mapping[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def parse_simple(data: bytes) -> Parsed:
+def parse_simple(data):
     """Read a file of the simple layout."""
     magic, version, count = struct.unpack_from("<4sII", data)
     assert (magic, version) == (b"EMBD", 1)
@@ -389,7 +376,7 @@ TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##ing", "日本", "", "
 IDS = dict(zip(SPECIAL_NAMES, range(5), strict=True))
 
 
-def _spec(name: str, tensors: dict[str, Tensor], metadata: Mapping[str, str] = REQUIRED, **options: Any) -> Example:
+def _spec(name, tensors, metadata=REQUIRED, **options):
     draft = Draft(tensors.items(), metadata, **options)
     vocab = tuple(options["vocab"]) if options.get("vocab") is not None else None
     ids = None if vocab is None else dict(zip(SPECIAL_NAMES, options.get("ids", range(5)), strict=True))
@@ -397,12 +384,12 @@ def _spec(name: str, tensors: dict[str, Tensor], metadata: Mapping[str, str] = R
     return Example(f"spec-{name}", FORMAT, SUFFIX, draft.seal(), tensors, metadata, vocab, ids, "spec", checksums=sums)
 
 
-def _simple(name: str, tensors: dict[str, Tensor], vocab: Sequence[str] = ()) -> Example:
+def _simple(name, tensors, vocab=()):
     words = tuple(vocab) or None
     return Example(f"simple-{name}", FORMAT, SUFFIX, simple(tensors.items(), vocab), tensors, {}, words, None, "simple")
 
 
-def examples() -> list[Example]:
+def examples():
     """Files of both layouts, from the smallest to one with every dtype and dimension count."""
     dtypes = {f"w.{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(CODES)}
     ranks = {
@@ -441,7 +428,7 @@ def examples() -> list[Example]:
     ]
 
 
-def many(count: int) -> bytes:
+def many(count):
     """EMBD: fixed-size records, checked with all their names and hashes."""
     digits = np.arange(count)[:, None] // 10 ** np.arange(6, -1, -1) % 10
     names = (digits + ord("0")).astype(np.uint8)
@@ -459,19 +446,19 @@ def many(count: int) -> bytes:
     return data[: draft.index_offset] + index.tobytes() + names.tobytes() + bytes(count) + data[-16:]
 
 
-def many_simple(count: int) -> bytes:
+def many_simple(count):
     """The other layout of EMBD: heads and data in turn."""
     rest = struct.pack("<2I", 1, 1) + bytes(4)
     body = b"".join(b"\7\0\0\0%07d" % i + rest for i in range(count))
     return struct.pack("<4s2I", b"EMBD", 1, count) + body + bytes(4)
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """EMBD, either layout."""
     return _anatomy_spec(data) if len(data) > 64 and data[-8:-4] == b"DBME" else _anatomy_simple(data)
 
 
-def _anatomy_simple(data: bytes) -> Anatomy:
+def _anatomy_simple(data):
     walk = Walk(data)
     *_, count = walk.numbers(4, 4, 4)
     for _ in walk.items(count):
@@ -487,9 +474,9 @@ def _anatomy_simple(data: bytes) -> Anatomy:
     return walk.anatomy
 
 
-def _anatomy_spec(data: bytes) -> Anatomy:
+def _anatomy_spec(data):
     walk = Walk(data)
-    head: dict[str, Field] = {}
+    head = {}
     for name, (place, code) in HEADER_FIELDS.items():
         walk.at = place
         head[name] = walk.field({"H": 2, "I": 4, "Q": 8, "4s": 4}[code])
@@ -524,7 +511,7 @@ def _anatomy_spec(data: bytes) -> Anatomy:
     return walk.anatomy
 
 
-def _anatomy_vocabulary(walk: Walk, begin: int) -> None:
+def _anatomy_vocabulary(walk, begin):
     walk.at = begin
     count, total, special = walk.numbers(4, 4, 4)
     ids = walk.value(special)
@@ -543,7 +530,7 @@ def _anatomy_vocabulary(walk: Walk, begin: int) -> None:
     walk.numbers(4, 4, 4, 4, 4)
 
 
-def sealed(data: bytes) -> bytes:
+def sealed(data):
     """A file of the layout with checksums, with the hashes and checksums that its bytes have; another one as it is."""
     if len(data) < 80 or data[:4] != b"EMBD":
         return data
@@ -569,7 +556,7 @@ def sealed(data: bytes) -> bytes:
     return bytes(out)
 
 
-def trailing(kind: str, data: bytes, _: bytes) -> tuple[str, str, int, str | None]:
+def trailing(kind, data, _):
     """The layout with a header says in there how long the file is."""
     if kind == FORMAT:
         return "LayoutError", "total_file_size", 48, None

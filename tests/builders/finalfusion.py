@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.fuzz.anatomy import NUMBER, Anatomy, Walk
+from tests.fuzz.anatomy import NUMBER, Walk
 from tests.fuzz.dictionary import MARKUP
 
 from . import Bounds, Builder, Example, Golden, Tensor, noise, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 FORMAT = "finalfusion"
 SUFFIX = ".fifu"
@@ -37,7 +33,7 @@ class Chunk:
     padding: bytes | None = None
     length: int | None = None
 
-    def at(self, position: int) -> bytes:
+    def at(self, position):
         """The chunk as it is at a position of the file."""
         start = position + 12 + len(self.fields)
         rule = bytes(self.width - start % self.width) if self.width else b""
@@ -47,7 +43,7 @@ class Chunk:
         return struct.pack("<IQ", self.id, length) + self.fields + padding + self.data
 
 
-def build(chunks: Sequence[Chunk], listed: Sequence[int] | None = None, version: int = 0, count: Any = None) -> bytes:
+def build(chunks, listed=None, version=0, count=None):
     """A file of these chunks; the header lists `listed`, or what is there."""
     ids = [chunk.id for chunk in chunks] if listed is None else list(listed)
     out = struct.pack("<4sII", b"FiFu", version, len(ids) if count is None else count)
@@ -58,34 +54,30 @@ def build(chunks: Sequence[Chunk], listed: Sequence[int] | None = None, version:
 
 
 # ------------------------------------------------------------------------------------------------------ the chunks
-def strings(words: Iterable[str | bytes]) -> bytes:
+def strings(words):
     """Strings behind their lengths."""
     raws = [word.encode() if isinstance(word, str) else word for word in words]
     return b"".join(struct.pack("<I", len(raw)) + raw for raw in raws)
 
 
-def ngrams(pairs: Iterable[tuple[str, int]]) -> bytes:
+def ngrams(pairs):
     """n-grams with an index behind each."""
     return b"".join(strings([text]) + struct.pack("<Q", index) for text, index in pairs)
 
 
-def simple(words: Sequence[str | bytes], **lies: Any) -> Chunk:
+def simple(words, **lies):
     """A simple vocabulary."""
     return Chunk(SIMPLE, struct.pack("<Q", lies.pop("n", len(words))) + strings(words), **lies)
 
 
-def hashed(
-    id_: int, words: Sequence[str | bytes], min_n: int, max_n: int, last: int, *, spec: bool = False, **lies: Any
-) -> Chunk:
+def hashed(id_, words, min_n, max_n, last, *, spec=False, **lies):
     """A bucket vocabulary, whose `last` field is the exponent, or a fastText one, whose is the number of buckets."""
     n = lies.pop("n", len(words))
     fields = struct.pack("<IIIQ", min_n, max_n, last, n) if spec else struct.pack("<QIII", n, min_n, max_n, last)
     return Chunk(id_, fields + strings(words), **lies)
 
 
-def explicit(
-    words: Sequence[str], pairs: Sequence[tuple[str, int]], min_n: int, max_n: int, *, spec: bool = False, **lies: Any
-) -> Chunk:
+def explicit(words, pairs, min_n, max_n, *, spec=False, **lies):
     """An explicit vocabulary; in the order of the specification indices are not written."""
     n, m = lies.pop("n", len(words)), lies.pop("m", len(pairs))
     if spec:
@@ -94,7 +86,7 @@ def explicit(
     return Chunk(EXPLICIT, struct.pack("<QQII", n, m, min_n, max_n) + strings(words) + ngrams(pairs), **lies)
 
 
-def matrix(value: Tensor, **lies: Any) -> Chunk:
+def matrix(value, **lies):
     """A plain matrix; `rows`, `cols` and `code` override its fields."""
     code = lies.pop("code", CODES[value.dtype])
     rows, cols = lies.pop("rows", value.shape[0]), lies.pop("cols", value.shape[1])
@@ -102,24 +94,18 @@ def matrix(value: Tensor, **lies: Any) -> Chunk:
     return Chunk(MATRIX, struct.pack("<QII", rows, cols, code), value.data, width, **lies)
 
 
-def norms(value: Tensor, **lies: Any) -> Chunk:
+def norms(value, **lies):
     """Norms."""
     count, code = lies.pop("count", value.shape[0]), lies.pop("code", 10)
     return Chunk(NORMS, struct.pack("<QI", count, code), value.data, 4, **lies)
 
 
-def metadata(text: str | bytes, **lies: Any) -> Chunk:
+def metadata(text, **lies):
     """Metadata."""
     return Chunk(METADATA, text.encode() if isinstance(text, str) else text, **lies)
 
 
-def product(
-    codes: np.ndarray[Any, Any],
-    codebooks: np.ndarray[Any, Any],
-    rotation: np.ndarray[Any, Any] | None = None,
-    row_norms: np.ndarray[Any, Any] | None = None,
-    **lies: Any,
-) -> Chunk:
+def product(codes, codebooks, rotation=None, row_norms=None, **lies):
     """A matrix by product quantisation; the fields can be overridden by their names."""
     parts, centroids, length = codebooks.shape
     fields = {
@@ -138,7 +124,7 @@ def product(
     return Chunk(PQ, struct.pack("<5IQ2I", *fields.values()), data, 4, **lies)
 
 
-def quantised(rows: int, parts: int, centroids: int, length: int, seed: int = 0) -> tuple[Any, Any, Any, Any]:
+def quantised(rows, parts, centroids, length, seed=0):
     """Codes, codebooks, projection and norms of a matrix of ordinary numbers."""
     random = np.random.default_rng(seed)
     codes = random.integers(0, centroids, (rows, parts), np.uint8)
@@ -148,7 +134,7 @@ def quantised(rows: int, parts: int, centroids: int, length: int, seed: int = 0)
 
 
 # -------------------------------------------------------------------------------------------------------- examples
-def lengths(n: int) -> Tensor:
+def lengths(n):
     """The norms of n words: positive numbers."""
     return Tensor("float32", (n,), (np.random.default_rng(n).random(n) + 0.5).astype("<f4").tobytes())
 
@@ -165,15 +151,7 @@ PARSED = {"name": "tïny", "hyper": {"dims": 300, "lr": 0.05, "list": [1, 2, 3]}
 PAIRS = (("<on", 0), ("one", 1), ("ne>", 0), ("<tw", 2), ("日本", 3))
 
 
-def example(
-    name: str,
-    chunks: Sequence[Chunk],
-    tensors: Mapping[str, Tensor],
-    vocab: Sequence[str] | None = WORDS,
-    text: Mapping[str, Any] | None = None,
-    layout: str = "upstream",
-    **options: Any,
-) -> Example:
+def example(name, chunks, tensors, vocab=WORDS, text=None, layout="upstream", **options):
     """An example. A file with norms is one without them too, up to where they begin."""
     data = build(chunks, **options)
     before = build(chunks[:-1], options.get("listed", [chunk.id for chunk in chunks]))
@@ -184,7 +162,7 @@ def example(
     return Example(name, FORMAT, SUFFIX, data, tensors, text or {}, words, layout=layout, prefixes=cut, written=written)
 
 
-def examples() -> list[Example]:
+def examples():
     """Every vocabulary in both orders of its fields, every type of matrix, with and without norms and metadata."""
     n = len(WORDS)
     plain, sizes = normal((n, 5), 1), lengths(n)
@@ -244,13 +222,13 @@ def examples() -> list[Example]:
     ]
 
 
-def many(count: int) -> bytes:
+def many(count):
     """The words of finalfusion: it has one matrix, and as many words as rows."""
     words = [b"%07d" % i for i in range(count)]
     return build([simple(words), matrix(Tensor("float32", (count, 1), bytes(4 * count)))])
 
 
-def small() -> dict[str, bytes]:
+def small():
     """A file with every chunk that can stand together, and one in the order of fields that the specification has."""
     words = ["one", "two", "drei"]
     every = [
@@ -263,7 +241,7 @@ def small() -> dict[str, bytes]:
     return {"finalfusion-everything": build(every), "finalfusion-specification": build([spec, matrix(normal((5, 1)))])}
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """finalfusion, chunk by chunk; of one that upstream would not write, every four bytes are a number."""
     walk = Walk(data)
     *_, listed = walk.numbers(4, 4, 4)
@@ -282,7 +260,7 @@ def anatomy(data: bytes) -> Anatomy:
     return walk.anatomy
 
 
-def _anatomy_chunk(walk: Walk, id_: int, end: int) -> None:
+def _anatomy_chunk(walk, id_, end):
     start, found = walk.at, walk.found
     before = len(found.fields), len(found.spans), len(found.items)
     try:
@@ -297,7 +275,7 @@ def _anatomy_chunk(walk: Walk, id_: int, end: int) -> None:
         walk.field(4, NUMBER)
 
 
-def _anatomy_words(walk: Walk, *sizes: int, grams: bool = False) -> None:
+def _anatomy_words(walk, *sizes, grams=False):
     counters = walk.numbers(8, *sizes)
     for number, counter in enumerate(counters[: 1 + grams]):
         for _ in walk.items(counter):
@@ -308,13 +286,13 @@ def _anatomy_words(walk: Walk, *sizes: int, grams: bool = False) -> None:
                 raise IndexError
 
 
-def _anatomy_padded(walk: Walk, *sizes: int) -> None:
+def _anatomy_padded(walk, *sizes):
     """Numbers, of which the last one is a type, and padding up to a multiple of its size; never none."""
     width = WIDTHS[walk.value(walk.numbers(*sizes)[-1])]
     walk.found.pads.append((walk.at, walk.at + width - walk.at % width, width))
 
 
-_ANATOMIES: dict[int, Callable[[Walk], object]] = {
+_ANATOMIES = {
     SIMPLE: _anatomy_words,
     BUCKET: lambda walk: _anatomy_words(walk, 4, 4, 4),
     FASTTEXT: lambda walk: _anatomy_words(walk, 4, 4, 4),
@@ -325,7 +303,7 @@ _ANATOMIES: dict[int, Callable[[Walk], object]] = {
 }
 
 
-def trailing(_: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
+def trailing(_, data, tail):
     """Bytes long enough for the head of a chunk are read as one, of an unknown kind."""
     if tail[:2] == b"PK":
         return "UnsupportedError", "chunk_id", len(data), "trailing"

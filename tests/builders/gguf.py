@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from tests.fuzz.anatomy import Anatomy, Walk
+from tests.fuzz.anatomy import Walk
 
 from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, numpy_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 FORMAT = "gguf"
 SUFFIX = ".gguf"
@@ -106,20 +106,20 @@ class Coder:
     version: int = 3
     big: bool = False
 
-    def number(self, value: float | bytes, code: str = "I") -> bytes:
+    def number(self, value, code="I"):
         """A number; bytes as they are."""
         return value if isinstance(value, bytes) else struct.pack(("><"[not self.big]) + code, value)
 
-    def count(self, value: int | bytes) -> bytes:
+    def count(self, value):
         """A length, count or dimension."""
         return self.number(value, "I" if self.version == 1 else "Q")
 
-    def string(self, text: str | bytes, length: int | bytes | None = None) -> bytes:
+    def string(self, text, length=None):
         """A string; bytes need not be UTF-8, and `length` replaces the true one."""
         raw = text if isinstance(text, bytes) else text.encode()
         return self.count(len(raw) if length is None else length) + raw
 
-    def value(self, kind: Any, value: Any) -> bytes:
+    def value(self, kind, value):
         """A value without its type."""
         if isinstance(value, bytes) and kind != "str":
             return value
@@ -129,35 +129,35 @@ class Coder:
             )
         return self.string(value) if kind == "str" else self.number(value, KINDS[kind][1])
 
-    def key_value(self, entry: KeyValue) -> bytes:
+    def key_value(self, entry):
         """A key-value."""
         key, kind, value = entry
         return self.string(key) + self.number(code_of(kind)) + self.value(kind, value)
 
-    def info(self, info: Info) -> bytes:
+    def info(self, info):
         """A tensor info."""
         dims = b"".join(map(self.count, info.dims))
         ndim = self.number(len(info.dims) if info.ndim is None else info.ndim)
         return self.string(info.name) + ndim + dims + self.number(info.type) + self.number(info.offset, "Q")
 
-    def swapped(self, value: Tensor) -> bytes:
+    def swapped(self, value):
         """The data of a tensor in this byte order."""
         if not self.big or value.dtype not in DENSE:
             return value.data
         return np.frombuffer(value.data, f"u{numpy_dtype(value.dtype).itemsize}").byteswap().tobytes()
 
 
-def code_of(kind: Any) -> int:
+def code_of(kind):
     """The code of a kind of values; an unknown one may be given as its number."""
     return 9 if isinstance(kind, list) else kind if isinstance(kind, int) else KINDS[kind][0]
 
 
-def padding(size: int, alignment: int = ALIGNMENT) -> bytes:
+def padding(size, alignment=ALIGNMENT):
     """Zeros from `size` up to a multiple of the alignment."""
     return bytes(-size % alignment)
 
 
-def infos_of(tensors: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> list[Info]:
+def infos_of(tensors, alignment=ALIGNMENT):
     """The infos of tensors that follow each other in this order."""
     infos, place = [], 0
     for name, value in tensors.items():
@@ -166,14 +166,7 @@ def infos_of(tensors: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> list[
     return infos
 
 
-def header(
-    infos: Sequence[Info],
-    values: Sequence[KeyValue] = (),
-    coder: Coder | None = None,
-    *,
-    tensor_count: int | bytes | None = None,
-    kv_count: int | bytes | None = None,
-) -> bytes:
+def header(infos, values=(), coder=None, *, tensor_count=None, kv_count=None):
     """The header without its padding; the counts replace the true ones."""
     coder = coder or Coder()
     counts = (len(infos) if tensor_count is None else tensor_count, len(values) if kv_count is None else kv_count)
@@ -188,21 +181,12 @@ def header(
     )
 
 
-def build(
-    tensors: Mapping[str, Tensor],
-    values: Sequence[KeyValue] = (),
-    *,
-    version: int = 3,
-    big: bool = False,
-    alignment: int = ALIGNMENT,
-    padded: bool = True,
-    listed: Sequence[str] | None = None,
-) -> bytes:
+def build(tensors, values=(), *, version=3, big=False, alignment=ALIGNMENT, padded=True, listed=None):
     """A valid file: tensors in the given order, listed in another one where that is given; `padded` at its end."""
     coder = Coder(version, big)
     infos = infos_of(tensors, alignment)
     if listed is not None:
-        infos.sort(key=lambda info: listed.index(info.name))  # type: ignore[arg-type]
+        infos.sort(key=lambda info: listed.index(info.name))
     head = header(infos, values, coder)
     head += padding(len(head), alignment)
     body = b""
@@ -229,29 +213,29 @@ class Found:
 
 
 class _Cursor:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         self.data, self.place = data, 0
         version = int.from_bytes(data[4:8], "little")
         self.big = version & 0xFFFF == 0
         self.place = 8
         self.version = int.from_bytes(data[4:8], "big") if self.big else version
 
-    def take(self, size: int) -> bytes:
+    def take(self, size):
         assert size <= len(self.data) - self.place
         self.place += size
         return self.data[self.place - size : self.place]
 
-    def number(self, code: str = "I") -> Any:
+    def number(self, code="I"):
         (value,) = struct.unpack(("><"[not self.big]) + code, self.take(struct.calcsize(code)))
         return value
 
-    def count(self) -> int:
+    def count(self):
         return int(self.number("I" if self.version == 1 else "Q"))
 
-    def string(self) -> str:
+    def string(self):
         return self.take(self.count()).decode()
 
-    def value(self, code: int) -> tuple[Any, Any]:
+    def value(self, code):
         if KIND_OF[code] == "str":
             return "str", self.string()
         if KIND_OF[code] != "array":
@@ -262,7 +246,7 @@ class _Cursor:
         return [kind], [item for _, item in items]
 
 
-def dissect(data: bytes) -> Found:
+def dissect(data):
     """The fields of a file that is sound."""
     assert data[:4] == b"GGUF"
     cursor = _Cursor(data)
@@ -281,7 +265,7 @@ def dissect(data: bytes) -> Found:
     return found
 
 
-def parse(data: bytes) -> tuple[dict[str, Tensor], list[KeyValue]]:
+def parse(data):
     """Read a file back, asserting everything that is asked of a writer; tensors in the order of their data."""
     found = dissect(data)
     names = {code: name for name, code in CODES.items()}
@@ -316,19 +300,19 @@ class Numbers(list[Any]):
     """What an array of numbers has to hold, and of what dtype: equal to an array, and to nothing else but itself."""
 
     __array_ufunc__ = None
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
-    def __init__(self, values: Sequence[Any], dtype: str) -> None:
+    def __init__(self, values, dtype):
         super().__init__(values)
         self.dtype = dtype
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         if isinstance(other, np.ndarray):
             return other.dtype == self.dtype and other.tolist() == list(self) and not other.flags.writeable
         return isinstance(other, Numbers) and (self.dtype, list(self)) == (other.dtype, list(other))
 
 
-def read_as(kind: Any, value: Any) -> Any:
+def read_as(kind, value):
     """What metadata hold of a value of a kind."""
     if not isinstance(kind, list):
         return value
@@ -409,26 +393,26 @@ class BigEndian(Tensor):
     """A tensor whose bytes are those of a big-endian file."""
 
     @property
-    def array(self) -> np.ndarray[Any, Any]:
+    def array(self):
         """The tensor as numpy reads these bytes."""
         return np.frombuffer(self.data, numpy_dtype(self.dtype).newbyteorder(">")).reshape(self.shape)
 
 
-def swapped(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def swapped(tensors):
     """Tensors as a big-endian file has them."""
     coder = Coder(big=True)
     return {name: BigEndian(value.dtype, value.shape, coder.swapped(value)) for name, value in tensors.items()}
 
 
-def metadata_of(values: Sequence[KeyValue]) -> dict[str, Any]:
+def metadata_of(values):
     """What metadata hold of key-values."""
     return {str(key): read_as(kind, value) for key, kind, value in values}
 
 
-def examples() -> list[Example]:
+def examples():
     """Files of every version and byte order, from nothing to every dtype and every type of value."""
 
-    def example(name: str, tensors: Mapping[str, Tensor], values: Sequence[KeyValue] = (), **options: Any) -> Example:
+    def example(name, tensors, values=(), **options):
         data = build(tensors, values, **options)
         ids = IDS if values is VOCAB else None
         unpadded = build(tensors, values, **options | {"padded": False})
@@ -468,7 +452,7 @@ def examples() -> list[Example]:
     ]
 
 
-def many(count: int) -> bytes:
+def many(count):
     """A file of so many tensors of one byte each, the last of them zeros."""
     tail = struct.pack("<IQI", 1, 1, DENSE["int8"])
     head = b"GGUF" + struct.pack("<IQQ", 3, count, 0)
@@ -476,14 +460,14 @@ def many(count: int) -> bytes:
     return head + padding(len(head)) + bytes(32 * count)
 
 
-def tokens(count: int) -> bytes:
+def tokens(count):
     """A file of so many tokens, and one tensor."""
     values = b"".join(struct.pack("<Q7s", 7, b"%07d" % i) for i in range(count))
     entry = KeyValue("tokenizer.ggml.tokens", ["str"], struct.pack("<IQ", 8, count) + values)
     return build({"w": normal((2, 2))}, [entry])
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """The header; of big-endian files and version 1 nothing is told, so that their bytes change one by one."""
     walk = Walk(data)
     if data[4:8] not in (b"\2\0\0\0", b"\3\0\0\0"):
@@ -504,7 +488,7 @@ def anatomy(data: bytes) -> Anatomy:
     return walk.anatomy
 
 
-def _walk_value(walk: Walk, kind: Any) -> None:
+def _walk_value(walk, kind):
     code = walk.value(kind)
     if KIND_OF[code] == "str":
         walk.string(8)

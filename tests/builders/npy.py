@@ -1,17 +1,11 @@
 """numpy's .npy files: `build` writes any header before any data."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING
 
-from tests.fuzz.anatomy import TOKEN, Anatomy, Walk
+from tests.fuzz.anatomy import TOKEN, Walk
 
-from . import Builder, Example, Tensor, noise, normal
+from . import Builder, Example, noise, normal
 from .gguf import BigEndian
-
-if TYPE_CHECKING:
-    import re
 
 FORMAT = "npy"
 SUFFIX = ".npy"
@@ -23,9 +17,7 @@ CODES = {
 TEXT = "{'descr': %s, 'fortran_order': %s, 'shape': %s, }"
 
 
-def build(
-    header: str | bytes, data: bytes = b"", version: tuple[int, int] = (1, 0), length: int | None = None
-) -> bytes:
+def build(header, data=b"", version=(1, 0), length=None):
     """A file with this header, padded as numpy does it; `length` replaces the true one."""
     raw = header.encode("utf-8" if version == (3, 0) else "latin-1") if isinstance(header, str) else header
     width = 2 if version == (1, 0) else 4
@@ -34,7 +26,7 @@ def build(
     return b"\x93NUMPY" + bytes(version) + struct.pack("<H" if width == 2 else "<I", size) + raw + data
 
 
-def header_of(tensor: Tensor, *, fortran: bool = False) -> str:
+def header_of(tensor, *, fortran=False):
     """The header of a tensor."""
     code = CODES[tensor.dtype]
     if isinstance(tensor, BigEndian):
@@ -42,7 +34,7 @@ def header_of(tensor: Tensor, *, fortran: bool = False) -> str:
     return TEXT % (repr(code), fortran, repr(tensor.shape))
 
 
-def examples() -> list[Example]:
+def examples():
     """One array of each type, and of each number of dimensions."""
     arrays = {dtype: noise(dtype, (3, 5), seed) for seed, dtype in enumerate(CODES)}
     arrays |= {"scalar": normal(()), "empty": normal((0, 4)), "vector": normal((7,)), "four": normal((1, 2, 1, 3))}
@@ -66,7 +58,7 @@ def examples() -> list[Example]:
     return found
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """The length of the header, and the tokens of it."""
     walk = Walk(data)
     walk.at = 6
@@ -82,7 +74,7 @@ def anatomy(data: bytes) -> Anatomy:
     return walk.anatomy
 
 
-def tokens(data: bytes, begin: int, end: int) -> list[re.Match[bytes]]:
+def tokens(data, begin, end):
     """The tokens of a header."""
     import re
 

@@ -1,28 +1,21 @@
 """numpy's .npz files: archives of .npy files."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from tests import zip_files
-from tests.fuzz.anatomy import Anatomy, Walk
+from tests.fuzz.anatomy import Walk
 
 from . import Builder, Example, Tensor, noise, normal, npy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FORMAT = "npz"
 SUFFIX = ".npz"
 
 
-def entry(name: str, tensor: Tensor, **options: Any) -> zip_files.Entry:
+def entry(name, tensor, **options):
     """The member of an array; numpy writes sizes of 64 bits into its header."""
     data = npy.build(npy.header_of(tensor), tensor.data)
     return zip_files.Entry(f"{name}.npy".encode(), data, **({"wide": False} | options))
 
 
-def build(tensors: Mapping[str, Tensor], **options: Any) -> bytes:
+def build(tensors, **options):
     """A sound archive of these arrays."""
     return zip_files.archive([entry(name, t) for name, t in tensors.items()], **options)
 
@@ -30,7 +23,7 @@ def build(tensors: Mapping[str, Tensor], **options: Any) -> bytes:
 SMALL = {"a": normal((2, 3), 1), "b": noise("float16", (5,), 2)}
 
 
-def examples() -> list[Example]:
+def examples():
     """Archives of stored members."""
     every = {f"w/{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(npy.CODES)}
     ranks = {
@@ -41,7 +34,7 @@ def examples() -> list[Example]:
         "": normal((2,)),
     }
 
-    def example(name: str, tensors: Mapping[str, Tensor], **options: Any) -> Example:
+    def example(name, tensors, **options):
         data = build(tensors, **options)
         return Example(name, FORMAT, SUFFIX, data, tensors, checksums=True, written=False)
 
@@ -56,14 +49,14 @@ def examples() -> list[Example]:
     ]
 
 
-def many(count: int) -> bytes:
+def many(count):
     """Archives of as many members."""
     one = npy.build(npy.header_of(Tensor("int8", (1,), b"\0")), b"\0")
     entries = [zip_files.Entry(b"%07d.npy" % i, one) for i in range(count)]
     return zip_files.archive(entries, wide=count > 65534)
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """The records of an archive, and the tokens of the header of each member."""
     walk = Walk(data)
     if b"PK\6\6" in data:

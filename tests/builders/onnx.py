@@ -1,16 +1,9 @@
 """ONNX models, in the encoding of protobuf: `tensor_proto`, `graph` and `model` put any fields one after another."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
-from tests.fuzz.anatomy import TEXT, Anatomy, Walk
+from tests.fuzz.anatomy import TEXT, Walk
 
 from . import Bounds, Builder, Example, Tensor, noise, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 FORMAT = "onnx"
 SUFFIX = ".onnx"
@@ -23,7 +16,7 @@ CODES = {
 }  # fmt: skip
 
 
-def varint(value: int) -> bytes:
+def varint(value):
     """Seven bits a byte, the lowest first; negative numbers as those of 64 bits."""
     value &= 2**64 - 1
     out = bytearray()
@@ -33,7 +26,7 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def field(number: int, value: int | bytes, kind: int | None = None) -> bytes:
+def field(number, value, kind=None):
     """A field: a number as a varint, bytes behind their length; with a `kind`, the bytes as they are."""
     if kind is not None:
         assert isinstance(value, bytes)
@@ -43,12 +36,12 @@ def field(number: int, value: int | bytes, kind: int | None = None) -> bytes:
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def packed(values: Iterable[int]) -> bytes:
+def packed(values):
     """Varints back to back."""
     return b"".join(map(varint, values))
 
 
-def numbers(value: Tensor) -> bytes:
+def numbers(value):
     """The field of numbers with the elements of a tensor."""
     number = CODES[value.dtype][1]
     if number in {4, 10}:
@@ -57,7 +50,7 @@ def numbers(value: Tensor) -> bytes:
     return field(number, packed(array.tolist()))
 
 
-def tensor_proto(name: str | bytes, value: Tensor, *more: bytes, typed: bool = False) -> bytes:
+def tensor_proto(name, value, *more, typed=False):
     """A TensorProto: dims, data_type, the data in a field of numbers or raw, name, and more fields."""
     raw = name.encode() if isinstance(name, str) else name
     dims = b"".join(field(1, dim) for dim in value.shape)
@@ -67,7 +60,7 @@ def tensor_proto(name: str | bytes, value: Tensor, *more: bytes, typed: bool = F
     return start + field(8, raw) + field(9, value.data) + b"".join(more)
 
 
-def graph(initialisers: Iterable[bytes], *more: bytes) -> bytes:
+def graph(initialisers, *more):
     """A GraphProto, with a node and a name before its initialisers."""
     node = field(1, b"x") + field(2, b"y") + field(4, b"Relu")
     return field(1, node) + field(2, b"g") + b"".join(field(5, one) for one in initialisers) + b"".join(more)
@@ -77,12 +70,12 @@ HEAD = field(1, 10) + field(2, b"tests") + field(3, b"1.2")
 OPSET = field(8, field(1, b"") + field(2, 21))
 
 
-def model(initialisers: Iterable[bytes], *more: bytes, head: bytes = HEAD, tail: bytes = OPSET) -> bytes:
+def model(initialisers, *more, head=HEAD, tail=OPSET):
     """A ModelProto; `more` fields follow the initialisers of its graph."""
     return head + field(7, graph(initialisers, *more)) + tail
 
 
-def build(tensors: Mapping[str, Tensor], *, typed: bool = False) -> bytes:
+def build(tensors, *, typed=False):
     """A model with these tensors."""
     return model(tensor_proto(name, value, typed=typed) for name, value in tensors.items())
 
@@ -91,7 +84,7 @@ METADATA = {"ir_version": "10", "producer_name": "tests", "producer_version": "1
 SMALL = {"a": normal((2, 3), 1), "b": noise("int16", (5,), 2)}
 
 
-def examples() -> list[Example]:
+def examples():
     """Every type, raw and, where these are the elements, in numbers; numbers of dimensions, names, and texts."""
     every = {f"w/{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(CODES)}
     fixed = {name: value for name, value in every.items() if CODES[value.dtype][1] in {4, 10}}
@@ -103,9 +96,7 @@ def examples() -> list[Example]:
         " ": normal((2,)),
     }
 
-    def example(
-        name: str, data: bytes, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = METADATA
-    ) -> Example:
+    def example(name, data, tensors, metadata=METADATA):
         return Example(name, FORMAT, SUFFIX, data, tensors, metadata, prefixes=_ends(data), written=False)
 
     texts = HEAD + field(4, b"org.example") + field(5, -3) + field(6, "Ünï".encode())
@@ -125,7 +116,7 @@ def examples() -> list[Example]:
     ]
 
 
-def _ends(data: bytes) -> frozenset[int]:
+def _ends(data):
     """Where fields of a model end from its graph on: each of these beginnings is a model too."""
     walk, seen, found = Walk(data), False, set()
     while walk.at < len(data):
@@ -138,28 +129,28 @@ def _ends(data: bytes) -> frozenset[int]:
     return frozenset(found - {len(data)})
 
 
-def many(count: int) -> bytes:
+def many(count):
     """Models of as many tensors of a byte."""
     return model(tensor_proto(f"{i:07}", Tensor("int8", (1,), b"\0")) for i in range(count))
 
 
-def many_numbers(count: int) -> bytes:
+def many_numbers(count):
     """Models of as many tensors of a number, as shapes are."""
     return model(tensor_proto(f"{i:07}", Tensor("int64", (1,), bytes(8)), typed=True) for i in range(count))
 
 
 # The messages within fields of the model, by number, and None for data; other fields that have a length are texts.
-MESSAGES: dict[int, Any] = {7: {5: {13: {}, **dict.fromkeys((4, 5, 7, 9, 10, 11))}}, 8: {}, 14: {}}
+MESSAGES = {7: {5: {13: {}, **dict.fromkeys((4, 5, 7, 9, 10, 11))}}, 8: {}, 14: {}}
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """Tags, numbers, lengths and texts, down to the entries of external data."""
     walk = Walk(data)
     _message(walk, len(data), MESSAGES)
     return walk.anatomy
 
 
-def _message(walk: Walk, end: int, within: Mapping[int, Any]) -> None:
+def _message(walk, end, within):
     while walk.at < end:
         begin = walk.at
         number, kind = divmod(walk.value(walk.leb()), 8)
@@ -179,7 +170,7 @@ def _message(walk: Walk, end: int, within: Mapping[int, Any]) -> None:
         walk.found.items.append((begin, walk.at, None))
 
 
-def trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
+def trailing(kind, data, tail):
     """The error for bytes behind the end: they are read as fields, and those of a second model are of the same one."""
     del kind
     if tail == data:
@@ -194,7 +185,7 @@ def trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | 
     return error, name, len(data) + at, None
 
 
-def small() -> dict[str, bytes]:
+def small():
     """Models whose data is smaller than their fields."""
     return {"onnx-numbers": build({"a": noise("int64", (2,), 3), "b": noise("float16", (3,), 4)}, typed=True)}
 

@@ -1,19 +1,12 @@
 """safetensors files: eight bytes of header length, a JSON object, the data; `build` puts any header before any data."""
 
-from __future__ import annotations
-
 import json
 import struct
-from typing import TYPE_CHECKING, Any
 
-from tests.fuzz.anatomy import Anatomy, Walk
+from tests.fuzz.anatomy import Walk
 from tests.fuzz.dictionary import MARKUP
 
 from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 FORMAT = "safetensors"
 SUFFIX = ".safetensors"
@@ -40,19 +33,19 @@ CODES = {
 NAMES = {code: name for name, code in CODES.items()}
 
 
-def raw(header: bytes, data: bytes = b"", length: int | None = None) -> bytes:
+def raw(header, data=b"", length=None):
     """A file with these header bytes; `length` replaces the true header length."""
     return struct.pack("<Q", len(header) if length is None else length) + header + data
 
 
-def entry(dtype: str, shape: list[Any], begin: Any, end: Any) -> dict[str, Any]:
+def entry(dtype, shape, begin, end):
     """A header entry, right or wrong."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[dict[str, Any], bytes]:
+def header_of(tensors, metadata=None):
     """The header object and the data of a valid file, tensors in the given order."""
-    head: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    head = {} if metadata is None else {"__metadata__": dict(metadata)}
     data = b""
     for name, value in tensors.items():
         head[name] = entry(CODES[value.dtype], list(value.shape), len(data), len(data) + len(value.data))
@@ -60,20 +53,14 @@ def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None 
     return head, data
 
 
-def build(
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str] | None = None,
-    *,
-    pad: bool = True,
-    ascii_only: bool = False,
-) -> bytes:
+def build(tensors, metadata=None, *, pad=True, ascii_only=False):
     """A valid file; `pad` fills the header with spaces to a multiple of eight as the reference writer does."""
     head, data = header_of(tensors, metadata)
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=ascii_only).encode()
     return raw(text + b" " * (-len(text) % 8 if pad else 0), data)
 
 
-def parse(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+def parse(data):
     """Read a valid file, asserting what the format demands of a writer; tensors in the order of their data."""
     (length,) = struct.unpack_from("<Q", data)
     assert length % 8 == 0
@@ -92,7 +79,7 @@ def parse(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
-def shard(folder: Path, shards: Mapping[str, Mapping[str, Tensor]], **changes: Any) -> Path:
+def shard(folder, shards, **changes):
     """Write a Hugging Face sharded model and return its index; `changes` replace top-level keys of the index."""
     total, where = 0, {}
     for file, tensors in shards.items():
@@ -104,7 +91,7 @@ def shard(folder: Path, shards: Mapping[str, Mapping[str, Tensor]], **changes: A
     return index
 
 
-def examples() -> list[Example]:
+def examples():
     """Files from `{}` to one with every dtype that numpy or ml_dtypes has."""
     every = {f"w.{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(CODES)}
     small = {"a": normal((2, 3), 1), "b.bias": noise("float16", (5,), 2)}
@@ -116,9 +103,7 @@ def examples() -> list[Example]:
         "odd": noise("bfloat16", (3,), 5),
     }
 
-    def example(
-        name: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, **options: bool
-    ) -> Example:
+    def example(name, tensors, metadata=None, **options):
         return Example(name, FORMAT, SUFFIX, build(tensors, metadata, **options), tensors, metadata or {})
 
     return [
@@ -131,13 +116,13 @@ def examples() -> list[Example]:
     ]
 
 
-def many(count: int) -> bytes:
+def many(count):
     """The header of safetensors is JSON."""
     entry = '"%07d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}'
     return raw(b"{" + ",".join([entry % (i, i, i + 1) for i in range(count)]).encode() + b"}", bytes(count))
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """safetensors."""
     walk = Walk(data)
     length = walk.field(8)
@@ -147,7 +132,7 @@ def anatomy(data: bytes) -> Anatomy:
     return walk.anatomy
 
 
-def trailing(_: str, data: bytes, __: bytes) -> tuple[str, str, int, str | None]:
+def trailing(_, data, __):
     """The last tensor ends where the file does."""
     return "LayoutError", "data_offsets", len(data), "trailing"
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests import zip_files
-from tests.fuzz.anatomy import TEXT, TOKEN, Anatomy, Walk
+from tests.fuzz.anatomy import TEXT, TOKEN, Walk
 
-from . import Builder, Example, Tensor, noise, normal, numpy_dtype
+from . import Builder, Example, noise, normal, numpy_dtype
 from .gguf import BigEndian, swapped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 FORMAT = "torch"
 SUFFIX = ".pt"
@@ -74,18 +74,18 @@ class Dtype(NamedTuple):
     name: str
 
 
-def named(module: str, name: str) -> bytes:
+def named(module, name):
     """The opcode that pushes a function."""
     return f"c{module}\n{name}\n".encode()
 
 
-def text(value: str | bytes) -> bytes:
+def text(value):
     """A text."""
     raw = value if isinstance(value, bytes) else value.encode()
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
-def number(value: int) -> bytes:
+def number(value):
     """An integer, as picklers write it."""
     if 0 <= value < 256:
         return b"K" + bytes([value])
@@ -97,19 +97,19 @@ def number(value: int) -> bytes:
     return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
 
 
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+def row_major(shape):
     """The strides of row-major order."""
     return tuple(math.prod(max(dim, 1) for dim in shape[i + 1 :]) for i in range(len(shape)))
 
 
-def storage(key: str, dtype: str, elements: int) -> bytes:
+def storage(key, dtype, elements):
     """The opcodes that push a storage."""
     kind = named("torch", STORAGES[dtype]) if dtype in STORAGES else named("torch.storage", "UntypedStorage")
     count = elements if dtype in STORAGES else elements * numpy_dtype(dtype).itemsize
     return b"(" + text("storage") + kind + text(key) + text("cpu") + number(count) + b"tQ"
 
 
-def tensor_code(t: Stored) -> bytes:
+def tensor_code(t):
     """The opcodes that push a tensor."""
     numbers = [b"(" + b"".join(map(number, part)) + b"t" for part in (t.shape, t.strides)]
     inner = storage(t.key, t.dtype, t.elements) + number(t.offset) + b"".join(numbers) + b"\x89" + ORDERED
@@ -125,7 +125,7 @@ def tensor_code(t: Stored) -> bytes:
 ORDERED = named("collections", "OrderedDict") + b")R"
 
 
-def code(value: Any) -> bytes:
+def code(value):
     """The opcodes that push a value."""
     if isinstance(value, Plain):
         return value.code
@@ -152,14 +152,12 @@ def code(value: Any) -> bytes:
     return text(value)
 
 
-def dump(value: Any) -> bytes:
+def dump(value):
     """A program of protocol 2 that makes a value."""
     return b"\x80\x02" + code(value) + b"."
 
 
-def stored(
-    tensors: Mapping[str, Tensor], values: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], dict[str, bytes]]:
+def stored(tensors, values=None):
     """The object of tensors, each in a storage of its own, and other values; and the storages."""
     found, storages = {}, {}
     for key, (name, t) in enumerate(tensors.items()):
@@ -169,14 +167,7 @@ def stored(
     return found | dict(values or {}), storages
 
 
-def zipped(
-    program: bytes,
-    storages: Mapping[str, bytes],
-    *,
-    prefix: str = "archive",
-    order: str | None = "little",
-    **options: Any,
-) -> bytes:
+def zipped(program, storages, *, prefix="archive", order="little", **options):
     """A file of the layout "zip"."""
     entries = [zip_files.Entry(f"{prefix}/data.pkl".encode(), program)]
     if order is not None:
@@ -193,14 +184,14 @@ class Item(NamedTuple):
     size: int
 
 
-def legacy(program: bytes, storages: Mapping[str, Item], *, little: bool = True) -> bytes:
+def legacy(program, storages, *, little=True):
     """A file of the layout "legacy"."""
     system = dump({"protocol_version": 1001, "little_endian": little, "type_sizes": {"short": 2, "int": 4, "long": 4}})
     out = MAGIC + PROTOCOL + system + program + dump(list(storages))
     return out + b"".join(struct.pack("<Q", len(s.data) // s.size) + s.data for s in storages.values())
 
 
-def items(tensors: Mapping[str, Tensor]) -> dict[str, Item]:
+def items(tensors):
     """The storages of a legacy file, one for each tensor."""
     sizes = [numpy_dtype(t.dtype).itemsize if t.dtype in STORAGES else 1 for t in tensors.values()]
     return {str(key): Item(t.data, size) for key, (t, size) in enumerate(zip(tensors.values(), sizes, strict=True))}
@@ -230,19 +221,15 @@ VALUES = {
 }
 
 
-def examples() -> list[Example]:
+def examples():
     """Files of both layouts."""
 
-    def zip_example(
-        name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any] | None = None, **options: Any
-    ) -> Example:
+    def zip_example(name, tensors, values=None, **options):
         found, storages = stored(tensors, values)
         data = zipped(dump(found), storages, **options)
         return Example(name, FORMAT, SUFFIX, data, tensors, values or {}, layout="zip", checksums=True, written=False)
 
-    def legacy_example(
-        name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any] | None = None, **options: Any
-    ) -> Example:
+    def legacy_example(name, tensors, values=None, **options):
         found, _ = stored(tensors, values)
         data = legacy(dump(found), items(tensors), **options)
         return Example(name, FORMAT, SUFFIX, data, tensors, values or {}, layout="legacy", written=False)
@@ -279,7 +266,7 @@ def examples() -> list[Example]:
     ]
 
 
-def many(count: int) -> bytes:
+def many(count):
     """A million tensors of one storage."""
     size = struct.Struct("<I")
     one = named("torch._utils", "_rebuild_tensor_v2")
@@ -303,7 +290,7 @@ def many(count: int) -> bytes:
     return zipped(head + b"".join(parts) + b"u.", {"0": bytes(count)})
 
 
-def anatomy(data: bytes) -> Anatomy:
+def anatomy(data):
     """The records of an archive, and the numbers and texts of its program."""
     walk = Walk(data)
     if b"PK\6\6" in data:  # the walk knows no ZIP64
@@ -320,7 +307,7 @@ def anatomy(data: bytes) -> Anatomy:
 _ARGUMENTS = {b"K": 1, b"M": 2, b"J": 4, b"G": 8, b"h": 1, b"q": 1, b"\x80": 1}
 
 
-def _text(walk: Walk, size: int, *, fixed: bool) -> None:
+def _text(walk, size, *, fixed):
     length = walk.field(size)
     begin, stop = walk.at, walk.at + walk.value(length)
     text = walk.data[begin:stop]
@@ -328,7 +315,7 @@ def _text(walk: Walk, size: int, *, fixed: bool) -> None:
     walk.span(length, begin, stop)
 
 
-def _program(walk: Walk, begin: int, end: int) -> None:
+def _program(walk, begin, end):
     walk.at = begin
     stops = 0
     while walk.at < end and stops < (1 if begin else 5):

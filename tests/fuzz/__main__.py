@@ -36,7 +36,7 @@ class Result(NamedTuple):
     failures: list[str]
 
 
-def batch(format: str, first: int, count: int, failures: Path) -> Result:
+def batch(format, first, count, failures):
     """Try some mutants in a process of their own, and report the one of which it died or hung."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
@@ -62,8 +62,7 @@ def batch(format: str, first: int, count: int, failures: Path) -> Result:
         return found
 
 
-def watched(child: subprocess.Popen[bytes], state: Path) -> bool:
-    """Wait for a process; kill it, and return False, when it makes no headway."""
+def watched(child, state):
     before, since = b"", time.monotonic()
     while child.poll() is None:
         now = state.read_bytes()
@@ -80,8 +79,7 @@ def watched(child: subprocess.Popen[bytes], state: Path) -> bool:
     return True
 
 
-def campaign(format: str, first: int, count: int, *, jobs: int, failures: Path, progress: bool = False) -> Result:
-    """Try the mutants of a format from the number `first` on."""
+def campaign(format, first, count, *, jobs, failures, progress=False):
     total, started, done = Result(Counter(), []), time.monotonic(), 0
     size = min(BATCH, -(-count // jobs))
     starts = range(first, first + count, size)
@@ -99,7 +97,7 @@ def campaign(format: str, first: int, count: int, *, jobs: int, failures: Path, 
     return total
 
 
-def main() -> int:
+def main():
     """Run the campaign of the command line; the exit status says whether anything failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("formats", nargs="*", metavar="FORMAT", help=f"of {', '.join(FORMATS)}; all by default")

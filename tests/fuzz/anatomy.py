@@ -10,10 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 # How a field is written: little-endian, as a variable-length integer of BinTensors or of protobuf (seven bits a byte),
 # as decimal digits; a text, which has its length elsewhere; a lexical token of JSON or TOML that is no number.
@@ -21,16 +18,12 @@ NUMBER, VARINT, LEB, DECIMAL, TEXT, TOKEN = "number", "varint", "leb", "decimal"
 
 
 class Field(NamedTuple):
-    """A field of a file: bytes from `begin` to `end`."""
-
     begin: int
     end: int
     kind: str
 
 
 class Edit(NamedTuple):
-    """Bytes from `begin` to `end` are replaced."""
-
     begin: int
     end: int
     new: bytes
@@ -38,30 +31,15 @@ class Edit(NamedTuple):
 
 @dataclass
 class Anatomy:
-    """The parts of one file.
-
-    Attributes
-    ----------
-    data : bytes
-    fields : list of Field
-    spans : list of (Field, int, int)
-        The number in the field grows with the bytes between the two places: it is a length, or,
-        where the first place is 0, an offset.
-    pads : list of (int, int, int)
-        Zeros between the two places, up to a multiple of the third number.
-    items : list of (int, int, Field or None)
-        Parts that may occur any number of times, such as records, and the field with their number.
-    """
-
     data: bytes
     fields: list[Field] = field(default_factory=list)
     spans: list[tuple[Field, int, int]] = field(default_factory=list)
     pads: list[tuple[int, int, int]] = field(default_factory=list)
     items: list[tuple[int, int, Field | None]] = field(default_factory=list)
 
-    def apply(self, edits: Iterable[Edit], *, follow: bool) -> bytes:
+    def apply(self, edits, *, follow):
         """The file with these edits, of which later ones give way; `follow` makes lengths, offsets, counts fit."""
-        kept: list[Edit] = []
+        kept = []
         for edit in edits:
             _put(kept, edit)
         if follow:
@@ -69,17 +47,16 @@ class Anatomy:
         return rebuilt(self.data, kept)
 
     @cached_property
-    def alike(self) -> dict[str, list[Field]]:
-        """The fields of each kind."""
-        found: dict[str, list[Field]] = {}
+    def alike(self):
+        found = {}
         for one in self.fields:
             found.setdefault(one.kind, []).append(one)
         return found
 
     @cached_property
-    def _counted(self) -> dict[Edit, list[Field]]:
+    def _counted(self):
         """The fields that count one more or one less after an edit which doubles an item or leaves it out."""
-        found: dict[Edit, list[Field]] = {}
+        found = {}
         for begin, end, counter in self.items:
             if counter is not None:
                 found.setdefault(Edit(begin, end, b""), []).append(counter)
@@ -87,8 +64,8 @@ class Anatomy:
                     found.setdefault(Edit(begin, begin, self.data[begin:end]), []).append(counter)
         return found
 
-    def _follow(self, kept: list[Edit]) -> None:
-        more: dict[Field, int] = {}
+    def _follow(self, kept):
+        more = {}
         for edit in kept:
             for counter in self._counted.get(edit, ()):
                 more[counter] = more.get(counter, 0) + (1 if edit.new else -1)
@@ -110,27 +87,24 @@ class Anatomy:
                 self._add(kept, number, grown)
                 changes = _changes(kept)
 
-    def _add(self, kept: list[Edit], number: Field, more: int) -> None:
+    def _add(self, kept, number, more):
         """Make a number larger; one that was edited is a lie, and stays."""
         begin, end, kind = number
         text = self.data[begin:end]
         _put(kept, Edit(begin, end, encoded(kind, value_of(kind, text) + more, end - begin)))
 
 
-def _put(kept: list[Edit], edit: Edit) -> None:
-    """Add an edit, unless it changes what another one does."""
+def _put(kept, edit):
     begin, end, _ = edit
     if not any((begin, end) == (first, last) or (begin < last and first < end) for first, last, _ in kept):
         kept.append(edit)
 
 
-def _changes(kept: list[Edit]) -> list[tuple[int, int, int]]:
-    """The edits that change the length of the file: where they begin and end, and by how much."""
+def _changes(kept):
     return [(begin, end, len(new) - (end - begin)) for begin, end, new in kept if len(new) != end - begin]
 
 
-def rebuilt(data: bytes, edits: Sequence[Edit]) -> bytes:
-    """The bytes with edits that do not overlap."""
+def rebuilt(data, edits):
     out, place = [], 0
     for begin, end, new in sorted(edits):
         out += (data[place:begin], new)
@@ -138,8 +112,7 @@ def rebuilt(data: bytes, edits: Sequence[Edit]) -> bytes:
     return b"".join((*out, data[place:]))
 
 
-def value_of(kind: str, text: bytes) -> int:
-    """The number that a field holds."""
+def value_of(kind, text):
     if kind == NUMBER:
         return int.from_bytes(text, "little")
     if kind == VARINT:
@@ -152,8 +125,7 @@ def value_of(kind: str, text: bytes) -> int:
         return 0
 
 
-def encoded(kind: str, value: int, size: int) -> bytes:
-    """A number as a field of this kind and size holds it; too large ones lose their high bits."""
+def encoded(kind, value, size):
     if kind == NUMBER:
         return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
     if kind == DECIMAL:
@@ -167,69 +139,55 @@ def encoded(kind: str, value: int, size: int) -> bytes:
 
 
 class Walk:
-    """A reader that records the parts it reads in `anatomy`.
-
-    It trusts the file, which must be valid.
-    """
-
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         self.data, self.at = data, 0
         self.found = Anatomy(data)
 
     @property
-    def anatomy(self) -> Anatomy:
-        """The fields, spans and items found; the innermost spans first."""
+    def anatomy(self):
         self.found.spans.sort(key=lambda span: span[2] - span[1])
         return self.found
 
-    def field(self, size: int, kind: str = NUMBER) -> Field:
-        """A field of that size."""
+    def field(self, size, kind=NUMBER):
         found = Field(self.at, self.at + size, kind)
         self.at += size
         self.found.fields.append(found)
         return found
 
-    def value(self, number: Field) -> int:
-        """The number in a field."""
+    def value(self, number):
         return value_of(number.kind, self.data[number.begin : number.end])
 
-    def numbers(self, *sizes: int) -> list[Field]:
-        """Fields of these sizes."""
+    def numbers(self, *sizes):
         return [self.field(size) for size in sizes]
 
-    def varint(self) -> Field:
-        """A variable-length integer."""
+    def varint(self):
         first = self.data[self.at]
         return self.field(1 if first <= 250 else 1 + (2, 4, 8)[first - 251], VARINT)
 
-    def leb(self) -> Field:
-        """A variable-length integer of protobuf."""
+    def leb(self):
         size = next(i for i in range(1, 11) if self.data[self.at + i - 1] < 128)
         return self.field(size, LEB)
 
-    def string(self, size: int = 0) -> None:
-        """A text behind its length, of `size` bytes or, where that is 0, variable."""
+    def string(self, size=0):
         length = self.field(size) if size else self.varint()
         self.text(length)
 
-    def text(self, length: Field) -> None:
-        """A text whose length was found before."""
+    def text(self, length):
         begin = self.at
         self.field(self.value(length), TEXT)
         self.found.spans.append((length, begin, self.at))
 
-    def span(self, length: Field, begin: int, end: int) -> None:
-        """Note that a field holds the size of a part."""
+    def span(self, length, begin, end):
         self.found.spans.append((length, begin, end))
 
-    def items(self, counter: Field, count: int | None = None) -> Iterator[int]:
+    def items(self, counter, count=None):
         """Go through as many parts as a field says; each is read by the caller."""
         for number in range(self.value(counter) if count is None else count):
             begin = self.at
             yield number
             self.found.items.append((begin, self.at, counter))
 
-    def json(self, end: int) -> None:
+    def json(self, end):
         """A JSON text up to `end`: its scalars, and as items the members of its objects and arrays."""
         tokens = [m.span() for m in JSON.finditer(self.data, self.at, end)]
         for begin, stop in tokens:
@@ -239,8 +197,8 @@ class Walk:
         self._members(tokens)
         self.at = end
 
-    def _members(self, tokens: list[tuple[int, int]]) -> None:
-        starts: list[int] = []  # of the member that is being read, by depth
+    def _members(self, tokens):
+        starts = []  # of the member that is being read, by depth
         for begin, stop in tokens:
             byte = self.data[begin]
             if byte in b"{[":
@@ -257,8 +215,7 @@ class Walk:
                 if last > first:
                     self.found.items.append((first, last, None))
 
-    def toml(self, end: int) -> None:
-        """A TOML text up to `end`: its tokens, and as items its lines."""
+    def toml(self, end):
         for match in TOML.finditer(self.data, self.at, end):
             begin, stop = match.span()
             kind = DECIMAL if self.data[begin:stop].isdigit() else TOKEN

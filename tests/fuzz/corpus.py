@@ -1,18 +1,12 @@
 """The valid files that are mutated, by format: the golden files and those of the builders, as far as they are small."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
-from typing import TYPE_CHECKING
 
 from tests import builders
 from tests.attacks import sharded, sound
 from tests.attacks.case import INDEX
 from tests.support import DATA
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # A model in a directory is no format; its index and its shards are damaged like one.
 SHARDED = "sharded"
@@ -22,7 +16,7 @@ LARGEST = 1500
 
 
 @cache
-def small_files() -> dict[str, bytes]:
+def small_files():
     """A small file of each format and layout, and one of each part that a format has in several kinds."""
     found = dict(sound())
     for builder in builders.known().values():
@@ -31,8 +25,7 @@ def small_files() -> dict[str, bytes]:
 
 
 @cache
-def seeds(format: str) -> tuple[bytes, ...]:
-    """The files of a format that are mutated; of "sharded", the index of the model in `shards`."""
+def seeds(format):
     if format == SHARDED:
         return (shards()[INDEX],)
     builder = builders.known()[format]
@@ -43,13 +36,12 @@ def seeds(format: str) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(data for data in found if len(data) <= LARGEST))
 
 
-def is_refused(path: Path) -> bool:
+def is_refused(path):
     """Whether a golden file is one that has to be refused, as the file of its contents says."""
     truth = path.with_name(f"{path.name}.json")
     return truth.exists() and json.loads(truth.read_text(encoding="utf-8")).get("verdict", "accept") != "accept"
 
 
 @cache
-def shards() -> dict[str, bytes]:
-    """The files of a model in two shards, by name."""
+def shards():
     return sharded.folder()

@@ -1,7 +1,5 @@
 """Values to write into fields: numbers at the edges of their ranges, texts and tokens that are hard to take."""
 
-from __future__ import annotations
-
 # Small counts and codes; around powers of two; and as numbers of two and four bytes the infinities, a NaN and denormals
 # of float16 and float32.
 NUMBERS = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 64, 127, 128, 250, 251, 255, 256, 32767, 32768, 65535, 65536)

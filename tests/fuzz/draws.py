@@ -1,11 +1,6 @@
 """Random draws for mutants: quick to seed, since every mutant has a generator of its own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import TypeVar
 
 T = TypeVar("T")
 MASK = 2**64 - 1
@@ -19,27 +14,23 @@ class Draws:
 
     __slots__ = ("state",)
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         # Neighbouring seeds have to begin far apart: the finaliser of SplitMix64.
         state = seed * 0x9E3779B97F4A7C15 & MASK
         state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK
         state = (state ^ state >> 27) * 0x94D049BB133111EB & MASK
         self.state = state ^ state >> 31
 
-    def below(self, bound: int) -> int:
-        """A number from 0 to `bound` - 1."""
+    def below(self, bound):
         self.state = state = self.state * 6364136223846793005 + 1442695040888963407 & MASK
         return (state >> 32) * bound >> 32
 
-    def choice(self, options: Sequence[T]) -> T:
-        """One of these."""
+    def choice(self, options):
         self.state = state = self.state * 6364136223846793005 + 1442695040888963407 & MASK
         return options[(state >> 32) * len(options) >> 32]
 
-    def percent(self, chance: int) -> bool:
-        """True so many times of a hundred."""
+    def percent(self, chance):
         return self.below(100) < chance
 
-    def octets(self, count: int) -> bytes:
-        """So many bytes."""
+    def octets(self, count):
         return bytes([self.below(256) for _ in range(count)])

@@ -1,10 +1,7 @@
 """Everything that a user may do with a file, here a damaged one; each answer is checked against the bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +15,7 @@ LATE = (wm.QuantError, wm.UnsupportedError)
 WORDS = 12
 
 
-def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE, *, brief: bool = False) -> None:
+def consistent(f, data, late=LATE, *, brief=False):
     """Check that the answers of a handle agree with each other, and with the bytes in `data`.
 
     A single tensor may raise errors of the classes `late`; any other error is a failure. In brief:
@@ -50,12 +47,12 @@ def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE, *, brief:
     assert all(f.info(name) in infos for name in names)
 
 
-def _shape(row: Any, info: wm.TensorInfo) -> tuple[int, ...]:
+def _shape(row, info):
     """The shape of what a look-up gives: of packed elements, which numpy lacks, that of their bytes."""
     return (info.nbytes,) if row.dtype.packed else info.shape
 
 
-def _tensor(f: wm.TensorFile, name: str, data: bytes | None, *, brief: bool) -> None:
+def _tensor(f, name, data, *, brief):
     info = f.info(name)
     assert info.name == name
     place = dense_row(f, name)
@@ -79,7 +76,7 @@ def _tensor(f: wm.TensorFile, name: str, data: bytes | None, *, brief: bool) -> 
         assert np.array_equal(f.read(name), tensor.dequantize(), equal_nan=True)
 
 
-def _derived(tensor: np.ndarray[Any, Any], info: wm.TensorInfo, source: Derived, data: bytes | None) -> None:
+def _derived(tensor, info, source, data):
     """A tensor that does not lie row-major in the file: a view of it, or inflated; and its bytes in that order."""
     if data is not None and not tensor.flags.owndata and tensor.size and not tensor.flags.c_contiguous:
         # numpy refuses strides that leave the buffer.
@@ -91,8 +88,7 @@ def _derived(tensor: np.ndarray[Any, Any], info: wm.TensorInfo, source: Derived,
     assert b"".join(map(bytes, source.chunks(info.offset, info.nbytes))) == tensor.tobytes()
 
 
-def _quantised(tensor: Any, info: wm.TensorInfo) -> None:
-    """The parts of a quantised tensor, and decoding all of it, some, and none of it."""
+def _quantised(tensor, info):
     repr(tensor)
     assert tensor.nbytes <= info.nbytes
     assert tensor.payload.nbytes == tensor.nbytes
@@ -109,7 +105,7 @@ def _quantised(tensor: Any, info: wm.TensorInfo) -> None:
             assert tensor[key].shape == whole[key].shape
 
 
-def _vocabulary(f: wm.TensorFile) -> None:
+def _vocabulary(f):
     vocab = f.vocab
     if vocab is None:
         return
@@ -133,7 +129,7 @@ def _vocabulary(f: wm.TensorFile) -> None:
             assert len(embeddings.most_similar("two", 3)) <= 3
 
 
-def outcome(source: Any, data: bytes | None, **options: Any) -> str:
+def outcome(source, data, **options):
     """Open, use and verify a file: the class of the error of ours that came of it, or nothing.
 
     `data` is what the file holds; None where it is more than one.
@@ -142,11 +138,7 @@ def outcome(source: Any, data: bytes | None, **options: Any) -> str:
     return "" if found is None else type(found).__name__
 
 
-def error_of(source: Any, data: bytes | None, *, brief: bool = False, **options: Any) -> wm.TensorFileError | None:
-    """The same: the error itself, whose message is held against what messages promise; or None.
-
-    In brief: as `consistent`, without verifying, and the error is not pickled.
-    """
+def error_of(source, data, *, brief=False, **options):
     late = wm.TensorFileError if options.get("verify") == "none" else LATE
     try:
         if brief:

@@ -7,8 +7,6 @@ An exception outside our tree ends the run, and its input is left in a file. OSS
 format from `oss_fuzz/build.sh`.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path
@@ -27,31 +25,25 @@ with atheris.instrument_imports(include=["weightmap"]):
 WAYS = ({}, {"strict": False}, {"verify": "none", "strict": False}, {"verify": "full"})
 
 
-def attempt(data: bytes, format: str) -> None:
-    """Open and use a file in each of the ways."""
+def attempt(data, format):
     for options in WAYS:
         exercise.error_of(memoryview(data), data, format=format, **options)
 
 
 class Index:
-    """Where the index of a model in shards is replaced."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         self.place = tempfile.TemporaryDirectory()
         for name, data in shards().items():
             (Path(self.place.name) / name).write_bytes(data)
 
-    def attempt(self, data: bytes) -> None:
-        """Open a model with this index."""
+    def attempt(self, data):
         (Path(self.place.name) / INDEX).write_bytes(data)
         for options in WAYS[:2]:
             exercise.error_of(Path(self.place.name), None, **options)
 
 
-def main(format: str) -> None:
-    """Fuzz a format, as the command line says."""
-
-    def mutate(data: bytes, most: int, seed: int) -> bytes:
+def main(format):
+    def mutate(data, most, seed):
         """A change by libFuzzer, made to fit half of the time; now and then a mutant of ours."""
         if seed % 16 == 0:
             return mutated(format, Draws(seed))[:most]
@@ -60,7 +52,7 @@ def main(format: str) -> None:
 
     index = Index() if format == SHARDED else None
 
-    def one(data: bytes) -> None:
+    def one(data):
         if index is not None:
             index.attempt(data)
         else:

@@ -13,7 +13,7 @@ from tests import builders
 from tests.attacks.case import INDEX
 from tests.attacks.sharded import SHARD_FORMAT
 
-from .anatomy import DECIMAL, NUMBER, TEXT, TOKEN, VARINT, Anatomy, Edit, Field, Walk, encoded, value_of
+from .anatomy import DECIMAL, NUMBER, TEXT, TOKEN, VARINT, Edit, Walk, encoded, value_of
 from .corpus import SHARDED, seeds, shards
 from .dictionary import FORMS, NUMBERS, PARTS, STRINGS, TEXTS, TOKENS
 from .draws import Draws
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 
 
 class Mutant(NamedTuple):
-    """A file to be tried.
-
-    Attributes
-    ----------
-    files : mapping of str to bytes
-        By name; of all formats but "sharded" there is one, and its name is "".
-    options : dict
-        Options for opening it.
-    opened : str
-        The one of the files that is opened, or "" for the folder that they are in.
-    """
-
     files: Mapping[str, bytes]
     options: dict[str, object]
     opened: str = ""
@@ -48,16 +36,14 @@ STEPS = (-64, -8, -4, -2, -1, 1, 1, 2, 4, 8, 64, 256)
 
 
 @cache
-def anatomies(format: str) -> tuple[Anatomy, ...]:
-    """The seeds of a format, taken apart."""
+def anatomies(format):
     take_apart = index_of_shards if format == SHARDED else builders.known()[format].anatomy
     return tuple(take_apart(data) for data in seeds(format))
 
 
-def mutant(format: str, number: int) -> Mutant:
-    """The mutant of a format with this number."""
+def mutant(format, number):
     draws = Draws(number << 32 | zlib.crc32(format.encode()))  # whatever other formats there are
-    options: dict[str, object] = {"verify": draws.choice(VERIFY), "strict": draws.percent(60)}
+    options = {"verify": draws.choice(VERIFY), "strict": draws.percent(60)}
     if format == SHARDED:
         files = dict(shards())
         if draws.percent(70):
@@ -72,8 +58,7 @@ def mutant(format: str, number: int) -> Mutant:
     return Mutant({"": mutated(format, draws)}, options)
 
 
-def mutated(format: str, draws: Draws) -> bytes:
-    """A file of the format with something wrong."""
+def mutated(format, draws):
     anatomy = draws.choice(anatomies(format))
     follow = draws.percent(50)
     edits = [edit(format, anatomy, draws) for _ in range(draws.choice(COUNTS))]
@@ -83,8 +68,7 @@ def mutated(format: str, draws: Draws) -> bytes:
     return sealed(format, data) if follow else data
 
 
-def edit(format: str, anatomy: Anatomy, draws: Draws) -> Edit:
-    """One lie: mostly about a field; or a part doubled, left out, exchanged; or some bytes."""
+def edit(format, anatomy, draws):
     how = draws.below(100)
     data = anatomy.data
     if how < 55 and anatomy.fields:
@@ -118,8 +102,7 @@ def edit(format: str, anatomy: Anatomy, draws: Draws) -> Edit:
     return Edit(place, min(place + size, len(data)), new)
 
 
-def lie(anatomy: Anatomy, field: Field, draws: Draws) -> bytes:
-    """Something else for a field to hold."""
+def lie(anatomy, field, draws):
     data, kind = anatomy.data, field.kind
     old = data[field.begin : field.end]
     if kind == TEXT:
@@ -147,7 +130,7 @@ def lie(anatomy: Anatomy, field: Field, draws: Draws) -> bytes:
     return encoded(kind, new, len(old))
 
 
-def other_text(anatomy: Anatomy, old: bytes, draws: Draws) -> bytes:
+def other_text(anatomy, old, draws):
     """Another text: one that is hard to take, one that is there already, or the old one with something wrong."""
     way = draws.below(3)
     if way == 0:
@@ -159,7 +142,7 @@ def other_text(anatomy: Anatomy, old: bytes, draws: Draws) -> bytes:
     return old[:place] + draws.choice((b"", b"\0", b"\xff", b"\x80", b"x", old)) + old[place + draws.below(2) :]
 
 
-def coarse(format: str, data: bytes, draws: Draws) -> bytes:
+def coarse(format, data, draws):
     """Cut a file off, let it go on, join it with another one, or exchange parts of it."""
     place, other = draws.below(len(data) + 1), draws.choice(seeds(format))
     kind = draws.below(6)
@@ -176,14 +159,13 @@ def coarse(format: str, data: bytes, draws: Draws) -> bytes:
     return data[:first] + data[last:] + data[first:last]
 
 
-def sealed(format: str, data: bytes) -> bytes:
+def sealed(format, data):
     """A file with the checksums that its bytes have, where its format has checksums."""
     builder = builders.known().get(format)
     return data if builder is None or builder.sealed is None else builder.sealed(data)
 
 
-def index_of_shards(data: bytes) -> Anatomy:
-    """The index of shards: JSON, and nothing else."""
+def index_of_shards(data):
     walk = Walk(data)
     walk.json(len(data))
     return walk.anatomy

@@ -4,8 +4,6 @@ OSS-Fuzz wants an archive ``fuzz_embd_seed_corpus.zip`` and a file ``fuzz_embd.d
 makes a folder ``fuzz_embd`` in place of the archive, for a run by hand.
 """
 
-from __future__ import annotations
-
 import argparse
 import zipfile
 from pathlib import Path
@@ -19,27 +17,23 @@ from .dictionary import MARKUP, NUMBERS, TEXTS
 LARGEST = 4096
 
 
-def inputs(format: str) -> list[bytes]:
-    """The valid files of a format, and the attacks that are small."""
+def inputs(format):
     attacks = [case.data for case in cases() if case.kind.partition("-")[0] == format and isinstance(case.data, bytes)]
     return list(dict.fromkeys([*seeds(format), *(data for data in attacks if len(data) <= LARGEST)]))
 
 
-def words(format: str) -> set[bytes]:
-    """The dictionary of the format; an index of shards is JSON."""
+def words(format):
     numbers = {(value & (1 << 8 * size) - 1).to_bytes(size, "little") for value in NUMBERS for size in (2, 4, 8)}
     builder = builders.known().get(format)
     found = {*numbers, *TEXTS, *(MARKUP if builder is None else builder.dictionary)}
     return {word for word in found if 0 < len(word) <= 64}
 
 
-def quoted(word: bytes) -> str:
-    """A word as libFuzzer's dictionaries have it."""
+def quoted(word):
     return '"' + "".join(chr(b) if 0x20 <= b < 0x7F and b not in b'"\\' else f"\\x{b:02x}" for b in word) + '"'
 
 
-def main() -> None:
-    """Write inputs and dictionary of every format, and print its name."""
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.seeds", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plain", action="store_true", help="folders in place of archives")

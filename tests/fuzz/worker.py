@@ -4,8 +4,6 @@ It writes its progress into a small mapped file, so that its parent knows the mu
 dies or hangs. Failures go to standard output, a line of JSON each, and the mutant into a folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -19,7 +17,6 @@ import traceback
 import tracemalloc
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from tests.attacks.case import INDEX
 
@@ -28,9 +25,6 @@ import weightmap as wm
 from .corpus import FORMATS, shards
 from .exercise import error_of
 from .mutate import mutant
-
-if TYPE_CHECKING:
-    from .mutate import Mutant
 
 # The memory of a process beyond that after its imports, and the processor time of one mutant.
 MEMORY = 512 << 20
@@ -46,17 +40,11 @@ MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class Sources:
-    """Where mutants are opened: in memory, or, where there is more than one file, in a folder.
-
-    There is a folder for each file that may be another one, so that with each mutant only that one is written.
-    """
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
-        self.begun: dict[str, str] = {}
+        self.begun = {}
 
-    def of(self, found: Mutant) -> tuple[Any, bytes | None]:
-        """The source to open, and its bytes."""
+    def of(self, found):
         data = found.files.get("")
         if data is not None:
             return memoryview(data), data
@@ -68,8 +56,7 @@ class Sources:
         os.close(file)
         return f"{folder}/{found.opened}" if found.opened else folder, None
 
-    def begin(self, changed: str) -> str:
-        """Make the folder for mutants of one file."""
+    def begin(self, changed):
         folder = self.folder / str(len(self.begun))
         folder.mkdir()
         for name, data in shards().items():
@@ -78,8 +65,7 @@ class Sources:
         return str(folder)
 
 
-def bounded() -> None:
-    """Let this process have little more memory than it has."""
+def bounded():
     with contextlib.suppress(ImportError, OSError, ValueError):  # Windows, macOS, or limited already
         import resource
 
@@ -87,8 +73,7 @@ def bounded() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def heap_of_opening(source: Any, options: dict[str, Any]) -> int:
-    """The peak of what Python allocates to open a file."""
+def heap_of_opening(source, options):
     tracemalloc.start()
     try:
         start = tracemalloc.get_traced_memory()[0]
@@ -99,7 +84,7 @@ def heap_of_opening(source: Any, options: dict[str, Any]) -> int:
         tracemalloc.stop()
 
 
-def attempt(number: int, found: Mutant, sources: Sources) -> str:
+def attempt(number, found, sources):
     """Try one mutant: return the outcome, for counting. Raises an exception for a forbidden outcome."""
     source, data = sources.of(found)
     brief = number % THOROUGH != 0
@@ -117,9 +102,8 @@ def attempt(number: int, found: Mutant, sources: Sources) -> str:
     return "" if error is None else f"{type(error).__name__} {error.field or ''}"
 
 
-def run(format: str, first: int, count: int, state: Any, failures: Path | None) -> Counter[str]:
-    """Try mutants and return how often each outcome came; stop after many failures."""
-    outcomes: Counter[str] = Counter()
+def run(format, first, count, state, failures):
+    outcomes = Counter()
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
         sources = Sources(Path(folder))
         for number in range(first, first + count):
@@ -138,16 +122,14 @@ def run(format: str, first: int, count: int, state: Any, failures: Path | None) 
     return outcomes
 
 
-def save(folder: Path | None, format: str, number: int, found: Mutant) -> None:
-    """Write a mutant into a folder."""
+def save(folder, format, number, found):
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in found.files.items():
             (folder / f"{format}-{number}{name and '-'}{name}").write_bytes(data)
 
 
-def main() -> None:
-    """Try the mutants that the command line names."""
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("format", choices=FORMATS)
     parser.add_argument("first", type=int)
@@ -156,7 +138,7 @@ def main() -> None:
     parser.add_argument("--failures", type=Path)
     args = parser.parse_args()
     bounded()
-    state: Any = bytearray(8)
+    state = bytearray(8)
     if args.state is not None:
         with args.state.open("r+b") as file:
             state = mmap.mmap(file.fileno(), 8)

@@ -27,23 +27,13 @@ SOUND = {
 
 
 class Verdict(NamedTuple):
-    """What is said of a table: the fault's code, the row, and what was there and expected."""
-
     code: int
     row: int
     actual: int
     expected: int
 
 
-def check(
-    n: int = 2,
-    n_dims: int = 3,
-    names_len: int = 3,
-    data_size: int = 40,
-    alignment: int = 1,
-    lax: int = 0,
-    **other: list[int],
-) -> Verdict | None:
+def check(n=2, n_dims=3, names_len=3, data_size=40, alignment=1, lax=0, **other):
     """Check the two tensors, with some columns replaced; None when nothing is wrong."""
     columns = SOUND | other
     arrays = [ffi.new(f"{kind}[]", values) for kind, values in zip(TYPES, columns.values(), strict=True)]
@@ -54,14 +44,14 @@ def check(
     return Verdict(fault.code, fault.row, fault.actual, fault.expected) if done else None
 
 
-def test_a_sound_table_passes() -> None:
+def test_a_sound_table_passes():
     """The two tensors are found in order: or the refusals below would prove nothing."""
     assert check() is None
 
 
 @pytest.mark.parametrize(("name", "number"), [("n", 3), ("n_dims", 4), ("names_len", 4)])
 @pytest.mark.parametrize("more", [0, U32, 2**63, 2**64 - 8])
-def test_more_than_the_columns_hold_is_refused(name: str, number: int, more: int) -> None:
+def test_more_than_the_columns_hold_is_refused(name, number, more):
     """A table that claims more tensors, dimensions or bytes of names than there is room for is not looked at."""
     verdict = check(**{name: number + more})
     assert verdict is not None
@@ -71,30 +61,26 @@ def test_more_than_the_columns_hold_is_refused(name: str, number: int, more: int
 @pytest.mark.parametrize(
     ("bounds", "row"), [([0, 4, 3], 0), ([0, 1, 4], 1), ([0, 1, 0], 1), ([2, 1, 3], 0), ([0, 1, U32], 1)]
 )
-def test_names_that_lie_elsewhere_are_refused(bounds: list[int], row: int) -> None:
-    """Bounds of names that go backwards or past the names are an error with their row, and no name is read."""
+def test_names_that_lie_elsewhere_are_refused(bounds, row):
     assert check(bounds=bounds) == (lib.WM_FAULT_NAME_RANGE, row, bounds[row + 1], 3)
 
 
 @pytest.mark.parametrize(("bounds", "row"), [([0, 4, 3], 0), ([0, 2, 4], 1), ([0, 2, 1], 1), ([3, 2, 3], 0)])
-def test_dimensions_that_lie_elsewhere_are_refused(bounds: list[int], row: int) -> None:
-    """The same of the bounds of dimensions."""
+def test_dimensions_that_lie_elsewhere_are_refused(bounds, row):
     assert check(dim_bounds=bounds) == (lib.WM_FAULT_COLUMN, row, bounds[row + 1], 3)
 
 
 @pytest.mark.parametrize(
     ("begin", "end"), [([0, 2**64 - 8], [24, 8]), ([0, 32], [24, 24]), ([2**64 - 16, 24], [8, 40]), ([0, 24], [24, 39])]
 )
-def test_an_end_that_is_not_where_it_should_be(begin: list[int], end: list[int]) -> None:
-    """An end that does not follow from the begin, before it or after 2**64 among them, is refused."""
+def test_an_end_that_is_not_where_it_should_be(begin, end):
     verdict = check(begin=begin, end=end)
     assert verdict is not None
     assert verdict.code in {lib.WM_FAULT_TABLE_SIZE, lib.WM_FAULT_TABLE_RANGE}
 
 
 @pytest.mark.parametrize(("begin", "end"), [(32, 24), (24, 2**63), (24, 2**64 - 1)])
-def test_data_whose_size_follows_from_its_end(begin: int, end: int) -> None:
-    """Of a type whose size only the file tells, an end before its begin or beyond 2**63 - 1 is refused."""
+def test_data_whose_size_follows_from_its_end(begin, end):
     verdict = check(dtype=[0, 2], begin=[0, begin], end=[24, end], data_size=2**62)
     if end < begin:
         assert verdict == (lib.WM_FAULT_TABLE_SIZE, 1, end - begin + 2**64, 0)
@@ -104,7 +90,7 @@ def test_data_whose_size_follows_from_its_end(begin: int, end: int) -> None:
 
 
 @pytest.mark.parametrize("alignment", [3, 24, 48, 64, 2**61 + 8, 2**62 + 8])
-def test_offsets_are_multiples_of_any_alignment(alignment: int) -> None:
+def test_offsets_are_multiples_of_any_alignment(alignment):
     """An alignment need not be a power of two."""
     for begin in (alignment, alignment + 1, alignment + 8, 2 * alignment):
         verdict = check(
@@ -118,8 +104,7 @@ def test_offsets_are_multiples_of_any_alignment(alignment: int) -> None:
             assert verdict is None
 
 
-def test_more_dimensions_than_a_record_has_room_for() -> None:
-    """Rules that allow five dimensions are not those of records, which have room for four."""
+def test_more_dimensions_than_a_record_has_room_for():
     fault = ffi.new("wm_fault *")
     for most, code in ((3, 0), (4, 0), (5, lib.WM_FAULT_COLUMN), (2**64 - 1, lib.WM_FAULT_COLUMN)):
         done = lib.wm_records_check(bytes(8), 8, 0, rules(BITS, max_ndim=most), 0, 0, 0, fault)
@@ -127,14 +112,14 @@ def test_more_dimensions_than_a_record_has_room_for() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2**32, 1, 1), (1, 2**32, 1), (1, 1, 2**32), (2**61, 0, 0), (0, 2**61, 0)])
-def test_columns_too_large_are_not_placed(sizes: tuple[int, int, int]) -> None:
+def test_columns_too_large_are_not_placed(sizes):
     """Capacities beyond 32 bits, whose bytes could wrap around to few, get no memory."""
     memory = ffi.new("uint64_t[8]")
     assert lib.wm_columns_place(ffi.new("wm_columns *", sizes), memory, 8) == -1
     assert lib.wm_columns_place(ffi.new("wm_columns *", sizes), memory, 2**64 - 1) == -1
 
 
-def test_a_scan_whose_columns_are_too_small() -> None:
+def test_a_scan_whose_columns_are_too_small():
     """Columns of BinTensors that could not hold all names, or have more dimensions than can be counted, stay empty."""
     data = bintensors.build({})
     header = data[8 : 8 + int.from_bytes(data[:8], "little")]
@@ -148,7 +133,7 @@ def test_a_scan_whose_columns_are_too_small() -> None:
 
 
 @pytest.mark.parametrize(("n", "names_len"), [(3, 3), (2, 4), (2**63, 3)])
-def test_nothing_is_found_beyond_the_columns(n: int, names_len: int) -> None:
+def test_nothing_is_found_beyond_the_columns(n, names_len):
     """Looking for a name among more tensors, or more bytes of names, than there is room for finds none."""
     arrays = [ffi.new(f"{kind}[]", values) for kind, values in zip(TYPES, SOUND.values(), strict=True)]
     columns = ffi.new("wm_columns *", (2, 3, 3, *arrays))

@@ -1,9 +1,6 @@
 """The cursor over a header: its values, and its errors for fields that do not fit."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,10 +8,6 @@ import weightmap as wm
 from weightmap.formats._cursor import Cursor
 from weightmap.io.open_source import from_path
 from weightmap.options import Limits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 KINDS = {
     "u8": "B",
@@ -37,34 +30,30 @@ HEADER = (
 )
 
 
-def by_memory(data: bytes, _folder: Path) -> Cursor:
-    """A cursor over bytes that are all there."""
+def by_memory(data, _folder):
     return Cursor(data, whole="header")
 
 
-def by_windows(data: bytes, folder: Path) -> Cursor:
+def by_windows(data, folder):
     """A cursor over a file of which the first three bytes were read."""
     path = folder / "header"
     path.write_bytes(data)
     return Cursor(data[:3], from_path(str(path), "mmap"), Limits(), whole="header")
 
 
-def by_windows_without_limits(data: bytes, folder: Path) -> Cursor:
-    """A cursor over a file, for which nobody has set limits."""
+def by_windows_without_limits(data, folder):
     path = folder / "header"
     path.write_bytes(data)
     return Cursor(b"", from_path(str(path), "mmap"), whole="header")
 
 
 @pytest.fixture(params=[by_memory, by_windows, by_windows_without_limits])
-def cursor_of(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[bytes], Cursor]:
-    """A cursor of either kind over these bytes."""
+def cursor_of(request, tmp_path):
     return lambda data: request.param(data, tmp_path)
 
 
-def go_through(cursor: Cursor) -> list[object]:
-    """Read the header above."""
-    found: list[object] = [cursor.take(4, "magic", "the magic"), cursor.number("u8", "kind", "its kind")]
+def go_through(cursor):
+    found = [cursor.take(4, "magic", "the magic"), cursor.number("u8", "kind", "its kind")]
     found.append(cursor.count("u32", 4, "count", "number of things"))
     found.append(cursor.text("u64", "name", "the name"))
     found.append(cursor.array("<i4", 3, "values", "the values").tolist())
@@ -72,21 +61,20 @@ def go_through(cursor: Cursor) -> list[object]:
     return [*found, cursor.number("f64", "scale", "the scale"), cursor.left]
 
 
-def test_fields_come_one_after_another(cursor_of: Callable[[bytes], Cursor]) -> None:
+def test_fields_come_one_after_another(cursor_of):
     """Numbers, counts, strings and arrays are returned as they lie there."""
     assert go_through(cursor_of(HEADER)) == [b"HEAD", 7, 2, "w\u00f6rt", [1, -2, 3], 0.5, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_of_every_kind(cursor_of: Callable[[bytes], Cursor], kind: str) -> None:
+def test_numbers_of_every_kind(cursor_of, kind):
     """Each kind is little-endian, and as wide as it says."""
     data = bytes(range(200, 200 + struct.calcsize(KINDS[kind])))
     assert cursor_of(data).number(kind, "n", "n") == struct.unpack(f"<{KINDS[kind]}", data)[0]
 
 
 @pytest.mark.parametrize("length", range(len(HEADER)))
-def test_a_field_that_does_not_fit(cursor_of: Callable[[bytes], Cursor], length: int) -> None:
-    """However many bytes are missing, the error is one that names the field, and where the bytes end."""
+def test_a_field_that_does_not_fit(cursor_of, length):
     if 33 <= length < 35:  # within what is stepped over
         return
     with pytest.raises(wm.TruncatedError) as caught:
@@ -97,7 +85,7 @@ def test_a_field_that_does_not_fit(cursor_of: Callable[[bytes], Cursor], length:
         assert caught.value.offset == length
 
 
-def test_a_count_is_bounded_by_what_follows(cursor_of: Callable[[bytes], Cursor]) -> None:
+def test_a_count_is_bounded_by_what_follows(cursor_of):
     """A number of things is as large as there is room for them, or an error; and never above a limit."""
     data = struct.pack("<Q", 2) + bytes(24)
     assert cursor_of(data).count("u64", 12, "count", "number of things") == 2
@@ -109,8 +97,7 @@ def test_a_count_is_bounded_by_what_follows(cursor_of: Callable[[bytes], Cursor]
         cursor_of(struct.pack("<Q", 2**64 - 1)).array("<u8", 2**61, "values", "the values")
 
 
-def test_limits_come_before_reading(tmp_path: Path) -> None:
-    """What is longer than the limits allow is not read, and not counted."""
+def test_limits_come_before_reading(tmp_path):
     path = tmp_path / "header"
     path.write_bytes(struct.pack("<Q", 5) + bytes(100))
     source = from_path(str(path), "mmap")
@@ -120,8 +107,7 @@ def test_limits_come_before_reading(tmp_path: Path) -> None:
         Cursor(b"", source, Limits(max_tensors=4)).count("u64", 1, "count", "number of tensors", "max_tensors")
 
 
-def test_text_is_strict_utf8(cursor_of: Callable[[bytes], Cursor]) -> None:
-    """A string that is not UTF-8 is an error that names the byte."""
+def test_text_is_strict_utf8(cursor_of):
     with pytest.raises(wm.FormatError, match="the name is not UTF-8") as caught:
         cursor_of(b"\4\0ab\xff\xfe").text("u16", "name", "the name")
     assert caught.value.offset == 4

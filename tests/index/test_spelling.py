@@ -1,12 +1,9 @@
 """Suggestions for a missing name: the right ones, with little work for any names."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,10 +11,6 @@ import pytest
 import weightmap as wm
 from weightmap.index import spelling
 from weightmap.index.spelling import alike
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LAYERS = [
     f"model.layers.{i}.{part}.weight"
@@ -35,19 +28,18 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("wanted", MISTAKES)
-def test_the_likest_name_comes_first(wanted: str) -> None:
+def test_the_likest_name_comes_first(wanted):
     """What was left out, exchanged or misspelt leads to the name that was meant."""
     assert alike(wanted, LAYERS)[0] == MISTAKES[wanted]
 
 
 @pytest.mark.parametrize("wanted", ["", "foo", "embeddings", "w" * 401, "\udc80", "日本語"])
-def test_what_is_like_nothing_gets_nothing(wanted: str) -> None:
+def test_what_is_like_nothing_gets_nothing(wanted):
     """No name is better than a wrong one."""
     assert alike(wanted, [*LAYERS, "", "w" * 401]) == []
 
 
-def plain_common(a: str, b: str) -> int:
-    """The longest common subsequence, as textbooks have it."""
+def plain_common(a, b):
     row = [0] * (len(b) + 1)
     for x in a:
         above = row
@@ -57,14 +49,13 @@ def plain_common(a: str, b: str) -> int:
     return row[-1]
 
 
-def plain_ends(a: str, b: str) -> int:
-    """What two names begin and end with, character by character."""
+def plain_ends(a, b):
     start = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     end = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a[::-1], b[::-1], strict=False)))
     return min(start + end, len(a), len(b))
 
 
-def test_the_counts_are_those_of_plain_loops() -> None:
+def test_the_counts_are_those_of_plain_loops():
     """Both measures are what loops over characters say, also where all of one name stands in the other."""
     draws = random.Random(5)
     for _ in range(3000):
@@ -74,23 +65,22 @@ def test_the_counts_are_those_of_plain_loops() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 199, 400])
-def test_the_work_is_bounded(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many names there are, and however long and alike: so much is listed, looked at and compared, no more."""
+def test_the_work_is_bounded(length, monkeypatch):
     done = Counter[str]()
     ends, count = spelling._shared_ends, spelling._Common.count
 
-    def watched_ends(a: str, b: str) -> int:
+    def watched_ends(a, b):
         done["looked at"] += 1
         return ends(a, b)
 
-    def watched_count(self: spelling._Common, other: str) -> int:
+    def watched_count(self, other):
         done["compared"] += len(other)
         return count(self, other)
 
     monkeypatch.setattr(spelling, "_shared_ends", watched_ends)
     monkeypatch.setattr(spelling._Common, "count", watched_count)
 
-    def names() -> Iterator[str]:
+    def names():
         while True:
             done["listed"] += 1
             yield "ab" * (length // 2) + "b" * (length % 2)
@@ -101,7 +91,7 @@ def test_the_work_is_bounded(length: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < done["compared"] <= 10_000
 
 
-def test_get_looks_for_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_looks_for_no_names(tmp_path, monkeypatch):
     """A miss that is not an error costs no search, in one file and in several; one that is an error has names."""
     shards = tmp_path / "model"
     shards.mkdir()
@@ -134,8 +124,7 @@ def test_get_looks_for_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["bias"], 5, "among 1 tensor; names are strings (str)"),
     ],
 )
-def test_a_missing_name_is_answered_with_names(tmp_path: Path, names: list[str], wanted: str, end: str) -> None:
-    """Similar names are suggested; where there are none, all names of a file with few tensors are shown."""
+def test_a_missing_name_is_answered_with_names(tmp_path, names, wanted, end):
     path = tmp_path / "m.safetensors"
     wm.save(path, {name: np.ones(2, np.float32) for name in names})
     with wm.open(path) as f:

@@ -1,7 +1,5 @@
 """Tables of strings whose hashes collide: every way to look strings up gives what a dictionary gives."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np
@@ -19,7 +17,6 @@ NAMES = {
 @pytest.mark.parametrize("built", [False, True], ids=["first look-up", "later"])
 @pytest.mark.parametrize("kind", NAMES)
 def test_spans_and_texts_are_found_as_in_a_dictionary(kind, built):
-    """`find`, `find_many` and `find_spans` agree with a dictionary, on an index and where it cannot be built."""
     names = NAMES[kind]()
     table = StringTable.of(names, "word")
     expected = {name: i for i, name in enumerate(names)}
@@ -36,7 +33,6 @@ def test_spans_and_texts_are_found_as_in_a_dictionary(kind, built):
 
 @pytest.mark.parametrize("empty", [0, 1, 2], ids=["first", "within", "last"])
 def test_tables_are_joined_an_empty_one_too(empty):
-    """The strings of several tables, one of them without any, follow each other in one table."""
     parts = [["a", "", "bc"], ["d"]]
     parts.insert(empty, [])
     joined = StringTable.joined((StringTable.of(part, "word") for part in parts), "word")
@@ -45,7 +41,6 @@ def test_tables_are_joined_an_empty_one_too(empty):
 
 
 def test_tables_whose_strings_lie_apart_are_joined():
-    """What lies between the strings of a table, such as the lengths before them, is left out."""
     data = b"".join(struct.pack("<H", len(text)) + text for text in (b"a", b"", b"bc"))
     apart = StringTable(data, np.array([2, 5, 7, 11], np.uint32), 2, "word")
     assert list(apart) == ["a", "", "bc"]

@@ -1,12 +1,9 @@
 """The table of tensors in C, against a plain definition of what a sound table is."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +28,6 @@ LIMIT = 2**63 - 1
 
 
 def by_columns(table):
-    """Its spans, of a table that is not too small to be looked at as columns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "_FEW", 0)
         return table.spans()
@@ -89,7 +85,6 @@ def verdict(rows, names, data_size, alignment, max_gap, lax):
 
 
 def check(rows, names, data_size, alignment=64, max_gap=63, *, lax=False):
-    """What the C code says of the same table."""
     records = b"".join(RECORD.pack(*row) for row in rows)
     asked = rules(BITS, min_ndim=1, max_ndim=4, alignment=alignment, max_gap=max_gap)
     found = kernels.records_check(records + names, len(rows), asked, data_size, LIMIT, lax=lax)
@@ -101,7 +96,6 @@ def check(rows, names, data_size, alignment=64, max_gap=63, *, lax=False):
 
 
 def table(names, rng):
-    """A sound table of tensors with these names."""
     rows, end = [], 0
     for name in names:
         code, ndim = rng.randrange(9), rng.randint(1, 4)
@@ -126,7 +120,6 @@ def test_a_sound_table_passes():
 
 
 def test_one_lie_in_a_table_is_found_where_the_definition_finds_it():
-    """Ten thousand tables with one field changed: C and the definition agree on what is wrong, and in which row."""
     rng = random.Random(2)
     interesting = [
         0,
@@ -195,7 +188,6 @@ def test_names_are_checked_one_by_one():
 
 
 def test_duplicates_among_many_names():
-    """The last of 20,000 names repeating the first is found; names that only collide are not mistaken for it."""
     rng = random.Random(4)
     names = [b"costarring", b"liquid"] + [b"t%d" % i for i in range(20_000)]
     rows, size = table(names, rng)
@@ -213,7 +205,6 @@ def test_records_shorter_than_declared_are_refused():
 
 
 def pairs(entries):
-    """Metadata entries as EMBD writes them."""
     return b"".join(struct.pack("<2H", len(k), len(v)) + k + v for k, v in entries)
 
 
@@ -234,7 +225,6 @@ def test_pairs(count):
 
 
 def test_find_walks_the_stored_hashes():
-    """A look-up without an index finds every name, tells colliding names apart, and misses what is not there."""
     rng = random.Random(5)
     names = [b"costarring", b"liquid", b""] + [b"t%d" % i for i in range(200)]
     rows, _ = table(names, rng)
@@ -256,7 +246,6 @@ def test_no_memory_is_no_fault_of_the_file():
 
 
 def columns_of(names):
-    """Columns of empty tensors with these names."""
     count = len(names)
     bounds = np.cumsum([0, *map(len, names)], dtype=np.uint32)
     zeros = np.zeros(count, np.uint64)
@@ -281,8 +270,6 @@ TYPES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "
 
 
 class Four(Rules):
-    """The rules of a format of these types and of one to four dimensions, packed tightly."""
-
     __slots__ = ()
     dtypes = tuple(DTYPES[name] for name in TYPES)
     min_ndim, max_ndim = 1, 4
@@ -295,7 +282,6 @@ def records(rows, names, asked):
 
 
 def in_columns(rows, names, asked, *, ends=True):
-    """The same table in columns, unchecked, with ends that are declared or without."""
     dims = [row[4 : 4 + min(row[2], 4)] for row in rows]
     bits = dict(enumerate(BITS))
     stops = [row[8] + math.prod(shape) * bits.get(row[1], 8) // 8 for row, shape in zip(rows, dims, strict=True)]
@@ -312,7 +298,6 @@ def in_columns(rows, names, asked, *, ends=True):
 
 
 def without_ends(rows, names, asked):
-    """The same in columns of a format that declares no ends."""
     return in_columns(rows, names, asked, ends=False)
 
 
@@ -399,7 +384,6 @@ ONLY_TOGETHER = [
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_every_kind_of_table_keeps_the_contract(make, name, asked, lie, error, message):
-    """What rules ask is asked of records and columns alike, and again of a row whenever that is used."""
     rows = three()
     for field, value in lie.items():
         rows[1][field] = value
@@ -469,7 +453,6 @@ def test_names_whose_hashes_collide_are_distinguished(make):
 
 @every_kind
 def test_names_are_checked_by_themselves_too(make):
-    """`check_names`, for when hashes collide, finds the first name that is not UTF-8 and the first that is repeated."""
     with pytest.raises(wm.FormatError, match="name of tensor 1 is not UTF-8"):
         make(three(), [b"a", b"\xff", b"c"], 72).check_names()
     with pytest.raises(wm.LayoutError, match="tensors 0 and 2 are both called 'a'"):
@@ -478,7 +461,6 @@ def test_names_are_checked_by_themselves_too(make):
 
 
 def test_any_fault_has_words():
-    """A fault without words of its own, and one about a name that cannot be read, are errors of ours too."""
     table = records(three(), [b"a", b"\xff", b"c"], 72)
     found = table_error(table, kernels.Fault(kernels.faults()["COLUMN"], 2, 0, 0, 0))
     assert str(found) == "tensor 'c': the index is damaged (COLUMN) (at byte 64)"
@@ -490,14 +472,12 @@ def test_any_fault_has_words():
 
 
 class FourDims(Rules):
-    """Rules like those of EMBD."""
-
     __slots__ = ()
     dtypes = (DTYPES["float32"], DTYPES["int8"])
     min_ndim, max_ndim = 1, 4
 
 
-def record_table(*rows: tuple[Any, ...], size: int = 100, names: bytes = b"") -> RecordTable:
+def record_table(*rows, size=100, names=b""):
     """A table of records that nobody has checked: code, ndim, length of the name, four dimensions, offset."""
     index = b"".join(struct.pack("<IBBH4IQ", 0, *row) for row in rows) + names
     return RecordTable(lambda: index, len(rows), 1000, FourDims(500, 2**40, size))
@@ -505,7 +485,6 @@ def record_table(*rows: tuple[Any, ...], size: int = 100, names: bytes = b"") ->
 
 @pytest.mark.parametrize("ndim", range(7))
 def test_dimensions_of_a_row(ndim):
-    """A row has one to four dimensions, whether it is looked up or listed; others are an error, and no shape."""
     table = record_table((1, 1, 0, 2, 0, 0, 0, 0), (1, ndim, 0, 2, 2, 2, 2, 2))
     if 1 <= ndim <= 4:
         assert table.place(1) == (DTYPES["int8"], (2,) * ndim, 502, 2**ndim, None)
@@ -518,7 +497,6 @@ def test_dimensions_of_a_row(ndim):
 
 
 def test_empty_rows_whose_other_dimensions_can_just_be_counted():
-    """The other dimensions of a row without elements have a product of at most 2^63 - 1 bytes."""
     most, more = (7 * 7 * 73 * 127 * 337, 92737, 649657), (2**31, 2**31, 2)
     for code, factors, good in ((1, most, True), (0, most, False), (1, more, False)):
         table = record_table((code, 4, 0, *factors, 0, 0))
@@ -532,7 +510,6 @@ def test_empty_rows_whose_other_dimensions_can_just_be_counted():
 
 @pytest.mark.parametrize("code", range(4))
 def test_dtypes_of_a_row(code):
-    """A code behind the last of the list is an error, whether a row is looked up or listed."""
     table = record_table((code, 1, 0, 2, 0, 0, 0, 0))
     if code < 2:
         assert table.place(0)[0] is FourDims.dtypes[code]
@@ -545,7 +522,6 @@ def test_dtypes_of_a_row(code):
 
 @pytest.mark.parametrize("offset", [0, 91, 92, 93, 2**63, 2**64 - 8])
 def test_data_of_a_row_ends_with_the_section(offset):
-    """A row may end where its section does, and not a byte behind it."""
     table = record_table((0, 2, 0, 2, 1, 0, 0, offset))
     if offset <= 92:
         assert table.place(0)[2:4] == (500 + offset, 8)
@@ -571,7 +547,6 @@ def test_names_of_rows_end_with_the_index(size):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_names_that_are_checked_one_by_one(place):
-    """Where hashes do not tell names apart, they are looked at: a name that is not UTF-8 is found, first or last."""
     names = [b"ab", b"cd"]
     record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
     names[place] = b"a\xff"
@@ -583,21 +558,18 @@ def test_names_that_are_checked_one_by_one(place):
 
 
 def test_where_a_row_lies():
-    """A row of the table has a place in the file, and the number of rows has none."""
     table = record_table((1, 1, 0, 0, 0, 0, 0, 0), (1, 1, 0, 0, 0, 0, 0, 0))
     assert [table.position(row) for row in range(4)] == [1000, 1032, None, None]
     assert list(record_table().names) == []
     assert list(record_table((1, 1, 0, 0, 0, 0, 0, 0), (1, 1, 2, 0, 0, 0, 0, 0), names=b"ab").names) == ["", "ab"]
 
 
-def runs(*rows: tuple[Any, ...]) -> list[tuple[int, int, int]]:
-    """Offset of the first row, number of rows and step of each run."""
+def runs(*rows):
     found = record_table(*rows, size=10**6).runs()
     return [(row.offset - 500, count, step) for row, count, step in found]
 
 
 def test_rows_that_are_alike_are_one_run():
-    """Rows of one dtype and shape at equal distances become one run; a change of any of these begins a new one."""
     alike = [(1, 2, 0, 3, 4, 0, 0, 64 * i) for i in range(9)]
     assert runs(*alike) == [(0, 9, 64)]
     assert runs(*alike[:1]) == [(0, 1, 0)]
@@ -616,7 +588,6 @@ def test_rows_that_are_alike_are_one_run():
 
 @pytest.mark.parametrize("count", [4095, 4096, 4097])
 def test_runs_of_as_many_rows_as_are_taken_at_once(count):
-    """Around the number of rows that become objects at once, each row comes once."""
     rows = [(1, 1, 0, 4, 0, 0, 0, 4 * i) for i in range(count)]
     assert sum(n for _, n, _ in runs(*rows)) == count
     assert [row.offset for row in record_table(*rows, size=10**6).rows()] == [500 + 4 * i for i in range(count)]

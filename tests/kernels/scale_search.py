@@ -4,59 +4,42 @@ Thirty-two scales of a grid are tried on every block, the better one of each two
 as they are stored, with the plain scales and the neighbours of the best. The quantiser of the first release did this.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import ml_dtypes
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.floating[Any]]
 
 LANES = 16
 
 
-def codes(x: Floats, inverse: Floats, bits: int) -> Floats:
-    """Return the codes of each block with each of its inverse scales, in float32: blocks, scales, elements."""
+def codes(x, inverse, bits):
     low = -(1 << (bits - 1))
     scaled = x.astype(np.float32)[:, None, :] * inverse.astype(np.float32)[:, :, None]
     return np.clip(np.rint(scaled), low, -low - 1).astype(np.float64)
 
 
-def sums(x: Floats, inverse: Floats, bits: int) -> tuple[Floats, Floats]:
-    """Return sum(x q) and sum(q q) of each block with each of its inverse scales."""
+def sums(x, inverse, bits):
     q = codes(x, inverse, bits)
     return (x[:, None, :] * q).sum(-1), (q * q).sum(-1)
 
 
-def stored(scale: Floats, scale_type: str) -> Floats:
-    """Return scales as they are stored, the largest finite one for those that are too large."""
+def stored(scale, scale_type):
     dtype = {"fp16": np.float16, "fp32": np.float32}[scale_type]
     limit = float(np.finfo(dtype).max)
     return np.clip(scale, -limit, limit).astype(dtype).astype(np.float64)
 
 
-def neighbour(scale: Floats, scale_type: str, towards: float) -> Floats:
-    """Return the stored scale that is next in magnitude: upwards for infinity, downwards for 0."""
+def neighbour(scale, scale_type, towards):
     dtype = {"fp16": np.float16, "fp32": np.float32}[scale_type]
     with np.errstate(over="ignore"):
         magnitude = np.nextafter(np.abs(scale).astype(dtype), dtype(towards))
     return np.copysign(np.where(np.isfinite(magnitude), magnitude, np.abs(scale)), scale).astype(np.float64)
 
 
-def errors(x: Floats, scale: Floats, bits: int) -> Floats:
-    """Return the squared error of each block with each of its scales; a scale of 0 makes every code 0."""
+def errors(x, scale, bits):
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     return ((x[:, None, :] - scale[:, :, None] * codes(x, inverse, bits)) ** 2).sum(-1)
 
 
-def least_errors(x: Floats, bits: int, scale_type: str) -> Floats:
-    """Return the squared error that the search reaches for each row of fewer than 256 finite floats, none all 0."""
+def least_errors(x, bits, scale_type):
     x = x.astype(np.float64)
     rows = np.arange(len(x))
     extreme = x[rows, np.abs(x).argmax(1)][:, None]
@@ -78,22 +61,21 @@ def least_errors(x: Floats, bits: int, scale_type: str) -> Floats:
     plain = stored(np.concatenate([extreme / low, extreme / (-low - 1)], 1), scale_type)
     near = [neighbour(one, scale_type, np.inf), neighbour(one, scale_type, 0), neighbour(plain, scale_type, np.inf)]
     more = errors(x, np.concatenate([plain, *near], 1), bits)
-    least: Floats = np.minimum(error.min(1), more.min(1))
-    return least
+    return np.minimum(error.min(1), more.min(1))
 
 
-def _noisy_levels(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+def _noisy_levels(rng, shape):
     return rng.integers(-8, 8, shape) * 0.037 + rng.standard_normal(shape) * 0.003
 
 
-def _spikes(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+def _spikes(rng, shape):
     x = rng.standard_normal(shape)
     x[:, 3] *= 20
     return x
 
 
 # Kinds of blocks: what each element is drawn from.
-KINDS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {
+KINDS = {
     "normal": lambda rng, shape: rng.standard_normal(shape) * 0.02,
     "uniform": lambda rng, shape: rng.uniform(-1, 1, shape),
     "student": lambda rng, shape: rng.standard_t(2, shape),
@@ -111,8 +93,7 @@ KINDS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {
 }
 
 
-def blocks(kind: str, count: int, size: int) -> NDArray[np.float32]:
-    """Return blocks of a kind, none of them all 0."""
+def blocks(kind, count, size):
     x = KINDS[kind](np.random.default_rng(len(kind) * 1000 + size), (count, size))
     floats = np.array(x, np.float32)
     floats[~floats.any(1), 0] = 1

@@ -1,12 +1,9 @@
 """Arrays whose numbers lie where C may not load them: every kernel copies such inputs, and refuses such outputs."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,11 +14,6 @@ from tests.table_support import rules
 
 from weightmap import _kernels, kernels
 from weightmap._kernels import ffi, lib
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Odd = Callable[[np.ndarray], np.ndarray]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Functions that take pointers to numbers, all of which Python allocates for the call or the object.
@@ -44,7 +36,7 @@ OWN = {
 }
 
 
-def odd(array: Any) -> np.ndarray:
+def odd(array):
     """The same array, one byte behind where its numbers would be aligned."""
     array = np.asarray(array)
     memory = np.empty(array.nbytes + 16, np.uint8)
@@ -63,29 +55,25 @@ ROWS = np.array([3, 0, 2], np.uint64)
 PLAN = kernels.adaptive_plan(bytes(7), 8, 8)
 
 
-def codes(array: Odd) -> kernels.Codes:
-    """Rows of two codes, a projection and norms."""
+def codes(array):
     return kernels.Codes(
         CODES, array(BOOKS), array(np.eye(16, dtype=np.float32)), array(np.arange(8, dtype=np.float32))
     )
 
 
-def filled(call: Callable[..., Any], shape: Any = 8, dtype: Any = np.float32, *, out: Odd = np.asarray) -> Any:
-    """What a call returns, and what it writes to an array of this shape."""
+def filled(call, shape=8, dtype=np.float32, *, out=np.asarray):
     array = out(np.zeros(shape, dtype))
     return call(array), array.tolist()
 
 
-def in_file(call: Callable[[int], Any]) -> Any:
-    """What a call returns of a file of numbers."""
+def in_file(call):
     with tempfile.TemporaryFile() as file:
         file.write(F4.tobytes())
         file.flush()
         return call(file.fileno())
 
 
-def columns(array: Odd) -> Any:
-    """What is found in columns of two tensors."""
+def columns(array):
     given = BOUNDS[:3], bytes(2), np.array([4, 8], np.uint64), np.array([0, 1, 2], np.uint32)
     ends = np.array([16, 48], np.uint64)
     names, dtype, dims, dim_bounds = (array(part) if isinstance(part, np.ndarray) else part for part in given)
@@ -93,14 +81,12 @@ def columns(array: Odd) -> Any:
     return table.find(b"cd"), table.check(rules(bytes([32])), 48, 48, lax=False, utf8=True)
 
 
-def ngrams(array: Odd) -> Any:
-    """The rows of explicit n-grams."""
+def ngrams(array):
     table = TEXT, array(BOUNDS), 0, array(SLOTS), array(np.arange(3, dtype=np.uint64))
     return kernels.Ngrams("explicit", 1, 4, 0, 5, table).rows(b"abc", array(np.array([0, 3], np.uint32)))
 
 
-def tensors(array: Odd) -> Any:
-    """The tensors of a checkpoint by where its storages begin."""
+def tensors(array):
     code = torch.dump({"w": torch.Stored("0", "float32", 24, 0, (2, 3), (3, 1))})
     found = kernels.Pickle(code, 10, 1000).tensors(array(np.array([64], np.uint64)))
     assert isinstance(found, tuple)
@@ -108,15 +94,14 @@ def tensors(array: Odd) -> Any:
 
 
 # Calls of kernels with arrays as inputs, each given by a function.
-def looked_up(a: Odd) -> Any:
-    """Values of eight codes by two tables."""
+def looked_up(a):
     codes, which = np.arange(8, dtype=np.uint8).reshape(2, 4), np.array([[1], [0]], np.uint32)
     out = np.zeros((2, 4), np.uint16)
     kernels.look_up(codes, 8, a(which), 1, 4, a(np.arange(512, dtype=np.uint16).reshape(2, 256)), out)
     return out
 
 
-def grouped(a: Odd) -> np.ndarray:
+def grouped(a):
     """Values of 32 codes of eight rows, with scales and zero points of two groups."""
     out = np.zeros((8, 32), np.float16)
     group, numbers = np.arange(32, dtype=np.uint32) % 2, np.arange(16, dtype=np.float32).reshape(2, 8)
@@ -124,7 +109,7 @@ def grouped(a: Odd) -> np.ndarray:
     return out
 
 
-INPUTS: dict[str, Callable[[Odd], Any]] = {
+INPUTS = {
     "look_up": looked_up,
     "decode_groups": grouped,
     "fnv1a32_many": lambda a: kernels.fnv1a32_many(TEXT, a(np.array([2, 5], np.uint32))),
@@ -168,7 +153,7 @@ INPUTS: dict[str, Callable[[Odd], Any]] = {
     ),
 }
 # Calls of kernels with an array to be filled, by its shape and dtype.
-OUTPUTS: dict[str, tuple[Callable[[np.ndarray], Any], Any, Any]] = {
+OUTPUTS = {
     "fnv1a32_many": (lambda out: kernels.fnv1a32_many(TEXT, [2, 5], out=out), 2, np.uint32),
     "f16_to_f32": (lambda out: kernels.f16_to_f32(bytes(16), out=out), 8, np.float32),
     "bf16_to_f32": (lambda out: kernels.bf16_to_f32(bytes(16), out=out), 8, np.float32),
@@ -200,7 +185,7 @@ OUTPUTS: dict[str, tuple[Callable[[np.ndarray], Any], Any, Any]] = {
 }
 
 
-def misplaced(pointer: Any) -> list[str]:
+def misplaced(pointer):
     """The types of the numbers to which a pointer leads, itself or from a struct, where they may not lie."""
     kind = ffi.typeof(pointer) if isinstance(pointer, ffi.CData) else None
     if kind is None or kind.kind not in ("pointer", "array") or not pointer:
@@ -216,18 +201,16 @@ def misplaced(pointer: Any) -> list[str]:
 
 
 class Watched:
-    """The functions of C; notes which are called, and where numbers of an argument are not aligned."""
+    def __init__(self):
+        self.called = set()
+        self.wrong = []
 
-    def __init__(self) -> None:
-        self.called: set[str] = set()
-        self.wrong: list[tuple[str, str]] = []
-
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         function = getattr(lib, name)
         if not name.startswith("wm_"):
             return function
 
-        def call(*args: Any) -> Any:
+        def call(*args):
             self.called.add(name)
             self.wrong += [(name, kind) for argument in args for kind in misplaced(argument)]
             return function(*args)
@@ -236,30 +219,28 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """Put it in the place of the C module."""
+def watched(monkeypatch):
     found = Watched()
     for module in kernel_modules():
         monkeypatch.setattr(module, "lib", found, raising=False)
     return found
 
 
-def plain(result: Any) -> Any:
-    """A result that can be compared."""
+def plain(result):
     if isinstance(result, (tuple, list)):
         return [plain(item) for item in result]
     return result.tolist() if isinstance(result, np.ndarray) else result
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_inputs_may_lie_anywhere(watched: Watched, name: str) -> None:
+def test_inputs_may_lie_anywhere(watched, name):
     """The result is the one of aligned arrays, and C never gets a pointer to others."""
     assert plain(INPUTS[name](odd)) == plain(INPUTS[name](np.ascontiguousarray))
     assert watched.wrong == []
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_outputs_that_are_not_aligned_are_refused(watched: Watched, name: str) -> None:
+def test_outputs_that_are_not_aligned_are_refused(watched, name):
     """ValueError, and nothing is written; of aligned ones, something is."""
     call, shape, dtype = OUTPUTS[name]
     out = odd(np.full(shape, 77, dtype))
@@ -272,8 +253,7 @@ def test_outputs_that_are_not_aligned_are_refused(watched: Watched, name: str) -
     assert not (out == 77).all()
 
 
-def test_every_function_that_takes_numbers_is_called(watched: Watched) -> None:
-    """Every function of the headers with a pointer to more than bytes is called here, or left out for a reason."""
+def test_every_function_that_takes_numbers_is_called(watched):
     headers = "".join(
         (ROOT / "csrc" / f"{name}.h").read_text(encoding="utf-8") for name in ("kernels", "scans", "archives")
     )

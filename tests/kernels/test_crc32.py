@@ -1,7 +1,5 @@
 """The CRC-32 kernels against zlib and against the definition, on every instruction set that this CPU has."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import inspect
@@ -17,7 +15,7 @@ import sys
 import sysconfig
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -27,10 +25,6 @@ from tests import guard
 from tests.support import SOURCES
 
 from weightmap import kernels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 MIB = 1 << 20
@@ -61,7 +55,7 @@ LENGTHS = (
 DATA = np.random.default_rng(20).integers(0, 256, 32 * MIB + 4097, np.uint8).tobytes()
 
 
-def by_definition(data: bytes, value: int = 0) -> int:
+def by_definition(data, value=0):
     """CRC-32 as the remainder of a division of polynomials, a bit at a time, most significant term first."""
     polynomial = 0x104C11DB7
     bits = int("0" + "".join(f"{byte:08b}"[::-1] for byte in data), 2) << 32
@@ -73,10 +67,8 @@ def by_definition(data: bytes, value: int = 0) -> int:
     return int(f"{bits:032b}"[::-1], 2) ^ 0xFFFFFFFF
 
 
-def combined_by_definition(crc1: int, crc2: int, len2: int) -> int:
-    """CRC of A + B: A's remainder times x^(8 len2), by squaring, plus B's; not reflected."""
-
-    def times(a: int, b: int) -> int:
+def combined_by_definition(crc1, crc2, len2):
+    def times(a, b):
         product = 0
         for place in range(32):
             if b >> place & 1:
@@ -97,13 +89,12 @@ def combined_by_definition(crc1: int, crc2: int, len2: int) -> int:
 
 
 @pytest.mark.usefixtures("isa")
-def test_check_value() -> None:
-    """The CRC of "123456789" is the check value that every catalogue of CRCs gives."""
+def test_check_value():
     assert kernels.crc32(b"123456789") == 0xCBF43926
 
 
 @pytest.mark.usefixtures("isa")
-def test_definition() -> None:
+def test_definition():
     """Up to 80 bytes, with any initial value, the result is the remainder of the division itself."""
     rng = random.Random(1)
     for length in range(81):
@@ -112,8 +103,7 @@ def test_definition() -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_all_short_lengths() -> None:
-    """Every length from 0 to 1100 gives what zlib gives, wherever the data ends."""
+def test_all_short_lengths():
     for length in range(1101):
         data = DATA[1100 - length : 1100]
         assert kernels.crc32(data) == zlib.crc32(data), length
@@ -121,7 +111,7 @@ def test_all_short_lengths() -> None:
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.usefixtures("isa")
-def test_lengths_at_which_kernels_change(length: int) -> None:
+def test_lengths_at_which_kernels_change(length):
     """At the edges of steps, blocks and threads the result is zlib's."""
     for n in (length - 1, length, length + 1, length + 13):
         data = memoryview(DATA)[:n]
@@ -129,7 +119,7 @@ def test_lengths_at_which_kernels_change(length: int) -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_offsets() -> None:
+def test_offsets():
     """Data may begin at any of the 64 places within a cache line."""
     view = memoryview(DATA)
     for offset in range(64):
@@ -140,20 +130,18 @@ def test_offsets() -> None:
 
 @pytest.mark.parametrize("value", [0, 1, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF])
 @pytest.mark.usefixtures("isa")
-def test_initial_value(value: int) -> None:
-    """The initial value is taken as zlib takes it, also before no data at all."""
+def test_initial_value(value):
     for length in (0, 1, 3, 4, 7, 8, 15, 16, 17, 200, 300, 5000):
         assert kernels.crc32(DATA[:length], value) == zlib.crc32(DATA[:length], value), length
 
 
-def test_wide_initial_value() -> None:
-    """The low 32 bits of an initial value count, also beyond 32 bits or below 0."""
+def test_wide_initial_value():
     assert kernels.crc32(b"abc", 1 << 32 | 5) == kernels.crc32(b"abc", 5)
     assert kernels.crc32(b"abc", -1) == kernels.crc32(b"abc", 0xFFFFFFFF)
 
 
 @given(st.lists(st.integers(0, 700), max_size=12), st.integers(0, 2**32 - 1))
-def test_chained_calls(lengths: list[int], value: int) -> None:
+def test_chained_calls(lengths, value):
     """Data handed over in pieces gives the CRC of the whole."""
     at, crc = 0, value
     for length in lengths:
@@ -163,8 +151,7 @@ def test_chained_calls(lengths: list[int], value: int) -> None:
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000))
-def test_combine(first: int, second: int) -> None:
-    """Two CRCs and the second length give the CRC of both together."""
+def test_combine(first, second):
     a, b = DATA[:first], DATA[first : first + second]
     assert kernels.crc32_combine(zlib.crc32(a), zlib.crc32(b), second) == zlib.crc32(a + b)
 
@@ -173,19 +160,19 @@ HUGE = (2**32 - 1, 2**32, 2**32 + 1, 2**61, 2**63 - 1, 2**63, 2**64 - 2**32, 2**
 
 
 @pytest.mark.parametrize("len2", HUGE)
-def test_combine_huge(len2: int) -> None:
+def test_combine_huge(len2):
     """Lengths past 2**32, where the powers of x begin again, up to the last one that fits, follow the definition."""
     assert kernels.crc32_combine(0x12345678, 0x9ABCDEF0, len2) == combined_by_definition(0x12345678, 0x9ABCDEF0, len2)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
-def test_combine_definition(crc1: int, crc2: int, len2: int) -> None:
+def test_combine_definition(crc1, crc2, len2):
     """Combining is multiplication by x^(8 len2) for any numbers whatever."""
     assert kernels.crc32_combine(crc1, crc2, len2) == combined_by_definition(crc1, crc2, len2)
 
 
 @pytest.mark.parametrize("len2", [-1, 2**64])
-def test_combine_refuses(len2: int) -> None:
+def test_combine_refuses(len2):
     """A length that no input can have is an error, not a wrapped number."""
     with pytest.raises(ValueError, match="len2"):
         kernels.crc32_combine(1, 2, len2)
@@ -193,8 +180,7 @@ def test_combine_refuses(len2: int) -> None:
 
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("given", ["1", 1.0, None])
-def test_combine_refuses_types(place: int, given: Any) -> None:
-    """Anything but integers is a TypeError that says so, as for `crc32`."""
+def test_combine_refuses_types(place, given):
     arguments = [given if i == place else 1 for i in range(3)]
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
         kernels.crc32_combine(*arguments)
@@ -205,7 +191,7 @@ SIZES = (0, 1, 8 * MIB - 1, 8 * MIB, 12 * MIB + 5, 17 * MIB + 4095, 32 * MIB)
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.usefixtures("isa")
-def test_threads(size: int) -> None:
+def test_threads(size):
     """The number of threads, more than there are cores or none or below zero, never changes the result."""
     data = memoryview(DATA)[3 : 3 + size]
     expected = zlib.crc32(data, 9)
@@ -229,8 +215,7 @@ except RuntimeError:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its memory as Linux does")
-def test_no_threads_to_be_had() -> None:
-    """Where no thread can be started, as there is no memory for its stack, the caller does all the work."""
+def test_no_threads_to_be_had():
     env = os.environ | {"PYTHONPATH": SOURCES}
     done = subprocess.run([sys.executable, "-c", NO_THREADS], check=True, capture_output=True, text=True, env=env)
     assert done.stdout == "True\n"
@@ -261,7 +246,7 @@ for mebibytes, threads in ((8, 1), (7, 2), (8, 2), (8, 4), (16, 4)):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="replaces a function as Linux does")
-def test_a_thread_has_four_mebibytes(tmp_path: Path) -> None:
+def test_a_thread_has_four_mebibytes(tmp_path):
     """Less would take two threads longer than one: starting one takes as long as summing some of them."""
     compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
     (tmp_path / "counting.c").write_text(COUNTING)
@@ -275,15 +260,14 @@ def test_a_thread_has_four_mebibytes(tmp_path: Path) -> None:
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
 @pytest.mark.parametrize("at", ["start", "end"])
 @pytest.mark.usefixtures("isa")
-def test_guard_pages(at: str) -> None:
+def test_guard_pages(at):
     """No byte before the data or behind it is read: forbidden pages lie there."""
     for length in (*range(300), 383, 384, 511, 1000, 3072, 4095, 4096, 5000, 10001, 40_000, 46_111, 60_000):
         data = DATA[:length]
         assert kernels.crc32(guard.guarded(data, at=at)) == zlib.crc32(data), length
 
 
-def test_kinds_of_buffer(tmp_path: Path) -> None:
-    """Bytes, bytearrays, views, read-only maps and arrays of any shape are all taken as their bytes."""
+def test_kinds_of_buffer(tmp_path):
     data = DATA[:1000]
     array = np.frombuffer(data, np.float64)
     path = tmp_path / "data"
@@ -293,14 +277,13 @@ def test_kinds_of_buffer(tmp_path: Path) -> None:
         assert {kernels.crc32(cast("bytes", buffer)) for buffer in buffers} == {zlib.crc32(data)}
 
 
-def test_read_only_array() -> None:
-    """An array that must not be written is no obstacle."""
+def test_read_only_array():
     array = np.arange(100, dtype=np.int16)
     array.flags.writeable = False
     assert kernels.crc32(array) == zlib.crc32(array.tobytes())
 
 
-def test_not_contiguous() -> None:
+def test_not_contiguous():
     """A buffer with gaps is a TypeError: its bytes are not what lies in memory."""
     with pytest.raises(TypeError):
         kernels.crc32(np.zeros((8, 8), np.uint8)[:, ::2])
@@ -309,13 +292,13 @@ def test_not_contiguous() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["text", 5, None, [1, 2]])
-def test_not_a_buffer(wrong: object) -> None:
+def test_not_a_buffer(wrong):
     """An object that is no buffer is a TypeError."""
     with pytest.raises(TypeError):
         kernels.crc32(cast("bytes", wrong))
 
 
-CALLS: tuple[tuple[tuple[object, ...], dict[str, object]], ...] = (
+CALLS = (
     ((b"abc",), {}),
     ((b"abc", 5), {}),
     ((b"abc",), {"value": 5, "threads": 2}),
@@ -327,13 +310,13 @@ CALLS: tuple[tuple[tuple[object, ...], dict[str, object]], ...] = (
 
 
 @pytest.mark.parametrize(("args", "named"), CALLS)
-def test_ways_of_calling(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+def test_ways_of_calling(args, named):
     """Arguments may be given by place and by name, as the signature says."""
     value = int(args[1] if len(args) > 1 else named.get("value", 0))
     assert kernels.crc32(*args, **named) == zlib.crc32(b"abc", value & 0xFFFFFFFF)
 
 
-WRONG_CALLS: tuple[tuple[tuple[object, ...], dict[str, object]], ...] = (
+WRONG_CALLS = (
     ((), {}),
     ((b"a", 0, 1), {}),
     ((b"a",), {"data": b"a"}),
@@ -346,21 +329,20 @@ WRONG_CALLS: tuple[tuple[tuple[object, ...], dict[str, object]], ...] = (
 
 
 @pytest.mark.parametrize(("args", "named"), WRONG_CALLS)
-def test_wrong_calls(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+def test_wrong_calls(args, named):
     """A call that does not fit the signature is a TypeError."""
     with pytest.raises(TypeError):
         kernels.crc32(*args, **named)
 
 
-def test_signature() -> None:
-    """The function can be asked for its signature and its documentation, and can be pickled."""
+def test_signature():
     assert str(inspect.signature(kernels.crc32)).startswith("(data")
     assert list(inspect.signature(kernels.crc32).parameters) == ["data", "value", "threads"]
     assert "polynomial" in (kernels.crc32.__doc__ or "")
     assert pickle.loads(pickle.dumps(kernels.crc32)) is kernels.crc32
 
 
-def test_no_reference_leaks() -> None:
+def test_no_reference_leaks():
     """A call gives back what it took of its arguments, when it fails too."""
     data, gaps = bytearray(20_000), np.zeros((4, 4), np.uint8)[:, ::2]
     before = sys.getrefcount(data), sys.getrefcount(gaps)
@@ -369,13 +351,12 @@ def test_no_reference_leaks() -> None:
         with pytest.raises(TypeError):
             kernels.crc32(gaps)
         with pytest.raises(TypeError):
-            kernels.crc32(data, threads="1")  # type: ignore[arg-type]
+            kernels.crc32(data, threads="1")
     assert (sys.getrefcount(data), sys.getrefcount(gaps)) == before
     data.append(1)  # a BufferError while a view is held
 
 
-def generator() -> ModuleType:
-    """Return csrc/gen_crc32.py as a module."""
+def generator():
     spec = importlib.util.spec_from_file_location("gen_crc32", CSRC / "gen_crc32.py")
     assert spec is not None
     assert spec.loader is not None
@@ -384,15 +365,13 @@ def generator() -> ModuleType:
     return module
 
 
-def test_constants_are_generated() -> None:
-    """The committed constants are what the generator writes."""
+def test_constants_are_generated():
     assert (CSRC / "crc32_constants.h").read_text() == generator().header()
 
 
 @pytest.mark.parametrize("isa", ["portable"], indirect=True)
 @pytest.mark.usefixtures("isa")
-def test_tables() -> None:
-    """Each of the 16 x 256 entries that the compiler makes is what a division bit by bit leaves of that byte."""
+def test_tables():
     for k, byte in itertools.product(range(16), range(256)):
         register = byte
         for _ in range(8 * k + 8):
@@ -401,15 +380,13 @@ def test_tables() -> None:
         assert kernels.crc32(message, 0xFFFFFFFF) ^ 0xFFFFFFFF == register, (k, byte)
 
 
-def test_powers() -> None:
-    """Each of the 8 x 16 powers by which combining multiplies is right."""
+def test_powers():
     for k, digit in itertools.product(range(8), range(16)):
         len2 = (digit * 16**k << 29) % (2**32 - 1)  # 8 * len2 is then that exponent, since 8 * 2**29 is 1
         assert kernels.crc32_combine(0x12345678, 0, len2) == combined_by_definition(0x12345678, 0, len2), (k, digit)
 
 
-def test_polynomial_is_primitive() -> None:
-    """The powers of x repeat after 2**32 - 1 and not before, which combining relies on."""
+def test_polynomial_is_primitive():
     gen = generator()
     order = 2**32 - 1
     assert gen.x_to_the(order) == gen.ONE
@@ -430,7 +407,7 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def library(tmp_path_factory):
     """Return the kernels for 64-byte registers, with VPCLMULQDQ and GF2P8AFFINEQB done by other instructions."""
     if "avx512" not in kernels.available_isas():
         pytest.skip("this CPU lacks AVX-512")
@@ -456,13 +433,12 @@ EMULATED = (
 
 
 @pytest.fixture(params=EMULATED)
-def emulated(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Callable[[bytes | memoryview, int], int]:
-    """Return one of these kernels as a function like zlib's."""
+def emulated(library, request):
     function = library[request.param]
     function.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t]
     function.restype = ctypes.c_uint32
 
-    def crc32(data: bytes | memoryview, value: int = 0) -> int:
+    def crc32(data, value=0):
         address = np.frombuffer(data, np.uint8).ctypes.data
         return int(function(value ^ 0xFFFFFFFF, address, len(data))) ^ 0xFFFFFFFF
 
@@ -474,7 +450,7 @@ MIXED_LENGTHS = range(16384, 16384 + 2 * 1152, 61)
 
 
 @pytest.mark.slow
-def test_emulated(emulated: Callable[..., int]) -> None:
+def test_emulated(emulated):
     """All of these kernels but the two instructions is right, also on CPUs without them.
 
     Where the CPU has them, the tier "avx512icl" runs the real ones in all tests above. Elsewhere this stands in:
@@ -489,15 +465,14 @@ def test_emulated(emulated: Callable[..., int]) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
 @pytest.mark.parametrize("at", ["start", "end"])
-def test_emulated_guard_pages(emulated: Callable[..., int], at: str) -> None:
+def test_emulated_guard_pages(emulated, at):
     """These kernels read nothing outside the data."""
     short = (1, 4, 16, 63, 64, 255, 256, 257, 319, 320, 512, 575, 767, 768, 1000, 1407, 1408, 2688)
     for length in (*short, 10001, 16384, 17279, 17280, 20000, 120_000):
         assert emulated(guard.guarded(DATA[:length], at=at)) == zlib.crc32(DATA[:length]), length
 
 
-def test_matrices() -> None:
-    """In a message, any byte may be replaced by the four bytes that the matrices make of it, each where it belongs."""
+def test_matrices():
     header = (CSRC / "crc32_constants.h").read_text()
     matrices = [(int(n), int(value, 16)) for n, value in re.findall(r"CRC32_AFFINE_(\d+) (0x[0-9a-f]{16})", header)]
     assert len(matrices) == 4
@@ -511,7 +486,7 @@ def test_matrices() -> None:
 
 
 @pytest.mark.parametrize("register", [16, 32, 64])
-def test_distances_of_adding(register: int) -> None:
+def test_distances_of_adding(register):
     """In a message, a register of any power of two may be replaced by its copies at the four distances."""
     header = (CSRC / "crc32_constants.h").read_text()
     distances = [int(n) for n in re.findall(r"CRC32_ADD_\d (\d+)", header)]
@@ -525,7 +500,7 @@ def test_distances_of_adding(register: int) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a child that may die")
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
-def test_guard_pages_guard() -> None:
+def test_guard_pages_guard():
     """A read one byte past a guarded buffer kills the process, so the tests above would notice it."""
     code = (
         "import ctypes, numpy as np; from tests import guard; v = guard.guarded(b'abc');"

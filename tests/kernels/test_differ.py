@@ -1,7 +1,5 @@
 """The comparison of two tensors of one type, against numpy."""
 
-from __future__ import annotations
-
 import errno
 import os
 
@@ -47,7 +45,6 @@ def test_counts_and_distances(isa, dtype, n):
 @pytest.mark.parametrize("dtype", COMPARED)
 @pytest.mark.parametrize("n", [7, 2049])
 def test_odd_values(dtype, n):
-    """Infinities and zeros of both signs, equal and different NaN; one NaN that differs makes the distance NaN."""
     a = np.arange(n).astype(TYPES[dtype])
     b = a.copy()
     a[1], b[1] = 0.0, -0.0
@@ -64,7 +61,6 @@ def test_odd_values(dtype, n):
 
 
 def test_misuse():
-    """Buffers of different sizes, or of parts of elements."""
     for a, b in ((bytes(4), bytes(8)), (bytes(6), bytes(6))):
         with pytest.raises(ValueError, match="different sizes"):
             differing(a, b, "float32")
@@ -102,7 +98,6 @@ def test_tensors_of_files(tmp_path, dtype, threads):
 
 
 def test_diff_compares_tensors_together(tmp_path, monkeypatch):
-    """A file of many small tensors takes one call for some thousands; large ones are divided."""
     rng = np.random.default_rng(1)
     tensors = {f"t{i}": rng.standard_normal(10).astype(np.float32) for i in range(300)}
     tensors |= {"large": rng.standard_normal(5000), "ids": np.arange(9), "empty": np.empty((0, 3), np.float32)}
@@ -128,7 +123,6 @@ def test_diff_compares_tensors_together(tmp_path, monkeypatch):
 
 
 def test_diff_of_a_file_that_becomes_shorter(tmp_path, monkeypatch):
-    """It is a TruncatedError that names this file."""
     for name in ("a", "b"):
         wm.save(tmp_path / f"{name}.safetensors", {"w": np.ones((300, 500), np.float32), "v": np.ones(3, np.float32)})
     original = FileComparer.__call__

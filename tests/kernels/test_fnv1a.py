@@ -1,10 +1,7 @@
 """FNV-1a against its definition and its authors' vectors, one name and many, on every instruction set."""
 
-from __future__ import annotations
-
 import functools
 import random
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,9 +12,6 @@ from tests import guard
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.kernels import _checksums
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # From the authors' test vectors.
 VECTORS_32 = {
@@ -30,8 +24,7 @@ VECTORS_32 = {
 VECTORS_64 = {b"": 0xCBF29CE484222325, b"a": 0xAF63DC4C8601EC8C, b"foobar": 0x85944171F73967E8}
 
 
-def by_definition(data: bytes, bits: int = 32) -> int:
-    """FNV-1a: for each byte, XOR, then multiply."""
+def by_definition(data, bits=32):
     value, prime = {32: (0x811C9DC5, 0x01000193), 64: (0xCBF29CE484222325, 0x100000001B3)}[bits]
     for byte in data:
         value = (value ^ byte) * prime % (1 << bits)
@@ -39,7 +32,7 @@ def by_definition(data: bytes, bits: int = 32) -> int:
 
 
 @functools.cache
-def long_and_short() -> list[tuple[list[bytes], list[int]]]:
+def long_and_short():
     """Some lists of names, few of which are long, and their hashes: worked out once for all instruction sets."""
     rng, found = random.Random(5), []
     for long_ones in (1, 7, 8, 20):
@@ -48,8 +41,7 @@ def long_and_short() -> list[tuple[list[bytes], list[int]]]:
     return found
 
 
-def hash_with_gap(names: list[bytes], gap: int, buffer: bytes | memoryview | None = None) -> tuple[int, list[int]]:
-    """Hash names that lie `gap` bytes apart, straight through C; return its result and the hashes."""
+def hash_with_gap(names, gap, buffer=None):
     blob = (b"\xa5" * gap).join(names) if buffer is None else buffer
     lengths = np.array([len(name) for name in names], np.uint32)
     out = np.zeros(len(names), np.uint32)
@@ -65,21 +57,21 @@ def hash_with_gap(names: list[bytes], gap: int, buffer: bytes | memoryview | Non
 
 
 @pytest.mark.parametrize(("data", "expected"), VECTORS_32.items())
-def test_vectors_32(data: bytes, expected: int) -> None:
+def test_vectors_32(data, expected):
     """The 32-bit hash gives its authors' vectors, alone and in a batch."""
     assert kernels.fnv1a32(data) == expected
     assert kernels.fnv1a32_many(data, [len(data)]).tolist() == [expected]
 
 
 @pytest.mark.parametrize(("data", "expected"), VECTORS_64.items())
-def test_vectors_64(data: bytes, expected: int) -> None:
+def test_vectors_64(data, expected):
     """The 64-bit hash gives its authors' vectors."""
     assert kernels.fnv1a64(data) == expected
 
 
 @pytest.mark.parametrize("size", [0, 1, 51, 8191, 8192, 100_000])
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
-def test_one_name_in_any_buffer(kind: Callable[[bytes], Any], size: int) -> None:
+def test_one_name_in_any_buffer(kind, size):
     """A name of any length gives the same hashes from bytes and any other buffer, and by either way into C."""
     data = random.Random(size).randbytes(size)
     for function, by_cffi, bits in (
@@ -91,7 +83,7 @@ def test_one_name_in_any_buffer(kind: Callable[[bytes], Any], size: int) -> None
 
 
 @pytest.mark.parametrize("function", [kernels.fnv1a32, kernels.fnv1a64])
-def test_one_name_of_a_wrong_kind(function: Callable[..., int]) -> None:
+def test_one_name_of_a_wrong_kind(function):
     """Objects without a contiguous buffer, a missing argument, a second one and one of another name are TypeErrors."""
     for wrong in ("text", 1, None, memoryview(b"abcd")[::2]):
         with pytest.raises(TypeError):
@@ -101,21 +93,20 @@ def test_one_name_of_a_wrong_kind(function: Callable[..., int]) -> None:
             function(*arguments, **names)
 
 
-def test_known_collision() -> None:
-    """The words costarring and liquid have the same 32-bit hash, and different 64-bit ones."""
+def test_known_collision():
     assert kernels.fnv1a32(b"costarring") == kernels.fnv1a32(b"liquid")
     assert kernels.fnv1a64(b"costarring") != kernels.fnv1a64(b"liquid")
 
 
 @given(st.binary(max_size=300))
-def test_definition(data: bytes) -> None:
+def test_definition(data):
     """Both hashes of any bytes are those of the definition."""
     assert kernels.fnv1a32(data) == by_definition(data)
     assert kernels.fnv1a64(data) == by_definition(data, 64)
 
 
 @pytest.mark.usefixtures("isa")
-def test_every_length() -> None:
+def test_every_length():
     """Names of every length from 0 to 200, in rising, falling and mixed order, hash as each does alone."""
     rng = random.Random(3)
     names = [rng.randbytes(length) for length in range(201)]
@@ -131,7 +122,7 @@ COUNTS = (0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 79, 80, 128, 200)
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("gap", [0, 2, 4])
 @pytest.mark.usefixtures("isa")
-def test_counts_and_gaps(count: int, gap: int) -> None:
+def test_counts_and_gaps(count, gap):
     """Any number of names, back to back or behind prefixes of two or four bytes, hash as each does alone."""
     rng = random.Random(count)
     for longest in (0, 3, 17, 60):
@@ -140,20 +131,18 @@ def test_counts_and_gaps(count: int, gap: int) -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_one_long_name_among_short_ones() -> None:
-    """A name of 100,000 bytes, and up to twenty of them, among 180 short ones are hashed right."""
+def test_one_long_name_among_short_ones():
     for names, hashes in long_and_short():
         assert hash_with_gap(names, 2) == (-1, hashes)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=150), st.sampled_from([0, 2, 4]))
-def test_any_names(names: list[bytes], gap: int) -> None:
+def test_any_names(names, gap):
     """Names of any bytes and lengths hash as the definition says, on the best instruction set."""
     assert hash_with_gap(names, gap) == (-1, [by_definition(name) for name in names])
 
 
-def test_lengths_of_other_types() -> None:
-    """Lengths may be a list or an array of any integers, strided or unaligned."""
+def test_lengths_of_other_types():
     unaligned = np.frombuffer(b"\0" + np.array([3, 0, 3], "<u4").tobytes(), np.uint8)[1:].view("<u4")
     arrays = (np.array([3, 0, 3], np.int64), np.array([3, 0, 3], np.uint8), np.array([3, 9, 0, 9, 3], np.uint32)[::2])
     for lengths in ([3, 0, 3], (3, 0, 3), unaligned, *arrays):
@@ -161,14 +150,13 @@ def test_lengths_of_other_types() -> None:
         assert kernels.fnv1a32_many(b"abcdef", lengths).tolist() == expected
 
 
-def test_blob_longer_than_names() -> None:
+def test_blob_longer_than_names():
     """Bytes behind the last name are ignored."""
     assert kernels.fnv1a32_many(b"abcdef", [2]).tolist() == [by_definition(b"ab")]
 
 
 @pytest.mark.usefixtures("isa")
-def test_blob_too_short() -> None:
-    """A blob that ends within a name is an error that names it, and the hashes before it are right."""
+def test_blob_too_short():
     names = [b"x" * 20] * 100
     blob = b"x" * (70 * 20 + 19)
     with pytest.raises(ValueError, match="70"):
@@ -179,21 +167,20 @@ def test_blob_too_short() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[2**32 - 1] * 3, [1, 2**32 - 1], [2**31, 2**31, 2**31]])
-def test_lengths_that_overflow(lengths: list[int]) -> None:
+def test_lengths_that_overflow(lengths):
     """Lengths whose sum wraps around at 32 bits do not fit either."""
     with pytest.raises(ValueError, match="runs past the blob"):
         kernels.fnv1a32_many(b"abc", lengths)
 
 
 @pytest.mark.parametrize("lengths", [[-1], [2**32], [1.5], [[1]]])
-def test_lengths_that_are_none(lengths: list[int]) -> None:
-    """An impossible length is a ValueError."""
+def test_lengths_that_are_none(lengths):
     with pytest.raises(ValueError, match="length"):
         kernels.fnv1a32_many(b"abcdef", lengths)
 
 
 @pytest.mark.usefixtures("isa")
-def test_gap_past_the_end() -> None:
+def test_gap_past_the_end():
     """A gap that leads out of the blob is found before anything there is read."""
     assert hash_with_gap([b"ab", b""], 4, b"ab") == (1, [by_definition(b"ab"), 0])
 
@@ -201,7 +188,7 @@ def test_gap_past_the_end() -> None:
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
 @pytest.mark.parametrize("at", ["start", "end"])
 @pytest.mark.usefixtures("isa")
-def test_guard_pages(at: str) -> None:
+def test_guard_pages(at):
     """No byte before the first name or behind the last is read: forbidden pages lie there."""
     rng = random.Random(7)
     for count in (1, 8, 16, 20, 64, 65, 130):
@@ -212,7 +199,6 @@ def test_guard_pages(at: str) -> None:
 
 
 def test_many_fills_out_and_returns_it():
-    """`out=` is filled and returned; one of another type, shape or order is a ValueError."""
     out = np.empty(2, np.uint32)
     assert kernels.fnv1a32_many(b"foobara", [6, 1], out=out) is out
     assert out.tolist() == [0xBF9CF968, 0xE40C292C]

@@ -1,7 +1,5 @@
 """Blocks of ggml against definitions element by element, and against gguf-py, on every instruction set there is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +12,6 @@ from weightmap import kernels
 
 
 def decode(blocks, name, **options):
-    """All elements of these blocks, or those that options select."""
     return kernels.decode_ggml(blocks, len(blocks) * TYPES[name][1], name, **options)
 
 
@@ -26,7 +23,6 @@ def books():
 
 @pytest.fixture(scope="module")
 def example(books):
-    """Return example(name, count, finite=) -> blocks of random bytes and their values, each made once."""
     made = {}
 
     def make(name, count, *, finite=False):
@@ -39,7 +35,6 @@ def example(books):
 
 
 def same(got, values):
-    """Whether two arrays have the same bits."""
     return np.array_equal(got.view(np.uint32), values.view(np.uint32))
 
 
@@ -77,7 +72,6 @@ def test_every_scale(isa, books, name):
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
 def test_every_scale_of_8_bits(isa, books, name):
-    """Each of the 256 scales of 8 bits decodes as defined."""
     blocks = np.tile(random_blocks(np.random.default_rng(1), name, 1), (256, 1))
     blocks[:, : 1 if name == "mxfp4" else 4] = np.arange(256)[:, None]
     assert same(decode(blocks, name), ggml_support.values(name, blocks, books).reshape(-1))
@@ -85,7 +79,6 @@ def test_every_scale_of_8_bits(isa, books, name):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_values_of_gguf_py(isa, name):
-    """gguf-py, where it is installed and knows the type, gives the same values."""
     gguf = pytest.importorskip("gguf")
     kind = getattr(gguf.GGMLQuantizationType, name.upper(), None)
     if kind is None:
@@ -101,7 +94,6 @@ def test_values_of_gguf_py(isa, name):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_any_range(isa, example, name):
-    """Elements start to stop are those of the whole, wherever in a block they begin and end."""
     blocks, values = example(name, 5)
     n, step = len(values), TYPES[name][1]
     edges = sorted({0, 1, 15, 16, 17, step - 1, step, step + 1, 2 * step, 3 * step + step // 2, n - 1, n})
@@ -141,7 +133,6 @@ def test_any_alignment(isa, example, name):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_float16_output(isa, example, name):
-    """float16 output is the float32 value rounded to nearest, ties to even, as numpy rounds; a NaN is 0x7E00."""
     blocks, values = example(name, 500)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = values.astype(np.float16).view(np.uint16)
@@ -189,7 +180,6 @@ def test_output_beyond_the_caches(isa, name, step):
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_anything_legal(example, data):
-    """Any type and any range decode as defined."""
     name = data.draw(st.sampled_from(list(TYPES)))
     blocks, values = example(name, 5)
     start = data.draw(st.integers(0, len(values)))
@@ -211,7 +201,6 @@ def test_anything_legal(example, data):
     ],
 )
 def test_what_does_not_fit_is_a_quant_error(name, n, missing, match):
-    """A wrong size of the data, a part of a block or an unknown type is a QuantError."""
     _, elements, nbytes = TYPES.get(name, TYPES["q4_0"])
     data = bytes(max(0, min(n, 1024) // elements * nbytes - missing))
     with pytest.raises(wm.QuantError, match=match):
@@ -219,7 +208,6 @@ def test_what_does_not_fit_is_a_quant_error(name, n, missing, match):
 
 
 def test_other_misuse():
-    """A range outside the elements, another dtype, an overlap are ValueErrors."""
     memory = np.zeros(300, np.uint8)
     with pytest.raises(ValueError, match="overlaps"):
         kernels.decode_ggml(memory[264:], 64, "q4_0", out=memory[12:268].view(np.float32))

@@ -1,7 +1,5 @@
 """ggml's blocks beside ggml's own C: `make ggml-test` compiles it, and `WEIGHTMAP_GGML` names the library."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 
@@ -18,7 +16,6 @@ pytestmark = pytest.mark.skipif(not PATH, reason="ggml is compiled by make ggml-
 
 
 def upstream(function, name, source, target, count):
-    """Call a function of ggml on `count` elements of the type of this name."""
     spelled = name.replace("_k", "_K") if name.startswith("q") else name
     call = getattr(ctypes.CDLL(PATH), function.format(spelled))
     call(ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data), ctypes.c_int64(count))
@@ -27,7 +24,6 @@ def upstream(function, name, source, target, count):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_values(name):
-    """Every type decodes to the values of ggml, on random blocks whose scales are finite."""
     blocks = random_blocks(np.random.default_rng(17), name, 4096, finite=True)
     count = len(blocks) * TYPES[name][1]
     theirs = upstream("dequantize_row_{}", name, blocks, np.empty(count, np.float32), count)
@@ -37,7 +33,6 @@ def test_values(name):
 @pytest.mark.parametrize("kind", ARRAYS)
 @pytest.mark.parametrize("name", ENCODED)
 def test_errors_of_quantisation(name, kind):
-    """The squared error is no larger than that of ggml's quantiser."""
     array = ARRAYS[kind]
     blocks = np.empty(kernels.ggml_size(array.size, name), np.uint8)
     theirs = GgmlTensor(name, array.shape, upstream("quantize_row_{}_ref", name, array, blocks, array.size))

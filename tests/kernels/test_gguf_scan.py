@@ -1,7 +1,5 @@
 """The scan of GGUF's header in pieces: how many bytes it asks for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.builders import gguf, normal
@@ -12,16 +10,14 @@ KV = gguf.KeyValue
 START = 24
 
 
-def scan_of(data: bytes, limit: int | None = None) -> kernels.GGUFHeader:
-    """A scan that has read nothing."""
+def scan_of(data, limit=None):
     tensors, values = int.from_bytes(data[8:16], "little"), int.from_bytes(data[16:24], "little")
     return kernels.GGUFHeader(len(data) if limit is None else limit, START, values, tensors, 3, big=False)
 
 
 @pytest.mark.parametrize("read", [0, 1, 3, 7, 50, 978, 979, 998, 999])
 @pytest.mark.parametrize(("length", "cut"), [(10, 0), (10, 5), (10, 9), (0, 0), (0, 7)])
-def test_a_list_of_texts_is_expected_to_go_on_as_it_begins(read: int, length: int, cut: int) -> None:
-    """Of a list that is cut off the scan asks for as much as the rest would take, if it were like the beginning."""
+def test_a_list_of_texts_is_expected_to_go_on_as_it_begins(read, length, cut):
     count = 1000
     data = gguf.header([], [KV("k", ["str"], ["x" * length] * count), KV("z", "u64", 1)])
     begin = START + 9 + 4 + 12
@@ -32,7 +28,7 @@ def test_a_list_of_texts_is_expected_to_go_on_as_it_begins(read: int, length: in
     assert scan.wanted == min(len(data), end + (count - read) * each)
 
 
-def test_a_long_text_counts_more_than_what_is_expected() -> None:
+def test_a_long_text_counts_more_than_what_is_expected():
     """What the next text takes is asked for, where that is more than the rest is expected to take."""
     data = gguf.header([], [KV("k", ["str"], ["x", "y" * 5000])])
     begin = START + 9 + 4 + 12
@@ -41,8 +37,7 @@ def test_a_long_text_counts_more_than_what_is_expected() -> None:
     assert scan.wanted == begin + 9 + 8 + 5000
 
 
-def test_no_more_is_expected_than_the_limit() -> None:
-    """The limit is asked for, where more is expected."""
+def test_no_more_is_expected_than_the_limit():
     data = gguf.header([], [KV("k", ["str"], ["x" * 100, *[""] * 500])])
     begin, limit = START + 9 + 4 + 12, 24 + 9 + 4 + 12 + 108 + 501 * 8
     scan = scan_of(data, limit)
@@ -51,8 +46,7 @@ def test_no_more_is_expected_than_the_limit() -> None:
 
 
 @pytest.mark.parametrize("read", [0, 1, 20])
-def test_tensor_infos_are_expected_to_go_on_as_they_begin(read: int) -> None:
-    """The same of tensor infos."""
+def test_tensor_infos_are_expected_to_go_on_as_they_begin(read):
     tensors = {f"tensor{i:03}": normal((1,), i) for i in range(100)}
     data = gguf.header(gguf.infos_of(tensors))
     info = (len(data) - START) // 100
@@ -66,7 +60,7 @@ def test_tensor_infos_are_expected_to_go_on_as_they_begin(read: int) -> None:
     assert scan.wanted == min(len(data), START + read * info + (100 - read) * each)
 
 
-def test_what_no_caller_may_ask() -> None:
+def test_what_no_caller_may_ask():
     """Positions behind the data, and limits that 32 bits do not count, are refused."""
     data = gguf.header([], [KV("k", "u64", 1), KV("", "u8", 1)])
     for scan, given in (
@@ -86,7 +80,7 @@ def test_what_no_caller_may_ask() -> None:
     assert scan.find(data, b"l") == -1
 
 
-def test_the_last_number_of_a_file_is_asked_for() -> None:
+def test_the_last_number_of_a_file_is_asked_for():
     """A number that is cut off is asked for, also where nothing follows it."""
     data = gguf.header([], [KV("k", "u64", 1)])
     scan = scan_of(data)
@@ -97,7 +91,7 @@ def test_the_last_number_of_a_file_is_asked_for() -> None:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("big", [False, True])
-def test_arrays_are_skipped(version: int, big: bool) -> None:
+def test_arrays_are_skipped(version, big):
     """An array ends where the next field begins, in every version and order of bytes."""
     coder = gguf.Coder(version, big)
     array = coder.value([["u16"]], [[1, 2], [], [3]])

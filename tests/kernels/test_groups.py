@@ -1,7 +1,5 @@
 """`decode_groups`: integers with scales and zero points of groups, compared with numpy on every instruction set."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -31,7 +29,6 @@ SPECIAL = [
 
 
 def packed(codes, bits):
-    """Lay codes (rows, columns) end to end along columns: words of shape (columns * bits / 32, rows)."""
     found = []
     for row in codes.tolist():
         number = sum(code << position * bits for position, code in enumerate(row))
@@ -40,25 +37,21 @@ def packed(codes, bits):
 
 
 def packed_by_rows(codes):
-    """Lay the codes of eight rows in a word, in AWQ's order: shape (columns, rows / 8)."""
     grouped = codes.T.reshape(codes.shape[1], -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]].astype(np.uint32)
     return (grouped << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32).view(np.int32)
 
 
 def definition(codes, group, scales, zeros, dtype):
-    """Return the values by numpy."""
     with np.errstate(all="ignore"):
         return (scales[group].T * (codes.astype(np.float32) - zeros[group].T)).astype(dtype)
 
 
 def bits_of(array):
-    """Return an array as unsigned numbers."""
     return array.view(f"u{array.itemsize}")
 
 
 @pytest.mark.parametrize("isa", kernels.available_isas())
 def test_values_are_those_of_numpy(isa):
-    """Tiles and what is left of them, groups in any order, special scales, all types, and threads."""
     rng = np.random.default_rng(0)
 
     def check(case):
@@ -92,7 +85,6 @@ def test_values_are_those_of_numpy(isa):
 
 
 def test_what_does_not_fit_is_refused():
-    """Sizes that contradict one another, groups without scales, and memory that overlaps."""
     words, group = np.zeros((4, 8), np.int32), np.zeros(32, np.uint32)
     scales, out = np.ones((2, 8), np.float32), np.zeros((8, 32), np.float32)
     kernels.decode_groups(words, 4, group, scales, scales, out)

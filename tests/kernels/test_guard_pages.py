@@ -1,13 +1,10 @@
 """Every function of the C module, with all that it reads and writes flush against pages that nobody may touch."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,9 +13,6 @@ from tests.kernel_calls import CALLS, LEFT_OUT, Place
 
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 # Every length up to two lines of the cache and a bit, so that flush at one end, a buffer takes every alignment at the
@@ -48,7 +42,7 @@ pytestmark = pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
 @pytest.fixture(
     params=[(tier, name) for name in CALLS for tier in (TIERS if name in VARIED else TIERS[-1:])], ids="-".join
 )
-def name(request: pytest.FixtureRequest) -> Iterator[str]:
+def name(request):
     """Choose an instruction set, and return the name of a function to be called with it."""
     before = kernels.isa()
     kernels.use_isa(request.param[0])
@@ -56,8 +50,7 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
     kernels.use_isa(before)
 
 
-def run(name: str, place: Place, size: int) -> object:
-    """The result of a call, and its outputs."""
+def run(name, place, size):
     return CALLS[name](place, size), place.outputs()
 
 
@@ -88,7 +81,6 @@ def test_one_record_too_many(short):
 
 
 def test_every_function_with_a_pointer_is_called():
-    """Every function with a pointer in the headers is called here or left out for a reason."""
     headers = ("kernels.h", "scans.h", "archives.h")
     header = "".join((ROOT / "csrc" / name).read_text(encoding="utf-8") for name in headers)
     header = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)

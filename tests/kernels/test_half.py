@@ -1,7 +1,5 @@
 """float16 and bfloat16 to float32: every pattern, every bit, on every instruction set, wherever the numbers lie."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 import threading
@@ -22,7 +20,7 @@ MIXED = (np.arange(1 << 16, dtype=np.uint32) * 40503).astype(np.uint16)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def bits_of_half(half: int) -> int:
+def bits_of_half(half):
     """The contract: the bits of the float32 for those of a float16, by whole numbers."""
     sign, exponent, fraction = half >> 15 << 31, half >> 10 & 31, half & 1023
     if exponent == 31:
@@ -51,7 +49,6 @@ def kind(request):
 
 
 def bits(array):
-    """The bits of floats."""
     return np.ascontiguousarray(array).view(np.uint32)
 
 
@@ -79,7 +76,6 @@ def test_numpy_agrees_on_numbers(kind):
 
 
 def test_names_of_the_contract():
-    """The cases that the documentation names, written out."""
     cases = {
         0x0000: 0x00000000,  # zero
         0x8000: 0x80000000,  # with a sign
@@ -160,7 +156,6 @@ def test_threads_change_nothing(kind):
 
 
 def test_shapes_and_strides(kind):
-    """Arrays of any shape, strides and byte order give arrays of the same shape with the same values."""
     convert, table, dtype, _ = kind
     cube = MIXED[:6000].reshape(10, 20, 30)
     views = [
@@ -204,7 +199,6 @@ def test_out(kind):
 
 
 def read_only(shape):
-    """An array of float32 that nobody may write."""
     array = np.empty(shape, np.float32)
     array.flags.writeable = False
     return array
@@ -259,7 +253,6 @@ def test_overlap(kind):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int16, np.uint8, np.uint32, "V2", bool, object])
 def test_arrays_of_other_dtypes(kind, dtype):
-    """An array of another dtype is a ValueError, not a guess."""
     convert, _, _, name = kind
     for out in (None, np.empty(4, np.float32)):
         with pytest.raises(ValueError, match=f"expected {name} or uint16"):
@@ -267,7 +260,6 @@ def test_arrays_of_other_dtypes(kind, dtype):
 
 
 def test_scalars_are_arrays_without_dimensions(kind):
-    """A scalar of numpy gives an array of shape (), and one of another dtype is a ValueError, like an array."""
     convert, table, dtype, name = kind
     for scalar in (np.uint16(0x3C01), np.array([0x3C01], np.uint16).view(dtype)[0]):
         result = convert(scalar)
@@ -282,7 +274,6 @@ def test_scalars_are_arrays_without_dimensions(kind):
 
 
 def test_one_kind_is_not_the_other():
-    """float16 is not taken for bfloat16, nor the other way round."""
     for out in (None, np.empty(ALL.shape, np.float32)):
         with pytest.raises(ValueError, match="expected float16"):
             kernels.f16_to_f32(ALL.view(BFLOAT16), out=out)
@@ -291,7 +282,6 @@ def test_one_kind_is_not_the_other():
 
 
 def test_threads_that_are_no_number(kind):
-    """A number of threads that is no whole number is a TypeError, with an output and without."""
     convert, _, _, _ = kind
     for threads in ("2", None, 1.5):
         for out in (None, np.empty(ALL.shape, np.float32)):
@@ -318,7 +308,6 @@ def test_subclasses_of_arrays(kind):
 
 
 def test_what_is_no_buffer(kind):
-    """A list, None, text and a buffer with gaps are TypeErrors, an odd number of bytes a ValueError."""
     convert, _, _, _ = kind
     for wrong in ([1, 2], None, "text", 7, memoryview(b"abcdef")[::2]):
         with pytest.raises(TypeError):
@@ -331,7 +320,6 @@ def test_what_is_no_buffer(kind):
 
 @pytest.mark.usefixtures("isa")
 def test_pairs_have_the_low_half_first():
-    """Each word gives the half in its low 16 bits, then that in its high bits: all 65,536 patterns in both places."""
     words = MIXED.astype(np.uint32) | ALL.astype(np.uint32) << 16
     expected = np.stack([F16_TABLE[MIXED], F16_TABLE[ALL]], axis=1).ravel()
     assert np.array_equal(bits(kernels.unpack_f16_pairs(words)), expected)
@@ -362,7 +350,6 @@ def test_pairs_of_any_array():
 
 
 def test_pairs_that_are_none():
-    """Words of another dtype, bytes that are no whole words and an output in the same memory are ValueErrors."""
     for dtype in (np.int32, np.uint16, np.float32, np.uint64):
         with pytest.raises(ValueError, match="expected uint32"):
             kernels.unpack_f16_pairs(np.zeros(4, dtype))

@@ -1,7 +1,5 @@
 """The hash index over strings, against a dict, and under attack."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -19,8 +17,7 @@ BAD, FLOOD = -1, -2
 GOLDEN = 0x9E3779B9
 
 
-def capacity_for(n: int) -> int:
-    """Return the smallest capacity that the contract allows for n strings."""
+def capacity_for(n):
     capacity = 1
     while 3 * capacity < 4 * n:
         capacity *= 2
@@ -28,9 +25,7 @@ def capacity_for(n: int) -> int:
 
 
 class Index:
-    """An index in C over `strings`; data, bounds and slots end at a page that must not be touched if they are small."""
-
-    def __init__(self, strings: list[bytes], gap: int = 0, capacity: int | None = None) -> None:
+    def __init__(self, strings, gap=0, capacity=None):
         if gap:
             blob, bounds = pack(strings, gap)
         else:
@@ -48,12 +43,10 @@ class Index:
         self.result = lib.wm_index_build(*self.base, *self.table, duplicate, original)
         self.twins = (duplicate[0], original[0])
 
-    def find(self, name: bytes) -> int:
-        """Look one name up."""
+    def find(self, name):
         return lib.wm_index_find(*self.base, *self.table, NAMES.put(name), len(name))
 
-    def find_many(self, names: list[bytes]) -> list[int]:
-        """Look names up in one call."""
+    def find_many(self, names):
         bounds = np.cumsum([0, *map(len, names)]).astype(np.uint32)
         out = np.full(len(names), -7, np.int64)
         blob = b"".join(names)
@@ -63,10 +56,9 @@ class Index:
         return out.tolist()
 
 
-def words(n: int, seed: int = 0) -> list[bytes]:
-    """Return n different random words."""
+def words(n, seed=0):
     rng = random.Random(seed)
-    found: dict[bytes, None] = {}
+    found = {}
     while len(found) < n:
         found[bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(1, 10)))] = None
     return list(found)
@@ -76,7 +68,7 @@ def words(n: int, seed: int = 0) -> list[bytes]:
 @given(st.lists(st.binary(max_size=3), max_size=80), st.sampled_from([0, 2, 4]), st.sampled_from([1, 2, 8]))
 def test_index_is_a_dict(strings, gap, room):
     """Each string is found under its first number, strings that are not there are not, repeated ones are counted."""
-    expected: dict[bytes, int] = {}
+    expected = {}
     twins = []
     for i, string in enumerate(strings):
         if string in expected:
@@ -112,7 +104,6 @@ def test_names_of_a_model_are_no_flood():
 
 
 def test_a_million_equal_strings_are_no_flood():
-    """Equal strings are duplicates, not a flood: the first is kept, the others are counted."""
     index = Index([b"first", *[b"same"] * 1_000_000], 2)
     assert index.result == 999_999
     assert index.twins == (2, 1)
@@ -125,7 +116,6 @@ def test_find_many_without_names():
 
 
 def test_empty_index():
-    """An index over nothing finds nothing, not even the empty name, and takes null pointers."""
     index = Index([])
     assert index.result == 0
     assert index.find(b"") == -1
@@ -161,7 +151,6 @@ def test_look_up_of_a_colliding_name_is_bounded():
 
 
 def test_duplicates_among_colliding_names():
-    """Repeated names are distinguished from new ones, among colliding names too."""
     names = colliding()[:60]
     index = Index(names * 3)
     assert index.result == 120
@@ -169,7 +158,6 @@ def test_duplicates_among_colliding_names():
 
 
 def test_flood_of_one_place_is_refused():
-    """Names of different hashes that all want the same few slots are refused past 256."""
     numbers = np.arange(100_000)
     blocks = np.stack([numbers // 26**k % 26 + 97 for k in range(4)], axis=1).astype(np.uint8)
     hashes = fnv1a(blocks)
@@ -185,7 +173,6 @@ def test_flood_of_one_place_is_refused():
 # ------------------------------------------------------------------------------------------------- bad arguments
 @pytest.mark.parametrize("capacity", [0, 3, 5, 6, 7, 2**32 + 1, 2**33, 2**63, 2**64 - 1, 1, 2, 4])
 def test_capacity_must_be_a_power_of_two_with_room(capacity):
-    """Four strings need a power of two from 8 on, at most 2^32; anything else is refused before a slot is touched."""
     names = [b"a", b"b", b"c", b"d"]
     index = Index(names, capacity=8)
     base, name = index.base, u8(b"a")
@@ -218,7 +205,6 @@ def test_bounds_are_checked(numbers, gap):
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=6), st.sampled_from([0, 2, 4, 2**32 - 1]))
 def test_extreme_bounds_are_refused(numbers, gap):
-    """Bounds and gaps near 2^32 do not wrap into the data, neither of the strings nor of the names."""
     data = b"abc"
     good = all(b + gap <= e and e - gap <= len(data) for b, e in itertools.pairwise(numbers))
     bounds, n = np.array(numbers, np.uint32), len(numbers) - 1
@@ -233,7 +219,6 @@ def test_extreme_bounds_are_refused(numbers, gap):
 
 
 def test_look_up_in_junk():
-    """With any slots, bounds and data, a look-up ends within its memory and never returns a different string."""
     rng = np.random.default_rng(5)
     hits = 0
     for turn in range(3000):

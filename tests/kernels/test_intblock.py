@@ -1,7 +1,5 @@
 """Decoding of quantised blocks against a definition in plain Python and numpy, on every instruction set there is."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 
@@ -21,14 +19,12 @@ NAN = 0x7FC00000
 ODD = [0.0, -0.0, 1.0, -2.5, 6e-8, -6e-5, 65504.0, float("inf"), float("-inf"), float("nan")]
 
 
-def pack(codes: np.ndarray, bits: int) -> bytes:
-    """Codes as a stream of bits, the first in the lowest bits of byte 0: the definition, one big integer."""
+def pack(codes, bits):
     stream = sum((int(q) & ((1 << bits) - 1)) << (bits * k) for k, q in enumerate(codes))
     return stream.to_bytes((bits * len(codes) + 7) // 8, "little")
 
 
-def as_value(scale: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """float32(scale) * float32(q); what is not a number has one set of bits."""
+def as_value(scale, q):
     with np.errstate(invalid="ignore", over="ignore"):
         product = scale.astype(np.float32) * q.astype(np.float32)
     bits = product.view(np.uint32).copy()
@@ -37,7 +33,6 @@ def as_value(scale: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def example(rng, n, bits, block_size, scale_type, scales=None):
-    """Bytes of random blocks, and the float32 values that they stand for; a block size of 0 is one scale for all."""
     size = block_size or n
     count = -(-n // size) if block_size else 1
     form, _ = SCALES[scale_type]
@@ -51,12 +46,10 @@ def example(rng, n, bits, block_size, scale_type, scales=None):
 
 
 def decode(data, n, bits, block_size, scale_type, **options):
-    """The function that decodes these."""
     return kernels.decode_blocks(data, n, bits=bits, block_size=block_size, scale_type=scale_type, **options)
 
 
 def test_examples_worked_out_by_hand(isa):
-    """Element 2i of int4 is the low nibble; element k of int5 begins at bit 5k; both are two's complement."""
     block = struct.pack("<e", 0.5) + bytes([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE])
     expected = [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5]
     assert kernels.dequantize_int4(block, 16, 16).tolist() == expected
@@ -82,7 +75,6 @@ def test_every_block_size_and_tail(isa, bits, scale_type):
 @pytest.mark.parametrize("scale_type", SCALES)
 @pytest.mark.parametrize("bits", [4, 5])
 def test_every_scale_of_16_bits(isa, bits, scale_type):
-    """All 65,536 bit patterns of a float16 scale, those of NaN and infinity too, with every code; float32 likewise."""
     patterns = np.arange(1 << 16, dtype="<u2")
     scales = patterns.view("<e") if scale_type == "fp16" else (patterns.astype("<u4") << 16 | 0x8001).view("<f")
     codes = np.arange(-(1 << (bits - 1)), 1 << (bits - 1))
@@ -97,7 +89,6 @@ def test_every_scale_of_16_bits(isa, bits, scale_type):
 
 @pytest.mark.parametrize("bits", [4, 5, 8])
 def test_odd_scales_among_ordinary_ones(isa, bits):
-    """A NaN or an infinite scale spoils its own block and no other; every NaN in the result has the same bits."""
     rng = np.random.default_rng(5)
     for size, scale_type in itertools.product((8, 32, 40, 128), SCALES):
         data, values = example(rng, 40 * size - 3, bits, size, scale_type, ODD)
@@ -149,7 +140,6 @@ def test_any_alignment(isa, bits):
 
 @pytest.mark.parametrize("bits", [4, 5, 8])
 def test_float16_output(isa, bits):
-    """float16 output is the float32 value rounded to nearest, ties to even, as numpy rounds; a NaN is 0x7E00."""
     rng = np.random.default_rng(9)
     scales = rng.integers(0, 1 << 16, 3000).astype("<u2").view("<e")
     for size, scale_type in ((32, "fp16"), (8, "fp32"), (4096, "fp16"), (0, "fp32")):
@@ -165,7 +155,6 @@ def test_float16_output(isa, bits):
 
 
 def test_rounding_of_every_float16_neighbourhood(isa):
-    """At and beside every float16, and half-way between two, float16 output is rounded as numpy rounds."""
     halves = np.arange(0x7C00, dtype="<u2").view("<e").astype(np.float32)
     middles = (halves[:-1] + halves[1:]) / 2
     points = np.concatenate([halves, middles, [65519.996, 65520, 65536, 1e30, 3.4e38, 1e-45]]).astype("<f4")
@@ -199,10 +188,6 @@ def test_out_and_threads(isa, bits):
     [(5, "<f4", 4), (4, "<f4", 16), (8, "<f4", 20), (4, "<f2", 14), (5, "<f2", 16), (8, "<f2", 22)],
 )
 def test_output_beyond_the_caches(isa, bits, dtype, step):
-    """An output larger than any cache, which may be stored in another way, has the same bits, wherever it begins.
-
-    Every alignment with every variant is tried by the driver in C (test_isa.py), with short outputs.
-    """
     rng = np.random.default_rng(11)
     item = np.dtype(dtype).itemsize
     n = (36 << 20) // item // 32 * 32
@@ -233,7 +218,6 @@ def test_output_beyond_the_caches(isa, bits, dtype, step):
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_anything_legal(data):
-    """Any legal combination of size, block size, range and scale type decodes as defined."""
     bits = data.draw(st.sampled_from([4, 5, 8]))
     size = data.draw(st.integers(0, 40)) * STEP[bits]
     n = data.draw(st.integers(0, 400))
@@ -263,7 +247,6 @@ def test_anything_legal(data):
     ],
 )
 def test_what_does_not_fit_is_a_quant_error(bits, n, size, scale_type, missing, match):
-    """A wrong size of the data, an impossible block size or an unknown scale type is a QuantError."""
     width = {"fp16": 2, "fp32": 4}.get(scale_type, 2)
     blocks = -(-n // size) if 0 < size < 1 << 20 and 0 < n < 1 << 20 else 1
     data = bytes(max(0, blocks * (width + bits * max(0, min(size, 64)) // 8) - missing))
@@ -289,7 +272,6 @@ def test_an_unfit_out_is_a_value_error(out):
 
 
 def test_other_misuse():
-    """A range outside the elements, another dtype, an overlap are ValueErrors; gaps and a list TypeErrors."""
     memory = np.zeros(300, np.uint8)
     with pytest.raises(ValueError, match="overlaps"):
         kernels.dequantize_int4(memory[264:], 64, 32, out=memory[12:268].view(np.float32))
@@ -305,7 +287,6 @@ def test_other_misuse():
 
 
 def test_the_variant_in_use_has_a_name():
-    """Each tier uses the variant that its instructions allow."""
     expected = {
         "portable": "portable",
         "sse4": "portable",

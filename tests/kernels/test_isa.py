@@ -1,7 +1,5 @@
 """Choosing among instruction sets, and the C driver that tests the kernels without Python."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -11,7 +9,6 @@ import sysconfig
 import threading
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,9 +16,6 @@ from tests.support import C_SOURCES, SOURCES
 
 from weightmap import kernels
 from weightmap._kernels import lib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
@@ -32,19 +26,18 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    """Leave the instruction set as it was found."""
+def restore():
     before = kernels.isa()
     yield
     kernels.use_isa(before)
 
 
-def test_portable_is_always_there() -> None:
+def test_portable_is_always_there():
     """The plainest tier comes first and needs nothing."""
     assert kernels.available_isas()[0] == "portable"
 
 
-def test_tiers_contain_each_other() -> None:
+def test_tiers_contain_each_other():
     """The available tiers are the beginning of the architecture's list: no tier without those before it."""
     order = {
         "x86_64": ("portable", "sse4", "avx2", "avx512", "avx512icl"),
@@ -56,7 +49,7 @@ def test_tiers_contain_each_other() -> None:
     assert found == order[: len(found)]
 
 
-def test_what_counts_as_larger_than_the_cache() -> None:
+def test_what_counts_as_larger_than_the_cache():
     """Outputs bypass the caches on AMD's CPUs alone, by the third-level cache that a core reaches."""
     caches = CACHES.glob("index*") if CACHES.is_dir() else ()
     sizes = {(at / "level").read_text().strip(): (at / "size").read_text().strip() for at in caches}
@@ -68,14 +61,13 @@ def test_what_counts_as_larger_than_the_cache() -> None:
 
 
 @pytest.mark.parametrize("name", kernels.available_isas())
-def test_use_isa(name: str) -> None:
-    """A tier that is available can be chosen and is then the one in use."""
+def test_use_isa(name):
     kernels.use_isa(name)
     assert kernels.isa() == name
 
 
 @pytest.mark.parametrize("name", ["", "sse9", "Portable", "avx512icl\0"])
-def test_unknown_isa(name: str) -> None:
+def test_unknown_isa(name):
     """A tier that does not exist is a ValueError that lists those that do, and nothing changes."""
     before = kernels.isa()
     with pytest.raises(ValueError, match="portable"):
@@ -83,8 +75,7 @@ def test_unknown_isa(name: str) -> None:
     assert kernels.isa() == before
 
 
-def test_portable_uses_portable_kernels() -> None:
-    """In the portable tier no kernel uses special instructions."""
+def test_portable_uses_portable_kernels():
     kernels.use_isa("portable")
     assert kernels.variant("crc32") == "crc32_portable"
     assert kernels.variant("fnv1a32") == "fnv1a32_portable"
@@ -104,7 +95,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", [name for name in kernels.available_isas() if name in EXPECTED])
-def test_variants(name: str) -> None:
+def test_variants(name):
     """Each tier uses the best kernels whose needs lie within it."""
     kernels.use_isa(name)
     crc32, fnv1a32 = EXPECTED[name]
@@ -112,7 +103,7 @@ def test_variants(name: str) -> None:
     assert kernels.variant("fnv1a32") == fnv1a32
 
 
-def test_the_best_is_chosen_at_import() -> None:
+def test_the_best_is_chosen_at_import():
     """A fresh process uses the last of the available tiers."""
     code = "from weightmap import kernels; print(kernels.isa(), kernels.available_isas()[-1])"
     env = os.environ | {"PYTHONPATH": SOURCES}
@@ -127,7 +118,7 @@ def test_the_best_is_chosen_at_import() -> None:
 
 
 @pytest.mark.skipif(not CPUINFO.exists() or not X86, reason="needs Linux on x86")
-def test_agrees_with_the_kernel() -> None:
+def test_agrees_with_the_kernel():
     """The tiers found by asking the CPU are those whose features Linux lists."""
     line = next(line for line in CPUINFO.read_text().splitlines() if line.startswith("flags"))
     flags = set(line.split(":")[1].split())
@@ -145,14 +136,13 @@ def test_agrees_with_the_kernel() -> None:
     assert list(kernels.available_isas()) == expected
 
 
-def test_switching_while_others_work() -> None:
-    """Switching tiers while other threads compute changes no result."""
+def test_switching_while_others_work():
     data = np.random.default_rng(1).integers(0, 256, 300_000, np.uint8).tobytes()
     crc, hashes = zlib.crc32(data), kernels.fnv1a32_many(data, [30] * 10_000).tolist()
     stop = threading.Event()
-    wrong: list[str] = []
+    wrong = []
 
-    def work() -> None:
+    def work():
         while not stop.is_set():
             if kernels.crc32(data) != crc:
                 wrong.append("crc32")
@@ -172,7 +162,7 @@ def test_switching_while_others_work() -> None:
 
 
 @pytest.mark.slow
-def test_c_driver(tmp_path: Path) -> None:
+def test_c_driver(tmp_path):
     """The test driver in C, the same that runs under an arm64 emulator, passes on this machine.
 
     Its inputs end where their allocations end; `make sanitize-test` runs it under the sanitisers.

@@ -1,7 +1,5 @@
 """Functions of the C module at their bounds: what is accepted at the last value, and refused at the one beyond it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import struct
@@ -26,8 +24,7 @@ PAGES = [guard.Pages(1 << 16) for _ in range(8)]
 RECORD = struct.Struct("<I2BH4IQ")
 
 
-def word(fault) -> str | None:
-    """The name of a fault; None for none."""
+def word(fault):
     return None if fault is None or isinstance(fault, int) else fault.kind
 
 
@@ -36,7 +33,6 @@ def word(fault) -> str | None:
 
 @pytest.mark.parametrize("sizes", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (3, 5, 7), (8, 8, 8), (7, 0, 9)])
 def test_columns_take_the_memory_that_they_need(sizes):
-    """Columns are laid out in exactly as many words as they take, and not in one less."""
     cap, dims, names = sizes
     taken = 8 * dims + 16 * cap + 8 * (cap + 1) + names + cap
     words = -(-taken // 8)
@@ -51,7 +47,6 @@ def test_columns_take_the_memory_that_they_need(sizes):
 
 @pytest.mark.parametrize("which", range(3))
 def test_columns_of_more_than_positions_count_are_refused(which):
-    """No capacity is above 2^32 - 1: with one that is, no memory would be enough."""
     sizes = [0, 0, 0]
     sizes[which] = 2**32 - 1
     columns = ffi.new("wm_columns *", sizes)
@@ -62,7 +57,6 @@ def test_columns_of_more_than_positions_count_are_refused(which):
 
 
 def columns_of(names, shapes, spans, codes=None):
-    """Columns of tensors with these names, shapes, and beginnings and ends of data."""
     dims = [dim for shape in shapes for dim in shape]
     return kernels.Columns(
         b"".join(names),
@@ -76,12 +70,10 @@ def columns_of(names, shapes, spans, codes=None):
 
 
 def fault_of(columns, data_size, *, lax=False, **asked):
-    """The fault that C finds, or None."""
     return columns.check(rules(BITS, **asked), data_size, MOST, lax=lax, utf8=True)
 
 
 def check(columns, data_size, **asked):
-    """The same in a word."""
     return word(fault_of(columns, data_size, **asked))
 
 
@@ -117,7 +109,6 @@ def test_bounds_of_dimensions_rise_and_end_with_them(bounds):
 
 @pytest.mark.parametrize("last", [7, 8, 9, 10])
 def test_dimensions_end_with_their_column(last):
-    """The dimensions of the last tensor end the list, and one more is a fault."""
     columns = columns_of([b"a"], [(1,) * 8], [(0, 1)])
     columns.dim_bounds[1] = last
     assert check(columns, 1) == (None if last <= 8 else "COLUMN")
@@ -131,7 +122,6 @@ def test_the_number_of_dimensions_lies_within_the_bounds(ndim):
 
 
 def test_the_largest_product_that_can_be_counted():
-    """A shape of 2^63 - 1 bytes is counted, and too large for the file; one of 2^63 cannot be counted."""
     assert check(columns_of([b"a"], [FACTORS], [(0, MOST)]), 100) == "TABLE_RANGE"
     assert check(columns_of([b"a"], [FACTORS], [(0, MOST)]), MOST) is None
     assert check(columns_of([b"a"], [(2**31, 2**31, 2)], [(0, MOST)]), MOST) == "TABLE_OVERFLOW"
@@ -144,7 +134,6 @@ def test_the_largest_product_that_can_be_counted():
     [(5, 5, None), (5, 6, None), (5, 4, "TABLE_SIZE"), (5, MOST, "TABLE_RANGE"), (5, MOST + 1, "TABLE_RANGE")],
 )
 def test_declared_bytes(begin, end, found):
-    """Where a tensor takes the bytes that it says, its end does not lie before its beginning, and within the data."""
     columns = columns_of([b"a"], [(7,)], [(begin, end)], [DECLARED])
     fault = fault_of(columns, 10, max_gap=10)
     assert word(fault) == found
@@ -153,7 +142,6 @@ def test_declared_bytes(begin, end, found):
 
 
 def test_declared_bytes_up_to_the_most():
-    """A tensor may end at 2^63 - 1, and not one byte later."""
     for end, found in ((MOST, None), (MOST + 1, "TABLE_TRUNCATED")):
         columns = columns_of([b"a"], [(7,)], [(5, end)], [DECLARED])
         for room in (MOST, U64):
@@ -162,14 +150,12 @@ def test_declared_bytes_up_to_the_most():
 
 @pytest.mark.parametrize(("declared", "found"), [(9, None), (10, None), (11, "TABLE_TRUNCATED"), (U64, None)])
 def test_a_section_that_the_file_cuts_off(declared, found):
-    """A section may have as many bytes as the file has room for, or not say; one more, of no tensor too, is cut off."""
     columns = columns_of([b"a"], [(7,)], [(0, 8)], [DECLARED])
     assert word(columns.check(rules(BITS, max_gap=5), declared, 10, lax=False, utf8=True)) == found
 
 
 @pytest.mark.parametrize("code", [*range(len(BITS) + 2), 255])
 def test_dtype_codes_end_with_their_list(code):
-    """The last code of the list is known, and the one after it is not."""
     columns = columns_of([b"a"], [()], [(0, BITS[code] // 8 if code < DECLARED else 1)], [code])
     assert check(columns, 4, max_gap=9) == (None if code < len(BITS) else "TABLE_DTYPE")
     last = columns_of([b"a"], [()], [(0, 1)], [255])
@@ -189,7 +175,6 @@ def test_data_ends_with_the_section(end, lax):
 
 @pytest.mark.parametrize("gap", [0, 1, 63])
 def test_holes_and_overlaps_by_one_byte(gap):
-    """A hole may be as large as it may, not a byte more; tensors may touch, and not share a byte."""
     for hole in (gap - 1, gap, gap + 1):
         if hole < 0:
             continue
@@ -217,7 +202,6 @@ def test_a_name_is_looked_for_in_no_more_than_there_is():
 
 
 def index_of(rows):
-    """Records and names of tensors: name, dtype code, shape, offset, and further fields."""
     names = b"".join(name for name, *_ in rows)
     packed = []
     for name, code, shape, offset, *ndim in rows:
@@ -230,7 +214,6 @@ FOUR = {"min_ndim": 1, "max_ndim": 4}
 
 
 def records(rows, data_size, **asked):
-    """The fault that C finds, or None."""
     return kernels.records_check(
         index_of(rows), len(rows), rules(BITS[:3], **FOUR, **asked), data_size, MOST, lax=False
     )
@@ -240,7 +223,6 @@ def records(rows, data_size, **asked):
     ("offset", "end"), [(2**64 - 9, 2**64 - 1), (2**64 - 8, 2**64 - 1), (2**64 - 7, 2**64 - 1), (100, 108)]
 )
 def test_the_end_of_a_tensor_that_would_wrap_around(offset, end):
-    """An error tells the end of a tensor past the data, and 2^64 - 1 where it lies beyond all numbers."""
     fault = records([(b"a", 2, (8,), offset)], 50, max_gap=60)
     assert (fault.kind, fault.actual, fault.expected) == ("TABLE_RANGE", end, 50)
 
@@ -257,7 +239,6 @@ def test_shapes_of_records_that_can_just_be_counted():
 
 @pytest.mark.parametrize("ndim", range(7))
 def test_unused_dimensions_of_records_are_zero(ndim):
-    """Of four dimensions, the used ones may be anything but 0, and the others have to be 0."""
     used = min(max(ndim, 1), 4)
     shape = (2, 3, 5, 7)[:used]
     size = int(np.prod(shape))
@@ -282,7 +263,6 @@ def test_records_end_with_their_bytes(missing):
 
 
 def test_names_of_records_end_with_their_bytes():
-    """Names may take all bytes behind the records, and not one more."""
     index = index_of([(b"ab", 2, (1,), 0), (b"cde", 2, (1,), 1)])
     for cut in range(4):
         pointer = Place(PAGES).give(index[: len(index) - cut])
@@ -331,7 +311,6 @@ def test_pairs_end_with_their_bytes():
 
 
 def test_a_count_of_pairs_is_bounded_by_their_bytes():
-    """A pair takes four bytes: as many as that are looked at, and one more is refused at once."""
     data = struct.pack("<2H", 0, 0) * 3
     for count, row in ((3, 1), (4, 3)):
         fault = ffi.new("wm_fault *")
@@ -367,7 +346,6 @@ def test_as_many_strings_as_a_group(count):
 
 
 def section(begin, end, *, origin=0, size=None, fd=-1, data=ffi.NULL, max_tensors=9, max_names=99):
-    """A section of an AMB file, as C takes it."""
     found = ffi.new("wm_amb_section *")
     found.fd, found.data, found.size = fd, data, end if size is None else size
     found.begin, found.end, found.origin = begin, end, origin
@@ -376,7 +354,6 @@ def section(begin, end, *, origin=0, size=None, fd=-1, data=ffi.NULL, max_tensor
 
 
 def walk(of, cap=4):
-    """The result of the walk, and the columns that it filled."""
     columns, out, fault = kernels.Columns.scratch(100, cap, 8), ffi.new("wm_amb *"), ffi.new("wm_fault *")
     return lib.wm_amb_walk(of, columns.native, out, fault), out, fault
 
@@ -397,7 +374,6 @@ def walk(of, cap=4):
     ],
 )
 def test_sections_that_can_be(arguments, good):
-    """A section is walked that ends where it begins or later, within its memory, and that positions can count."""
     done, out, fault = walk(section(**arguments))
     assert (done, out.n_tensors) == (0 if good else -1, 0)
     assert fault.code == kernels.faults()["NONE" if good else "COLUMN"]
@@ -419,7 +395,6 @@ def test_a_file_shorter_than_declared(tmp_path, missing):
 
 
 def test_descriptor_zero_is_a_file_like_any_other(tmp_path):
-    """A walk reads from descriptor 0 where the file has that one."""
     data = amb.build([amb.dense("a", normal((2,)))])
     path = tmp_path / "model.amb"
     path.write_bytes(data)
@@ -440,13 +415,11 @@ def test_descriptor_zero_is_a_file_like_any_other(tmp_path):
     [(0, 0, 0, True), (0, 1, 0, False), (1, 0, 0, False), (1, 1, 1, False), (1, 1, 2, True), (0, 5, 5, True)],
 )
 def test_the_last_pair_ends_with_the_bytes(key, value, bytes_, good):
-    """The lengths of the last pair may be all that is there, where they are 0, and lie within the bytes otherwise."""
     data = struct.pack("<2H", 1, 0) + b"k" + struct.pack("<2H", key, value) + b"xyzab"[:bytes_]
     assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, ffi.NULL) == (0 if good else -1)
 
 
 def test_bytes_that_positions_count():
-    """Pairs of 2^32 - 1 bytes or more are refused before any of them is read."""
     fault = ffi.new("wm_fault *")
     for size in (2**32 - 2, 2**32 - 1, 2**32):
         assert lib.wm_pairs_check(ffi.NULL, size, 0, fault) == -1
@@ -457,8 +430,7 @@ def test_bytes_that_positions_count():
 # ----------------------------------------------------------------------------------------------------------- UTF-8
 
 
-def valid(raw: bytes) -> bool:
-    """Whether these bytes are UTF-8, by Python."""
+def valid(raw):
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -471,7 +443,6 @@ LEADS = (*EDGES, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF
 
 
 def test_every_edge_of_utf_8():
-    """For all sequences of up to four bytes next to the bounds of their ranges, C and Python agree on what is UTF-8."""
     last = (0x7F, 0x80, 0xBF, 0xC0)
     for tails in ((), (EDGES,), (EDGES, EDGES), (EDGES, last, last)):
         for raw in map(bytes, itertools.product(LEADS, *tails)):
@@ -488,7 +459,6 @@ def test_every_edge_of_utf_8():
 
 @pytest.mark.parametrize("gap", [0, 2])
 def test_bounds_of_strings_rise_and_end_with_the_data(gap):
-    """Strings that end before they begin, or a byte past the data, are reported by the number of the first."""
     blob = b"abcdefgh" + bytes(2 * gap)
     first, second, third = gap, 3 + 2 * gap, 6 + 3 * gap
     for bounds, found in (
@@ -538,7 +508,6 @@ def test_capacities_of_an_index(n, capacity, good):
 @pytest.mark.parametrize("gap", [0, 4])
 @pytest.mark.parametrize("less", [0, 1, 2])
 def test_an_index_of_bounds_that_lie(gap, less):
-    """Bounds that run backwards, by a byte already, or end a byte past the data, are no strings to make an index of."""
     place = Place(PAGES)
     size = 6 + 2 * gap
     data, slots, out = place.give(bytes(size)), place.room(8, "uint32_t"), place.room(3, "int64_t")
@@ -558,7 +527,6 @@ def test_an_index_of_bounds_that_lie(gap, less):
 
 @pytest.mark.parametrize("gap", [0, 4])
 def test_an_index_over_bounds_that_lie(gap):
-    """A string that ends a byte past the data, or before it begins, is found by no look-up, whatever the slots say."""
     name = b"abcdef"
     wanted = fnv1a32(name)
     for begin, end, size, found in (
@@ -584,7 +552,6 @@ def test_an_index_over_bounds_that_lie(gap):
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 1023, 1024, 1025, 2049])
 def test_as_many_names_as_fit_the_stack(count):
-    """The last of any number of names is checked against the first, as records, as columns and as keys."""
     names = [b"%05d" % i for i in range(count)]
     shapes, spans = [(1,)] * count, [(i, i + 1) for i in range(count)]
     rows = [(name, 2, (1,), i) for i, name in enumerate(names)]
@@ -604,7 +571,6 @@ def test_as_many_names_as_fit_the_stack(count):
 
 
 def test_sixteen_records_of_one_hash():
-    """A block of records whose hashes are all the one that is looked for is looked at name by name."""
     packed = [RECORD.pack(fnv1a32(b"x"), 2, 1, 1, 1, 0, 0, 0, i) for i in range(16)]
     names = b"abcdefghijklmnox"
     assert kernels.records_find(b"".join(packed) + names, 16, b"x") == 15
@@ -615,7 +581,6 @@ def test_sixteen_records_of_one_hash():
 
 @pytest.mark.parametrize("kernel", [1, 255, 60000, 60001, 60002, 65535, 65536])
 def test_weights_that_layers_call_for(kernel):
-    """Numbers of weights are added up and multiplied exactly, up to 2^64 - 1, which stands for that and all beyond."""
     most = 2**64 - 1
     shapes = [(channels, 1) for channels in (1, 2**32 - 1)]
     for near in range(most // kernel**2 - 1, most // kernel**2 + 3):

@@ -1,7 +1,5 @@
 """`look_up`: values of codes by tables, compared with numpy's indexing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.support import each
@@ -10,7 +8,6 @@ from weightmap import kernels
 
 
 def definition(codes, bits, which, height, width, tables, shape):
-    """Return the values by numpy's indexing."""
     rows, columns = shape
     if bits == 4:
         codes = np.stack([codes & 15, codes >> 4], -1).reshape(rows, -1)[:, :columns]
@@ -19,7 +16,6 @@ def definition(codes, bits, which, height, width, tables, shape):
 
 
 def test_values_are_those_of_the_tables():
-    """Blocks of any size, odd columns, both widths of codes and values, and threads."""
     rng = np.random.default_rng(0)
 
     def check(case):

@@ -4,10 +4,7 @@ Results are made twice, in memory that was filled with one value and with anothe
 of the same files, wherever they lie, kernels get numbers only where C may load them.
 """
 
-from __future__ import annotations
-
 from array import array
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,10 +19,6 @@ from weightmap.embeddings.embeddings import Embeddings
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.product import ProductQuantized
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 FILLS = (0xA5, 0x5A)
 # Kernels that fill a part of their outputs, with the way in which the caller knows how much.
@@ -55,7 +48,7 @@ SIZES = (0, 1, 7, 63, 64, 65, 200, 1025, 4097)
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", CALLS)
-def test_kernels_write_all_of_their_outputs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_kernels_write_all_of_their_outputs(monkeypatch, name):
     """The outputs of a kernel do not depend on what they held, except in kernels that return how much they wrote."""
     told, written = set(), set()
     for size in SIZES:
@@ -74,7 +67,7 @@ def test_kernels_write_all_of_their_outputs(monkeypatch: pytest.MonkeyPatch, nam
 MATRIX = np.random.default_rng(3).standard_normal((70, 64)).astype(np.float32)
 SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 # The new content of a file of which a program holds views.
-CHANGES: dict[str, Callable[[int], bytes] | None] = {
+CHANGES = {
     "none": None,
     "zeros": bytes,
     "ones": lambda size: b"\xff" * size,
@@ -84,8 +77,7 @@ UNKNOWN = ("no such word", "", "q")
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Files of every format, layout, type and scheme."""
+def corpus(tmp_path_factory):
     found = {f"{example.name}{example.suffix}": example.data for example in builders.examples()}
     found |= {path.name: path.read_bytes() for path in sorted((DATA / "finalfusion").glob("*.fifu"))}
     path = tmp_path_factory.mktemp("corpus") / "q.amb"
@@ -97,11 +89,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return found | {path.name: path.read_bytes() for path in (path, words)}
 
 
-def poisoned(fill: int) -> Callable[..., np.ndarray[Any, Any]]:
-    """Return what `numpy.empty` is, with this value in every byte."""
+def poisoned(fill):
     empty = np.empty
 
-    def filled(*args: Any, **options: Any) -> np.ndarray[Any, Any]:
+    def filled(*args, **options):
         array = empty(*args, **options)
         array.reshape(-1).view(np.uint8)[...] = fill
         return array
@@ -109,39 +100,37 @@ def poisoned(fill: int) -> Callable[..., np.ndarray[Any, Any]]:
     return filled
 
 
-def readings(f: wm.TensorFile) -> Iterator[Callable[[], Any]]:
+def readings(f):
     """The readings of a file, all of them prepared now and done later."""
     for info in f.infos():
         if info.dtype in {"complex64", "complex128", "bool"}:
             continue
-        yield from (lambda name=info.name, dtype=dtype: f.read(name, dtype) for dtype in ("float32", "float64", ">f2"))  # type: ignore[misc]
-        yield lambda info=info: f.read(info.name, out=np.empty(info.shape[::-1], np.float32).T, threads=2)  # type: ignore[misc]
+        yield from (lambda name=info.name, dtype=dtype: f.read(name, dtype) for dtype in ("float32", "float64", ">f2"))
+        yield lambda info=info: f.read(info.name, out=np.empty(info.shape[::-1], np.float32).T, threads=2)
         tensor = f[info.name]
         if isinstance(tensor, QuantizedTensor):
             keys = (slice(1, None), [0, -1], 0, slice(None, None, 3), (slice(None), -1))
-            yield from (lambda q=tensor, key=key: q[key] for key in keys)  # type: ignore[misc]
-            yield from (lambda q=tensor, t=t: q.dequantize("float16", threads=t) for t in (1, 2))  # type: ignore[misc]
-            yield lambda q=tensor: q.flat(1, q.size - 1)  # type: ignore[misc]
-            yield lambda q=tensor: (q.kinds, q.scales, q.payload)  # type: ignore[misc]
+            yield from (lambda q=tensor, key=key: q[key] for key in keys)
+            yield from (lambda q=tensor, t=t: q.dequantize("float16", threads=t) for t in (1, 2))
+            yield lambda q=tensor: q.flat(1, q.size - 1)
+            yield lambda q=tensor: (q.kinds, q.scales, q.payload)
     if f.vocab is not None:
         words = [*list(f.vocab)[:5], *UNKNOWN]
         embeddings = f.embeddings
         yield lambda: (list(f.vocab), f.vocab.table.find_many(words))
         if embeddings is not None:
             yield lambda: embeddings.batch(words)
-            yield from (lambda word=word: embeddings.embedding_with_norm(word) for word in words)  # type: ignore[misc]
+            yield from (lambda word=word: embeddings.embedding_with_norm(word) for word in words)
             yield lambda: embeddings.most_similar(words[0])
 
 
-def plain(result: Any) -> Any:
-    """A result that can be compared, to the bit."""
+def plain(result):
     if isinstance(result, (list, tuple)):
         return [plain(item) for item in result]
     return (result.dtype, result.shape, result.tobytes()) if isinstance(result, np.ndarray) else repr(result)
 
 
-def outcome(reading: Callable[[], Any]) -> Any:
-    """The result of a reading."""
+def outcome(reading):
     try:
         return plain(reading())
     except Exception as error:  # noqa: BLE001 - any is as good as another here
@@ -149,10 +138,7 @@ def outcome(reading: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_results_do_not_depend_on_old_memory(
-    monkeypatch: pytest.MonkeyPatch, corpus: dict[str, bytes], change: str
-) -> None:
-    """No result depends on what memory held before, not even of a file that is overwritten while it is open."""
+def test_results_do_not_depend_on_old_memory(monkeypatch, corpus, change):
     new = CHANGES[change]
     count = 0
     for name, data in corpus.items():
@@ -171,11 +157,10 @@ def test_results_do_not_depend_on_old_memory(
 
 
 @pytest.mark.parametrize("shift", [1, 2, 4, 7])
-def test_kernels_get_aligned_numbers(monkeypatch: pytest.MonkeyPatch, corpus: dict[str, bytes], shift: int) -> None:
-    """No kernel gets a pointer to unaligned numbers, at whatever address a file and its parts begin."""
+def test_kernels_get_aligned_numbers(monkeypatch, corpus, shift):
     askew, count = [], 0
 
-    def checked(ctype: str, *args: Any, **options: Any) -> Any:
+    def checked(ctype, *args, **options):
         nonlocal count
         pointer = ffi.from_buffer(ctype, *args, **options)
         width = ffi.sizeof(ffi.typeof(ctype).item)
@@ -200,7 +185,7 @@ def test_kernels_get_aligned_numbers(monkeypatch: pytest.MonkeyPatch, corpus: di
 HALVES = np.arange(8, dtype=np.float16)
 OF_CODES = ProductQuantized(np.zeros((2, 1), np.uint8), np.ones((1, 1, 4), np.float32))
 # Calls that take `out=` and write eight numbers.
-TAKING: dict[str, Callable[[Any, wm.TensorFile], Any]] = {
+TAKING = {
     "fnv1a32_many": lambda out, _: kernels.fnv1a32_many(b"a" * 8, [1] * 8, out=out),
     "dequantize_int4": lambda out, _: kernels.dequantize_int4(bytes(6), 8, 8, out=out),
     "dequantize_int5": lambda out, _: kernels.dequantize_int5(bytes(7), 8, 8, out=out),
@@ -233,8 +218,7 @@ WRONG_ARRAYS = {
 
 
 @pytest.fixture
-def eight(tmp_path: Path) -> Iterator[wm.TensorFile]:
-    """A file of eight numbers, dense and quantised."""
+def eight(tmp_path):
     wm.save(tmp_path / "m.amb", {"w": HALVES, "q": wm.quantize(HALVES, "int8")}, durable=False)
     with wm.open(tmp_path / "m.amb") as f:
         yield f
@@ -242,7 +226,7 @@ def eight(tmp_path: Path) -> Iterator[wm.TensorFile]:
 
 @pytest.mark.parametrize("taking", TAKING)
 @pytest.mark.parametrize("given", NO_ARRAYS)
-def test_what_is_no_array_is_no_output(eight: wm.TensorFile, taking: str, given: str) -> None:
+def test_what_is_no_array_is_no_output(eight, taking, given):
     """Bytes, lists, numbers, even scalars of numpy and what exports a buffer: TypeError, the same everywhere."""
     with pytest.raises(TypeError, match=r"out must be an array, not \w+$"):
         TAKING[taking](NO_ARRAYS[given], eight)
@@ -250,7 +234,7 @@ def test_what_is_no_array_is_no_output(eight: wm.TensorFile, taking: str, given:
 
 @pytest.mark.parametrize("taking", TAKING)
 @pytest.mark.parametrize("given", WRONG_ARRAYS)
-def test_an_array_that_does_not_fit_is_no_output(eight: wm.TensorFile, taking: str, given: str) -> None:
+def test_an_array_that_does_not_fit_is_no_output(eight, taking, given):
     """Too short, or not to be written: ValueError, and nothing is written."""
     before = WRONG_ARRAYS[given].tobytes()
     with pytest.raises(ValueError, match=r"out|broadcast|read-only"):
@@ -258,7 +242,7 @@ def test_an_array_that_does_not_fit_is_no_output(eight: wm.TensorFile, taking: s
     assert WRONG_ARRAYS[given].tobytes() == before
 
 
-def test_everything_that_takes_an_output_is_tried() -> None:
+def test_everything_that_takes_an_output_is_tried():
     """No public function with a parameter `out` is missing above."""
     owners = (kernels, wm.TensorFile, QuantizedTensor, Embeddings)
     public = kernels.__all__, *(dir(owner) for owner in owners[1:])

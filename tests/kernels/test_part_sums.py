@@ -1,7 +1,5 @@
 """CRC-32 of parts of files: the same as zlib's of the bytes, with every gap that has a byte other than 0."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import zlib
@@ -27,7 +25,6 @@ def data():
 
 @pytest.fixture(scope="module")
 def file(data, tmp_path_factory):
-    """The same bytes in an open file."""
     path = tmp_path_factory.mktemp("sums") / "data"
     path.write_bytes(data.tobytes())
     with path.open("rb") as opened:
@@ -47,7 +44,6 @@ PARTS = [
 @pytest.mark.parametrize(("begin", "size"), PARTS)
 @pytest.mark.parametrize("where", ["file", "memory"])
 def test_sums_are_those_of_zlib(data, file, where, begin, size, threads):
-    """From a file and from memory, by any number of threads, with what precedes."""
     gaps = np.empty((0, 2), np.uint64)
     summer = kernels.PartSummer(threads)
     crc, filled = summer(file if where == "file" else data, begin, size, 0x12345678, gaps)
@@ -58,7 +54,6 @@ def test_sums_are_those_of_zlib(data, file, where, begin, size, threads):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("where", ["file", "memory"])
 def test_gaps_are_looked_at_where_the_part_has_them(data, file, where, threads):
-    """A gap counts from its first to its last byte, across steps and pieces, and only within the part."""
     edges = [edge for at in range(0, TOTAL, STEP // 2) for edge in (max(at - 40, 0), at + 40) if edge <= TOTAL]
     zeros = list(itertools.pairwise(edges))[::2]
     whole = kernels.PartSummer(threads)
@@ -103,7 +98,6 @@ def test_a_file_that_cannot_be_read_is_told_with_its_errno(tmp_path):
     ],
 )
 def test_parts_that_memory_does_not_have_are_refused(change, is_legal):
-    """Nothing is read for a part or for gaps that do not fit."""
     memory, outcome, crc = ffi.new("uint8_t[8]"), ffi.new("wm_outcome *"), ffi.new("uint32_t *")
     fields = {"fd": -1, "memory": memory, "memory_size": 8, "at": 0, "size": 8, "gaps": ffi.NULL, "n_gaps": 0} | change
     lib.wm_crc32_of_part(ffi.new("wm_summed *", fields), ffi.NULL, 0, crc, ffi.NULL, 0, 1, outcome)

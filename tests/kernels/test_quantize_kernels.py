@@ -1,7 +1,5 @@
 """Quantisation: codes against their definition, errors against plain scales, blocks of different kinds."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ WIDTH = {0: 4, 1: 5, 2: 16}
 
 
 def gaussian(n, seed=1):
-    """Normally distributed float32."""
     return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
 
 
@@ -32,13 +29,11 @@ def unpack(data, bits, count):
 
 
 def adaptive_counts(data, n, block_size, **options):
-    """Return how many blocks of adaptive data are int4, int5 and float16."""
     five, half = kernels.adaptive_plan(data, n, block_size, **options)[:2].tolist()
     return -(-n // block_size) - five - half, five, half
 
 
 def parse(data, n, bits, size, scale_type):
-    """Scales, shape (blocks,), and codes, shape (blocks, size), of ``[scale][codes]`` blocks."""
     dtype = np.dtype(SCALES[scale_type])
     width = dtype.itemsize + (bits * size + 7) // 8
     blocks = np.frombuffer(data, np.uint8).reshape(-(-n // size), width)
@@ -48,14 +43,12 @@ def parse(data, n, bits, size, scale_type):
 
 
 def nearest(x, scale, bits):
-    """The codes that a scale of float32 gives: nearest to x / scale, ties to even, within range."""
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         q = np.rint(np.float32(x) / np.float32(scale)) if scale else np.zeros(len(x))
     return np.clip(q, -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
 def squared(x, scale, q):
-    """The squared error of a block."""
     return float(((x.astype(np.float64) - np.float32(scale) * q.astype(np.float32)) ** 2).sum())
 
 
@@ -79,7 +72,6 @@ def test_codes_are_the_nearest_to_their_scale(isa, bits, scale_type):
 
 @pytest.mark.parametrize("bits", [4, 5])
 def test_the_same_bytes_everywhere(bits):
-    """Every instruction set and any number of threads give the same bytes, for one scale too."""
     x = gaussian(70_001)
     x[:3000] *= 1e-20
     x[5000:6000] *= 1e18
@@ -112,7 +104,6 @@ def test_a_block_does_not_depend_on_its_neighbours(isa, bits, size, scale_type):
 
 @pytest.mark.parametrize(("bits", "scale_type"), [(4, "fp16"), (5, "fp32")])
 def test_sums_of_squared_errors(bits, scale_type):
-    """The errors that come with the bytes are those of the decoded values, to the precision of float32."""
     x = gaussian(32 * 100 - 3)
     data, errors = kernels.encode_with_errors(x, bits=bits, block_size=32, scale_type=scale_type)
     back = kernels.decode_blocks(data, x.size, bits=bits, block_size=32, scale_type=scale_type)
@@ -123,7 +114,6 @@ def test_sums_of_squared_errors(bits, scale_type):
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 1023, 1024, 1033, 5000])
 def test_sum_of_squares(isa, n):
-    """In float64, for any number of elements."""
     x = gaussian(n) * np.float32(1e30)
     assert np.isclose(kernels.sum_of_squares(x), (x.astype(np.float64) ** 2).sum(), rtol=1e-14, atol=0)
 
@@ -145,7 +135,6 @@ def test_no_block_is_worse_than_the_plain_scale(bits):
 @pytest.mark.parametrize("bits", [4, 5])
 @pytest.mark.parametrize("kind", scale_search.KINDS)
 def test_no_block_is_worse_than_by_exhaustive_search(kind, bits, scale_type):
-    """No block has a larger error than by exhaustive search, but for a thousandth and the last bit of its scale."""
     for size, count in ((32, 1000), (64, 200), (128, 100)):
         x = scale_search.blocks(kind, count, size)
         data = kernels.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
@@ -176,7 +165,6 @@ def test_near_the_best_scale_there_is(bits, size, slack):
 @pytest.mark.parametrize("scale_type", SCALES)
 @pytest.mark.parametrize("bits", [4, 5, 8])
 def test_zeros_and_multiples_are_exact(isa, bits, scale_type):
-    """Blocks of zeros decode to zeros, and multiples of a storable scale from the lowest code on to themselves."""
     low = -(1 << (bits - 1))
     q = np.arange(low, -low, dtype=np.float32)
     smallest = 2.0**-24 if scale_type == "fp16" else 2.0**-149
@@ -190,7 +178,6 @@ def test_zeros_and_multiples_are_exact(isa, bits, scale_type):
 
 
 def test_denormal_elements_are_not_lost():
-    """A block of the smallest float32 there is keeps it with a float32 scale; with a float16 one it becomes zeros."""
     x = np.full(32, 1.4e-45, np.float32)
     assert np.array_equal(
         kernels.dequantize_int4(kernels.quantize_int4(x, 32, scale_type="fp32"), 32, 32, scale_type="fp32"), x
@@ -201,7 +188,6 @@ def test_denormal_elements_are_not_lost():
 
 
 def test_scales_stay_finite():
-    """Elements too large for a float16 scale are cut off at the largest one; a float32 scale holds them."""
     x = np.array([3e38, -3e38, 1e37, 0] * 8, np.float32)
     for bits in (4, 5):
         scales, codes = parse(QUANTIZE[bits](x, 32), 32, bits, 32, "fp16")
@@ -222,7 +208,6 @@ def test_scales_stay_finite():
 )
 @settings(max_examples=150, deadline=None)
 def test_any_finite_floats(x, bits, size, scale_type):
-    """For any finite floats no result is NaN, and the error is at most that of all codes 0."""
     data = kernels.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
     got = kernels.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
     assert not np.isnan(got).any()
@@ -231,7 +216,6 @@ def test_any_finite_floats(x, bits, size, scale_type):
 
 
 def test_one_scale_for_all():
-    """With a block size of 0 all elements share one scale, found for them all, also when there are very many."""
     x = gaussian(300_001)
     x[7] = 40  # far out: cutting it off costs less than a coarse scale for all others
     data = kernels.encode_blocks(x, bits=4, block_size=0)
@@ -264,7 +248,6 @@ def test_what_is_taken():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("index", [0, 31, 1023, 1024, 4999])
 def test_what_is_not_finite_is_named(value, index):
-    """NaN and infinity are a QuantError that names the first such element; so is a float64 beyond float32."""
     x = gaussian(5000)
     x[index] = value
     x[4999] = value
@@ -297,7 +280,6 @@ def test_misuse(call, match):
 
 # ------------------------------------------------------------------------------------------ blocks of different kinds
 def assemble(kinds, size, scale_type, seed=3, odd=()):
-    """Bytes of random blocks of these kinds, by definition, and their values; scales of `odd` blocks are no numbers."""
     rng = np.random.default_rng(seed)
     mask = sum(kind << 2 * i for i, kind in enumerate(kinds)).to_bytes(-(-len(kinds) // 4), "little")
     scales, codes, values = b"", b"", []
@@ -324,7 +306,6 @@ def assemble(kinds, size, scale_type, seed=3, odd=()):
 @pytest.mark.parametrize("scale_type", SCALES)
 @pytest.mark.parametrize("size", [8, 32, 72, 128])
 def test_decoding_of_different_kinds(isa, size, scale_type):
-    """Blocks of all kinds in any order decode as defined: the whole, any range, to float32 and float16."""
     rng = np.random.default_rng(size)
     for blocks in (0, 1, 3, 4, 5, 33, 100):
         kinds = np.sort(rng.integers(0, 3, blocks)) if blocks == 33 else rng.integers(0, 3, blocks)
@@ -345,7 +326,6 @@ def test_decoding_of_different_kinds(isa, size, scale_type):
 @pytest.mark.parametrize("scale_type", SCALES)
 @pytest.mark.parametrize("size", [8, 16, 32])
 def test_many_blocks_of_different_kinds(isa, size, scale_type):
-    """Thousands of blocks, odd scales among them: any range decodes as defined, with what finds blocks and without."""
     rng = np.random.default_rng(size)
     kinds = rng.integers(0, 3, 4100)
     kinds[:40], kinds[-40:], kinds[1000:1100] = 2, 2, 1
@@ -387,7 +367,6 @@ def test_a_plan_that_no_check_made(at, threads):
 
 @pytest.mark.parametrize("size", [8, 32, 128])
 def test_adaptive_is_never_worse_than_uniform(size):
-    """At every target the size is kept, and the error no larger than that of any one kind that fits."""
     x = gaussian(size * 300 - 5, seed=4)
     x[: size * 20] *= 30
     x[size * 50 : size * 60] = 0
@@ -441,7 +420,6 @@ def test_adaptive_takes_one_kind_per_need():
     ],
 )
 def test_damaged_adaptive_data(damage, match):
-    """A wrong size, an unknown kind and bits behind the last block are each a QuantError that says where and what."""
     wrong = damage(assemble([0, 1, 2], 8, "fp32")[0])  # 1 + 2 * 4 + 4 + 5 + 16 bytes
     for call in (kernels.decode_adaptive, adaptive_counts):
         with pytest.raises(wm.QuantError, match=match):
@@ -449,7 +427,6 @@ def test_damaged_adaptive_data(damage, match):
 
 
 def test_misuse_of_adaptive_data():
-    """A range outside, an overlap and an unfit `out` are ValueErrors, as for other blocks."""
     data, _ = assemble([0, 1, 2], 8, "fp32")
     with pytest.raises(ValueError, match="range"):
         kernels.decode_adaptive(data, 24, 8, scale_type="fp32", stop=25)
@@ -464,7 +441,6 @@ def test_misuse_of_adaptive_data():
 @given(st.binary(max_size=120), st.integers(0, 100), st.sampled_from([8, 16, 24]))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_as_adaptive_data(data, n, size):
-    """Any bytes whatever either decode or are a QuantError."""
     try:
         counts = adaptive_counts(data, n, size)
     except wm.QuantError:

@@ -1,7 +1,5 @@
 """The walkers of length-prefixed strings and the UTF-8 check, against plain Python."""
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import random
@@ -22,8 +20,7 @@ U64_MAX = 2**64 - 1
 EDGES = bytes.fromhex("00 41 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff")
 
 
-def walk_oracle(data: bytes, count: int, width: int):
-    """Return the bytes walked and the bounds, or -1 - i."""
+def walk_oracle(data, count, width):
     bounds, pos = [], 0
     for i in range(count):
         if pos + width > len(data):
@@ -37,8 +34,7 @@ def walk_oracle(data: bytes, count: int, width: int):
     return pos, [*bounds, pos + width]
 
 
-def pairs_oracle(data: bytes, count: int):
-    """Return what is wrong with pairs of a key and a value, and with which, or None."""
+def pairs_oracle(data, count):
     if count > len(data) // 4:
         return "NAME_RANGE", len(data) // 4
     keys, pos = [], 0
@@ -55,7 +51,7 @@ def pairs_oracle(data: bytes, count: int):
     return next((("NAME_DUPLICATE", i) for i in range(count) if keys[i] in keys[:i]), None)
 
 
-def walk(data: bytes, count: int, width: int):
+def walk(data, count, width):
     """Walk in C, the data flush against a page that must not be touched."""
     bounds = np.zeros(min(count, len(data)) + 1, np.uint32)
     walked = lib.wm_walk_strings(ARENA.put(data), len(data), count, width, u32(bounds))
@@ -63,7 +59,7 @@ def walk(data: bytes, count: int, width: int):
     return walked, (bounds[: count + 1].tolist() if walked >= 0 else None)
 
 
-def check_pairs(data: bytes, count: int):
+def check_pairs(data, count):
     """Check pairs in C, the data flush against a page that must not be touched."""
     fault = ffi.new("wm_fault *")
     if lib.wm_pairs_check(ARENA.put(data), len(data), count, fault) == 0:
@@ -71,19 +67,16 @@ def check_pairs(data: bytes, count: int):
     return next(word for word, code in kernels.faults().items() if code == fault.code), fault.row
 
 
-def first_bad(strings: list[bytes], width: int = 0) -> int:
-    """Return the number of the first string that C takes for no UTF-8, or -1."""
+def first_bad(strings, width=0):
     blob, bounds = pack(strings, width) if width else (b"".join(strings), ends(strings))
     return lib.wm_utf8_strings(ARENA.put(blob), len(blob), u32(bounds), len(strings), width)
 
 
-def ends(strings: list[bytes]) -> np.ndarray:
-    """Return the bounds of strings that lie back to back."""
+def ends(strings):
     return np.cumsum([0, *map(len, strings)]).astype(np.uint32)
 
 
-def is_utf8(data: bytes) -> bool:
-    """Ask Python."""
+def is_utf8(data):
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
@@ -94,7 +87,6 @@ def is_utf8(data: bytes) -> bool:
 # ------------------------------------------------------------------------------------------------------ walkers
 @given(st.lists(st.binary(max_size=40), max_size=40), st.sampled_from([2, 4, 8]), st.binary(max_size=5))
 def test_walk_finds_each_string(strings, width, tail):
-    """The walk finds the bounds of every string, and stops behind the last whatever follows."""
     blob, bounds = pack(strings, width)
     assert walk(blob + tail, len(strings), width) == (len(blob), bounds.tolist())
     assert [blob[b : e - width] for b, e in itertools.pairwise(bounds.tolist())] == strings
@@ -115,7 +107,6 @@ def test_pairs_of_junk(data, draw):
 
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_walk_truncated_at_every_byte(width):
-    """However many bytes are missing, the walk names the first string that is not whole."""
     strings = [b"", b"a", b"word", b"", b"x" * 300, b"end"]
     blob, _ = pack(strings, width)
     for length in range(len(blob)):
@@ -125,7 +116,6 @@ def test_walk_truncated_at_every_byte(width):
 
 
 def test_pairs_truncated_at_every_byte():
-    """However many bytes are missing, the check names the first pair that is not whole; with all of them it passes."""
     pairs = [(b"", b""), (b"key", b"value"), (b"k", b"v" * 300), (b"a", b"x"), (b"y", b"")]
     blob = b"".join(struct.pack("<HH", len(k), len(v)) + k + v for k, v in pairs)
     assert check_pairs(blob, len(pairs)) is None
@@ -136,7 +126,6 @@ def test_pairs_truncated_at_every_byte():
 
 
 def test_walk_with_absurd_counts_ends_at_the_end_of_the_data():
-    """A count of 2^64 - 1 makes the walk no longer than the data."""
     zeros = bytes(1000)
     assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 2, ffi.NULL) == -1 - 500
     assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 4, ffi.NULL) == -1 - 250
@@ -149,7 +138,6 @@ def test_walk_with_absurd_counts_ends_at_the_end_of_the_data():
     [(4, n) for n in (3, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1)] + [(8, n) for n in (3, 2**32, 2**63, 2**64 - 18)],
 )
 def test_walk_of_a_length_that_would_wrap(width, length):
-    """A length near 2^32 or 2^64 does not fit, whatever a sum of so many bits would say."""
     data = (2).to_bytes(width, "little") + b"ab" + length.to_bytes(width, "little") + b"cd"
     assert walk(data, 2, width) == (-2, None)
 
@@ -167,12 +155,10 @@ def test_walk_of_nothing():
 
 @pytest.mark.parametrize("width", [-2, 0, 1, 3, 16])
 def test_walk_knows_three_widths(width):
-    """A width other than 2, 4 and 8 is refused."""
     assert lib.wm_walk_strings(u8(bytes(8)), 8, 1, width, ffi.NULL) == -1
 
 
 def test_walk_past_four_gibibytes():
-    """Strings past 4 GiB are walked, but do not fit bounds of 32 bits."""
     gib = 1 << 30
     try:
         data = mmap.mmap(-1, 5 * gib)  # sparse: only the pages of the five prefixes are ever touched
@@ -193,7 +179,6 @@ def test_walk_past_four_gibibytes():
 
 # -------------------------------------------------------------------------------------------------------- UTF-8
 def test_utf8_at_every_edge():
-    """One to four bytes from the edges of all ranges are UTF-8 for C exactly when they are for Python."""
     for n in (1, 2, 3):
         for string in map(bytes, itertools.product(EDGES, repeat=n)):
             assert (first_bad([string]) == -1) == is_utf8(string), string.hex()
@@ -206,7 +191,6 @@ def test_utf8_at_every_edge():
 
 
 def test_utf8_takes_every_character():
-    """Every character there is passes, alone and beside its neighbours; no surrogate does."""
     chars = [chr(c).encode() for c in itertools.chain(range(0xD800), range(0xE000, 0x110000))]
     for first in range(0, len(chars), 100_000):
         assert first_bad(chars[first : first + 100_000]) == -1
@@ -247,7 +231,6 @@ def test_utf8_names_the_first_bad_string(at, width):
 
 
 def test_utf8_ignores_length_prefixes():
-    """Prefixes with high bytes (a length of 128 or more) are no part of the strings."""
     strings = [b"x" * n for n in range(600)] + [b"y" * 0xFEFF]
     assert first_bad(strings, 2) == -1
     assert first_bad(strings, 4) == -1
@@ -270,7 +253,6 @@ def test_utf8_checks_the_bounds(numbers, gap):
 
 
 def test_utf8_of_extreme_bounds():
-    """Bounds and gaps near 2^32 do not wrap."""
     data, top = ARENA.put(b"abc"), 2**32 - 1
     for bounds, gap in (([top, 3], 0), ([2, top], 0), ([top, 3], 4), ([0, 3], top), ([0, 1], 2)):
         assert lib.wm_utf8_strings(data, 3, u32(np.array(bounds, np.uint32)), 1, gap) == 0
@@ -278,6 +260,6 @@ def test_utf8_of_extreme_bounds():
     assert lib.wm_utf8_strings(ffi.NULL, 0, ffi.NULL, 0, 0) == -1
 
 
-def test_every_fault_has_a_number_of_its_own() -> None:
+def test_every_fault_has_a_number_of_its_own():
     """Two names of one number would give a scan's fault the error of another scan."""
     assert len({*kernels.faults().values()}) == len(kernels.faults())

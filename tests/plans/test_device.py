@@ -1,13 +1,10 @@
 """Loading to a device, on one that does its work as late as it may: what arrives, what is read, and how it ends."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -20,9 +17,6 @@ from weightmap.device import Loader, Staging, _loader, _slots, load, release_slo
 from weightmap.device._slots import Slots
 from weightmap.quant.ggml import quantize_ggml
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 RNG = np.random.default_rng(20)
 INTEGERS = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 BLOCKS = ("q4_0", "q8_0", "q4_k", "q6_k", "q5_0")
@@ -30,8 +24,7 @@ BLOCKS = ("q4_0", "q8_0", "q4_k", "q6_k", "q5_0")
 STAGINGS = [Staging(2, 1 << 14, 2), Staging(3, 1 << 16), None]
 
 
-def numbers(*shape: int) -> np.ndarray[Any, Any]:
-    """Numbers, of which no two rows are alike."""
+def numbers(*shape):
     return RNG.standard_normal(shape).astype(np.float32)
 
 
@@ -56,8 +49,7 @@ MODELS = {
 
 
 @pytest.fixture(autouse=True)
-def _no_slots() -> Iterator[None]:
-    """Begin and end without slots in the pool."""
+def _no_slots():
     release_slots()
     yield
     release_slots()
@@ -65,23 +57,20 @@ def _no_slots() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A file of each model, by its name; nobody changes them."""
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("device")
     for name, tensors in MODELS.items():
         wm.save(folder / name, tensors)
     return {name: folder / name for name in MODELS}
 
 
-def as_on_the_host(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
-    """What a tensor of a file is to become."""
+def as_on_the_host(value, dtype):
     array = value if isinstance(value, np.ndarray) else value.dequantize()
     floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     return array.astype(getattr(ml_dtypes, dtype, dtype)) if dtype and floating else array
 
 
-def assert_same(got: Any, expected: Any) -> None:
-    """Type, shape and every bit agree."""
+def assert_same(got, expected):
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
     assert got.tobytes() == np.ascontiguousarray(expected).tobytes()
 
@@ -165,7 +154,7 @@ def test_a_model_of_several_files_has_a_buffer_for_each(tmp_path):
         assert_same(value, DENSE[name])
 
 
-def _saved(path: Path, tensors: Any) -> Path:
+def _saved(path, tensors):
     wm.save(path, tensors)
     return path
 
@@ -181,12 +170,11 @@ def test_a_type_that_the_device_lacks_is_an_error_before_anything_is_read(tmp_pa
 
 # -------------------------------------------------------------------------------------------------- what is read
 @pytest.fixture
-def staged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each call that reads into a slot."""
-    counted: list[int] = []
+def staged(monkeypatch):
+    counted = []
     real = kernels.stage
 
-    def stage(source: Any, pieces: Any, *args: Any, **named: Any) -> Any:
+    def stage(source, pieces, *args, **named):
         counted.append(int(pieces[2].sum()))
         return real(source, pieces, *args, **named)
 
@@ -196,7 +184,6 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_each_rank_gets_its_slices_and_reads_no_other_byte(tmp_path, staged, dim):
-    """The slices of all ranks are the tensor, and their bytes those of the file, each read once."""
     tensors = {f"w{i}": numbers(64, 96) for i in range(3)}
     path = _saved(tmp_path / "a.safetensors", tensors)
     found = []
@@ -210,13 +197,12 @@ def test_each_rank_gets_its_slices_and_reads_no_other_byte(tmp_path, staged, dim
         assert_same(np.concatenate([part[name] for part in found], dim), array)
 
 
-def _sized(device: FakeDevice, what: str) -> list[tuple[Any, ...]]:
+def _sized(device, what):
     return [entry for entry in device.log if entry[0] == what]
 
 
 def test_whole_tensors_are_dealt_out(models):
-    """Without names, each rank gets whole tensors; together they are the model."""
-    found: dict[str, Any] = {}
+    found = {}
     for rank in range(3):
         with wm.plan(models["a.safetensors"], rank=rank, world_size=3) as plan:
             found |= dict(load(plan, FakeDevice()))
@@ -233,7 +219,6 @@ def test_neighbours_go_over_in_one_copy(tmp_path, staged):
 
 
 def test_groups_bound_the_memory_of_a_device(tmp_path):
-    """With `group`, tensors come in groups of so many bytes at most, or of one tensor; nothing outlives its user."""
     path = _saved(tmp_path / "a.safetensors", {f"w{i}": numbers(1000 + 500 * (i == 2)) for i in range(7)})
     device = FakeDevice()
     most = 0
@@ -273,12 +258,11 @@ def test_a_system_that_does_not_say_what_is_resident(tmp_path, monkeypatch):
             dict(load(plan, FakeDevice()))
 
 
-def _raise(error: BaseException) -> None:
+def _raise(error):
     raise error
 
 
 def test_what_is_in_memory_or_in_a_store_needs_no_file(tmp_path, monkeypatch):
-    """Bytes are copied from memory; of a store they are requested."""
     path = _saved(tmp_path / "a.safetensors", DENSE)
     for verify in (False, True):
         with wm.plan(path.read_bytes()) as plan:
@@ -309,8 +293,7 @@ def test_a_slot_waits_for_the_copies_out_of_it(tmp_path, monkeypatch):
 CALLS = ("allocate", "copy", "change", "event", "pin", "begin", "synchronize")
 
 
-def ending(what: Callable[[], Any]) -> BaseException | None:
-    """The error or the interrupt that ends a call, if any."""
+def ending(what):
     try:
         what()
     except (RuntimeError, KeyboardInterrupt) as error:
@@ -322,10 +305,9 @@ def ending(what: Callable[[], Any]) -> BaseException | None:
 @pytest.mark.parametrize("what", CALLS)
 @pytest.mark.parametrize("name", ["a.safetensors", "a.amb"])
 def test_an_error_of_the_device_frees_everything(models, name, what, after):
-    """Nothing is handed out, no copy is under way, all memory is free, slots are back; the next load works."""
     device = FakeDevice(**{what: after})
     staging = Staging(2, 1 << 14)
-    handed: list[Any] = []
+    handed = []
     with wm.plan(models[name]) as plan:
         error = ending(lambda: handed.extend(load(plan, device, staging=staging)))
         if error is None:
@@ -356,12 +338,11 @@ def test_an_error_of_the_device_frees_everything(models, name, what, after):
 @pytest.mark.parametrize("what", ["allocate", "copy", "event", "change", "synchronize"])
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_an_interrupted_load_leaves_nothing_under_way(models, what, after):
-    """KeyboardInterrupt at any call of the device: no thread, no copy, no device memory, slots in the pool."""
     device = FakeDevice()
     threads = threading.active_count()
     left = [after]
 
-    def interrupt(called: str) -> None:
+    def interrupt(called):
         if called == what:
             left[0] -= 1
             if left[0] == -1:
@@ -380,7 +361,6 @@ def test_an_interrupted_load_leaves_nothing_under_way(models, what, after):
 
 
 def test_a_load_that_nobody_takes_to_its_end(models):
-    """A generator that is closed gives its slots back."""
     device = FakeDevice()
     with wm.plan(models["a.safetensors"]) as plan:
         found = load(plan, device, group=1)
@@ -419,7 +399,6 @@ def test_loads_at_the_same_time_have_slots_of_their_own(models):
 
 
 def test_a_device_that_is_lost_keeps_its_slots(tmp_path):
-    """If the device does not say that its copies are done, nobody reuses the slots; the first error is raised."""
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(30_000)})
     device = FakeDevice(copy=1, synchronize=0)
     with wm.plan(path) as plan, pytest.raises(RuntimeError, match="failed: copy"):
@@ -459,7 +438,6 @@ def test_slots_lie_on_the_node_of_the_device(monkeypatch):
 
 
 def test_a_loader_is_used_within_its_block(models):
-    """And only there."""
     loader = Loader(FakeDevice())
     loader.__exit__(None, None, None)
     with pytest.raises(ValueError, match="within its block"):
@@ -479,7 +457,6 @@ def test_a_device_without_pinned_memory_gets_small_slots(models):
 # --------------------------------------------------------------------------------------------- files that change
 @pytest.mark.parametrize("left", [0.0, 0.4, 0.9])
 def test_a_file_that_is_truncated_meanwhile_is_an_error(tmp_path, left):
-    """A TruncatedError that names the file and the tensor, and no fault."""
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(200_000), "v": numbers(3)})
     device = FakeDevice()
     device.before = lambda what: os.truncate(path, int(left * path.stat().st_size)) if what == "copy" else None
@@ -496,7 +473,7 @@ def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path):
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(200_000)})
     device = FakeDevice()
 
-    def write(what: str) -> None:
+    def write(what):
         if what == "event":
             with path.open("r+b") as file:
                 file.seek(-1, os.SEEK_END)
@@ -510,7 +487,6 @@ def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path):
 
 
 def test_an_error_of_the_disk_passes_through(tmp_path, monkeypatch):
-    """With the name of the file, and a note that names the tensor."""
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(3)})
     monkeypatch.setattr(kernels, "stage", lambda *_, **__: (0, errno.EIO))
     with wm.plan(path) as plan, pytest.raises(OSError, match="Input/output error") as caught:
@@ -520,7 +496,7 @@ def test_an_error_of_the_disk_passes_through(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------ checksums
-def _damaged(path: Path, at: int) -> Path:
+def _damaged(path, at):
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
@@ -534,7 +510,6 @@ SUMMED = {"w": numbers(3000), "odd": np.arange(13, dtype=np.int8), "x": numbers(
 @pytest.mark.parametrize("group", [None, 1])
 @pytest.mark.parametrize("where", ["w", "odd", "x"])
 def test_a_damaged_byte_is_found_before_a_tensor_is_handed_out(tmp_path, where, group, staging):
-    """With `verify`, of EMBD, whose checksum covers all tensors, and of archives, which have one for each."""
     for name in ("a.weights", "a.npz"):
         path = tmp_path / name
         np.savez(path, **SUMMED) if name == "a.npz" else wm.save(path, SUMMED)
@@ -555,7 +530,6 @@ def test_a_damaged_byte_is_found_before_a_tensor_is_handed_out(tmp_path, where, 
 @pytest.mark.parametrize("staging", STAGINGS, ids=["16K", "64K", "default"])
 @pytest.mark.parametrize("where", ["w", "odd", "x"])
 def test_a_damaged_byte_is_found_before_the_last_tensor(tmp_path, where, staging):
-    """With verify="last" what one checksum covers is not held on the device together; the other bytes are right."""
     path = _saved(tmp_path / "a.weights", SUMMED)
     with wm.open(path) as file:
         info, names = file.info(where), list(file)
@@ -575,7 +549,6 @@ def test_a_damaged_byte_is_found_before_the_last_tensor(tmp_path, where, staging
 
 
 def test_bytes_between_tensors_are_checked_too(tmp_path):
-    """What a checksum covers beside the tensors is read for it."""
     path = _saved(tmp_path / "a.weights", SUMMED)
     with wm.open(path) as file:
         info = file.info("odd")
@@ -603,7 +576,6 @@ def test_parts_are_checked_by_what_covers_them(tmp_path, wants, sound):
 
 
 def test_entries_that_nobody_wants_are_not_read_for_their_checksums(tmp_path, staged):
-    """A damaged entry is no matter to the others."""
     path = tmp_path / "a.npz"
     np.savez(path, **SUMMED)
     with wm.open(path) as file:
@@ -639,12 +611,11 @@ def test_pieces_are_copied_by_any_number_of_threads(tmp_path):
                     assert crcs.tolist() == found
 
 
-def _columns(*pieces: tuple[int, int, int]) -> Any:
+def _columns(*pieces):
     return tuple(np.array(column, np.uint64) for column in zip(*pieces, strict=True))
 
 
 def test_pieces_that_do_not_fit_are_refused(tmp_path):
-    """Nothing is copied; columns have one length."""
     out = np.zeros(10, np.uint8)
     memory = np.arange(20, dtype=np.uint8)
     for piece in (

@@ -1,7 +1,5 @@
 """How much memory plans take, and how they know how much there is: control groups, and models larger than these."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,9 +17,6 @@ import weightmap as wm
 from weightmap.io.memory import ControlGroup, Headroom, headroom
 from weightmap.quant.ggml import quantize_ggml
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 MIB, GIB = 1 << 20, 1 << 30
 linux = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
 
@@ -30,8 +24,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="control groups are L
 # ----------------------------------------------------------------------------------------------------- fake systems
 
 
-def tree(root: Path, files: Mapping[str, str]) -> str:
-    """Write the files of a system, and return its root."""
+def tree(root, files):
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,8 +39,7 @@ V1 += "31 25 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
 STAT = "anon 1000\nfile {file}\nshmem 5\ninactive_file {inactive}\nactive_file {active}\n"
 
 
-def group2(limit: object, used: int, inactive: int = 0, active: int = 0, *, at: str) -> dict[str, str]:
-    """Return the files of a control group of version 2."""
+def group2(limit, used, inactive=0, active=0, *, at):
     return {
         f"{at}/memory.max": f"{limit}\n",
         f"{at}/memory.current": f"{used}\n",
@@ -55,8 +47,7 @@ def group2(limit: object, used: int, inactive: int = 0, active: int = 0, *, at: 
     }
 
 
-def group1(limit: int, used: int, inactive: int = 0, active: int = 0, *, at: str) -> dict[str, str]:
-    """Return the files of a control group of version 1."""
+def group1(limit, used, inactive=0, active=0, *, at):
     stat = f"cache 9\ninactive_file 1\ntotal_inactive_file {inactive}\ntotal_active_file {active}\n"
     return {
         f"{at}/memory.limit_in_bytes": f"{limit}\n",
@@ -66,7 +57,7 @@ def group1(limit: int, used: int, inactive: int = 0, active: int = 0, *, at: str
 
 
 ROOT = "sys/fs/cgroup"
-SYSTEMS: dict[str, tuple[dict[str, str], int | None, int]] = {
+SYSTEMS = {
     "nothing": ({}, None, 0),
     "no groups": ({"proc/meminfo": MEMINFO}, 8 * GIB, 0),
     "version 2, no limit": (
@@ -198,7 +189,7 @@ SYSTEMS: dict[str, tuple[dict[str, str], int | None, int]] = {
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_headroom_is_what_machine_and_groups_leave(name: str, tmp_path: Path) -> None:
+def test_headroom_is_what_machine_and_groups_leave(name, tmp_path):
     """Limits of every group of either version count, wherever it is mounted; files' pages can be taken back."""
     files, left, groups = SYSTEMS[name]
     found = headroom(tree(tmp_path, files))
@@ -206,14 +197,14 @@ def test_headroom_is_what_machine_and_groups_leave(name: str, tmp_path: Path) ->
     assert len(found.groups) == groups
 
 
-def test_a_group_says_where_it_is(tmp_path: Path) -> None:
+def test_a_group_says_where_it_is(tmp_path):
     """Path, version, limit, use and pages of files, for whoever wants to know what the bound is."""
     found = headroom(tree(tmp_path, SYSTEMS["version 2"][0]))
     assert found == Headroom(8 * GIB, (ControlGroup("/sys/fs/cgroup/a/b", 2, 4 * GIB, 3 * GIB, 2 * GIB),))
 
 
 @linux
-def test_headroom_of_this_machine() -> None:
+def test_headroom_of_this_machine():
     """The kernel says how much memory is available."""
     found = headroom()
     assert found.available is not None
@@ -224,8 +215,7 @@ def test_headroom_of_this_machine() -> None:
 
 
 @pytest.fixture(scope="module")
-def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model of 256 MiB, on the disk."""
+def big(tmp_path_factory):
     path = tmp_path_factory.mktemp("big") / "m.safetensors"
     header = {
         f"t{i:02}": {"dtype": "U8", "shape": [8, MIB], "data_offsets": [8 * MIB * i, 8 * MIB * (i + 1)]}
@@ -255,8 +245,7 @@ with wm.plan(path, chunk=4 << 20) as plan:
 """
 
 
-def own_group() -> Path:
-    """Return the control group of this process that counts memory, in which groups may be made."""
+def own_group():
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         number, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
@@ -269,8 +258,7 @@ def own_group() -> Path:
 
 
 @contextlib.contextmanager
-def limited(limit: int) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """Yield what starts a program in a control group of this limit, as a command before it and options of `run`."""
+def limited(limit):
     systemd = shutil.which("systemd-run")
     command = [systemd or "", "--user", "--scope", "--quiet", "-p", f"MemoryMax={limit}", "-p", "MemorySwapMax=0"]
     if systemd and subprocess.run([*command, "true"], capture_output=True, check=False, timeout=20).returncode == 0:
@@ -295,7 +283,7 @@ def limited(limit: int) -> Iterator[tuple[list[str], dict[str, Any]]]:
 
 @linux
 @pytest.mark.parametrize("way", ["map", "read"])
-def test_a_model_larger_than_its_control_group(big: Path, way: str) -> None:
+def test_a_model_larger_than_its_control_group(big, way):
     """A process that may use a third of the model's bytes goes through all of it, and is not ended."""
     limit = 96 * MIB
     with limited(limit) as (command, options):
@@ -316,7 +304,7 @@ def test_a_model_larger_than_its_control_group(big: Path, way: str) -> None:
 
 @linux
 @pytest.mark.parametrize("way", ["map", "read"])
-def test_a_model_larger_than_the_memory_of_its_process(big: Path, way: str) -> None:
+def test_a_model_larger_than_the_memory_of_its_process(big, way):
     """With a limit on private memory, and no more of the model in the page cache than a few chunks and a tensor."""
     code = """
 import resource, sys
@@ -343,8 +331,7 @@ print(most)
     assert int(done.stdout) <= 64 * MIB
 
 
-def test_parts_of_a_large_quantised_tensor_take_the_memory_of_their_rows(tmp_path: Path) -> None:
-    """A row of a tensor of a GiB is decoded out of the bytes of its blocks: no memory is taken for the others."""
+def test_parts_of_a_large_quantised_tensor_take_the_memory_of_their_rows(tmp_path):
     path, rows, width = tmp_path / "m.gguf", 1 << 19, 2048
     blocks = rows * width // 32 * 34
     wm.save(path, {"w": quantize_ggml(np.zeros((1, 32), np.float32), "q8_0")})

@@ -1,10 +1,7 @@
 """What a plan reads: compared with a plain definition, byte by byte, over random models, wants and rules."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,17 +15,13 @@ import weightmap as wm
 from weightmap.quant.ggml import quantize_ggml
 from weightmap.quant.product import ProductQuantized
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
 DTYPES = ("float32", "float16", "uint8", "int64", "bfloat16")
 
 shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 
 
 @st.composite
-def models(draw: st.DrawFn) -> bytes:
+def models(draw):
     """Return a file: of safetensors, without gaps, or of EMBD, with padding between tensors."""
     count = draw(st.integers(1, 6))
     plain = draw(st.booleans())
@@ -41,16 +34,15 @@ def models(draw: st.DrawFn) -> bytes:
     return embd.Draft(list(tensors.items())).seal()
 
 
-def slices(size: int) -> st.SearchStrategy[slice]:
+def slices(size):
     """Return slices of an axis, empty, reversed and stepping ones among them."""
     bound = st.none() | st.integers(-size - 2, size + 2)
     return st.builds(slice, bound, bound, st.none() | st.integers(-3, 3).filter(bool))
 
 
 @st.composite
-def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
-    """Return an index that numpy takes on an array of this shape."""
-    parts: list[Any] = [
+def indices(draw, shape):
+    parts = [
         draw(slices(size) | (st.integers(-size, size - 1) if size else slices(size)))
         for size in shape[: draw(st.integers(0, len(shape)))]
     ]
@@ -70,24 +62,22 @@ rules = st.fixed_dictionaries(
 # ------------------------------------------------------------------------------------------- the plain definition
 
 
-def bytes_of(info: wm.TensorInfo, width: int, key: Any) -> Iterable[int]:
+def bytes_of(info, width, key):
     """Return the numbers of the bytes of the file that hold the part of a dense tensor."""
     places = np.arange(math.prod(info.shape) * width).reshape(*info.shape, width)
     chosen = places[key] if isinstance(key, tuple) and Ellipsis in key else places[(*key, ...)]
     return (info.offset + chosen.reshape(-1)).tolist()
 
 
-def runs(places: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the runs of these numbers, in order."""
+def runs(places):
     ordered = sorted(places)
     for _, group in itertools.groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
         run = [place for _, place in group]
         yield run[0], run[-1] + 1
 
 
-def reads_of(places: set[int], gap: int, most: float) -> list[tuple[int, int]]:
-    """Return offset and bytes of each read that `places` take."""
-    found: list[list[int]] = []
+def reads_of(places, gap, most):
+    found = []
     for begin, end in runs(places):
         if found:
             first, last, count = found[-1]
@@ -98,8 +88,7 @@ def reads_of(places: set[int], gap: int, most: float) -> list[tuple[int, int]]:
     return [(first, last - first) for first, last, _ in found]
 
 
-def check(plan: wm.ReadPlan, places: set[int], gap: int, max_over_read: float) -> None:
-    """Compare a plan with the definition."""
+def check(plan, places, gap, max_over_read):
     assert [read[1:] for read in plan.reads] == reads_of(places, gap, max_over_read)
     assert plan.wanted_nbytes == len(places)
     assert plan.nbytes == sum(nbytes for _, _, nbytes in plan.reads)
@@ -116,8 +105,7 @@ def check(plan: wm.ReadPlan, places: set[int], gap: int, max_over_read: float) -
 
 
 @given(models(), rules, st.data())
-def test_reads_are_those_of_the_definition(data: bytes, how: dict[str, Any], draw: Any) -> None:
-    """Reads cover the wanted bytes and the gaps that the rules allow: disjoint, in order, within the file."""
+def test_reads_are_those_of_the_definition(data, how, draw):
     with wm.open(memoryview(data)) as f:
         infos = {info.name: info for info in f.infos()}
         widths = {name: f[name].itemsize for name in f}
@@ -132,8 +120,7 @@ def test_reads_are_those_of_the_definition(data: bytes, how: dict[str, Any], dra
 
 
 @given(models(), rules, st.data())
-def test_the_planned_bytes_are_enough(data: bytes, how: dict[str, Any], draw: Any) -> None:
-    """With every byte of the wanted tensors spoilt that a plan does not read, the wanted parts are what they were."""
+def test_the_planned_bytes_are_enough(data, how, draw):
     with wm.open(memoryview(data)) as f:
         names = draw.draw(st.lists(st.sampled_from(sorted(f)), unique=True))
         wants = {name: draw.draw(indices(f.info(name).shape)) for name in names}
@@ -143,8 +130,7 @@ def test_the_planned_bytes_are_enough(data: bytes, how: dict[str, Any], draw: An
                 assert other[name][key].tobytes() == f[name][key].tobytes()
 
 
-def spoil(f: wm.TensorFile, data: bytes, plan: wm.ReadPlan) -> bytes:
-    """Return a file with all bytes of the planned tensors turned over but those that the plan reads."""
+def spoil(f, data, plan):
     octets = np.frombuffer(data, np.uint8).copy()
     kept = [(offset, octets[offset : offset + nbytes].copy()) for _, offset, nbytes in plan.reads]
     for info in map(f.info, plan.names):
@@ -155,7 +141,7 @@ def spoil(f: wm.TensorFile, data: bytes, plan: wm.ReadPlan) -> bytes:
 
 
 @given(models(), st.integers(1, 9), rules)
-def test_ranks_share_the_work(data: bytes, world: int, how: dict[str, Any]) -> None:
+def test_ranks_share_the_work(data, world, how):
     """Every tensor is dealt to one rank, every byte once, and no rank gets more than its part and one tensor."""
     with wm.open(memoryview(data)) as f:
         plans = [wm.plan(f, rank=rank, world_size=world, **how) for rank in range(world)]
@@ -169,7 +155,7 @@ def test_ranks_share_the_work(data: bytes, world: int, how: dict[str, Any]) -> N
             assert len(covered) == len(set(covered)) == total
 
 
-def test_tensors_that_share_bytes_are_dealt_together(tmp_path: Path) -> None:
+def test_tensors_that_share_bytes_are_dealt_together(tmp_path):
     """Of tensors over the same bytes, which lax reading allows, no two ranks read the same ones."""
     header = (
         b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[12],"data_offsets":[4,16]},'
@@ -180,8 +166,7 @@ def test_tensors_that_share_bytes_are_dealt_together(tmp_path: Path) -> None:
         assert wm.plan(f).wanted_nbytes == 24
 
 
-def test_reads_never_join_files(tmp_path: Path) -> None:
-    """The end of one shard and the beginning of the next are two reads; paths are those of the shards."""
+def test_reads_never_join_files(tmp_path):
     index = safe.shard(tmp_path, {f"{i}.safetensors": {f"t{i}": normal((4, 4), i)} for i in range(3)})
     with wm.plan(index, gap=1 << 40, max_over_read=1e9) as plan:
         assert [path for path, _, _ in plan.reads] == [str(tmp_path / f"{i}.safetensors") for i in range(3)]
@@ -197,10 +182,9 @@ QUANTISED += [("int8", 32), ("int4", 32), ("int5", 32)]
 ROWS = ((7, 24), (5, 64), (40, 3), (3, 4, 20), (17,))
 
 
-def quantised(path: Path, scheme: str, block: int, shape: tuple[int, ...]) -> Path:
-    """Write a model of two tensors in a scheme of AMB."""
+def quantised(path, scheme, block, shape):
     values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    options: dict[str, Any] = {"block_size": block} if scheme not in ("int8", "int4", "int5") else {}
+    options = {"block_size": block} if scheme not in ("int8", "int4", "int5") else {}
     if scheme == "adaptive":
         options["bits"] = 9.0
     wm.save(path, {name: wm.quantize(values * k, scheme, **options) for k, name in enumerate("ab", 1)}, format="amb")
@@ -209,10 +193,7 @@ def quantised(path: Path, scheme: str, block: int, shape: tuple[int, ...]) -> Pa
 
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 @pytest.mark.parametrize(("scheme", "block"), QUANTISED)
-def test_rows_of_quantised_tensors_are_whole_blocks(
-    scheme: str, block: int, shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    """The planned bytes decode the rows, whatever the other ones are; and they are no more than the blocks of them."""
+def test_rows_of_quantised_tensors_are_whole_blocks(scheme, block, shape, tmp_path):
     path = quantised(tmp_path / "m.amb", scheme, block, shape)
     data, width = path.read_bytes(), math.prod(shape[1:])
     with wm.open(path) as f:
@@ -237,7 +218,7 @@ def test_rows_of_quantised_tensors_are_whole_blocks(
         assert wm.plan(f, {"b": None}).nbytes == wm.plan(f, ["b"]).nbytes == f.info("b").nbytes
 
 
-def test_headers_of_every_scheme_are_planned(tmp_path: Path) -> None:
+def test_headers_of_every_scheme_are_planned(tmp_path):
     """Files that others wrote, with bare blocks and either type of scales: the planned bytes decode each row."""
     data = amb.every_scheme()
     with wm.open(memoryview(data)) as f:
@@ -249,8 +230,7 @@ def test_headers_of_every_scheme_are_planned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("projection", [True, False])
 @pytest.mark.parametrize("norms", [True, False])
-def test_rows_of_a_product_quantised_matrix(projection: bool, norms: bool, tmp_path: Path) -> None:
-    """Their codes and norms are planned, the codebooks and the projection, and nothing of other rows."""
+def test_rows_of_a_product_quantised_matrix(projection, norms, tmp_path):
     rng = np.random.default_rng(1)
     codes, books = rng.integers(0, 4, (9, 3), np.uint8), rng.standard_normal((3, 4, 2), np.float32)
     turn = np.eye(6, dtype=np.float32) if projection else None
@@ -269,8 +249,7 @@ def test_rows_of_a_product_quantised_matrix(projection: bool, norms: bool, tmp_p
 
 
 @pytest.mark.parametrize("scheme", ["q4_0", "q5_1", "q8_0", "q4_k", "q6_k"])
-def test_rows_of_ggml_blocks(scheme: str, tmp_path: Path) -> None:
-    """Of GGUF exactly the blocks of a row are planned, of an expert's row too."""
+def test_rows_of_ggml_blocks(scheme, tmp_path):
     values = np.random.default_rng(1).standard_normal((3, 5, 512)).astype(np.float32)
     path = tmp_path / "m.gguf"
     wm.save(path, {"w": quantize_ggml(values, scheme)})
@@ -284,7 +263,7 @@ def test_rows_of_ggml_blocks(scheme: str, tmp_path: Path) -> None:
                 assert np.array_equal(other["w"][key], f["w"][key])
 
 
-def test_a_damaged_mask_is_an_error_of_the_plan(tmp_path: Path) -> None:
+def test_a_damaged_mask_is_an_error_of_the_plan(tmp_path):
     """Rows of an adaptive tensor lie where its mask says; one that cannot be is refused."""
     path = quantised(tmp_path / "m.amb", "adaptive", 8, (7, 24))
     with wm.open(path) as f:
@@ -302,7 +281,7 @@ def test_a_damaged_mask_is_an_error_of_the_plan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_shards_are_those_of_torch_chunk(dim: int, world: int) -> None:
+def test_shards_are_those_of_torch_chunk(dim, world):
     """Along a dimension every rank has ceil(size / world) elements, the last ones the rest, and all have all."""
     array = np.arange(10 * 7).reshape(10, 7)
     parts = [array[wm.shard(array, dim, rank, world)] for rank in range(world)]
@@ -313,7 +292,7 @@ def test_shards_are_those_of_torch_chunk(dim: int, world: int) -> None:
     ]
 
 
-def test_a_shard_by_name_is_completed_by_the_plan(tmp_path: Path) -> None:
+def test_a_shard_by_name_is_completed_by_the_plan(tmp_path):
     """Of a name, of an info and of an array it is the same slice; without a tensor it is one of every tensor."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(safe.build({"a": normal((8, 6)), "b": normal((4,), 1), "c": normal((), 2)}))
@@ -328,8 +307,7 @@ def test_a_shard_by_name_is_completed_by_the_plan(tmp_path: Path) -> None:
 
 
 @given(models(), st.integers(-3, 3), st.integers(1, 5), st.data())
-def test_a_slice_of_every_tensor_is_that_of_each(data: bytes, dim: int, world: int, draw: Any) -> None:
-    """Planned at once or one by one, with tensors that lack the dimension whole: the same reads, and what they give."""
+def test_a_slice_of_every_tensor_is_that_of_each(data, dim, world, draw):
     rank = draw.draw(st.integers(0, world - 1))
     with wm.open(memoryview(data)) as f:
         part = wm.shard("", dim, rank, world)
@@ -342,8 +320,7 @@ def test_a_slice_of_every_tensor_is_that_of_each(data: bytes, dim: int, world: i
                 assert (array.shape, array.tobytes()) == (expected.shape, expected.tobytes())
 
 
-def test_a_slice_of_every_quantised_tensor() -> None:
-    """Of blocks too; a tensor that is read in part needs no more memory than that part."""
+def test_a_slice_of_every_quantised_tensor():
     with wm.open(memoryview(amb.every_scheme())) as f:
         for dim, rank in ((0, 0), (0, 1), (1, 1)):
             part = wm.shard("", dim, rank, 2)
@@ -356,8 +333,7 @@ def test_a_slice_of_every_quantised_tensor() -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Return a model of a matrix and of three numbers."""
+def path(tmp_path):
     target = tmp_path / "m.safetensors"
     target.write_bytes(safe.build({"a": normal((8, 6)), "b": normal((3,), 1)}))
     return target
@@ -386,7 +362,7 @@ def path(tmp_path: Path) -> Path:
         ([3], TypeError, "the name of a wanted tensor is a int"),
     ],
 )
-def test_wrong_wants_are_one_clear_error(path: Path, wants: Any, error: type[Exception], message: str) -> None:
+def test_wrong_wants_are_one_clear_error(path, wants, error, message):
     """Names that are not there and indices that do not fit are an error of the package; the handle stays usable."""
     with wm.open(path) as f:
         with pytest.raises(error, match=message) as caught:
@@ -397,7 +373,7 @@ def test_wrong_wants_are_one_clear_error(path: Path, wants: Any, error: type[Exc
         wm.plan(path, wants)
 
 
-def test_an_empty_axis_has_no_integer() -> None:
+def test_an_empty_axis_has_no_integer():
     """The error says what fits there, and not a range that ends before it begins."""
     content = safe.build({"a": normal((2, 0))})
     for at in (0, -1):
@@ -421,14 +397,13 @@ def test_an_empty_axis_has_no_integer() -> None:
         ({"max_over_read": math.inf}, "max_over_read is inf"),
     ],
 )
-def test_wrong_numbers_are_one_clear_error(path: Path, options: dict[str, Any], message: str) -> None:
-    """A rank that there is not, and sizes that make no sense."""
+def test_wrong_numbers_are_one_clear_error(path, options, message):
     with pytest.raises(wm.PlanError, match=message):
         wm.plan(path, **options)
 
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**70])
-def test_numbers_of_any_size_are_no_bound(path: Path, number: int) -> None:
+def test_numbers_of_any_size_are_no_bound(path, number):
     """Chunks, gaps and budgets beyond 64 bits are as good as none."""
     plan = wm.plan(path, gap=number, chunk=number, budget=number)
     assert plan.warm() >= 0
@@ -436,7 +411,7 @@ def test_numbers_of_any_size_are_no_bound(path: Path, number: int) -> None:
         assert [name for name, _ in plan.run(how)] == ["a", "b"]
 
 
-def test_runs_without_number_are_refused(tmp_path: Path) -> None:
+def test_runs_without_number_are_refused(tmp_path):
     """An index of more than 2**24 parts is refused before memory is taken for them."""
     path = tmp_path / "m.safetensors"
     header = b'{"a":{"dtype":"U8","shape":[1099511627776,2],"data_offsets":[0,2199023255552]}}'
@@ -448,8 +423,7 @@ def test_runs_without_number_are_refused(tmp_path: Path) -> None:
     assert wm.plan(path, {"a": np.s_[5:8]}).nbytes == 6
 
 
-def test_a_plan_owns_what_it_opened(path: Path) -> None:
-    """A handle that was given stays open; one that the plan opened closes with it, also where planning fails."""
+def test_a_plan_owns_what_it_opened(path):
     with wm.open(path) as f:
         with wm.plan(f) as plan:
             assert plan.file is f
@@ -463,16 +437,14 @@ def test_a_plan_owns_what_it_opened(path: Path) -> None:
         plan.file["b"]
 
 
-def test_a_file_that_changed_is_not_planned(path: Path) -> None:
-    """A model that became shorter after it was opened is an error of the plan."""
+def test_a_file_that_changed_is_not_planned(path):
     with wm.open(path) as f:
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(wm.FileChangedError):
             wm.plan(f)
 
 
-def test_an_empty_model_has_an_empty_plan() -> None:
-    """No tensors, or none with elements: nothing is read, by any rank."""
+def test_an_empty_model_has_an_empty_plan():
     for tensors in ({}, {"a": Tensor("float32", (0, 3), b"")}):
         with wm.open(memoryview(safe.build(tensors))) as f:
             for rank in range(3):

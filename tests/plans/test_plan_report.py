@@ -1,13 +1,10 @@
 """What `ReadPlan.explain` says: each number, and each piece of advice where it is due."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,39 +19,24 @@ from weightmap.io.memory import ControlGroup, Headroom
 from weightmap.io.pages import Sample
 from weightmap.plans import explaining, read_plan
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 MIB, GIB = 1 << 20, 1 << 30
 PLENTY = Headroom(64 * GIB, ())
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """Return a model of 16 MiB whose tensors do not begin at multiples of 64."""
     target = tmp_path / "m.safetensors"
     target.write_bytes(safe.build({f"t{i}": Tensor("uint8", (4 * MIB,), bytes(4 * MIB)) for i in range(4)}))
     return target
 
 
-def explained(
-    path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    cold: float = 0.0,
-    told: bool = True,
-    large: float | None = 1.0,
-    left: Headroom = PLENTY,
-    number: int = 0xEF53,
-    **options: Any,
-) -> explaining.PlanReport:
-    """Explain a plan on a machine of this kind."""
-
-    def cold_in(_: Any, reads: Any) -> Any:
+def explained(path, monkeypatch, *, cold=0.0, told=True, large=1.0, left=PLENTY, number=61267, **options):
+    def cold_in(_, reads):
         sizes = reads[2] - reads[1]
         return (sizes * cold).astype(np.int64), told
 
-    def sampled(_: Any, begin: int, end: int) -> Sample | None:
+    def sampled(_, begin, end):
         return None if large is None else Sample(end - begin, int((end - begin) * large), 0.001)
 
     monkeypatch.setattr(explaining, "cold_in", cold_in)
@@ -66,8 +48,7 @@ def explained(
         return plan.explain()
 
 
-def test_a_report_has_the_numbers_of_its_plan(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors, reads, bytes, alignment, page faults and memory are in the report, in its text, and in JSON."""
+def test_a_report_has_the_numbers_of_its_plan(path, monkeypatch):
     report = explained(path, monkeypatch)
     assert report[:5] == (str(path), 4, 1, 16 * MIB, 16 * MIB)
     assert report.places == (("ext4", "local", "map", 1, 16 * MIB),)
@@ -111,9 +92,7 @@ def test_a_report_has_the_numbers_of_its_plan(path: Path, monkeypatch: pytest.Mo
     ],
     ids=["cold", "network", "memory", "control group", "budget", "small pages"],
 )
-def test_advice_comes_where_it_is_due(
-    machine: dict[str, Any], words: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advice_comes_where_it_is_due(machine, words, path, monkeypatch):
     """Each trouble brings one piece of advice, with numbers; without it there is none but that about alignment."""
     (alignment,) = explained(path, monkeypatch).advice
     assert "jax copies 4 misaligned tensors (16.0 MiB), numpy and torch do not" in alignment
@@ -124,16 +103,16 @@ def test_advice_comes_where_it_is_due(
     assert f"-> {advice}" in str(report)
 
 
-def test_a_file_that_is_nearly_all_in_memory_has_a_sample(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_nearly_all_in_memory_has_a_sample(path, monkeypatch):
     """The sample is the longest run of pieces that are there, whatever else the system has taken."""
     sampled = []
 
-    def cold_in(_: Any, reads: Any) -> Any:
+    def cold_in(_, reads):
         cold = np.zeros(len(reads[0]), np.int64)
         cold[0] = 4096
         return cold, True
 
-    def sample(_: Any, begin: int, end: int) -> Sample:
+    def sample(_, begin, end):
         sampled.append((begin, end))
         return Sample(end - begin, 0, 0.001)
 
@@ -144,7 +123,7 @@ def test_a_file_that_is_nearly_all_in_memory_has_a_sample(path: Path, monkeypatc
     assert sampled == [(8 * MIB, path.stat().st_size)]
 
 
-def test_what_the_system_does_not_say_is_not_guessed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_system_does_not_say_is_not_guessed(path, monkeypatch):
     """Without residency there is no number of cold bytes and no sample; without memory no budget."""
     report = explained(path, monkeypatch, told=False, cold=1.0, left=Headroom(None, ()))
     assert (report.cold, report.faults, report.budget) == (None, None, None)
@@ -155,8 +134,7 @@ def test_what_the_system_does_not_say_is_not_guessed(path: Path, monkeypatch: py
     assert "page fault" not in str(report)
 
 
-def test_an_aligned_file_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EMBD aligns tensors; a plan of few bytes takes no sample, and nothing is to be done."""
+def test_an_aligned_file_is_said_to_be(tmp_path, monkeypatch):
     path = tmp_path / "m.weights"
     path.write_bytes(embd.Draft([("a", Tensor("uint8", (100,), bytes(100)))]).seal())
     report = explained(path, monkeypatch)
@@ -166,7 +144,7 @@ def test_an_aligned_file_is_said_to_be(tmp_path: Path, monkeypatch: pytest.Monke
 
 ODD = {"a": np.ones(3, np.uint8), "w": np.ones((8, 32), np.float32), "v": np.ones(3, np.float32)}
 MIXED = {name: array for name, array in ODD.items() if name != "a"}
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int, str | None]] = {
+MODELS = {
     "o dd.safetensors": (ODD, {"metadata": {"k": "v"}}, 3, "o dd.new.safetensors"),
     "odd.bt": (ODD, {}, 3, "odd.new.bt"),
     "odd.gguf": (MIXED | {"q": wm.quantize(ODD["w"], "q4_0")}, {}, 2, "odd.new.gguf"),
@@ -179,9 +157,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int, str | None]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_advice_on_alignment_can_be_followed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_advice_on_alignment_can_be_followed(tmp_path, capsys, monkeypatch, name):
     """Only arrays that jax would share count; the command names the file, holds all of it, and works as it stands."""
     monkeypatch.chdir(tmp_path)
     tensors, options, misaligned, target = MODELS[name]
@@ -199,10 +175,7 @@ def test_advice_on_alignment_can_be_followed(
 
 
 @pytest.mark.parametrize(("most", "name"), [(None, "hf/model.safetensors"), (130, "hf/model.safetensors.index.json")])
-def test_advice_keeps_a_directory_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None, name: str
-) -> None:
-    """What lies in a directory of Hugging Face is converted to another one, with its configuration."""
+def test_advice_keeps_a_directory_whole(tmp_path, monkeypatch, most, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hf").mkdir()
     wm.save("hf/model.safetensors", ODD, metadata={"format": "pt"}, max_shard_size=most)
@@ -214,7 +187,7 @@ def test_advice_keeps_a_directory_whole(
     assert (tmp_path / "hf.new" / "config.json").read_text() == "{}"
 
 
-def test_gaps_that_are_read_are_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_that_are_read_are_counted(path, monkeypatch):
     """Bytes between the wanted ones that are read for nothing are in the text."""
     options = {"wants": {"t0": np.s_[:100], "t1": np.s_[:100]}, "gap": 5 * MIB, "max_over_read": 1e9}
     report = explained(path, monkeypatch, **options)
@@ -222,7 +195,7 @@ def test_gaps_that_are_read_are_counted(path: Path, monkeypatch: pytest.MonkeyPa
     assert "1 read, 4.0 MiB, 4.0 MiB of them in gaps" in str(report)
 
 
-def test_a_plan_of_nothing_can_be_explained() -> None:
+def test_a_plan_of_nothing_can_be_explained():
     """A model without tensors is in memory as a whole."""
     with wm.open(memoryview(safe.build({}))) as f:
         report = wm.plan(f).explain()
@@ -231,8 +204,7 @@ def test_a_plan_of_nothing_can_be_explained() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's words about mappings are Linux's")
-def test_a_sample_says_how_pages_are_mapped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mapping what is in memory says how many bytes were mapped, and how many by large pages."""
+def test_a_sample_says_how_pages_are_mapped(path, monkeypatch):
     with wm.open(path) as f:
         source = f._source
         found = pages.sample(source, 0, f.nbytes)

@@ -1,7 +1,5 @@
 """What a plan hands out and costs, counted by the kernel: `run`, `warm`, `TensorFile.residency` and `release`."""
 
-from __future__ import annotations
-
 import collections
 import io
 import itertools
@@ -9,7 +7,6 @@ import mmap
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -40,7 +37,7 @@ WAYS = ("map", "read")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the page cache is counted on Linux alone")
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal(a, b):
     """Whether two tensors, or parts of them, are the same to the bit, dtype and shape included."""
     first, second = np.asarray(a), np.asarray(b)
     same = first.tobytes() == second.tobytes() and first.shape == second.shape and first.dtype == second.dtype
@@ -51,8 +48,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 @given(models(), rules, some.data())
-def test_a_run_gives_what_look_ups_give(data: bytes, how: dict[str, Any], draw: Any) -> None:
-    """Every wanted part comes once, in file order, and is `file[name][index]`; in chunks of any size."""
+def test_a_run_gives_what_look_ups_give(data, how, draw):
     with wm.open(memoryview(data)) as f:
         names = draw.draw(some.lists(some.sampled_from(sorted(f)), unique=True))
         wants = {name: draw.draw(indices(f.info(name).shape)) for name in names}
@@ -69,8 +65,7 @@ EXAMPLES = builders.examples()
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.format}-{e.name}")
-def test_runs_over_every_format(example: builders.Example, way: str, tmp_path: Path) -> None:
-    """Of every example of every format all tensors come, whole and by their first row, checked where they can be."""
+def test_runs_over_every_format(example, way, tmp_path):
     path = tmp_path / f"example{example.suffix}"
     path.write_bytes(example.data)
     with wm.open(path) as f:
@@ -83,7 +78,7 @@ def test_runs_over_every_format(example: builders.Example, way: str, tmp_path: P
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", "deflated", ".pt"])
-def test_tensors_that_do_not_lie_row_major(suffix: str, tmp_path: Path) -> None:
+def test_tensors_that_do_not_lie_row_major(suffix, tmp_path):
     """Transposed, stepped, expanded or deflated, whole and in part: what look-ups give, however it is read."""
     path = tmp_path / f"placed.{suffix.lstrip('.')}"
     matrix = np.asfortranarray(np.arange(60, dtype=np.float32).reshape(5, 12))
@@ -114,8 +109,7 @@ def test_tensors_that_do_not_lie_row_major(suffix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_runs_over_quantised_tensors(way: str) -> None:
-    """Quantised tensors come as such, and rows of them decoded."""
+def test_runs_over_quantised_tensors(way):
     with wm.open(memoryview(amb.every_scheme())) as f:
         for name, tensor in wm.plan(f).run(way):
             assert tensor.scheme == f[name].scheme
@@ -127,8 +121,7 @@ def test_runs_over_quantised_tensors(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
-def test_runs_in_every_mode(mode: str, way: str, tmp_path: Path) -> None:
-    """Arrays can be written where those of a look-up can; what is written to them in mode "cow" survives a release."""
+def test_runs_in_every_mode(mode, way, tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(safe.build({f"t{i}": normal((50, 100), i) for i in range(5)}))
     with wm.open(path, mode=mode) as f:
@@ -143,8 +136,7 @@ def test_runs_in_every_mode(mode: str, way: str, tmp_path: Path) -> None:
         assert all((array[0] == 7).all() == (mode != "mmap") for array in kept)
 
 
-def test_tensors_that_share_bytes_share_memory() -> None:
-    """Of tensors over the same bytes the second one is a view of what was read for the first."""
+def test_tensors_that_share_bytes_share_memory():
     header = (
         b'{"a":{"dtype":"U8","shape":[80],"data_offsets":[0,80]},"b":{"dtype":"U8","shape":[40],"data_offsets":[8,48]}}'
     )
@@ -156,7 +148,7 @@ def test_tensors_that_share_bytes_share_memory() -> None:
         assert b.tolist() == list(range(8, 48))
 
 
-def test_shards_come_one_after_another(tmp_path: Path) -> None:
+def test_shards_come_one_after_another(tmp_path):
     """Of a sharded model, and of a rank's part of it, tensors come file by file."""
     shards = {f"{i}.safetensors": {f"t{i}.{k}": normal((30, 4), 10 * i + k) for k in range(3)} for i in range(3)}
     index = safe.shard(tmp_path, shards)
@@ -168,8 +160,7 @@ def test_shards_come_one_after_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_split_models_come_part_by_part(way: str) -> None:
-    """The parts of a split GGUF model are files of one plan."""
+def test_split_models_come_part_by_part(way):
     path = DATA / "gguf" / "split-00001-of-00003.gguf"
     with wm.plan(path) as plan:
         f = plan.file
@@ -184,8 +175,7 @@ def test_split_models_come_part_by_part(way: str) -> None:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    """Return a folder whose files lie on a disk, so that pages can be given back."""
+def disk(tmp_path):
     (tmp_path / "probe").write_bytes(b"probe")
     found = file_system_of(from_path(str(tmp_path / "probe"), "mmap"))
     if found.kind not in {"local", "overlay"}:
@@ -193,7 +183,7 @@ def disk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def put(path: Path, data: bytes) -> Path:
+def put(path, data):
     """Write a file to the disk: pages that are not written yet cannot be given back."""
     with path.open("wb") as file:
         file.write(data)
@@ -202,31 +192,28 @@ def put(path: Path, data: bytes) -> Path:
     return path
 
 
-def model(tensors: int, size: int) -> bytes:
-    """Return a model of tensors of so many bytes, each of its own number."""
+def model(tensors, size):
     return safe.build(
         {f"t{i:03}": Tensor("uint8", (size // 256, 256), bytes([i % 251]) * size) for i in range(tensors)}
     )
 
 
-def resident(f: wm.TensorFile) -> int:
-    """Return the bytes of all tensors that are in memory."""
+def resident(f):
     return sum(one.resident for one in f.residency().values())
 
 
-def bytes_read() -> int:
-    """Return how many bytes this process has read by system calls."""
+def bytes_read():
     line = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()[0]
     return int(line.removeprefix("rchar: "))
 
 
-def warmed(f: wm.TensorFile) -> bool:
+def warmed(f):
     """Bring a model into memory; a system that takes pages back meanwhile gets another try."""
     return any(wm.plan(f).warm() >= 0 and resident(f) == wm.plan(f).wanted_nbytes for _ in range(20))
 
 
 @linux
-def test_residency_follows_what_happens(disk: Path) -> None:
+def test_residency_follows_what_happens(disk):
     """Warm, everything is in memory; given back, nothing is; touched, at least the page that was touched."""
     path = put(disk / "m.safetensors", model(40, 3 * MIB // 10 // 256 * 256))
     with wm.open(path, advise="random") as f:
@@ -248,15 +235,14 @@ def test_residency_follows_what_happens(disk: Path) -> None:
     some.sampled_from((PAGE, 3 * PAGE, 3 * PAGE + 1, 64 << 20)),
     some.sampled_from((0, 1, -1)),
 )
-def test_residency_counts_bytes(bits: list[bool], ranges: list[tuple[int, int]], window: int, counting: int) -> None:
-    """Of any ranges the bytes on resident pages count, whether the system tells pages or their number, or both."""
+def test_residency_counts_bytes(bits, ranges, window, counting):
     pages_there = np.array(bits)
     size = 30 * PAGE - 5
 
-    def of_mapping(_: Any, offset: int, nbytes: int) -> Any:
+    def of_mapping(_, offset, nbytes):
         return pages_there[offset // PAGE : -(-(offset + nbytes) // PAGE)].astype(np.uint8)
 
-    def of_file(_: int, offset: int, nbytes: int) -> int:
+    def of_file(_, offset, nbytes):
         return int(of_mapping(None, offset, nbytes).sum()) if counting >= 0 else -38
 
     with pytest.MonkeyPatch.context() as patch:
@@ -280,8 +266,7 @@ def test_residency_counts_bytes(bits: list[bool], ranges: list[tuple[int, int]],
 
 @linux
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_gives_back_what_was_consumed(way: str, disk: Path) -> None:
-    """With `release`, at no time more than some chunks of a model are in memory, and nothing in the end."""
+def test_a_run_gives_back_what_was_consumed(way, disk):
     path = put(disk / "m.safetensors", model(48, MIB))
     with wm.open(path) as f:
         f.release()
@@ -294,8 +279,7 @@ def test_a_run_gives_back_what_was_consumed(way: str, disk: Path) -> None:
 
 
 @linux
-def test_small_tensors_are_given_back_too(disk: Path) -> None:
-    """Tensors smaller than a page, of which none can be given back alone."""
+def test_small_tensors_are_given_back_too(disk):
     path = put(disk / "m.safetensors", model(6000, 1024))
     with wm.open(path) as f:
         for _ in wm.plan(f).run("map", release=True):
@@ -304,13 +288,12 @@ def test_small_tensors_are_given_back_too(disk: Path) -> None:
 
 
 @linux
-def test_other_tensors_stay_when_some_are_given_back(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan of some tensors gives back theirs, and not those between them."""
+def test_other_tensors_stay_when_some_are_given_back(disk, monkeypatch):
     path = put(disk / "m.safetensors", model(8, 8 * MIB))
-    ranges: list[tuple[int, int]] = []
+    ranges = []
     real = delivery.give_back
 
-    def recorded(source: Any, given: Any) -> None:
+    def recorded(source, given):
         listed = list(given)
         ranges.extend(listed)
         real(source, listed)
@@ -329,8 +312,7 @@ def test_other_tensors_stay_when_some_are_given_back(disk: Path, monkeypatch: py
 
 @linux
 @pytest.mark.parametrize("wants", [None, ["t001"], {"t001": np.s_[10:20], "t002": np.s_[:, 5:9]}], ids=str)
-def test_a_run_reads_what_is_planned(wants: Any, disk: Path) -> None:
-    """Bytes that system calls read are those of the plan, and none where arrays are mapped."""
+def test_a_run_reads_what_is_planned(wants, disk):
     path = put(disk / "m.safetensors", model(4, MIB))
     with wm.open(path) as f:
         plan = wm.plan(f, wants, chunk=100_000, gap=0)
@@ -346,8 +328,7 @@ def test_a_run_reads_what_is_planned(wants: Any, disk: Path) -> None:
 
 
 @linux
-def test_a_mask_is_read_once(disk: Path) -> None:
-    """Of an adaptive tensor in many parts, the mask too: to plan, and not again to decode; its bytes count once."""
+def test_a_mask_is_read_once(disk):
     tensor = wm.quantize(normal((512, 1024)).array, "adaptive")
     path = disk / "m.amb"
     wm.save(path, {"w": tensor})
@@ -362,7 +343,7 @@ def test_a_mask_is_read_once(disk: Path) -> None:
         assert tensor.nbytes <= bytes_read() - before <= tensor.nbytes + 4096 + len(wants)
 
 
-def test_masks_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_masks_are_forgotten_when_they_are_many(monkeypatch, tmp_path):
     """Heads that are dropped are read again, and what comes is the same."""
     monkeypatch.setattr(places, "_MOST_KEPT", 8)
     wm.save(tmp_path / "m.amb", {f"w{i}": wm.quantize(normal((16, 64), i).array, "adaptive") for i in range(4)})
@@ -374,7 +355,7 @@ def test_masks_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch,
 
 @linux
 @pytest.mark.parametrize("columns", [1, 40, 700])
-def test_runs_bring_in_their_pages_and_no_others(columns: int, disk: Path) -> None:
+def test_runs_bring_in_their_pages_and_no_others(columns, disk):
     """Of rows of eight pages, those that a slice of columns lies in, asked for ahead, and no neighbours."""
     rows, width = 600, 8 * PAGE // 4
     array = normal((rows, width)).array
@@ -399,10 +380,10 @@ def test_runs_bring_in_their_pages_and_no_others(columns: int, disk: Path) -> No
 
 
 @linux
-def test_warming_counts_what_was_cold(disk: Path) -> None:
+def test_warming_counts_what_was_cold(disk):
     """Everything is cold once, and warm afterwards; progress goes from nothing to all."""
     path = put(disk / "m.safetensors", model(8, MIB))
-    seen: list[tuple[int, int]] = []
+    seen = []
     with wm.open(path) as f:
         f.release()
         plan = wm.plan(f, ["t001", "t002", "t006"], gap=0)
@@ -414,16 +395,14 @@ def test_warming_counts_what_was_cold(disk: Path) -> None:
 
 
 @pytest.fixture
-def brought(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Return the ranges that warming reads; everything counts as cold."""
-    ranges: list[tuple[int, int]] = []
+def brought(monkeypatch):
+    ranges = []
     monkeypatch.setattr(warming, "cold_in", lambda _, reads: (reads[2] - reads[1], True))
     monkeypatch.setattr(warming, "bring_in", lambda _, offset, nbytes: ranges.append((offset, offset + nbytes)))
     return ranges
 
 
-def test_warming_stays_within_the_budget(brought: list[tuple[int, int]]) -> None:
-    """Of a plan that needs more, what comes first is brought in, and the rest stays cold."""
+def test_warming_stays_within_the_budget(brought):
     with wm.open(memoryview(model(64, MIB))) as f:
         plan = wm.plan(f, chunk=MIB, budget=10 * MIB)
         assert 9 * MIB <= plan.warm(threads=2) <= 10 * MIB
@@ -437,12 +416,9 @@ def test_warming_stays_within_the_budget(brought: list[tuple[int, int]]) -> None
     ("ahead", "advice", "asks"),
     [("128", "normal", True), ("1024", "normal", False), ("1024", "random", True), ("", "normal", True)],
 )
-def test_what_the_system_reads_ahead_is_not_asked_for(
-    ahead: str, advice: Any, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says by device how many KiB it reads ahead; "random" turns that off, and where it says nothing, plans ask."""
+def test_what_the_system_reads_ahead_is_not_asked_for(ahead, advice, asks, tmp_path, monkeypatch):
     path = put(tmp_path / "m.safetensors", model(3, 4096))
-    asked: list[int] = []
+    asked = []
     monkeypatch.setattr(delivery, "ask_for", lambda _, offset, nbytes: asked.append(nbytes))
     monkeypatch.setattr(pages, "open", lambda *_, **__: io.StringIO(ahead), raising=False)
     pages._ahead.cache_clear()
@@ -455,14 +431,11 @@ def test_what_the_system_reads_ahead_is_not_asked_for(
 @pytest.mark.parametrize(
     ("size", "threads", "stretch"), [(64, 4, 16), (64, 1, 64), (8, 8, 1), (300, 2, 64), (300, 9, 33)]
 )
-def test_a_thread_warms_what_lies_together(
-    size: int, threads: int, stretch: int, brought: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread takes as much as there is for all threads, up to 64 MiB, and reads it by chunks."""
-    taken: list[int] = []
+def test_a_thread_warms_what_lies_together(size, threads, stretch, brought, monkeypatch):
+    taken = []
     start = warming._Bringing.__init__
 
-    def noted(self: Any, sources: Any, work: Any, *rest: Any) -> None:
+    def noted(self, sources, work, *rest):
         taken.extend(stop - first for _, first, stop in work)
         start(self, sources, work, *rest)
 
@@ -475,7 +448,7 @@ def test_a_thread_warms_what_lies_together(
 
 
 @pytest.mark.parametrize("dealt", [False, True])
-def test_local_ranks_warm_all_of_it_together(brought: list[tuple[int, int]], *, dealt: bool) -> None:
+def test_local_ranks_warm_all_of_it_together(brought, *, dealt):
     """The shares of local ranks are disjoint, and all of them are everything; whole tensors dealt out are shares."""
     with wm.open(memoryview(model(9, MIB))) as f:
         for rank in range(3):
@@ -493,8 +466,7 @@ reads_of_files = some.lists(
 
 
 @given(reads_of_files, some.integers(1, 5), some.sampled_from((1000, 4096, 1 << 20)))
-def test_shares_divide_the_bytes(reads: list[tuple[int, int, int]], world: int, chunk: int) -> None:
-    """Over all local ranks every byte is in one share, in one piece of at most a chunk; shares differ by a page."""
+def test_shares_divide_the_bytes(reads, world, chunk):
     files, starts, sizes = (np.array([read[k] for read in reads], np.int64) for k in range(3))
     files, starts, stops = kernels.join_ranges(files, starts, starts + sizes, gap=0, most=1.0)[:3]
     whole = [(file, byte) for file, a, b in zip(files, starts, stops, strict=True) for byte in range(a, b)]
@@ -513,8 +485,7 @@ def test_shares_divide_the_bytes(reads: list[tuple[int, int, int]], world: int, 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_handed_out_before_it_is_verified(way: str, tmp_path: Path) -> None:
-    """A changed byte of EMBD's data is an error before the first tensor comes, wherever it lies."""
+def test_nothing_is_handed_out_before_it_is_verified(way, tmp_path):
     data = bytearray(embd.Draft([(f"t{i}", normal((40, 50), i)) for i in range(4)]).seal())
     path = tmp_path / "m.weights"
     path.write_bytes(data)
@@ -533,12 +504,11 @@ def test_nothing_is_handed_out_before_it_is_verified(way: str, tmp_path: Path) -
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("chunk", [100, 1 << 20])
 @pytest.mark.parametrize("where", ["t0", "t2", "t3", "behind t1"])
-def test_a_changed_byte_is_an_error_before_the_last_tensor(way: str, chunk: int, where: str, tmp_path: Path) -> None:
-    """With verify="last" all but the last wanted tensor come, wherever the byte lies: wanted, unwanted, or padding."""
+def test_a_changed_byte_is_an_error_before_the_last_tensor(way, chunk, where, tmp_path):
     data = bytearray(embd.Draft([(f"t{i}", normal((40, 49), i)) for i in range(4)]).seal())
     path = tmp_path / "m.weights"
     path.write_bytes(data)
-    wants: list[Any] = [None, ["t0", "t2"], {"t0": 3, "t1": np.s_[:, 7:9], "t3": ...}, ["t3"]]
+    wants = [None, ["t0", "t2"], {"t0": 3, "t1": np.s_[:, 7:9], "t3": ...}, ["t3"]]
     with wm.open(path) as f:
         info = f.info(where[-2:])
         whole = [list(wm.plan(f, want, chunk=chunk).run(way, verify="last")) for want in wants]
@@ -554,9 +524,7 @@ def test_a_changed_byte_is_an_error_before_the_last_tensor(way: str, chunk: int,
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("suffix", [".npz", ".pt"])
 @pytest.mark.parametrize("verify", [True, "last"])
-def test_entries_of_archives_are_verified_one_by_one(
-    suffix: str, way: str, verify: Literal[True, "last"], tmp_path: Path
-) -> None:
+def test_entries_of_archives_are_verified_one_by_one(suffix, way, verify, tmp_path):
     """A changed byte is an error before its tensor comes; those before it do come."""
     path = tmp_path / f"m{suffix}"
     arrays = {f"t{i}": normal((40, 50), i) for i in range(4)}
@@ -579,8 +547,7 @@ def test_entries_of_archives_are_verified_one_by_one(
 
 
 @pytest.mark.parametrize(("way", "verify"), [("map", True), ("map", "last"), ("read", "last")])
-def test_verifying_reads_once_what_a_checksum_covers(way: str, verify: Literal[True, "last"], tmp_path: Path) -> None:
-    """The bytes under the checksum are read once for it, and not again for each tensor; "last" reads nothing else."""
+def test_verifying_reads_once_what_a_checksum_covers(way, verify, tmp_path):
     path = tmp_path / "m.weights"
     path.write_bytes(embd.Draft([(f"t{i}", normal((400, 500), i)) for i in range(4)]).seal())
     with wm.open(path) as f:
@@ -609,10 +576,7 @@ def test_verifying_reads_once_what_a_checksum_covers(way: str, verify: Literal[T
         (-5, "unknown", "unknown", "map"),
     ],
 )
-def test_auto_reads_where_mappings_may_fail(
-    number: int, name: str, kind: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """File systems are told apart by statfs: those on a network and in user space are read, all others mapped."""
+def test_auto_reads_where_mappings_may_fail(number, name, kind, way, tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(2, 4096))
     assert known(number) == FileSystem(name, kind)
@@ -623,8 +587,7 @@ def test_auto_reads_where_mappings_may_fail(
 
 
 @linux
-def test_file_systems_of_this_machine_are_known() -> None:
-    """What lies in /proc is not a file to be opened, but a temporary file has a kind, and memory too."""
+def test_file_systems_of_this_machine_are_known():
     with wm.open(memoryview(model(1, 256))) as f:
         assert file_system_of(f._source) == FileSystem("memory", "memory")
     if Path("/dev/shm").is_dir() and os.access("/dev/shm", os.W_OK):
@@ -642,13 +605,13 @@ def test_file_systems_of_this_machine_are_known() -> None:
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
-def test_a_way_that_there_is_not_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_way_that_there_is_not_is_an_error_at_once(tmp_path):
     """Before the first tensor is asked for."""
     with wm.open(memoryview(model(1, 256))) as f, pytest.raises(ValueError, match="how is 'fly', expected one of auto"):
         wm.plan(f).run("fly")
 
 
-def test_a_budget_smaller_than_a_tensor_is_an_error_at_once() -> None:
+def test_a_budget_smaller_than_a_tensor_is_an_error_at_once():
     """What has to be read must fit; what is mapped need not, nor does a part of a tensor."""
     with wm.open(memoryview(model(3, MIB))) as f:
         plan = wm.plan(f, budget=MIB - 1)
@@ -661,7 +624,7 @@ def test_a_budget_smaller_than_a_tensor_is_an_error_at_once() -> None:
 
 @pytest.mark.parametrize("wants", [None, {f"t{i:03}": np.s_[:, 1] for i in range(3)}], ids=["whole", "columns"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_file_that_becomes_shorter_under_way(way: str, wants: Any, tmp_path: Path) -> None:
+def test_a_file_that_becomes_shorter_under_way(way, wants, tmp_path):
     """Truncated between two tensors, it is an error of the package when the next one is asked for."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(3, MIB))
@@ -676,7 +639,7 @@ def test_a_file_that_becomes_shorter_under_way(way: str, wants: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("left", [0, 3, 8])
-def test_runs_of_a_file_that_becomes_shorter(left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_a_file_that_becomes_shorter(left, tmp_path, monkeypatch):
     """Columns whose file ends in one of their runs, or between two: an error that names the first byte missing."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(safe.build({"w": normal((50, 100))}))
@@ -690,8 +653,7 @@ def test_runs_of_a_file_that_becomes_shorter(left: int, tmp_path: Path, monkeypa
         assert caught.value.offset == at
 
 
-def test_runs_of_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of the system has the name of the file; where the system has no such call, runs are read one by one."""
+def test_runs_of_a_file_that_cannot_be_read(tmp_path, monkeypatch):
     path = tmp_path / "m.npy"
     array = normal((50, 100)).array
     np.save(path, array)
@@ -712,8 +674,7 @@ def test_runs_of_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.
         kernels.read_runs(0, starts, 7, target)
 
 
-def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of any thread is that of `warm`, and the other threads end."""
+def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(8, MIB))
     monkeypatch.setattr(warming, "cold_in", lambda _, reads: (reads[2] - reads[1], True))
@@ -722,7 +683,7 @@ def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path: Path, monkeypa
         os.utime(path, ns=(0, f._source.identity[3]))
         real = pages.bring_in
 
-        def truncated(source: Any, offset: int, nbytes: int) -> None:
+        def truncated(source, offset, nbytes):
             os.truncate(path, MIB)
             real(source, offset, nbytes)
 
@@ -733,7 +694,7 @@ def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path: Path, monkeypa
             plan.warm()
 
 
-def test_a_handle_that_is_closed_under_way(tmp_path: Path) -> None:
+def test_a_handle_that_is_closed_under_way(tmp_path):
     """The next tensor is a `ClosedError`; arrays obtained before remain valid."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(3, 4096))
@@ -746,11 +707,11 @@ def test_a_handle_that_is_closed_under_way(tmp_path: Path) -> None:
         assert first[0, 0] == 0
 
 
-def test_a_run_that_is_left_early_gives_back_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_left_early_gives_back_what_it_had(tmp_path, monkeypatch):
     """A consumer that stops, or fails, leaves no pages of consumed tensors behind."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(3, MIB))
-    given: list[tuple[int, int]] = []
+    given = []
     monkeypatch.setattr(delivery, "give_back", lambda _, ranges: given.extend(ranges))
     with wm.open(path) as f:
         run = wm.plan(f).run("map", release=True)
@@ -761,8 +722,7 @@ def test_a_run_that_is_left_early_gives_back_what_it_had(tmp_path: Path, monkeyp
 
 
 @linux
-def test_who_may_not_ask_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system calls every page resident to those who may not know: that is an error, and warming reads all."""
+def test_who_may_not_ask_is_not_told(tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(3, 4096))
     monkeypatch.setattr(kernels, "cached_pages", lambda *_: -1)
@@ -783,7 +743,7 @@ def test_who_may_not_ask_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
             f.residency()
 
 
-def test_buffers_are_in_memory() -> None:
+def test_buffers_are_in_memory():
     """Bytes of this process count as resident, are never cold, and nothing of them is given back."""
     with wm.open(memoryview(model(3, 4096))) as f:
         assert resident(f) == 3 * 4096
@@ -791,7 +751,7 @@ def test_buffers_are_in_memory() -> None:
         assert wm.plan(f).warm() == 0
 
 
-def test_nothing_is_asked_of_a_closed_handle(tmp_path: Path) -> None:
+def test_nothing_is_asked_of_a_closed_handle(tmp_path):
     """Planning, running, warming, counting and giving back are `ClosedError`s then."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(1, 256))
@@ -802,7 +762,7 @@ def test_nothing_is_asked_of_a_closed_handle(tmp_path: Path) -> None:
             call()
 
 
-def test_the_budget_is_what_memory_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_is_what_memory_leaves(monkeypatch):
     """Without a budget the plan may fill what machine and control groups leave; where nobody knows, anything."""
     with wm.open(memoryview(model(2, MIB))) as f:
         monkeypatch.setattr(read_plan, "headroom", lambda: Headroom(MIB - 1, ()))

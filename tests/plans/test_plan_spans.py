@@ -1,11 +1,8 @@
 """The columns that plans are made of hold what the handles say of each tensor."""
 
-from __future__ import annotations
-
 import json
 import math
 import weakref
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,18 +15,12 @@ from weightmap.index import table
 from weightmap.model.parts import dense_rows, parts_of
 from weightmap.model.spans import spans_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 EXAMPLES = builders.examples()
 
 
 @pytest.mark.parametrize("few", [0, table._FEW])
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.format}-{e.name}")
-def test_the_columns_of_a_table_are_its_rows(
-    example: builders.Example, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Begin and bytes of every tensor of every example are those of its row, looked at one by one or as columns."""
+def test_the_columns_of_a_table_are_its_rows(example, few, monkeypatch):
     monkeypatch.setattr(table, "_FEW", few)
     with wm.open(memoryview(example.data)) as f:
         begins, sizes = parts_of(f)[1].table.spans()
@@ -48,7 +39,7 @@ def test_the_columns_of_a_table_are_its_rows(
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.format}-{e.name}")
-def test_numbers_are_in_file_order(example: builders.Example) -> None:
+def test_numbers_are_in_file_order(example):
     """Numbers of tensors go by offset; name, place and look-up agree."""
     with wm.open(memoryview(example.data)) as f:
         spans = spans_of(f)
@@ -63,8 +54,7 @@ def test_numbers_are_in_file_order(example: builders.Example) -> None:
         assert spans_of(f).begin is spans.begin
 
 
-def test_plans_keep_no_handle(tmp_path: Path) -> None:
-    """What plans of a handle share goes with the handle, which is closed with its last plan."""
+def test_plans_keep_no_handle(tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(st.build({"a": normal((4,))}))
     f = wm.open(path)
@@ -77,8 +67,7 @@ def test_plans_keep_no_handle(tmp_path: Path) -> None:
     assert columns() is None
 
 
-def test_rows_in_another_order_than_the_data() -> None:
-    """Where the index lists tensors in another order than their data lies, plans go by the data."""
+def test_rows_in_another_order_than_the_data():
     data = bytes(range(24))
     header = {
         name: {"dtype": "U8", "shape": [8], "data_offsets": [8 * at, 8 * at + 8]}
@@ -90,8 +79,7 @@ def test_rows_in_another_order_than_the_data() -> None:
         assert wm.plan(f, ["last", "first"]).names == ("first", "last")
 
 
-def test_tensors_that_the_index_of_shards_leaves_out_are_not_planned(tmp_path: Path) -> None:
-    """A shard may hold tensors that the index does not list: they have no number."""
+def test_tensors_that_the_index_of_shards_leaves_out_are_not_planned(tmp_path):
     one, two = {"a": normal((4,)), "hidden": normal((4,), 1), "b": normal((4,), 2)}, {"c": normal((4,), 3)}
     index = st.shard(tmp_path, {"1.safetensors": one, "2.safetensors": two})
     content = json.loads(index.read_text("utf-8"))

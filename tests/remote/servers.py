@@ -7,12 +7,8 @@ import datetime as dt
 import posixpath
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from typing import Self
 
 __all__ = ["AsyncStore", "Objects", "Request", "Server", "Stored", "Virtual"]
 
@@ -33,61 +29,43 @@ class Request(NamedTuple):
 class Virtual:
     """An object of many zeros behind a few bytes."""
 
-    def __init__(self, head: bytes, size: int) -> None:
+    def __init__(self, head, size):
         self._head, self._size = head, size
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self._size
 
-    def __getitem__(self, part: slice) -> bytes:
+    def __getitem__(self, part):
         start, stop, _ = part.indices(self._size)
         found = self._head[start:stop]
         return found + bytes(stop - start - len(found))
 
 
 class Objects:
-    """Objects by key, the requests for them, and the faults that the next requests meet.
-
-    Attributes
-    ----------
-    faults : list of str
-        Taken by one request each: a status such as "503", or "reset", "short", "elsewhere", "whole", "stall", "drip",
-        "silent" (no Content-Range), "more", "trickle"; "" for none. `always` stands for every request behind those.
-    headers : dict of str to (str or None)
-        Headers of every answer of a server, in UTF-8, instead of its own ones.
-    etags : dict of str to (str or None)
-        '"1"' when a key is missing here.
-    conditional : bool
-        Whether If-Match is respected.
-    """
-
-    def __init__(self, objects: dict[str, Any]) -> None:
+    def __init__(self, objects):
         self.objects = dict(objects)
-        self.requests: list[Request] = []
-        self.faults: list[str] = []
+        self.requests = []
+        self.faults = []
         self.always = ""
-        self.etags: dict[str, str | None] = {}
-        self.modified: dt.datetime | None = MODIFIED
+        self.etags = {}
+        self.modified = MODIFIED
         self.conditional = True
-        self.redirect: str | None = "/elsewhere"
-        self.headers: dict[str, str | None] = {}
+        self.redirect = "/elsewhere"
+        self.headers = {}
         self.outlasted = False  # whether a reader listened to the end of a trickle
         self.released = threading.Event()  # what a stalled request waits for
-        self.entered: Callable[[], None] = lambda: None
+        self.entered = lambda: None
         self._lock = threading.Lock()
 
-    def next_fault(self) -> str:
-        """The fault of the request at hand."""
+    def next_fault(self):
         with self._lock:
             return self.faults.pop(0) if self.faults else self.always
 
-    def etag(self, key: str) -> str | None:
-        """The ETag of an object."""
+    def etag(self, key):
         return self.etags.get(key, '"1"')
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all answers so far, if none met a fault."""
+    def nbytes(self):
         return sum(min(r.end, len(self.objects[r.key])) - r.begin for r in self.requests if not r.head)
 
 
@@ -95,15 +73,13 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _HTTPServer
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         """Print nothing."""
 
-    def do_HEAD(self) -> None:
-        """Answer without the bytes."""
+    def do_HEAD(self):
         self.do_GET()
 
-    def do_GET(self) -> None:
-        """Answer a request for a range, or meet a fault. As servers do, decode and normalise the path."""
+    def do_GET(self):
         objects, head = self.server.objects, self.command == "HEAD"
         key = posixpath.normpath(unquote(self.path.partition("?")[0])).lstrip("/")
         begin, end = 0, 0
@@ -120,8 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._object(key, begin, end, fault)
 
-    def _trickle(self) -> None:
-        """Begin a header that does not end."""
+    def _trickle(self):
         self.close_connection = True
         self.wfile.write(b"HTTP/1.1 206 Partial Content\r\nX: ")
         for _ in range(400):
@@ -130,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.objects.released.wait(0.01)
         self.server.objects.outlasted = True
 
-    def _object(self, key: str, begin: int, end: int, fault: str) -> None:
+    def _object(self, key, begin, end, fault):
         objects, head = self.server.objects, self.command == "HEAD"
         data, etag = objects.objects.get(key), objects.etag(key)
         if data is None:
@@ -144,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._range(data, begin, min(end, len(data)), etag, fault)
 
-    def _range(self, data: Any, begin: int, end: int, etag: str | None, fault: str) -> None:
+    def _range(self, data, begin, end, etag, fault):
         body, shift = data[begin:end], 7 if fault == "elsewhere" else 0
         span = None if fault == "silent" else f"bytes {begin + shift}-{end - 1 + shift}/{len(data)}"
         if fault == "stall":
@@ -163,13 +138,13 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(body)
 
-    def _answer(self, status: int, body: bytes = b"", **headers: str | None) -> None:
+    def _answer(self, status, body=b"", **headers):
         location = self.server.objects.redirect if 300 <= status < 400 else None
         self._head(status, len(body), Location=location, **headers)
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _head(self, status: int, length: int, **headers: str | None) -> None:
+    def _head(self, status, length, **headers):
         self.send_response(status)
         modified = self.server.objects.modified
         if modified is not None:
@@ -185,14 +160,12 @@ class _HTTPServer(ThreadingHTTPServer):
     request_queue_size = 64
     objects: Objects
 
-    def handle_error(self, *_: Any) -> None:
+    def handle_error(self, *_):
         """Print nothing of readers that went away."""
 
 
 class Server:
-    """A server of `Objects` on the loopback."""
-
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects):
         self._server = _HTTPServer(("127.0.0.1", 0), _Handler)
         self._server.objects = objects
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -200,11 +173,11 @@ class Server:
         self.url = f"http://{self.host}/"
         self._objects = objects
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._objects.released.set()
         self._server.shutdown()
         self._thread.join()
@@ -212,8 +185,6 @@ class Server:
 
 
 class GenericError(Exception):
-    """The exception of that name in obstore."""
-
     __module__ = "obstore.exceptions"
 
 
@@ -222,31 +193,28 @@ class PreconditionError(Exception):
 
 
 class _Answer:
-    def __init__(self, meta: dict[str, Any], span: tuple[int, int], body: bytes, fault: str) -> None:
+    def __init__(self, meta, span, body, fault):
         self.meta, self.range = meta, span
         self._body, self._fault = body, fault
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self):
         yield self._body[: len(self._body) // 2]
         if self._fault == "reset":
             raise ConnectionResetError("reset with a secret")
         if self._fault != "short":
             yield self._body[len(self._body) // 2 :] + (b"!" if self._fault == "more" else b"")
 
-    async def stream(self, min_chunk_size: int) -> AsyncIterator[bytes]:
+    async def stream(self, min_chunk_size):
         assert min_chunk_size > 0
         for piece in self:
             yield piece
 
 
 class Stored:
-    """A store of `Objects`, with the methods of obstore's that wait."""
-
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects):
         self.of = objects
 
-    def get(self, path: str, *, options: dict[str, Any]) -> _Answer:
-        """Return a range of an object, or meet a fault."""
+    def get(self, path, *, options):
         begin, end = options.get("range", (0, 0))
         self.of.requests.append(Request(path, begin, end, options.get("if_match"), bool(options.get("head"))))
         self.of.entered()
@@ -269,8 +237,7 @@ class Stored:
         shift = 7 if fault == "elsewhere" else 0
         return _Answer(meta, (begin + shift, stop + shift), bytes(data[begin:stop]), fault)
 
-    def list_with_delimiter(self, prefix: str) -> dict[str, Any]:
-        """List what lies directly below a prefix."""
+    def list_with_delimiter(self, prefix):
         prefix = f"{prefix}/" if prefix else ""
         below = [key for key in self.of.objects if key.startswith(prefix)]
         folders = {prefix + key[len(prefix) :].partition("/")[0] for key in below if "/" in key[len(prefix) :]}
@@ -279,13 +246,10 @@ class Stored:
 
 
 class AsyncStore:
-    """A store of `Objects`, with those methods of obstore's that are awaited, and no others."""
-
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects):
         self._stored = Stored(objects)
 
-    async def get_async(self, path: str, *, options: dict[str, Any]) -> _Answer:
-        """Return a range of an object, or meet a fault; "stall" waits until it is cancelled."""
+    async def get_async(self, path, *, options):
         objects = self._stored.of
         if "stall" in (objects.always, *objects.faults[:1]):
             objects.next_fault()
@@ -296,6 +260,5 @@ class AsyncStore:
                 raise
         return self._stored.get(path, options=options)
 
-    async def list_with_delimiter_async(self, prefix: str) -> dict[str, Any]:
-        """List what lies directly below a prefix."""
+    async def list_with_delimiter_async(self, prefix):
         return self._stored.list_with_delimiter(prefix)

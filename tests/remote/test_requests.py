@@ -1,11 +1,8 @@
 """Requests that fail: tried again within bounds, cancelled at the deadline, refused where trying again is no use."""
 
-from __future__ import annotations
-
 import http.client
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,21 +17,18 @@ from weightmap.io.fetching import ATTEMPTS, StoreError, fault_of_status
 from weightmap.io.stores import location_of
 from weightmap.io.web import WebStore
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 TENSOR = normal((300, 300))
 MODEL = safe.build({"a": normal((3, 300)), "w": TENSOR})
 AGAIN = ("500", "502", "503", "429", "408", "reset", "short")
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_waiting(monkeypatch):
     monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)
 
 
 @pytest.fixture
-def objects() -> Iterator[Objects]:
+def objects():
     """A store with one model; no request is stalled for longer than the test."""
     objects = Objects({"m": MODEL})
     yield objects
@@ -42,7 +36,7 @@ def objects() -> Iterator[Objects]:
 
 
 @pytest.fixture(params=["server", "store", "async"])
-def opened(request: pytest.FixtureRequest, objects: Objects) -> Iterator[Any]:
+def opened(request, objects):
     """A function that opens the model in a server, or in a store whose methods wait, or are awaited."""
     if request.param == "server":
         with Server(objects) as server:
@@ -52,13 +46,12 @@ def opened(request: pytest.FixtureRequest, objects: Objects) -> Iterator[Any]:
         yield lambda **options: wm.open("m", store=store, **options)
 
 
-def right(file: wm.TensorFile) -> bool:
-    """Whether the tensor is the one that was written."""
+def right(file):
     return bool(file["w"].tobytes() == TENSOR.data)
 
 
 @pytest.mark.parametrize("fault", AGAIN)
-def test_what_fails_in_passing_is_tried_again(fault: str, objects: Objects, opened: Any) -> None:
+def test_what_fails_in_passing_is_tried_again(fault, objects, opened):
     """Errors of a server, resets in the middle and answers that end early cost requests, and nothing else."""
     objects.faults = [fault] * (ATTEMPTS - 1)
     file = opened()
@@ -69,7 +62,7 @@ def test_what_fails_in_passing_is_tried_again(fault: str, objects: Objects, open
 
 
 @pytest.mark.parametrize("fault", AGAIN)
-def test_what_goes_on_failing_is_one_error(fault: str, objects: Objects, opened: Any) -> None:
+def test_what_goes_on_failing_is_one_error(fault, objects, opened):
     """So many attempts, then one error with what was wrong, without a word of the server's."""
     file = opened()
     objects.requests.clear()
@@ -85,8 +78,7 @@ def test_what_goes_on_failing_is_one_error(fault: str, objects: Objects, opened:
     assert right(file)
 
 
-def test_bytes_that_came_are_not_asked_for_again(objects: Objects, opened: Any) -> None:
-    """A request that follows a broken one begins where that ended."""
+def test_bytes_that_came_are_not_asked_for_again(objects, opened):
     file = opened()
     objects.requests.clear()
     objects.faults = ["short"]
@@ -95,7 +87,7 @@ def test_bytes_that_came_are_not_asked_for_again(objects: Objects, opened: Any) 
     assert first.begin < second.begin < first.end == second.end
 
 
-def test_progress_is_no_failure(objects: Objects, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_no_failure(objects, opened, monkeypatch):
     """An object that comes in many pieces comes at last, if each brings something."""
     monkeypatch.setattr(fetching, "_PROGRESS", 100)
     file = opened()
@@ -114,8 +106,7 @@ def test_progress_is_no_failure(objects: Objects, opened: Any, monkeypatch: pyte
         ("more", "more bytes than requested"),
     ],
 )
-def test_wrong_answers_are_refused_at_once(fault: str, words: str, objects: Objects, opened: Any) -> None:
-    """An answer with other bytes than requested, or an error of ours, is not requested again."""
+def test_wrong_answers_are_refused_at_once(fault, words, objects, opened):
     file = opened()
     if isinstance(file.path, str) and "://" not in file.path and fault in {"whole", "silent"}:
         fault, words = "elsewhere", "other bytes than requested"
@@ -129,8 +120,7 @@ def test_wrong_answers_are_refused_at_once(fault: str, words: str, objects: Obje
 
 
 @pytest.mark.parametrize("status", ["401", "403"])
-def test_who_may_not_is_told_so(status: str, objects: Objects, opened: Any) -> None:
-    """A refusal is a PermissionError that names the object."""
+def test_who_may_not_is_told_so(status, objects, opened):
     objects.always = status
     with pytest.raises(PermissionError, match="the store refuses it") as caught:
         opened()
@@ -140,8 +130,7 @@ def test_who_may_not_is_told_so(status: str, objects: Objects, opened: Any) -> N
 
 # --------------------------------------------------------------------------------------------------- the same object
 @pytest.mark.parametrize("conditional", [True, False])
-def test_a_changed_object_is_noticed(conditional: bool, objects: Objects, opened: Any) -> None:
-    """Another ETag is an error, whether or not the store respects If-Match, and every request has the tag."""
+def test_a_changed_object_is_noticed(conditional, objects, opened):
     file = opened()
     objects.conditional = conditional
     assert right(file)
@@ -155,16 +144,14 @@ def test_a_changed_object_is_noticed(conditional: bool, objects: Objects, opened
         dict(wm.plan(file).run())
 
 
-def test_an_object_that_changes_while_it_is_opened(objects: Objects, opened: Any) -> None:
-    """Between the requests of one opening, too, another object is noticed."""
+def test_an_object_that_changes_while_it_is_opened(objects, opened):
     objects.faults = ["short"]
     objects.entered = lambda: objects.etags.update({"m": f'"{len(objects.requests)}"'})
     with pytest.raises(FileChangedError):
         opened()
 
 
-def test_deleted_and_truncated_objects(objects: Objects, opened: Any) -> None:
-    """An object that is gone, or has another size, is a changed one."""
+def test_deleted_and_truncated_objects(objects, opened):
     file = opened()
     objects.objects["m"] = MODEL[:-4]
     with pytest.raises(FileChangedError):
@@ -180,8 +167,7 @@ def test_deleted_and_truncated_objects(objects: Objects, opened: Any) -> None:
 
 
 @pytest.mark.parametrize("tag", [None, 'W/"1"'])
-def test_stores_without_strong_tags(tag: str | None, objects: Objects, opened: Any) -> None:
-    """A weak tag is compared, and no condition; without a tag the time of modification is."""
+def test_stores_without_strong_tags(tag, objects, opened):
     objects.etags["m"] = tag
     file = opened()
     assert right(file)
@@ -194,7 +180,7 @@ def test_stores_without_strong_tags(tag: str | None, objects: Objects, opened: A
         file["w"]
 
 
-def test_objects_without_a_version_are_refused_unless_asked_for(objects: Objects, opened: Any) -> None:
+def test_objects_without_a_version_are_refused_unless_asked_for(objects, opened):
     """Where neither tag nor time tells two objects of one size apart, a tensor could be of both: nothing is read."""
     objects.etags["m"], objects.modified = None, None
     with pytest.raises(
@@ -235,8 +221,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_odd_headers_are_one_error(case: str, objects: Objects) -> None:
-    """A header of the server, whatever it says, is a RemoteError or none, at opening and at each later request."""
+def test_odd_headers_are_one_error(case, objects):
     name, value, words = ODD[case]
     with Server(objects) as server:
         file = wm.open(server.url + "m", deadline=1)
@@ -250,7 +235,7 @@ def test_odd_headers_are_one_error(case: str, objects: Objects) -> None:
 
 
 @pytest.mark.parametrize("length", [None, "many", "-5", "1_0", "9" * 5000, "\N{SUPERSCRIPT TWO}"])
-def test_an_object_without_bytes_has_a_length(length: str | None, objects: Objects) -> None:
+def test_an_object_without_bytes_has_a_length(length, objects):
     """An answer that calls the range too far, but does not state the object's length, is refused."""
     objects.objects["m"] = b""
     objects.headers = {"Content-Length": length, "Connection": "close"}
@@ -258,11 +243,11 @@ def test_an_object_without_bytes_has_a_length(length: str | None, objects: Objec
         wm.open(server.url + "m")
 
 
-def test_a_header_that_does_not_end_holds_no_thread(objects: Objects) -> None:
+def test_a_header_that_does_not_end_holds_no_thread(objects):
     """A server that sends a byte now and then keeps the reader until the deadline, and its thread not much longer."""
     objects.always = "trickle"
     with Server(objects) as server:
-        path: Any = location_of(server.url + "m", deadline=0.05)
+        path = location_of(server.url + "m", deadline=0.05)
         with pytest.raises(RemoteError, match="took too long"):
             wm.open(path)
         path.access._threads.shutdown(wait=True)
@@ -270,8 +255,7 @@ def test_a_header_that_does_not_end_holds_no_thread(objects: Objects) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- the deadline
-def test_a_stuck_request_is_cancelled(objects: Objects, opened: Any) -> None:
-    """A request that brings nothing is given up at the deadline, and tried again."""
+def test_a_stuck_request_is_cancelled(objects, opened):
     file = opened(deadline=0.2)
     objects.requests.clear()
     objects.faults = ["stall"]
@@ -279,15 +263,14 @@ def test_a_stuck_request_is_cancelled(objects: Objects, opened: Any) -> None:
     assert len(objects.requests) in {1, 2}  # a store that is cancelled has noted nothing
 
 
-def test_requests_that_stay_stuck_are_one_error(objects: Objects, opened: Any) -> None:
-    """When every attempt is stuck, the error comes after as many deadlines as attempts."""
+def test_requests_that_stay_stuck_are_one_error(objects, opened):
     file = opened(deadline=0.05)
     objects.always = "stall"
     with pytest.raises(RemoteError, match="took too long"):
         file["w"]
 
 
-def test_a_deadline_behind_the_last_byte(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_behind_the_last_byte(objects, monkeypatch):
     """A request that is given up when all its bytes have come is not tried again: there would be none to ask for."""
     file = wm.open("m", store=Stored(objects))
     objects.requests.clear()
@@ -296,17 +279,17 @@ def test_a_deadline_behind_the_last_byte(objects: Objects, monkeypatch: pytest.M
     assert len(objects.requests) == 1
 
 
-def test_bytes_of_a_given_up_request_go_nowhere(objects: Objects) -> None:
+def test_bytes_of_a_given_up_request_go_nowhere(objects):
     """What a stuck request brings when it has been given up does not reach the array of the next one."""
     late, done = threading.Event(), threading.Event()
 
     class Late(Stored):
-        def get(self, path: str, *, options: dict[str, Any]) -> Any:
+        def get(self, path, *, options):
             answer = super().get(path, options=options)
             if len(objects.requests) == 2:
                 whole = list(answer)
 
-                def pieces() -> Iterator[bytes]:
+                def pieces():
                     late.wait(20)
                     yield bytes(len(whole[0]))
                     done.set()  # pragma: no cover - nobody asks for more
@@ -322,7 +305,7 @@ def test_bytes_of_a_given_up_request_go_nowhere(objects: Objects) -> None:
     assert not done.is_set()
 
 
-def test_a_server_that_drips_is_given_up(objects: Objects) -> None:
+def test_a_server_that_drips_is_given_up(objects):
     """A byte now and then does not prolong a request."""
     with Server(objects) as server:
         file = wm.open(server.url + "m", deadline=0.1)
@@ -332,8 +315,7 @@ def test_a_server_that_drips_is_given_up(objects: Objects) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ redirects
-def test_redirects_are_refused_unless_asked_for(objects: Objects) -> None:
-    """A redirect is an error that names the host alone, or with redirects=True is followed, some times."""
+def test_redirects_are_refused_unless_asked_for(objects):
     objects.objects["elsewhere"] = MODEL
     with Server(objects) as server:
         objects.faults = ["302"]
@@ -363,8 +345,7 @@ def test_redirects_are_refused_unless_asked_for(objects: Objects) -> None:
         "//[",
     ],
 )
-def test_redirects_to_no_address_are_refused(target: str, objects: Objects) -> None:
-    """A Location that no request can go to is one error, at once."""
+def test_redirects_to_no_address_are_refused(target, objects):
     objects.always, objects.redirect = "302", target
     with Server(objects) as server:
         with pytest.raises(RemoteError, match=r"redirects to (an invalid address|an address that names no host)"):
@@ -375,14 +356,14 @@ def test_redirects_to_no_address_are_refused(target: str, objects: Objects) -> N
 
 
 @pytest.mark.parametrize("target", [None, "", "?", "http:", "#"])
-def test_redirects_to_itself_end(target: str | None, objects: Objects) -> None:
+def test_redirects_to_itself_end(target, objects):
     """A Location that says nothing leads back, a few times."""
     objects.always, objects.redirect = "302", target
     with Server(objects) as server, pytest.raises(RemoteError, match="in a circle"):
         wm.open(server.url + "m", redirects=True)
 
 
-def test_the_query_stays_behind_at_a_redirect(objects: Objects) -> None:
+def test_the_query_stays_behind_at_a_redirect(objects):
     """Another host, or another path, gets nothing of what the caller's address has behind its question mark."""
     other, name = Objects({"m \N{LATIN SMALL LETTER E WITH ACUTE}": MODEL}), "m \N{LATIN SMALL LETTER E WITH ACUTE}"
     objects.objects[name] = MODEL
@@ -399,8 +380,7 @@ def test_the_query_stays_behind_at_a_redirect(objects: Objects) -> None:
 
 
 @pytest.mark.parametrize("target", ["http://host/m", "file:///etc/passwd", "ftp://host/m"])
-def test_redirects_lead_to_no_unprotected_address(target: str) -> None:
-    """From HTTPS, a redirect leads to HTTPS alone."""
+def test_redirects_lead_to_no_unprotected_address(target):
     store = WebStore("https://host/", 1, redirects=True)
     with pytest.raises(StoreError, match="not protected"):
         store._followed("https://host/m", target)
@@ -408,11 +388,11 @@ def test_redirects_lead_to_no_unprotected_address(target: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- connections
-def test_connections_are_used_again(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_used_again(objects, monkeypatch):
     """Requests one after another use one connection; one that the server has closed meanwhile costs no attempt."""
     with Server(objects) as server:
         file = wm.open(server.url + "m")
-        store = file.path.access.store  # type: ignore[union-attr]
+        store = file.path.access.store
         (idle,) = store._idle.values()
         assert len(idle) == 1
         assert right(file)
@@ -421,8 +401,7 @@ def test_connections_are_used_again(objects: Objects, monkeypatch: pytest.Monkey
         assert right(file)
 
 
-def test_hosts_that_are_not_there(objects: Objects) -> None:
-    """A refused connection and an unknown host are one error each, after as many attempts."""
+def test_hosts_that_are_not_there(objects):
     with Server(objects) as server:
         url = server.url
     with pytest.raises(RemoteError, match=r"connection was refused \(5 attempts\)"):
@@ -431,11 +410,11 @@ def test_hosts_that_are_not_there(objects: Objects) -> None:
         wm.open("https://nowhere.invalid/m")
 
 
-def test_mistakes_of_a_store_are_not_hidden(objects: Objects) -> None:
+def test_mistakes_of_a_store_are_not_hidden(objects):
     """An exception that says nothing about an object is the caller's own."""
 
     class Broken(Stored):
-        def get(self, path: str, *, options: dict[str, Any]) -> Any:
+        def get(self, path, *, options):
             raise TypeError("a mistake")
 
     with pytest.raises(TypeError, match="a mistake"):
@@ -456,8 +435,7 @@ def test_mistakes_of_a_store_are_not_hidden(objects: Objects) -> None:
         ("something secret", "again", "cannot be reached"),
     ],
 )
-def test_what_obstore_says_becomes_words_of_ours(text: str, kind: str, words: str) -> None:
-    """Errors of a store are told apart by what they say, and none of it is repeated."""
+def test_what_obstore_says_becomes_words_of_ours(text, kind, words):
     error = type("GenericError", (Exception,), {"__module__": "obstore.exceptions"})(text)
     fault = fetching._fault_of(error)
     assert fault is not None
@@ -466,7 +444,7 @@ def test_what_obstore_says_becomes_words_of_ours(text: str, kind: str, words: st
     assert "secret" not in fault.words
 
 
-def test_statuses_have_their_meaning() -> None:
+def test_statuses_have_their_meaning():
     """Which statuses are tried again, and which say that the object is another one or gone."""
     kinds = {status: fault_of_status(status).kind for status in (304, 400, 404, 408, 410, 412, 416, 425, 429, 500, 599)}
     assert kinds == {
@@ -480,10 +458,9 @@ def test_statuses_have_their_meaning() -> None:
     }
 
 
-def test_threads_share_a_handle(objects: Objects, opened: Any) -> None:
-    """Many threads may read from one handle."""
+def test_threads_share_a_handle(objects, opened):
     file = opened(concurrency=4)
-    results: list[bool] = []
+    results = []
     threads = [threading.Thread(target=lambda: results.append(right(file))) for _ in range(12)]
     for thread in threads:
         thread.start()
@@ -492,14 +469,14 @@ def test_threads_share_a_handle(objects: Objects, opened: Any) -> None:
     assert results == [True] * 12
 
 
-def test_an_interrupted_wait_gives_the_request_up(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_wait_gives_the_request_up(objects, monkeypatch):
     """Control-C while bytes are awaited cancels the request."""
     file = wm.open("m", store=AsyncStore(objects))
-    stored: Any = file._source._stored
+    stored = file._source._stored
     objects.always = "stall"
     submitted = stored.fetch
 
-    def fetch(*arguments: Any) -> Any:
+    def fetch(*arguments):
         future = submitted(*arguments)
         monkeypatch.setattr(future, "result", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
         return future
@@ -510,6 +487,6 @@ def test_an_interrupted_wait_gives_the_request_up(objects: Objects, monkeypatch:
     assert objects.released.wait(20)
 
 
-def test_arrays_are_those_of_numpy(objects: Objects, opened: Any) -> None:
+def test_arrays_are_those_of_numpy(objects, opened):
     """Values are the ones that were saved."""
     assert np.array_equal(opened()["w"], TENSOR.array)

@@ -1,7 +1,5 @@
 """Models in object stores: every format, what it costs in requests and bytes, folders and indexes, the command line."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -11,7 +9,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -35,9 +32,6 @@ from weightmap.errors import (
 )
 from weightmap.io import fetching
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 DATA = Path(__file__).parent.parent / "data"
 EXAMPLES = {example.name: example for example in builders.examples()}
 KIB, GIB = 1 << 10, 1 << 30
@@ -45,34 +39,30 @@ FLOATS = {f"layer.{i}.w": np.arange(64 * 256, dtype=np.float32).reshape(64, 256)
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_waiting(monkeypatch):
     monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)
 
 
 @pytest.fixture
-def objects() -> Objects:
-    """A store, empty."""
+def objects():
     return Objects({})
 
 
 @pytest.fixture
-def url(objects: Objects) -> Iterator[str]:
-    """The address of a server of the store."""
+def url(objects):
     with Server(objects) as server:
         yield server.url
 
 
-def saved(suffix: str, tensors: Any = FLOATS, *, tmp: Path) -> bytes:
-    """The bytes of a saved model."""
+def saved(suffix, tensors=FLOATS, *, tmp):
     path = tmp / f"model{suffix}"
     wm.save(path, tensors)
     return path.read_bytes()
 
 
-def sharded(tensors: Any = FLOATS, count: int = 4, folder: str = "model") -> dict[str, bytes]:
-    """The objects of a model of several files, with its index."""
-    found: dict[str, bytes] = {}
-    where: dict[str, str] = {}
+def sharded(tensors=FLOATS, count=4, folder="model"):
+    found = {}
+    where = {}
     for number in range(count):
         name = f"model-{number + 1:05}-of-{count:05}.safetensors"
         part = {key: builders.tensor(array) for key, array in list(tensors.items())[number::count]}
@@ -84,8 +74,7 @@ def sharded(tensors: Any = FLOATS, count: int = 4, folder: str = "model") -> dic
 
 # ------------------------------------------------------------------------------------------------------------ content
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_format_opens_in_a_store(name: str, objects: Objects) -> None:
-    """What an object holds is what the file holds: tensors, metadata, vocabulary; and it verifies."""
+def test_every_format_opens_in_a_store(name, objects):
     example = EXAMPLES[name]
     objects.objects["folder/file"] = example.data
     with wm.open("folder/file", store=Stored(objects)) as file:
@@ -99,9 +88,8 @@ def test_every_format_opens_in_a_store(name: str, objects: Objects) -> None:
             assert file.verify() == local.verify()._replace(path="folder/file")
 
 
-def refused() -> dict[str, list[attacks.Case]]:
-    """The attacks that a file is refused for, by kind; none of them is a folder, or has a hole."""
-    found: dict[str, list[attacks.Case]] = {}
+def refused():
+    found = {}
     for case in attacks.cases():
         if case.error and case.size is None and isinstance(case.data, bytes):
             found.setdefault(case.kind, []).append(case)
@@ -109,7 +97,7 @@ def refused() -> dict[str, list[attacks.Case]]:
 
 
 @pytest.mark.parametrize("kind", refused())
-def test_attacks_are_refused_in_a_store_as_in_a_file(kind: str, objects: Objects) -> None:
+def test_attacks_are_refused_in_a_store_as_in_a_file(kind, objects):
     """What is asked for ahead follows headers that nobody has checked: the error is that of the file."""
     for case in refused()[kind]:
         objects.objects["m"] = case.data
@@ -125,8 +113,7 @@ def test_attacks_are_refused_in_a_store_as_in_a_file(kind: str, objects: Objects
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".weights", ".amb", ".bt", ".gguf"])
 @pytest.mark.parametrize("kind", [Server, Stored, AsyncStore])
-def test_tensors_are_private_memory(suffix: str, kind: Any, tmp_path: Path) -> None:
-    """By every kind of store, arrays are those that were saved, writable, and valid when the handle is closed."""
+def test_tensors_are_private_memory(suffix, kind, tmp_path):
     objects = Objects({"m": saved(suffix, tmp=tmp_path)})
     with Server(objects) as server:
         file = wm.open(server.url + "m") if kind is Server else wm.open("m", store=kind(objects))
@@ -141,8 +128,7 @@ def test_tensors_are_private_memory(suffix: str, kind: Any, tmp_path: Path) -> N
         assert first[0, 0] == -1
 
 
-def test_strided_and_deflated_tensors(objects: Objects) -> None:
-    """Tensors that do not lie row-major, or are deflated, are those of the file."""
+def test_strided_and_deflated_tensors(objects):
     for name, example in EXAMPLES.items():
         if example.format in {"npz", "torch", "npy"}:
             objects.objects["f"] = example.data
@@ -153,8 +139,7 @@ def test_strided_and_deflated_tensors(objects: Objects) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- requests and bytes
-def test_one_tensor_of_a_large_object_takes_three_requests(objects: Objects, url: str) -> None:
-    """Of 10 GiB, a tensor costs at most three requests, and its bytes, the index and 64 KiB."""
+def test_one_tensor_of_a_large_object_takes_three_requests(objects, url):
     rows = 4 << 20
     each, count = 4 * rows, 640
     names = {
@@ -173,8 +158,7 @@ def test_one_tensor_of_a_large_object_takes_three_requests(objects: Objects, url
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".weights", ".bt", ".gguf"])
-def test_a_small_index_costs_one_or_two_requests(suffix: str, objects: Objects, url: str, tmp_path: Path) -> None:
-    """Header and index come by two requests at most, and a tensor by one."""
+def test_a_small_index_costs_one_or_two_requests(suffix, objects, url, tmp_path):
     objects.objects["m"] = saved(suffix, tmp=tmp_path)
     file = wm.open(url + "m")
     file.infos()
@@ -185,10 +169,7 @@ def test_a_small_index_costs_one_or_two_requests(suffix: str, objects: Objects, 
 
 
 @pytest.mark.parametrize("suffix", [".amb", ".npz"])
-def test_formats_without_an_index_ask_for_the_headers_of_tensors(
-    suffix: str, objects: Objects, url: str, tmp_path: Path
-) -> None:
-    """Where headers lie before every tensor, opening asks for those, and not for the tensors."""
+def test_formats_without_an_index_ask_for_the_headers_of_tensors(suffix, objects, url, tmp_path):
     if suffix == ".npz":
         np.savez(tmp_path / "model.npz", **FLOATS)
         objects.objects["m"] = (tmp_path / "model.npz").read_bytes()
@@ -201,12 +182,12 @@ def test_formats_without_an_index_ask_for_the_headers_of_tensors(
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_rank_reads_its_part(world: int, objects: Objects, url: str, tmp_path: Path) -> None:
+def test_a_rank_reads_its_part(world, objects, url, tmp_path):
     """Each of several ranks fetches its part of the bytes and 2 %, of whole tensors and of slices."""
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     total = sum(array.nbytes for array in FLOATS.values())
     for wants in (None, 0):
-        seen: dict[str, list[Any]] = {}
+        seen = {}
         for rank in range(world):
             file = wm.open(url + "m")
             plan = wm.plan(
@@ -220,7 +201,7 @@ def test_a_rank_reads_its_part(world: int, objects: Objects, url: str, tmp_path:
         assert all(np.array_equal(np.concatenate(seen[name]), FLOATS[name]) for name in FLOATS)
 
 
-def test_neighbours_are_one_request(objects: Objects, url: str, tmp_path: Path) -> None:
+def test_neighbours_are_one_request(objects, url, tmp_path):
     """A plan's joined reads are the requests, without what opening has brought of them."""
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     with wm.plan(url + "m") as plan:
@@ -231,7 +212,7 @@ def test_neighbours_are_one_request(objects: Objects, url: str, tmp_path: Path) 
         assert [(request.begin, request.end) for request in objects.requests] == reads
 
 
-SLICES: dict[str, tuple[Any, int, int]] = {
+SLICES = {
     "rows": (np.s_[100:104], 1, 4 << 18),
     "one long run": (np.s_[64:], 4, 64 << 18),
     "far columns": (np.s_[::16, :1024], 8, 8 << 12),
@@ -241,8 +222,7 @@ SLICES: dict[str, tuple[Any, int, int]] = {
 
 
 @pytest.mark.parametrize("case", SLICES)
-def test_a_slice_by_pread_costs_its_bytes(case: str, objects: Objects, url: str) -> None:
-    """``get_slice`` requests the runs of a slice, long ones in parts of 4 MiB, and none of the rest of the tensor."""
+def test_a_slice_by_pread_costs_its_bytes(case, objects, url):
     index, requests, nbytes = SLICES[case]
     values = np.arange(128 << 16, dtype=np.float32).reshape(128, 1 << 16)
     objects.objects["m"] = safe.build({"before": builders.tensor(np.zeros(1 << 18)), "w": builders.tensor(values)})
@@ -255,9 +235,7 @@ def test_a_slice_by_pread_costs_its_bytes(case: str, objects: Objects, url: str)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_no_more_requests_at_a_time_than_asked_for(
-    concurrency: int, objects: Objects, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tmp_path, monkeypatch):
     """As many requests as `concurrency` are under way, once there are so many, and never more."""
     from weightmap.io import ahead
 
@@ -266,7 +244,7 @@ def test_no_more_requests_at_a_time_than_asked_for(
     file = wm.open(url + "m", concurrency=concurrency)
     here, most, lock, full = 0, 0, threading.Lock(), threading.Barrier(concurrency)
 
-    def enter() -> None:
+    def enter():
         nonlocal here, most
         with lock:
             here += 1
@@ -281,7 +259,7 @@ def test_no_more_requests_at_a_time_than_asked_for(
     assert most == concurrency
 
 
-def test_verify_streams(objects: Objects, url: str, tmp_path: Path) -> None:
+def test_verify_streams(objects, url, tmp_path):
     """Verifying fetches every byte once, in pieces."""
     array = np.zeros(12 << 18, np.float32)
     objects.objects["m"] = saved(".weights", {"w": array, "v": array}, tmp=tmp_path)
@@ -294,8 +272,7 @@ def test_verify_streams(objects: Objects, url: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- folders and indexes
 @pytest.mark.parametrize("source", ["model", "model/", "model/model.safetensors.index.json"])
 @pytest.mark.parametrize("kind", [Stored, AsyncStore])
-def test_models_of_several_files(source: str, kind: Any) -> None:
-    """A folder or an index in a store opens as one model."""
+def test_models_of_several_files(source, kind):
     objects = Objects(sharded())
     with wm.open(source, store=kind(objects)) as file:
         assert len(file.shards) == 4
@@ -303,7 +280,7 @@ def test_models_of_several_files(source: str, kind: Any) -> None:
         assert dict(wm.plan(file, ["layer.1.w"]).run())["layer.1.w"].tobytes() == FLOATS["layer.1.w"].tobytes()
 
 
-def test_a_folder_of_a_server_that_lists_nothing(objects: Objects, url: str) -> None:
+def test_a_folder_of_a_server_that_lists_nothing(objects, url):
     """Of an address that ends with a slash, the usual names are tried."""
     objects.objects |= sharded(folder="there")
     with wm.open(url + "there/") as file:
@@ -314,8 +291,7 @@ def test_a_folder_of_a_server_that_lists_nothing(objects: Objects, url: str) -> 
         wm.open(url + "there")
 
 
-def test_a_store_that_lists_less_than_the_index_names(objects: Objects, url: str) -> None:
-    """An index whose shards are missing is one clear error, whether the store lists objects or not."""
+def test_a_store_that_lists_less_than_the_index_names(objects, url):
     objects.objects |= sharded()
     del objects.objects["model/model-00003-of-00004.safetensors"]
     with pytest.raises(LayoutError, match=r"lists no 'model-00003-of-00004\.safetensors'.*\(1 such shard\)"):
@@ -347,8 +323,7 @@ def test_a_store_that_lists_less_than_the_index_names(objects: Objects, url: str
         "%2fx",
     ],
 )
-def test_shards_elsewhere_are_never_asked_for(name: str, objects: Objects, url: str, tmp_path: Path) -> None:
-    """An index names files below its folder alone, however it spells a way out: in a store and on a disk."""
+def test_shards_elsewhere_are_never_asked_for(name, objects, url, tmp_path):
     index = json.dumps({"weight_map": {"w": name}}).encode()
     objects.objects |= {"m/a.index.json": index, "x": safe.build({"w": builders.normal((2, 2))})}
     (tmp_path / "a.index.json").write_bytes(index)
@@ -363,8 +338,7 @@ def test_shards_elsewhere_are_never_asked_for(name: str, objects: Objects, url: 
 @pytest.mark.parametrize(
     "name", ["a%41", "50%25", "a b/\N{LATIN SMALL LETTER E WITH ACUTE}", "a?b#c", "..;/x", "a%2fb", "a+b&c=d~"]
 )
-def test_names_are_what_they_are(name: str, objects: Objects, url: str, tmp_path: Path) -> None:
-    """A name in an index, with any characters, is asked for as it is: on a disk, by a store, of a server."""
+def test_names_are_what_they_are(name, objects, url, tmp_path):
     shard, index = safe.build({"w": builders.normal((2, 2))}), json.dumps({"weight_map": {"w": name}}).encode()
     objects.objects |= {"my 100%/a.index.json": index, f"my 100%/{name}": shard}
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -387,8 +361,7 @@ def test_names_are_what_they_are(name: str, objects: Objects, url: str, tmp_path
     assert {request.target.partition("?")[2] for request in objects.requests} == {"token=1%202"}
 
 
-def test_what_lies_beside_is_asked_for_as_its_model_is(objects: Objects, url: str, tmp_path: Path) -> None:
-    """Parts, configuration and vectors beside a model: with escapes as in its address, and what comes behind the ?."""
+def test_what_lies_beside_is_asked_for_as_its_model_is(objects, url, tmp_path):
     parts = sorted((DATA / "gguf").glob("split-*-of-*.gguf"))
     objects.objects |= {f"my %41/a b{part.name.removeprefix('split')}": part.read_bytes() for part in parts}
     first = parts[0].name.removeprefix("split")
@@ -408,7 +381,7 @@ def test_what_lies_beside_is_asked_for_as_its_model_is(objects: Objects, url: st
 
 
 # ------------------------------------------------------------------------------------------------------------- handles
-def test_handles_can_be_pickled(objects: Objects, url: str, tmp_path: Path) -> None:
+def test_handles_can_be_pickled(objects, url, tmp_path):
     """A copy asks for the same object, and refuses another one."""
     objects.objects |= {"m": saved(".safetensors", tmp=tmp_path), **sharded()}
     for source in (url + "m", url + "model/"):
@@ -421,7 +394,7 @@ def test_handles_can_be_pickled(objects: Objects, url: str, tmp_path: Path) -> N
         pickle.loads(data)
 
 
-def test_a_forked_child_asks_for_itself(objects: Objects, url: str, tmp_path: Path) -> None:
+def test_a_forked_child_asks_for_itself(objects, url, tmp_path):
     """A handle that was used before a fork works in the child."""
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     file = wm.open(url + "m")
@@ -433,8 +406,7 @@ def test_a_forked_child_asks_for_itself(objects: Objects, url: str, tmp_path: Pa
     assert np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"])
 
 
-def test_the_end_of_a_process_waits_for_the_threads_of_stores(objects: Objects, url: str, tmp_path: Path) -> None:
-    """A thread that a store started, on its way back from handing over a result, is there before Python ends."""
+def test_the_end_of_a_process_waits_for_the_threads_of_stores(objects, url, tmp_path):
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     child = """
 import _thread, os, sys, threading, time, weightmap as wm
@@ -452,8 +424,7 @@ entered.wait()
     assert run_child(child, f"{url}m").stdout == "back"
 
 
-def test_nothing_of_it_is_in_memory(objects: Objects, url: str, tmp_path: Path) -> None:
-    """Residency is none, warming and releasing do nothing, and the plan says where it lies."""
+def test_nothing_of_it_is_in_memory(objects, url, tmp_path):
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     with wm.open(url + "m") as file:
         assert {there.resident for there in file.residency().values()} == {0}
@@ -467,8 +438,7 @@ def test_nothing_of_it_is_in_memory(objects: Objects, url: str, tmp_path: Path) 
         assert "disk" not in str(report)
 
 
-def test_limits_hold_before_bytes_come(objects: Objects, url: str, tmp_path: Path) -> None:
-    """Limits on copies bound a tensor, and those on headers the index."""
+def test_limits_hold_before_bytes_come(objects, url, tmp_path):
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     with wm.open(url + "m", limits=wm.Limits(max_copy_bytes=1000)) as file, pytest.raises(LimitError):
         file["layer.0.w"]
@@ -476,8 +446,7 @@ def test_limits_hold_before_bytes_come(objects: Objects, url: str, tmp_path: Pat
         wm.open(url + "m", limits=wm.Limits(max_header_bytes=100))
 
 
-def test_objects_without_bytes(objects: Objects, url: str) -> None:
-    """An empty object is a truncated file, and not a failed request."""
+def test_objects_without_bytes(objects, url):
     objects.objects["m"] = b""
     with pytest.raises(TruncatedError, match="the file is empty"):
         wm.open(url + "m")
@@ -487,8 +456,7 @@ def test_objects_without_bytes(objects: Objects, url: str) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- addresses
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
-def test_a_missing_obstore_is_named_with_its_extra(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without obstore, the error says what to install, and for which address."""
+def test_a_missing_obstore_is_named_with_its_extra(scheme, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     url = f"{scheme}://bucket/folder/model.safetensors"
     with pytest.raises(
@@ -497,8 +465,7 @@ def test_a_missing_obstore_is_named_with_its_extra(scheme: str, monkeypatch: pyt
         wm.open(url)
 
 
-def test_other_schemes_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What looks like an address of another kind is the path of a file."""
+def test_other_schemes_are_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError):
         wm.open("ftp://host/model.safetensors")
@@ -525,17 +492,16 @@ def test_other_schemes_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("https://host/m", {"deadline": float("inf")}),
     ],
 )
-def test_what_no_address_has_is_refused(source: str, options: dict[str, Any]) -> None:
+def test_what_no_address_has_is_refused(source, options):
     """Names and passwords in addresses, and bounds that let nothing through, are refused without being repeated."""
     with pytest.raises(ValueError, match=r"address|concurrency|deadline") as caught:
         wm.open(source, **options)
     assert "SECRET" not in str(caught.value)
 
 
-def test_a_store_takes_addresses_or_keys(objects: Objects) -> None:
-    """With a store, the source is an address whose key it has, or the key; what the store has before it is left out."""
+def test_a_store_takes_addresses_or_keys(objects):
     objects.objects["b/m"] = safe.build({"w": builders.normal((2, 2))})
-    store: Any = Stored(objects)
+    store = Stored(objects)
     assert wm.open("s3://bucket/b/m", store=store).path == "s3://bucket/b/m"
     assert wm.open("b/m", store=store, redirects=True)["w"].shape == (2, 2)
     store.prefix = "a"
@@ -546,8 +512,7 @@ def test_a_store_takes_addresses_or_keys(objects: Objects) -> None:
         wm.open(b"content", store=store)
 
 
-def test_files_are_not_saved_to_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saving to an address is one clear error, and makes no folder of its name."""
+def test_files_are_not_saved_to_addresses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(EncodeError, match="is an address"):
         wm.save("s3://bucket/m.safetensors", FLOATS)
@@ -555,9 +520,7 @@ def test_files_are_not_saved_to_addresses(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # --------------------------------------------------------------------------------------------------------- credentials
-def test_signatures_are_shown_to_the_server_alone(
-    objects: Objects, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_signatures_are_shown_to_the_server_alone(objects, url, tmp_path, caplog):
     """What stands behind the ? of an address is in no name, no error and no log; the server gets it."""
     caplog.set_level(logging.DEBUG)
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
@@ -571,7 +534,7 @@ def test_signatures_are_shown_to_the_server_alone(
         for call in (lambda: file["layer.20.w"], lambda: wm.open(url + "m?X-Amz-Signature=SECRET")):
             with pytest.raises(OSError, match=r"127\.0\.0\.1") as caught:
                 call()
-            shown: BaseException | None = caught.value
+            shown = caught.value
             while shown is not None:
                 said += [str(shown), repr(shown), repr(getattr(shown, "__notes__", ""))]
                 shown = None if shown.__suppress_context__ else shown.__cause__ or shown.__context__
@@ -579,10 +542,7 @@ def test_signatures_are_shown_to_the_server_alone(
 
 
 # -------------------------------------------------------------------------------------------------------- command line
-def test_the_command_line_takes_addresses(
-    objects: Objects, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``inspect``, ``verify``, ``convert``, ``export`` and ``diff`` work on addresses."""
+def test_the_command_line_takes_addresses(objects, url, tmp_path, capsys):
     objects.objects |= {"m.safetensors": saved(".safetensors", tmp=tmp_path), **sharded()}
     address, target = url + "m.safetensors", tmp_path / "out.weights"
     assert main(["inspect", address]) == 0
@@ -598,8 +558,7 @@ def test_the_command_line_takes_addresses(
     assert main(["inspect", url + "nothing"]) == 4
 
 
-def test_a_directory_of_a_hub_is_converted_with_its_files(objects: Objects, url: str, tmp_path: Path) -> None:
-    """Configuration and vocabulary beside a model in a store go along."""
+def test_a_directory_of_a_hub_is_converted_with_its_files(objects, url, tmp_path):
     config = {"model_type": "llama", "hidden_size": 256, "_name_or_path": "someone/model"}
     objects.objects |= {
         "hub/model.safetensors": saved(".safetensors", tmp=tmp_path),

@@ -1,13 +1,10 @@
 """AMB: what the specification's own writer makes, sections, tokenizers, what is written, and what cannot be."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import struct
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -27,9 +24,6 @@ from weightmap.io.open_source import from_buffer, from_path
 from weightmap.kernels import _scans
 from weightmap.options import Options
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 TRUTH = sorted((DATA / "amb" / "spec_example_writer").glob("*.amb"))
 WRITER = DATA / "amb" / "write_amb_file.txt"
 MALFORMED = DATA / "malformed" / "amb_ourreading"
@@ -40,8 +34,7 @@ VERDICTS = [line.split("\t") for line in (MALFORMED / "_recommended.tsv").read_t
 
 
 @pytest.mark.parametrize("path", TRUTH, ids=lambda path: path.stem)
-def test_files_of_the_specifications_writer_have_their_recorded_values(path: Path) -> None:
-    """Every name, shape, offset, byte, metadata and config of a file by the specification's example is as recorded."""
+def test_files_of_the_specifications_writer_have_their_recorded_values(path):
     recorded = json.loads(path.with_name(path.name + ".json").read_text(encoding="utf-8"))
     with wm.open(path, verify="full") as f:
         assert (f.format, f.layout, f.nbytes) == ("amb", "amb", recorded["file_size"])
@@ -59,8 +52,7 @@ def test_files_of_the_specifications_writer_have_their_recorded_values(path: Pat
 
 
 @pytest.mark.parametrize(("name", "verdict"), VERDICTS)
-def test_malformed_files_get_their_verdicts(name: str, verdict: str) -> None:
-    """Each malformed file of the collection is refused, under its own name and when the format is named."""
+def test_malformed_files_get_their_verdicts(name, verdict):
     assert verdict.startswith("reject")
     for options in ({}, {"format": "amb"}):
         with pytest.raises(wm.FormatError) as caught:
@@ -69,9 +61,9 @@ def test_malformed_files_get_their_verdicts(name: str, verdict: str) -> None:
 
 
 @pytest.mark.parametrize("pad", range(8))
-def test_the_specifications_writer_runs_as_printed(tmp_path: Path, pad: int) -> None:
+def test_the_specifications_writer_runs_as_printed(tmp_path, pad):
     """The specification's Python function, unchanged, makes files that load, wherever their weights begin."""
-    scope: dict[str, Any] = {}
+    scope = {}
     exec(compile(WRITER.read_text(encoding="utf-8"), WRITER.name, "exec"), scope)
     rng = np.random.default_rng(pad)
     weights = {
@@ -92,9 +84,9 @@ def test_the_specifications_writer_runs_as_printed(tmp_path: Path, pad: int) -> 
         assert f.verify().warnings == ()
 
 
-def test_a_dtype_that_the_specifications_writer_gets_wrong_is_refused(tmp_path: Path) -> None:
+def test_a_dtype_that_the_specifications_writer_gets_wrong_is_refused(tmp_path):
     """The example writes dtype 0 whatever the array is: half as many bytes as the shape needs are a LayoutError."""
-    scope: dict[str, Any] = {}
+    scope = {}
     exec(compile(WRITER.read_text(encoding="utf-8"), WRITER.name, "exec"), scope)
     path = tmp_path / "theirs.amb"
     scope["write_amb_file"](path, {}, {}, {}, {"h": np.zeros(4, np.float16)})
@@ -106,8 +98,7 @@ def test_a_dtype_that_the_specifications_writer_gets_wrong_is_refused(tmp_path: 
 # ------------------------------------------------------------------------------------------------- sections
 
 
-def test_sections_may_be_empty(put: Any) -> None:
-    """Without a byte of metadata, config and tokenizer there are {}, {} and None."""
+def test_sections_may_be_empty(put):
     with wm.open(put(amb.build([amb.dense("w", normal((2,)))]))) as f:
         assert f.metadata == {}
         assert f.config == {}
@@ -115,14 +106,13 @@ def test_sections_may_be_empty(put: Any) -> None:
         assert len(f) == 1
 
 
-def test_config_is_read_only(put: Any) -> None:
+def test_config_is_read_only(put):
     """The configuration is a mapping that refuses assignment, as the metadata is."""
     with wm.open(put(amb.build(config=b'{"n_vocab": 3}'))) as f, pytest.raises(TypeError):
         f.config["n_vocab"] = 4
 
 
-def test_a_tokenizer_is_its_numbers_and_its_bytes(put: Any) -> None:
-    """The tokenizer has type, ids and payload; 0xFFFF is no id, so it is left out."""
+def test_a_tokenizer_is_its_numbers_and_its_bytes(put):
     section = amb.tokenizer(1, (1, 2, amb.NO_ID, 0, amb.NO_ID), bytes(range(256)))
     f = wm.open(put(amb.build(tokens=section)))
     assert f.tokenizer.type == 1
@@ -133,8 +123,7 @@ def test_a_tokenizer_is_its_numbers_and_its_bytes(put: Any) -> None:
         f.tokenizer.tokens()
 
 
-def test_the_payload_is_read_when_asked_for(put: Any) -> None:
-    """A payload that nobody asked for before the file was closed is a ClosedError; one that was, stays."""
+def test_the_payload_is_read_when_asked_for(put):
     path = put(amb.build(tokens=amb.tokenizer(2, (0,) * 5, b"a\nb\n")))
     f, g = wm.open(path), wm.open(path)
     early, late = f.tokenizer, g.tokenizer
@@ -147,15 +136,13 @@ def test_the_payload_is_read_when_asked_for(put: Any) -> None:
     assert caught.value.path == str(path)
 
 
-def test_the_payload_is_bounded_by_limits(put: Any) -> None:
-    """A vocabulary larger than `max_header_bytes` is a LimitError when it is asked for, and only then."""
+def test_the_payload_is_bounded_by_limits(put):
     path = put(amb.build(tokens=amb.tokenizer(0, (0,) * 5, bytes(2000))))
     with wm.open(path, limits=wm.Limits(max_header_bytes=1000)) as f, pytest.raises(wm.LimitError, match="2000"):
         repr(f.tokenizer.payload)
 
 
-def test_tokens_that_are_not_utf8(put: Any) -> None:
-    """A WordPiece vocabulary that is not UTF-8 is a FormatError that names the file."""
+def test_tokens_that_are_not_utf8(put):
     path = put(amb.build(tokens=amb.tokenizer(2, (0,) * 5, b"a\n\xff\n")))
     with wm.open(path) as f, pytest.raises(wm.FormatError, match="UTF-8") as caught:
         f.tokenizer.tokens()
@@ -167,7 +154,7 @@ def test_tokens_that_are_not_utf8(put: Any) -> None:
 
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("start", range(8))
-def test_padding_counts_from_the_file_or_from_the_section(put: Any, start: int, *, relative: bool) -> None:
+def test_padding_counts_from_the_file_or_from_the_section(put, start, *, relative):
     """Both readings of the alignment load, wherever the section begins, over files and over memory alike."""
     tensors = {f"t{i}": noise("int8", (i,), i) for i in range(12)}
     metadata = amb.text({"x": "y" * start})
@@ -179,7 +166,7 @@ def test_padding_counts_from_the_file_or_from_the_section(put: Any, start: int, 
             f.verify()
 
 
-def test_the_walk_gives_the_same_over_files_and_memory(put: Any) -> None:
+def test_the_walk_gives_the_same_over_files_and_memory(put):
     """Names of any length, up to 65,535 bytes, and data of any size across pages: one and the same table."""
     rng = np.random.default_rng(5)
     sizes = [*range(0, 70, 7), 4080, 4095, 4096, 4097, 12000, 65534, 65535]
@@ -194,7 +181,7 @@ def test_the_walk_gives_the_same_over_files_and_memory(put: Any) -> None:
         assert all(same(f[name], value) for name, value in tensors.items())
 
 
-def test_more_records_than_the_first_guess(put: Any) -> None:
+def test_more_records_than_the_first_guess(put):
     """Thousands of tensors, dimensions and kilobytes of names beyond what the walk first makes room for."""
     shapes = {f"{'long' * (i % 9)}.{i}": (1,) * (i % 33) + (i % 3,) for i in range(3000)}
     records = [amb.dense(name, noise("int8", shape, 1)) for name, shape in shapes.items()]
@@ -205,8 +192,7 @@ def test_more_records_than_the_first_guess(put: Any) -> None:
         )
 
 
-def test_sixty_four_dimensions_are_the_most(put: Any) -> None:
-    """numpy has 64 dimensions: so many load, one more is a LimitError."""
+def test_sixty_four_dimensions_are_the_most(put):
     fine = amb.build([amb.dense("w", noise("int8", (1,) * 64, 1))])
     with wm.open(put(fine)) as f:
         assert f["w"].shape == (1,) * 64
@@ -214,7 +200,7 @@ def test_sixty_four_dimensions_are_the_most(put: Any) -> None:
         wm.open(amb.build([amb.Record("w", (1,) * 65, 3, b"x")]))
 
 
-def test_opening_reads_no_data(tmp_path: Path) -> None:
+def test_opening_reads_no_data(tmp_path):
     """A sparse file of a TiB opens at once, and its data is never allocated on the disk nor read into memory."""
     path = tmp_path / "large.amb"
     size = 1 << 40
@@ -233,7 +219,7 @@ def test_opening_reads_no_data(tmp_path: Path) -> None:
     assert path.stat().st_blocks * 512 < 1 << 20
 
 
-def test_kernel_reads_nothing_outside_its_memory() -> None:
+def test_kernel_reads_nothing_outside_its_memory():
     """The walk over memory that ends at a forbidden page takes the records that are whole, for every prefix."""
     records = [amb.dense(f"t{i}", noise("int8", (i,), i)) for i in range(5)]
     records.append(amb.quantised("q", (32,), amb.INT4BLOCK, bytes(18), 32, 1))
@@ -251,7 +237,7 @@ ARENAS = [Arena(4096) for _ in range(7)]
 
 
 @pytest.mark.parametrize("missing", ["", "cap", "dims_cap", "names_cap", "all"])
-def test_kernel_writes_nothing_outside_its_columns(missing: str) -> None:
+def test_kernel_writes_nothing_outside_its_columns(missing):
     """Columns flush against forbidden pages are filled as far as they go, and counts are right in any case."""
     shapes = [(), (2, 1), (0,), (1, 1, 3), (4,)]
     records = [amb.dense("n" * i, noise("int8", shape, i)) for i, shape in enumerate(shapes)]
@@ -287,7 +273,7 @@ def test_kernel_writes_nothing_outside_its_columns(missing: str) -> None:
     ("begin", "end", "origin", "names"),
     [(29, 28, 0, 9), (28, 1000, 0, 9), (28, 2**63, 0, 9), (28, 28, 29, 9), (28, 28, 0, 2**32)],
 )
-def test_kernel_refuses_senseless_arguments(begin: int, end: int, origin: int, names: int) -> None:
+def test_kernel_refuses_senseless_arguments(begin, end, origin, names):
     """A section outside of the file, or upside down, and names that 32 bits cannot count are an error of the caller."""
     data = amb.build()
     columns, found, fault = ffi.new("wm_columns *"), ffi.new("wm_amb *"), ffi.new("wm_fault *")
@@ -299,8 +285,7 @@ def test_kernel_refuses_senseless_arguments(begin: int, end: int, origin: int, n
 # ------------------------------------------------------------------------------------------------- verify
 
 
-def test_verify_compares_config_and_tensors(put: Any) -> None:
-    """A token embedding of another shape than n_vocab and n_embd say is a warning; one that agrees is none."""
+def test_verify_compares_config_and_tensors(put):
     record = [amb.dense("model.embed_tokens.weight", normal((4, 3)))]
     for config, wanted in (
         ({"n_vocab": 4, "n_embd": 3}, 0),
@@ -318,8 +303,7 @@ def test_verify_compares_config_and_tensors(put: Any) -> None:
     assert "embed_tokens" in warnings[0]
 
 
-def test_verify_compares_tokenizer_and_config(put: Any) -> None:
-    """Special ids beyond the vocabulary, and a vocabulary of another size than n_vocab, are warnings."""
+def test_verify_compares_tokenizer_and_config(put):
     section = amb.tokenizer(2, (0, 9, 1, amb.NO_ID, 2), b"a\nb\nc\n")
     for config, words in (
         ({}, ["not below 3, the lines of its vocabulary: eos 9"]),
@@ -331,14 +315,12 @@ def test_verify_compares_tokenizer_and_config(put: Any) -> None:
         assert all(word in text for word, text in zip(words, warnings, strict=True))
 
 
-def test_line_feeds_among_the_ids_are_no_tokens(put: Any) -> None:
-    """Special ids of 10 are bytes of a line feed, and no line of the vocabulary."""
+def test_line_feeds_among_the_ids_are_no_tokens(put):
     section = amb.tokenizer(2, (10, 0x0A0A, 10, 10, 10), b"t\n" * 0x0A0B)
     assert wm.open(put(amb.build(config=b'{"n_vocab": 2571}', tokens=section))).verify().warnings == ()
 
 
-def test_verify_notices_changes(put: Any) -> None:
-    """Metadata or a record that is another one by the time of `verify` is a LayoutError."""
+def test_verify_notices_changes(put):
     data = bytearray(amb.build([amb.dense("w", normal((2,)))], b'{"a": 1}'))
     for at, new in ((28 + 6, ord("2")), (data.index(b"w"), ord("v"))):
         changed = bytearray(data)
@@ -348,8 +330,7 @@ def test_verify_notices_changes(put: Any) -> None:
             f.verify()
 
 
-def test_odd_but_legal_things_are_warnings(put: Any) -> None:
-    """An empty name and a config whose "quant" says nothing usable load; `verify` mentions them."""
+def test_odd_but_legal_things_are_warnings(put):
     data = amb.build([amb.dense("", normal((1,)))], config=b'{"quant": {"block_size": -1}}')
     warnings = wm.open(put(data)).verify().warnings
     assert len(warnings) == 2
@@ -360,8 +341,7 @@ def test_odd_but_legal_things_are_warnings(put: Any) -> None:
 # ------------------------------------------------------------------------------------------------- writing
 
 
-def arrays() -> dict[str, Any]:
-    """One tensor of each dense dtype, and shapes at the edges."""
+def arrays():
     rng = np.random.default_rng(0)
     return {
         "float32": rng.standard_normal((3, 5)).astype(np.float32),
@@ -376,7 +356,7 @@ def arrays() -> dict[str, Any]:
     }
 
 
-def test_what_is_written_reads_back_by_the_specification(tmp_path: Path) -> None:
+def test_what_is_written_reads_back_by_the_specification(tmp_path):
     """A reader built from the specification finds every tensor, padded, weights beginning at a multiple of 8."""
     for extra in range(9):
         path = tmp_path / "ours.amb"
@@ -393,8 +373,7 @@ def test_what_is_written_reads_back_by_the_specification(tmp_path: Path) -> None
             assert record.data == little.tobytes()
 
 
-def test_both_readings_of_the_alignment_agree_on_our_files(tmp_path: Path) -> None:
-    """Counted from the file or from the section, the walk over a file of ours gives the same table."""
+def test_both_readings_of_the_alignment_agree_on_our_files(tmp_path):
     path = tmp_path / "ours.amb"
     wm.save(path, arrays(), metadata={"name": "x" * 3}, tokenizer={"type": 0, "payload": b"12345"})
     data = path.read_bytes()
@@ -407,12 +386,12 @@ def test_both_readings_of_the_alignment_agree_on_our_files(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("given", ["mapping", "namespace", "ours"])
-def test_a_tokenizer_of_any_kind_is_written(tmp_path: Path, given: str) -> None:
+def test_a_tokenizer_of_any_kind_is_written(tmp_path, given):
     """A mapping, an object with these attributes, and what a file gave are written alike."""
     parts = {"type": 2, "special_ids": {"bos": 5, "mask": 65534, "pad": None}, "payload": b"a\nb\n"}
     first, path = tmp_path / "first.amb", tmp_path / "second.amb"
     wm.save(first, {}, tokenizer=parts)
-    tokenizer: Any = parts if given == "mapping" else SimpleNamespace(**parts)
+    tokenizer = parts if given == "mapping" else SimpleNamespace(**parts)
     if given == "ours":
         tokenizer = wm.open(first).tokenizer
     wm.save(path, {}, tokenizer=tokenizer)
@@ -421,7 +400,7 @@ def test_a_tokenizer_of_any_kind_is_written(tmp_path: Path, given: str) -> None:
     assert tokens == amb.tokenizer(2, (5, amb.NO_ID, amb.NO_ID, amb.NO_ID, 65534), b"a\nb\n")
 
 
-def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_content_gives_the_same_bytes(tmp_path):
     """Equal content is written equally, whatever the order of keys and the seed of hashes."""
     code = """
 import sys, numpy as np, weightmap as wm
@@ -435,8 +414,7 @@ wm.save(sys.argv[1], {"w": np.ones(3, np.float32)}, metadata={key: {key: 1.5, "z
     assert "ü".encode() in paths[0].read_bytes()
 
 
-def test_read_and_written_again_a_file_is_the_same(tmp_path: Path) -> None:
-    """A file that is saved, opened and saved again is the same byte for byte."""
+def test_read_and_written_again_a_file_is_the_same(tmp_path):
     first, second = tmp_path / "first.amb", tmp_path / "second.amb"
     wm.save(first, arrays(), metadata={"a": 1}, config={"b": [1]}, tokenizer={"type": 3, "payload": b"x"})
     with wm.open(first) as f:
@@ -446,8 +424,7 @@ def test_read_and_written_again_a_file_is_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "third.amb").read_bytes() == first.read_bytes()
 
 
-def test_everything_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> None:
-    """Dtypes, names, JSON and tokenizer: one EncodeError names every offender, and no file is created."""
+def test_everything_that_cannot_be_written_is_named_at_once(tmp_path):
     tensors = {
         "f8": np.zeros(2, np.float64),
         "i4": np.zeros(2, np.int32),
@@ -468,15 +445,13 @@ def test_everything_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> N
     assert listing(tmp_path) == []
 
 
-def test_special_ids_of_a_tokenizer_are_a_mapping(tmp_path: Path) -> None:
-    """A list of them is an EncodeError."""
+def test_special_ids_of_a_tokenizer_are_a_mapping(tmp_path):
     with pytest.raises(wm.EncodeError, match="special_ids: list"):
         wm.save(tmp_path / "x.amb", {}, tokenizer={"type": 0, "special_ids": [1]})
     assert listing(tmp_path) == []
 
 
-def test_a_fault_that_has_no_words_is_an_error_all_the_same() -> None:
-    """Every fault of the walk becomes an error of ours."""
+def test_a_fault_that_has_no_words_is_an_error_all_the_same():
     error = layout._error(kernels.Fault(kernels.faults()["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
     assert isinstance(error, wm.FormatError)
     assert str(error) == "tensor 3: the records are damaged (COLUMN) (at byte 100)"
@@ -495,24 +470,21 @@ def test_a_fault_that_has_no_words_is_an_error_all_the_same() -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_json_is_refused(tmp_path: Path, value: Any, words: str) -> None:
-    """Metadata that JSON does not have, at any depth, is an EncodeError that says what."""
+def test_what_is_no_json_is_refused(tmp_path, value, words):
     for metadata in ({"key": value}, {"key": [{"inner": (value,)}]}):
         with pytest.raises(wm.EncodeError, match=words):
             wm.save(tmp_path / "x.amb", {}, metadata=metadata)
     assert listing(tmp_path) == []
 
 
-def test_what_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
-    """Metadata nested a thousand deep, or containing itself, is an EncodeError and no RecursionError."""
-    deep: list[Any] = []
+def test_what_is_nested_too_deeply_is_refused(tmp_path):
+    deep = []
     deep.append(deep)
     with pytest.raises(wm.EncodeError, match="deep"):
         wm.save(tmp_path / "x.amb", {}, metadata={"deep": deep})
 
 
-def test_dimensions_at_the_edge_of_32_bits(tmp_path: Path) -> None:
-    """A dimension of 2^32 - 1 is written, one of 2^32 refused: both of empty tensors."""
+def test_dimensions_at_the_edge_of_32_bits(tmp_path):
     path = tmp_path / "x.amb"
     wm.save(path, {"w": np.empty((0, 2**32 - 1), np.int8)})
     assert wm.open(path)["w"].shape == (0, 2**32 - 1)
@@ -521,14 +493,12 @@ def test_dimensions_at_the_edge_of_32_bits(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["x.amb"]
 
 
-def test_a_vocabulary_has_no_place(tmp_path: Path) -> None:
-    """`vocab=` is refused: AMB has a tokenizer section."""
+def test_a_vocabulary_has_no_place(tmp_path):
     with pytest.raises(wm.EncodeError, match="vocab"):
         wm.save(tmp_path / "x.amb", {}, vocab=["a"])
 
 
-def test_the_command_line_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`inspect` and `verify` work on AMB and say what it is."""
+def test_the_command_line_knows_it(tmp_path, capsys):
     path = tmp_path / "x.amb"
     wm.save(path, {"w": np.zeros((2, 2), np.float32)}, metadata={"name": "m"}, config={"n_vocab": 2})
     assert cli.main(["inspect", str(path)]) == 0
@@ -536,8 +506,7 @@ def test_the_command_line_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["verify", str(path)]) == 0
 
 
-def test_to_and_from_other_formats(tmp_path: Path) -> None:
-    """Through safetensors and back every bit is kept; what has no place there is named."""
+def test_to_and_from_other_formats(tmp_path):
     path, other, back = tmp_path / "x.amb", tmp_path / "x.safetensors", tmp_path / "y.amb"
     tensors = {name: array for name, array in arrays().items() if array.dtype.byteorder != ">"}
     wm.save(path, tensors, config={"n_vocab": 1}, tokenizer={"type": 0})
@@ -550,7 +519,7 @@ def test_to_and_from_other_formats(tmp_path: Path) -> None:
         assert all(f[name].tobytes() == np.ascontiguousarray(array).tobytes() for name, array in tensors.items())
 
 
-def test_bits_of_safetensors_survive(put: Any, tmp_path: Path) -> None:
+def test_bits_of_safetensors_survive(put, tmp_path):
     """NaN payloads and denormals go from safetensors to AMB as they are."""
     value = noise("float32", (64,), 3)
     source = put(st.build({"w": value}))
@@ -563,8 +532,7 @@ def test_bits_of_safetensors_survive(put: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [*range(3960, 4100), 65535])
-def test_names_and_data_across_the_window_of_the_walk(put: Any, size: int) -> None:
-    """Records of all sizes around a page, and around what is read at once, are walked the same from a file."""
+def test_names_and_data_across_the_window_of_the_walk(put, size):
     records = [amb.dense("n" * (size % 60000), noise("int8", (5,), size)), amb.dense("b", noise("int8", (size,), 1))]
     records += [amb.dense("c", normal((2,), size)), amb.dense("d", noise("int8", (9000 + size % 8,), size))]
     # Behind the last one lies padding of any length, which nothing that was read before it brought along.
@@ -573,8 +541,7 @@ def test_names_and_data_across_the_window_of_the_walk(put: Any, size: int) -> No
 
 
 @pytest.mark.parametrize("past", range(9))
-def test_padding_that_begins_behind_the_first_read(put: Any, past: int) -> None:
-    """Padding is read where it lies: behind the end of a page by any number of bytes, and it has to be zero."""
+def test_padding_that_begins_behind_the_first_read(put, past):
     head = len(amb.Record("a", (1,), amb.INT8, b"").head())
     start, size = 32, 3 * 4096 + past - 32 - head
     record = amb.Record("a", (size,), amb.INT8, bytes(size))
@@ -593,13 +560,12 @@ def test_padding_that_begins_behind_the_first_read(put: Any, past: int) -> None:
 # ------------------------------------------------------------------------------------------------- files that change
 
 
-def walked(source: Any, data: bytes) -> None:
-    """Walk the records of a source by the sections of other bytes."""
+def walked(source, data):
     header = layout.read_header(from_buffer(data, "mmap"), data, Options(wm.Limits()), [])
     layout.walk(source, header, None, Options(wm.Limits()), [])
 
 
-def test_a_file_that_shrinks_before_the_walk(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_before_the_walk(tmp_path):
     """Headers of records that are gone when the walk comes to them are a TruncatedError; data is not looked at."""
     data = lies.WHOLE
     path = tmp_path / "shrinks.amb"
@@ -611,19 +577,18 @@ def test_a_file_that_shrinks_before_the_walk(tmp_path: Path) -> None:
             walked(source, data)
 
 
-def test_an_error_of_the_system_passes_through(tmp_path: Path) -> None:
-    """An error of the system while records are read is an OSError with its number and the name of the file."""
+def test_an_error_of_the_system_passes_through(tmp_path):
     with (tmp_path / "x.amb").open("wb") as file, pytest.raises(OSError, match="descriptor") as caught:
         walked(SimpleNamespace(scanned=(file.fileno(), None), name="x.amb"), lies.WHOLE)
     assert (caught.value.errno, caught.value.filename) == (errno.EBADF, "x.amb")
 
 
-def test_records_that_grow_between_two_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_grow_between_two_walks(monkeypatch):
     """A table that did not fit, and does not fit its own size at the second walk, is an error and no wrong table."""
     walk = _scans._walk
     found = []
 
-    def growing(section: Any, room: tuple[int, int, int], **options: Any) -> Any:
+    def growing(section, room, **options):
         columns, result, fault = walk(section, room, **options)
         result.n_tensors += 600 * (1 + len(found))
         found.append(room)

@@ -1,10 +1,7 @@
 """From a Hugging Face model directory to AMB: metadata, configuration and tokenizer of each kind."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,12 +9,6 @@ from tests.builders import Tensor, amb, normal
 from tests.builders import safetensors as st
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Folder = Callable[..., Path]
 
 BERT = {
     "_name_or_path": "somebody/tiny-bert",
@@ -54,10 +45,8 @@ BPE = {"model": {"type": "BPE", "vocab": VOCAB, "merges": ["a b"]}, "added_token
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    """Make a model directory of a checkpoint and these files."""
-
-    def make(files: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> Path:
+def folder(tmp_path):
+    def make(files, tensors=None):
         home = tmp_path / "model"
         home.mkdir()
         (home / "model.safetensors").write_bytes(st.build(tensors or {"w": normal((2, 2))}))
@@ -69,15 +58,13 @@ def folder(tmp_path: Path) -> Folder:
     return make
 
 
-def converted(home: Path) -> tuple[Any, Any]:
-    """The report and the open file of a conversion."""
+def converted(home):
     target = home.with_suffix(".amb")
     report = wm.convert(home, target)
     return report, wm.open(target, verify="full")
 
 
-def test_a_bert_directory(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metadata says what the model is, config has the specification's keys, the tokenizer is the vocabulary."""
+def test_a_bert_directory(folder, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
     counts = np.arange(16, dtype="<i8")
     tensors = {
@@ -119,14 +106,12 @@ def test_a_bert_directory(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> No
     assert f.verify().warnings == ()
 
 
-def test_windows_line_ends_become_line_feeds(folder: Folder) -> None:
-    """A vocabulary of lines that end in CR LF is written with line feeds alone."""
+def test_windows_line_ends_become_line_feeds(folder):
     _, f = converted(folder({"config.json": BERT, "vocab.txt": "\r\n".join(TOKENS).encode() + b"\r\n"}))
     assert f.tokenizer.tokens() == TOKENS
 
 
-def test_wordpiece_of_a_tokenizer_json(folder: Folder) -> None:
-    """Without vocab.txt the tokens come from tokenizer.json, by id; special ones from special_tokens_map.json."""
+def test_wordpiece_of_a_tokenizer_json(folder):
     vocab = {token: i for i, token in reversed(list(enumerate(["<p>", "[UNK]", "x", "y"])))}
     files = {
         "config.json": BERT,
@@ -139,8 +124,7 @@ def test_wordpiece_of_a_tokenizer_json(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("merges", [["a b"], [["a", "b"]]])
-def test_bpe_of_a_tokenizer_json(folder: Folder, merges: list[Any]) -> None:
-    """Merges in either spelling, and the vocabulary with added tokens, ordered by id; rope fields are in the config."""
+def test_bpe_of_a_tokenizer_json(folder, merges):
     full = {**BPE, "model": {**BPE["model"], "merges": merges}}
     files = {"config.json": LLAMA, "tokenizer.json": full, "tokenizer_config.json": {"bos_token": "<s>"}}
     _, f = converted(folder(files))
@@ -157,16 +141,14 @@ def test_bpe_of_a_tokenizer_json(folder: Folder, merges: list[Any]) -> None:
     assert {key: f.config[key] for key in wanted} == wanted
 
 
-def test_bpe_of_two_files(folder: Folder) -> None:
-    """vocab.json and merges.txt, as GPT-2 has them, make the same payload."""
+def test_bpe_of_two_files(folder):
     files = {"config.json": LLAMA, "vocab.json": VOCAB, "merges.txt": b"#version: 0.2\na b\r\n"}
     _, f = converted(folder(files))
     assert f.tokenizer.type == 0
     assert json.loads(f.tokenizer.payload) == {"merges": [["a", "b"]], "vocab": VOCAB}
 
 
-def test_sentencepiece_is_the_serialised_model(folder: Folder) -> None:
-    """tokenizer.model goes along byte for byte, before any tokenizer.json; ids come from the configuration."""
+def test_sentencepiece_is_the_serialised_model(folder):
     model = b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02"
     added = {"0": {"content": "<unk>"}, "1": {"content": "<s>"}}
     settings = {"added_tokens_decoder": added, "unk_token": "<unk>"}
@@ -177,21 +159,19 @@ def test_sentencepiece_is_the_serialised_model(folder: Folder) -> None:
     assert f.tokenizer.special_ids == {"bos": 1, "eos": 2, "unk": 0}
 
 
-def test_a_text_called_tokenizer_model_is_none(folder: Folder) -> None:
-    """A tokenizer.model that is not a protocol buffer, as some models have, leaves the choice to tokenizer.json."""
+def test_a_text_called_tokenizer_model_is_none(folder):
     _, f = converted(folder({"config.json": LLAMA, "tokenizer.model": b"IQ== 0\n", "tokenizer.json": BPE}))
     assert f.tokenizer.type == 0
 
 
-def test_other_tokenizers_go_along_as_they_are(folder: Folder) -> None:
-    """A tokenizer.json of another model is of type 3, its bytes unchanged."""
+def test_other_tokenizers_go_along_as_they_are(folder):
     full = {"model": {"type": "Unigram", "vocab": [["a", -1.5]]}}
     _, f = converted(folder({"config.json": LLAMA, "tokenizer.json": full}))
     assert f.tokenizer.type == 3
     assert json.loads(f.tokenizer.payload) == full
 
 
-def test_special_ids_of_more_than_16_bits(folder: Folder) -> None:
+def test_special_ids_of_more_than_16_bits(folder):
     """An id that AMB's field cannot hold goes to the configuration, and the report says so."""
     files = {"config.json": {**LLAMA, "bos_token_id": 128000}, "tokenizer.json": BPE}
     report, f = converted(folder(files))
@@ -209,15 +189,13 @@ def test_special_ids_of_more_than_16_bits(folder: Folder) -> None:
     ],
     ids=["linear", "llama3", "nested"],
 )
-def test_rope_scaling(folder: Folder, given: dict[str, Any], wanted: Any) -> None:
-    """A linear factor is a number; what is more than a factor stays the object that it is."""
+def test_rope_scaling(folder, given, wanted):
     _, f = converted(folder({"config.json": {**LLAMA, **given}}))
     assert f.config["rope_scaling"] == wanted
     assert f.config["rope_freq_base"] == 500000.0
 
 
-def test_a_directory_of_nothing_but_tensors(folder: Folder) -> None:
-    """Without configuration and tokenizer there are none, and nothing is invented."""
+def test_a_directory_of_nothing_but_tensors(folder):
     report, f = converted(folder({}))
     assert f.metadata == {}
     assert f.config == {}
@@ -235,8 +213,7 @@ def test_a_directory_of_nothing_but_tensors(folder: Folder) -> None:
         ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {}, "merges": [5]}}'),
     ],
 )
-def test_damaged_files_of_a_tokenizer(folder: Folder, name: str, content: bytes) -> None:
-    """A damaged file is a FormatError that names it, and no file is written."""
+def test_damaged_files_of_a_tokenizer(folder, name, content):
     home = folder({"config.json": LLAMA, "vocab.json": VOCAB, name: content})
     with pytest.raises(wm.FormatError) as caught:
         wm.convert(home, home.with_suffix(".amb"))
@@ -244,7 +221,7 @@ def test_damaged_files_of_a_tokenizer(folder: Folder, name: str, content: bytes)
     assert not home.with_suffix(".amb").exists()
 
 
-def test_converting_twice_gives_the_same_bytes(folder: Folder, tmp_path: Path) -> None:
+def test_converting_twice_gives_the_same_bytes(folder, tmp_path):
     """The time in the metadata is that of the checkpoint, so nothing depends on when it was converted."""
     home = folder({"config.json": BERT, "vocab.txt": "\n".join(TOKENS).encode()})
     for target in ("a.amb", "b.amb"):
@@ -254,8 +231,7 @@ def test_converting_twice_gives_the_same_bytes(folder: Folder, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("merges", [5, None, {}, "a b"])
-def test_merges_that_are_no_list(folder: Folder, merges: Any) -> None:
-    """Merges that are not list of pairs are a FormatError that names the file."""
+def test_merges_that_are_no_list(folder, merges):
     model = {"type": "BPE", "vocab": VOCAB, "merges": merges}
     with pytest.raises(wm.FormatError, match=r"tokenizer\.json.*a merge is not a pair"):
         converted(folder({"tokenizer.json": {"model": model}}))
@@ -264,14 +240,13 @@ def test_merges_that_are_no_list(folder: Folder, merges: Any) -> None:
 @pytest.mark.parametrize(
     "config", ['{"rope_theta": 1%s}', '{"rope_theta": 1, "rope_scaling": {"type": "linear", "factor": 1%s}}']
 )
-def test_numbers_too_large_for_a_float(folder: Folder, config: str) -> None:
+def test_numbers_too_large_for_a_float(folder, config):
     """An integer of 400 digits where a float belongs is a FormatError that names the file."""
     with pytest.raises(wm.FormatError, match=r"config\.json.*too large"):
         converted(folder({"config.json": (config % ("0" * 400)).encode()}))
 
 
-def test_added_tokens_without_a_text(folder: Folder) -> None:
-    """An added token whose entry has no text is left out, and is no token called "None"."""
+def test_added_tokens_without_a_text(folder):
     settings = {"added_tokens_decoder": {"8": {}, "9": {"content": "</s>"}}}
     _, f = converted(folder({"tokenizer.json": BPE, "tokenizer_config.json": settings}))
     vocab = json.loads(f.tokenizer.payload)["vocab"]
@@ -280,7 +255,7 @@ def test_added_tokens_without_a_text(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("seconds", [2**34, 2**40, -(2**40)])
-def test_a_checkpoint_of_an_impossible_year(folder: Folder, seconds: int) -> None:
+def test_a_checkpoint_of_an_impossible_year(folder, seconds):
     """A time of modification beyond 64 bits of nanoseconds, or beyond any calendar, keeps no file from being opened."""
     home = folder({"config.json": BERT})
     os.utime(home / "model.safetensors", (seconds, seconds))

@@ -1,12 +1,9 @@
 """Quantised tensors in AMB: what their bytes mean, by the plain definition, and what is wrong with damaged ones."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,9 +18,6 @@ from weightmap.formats.amb.quantized import quantization
 from weightmap.index.row import Row
 from weightmap.quant.blocks import QuantizedTensor
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 SCALES = ("fp32", "fp16")
 # Of one element, of less than a block, of whole blocks, of one element more, of a prime number of elements.
@@ -34,7 +28,7 @@ WAYS += [(scheme, size) for scheme in BLOCKED for size in (8, 32, 128, 1000)]
 WAYS += [("int4_block", 2), ("int4_block", 50)]
 
 
-def payload(scheme: str, size: int, block_size: int, scale_type: int, seed: int = 0) -> bytes:
+def payload(scheme, size, block_size, scale_type, seed=0):
     """The bytes of random codes, the extreme ones included, and random scales; missing elements are zero."""
     rng = np.random.default_rng(seed)
     bits = BITS[scheme]
@@ -48,16 +42,14 @@ def payload(scheme: str, size: int, block_size: int, scale_type: int, seed: int 
     return amb.pack_blocks(blocks, bits, block_size, scale_type)
 
 
-def record(scheme: str, size: int, block_size: int = 0, scale_type: int = 1, name: str = "q") -> amb.Record:
-    """A tensor of random codes."""
+def record(scheme, size, block_size=0, scale_type=1, name="q"):
     data = payload(scheme, size, block_size, scale_type)
     return amb.quantised(name, (size,), amb.SCHEMES[scheme], data, block_size, scale_type)
 
 
-def adaptive_blocks(count: int, block_size: int, seed: int = 0) -> list[tuple[int, float, list[Any]]]:
-    """Blocks of all three kinds in random order."""
+def adaptive_blocks(count, block_size, seed=0):
     rng = np.random.default_rng(seed)
-    blocks: list[tuple[int, float, list[Any]]] = []
+    blocks = []
     for _ in range(count):
         code = int(rng.integers(0, 3))
         values = rng.standard_normal(block_size) if code == 2 else rng.integers(-8, 8, block_size)
@@ -65,8 +57,7 @@ def adaptive_blocks(count: int, block_size: int, seed: int = 0) -> list[tuple[in
     return blocks
 
 
-def adaptive(count: int = 9, block_size: int = 16, scale_type: int = 1) -> amb.Record:
-    """An adaptive tensor of whole blocks."""
+def adaptive(count=9, block_size=16, scale_type=1):
     data = amb.pack_adaptive(adaptive_blocks(count, block_size), block_size, scale_type)
     return amb.quantised("q", (count * block_size,), amb.ADAPTIVE, data, block_size, scale_type)
 
@@ -76,8 +67,7 @@ def adaptive(count: int = 9, block_size: int = 16, scale_type: int = 1) -> amb.R
 
 @pytest.mark.parametrize("scale_type", [0, 1])
 @pytest.mark.parametrize(("scheme", "block_size"), WAYS)
-def test_values_are_those_of_the_definition(put: Any, scheme: str, block_size: int, scale_type: int) -> None:
-    """Every scheme, block size, type of scale and tail decodes to scale times integer, by every way of reading."""
+def test_values_are_those_of_the_definition(put, scheme, block_size, scale_type):
     records = [record(scheme, size, block_size, scale_type, f"t{size}") for size in SIZES]
     with wm.open(put(amb.build(records, b"{}"))) as f:
         for size, stored in zip(SIZES, records, strict=True):
@@ -97,8 +87,7 @@ def test_values_are_those_of_the_definition(put: Any, scheme: str, block_size: i
 
 @pytest.mark.parametrize("scale_type", [0, 1])
 @pytest.mark.parametrize("block_size", [8, 32, 128])
-def test_adaptive_values_are_those_of_the_definition(put: Any, block_size: int, scale_type: int) -> None:
-    """Blocks of INT4, INT5 and FP16 in any order, with and without a tail, decode by the definition."""
+def test_adaptive_values_are_those_of_the_definition(put, block_size, scale_type):
     for count, missing in itertools.product((1, 2, 3, 4, 5, 17), (0, 3)):
         blocks = adaptive_blocks(count, block_size, count)
         data = amb.pack_adaptive(blocks, block_size, scale_type)
@@ -114,7 +103,7 @@ def test_adaptive_values_are_those_of_the_definition(put: Any, block_size: int, 
             f.verify()
 
 
-def test_shapes_of_more_dimensions_are_flattened_row_major(put: Any) -> None:
+def test_shapes_of_more_dimensions_are_flattened_row_major(put):
     """Blocks run over rows: element (i, j) is number i * columns + j, and q[i] decodes one row."""
     stored = record("int4_block", 35, 32).but(shape=(5, 7))
     with wm.open(put(amb.build([stored]))) as f:
@@ -124,15 +113,13 @@ def test_shapes_of_more_dimensions_are_flattened_row_major(put: Any) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "block_size"), [("int4", 0), ("int8", 0), ("int4_block", 32), ("int5_block", 8)])
-def test_tensors_without_elements(put: Any, scheme: str, block_size: int) -> None:
-    """An empty tensor has no blocks, or one scale and no codes."""
+def test_tensors_without_elements(put, scheme, block_size):
     with wm.open(put(amb.build([record(scheme, 0, block_size).but(shape=(0, 3))]))) as f:
         assert np.asarray(f["q"]).shape == (0, 3)
         f.verify()
 
 
-def test_scales_and_codes_are_views_of_the_file(put: Any) -> None:
-    """Scales and codes lie in the mapping, strided, and cannot be written; nothing is copied."""
+def test_scales_and_codes_are_views_of_the_file(put):
     path = put(amb.build([record("int4_block", 96, 32)]))
     with wm.open(path) as f:
         q = f["q"]
@@ -144,8 +131,7 @@ def test_scales_and_codes_are_views_of_the_file(put: Any) -> None:
             assert not part.flags.writeable
 
 
-def test_int8_is_dense_or_quantised_by_its_size(put: Any) -> None:
-    """INT8 of n bytes is an array of integers; with a header and a scale more it is quantised."""
+def test_int8_is_dense_or_quantised_by_its_size(put):
     dense = amb.Record("d", (6,), amb.INT8, bytes(range(6)))
     with wm.open(put(amb.build([dense, record("int8", 6), record("int8", 6, scale_type=0, name="w")]))) as f:
         assert f["d"].tolist() == list(range(6))
@@ -158,8 +144,7 @@ def test_int8_is_dense_or_quantised_by_its_size(put: Any) -> None:
 # ------------------------------------------------------------------------------------------------- bare blocks
 
 
-def bare(scheme: str, size: int, block_size: int, scale_type: int) -> amb.Record:
-    """A tensor of blocks without the header of four bytes."""
+def bare(scheme, size, block_size, scale_type):
     stored = record(scheme, size, block_size, scale_type)
     return stored.but(data=stored.data[4:])
 
@@ -167,10 +152,7 @@ def bare(scheme: str, size: int, block_size: int, scale_type: int) -> amb.Record
 @pytest.mark.parametrize("scale_type", [0, 1])
 @pytest.mark.parametrize("block_size", [8, 32, 128])
 @pytest.mark.parametrize("scheme", BLOCKED)
-def test_bare_blocks_are_described_by_the_configuration(
-    put: Any, scheme: str, block_size: int, scale_type: int
-) -> None:
-    """Blocks without a header take their size and scales from config["quant"]; a header, where there is one, wins."""
+def test_bare_blocks_are_described_by_the_configuration(put, scheme, block_size, scale_type):
     stored, full = bare(scheme, 100, block_size, scale_type), record(scheme, 60, 16, 1 - scale_type, "full")
     quant = {"type": scheme, "block_size": block_size, "scale_type": SCALES[scale_type]}
     with wm.open(put(amb.build([stored, full], config=amb.text({"quant": quant})))) as f:
@@ -182,15 +164,14 @@ def test_bare_blocks_are_described_by_the_configuration(
 
 
 @pytest.mark.parametrize("config", [b"", b"{}", b'{"quant": {"type": "int4_block"}}'])
-def test_bare_blocks_without_a_word_are_of_32_with_halves(put: Any, config: bytes) -> None:
-    """Where the configuration is silent, blocks have 32 elements and scales of float16."""
+def test_bare_blocks_without_a_word_are_of_32_with_halves(put, config):
     stored = bare("int4_block", 70, 32, 1)
     with wm.open(put(amb.build([stored], config=config))) as f:
         wanted = np.array(amb.decode(stored.data, 4, 70, 32, 1), np.float32)
         np.testing.assert_array_equal(np.asarray(f["q"]), wanted)
 
 
-def test_bare_blocks_of_three_bytes(put: Any) -> None:
+def test_bare_blocks_of_three_bytes(put):
     """One block of two elements is shorter than the header that it has not."""
     stored = bare("int4_block", 1, 2, 1)
     assert len(stored.data) == 3
@@ -213,11 +194,7 @@ def test_bare_blocks_of_three_bytes(put: Any) -> None:
         ("adaptive", 16, 1, b"\x08", "kind of block 12 is 3"),
     ],
 )
-def test_a_header_that_changed_under_a_handle(scheme: str, block_size: int, at: int, new: bytes, words: str) -> None:
-    """The header of quantised data is checked again at each use: what came in its place is a QuantError with its place.
-
-    The table was right when the file was opened, so this is the only check that there is.
-    """
+def test_a_header_that_changed_under_a_handle(scheme, block_size, at, new, words):
     stored = adaptive() if scheme == "adaptive" else record(scheme, 100, block_size)
     data = bytearray(amb.build([stored]))
     with wm.open(data) as f:
@@ -236,8 +213,7 @@ def test_a_header_that_changed_under_a_handle(scheme: str, block_size: int, at: 
 @pytest.mark.parametrize("scale_type", [0, 1])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(("scheme", "block_size"), [("int8", 0), ("int4", 0), ("int4_block", 32), ("int5_block", 32)])
-def test_scales_that_are_no_numbers(put: Any, scheme: str, block_size: int, value: float, scale_type: int) -> None:
-    """A NaN or infinite scale loads, gives no finite value but 0 times NaN, and `verify` names tensor and block."""
+def test_scales_that_are_no_numbers(put, scheme, block_size, value, scale_type):
     stored = record(scheme, 100, block_size, scale_type, "w")
     block = 2 if block_size else 0
     step = (2 if scale_type else 4) + (BITS[scheme] * block_size + 7) // 8
@@ -254,16 +230,14 @@ def test_scales_that_are_no_numbers(put: Any, scheme: str, block_size: int, valu
             f["w"].dequantize(strict=True)
 
 
-def test_scales_that_are_no_numbers_by_the_thousand(put: Any) -> None:
-    """The warning about 100,000 blocks without a finite scale, in megabytes of data, names the first five."""
+def test_scales_that_are_no_numbers_by_the_thousand(put):
     block = amb.pack_scale(math.nan, 1) + bytes(16)
     stored = amb.quantised("q", (3_200_000,), amb.INT4BLOCK, block * 100_000, 32, 1)
     with wm.open(put(amb.build([stored]))) as f:
         assert f.verify().warnings == ("tensor 'q': NaN or infinite scale of blocks 0, 1, 2, 3, 4, ...",)
 
 
-def test_negative_and_denormal_scales_are_exact(put: Any) -> None:
-    """The smallest denormal, -0.0 and negative scales survive and are no warning."""
+def test_negative_and_denormal_scales_are_exact(put):
     scales = [2.0**-24, -0.0, -1.5, 65504.0]
     data = amb.pack_blocks([(scale, [-8, 7]) for scale in scales], 4, 2, 1)
     with wm.open(put(amb.build([amb.quantised("q", (8,), amb.INT4BLOCK, data, 2, 1)]))) as f:
@@ -274,14 +248,13 @@ def test_negative_and_denormal_scales_are_exact(put: Any) -> None:
 # ------------------------------------------------------------------------------------------------- robustness
 
 
-def small() -> bytes:
-    """A file of every scheme."""
+def small():
     records = [record(scheme, 20, 8 if scheme in BLOCKED else 0, name=scheme) for scheme in BITS]
     records += [bare("int4_block", 40, 32, 1), adaptive(3, 8).but(name="adaptive"), amb.dense("d", normal((3,)))]
     return amb.build(records, b'{"n": 1}', b'{"quant": {"block_size": 32}}')
 
 
-def test_truncation_of_a_quantised_file() -> None:
+def test_truncation_of_a_quantised_file():
     """Every proper prefix is refused, also one whose section sizes were corrected."""
     data = small()
     sizes = struct.unpack_from("<3I", data, 8)
@@ -299,8 +272,7 @@ def test_truncation_of_a_quantised_file() -> None:
 # ------------------------------------------------------------------------------------------------- writing
 
 
-def test_what_was_read_is_written_as_it_was(put: Any, tmp_path: Path) -> None:
-    """Quantised tensors go from file to file byte for byte; bare blocks get a header; config["quant"] is set."""
+def test_what_was_read_is_written_as_it_was(put, tmp_path):
     source = put(small())
     with wm.open(source) as f:
         wm.save(tmp_path / "saved.amb", f, metadata=f.metadata, config={"n_vocab": 3, "quant": "old"})
@@ -316,8 +288,7 @@ def test_what_was_read_is_written_as_it_was(put: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "block_size"), WAYS)
-def test_tensors_from_memory_are_written(tmp_path: Path, scheme: str, block_size: int) -> None:
-    """A QuantizedTensor that was made in memory is a record with its header, and reads back equal."""
+def test_tensors_from_memory_are_written(tmp_path, scheme, block_size):
     for scale_type, size in itertools.product((0, 1), (1, 33, 64)):
         data = payload(scheme, size, block_size, scale_type)
         q = QuantizedTensor(scheme, (size,), data, block_size=block_size, scale_type=SCALES[scale_type])
@@ -332,8 +303,7 @@ def test_tensors_from_memory_are_written(tmp_path: Path, scheme: str, block_size
             assert f.verify().warnings == ()
 
 
-def test_the_configuration_describes_most_of_the_file(tmp_path: Path) -> None:
-    """With several schemes in a file, config["quant"] is that of most bytes."""
+def test_the_configuration_describes_most_of_the_file(tmp_path):
     large = QuantizedTensor("int5_block", (320,), payload("int5_block", 320, 32, 0), block_size=32, scale_type="fp32")
     few = QuantizedTensor("int4_block", (64,), payload("int4_block", 64, 64, 1), block_size=64)
     wm.save(tmp_path / "x.amb", {"a": few, "b": large, "c": np.zeros(1000, np.float32)})
@@ -341,16 +311,14 @@ def test_the_configuration_describes_most_of_the_file(tmp_path: Path) -> None:
         assert f.config["quant"] == {"type": "int5_block", "block_size": 32, "scale_type": "fp32"}
 
 
-def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
-    """A list for a configuration is an EncodeError, with quantised tensors and without."""
+def test_a_configuration_that_is_no_object(tmp_path):
     q = QuantizedTensor("int4", (2,), bytes(3))
     for tensors in ({}, {"q": q}):
         with pytest.raises(wm.EncodeError, match="config"):
-            wm.save(tmp_path / "x.amb", tensors, config=[1])  # type: ignore[arg-type]
+            wm.save(tmp_path / "x.amb", tensors, config=[1])
 
 
-def test_formats_without_schemes_refuse_quantised_tensors(put: Any, tmp_path: Path) -> None:
-    """Other formats name every quantised tensor in their refusal."""
+def test_formats_without_schemes_refuse_quantised_tensors(put, tmp_path):
     with wm.open(put(small(), "small.amb")) as f, pytest.raises(wm.EncodeError) as caught:
         wm.save(tmp_path / "x.safetensors", f)
     for name in (*BITS, "adaptive", "q"):
@@ -363,12 +331,11 @@ CODE_BITS = {amb.INT4: 4, amb.INT5: 5, amb.INT4BLOCK: 4, amb.INT5BLOCK: 5}
 STEPS = {amb.INT4BLOCK: 2, amb.INT5BLOCK: 8, amb.ADAPTIVE: 8}
 
 
-def packed(bits: int, count: int) -> int:
-    """Bytes of so many codes."""
+def packed(bits, count):
     return math.ceil(bits * count / 8)
 
 
-def sizes(code: int, n: int, block: int, scale: int) -> tuple[int, int]:
+def sizes(code, n, block, scale):
     """The fewest and the most bytes of n elements behind the header."""
     blocks = math.ceil(n / block) if block else 1
     if code == amb.ADAPTIVE:
@@ -378,8 +345,7 @@ def sizes(code: int, n: int, block: int, scale: int) -> tuple[int, int]:
     return size, size
 
 
-def stored(code: int, n: int, size: int, block: int, scale_type: int, *, kind: int | None = None) -> bytes:
-    """A file with one quantised tensor of so many bytes, its header included; nothing else may be its header."""
+def stored(code, n, size, block, scale_type, *, kind=None):
     config = amb.text({"quant": {"block_size": 0}})  # fits no blocks
     head = struct.pack("<BHB", code - 2 if kind is None else kind, block, scale_type)
     return amb.build([amb.Record("q", (n,), code, (head + bytes(max(size - 4, 0)))[:size])], config=config)
@@ -392,8 +358,7 @@ CODE_WAYS += [(amb.ADAPTIVE, 8), (amb.ADAPTIVE, 16)]
 
 @pytest.mark.parametrize("scale_type", [0, 1])
 @pytest.mark.parametrize(("code", "block"), CODE_WAYS)
-def test_sizes_of_quantised_data(code: int, block: int, scale_type: int) -> None:
-    """Data has the bytes that shape, block size and type of scales call for, adaptive data at least and at most."""
+def test_sizes_of_quantised_data(code, block, scale_type):
     for n in (*range(1, 18), 31, 32, 33, 63, 64, 65, 71, 72, 73, 127, 128, 129):
         least, most = (4 + size for size in sizes(code, n, block, 2 if scale_type else 4))
         for size in {least - 1, least, most, most + 1}:
@@ -407,8 +372,7 @@ def test_sizes_of_quantised_data(code: int, block: int, scale_type: int) -> None
 
 
 @pytest.mark.parametrize("code", [*CODE_BITS, amb.ADAPTIVE])
-def test_block_sizes_of_quantised_data(code: int) -> None:
-    """Schemes of one scale have no block size, others a multiple of 2 or 8; the error says which."""
+def test_block_sizes_of_quantised_data(code):
     step = STEPS.get(code, 0)
     for block in (*range(34), 65534, 65535):
         good = block > 0 and block % step == 0 if step else block == 0
@@ -423,8 +387,7 @@ def test_block_sizes_of_quantised_data(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [*CODE_BITS, amb.ADAPTIVE])
-def test_types_of_quantised_data_and_of_scales(code: int) -> None:
-    """quant_type is that of the dtype, and there are two types of scales."""
+def test_types_of_quantised_data_and_of_scales(code):
     block = STEPS.get(code, 0)
     for kind in range(9):
         error = error_of(stored(code, 3, 4 + sizes(code, 3, block, 2)[0], block, 1, kind=kind))
@@ -438,7 +401,7 @@ def test_types_of_quantised_data_and_of_scales(code: int) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 16])
-def test_sizes_of_int8(n: int) -> None:
+def test_sizes_of_int8(n):
     """int8 is dense where it takes a byte for each element, quantised with a header and one scale, else wrong."""
     for size in range(n + 12):
         head = struct.pack("<BHB", 1, 0, int(size == n + 6))
@@ -448,7 +411,7 @@ def test_sizes_of_int8(n: int) -> None:
 
 
 @pytest.mark.parametrize("code", [amb.INT4BLOCK, amb.INT5BLOCK])
-def test_blocks_without_a_header(code: int) -> None:
+def test_blocks_without_a_header(code):
     """Where the configuration says how, blocks lack a header if their bytes fit exactly, however few they are."""
     for scale, kind in ((2, "fp16"), (4, "fp32")):
         config = amb.text({"quant": {"block_size": 8, "scale_type": kind}})
@@ -464,25 +427,23 @@ def test_blocks_without_a_header(code: int) -> None:
 
 
 @pytest.mark.parametrize(("block", "odd"), [(0, False), (8, False), (65535, False), (65536, True), (-1, True)])
-def test_block_sizes_that_a_configuration_may_have(block: int, odd: bool) -> None:
-    """A block size up to 65,535 makes sense in a configuration; a larger one is odd."""
+def test_block_sizes_that_a_configuration_may_have(block, odd):
     found = warnings_of(amb.build([], config=amb.text({"quant": {"block_size": block, "scale_type": "fp16"}})))
     assert any("'quant' is not an object" in text for text in found) == odd
 
 
-def row(scheme: str, n: int, nbytes: int) -> Row:
-    """A row of a table."""
+def row(scheme, n, nbytes):
     return Row(SCHEMES[scheme], (n,), None, 100, nbytes)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])
-def test_quantised_data_is_checked_again_when_it_is_used(scheme: str) -> None:
+def test_quantised_data_is_checked_again_when_it_is_used(scheme):
     """A file may change after it was opened: headers are checked by the same rules at each use."""
     code = {**amb.SCHEMES, "adaptive": amb.ADAPTIVE}[scheme]
     right, step = code - 2, STEPS.get(code, 0)
     block = step
 
-    def problem(head: bytes, nbytes: int) -> str:
+    def problem(head, nbytes):
         try:
             return "" if quantization(row(scheme, 24, nbytes), head, None).start == 4 else "no header"
         except wm.QuantError as error:
@@ -507,8 +468,7 @@ def test_quantised_data_is_checked_again_when_it_is_used(scheme: str) -> None:
         assert found == ("" if other == size or scheme == "adaptive" else f"data_size is {other}, expected {size}")
 
 
-def test_blocks_without_a_header_when_they_are_used() -> None:
-    """Blocks without a header are recognised by their size; a size that the scheme lacks is an error."""
+def test_blocks_without_a_header_when_they_are_used():
     for scheme, step in (("int4_block", 2), ("int5_block", 8)):
         code = amb.SCHEMES[scheme]
         for block in range(1, 34):
@@ -522,7 +482,7 @@ def test_blocks_without_a_header_when_they_are_used() -> None:
                 assert found == expected, (scheme, block)
 
 
-def scaled(bad: list[int], count: int = 12) -> bytes:
+def scaled(bad, count=12):
     """A file with a tensor of blocks, some of whose scales are infinite."""
     blocks = [(math.inf if i in bad else 1.0, [0] * 8) for i in range(count)]
     data = amb.pack_blocks(blocks, 4, 8, 1)
@@ -531,7 +491,7 @@ def scaled(bad: list[int], count: int = 12) -> bytes:
 
 @pytest.mark.parametrize("piece", [1, 6, 12, 18])
 @pytest.mark.parametrize("count", [4, 5, 6, 7])
-def test_infinite_scales_in_the_pieces_that_are_read(monkeypatch: pytest.MonkeyPatch, piece: int, count: int) -> None:
+def test_infinite_scales_in_the_pieces_that_are_read(monkeypatch, piece, count):
     """However little is read at once, the first five are named, and whether there are more."""
     monkeypatch.setattr(scales, "_PIECE", piece)
     found = [text for text in warnings_of(scaled(list(range(3, 3 + count)))) if "scale" in text]
@@ -546,8 +506,7 @@ def test_infinite_scales_in_the_pieces_that_are_read(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 7, 8, 9, 17])
 @pytest.mark.parametrize("scale_type", [0, 1])
-def test_masks_of_adaptive_data(count: int, scale_type: int) -> None:
-    """The mask tells the size of the data, exactly, of any number of blocks; nothing stands behind its last one."""
+def test_masks_of_adaptive_data(count, scale_type):
     for kinds in ([0], [1], [2], [0, 1, 2], [2, 1, 0, 0]):
         blocks = [(kinds[i % len(kinds)], 0.5, [0.25 if kinds[i % len(kinds)] == 2 else 1] * 8) for i in range(count)]
         payload = amb.pack_adaptive(blocks, 8, scale_type)
@@ -571,8 +530,7 @@ def test_masks_of_adaptive_data(count: int, scale_type: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_checked_tensors_are_counted(count: int) -> None:
-    """The report of `verify` tells how many quantised tensors there were."""
+def test_checked_tensors_are_counted(count):
     records = [amb.quantised(f"q{i}", (8,), amb.INT4, amb.pack_scale(1.0, 1) + bytes(4), 0, 1) for i in range(count)]
     with wm.open(memoryview(amb.build(records))) as f:
         checks = f.verify().checks

@@ -1,7 +1,5 @@
 """BinTensors files that are right: ground truth, the reference implementation, both layouts, what is written."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.util
@@ -9,7 +7,6 @@ import json
 import os
 import struct
 import time
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,10 +20,6 @@ from tests.support import DATA, address, same
 import weightmap as wm
 from weightmap import demo
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
 TRUTH = DATA / "bintensors"
 VERDICTS = DATA / "malformed" / "bintensors"
 RECORDED = [
@@ -38,7 +31,7 @@ RECORDED = [
 every_layout = pytest.mark.parametrize("layout", bt.LAYOUTS)
 
 
-def reference() -> Any:
+def reference():
     """The reference implementation. A test run that claims to be complete (CI is set) must not go without."""
     if importlib.util.find_spec("bintensors") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("needs bintensors")
@@ -47,16 +40,12 @@ def reference() -> Any:
     return bintensors
 
 
-def their_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The file that the reference implementation writes for these tensors and metadata."""
+def their_bytes(tensors, metadata=None):
     items = {name: {"dtype": value.dtype, "shape": value.shape, "data": value.data} for name, value in tensors.items()}
     return bytes(reference().serialize(items, metadata))
 
 
-def our_bytes(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, layout: str | None = None
-) -> bytes:
-    """The file that weightmap writes for them."""
+def our_bytes(path, tensors, metadata=None, layout=None):
     arrays = {name: value.array for name, value in tensors.items()}
     wm.save(path, arrays, format="bintensors", layout=layout, metadata=metadata)
     return path.read_bytes()
@@ -66,8 +55,7 @@ def our_bytes(
 
 
 @pytest.mark.parametrize(("version", "name"), RECORDED)
-def test_ground_truth(version: str, name: str) -> None:
-    """Files of bintensors 0.0.5 and 0.2.0 read as their recorded values say: order, offsets, bits and metadata."""
+def test_ground_truth(version, name):
     path = TRUTH / version / f"{name}.bt"
     truth = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     arrays = np.load(path.with_suffix(".npz"))
@@ -90,8 +78,7 @@ def test_ground_truth(version: str, name: str) -> None:
         f.verify()
 
 
-def test_ground_truth_with_a_count_of_two_bytes() -> None:
-    """The file of 252 tensors that 0.0.5 wrote, index map in random order, gives each name its own array."""
+def test_ground_truth_with_a_count_of_two_bytes():
     path = TRUTH / "v0.0.5" / "count_252.bt"
     arrays = np.load(path.with_suffix(".npz"))
     found = bt.dissect(path.read_bytes(), "spec")
@@ -108,16 +95,14 @@ def test_ground_truth_with_a_count_of_two_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", ["all_dtypes", "scalars", "zero_dims", "unicode_names", "empty", "spec_example"])
-def test_what_0_2_0_wrote_is_written_again(name: str, tmp_path: Path) -> None:
-    """A file of the current layout, converted to the current layout, is the same file byte for byte."""
+def test_what_0_2_0_wrote_is_written_again(name, tmp_path):
     path, again = TRUTH / "v0.2.0" / f"{name}.bt", tmp_path / "again.bt"
     wm.convert(path, again, layout="current")
     assert again.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["all_dtypes", "mixed_order", "metadata_some_empty", "empty", "count_252"])
-def test_what_0_0_5_wrote_is_written_again(name: str, tmp_path: Path) -> None:
-    """A file of the specification's layout converts to the same bytes, but that the index map is in order."""
+def test_what_0_0_5_wrote_is_written_again(name, tmp_path):
     data = (TRUTH / "v0.0.5" / f"{name}.bt").read_bytes()
     wm.convert(TRUTH / "v0.0.5" / f"{name}.bt", tmp_path / "again.bt")
     again = (tmp_path / "again.bt").read_bytes()
@@ -136,7 +121,7 @@ STRICTER = {
 OTHER_LAYOUT = {"current/layout_spec_given_to_current_reader.bt", "spec/layout_current_given_to_spec_reader.bt"}
 
 
-def verdicts() -> list[tuple[str, str]]:
+def verdicts():
     """File and what the reference implementation of that layout made of it."""
     found = []
     for layout in bt.LAYOUTS:
@@ -147,8 +132,7 @@ def verdicts() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "verdict"), verdicts())
-def test_recorded_verdicts(name: str, verdict: str) -> None:
-    """Files that the reference refuses are a FormatError; accepted ones open with its values, or are listed above."""
+def test_recorded_verdicts(name, verdict):
     path, layout = VERDICTS / name, name.partition("/")[0]
     if name in OTHER_LAYOUT:
         with wm.open(path) as f:
@@ -179,8 +163,7 @@ ODD = {"current/header_not_multiple_of_8.bt", "spec/ndim_nonminimal_varint.bt"}
 # ------------------------------------------------------------------------------------------------- the specification
 
 
-def test_the_example_of_the_specification() -> None:
-    """The bytes that the specification takes apart hold I32 [1, 4] named "test", sixteen zero bytes."""
+def test_the_example_of_the_specification():
     with wm.open(memoryview(bt.SPECIFICATION_BYTES)) as f:
         assert (f.format, f.layout) == ("bintensors", "spec")
         assert {info.name: (info.dtype, info.shape, info.offset, info.nbytes) for info in f.infos()} == {
@@ -191,15 +174,14 @@ def test_the_example_of_the_specification() -> None:
         assert list(f.verify().warnings) == []
 
 
-def test_the_writer_reproduces_the_example_of_the_specification(tmp_path: Path) -> None:
+def test_the_writer_reproduces_the_example_of_the_specification(tmp_path):
     """By default, for this one tensor, weightmap writes the very bytes that the specification prints."""
     wm.save(tmp_path / "m.bt", {"test": np.zeros((1, 4), np.int32)})
     assert (tmp_path / "m.bt").read_bytes() == bt.SPECIFICATION_BYTES
 
 
 @every_layout
-def test_integers_of_every_width_in_a_header(layout: str) -> None:
-    """250, 251, 65,535, 65,536, 2^32 - 1 and 2^32 as dimensions: each takes the form of its size and reads back."""
+def test_integers_of_every_width_in_a_header(layout):
     sizes = (250, 251, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**60)
     assert [len(bt.varint(size)) for size in sizes] == [1, 3, 3, 5, 5, 9, 9]
     values = {f"d{size}": noise("uint8", (size, 0)) for size in sizes}
@@ -222,7 +204,7 @@ DISORDER = {
     "\U0001f30e": normal((), 4),
     "\uffff": normal((), 5),
 }
-METADATA: dict[str, dict[str, str] | None] = {
+METADATA = {
     "none": None,
     "empty": {},
     "entries": {"z": "1", "a": "", "": "no key", "Z": "x" * 300, "é": "ключ", "\U0001f30e": "\0", "\uffff": "\n"},
@@ -231,7 +213,7 @@ METADATA: dict[str, dict[str, str] | None] = {
 
 @every_layout
 @pytest.mark.parametrize("metadata", METADATA)
-def test_order_and_padding(layout: str, metadata: str, tmp_path: Path) -> None:
+def test_order_and_padding(layout, metadata, tmp_path):
     """Tensors by falling code of their dtype, then by the bytes of their name; keys sorted; spaces to eight bytes."""
     data = our_bytes(tmp_path / "m.bt", DISORDER, METADATA[metadata], layout)
     tensors, found = bt.parse(data, layout)
@@ -242,8 +224,7 @@ def test_order_and_padding(layout: str, metadata: str, tmp_path: Path) -> None:
 
 @every_layout
 @pytest.mark.parametrize("content", ["EVERY", "RANKS", "SMALL"])
-def test_both_layouts_are_written_as_the_builder_builds_them(layout: str, content: str, tmp_path: Path) -> None:
-    """Every dtype, scalars, empty tensors and odd names: the file is the builder's byte for byte and loads again."""
+def test_both_layouts_are_written_as_the_builder_builds_them(layout, content, tmp_path):
     tensors = getattr(bt, content)
     data = our_bytes(tmp_path / "m.bt", dict(reversed(tensors.items())), {"k": "v"}, layout)
     assert data == bt.build(tensors, {"k": "v"}, layout)
@@ -253,8 +234,7 @@ def test_both_layouts_are_written_as_the_builder_builds_them(layout: str, conten
         assert all(same(f[name], value) for name, value in tensors.items())
 
 
-def test_the_specification_is_the_default_layout(tmp_path: Path) -> None:
-    """Without layout= it is the specification's that is written, by suffix or by format."""
+def test_the_specification_is_the_default_layout(tmp_path):
     wm.save(tmp_path / "m.bt", {"a": np.ones(3)})
     wm.save(tmp_path / "n.bin", {"a": np.ones(3)}, format="bintensors")
     expected = bt.build({"a": tensor(np.ones(3))})
@@ -262,7 +242,7 @@ def test_the_specification_is_the_default_layout(tmp_path: Path) -> None:
 
 
 @every_layout
-def test_arrays_are_aligned_in_any_order(layout: str, tmp_path: Path) -> None:
+def test_arrays_are_aligned_in_any_order(layout, tmp_path):
     """Tensors that weightmap writes lie at multiples of their item size."""
     our_bytes(tmp_path / "m.bt", DISORDER, layout=layout)
     with wm.open(tmp_path / "m.bt") as f:
@@ -270,8 +250,7 @@ def test_arrays_are_aligned_in_any_order(layout: str, tmp_path: Path) -> None:
 
 
 @every_layout
-def test_none_and_nothing_differ_and_stay(layout: str, tmp_path: Path) -> None:
-    """metadata=None writes no metadata, {} writes metadata of no entries; from .bt to .bt the difference is kept."""
+def test_none_and_nothing_differ_and_stay(layout, tmp_path):
     value = {"a": normal((2,))}
     for metadata, tag in ((None, b"\0\1"), ({}, b"\1\0")):
         data = our_bytes(tmp_path / "m.bt", value, metadata, layout)
@@ -282,7 +261,7 @@ def test_none_and_nothing_differ_and_stay(layout: str, tmp_path: Path) -> None:
             assert (tmp_path / "n.bt").read_bytes() == bt.build(value, metadata, target)
 
 
-def test_no_file_is_converted_into_one_that_cannot_be_read(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_no_file_is_converted_into_one_that_cannot_be_read(put, tmp_path):
     """An empty tensor whose shape is too large for elements of 8 bytes is an EncodeError with its name."""
     path = put(bt.build({"vast": noise("float16", (2**60, 0)), "a": noise("float16", (2,))}), "m.bt")
     wm.convert(path, tmp_path / "out.bt", dtype="float32")
@@ -294,7 +273,7 @@ def test_no_file_is_converted_into_one_that_cannot_be_read(put: Callable[..., Pa
         assert not (tmp_path / name).exists()
 
 
-def test_conversion_between_the_layouts(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_conversion_between_the_layouts(put, tmp_path):
     """spec → current → spec gives the same file, with metadata, empty tensors, scalars and every name."""
     path = put(bt.build(bt.RANKS, {"k": "v"}), "m.bt")
     wm.convert(path, tmp_path / "c.bt", layout="current")
@@ -303,7 +282,7 @@ def test_conversion_between_the_layouts(put: Callable[..., Path], tmp_path: Path
     assert (tmp_path / "s.bt").read_bytes() == path.read_bytes()
 
 
-def test_what_the_format_cannot_say_is_refused_before_a_file(tmp_path: Path) -> None:
+def test_what_the_format_cannot_say_is_refused_before_a_file(tmp_path):
     """complex64 and a name that is not Unicode are named in one EncodeError, and nothing is created."""
     arrays = {"good": np.ones(2), "c": np.ones(2, np.complex64), "\ud800": np.ones(2)}
     with pytest.raises(wm.EncodeError) as caught:
@@ -321,16 +300,14 @@ def test_what_the_format_cannot_say_is_refused_before_a_file(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("metadata", METADATA)
 @pytest.mark.parametrize("content", ["every dtype", "ranks", "names", "nothing"])
-def test_the_current_layout_is_written_as_0_2_0_does(content: str, metadata: str, tmp_path: Path) -> None:
-    """layout="current" is byte-identical to bintensors 0.2.0: dtypes, scalars, empty tensors, names, metadata."""
+def test_the_current_layout_is_written_as_0_2_0_does(content, metadata, tmp_path):
     tensors = {"every dtype": bt.EVERY, "ranks": bt.RANKS, "names": DISORDER, "nothing": {}}[content]
     ours = our_bytes(tmp_path / "m.bt", tensors, METADATA[metadata], "current")
     assert ours == their_bytes(tensors, METADATA[metadata])
 
 
 @pytest.mark.parametrize("dtype", bt.CODES)
-def test_each_dtype_is_written_as_0_2_0_does(dtype: str, tmp_path: Path) -> None:
-    """One tensor of each dtype: its code, and its values, are those of bintensors 0.2.0, which loads the file."""
+def test_each_dtype_is_written_as_0_2_0_does(dtype, tmp_path):
     values = {"m": noise(dtype, (3, 5)), "s": noise(dtype, ()), "e": noise(dtype, (0, 2))}
     ours = our_bytes(tmp_path / "m.bt", values, layout="current")
     assert ours == their_bytes(values)
@@ -341,8 +318,7 @@ def test_each_dtype_is_written_as_0_2_0_does(dtype: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("count", [0, 1, 250, 251, 2**16 - 1, 2**16])
-def test_counts_of_every_width_are_written_as_0_2_0_does(count: int, tmp_path: Path) -> None:
-    """250, 251, 65,535 and 65,536 tensors: the same bytes, and each tensor is found again."""
+def test_counts_of_every_width_are_written_as_0_2_0_does(count, tmp_path):
     values = {f"t{number}": Tensor("uint8", (1,), bytes([number & 255])) for number in range(count)}
     ours = our_bytes(tmp_path / "m.bt", values, layout="current")
     assert ours == their_bytes(values)
@@ -353,8 +329,7 @@ def test_counts_of_every_width_are_written_as_0_2_0_does(count: int, tmp_path: P
 
 
 @pytest.mark.parametrize("size", [250, 251, 2**16 - 1, 2**16, 2**20])
-def test_sizes_of_every_width_are_written_as_0_2_0_does(size: int, tmp_path: Path) -> None:
-    """Data, names and metadata of lengths around the width of each integer: the same bytes."""
+def test_sizes_of_every_width_are_written_as_0_2_0_does(size, tmp_path):
     values = {"n" * min(size, 2**17): noise("uint8", (size,)), "b": noise("int8", (3,))}
     metadata = {"k" * size: "v" * size}
     ours = our_bytes(tmp_path / "m.bt", values, metadata, "current")
@@ -365,14 +340,14 @@ def test_sizes_of_every_width_are_written_as_0_2_0_does(size: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize("size", [2**32 - 1, 2**32, 2**33, 2**59])
-def test_dimensions_of_nine_bytes_are_written_as_0_2_0_does(size: int, tmp_path: Path) -> None:
+def test_dimensions_of_nine_bytes_are_written_as_0_2_0_does(size, tmp_path):
     """Dimensions that need four and eight bytes, on tensors without elements: the same bytes."""
     values = {"a": noise("uint8", (size, 0)), "b": noise("float32", (0, size))}
     assert our_bytes(tmp_path / "m.bt", values, layout="current") == their_bytes(values)
 
 
 @every_layout
-def test_offsets_of_nine_bytes(layout: str, tmp_path: Path) -> None:
+def test_offsets_of_nine_bytes(layout, tmp_path):
     """A sparse file whose second tensor begins at 5 GiB: offset and data of both ends are right."""
     size = 5 * 2**30
     head = bt.padded(bt.header([bt.Row("a", 1, (size,), 0, size), bt.Row("z", 0, (2,), size, size + 2)], layout=layout))
@@ -390,8 +365,7 @@ def test_offsets_of_nine_bytes(layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", METADATA)
-def test_files_of_0_2_0_are_read(metadata: str, tmp_path: Path) -> None:
-    """Files of bintensors 0.2.0 are read with equal arrays, order and metadata, from memory and from a path."""
+def test_files_of_0_2_0_are_read(metadata, tmp_path):
     values = {**bt.EVERY, **bt.RANKS}
     path = tmp_path / "m.bt"
     path.write_bytes(their_bytes(values, METADATA[metadata]))
@@ -403,8 +377,7 @@ def test_files_of_0_2_0_are_read(metadata: str, tmp_path: Path) -> None:
             assert dict(f.metadata) == (METADATA[metadata] or {})
 
 
-def test_the_numpy_interface_of_0_2_0_agrees(tmp_path: Path) -> None:
-    """Arrays saved by `bintensors.numpy` and by weightmap are the same file, and either loads that of the other."""
+def test_the_numpy_interface_of_0_2_0_agrees(tmp_path):
     reference()
     from bintensors import numpy as theirs
 
@@ -422,8 +395,7 @@ def test_the_numpy_interface_of_0_2_0_agrees(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- which layout
 
 
-def test_a_file_that_is_valid_in_both_layouts_is_the_specification_s() -> None:
-    """Bytes that a strict reader of either layout accepts are read in the specification's, always."""
+def test_a_file_that_is_valid_in_both_layouts_is_the_specification_s():
     assert bt.valid(bt.BOTH, "spec")
     assert bt.valid(bt.BOTH, "current")
     for strict in (True, False):
@@ -432,8 +404,7 @@ def test_a_file_that_is_valid_in_both_layouts_is_the_specification_s() -> None:
             assert [(info.name, info.dtype, info.shape) for info in f.infos()] == [("x\x0b\1\0\0", "float16", (0,))]
 
 
-def test_the_old_file_that_0_2_0_misreads() -> None:
-    """{"mask": bool[1, 3]} of 0.0.5, which 0.2.0 takes for {"": int8[3]}, is what it says it is."""
+def test_the_old_file_that_0_2_0_misreads():
     value = Tensor("bool", (1, 3), b"\1\0\1")
     data = bt.build({"mask": value})
     theirs = reference().deserialize(data)
@@ -447,7 +418,7 @@ def test_the_old_file_that_0_2_0_misreads() -> None:
 
 @pytest.mark.parametrize("layout", bt.LAYOUTS)
 @pytest.mark.parametrize("metadata", [None, {}, {"": ""}, {"\x01": "\x01"}])
-def test_empty_files_have_a_layout(layout: str, metadata: dict[str, str] | None) -> None:
+def test_empty_files_have_a_layout(layout, metadata):
     """The layouts of files without tensors are distinguished: the specification's has one more zero byte."""
     with wm.open(memoryview(bt.build({}, metadata, layout))) as f:
         assert (f.layout, len(f), dict(f.metadata)) == (layout, 0, metadata or {})
@@ -457,7 +428,7 @@ def test_empty_files_have_a_layout(layout: str, metadata: dict[str, str] | None)
 
 
 @every_layout
-def test_arrays_are_views_of_the_file(layout: str, put: Callable[..., Path]) -> None:
+def test_arrays_are_views_of_the_file(layout, put):
     """Each array, a scalar included, lies in the one mapping at its offset, is read-only and owns nothing."""
     path = put(bt.build(bt.RANKS, layout=layout), "m.bt")
     with wm.open(path) as f:
@@ -473,7 +444,7 @@ def test_arrays_are_views_of_the_file(layout: str, put: Callable[..., Path]) -> 
 
 
 @every_layout
-def test_unaligned_data_is_served_where_it_lies(layout: str, put: Callable[..., Path]) -> None:
+def test_unaligned_data_is_served_where_it_lies(layout, put):
     """A float64 at an odd address, after a header of odd length and small tensors, is a view."""
     values = {"b": noise("uint8", (3,)), "d": normal((2, 2), 1, "float64"), "h": noise("bfloat16", (3,))}
     data = bt.build(values, {"": "x"}, layout, pad=False)
@@ -487,17 +458,16 @@ def test_unaligned_data_is_served_where_it_lies(layout: str, put: Callable[..., 
         np.testing.assert_array_equal(f.read("h"), values["h"].array.astype(np.float32))
 
 
-def test_metadata_is_read_only() -> None:
+def test_metadata_is_read_only():
     """The metadata is a mapping that cannot be changed, never None."""
     for metadata in (None, {}, {"a": "b"}):
         with wm.open(memoryview(bt.build(bt.SMALL, metadata))) as f:
             assert dict(f.metadata) == (metadata or {})
             with pytest.raises(TypeError):
-                f.metadata["a"] = "c"  # type: ignore[index]
+                f.metadata["a"] = "c"
 
 
-def test_what_is_odd_but_legal_is_a_warning() -> None:
-    """A header of another length than a multiple of eight, a long form of an integer, an empty name: verify says so."""
+def test_what_is_odd_but_legal_is_a_warning():
     value = {"a": noise("uint8", (3,))}
     long = bt.header([bt.Row("a", 1, (bt.varint(3, 253),), 0, 3)])
     cases = {
@@ -516,8 +486,7 @@ def test_what_is_odd_but_legal_is_a_warning() -> None:
 # ------------------------------------------------------------------------------------------------- a real model
 
 
-def test_a_real_model_goes_through_three_formats(tmp_path: Path) -> None:
-    """MiniLM from safetensors to .weights to .bt to safetensors: equal at the end, but for what EMBD cannot hold."""
+def test_a_real_model_goes_through_three_formats(tmp_path):
     checkpoint = demo.find_checkpoint()
     if checkpoint is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("needs the checkpoint")
@@ -541,8 +510,7 @@ def test_a_real_model_goes_through_three_formats(tmp_path: Path) -> None:
         assert wm.diff(path, steps[2]).equal
 
 
-def test_metadata_survives_the_way_through_safetensors(put: Callable[..., Path], tmp_path: Path) -> None:
-    """safetensors → .bt → safetensors keeps tensors, bits and metadata of every dtype that both have."""
+def test_metadata_survives_the_way_through_safetensors(put, tmp_path):
     source = put(st.build(bt.EVERY, {"format": "pt", "ключ": "値"}), "a.safetensors")
     wm.convert(source, tmp_path / "b.bt")
     assert bt.parse((tmp_path / "b.bt").read_bytes()) == (bt.EVERY, {"format": "pt", "ключ": "値"})
@@ -550,7 +518,7 @@ def test_metadata_survives_the_way_through_safetensors(put: Callable[..., Path],
     assert st.parse((tmp_path / "c.safetensors").read_bytes()) == (dict(bt.EVERY), {"format": "pt", "ключ": "値"})
 
 
-def test_pieces_of_the_header_are_where_the_format_says() -> None:
+def test_pieces_of_the_header_are_where_the_format_says():
     """The first eight bytes count the header with its padding: the data begins there, whatever the header holds."""
     data = bt.build(bt.SMALL, {"k": "v"})
     (length,) = struct.unpack_from("<Q", data)
@@ -558,8 +526,7 @@ def test_pieces_of_the_header_are_where_the_format_says() -> None:
         assert min(info.offset for info in f.infos()) == 8 + length
 
 
-def test_what_would_be_read_as_the_other_layout_is_not_written(tmp_path: Path) -> None:
-    """A current header that is a specification header too would be read as that: it is an EncodeError, and no file."""
+def test_what_would_be_read_as_the_other_layout_is_not_written(tmp_path):
     tensors = {"\x01\0\0\0\x01\x05x": np.zeros(0, np.float32)}
     with pytest.raises(wm.EncodeError, match="specification"):
         wm.save(tmp_path / "m.bt", tensors, layout="current")
@@ -584,8 +551,7 @@ PASSED = [
 
 
 @every_layout
-def test_messages_show_the_beginning_of_a_long_name(layout: str) -> None:
-    """A name or a key of a megabyte makes no message of a megabyte, and looking one up does not take long."""
+def test_messages_show_the_beginning_of_a_long_name(layout):
     long = "n" * 10**6
     twice = (A._replace(name=long), B._replace(name=long))
     for data in (
@@ -606,7 +572,7 @@ def test_messages_show_the_beginning_of_a_long_name(layout: str) -> None:
     assert time.process_time() - started < 1
 
 
-def test_the_index_map_gives_the_names() -> None:
+def test_the_index_map_gives_the_names():
     """A map in any order that names each tensor once is right: names go where it says."""
     with wm.open(memoryview(make("spec", index=[("z", 1), ("a", 0)]))) as f:
         assert [(info.name, info.shape) for info in f.infos()] == [("a", (2,)), ("z", (3,))]
@@ -614,8 +580,7 @@ def test_the_index_map_gives_the_names() -> None:
         assert [(info.name, info.shape) for info in f.infos()] == [("b", (2,)), ("a", (3,))]
 
 
-def test_the_header_limit_holds_for_a_header_that_is_there(tmp_path: Path) -> None:
-    """A header of 100,000,001 bytes that the file really has is a LimitError."""
+def test_the_header_limit_holds_for_a_header_that_is_there(tmp_path):
     path = tmp_path / "big.bt"
     with path.open("wb") as file:
         file.write(bt.raw(b"\0\0", length=100_000_001))
@@ -625,8 +590,7 @@ def test_the_header_limit_holds_for_a_header_that_is_there(tmp_path: Path) -> No
 
 
 @every_layout
-def test_two_equal_names_among_many(layout: str) -> None:
-    """100,000 tensors open; with the last name that of the first they are refused, without a quadratic search."""
+def test_two_equal_names_among_many(layout):
     rows = [bt.Row(f"t{i:06}", 1, (1,), i, i + 1) for i in range(100_000)]
     with wm.open(memoryview(bt.raw(bt.padded(bt.header(rows, None, layout)), bytes(100_000)))) as f:
         assert len(f) == 100_000
@@ -639,7 +603,7 @@ def test_two_equal_names_among_many(layout: str) -> None:
 
 
 @pytest.mark.parametrize("case", PASSED, ids=[case.id for case in PASSED])
-def test_what_is_let_pass_is_read_right(case: Any) -> None:
+def test_what_is_let_pass_is_read_right(case):
     """A file that is odd and legal, or refused and let pass with strict=False, holds what was written into it."""
     for format in (None, "bintensors"):
         with wm.open(memoryview(case.data), format=format, strict=not case.error) as f:
@@ -648,8 +612,7 @@ def test_what_is_let_pass_is_read_right(case: Any) -> None:
 
 
 @every_layout
-def test_the_last_of_two_metadata_values_wins(layout: str) -> None:
-    """With strict=False a key that occurs twice has its last value, as in the reference implementation."""
+def test_the_last_of_two_metadata_values_wins(layout):
     with wm.open(memoryview(make(layout, metadata=[("k", "1"), ("l", ""), ("k", "2")])), strict=False) as f:
         assert dict(f.metadata) == {"k": "2", "l": ""}
 
@@ -665,8 +628,7 @@ def test_the_last_of_two_metadata_values_wins(layout: str) -> None:
     ],
     ids=["both the first", "both the second", "a second time", "a second time, then right", "past the end, then right"],
 )
-def test_index_maps_that_only_0_0_5_accepts(index: list[tuple[str, int]], found: dict[str, bytes]) -> None:
-    """Two names for one tensor are a LayoutError; with strict=False each name is what 0.0.5 takes it for."""
+def test_index_maps_that_only_0_0_5_accepts(index, found):
     data = make("spec", index=index)
     with pytest.raises(wm.LayoutError):
         wm.open(memoryview(data), format="bintensors")
@@ -676,9 +638,8 @@ def test_index_maps_that_only_0_0_5_accepts(index: list[tuple[str, int]], found:
         assert f.verify().warnings
 
 
-def test_index_maps_that_no_reader_can_follow() -> None:
-    """With strict=False too an index past the tensors is refused, and so are tensors with two names and a hole."""
-    options: dict[str, Any] = {"format": "bintensors", "strict": False}
+def test_index_maps_that_no_reader_can_follow():
+    options = {"format": "bintensors", "strict": False}
     with pytest.raises(wm.LayoutError, match="index of a tensor") as caught:
         wm.open(memoryview(make("spec", index=[("a", 0), ("b", 2)])), **options)
     assert (caught.value.actual, caught.value.expected) == (2, "less than 2")

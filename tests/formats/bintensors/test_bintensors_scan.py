@@ -1,10 +1,7 @@
 """The scan of BinTensors headers in C, of both layouts: its bounds, its faults, its columns."""
 
-from __future__ import annotations
-
 import itertools
 import random
-from typing import Any
 
 import pytest
 from tests.bounds_support import around, refused
@@ -20,8 +17,7 @@ every_layout = pytest.mark.parametrize("layout", bt.LAYOUTS)
 
 
 @every_layout
-def test_every_end_of_a_header(layout: str) -> None:
-    """A header that ends within any of its parts is an error that says where, for integers of all widths."""
+def test_every_end_of_a_header(layout):
     wide = bt.Row("n" * 300, 1, (70000, 2**40, 0), 0, 0)
     head = bt.header([wide, ROW._replace(begin=0)], {"key": "value"}, layout)
     for size in range(len(head)):
@@ -36,8 +32,7 @@ def test_every_end_of_a_header(layout: str) -> None:
 
 
 @every_layout
-def test_counts_that_there_is_room_for(layout: str) -> None:
-    """A number of tensors or dimensions that the rest of the header has no room for is refused at once."""
+def test_counts_that_there_is_room_for(layout):
     right = bt.header([ROW], layout=layout)
     number = {"spec": 1, "current": 2}[layout]
     least = 6 if layout == "spec" else 5
@@ -51,8 +46,7 @@ def test_counts_that_there_is_room_for(layout: str) -> None:
         assert (fault.kind == "BIN_COUNT" and fault.at == at) == (n > len(right) - at - 1)
 
 
-def test_the_reading_that_went_further_counts() -> None:
-    """For a header that fits neither layout, the error is about the one that reads further, even by a byte."""
+def test_the_reading_that_went_further_counts():
     alphabet = bytes([0, 1, 2, 32, 251, 255])
     for size in range(1, 7):
         for text in map(bytes, itertools.product(alphabet, repeat=size)):
@@ -69,18 +63,17 @@ def test_the_reading_that_went_further_counts() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 10))
-def test_a_map_with_aliases_that_is_cut_off(cut: int) -> None:
+def test_a_map_with_aliases_that_is_cut_off(cut):
     """A map that names a tensor twice and then ends too early is an error with ``strict=False`` as well."""
     rows = [bt.Row(f"t{i}", 1, (1,), i, i + 1) for i in range(3)]
-    entries: list[Any] = [("x", 0), ("y", 0), ("z", bt.varint(0, 252))]
+    entries = [("x", 0), ("y", 0), ("z", bt.varint(0, 252))]
     head = bt.header(rows, index=entries)
     error = refused(bt.raw(head[:-cut], bytes(3)), strict=False, format="bintensors")
     assert isinstance(error, wm.FormatError)
 
 
 @pytest.mark.parametrize("room", range(4))
-def test_dimensions_that_columns_have_room_for(room: int) -> None:
-    """More dimensions than the columns hold, by one already, are refused."""
+def test_dimensions_that_columns_have_room_for(room):
     text = bt.header([bt.Row("a", 1, (1, 3), 0, 3)], layout="current")
     columns = kernels.Columns.scratch(len(text), 1, 9)
     columns.native.dims_cap = room
@@ -89,8 +82,7 @@ def test_dimensions_that_columns_have_room_for(room: int) -> None:
     assert (done, fault.code) == ((0, 0) if room >= 2 else (-1, kernels.faults()["CAPACITY"]))
 
 
-def test_pieces_that_the_scan_can_count() -> None:
-    """Positions are kept in 32 bits: a header of 2^32 - 1 bytes, or columns for as many dimensions, are refused."""
+def test_pieces_that_the_scan_can_count():
     out, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
     small = kernels.Columns.scratch(0, 1, 1)
     for len_, names, dims, code in (
@@ -107,7 +99,7 @@ def test_pieces_that_the_scan_can_count() -> None:
         assert fault.code == kernels.faults()[code]
 
 
-def test_the_scan_stays_within_its_memory() -> None:
+def test_the_scan_stays_within_its_memory():
     """With the header and every column flush against a page that nobody may touch, any header is read within bounds."""
     dice = random.Random(3)
     arenas = [Arena(8192) for _ in range(8)]
@@ -138,8 +130,7 @@ def test_the_scan_stays_within_its_memory() -> None:
     assert len(seen) > 8
 
 
-def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names() -> None:
-    """Where the specification's layout fits but for its padding, the columns are those of its reading."""
+def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names():
     header = bytes.fromhex("00010b0102000801017400") + bytes(5)  # one tensor, "t"; padded with zeros
     columns, found, fault = kernels.scan_bincode(header, 3, 10)
     assert (fault, found.layout, found.complete) == (None, 1, 0)

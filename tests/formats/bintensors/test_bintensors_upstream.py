@@ -15,17 +15,13 @@ import random
 import struct
 import subprocess
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tests.builders import bintensors as bt
 from tests.fuzz.mutate import mutant
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 COUNT = 4000
 # Path of an interpreter that has bintensors 0.0.5, the last release to write the specification's layout.
@@ -57,9 +53,7 @@ TAILS = [b"", b" ", b" " * 7, b" " * 8, b" " * 40, b"\0", b"junk", b"\0" * 8, b"
 
 
 class Plan:
-    """The parts of a file, all of which may be changed before it is put together."""
-
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng):
         self.layout = rng.choice(bt.LAYOUTS)
         names = rng.sample(NAMES[:10], rng.choice([0, 1, 1, 2, 2, 3, 4]))
         self.rows, self.data = [], b""
@@ -76,16 +70,15 @@ class Plan:
                 shape, size = (size % 7, 0), 0
             self.rows.append(bt.Row(name, dtype, shape, len(self.data), len(self.data) + size))
             self.data += rng.randbytes(size)
-        self.index: list[tuple[str | bytes, Any]] = [(name, place) for place, name in enumerate(names)]
+        self.index = [(name, place) for place, name in enumerate(names)]
         rng.shuffle(self.index)
-        self.metadata: Any = rng.choice([None, None, {}, {"k": "v"}, {"z": "", "a": "x" * 260}])
-        self.count: Any = None
-        self.index_count: Any = None
-        self.tail: bytes | None = rng.choice([None] * 9 + [b"", b"", b" "])
-        self.length: int | None = None
+        self.metadata = rng.choice([None, None, {}, {"k": "v"}, {"z": "", "a": "x" * 260}])
+        self.count = None
+        self.index_count = None
+        self.tail = rng.choice([None] * 9 + [b"", b"", b" "])
+        self.length = None
 
-    def put_together(self) -> bytes:
-        """The file."""
+    def put_together(self):
         head = bt.header(
             self.rows, self.metadata, self.layout, count=self.count, index=self.index, index_count=self.index_count
         )
@@ -94,8 +87,7 @@ class Plan:
         return bt.raw(head, self.data, length)
 
 
-def other_number(rng: random.Random, value: Any) -> Any:
-    """The same number in a longer form, a number nearby, an edge, or no number."""
+def other_number(rng, value):
     if isinstance(value, bytes):
         return value
     kind = rng.randrange(4)
@@ -107,8 +99,7 @@ def other_number(rng: random.Random, value: Any) -> Any:
     return rng.choice(EDGES) if kind == 2 else rng.choice(FORMS)
 
 
-def change(rng: random.Random, plan: Plan) -> None:
-    """Change one part of a plan."""
+def change(rng, plan):
     kinds = ["metadata", "count", "tail", "length", "data", "rows"] + ["field"] * 5 * bool(plan.rows)
     kinds += ["name", "swap"] * bool(plan.rows) + ["index"] * 3 * (plan.layout == "spec")
     kind = rng.choice(kinds)
@@ -177,8 +168,7 @@ def change(rng: random.Random, plan: Plan) -> None:
         plan.index_count = other_number(rng, len(plan.index))
 
 
-def spoil(rng: random.Random, data: bytes, other: bytes) -> bytes:
-    """Change bytes, mostly of the header."""
+def spoil(rng, data, other):
     end = min(len(data), 8 + int.from_bytes(data[:8], "little"))
     place = rng.randrange(end + 1) if rng.random() < 0.9 else rng.randrange(len(data) + 1)
     kind = rng.randrange(5)
@@ -198,8 +188,7 @@ def spoil(rng: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 @functools.cache
-def damaged(count: int = COUNT, seed: int = 20) -> list[bytes]:
-    """Files of both layouts: a tenth right, most with a field or two changed, some with bytes changed; and mutants."""
+def damaged(count=COUNT, seed=20):
     rng, files = random.Random(seed), [bt.BOTH, bt.SPECIFICATION_BYTES]
     while len(files) < count:
         plan = Plan(rng)
@@ -213,7 +202,7 @@ def damaged(count: int = COUNT, seed: int = 20) -> list[bytes]:
 # ------------------------------------------------------------------------------------------------- the readers
 
 
-def ours(data: bytes, *, strict: bool = True) -> Tensors | None:
+def ours(data, *, strict=True):
     """The content that weightmap finds; None if it refuses the file. One that only strict=False reads has a warning."""
     try:
         with wm.open(memoryview(data), format="bintensors", strict=strict) as f:
@@ -227,7 +216,7 @@ def ours(data: bytes, *, strict: bool = True) -> Tensors | None:
         return None
 
 
-def theirs(data: bytes) -> Tensors | None:
+def theirs(data):
     """The content that the installed reference implementation finds; None when it refuses the file or panics."""
     import bintensors
 
@@ -260,8 +249,7 @@ while size := stream.read(8):
 
 
 @functools.cache
-def of_0_0_5(python: str) -> list[Tensors | None]:
-    """The content that bintensors 0.0.5 finds in each of the files."""
+def of_0_0_5(python):
     stream = b"".join(struct.pack("<Q", len(data)) + data for data in damaged())
     result = subprocess.run(
         [python, "-c", ORACLE],
@@ -283,8 +271,7 @@ class Reading(NamedTuple):
     wide_dtype: bool
 
 
-def judge(data: bytes) -> Reading:
-    """Read a file in both layouts."""
+def judge(data):
     valid, faults, content, wide = [], {}, {}, False
     for layout in bt.LAYOUTS:
         with contextlib.suppress(bt.Malformed):
@@ -318,7 +305,7 @@ OTHER_LAYOUT = "read in the layout that this bintensors does not know"
 WIDE_DTYPE = "bintensors reads a dtype of at most four bytes"
 
 
-def reason(reading: Reading, layout: str, mine: Tensors | None, other: Tensors | None) -> str:
+def reason(reading, layout, mine, other):
     """Why weightmap and the bintensors that knows `layout` disagree about a file; empty when there is no reason."""
     another = "current" if layout == "spec" else "spec"
     faults = reading.faults.get(layout, {"unreadable"})
@@ -331,10 +318,9 @@ def reason(reading: Reading, layout: str, mine: Tensors | None, other: Tensors |
     return ""
 
 
-def compare(layout: str, verdicts: Iterator[tuple[bytes, Tensors | None]]) -> tuple[Counter[str], Counter[str]]:
-    """Agreements by kind, and disagreements by reason."""
-    agreements: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
+def compare(layout, verdicts):
+    agreements = Counter()
+    reasons = Counter()
     for data, other in verdicts:
         mine = ours(data)
         if mine == other:
@@ -346,8 +332,7 @@ def compare(layout: str, verdicts: Iterator[tuple[bytes, Tensors | None]]) -> tu
     return agreements, reasons
 
 
-def check_lax(layout: str, verdicts: Iterator[tuple[bytes, Tensors | None]]) -> int:
-    """With strict=False all that bintensors reads is read, but the impossible. Returns how many files that opens."""
+def check_lax(layout, verdicts):
     gained = 0
     another = "current" if layout == "spec" else "spec"
     # Faults that strict=False lets pass in the other layout, in which a file may be read.
@@ -375,9 +360,8 @@ needs_old = pytest.mark.skipif(
 # ------------------------------------------------------------------------------------------------- the tests
 
 
-def test_weightmap_agrees_with_the_suite_s_own_reader() -> None:
-    """A file is read exactly when it is valid in a layout, in the specification's if in both, and to the bit."""
-    read: Counter[str] = Counter()
+def test_weightmap_agrees_with_the_suite_s_own_reader():
+    read = Counter()
     for data in damaged():
         reading, mine = judge(data), ours(data)
         layout = reading.valid[0] if reading.valid else ""
@@ -392,8 +376,7 @@ def test_weightmap_agrees_with_the_suite_s_own_reader() -> None:
 
 
 @needs_reference
-def test_every_disagreement_with_0_2_0_has_a_reason() -> None:
-    """bintensors 0.2.0 and weightmap refuse and read the same files alike, but for the reasons listed."""
+def test_every_disagreement_with_0_2_0_has_a_reason():
     agreements, reasons = compare("current", ((data, theirs(data)) for data in damaged()))
     assert min(agreements["read"], agreements["refused"]) > COUNT / 20
     assert set(reasons) >= {OTHER_LAYOUT, IGNORED["tail"], IGNORED["duplicate metadata keys"], *IMPOSSIBLE.values()}
@@ -401,13 +384,12 @@ def test_every_disagreement_with_0_2_0_has_a_reason() -> None:
 
 
 @needs_reference
-def test_lax_mode_reads_every_file_that_0_2_0_reads() -> None:
-    """strict=False reads all that bintensors 0.2.0 reads, with a warning, but what no numpy array can hold."""
+def test_lax_mode_reads_every_file_that_0_2_0_reads():
     assert check_lax("current", ((data, theirs(data)) for data in damaged())) > 20
 
 
 @needs_reference
-def test_metadata_is_that_of_0_2_0(tmp_path: Path) -> None:
+def test_metadata_is_that_of_0_2_0(tmp_path):
     """Metadata of files that both read, in lax mode too, where the last of two values wins."""
     import bintensors
 
@@ -425,14 +407,12 @@ def test_metadata_is_that_of_0_2_0(tmp_path: Path) -> None:
 
 
 @needs_old
-def test_every_disagreement_with_0_0_5_has_a_reason() -> None:
-    """The same with bintensors 0.0.5, which reads the specification's layout and takes any index map for names."""
+def test_every_disagreement_with_0_0_5_has_a_reason():
     agreements, reasons = compare("spec", zip(damaged(), of_0_0_5(str(OLD)), strict=True))
     assert min(agreements["read"], agreements["refused"]) > COUNT / 20
     assert set(reasons) >= {OTHER_LAYOUT, *IGNORED.values(), *IMPOSSIBLE.values()}
 
 
 @needs_old
-def test_lax_mode_reads_every_file_that_0_0_5_reads() -> None:
-    """strict=False reads all that bintensors 0.0.5 reads, with a warning, but what no numpy array can hold."""
+def test_lax_mode_reads_every_file_that_0_0_5_reads():
     assert check_lax("spec", zip(damaged(), of_0_0_5(str(OLD)), strict=True)) > 20

@@ -1,11 +1,8 @@
 """CNN v2: the specification's example and its checks, one lie at a time; what is written, and what cannot be."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,10 +17,6 @@ import weightmap as wm
 from weightmap import cli, kernels
 from weightmap._kernels import ffi, lib
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 TRUTH = DATA / "cnn_v2" / "ourreading" / "spec_example_v2.bin"
 MALFORMED = DATA / "malformed" / "cnn_v2_ourreading"
 VERDICTS = [line.split("\t") for line in (MALFORMED / "_recommended.tsv").read_text(encoding="utf-8").splitlines()]
@@ -32,8 +25,7 @@ VERDICTS = [line.split("\t") for line in (MALFORMED / "_recommended.tsv").read_t
 # ------------------------------------------------------------------------------------------------- files of others
 
 
-def test_the_specifications_example_has_its_recorded_values() -> None:
-    """The file built by hand from the specification holds the recorded layers, offsets, metadata and halves."""
+def test_the_specifications_example_has_its_recorded_values():
     recorded = json.loads(TRUTH.with_name(TRUTH.name + ".json").read_text(encoding="utf-8"))
     arrays = np.load(TRUTH.with_name(TRUTH.name + ".npz"))
     data = TRUTH.read_bytes()
@@ -51,8 +43,7 @@ def test_the_specifications_example_has_its_recorded_values() -> None:
             np.testing.assert_array_equal(f[name].view(np.uint16), arrays[f"layer{number}"].view(np.uint16))
 
 
-def test_saving_the_specifications_example_again_gives_its_bytes(tmp_path: Path) -> None:
-    """What is read from the example and saved is the same file, byte for byte."""
+def test_saving_the_specifications_example_again_gives_its_bytes(tmp_path):
     path = tmp_path / "again.bin"
     with wm.open(TRUTH) as f:
         wm.save(path, f, metadata=f.metadata)
@@ -60,8 +51,7 @@ def test_saving_the_specifications_example_again_gives_its_bytes(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("name", "verdict"), VERDICTS)
-def test_malformed_files_get_their_verdicts(name: str, verdict: str) -> None:
-    """Each malformed file of the collection is refused, under its own name and when the format is named."""
+def test_malformed_files_get_their_verdicts(name, verdict):
     assert verdict == "reject"
     for options in ({}, {"format": "cnn_v2"}):
         with pytest.raises(wm.FormatError) as caught:
@@ -72,7 +62,7 @@ def test_malformed_files_get_their_verdicts(name: str, verdict: str) -> None:
 # ------------------------------------------------------------------------------------------------- the index formula
 
 
-def element(packed: np.ndarray[Any, Any], number: int) -> int:
+def element(packed, number):
     """The bits of one weight, by the C snippet of the specification."""
     word = int(packed[number // 2])
     return word & 0xFFFF if number % 2 == 0 else word >> 16
@@ -80,8 +70,7 @@ def element(packed: np.ndarray[Any, Any], number: int) -> int:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("pad", [True, False])
-def test_every_element_is_the_half_that_the_specification_takes(version: int, *, pad: bool) -> None:
-    """Element (o, i, y, x) of layers at even and odd halves is the one that the specification finds in packed u32s."""
+def test_every_element_is_the_half_that_the_specification_takes(version, *, pad):
     layers = [cnn.layer(1, 1, 3), cnn.layer(3, 2, 3, 1), cnn.layer(1, 3, 1, 2), cnn.layer(2, 3, 5, 3)]
     data = cnn.build(layers, version=version, pad=pad)
     base = {1: 16, 2: 20}[version] + 20 * len(layers)
@@ -100,8 +89,7 @@ def test_every_element_is_the_half_that_the_specification_takes(version: int, *,
     assert {first % 2 for first in starts} == {0, 1}
 
 
-def test_layers_at_odd_halves_are_views_in_place(put: Callable[..., Path]) -> None:
-    """A layer that begins in the middle of a u32 is an aligned view of the file, and reads as float32 too."""
+def test_layers_at_odd_halves_are_views_in_place(put):
     path = put(cnn.build(cnn.ODD), "odd.bin")
     with wm.open(path) as f:
         view = f["layer.1.weight"]
@@ -117,7 +105,7 @@ def test_layers_at_odd_halves_are_views_in_place(put: Callable[..., Path]) -> No
 U32 = 2**32 - 1
 
 
-def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path: Path) -> None:
+def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path):
     """In a sparse file that has room for ten million records, limits refuse them before any is read."""
     path = tmp_path / "many.bin"
     with path.open("wb") as file:
@@ -129,7 +117,7 @@ def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path: Path) -> None
         wm.open(path, limits=wm.Limits(max_tensors=10_000_000))
 
 
-def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch):
     """What the scan says of 134,217,728 layers, whose records take 2.7 GB, becomes a LimitError."""
     most = U32 // 32
     fault = kernels.Fault(kernels.faults()["CAPACITY"], most + 1, 0, most + 1, most)
@@ -139,8 +127,7 @@ def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch: pytest.M
     assert (caught.value.field, caught.value.offset) == ("num_layers", 8)
 
 
-def test_a_hundred_thousand_layers(tmp_path: Path) -> None:
-    """A file of many layers opens, and each is found under its number."""
+def test_a_hundred_thousand_layers(tmp_path):
     count = 100_000
     parts = b"".join(cnn.record(1, 1, 1, number) for number in range(count))
     values = np.arange(count) % 1000
@@ -154,8 +141,7 @@ def test_a_hundred_thousand_layers(tmp_path: Path) -> None:
         assert f"layer.{count}.weight" not in f
 
 
-def test_the_largest_layer_that_can_be(tmp_path: Path) -> None:
-    """One layer of 2**32 - 1 weights, 8 GiB in a sparse file, opens; its last weight is the last half of the file."""
+def test_the_largest_layer_that_can_be(tmp_path):
     path = tmp_path / "huge.bin"
     with path.open("wb") as file:
         file.write(cnn.header(1, U32) + cnn.record(1, 65537, 65535, 0))
@@ -170,7 +156,7 @@ def test_the_largest_layer_that_can_be(tmp_path: Path) -> None:
         assert array[0, 0, 0, 0] == 0
 
 
-def sound(data: bytes) -> bool:
+def sound(data):
     """Whether the rules, as they stand in the documents, allow a file."""
     if len(data) < 16 or data[:4] != b"CNN2":
         return False
@@ -188,7 +174,7 @@ def sound(data: bytes) -> bool:
     return offset == total
 
 
-def test_damaged_files_open_when_the_rules_still_allow_them() -> None:
+def test_damaged_files_open_when_the_rules_still_allow_them():
     """Of thousands of files with numbers changed and bytes cut off or added, exactly those open that are sound."""
     random = np.random.default_rng(11)
     examples, opened = [example.data for example in cnn.examples()], 0
@@ -218,7 +204,7 @@ def test_damaged_files_open_when_the_rules_still_allow_them() -> None:
 # ------------------------------------------------------------------------------------------------- the scan in C
 
 
-def test_the_scan_refuses_columns_that_are_too_short() -> None:
+def test_the_scan_refuses_columns_that_are_too_short():
     """Called with fewer records or less room than layers, the C function writes nothing and says so."""
     found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
     records = cnn.record(1, 1, 1, 0) * 2
@@ -235,15 +221,14 @@ def test_the_scan_refuses_columns_that_are_too_short() -> None:
     assert fault.code == kernels.faults()["CAPACITY"]
 
 
-def test_the_scan_reads_records_alone() -> None:
-    """Bytes after the last whole record are not layer."""
+def test_the_scan_reads_records_alone():
     columns, found = kernels.scan_layers(cnn.record(3, 12, 4, 5) + bytes(19))
     assert (columns.count, found.counted, found.needed) == (1, 432, 432)
     assert columns.raw(0) == (0, (4, 12, 3, 3), 10)
     assert columns.text() == b"layer.0.weight"
 
 
-def test_the_scan_stays_within_its_memory() -> None:
+def test_the_scan_stays_within_its_memory():
     """With every array flush against a page that nobody may touch, any records are read and written within bounds."""
     random = np.random.default_rng(5)
     arenas = [Arena(2048) for _ in range(8)]
@@ -263,8 +248,7 @@ def test_the_scan_stays_within_its_memory() -> None:
 # ------------------------------------------------------------------------------------------------- verify
 
 
-def test_verify_warns_of_odd_legal_content() -> None:
-    """A high mip_level, many output channels and even kernels open, and `verify` names the layers that have them."""
+def test_verify_warns_of_odd_legal_content():
     layers = [cnn.layer(9, 1, 1), cnn.layer(8, 1, 3), cnn.layer(1, 1, 2), cnn.layer(12, 2, 4)]
     with wm.open(memoryview(cnn.build(layers, 4))) as f:
         warnings = f.verify().warnings
@@ -276,8 +260,7 @@ def test_verify_warns_of_odd_legal_content() -> None:
         assert not f.verify().warnings
 
 
-def test_records_that_change_under_a_handle_are_noticed() -> None:
-    """`verify` compares header and records with what was opened."""
+def test_records_that_change_under_a_handle_are_noticed():
     data = bytearray(lie())
     with wm.open(data) as f:
         data[20] = 5
@@ -286,8 +269,7 @@ def test_records_that_change_under_a_handle_are_noticed() -> None:
         assert f["layer.0.weight"].shape == (4, 12, 3, 3)
 
 
-def test_verify_none_checks_a_layer_when_it_is_looked_up() -> None:
-    """With verify="none" the file opens, sound layers are served, and one that lies outside of it is refused."""
+def test_verify_none_checks_a_layer_when_it_is_looked_up():
     with wm.open(memoryview(lie(weight_offset=TOTAL, layer=1)), verify="none") as f:
         assert f["layer.0.weight"].size == 432
         with pytest.raises(wm.LayoutError) as caught:
@@ -295,7 +277,7 @@ def test_verify_none_checks_a_layer_when_it_is_looked_up() -> None:
     assert caught.value.field == "weight_offset"
 
 
-def test_swapped_bytes_get_a_hint() -> None:
+def test_swapped_bytes_get_a_hint():
     """A file of a big-endian writer is not a file of ours, and the message says what it looks like."""
     swapped = np.frombuffer(lie(), "<u4").astype(">u4").tobytes()
     with pytest.raises(wm.UnknownFormatError, match="CNN v2 with swapped bytes"):
@@ -305,14 +287,12 @@ def test_swapped_bytes_get_a_hint() -> None:
 # ------------------------------------------------------------------------------------------------- writing
 
 
-def arrays(layers: Any) -> dict[str, Any]:
-    """What `save` is given for these layers."""
+def arrays(layers):
     return {name: value.array for name, value in cnn.names(layers).items()}
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_writers_bytes_are_those_of_the_specification(tmp_path: Path, version: int) -> None:
-    """Even and odd totals, one layer, none and eleven give the very bytes that the specification prescribes."""
+def test_the_writers_bytes_are_those_of_the_specification(tmp_path, version):
     path = tmp_path / "out.bin"
     eleven = [noise("float16", (1, 2, 1, 1), seed) for seed in range(11)]
     for layers in ([cnn.layer(4, 12, 3, seed) for seed in range(3)], cnn.ODD, cnn.ODD[:1], [], eleven):
@@ -321,7 +301,7 @@ def test_the_writers_bytes_are_those_of_the_specification(tmp_path: Path, versio
         assert path.read_bytes() == cnn.build(layers, mip_level, version)
 
 
-def test_layers_are_sorted_by_number(tmp_path: Path) -> None:
+def test_layers_are_sorted_by_number(tmp_path):
     """However the mapping is ordered, layer 2 comes before layer 10."""
     path = tmp_path / "out.bin"
     layers = [cnn.layer(1, 1, 1, seed) for seed in range(12)]
@@ -330,7 +310,7 @@ def test_layers_are_sorted_by_number(tmp_path: Path) -> None:
     assert path.read_bytes() == (tmp_path / "reversed.bin").read_bytes() == cnn.build(layers)
 
 
-def test_arrays_of_any_strides_and_byte_order(tmp_path: Path) -> None:
+def test_arrays_of_any_strides_and_byte_order(tmp_path):
     """Transposed, strided, Fortran-order and big-endian arrays are written row-major and little-endian."""
     base = np.random.default_rng(3).standard_normal((3, 3, 8, 10)).astype(np.float16)
     given = {
@@ -347,8 +327,7 @@ def test_arrays_of_any_strides_and_byte_order(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value.array, array)
 
 
-def test_the_layout_follows_the_metadata_unless_it_is_given(tmp_path: Path) -> None:
-    """Version 1 of the metadata is layout v1, as number or as text; layout= wins; otherwise it is v2."""
+def test_the_layout_follows_the_metadata_unless_it_is_given(tmp_path):
     path = tmp_path / "out.bin"
     for options, expected in (
         ({}, 2),
@@ -365,7 +344,7 @@ def test_the_layout_follows_the_metadata_unless_it_is_given(tmp_path: Path) -> N
 
 
 HALF = np.zeros((1, 1, 1, 1), np.float16)
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+REFUSED = {
     "dtypes": (
         {"layer.0.weight": HALF.astype(np.float32), "layer.1.weight": HALF, "layer.2.weight": HALF.astype(np.int16)},
         {},
@@ -395,7 +374,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_expressed_is_refused(case: str, tmp_path: Path) -> None:
+def test_what_cannot_be_expressed_is_refused(case, tmp_path):
     """Saving what the format has no place for names every reason, and creates no file."""
     tensors, options, words = REFUSED[case]
     with pytest.raises(wm.EncodeError) as caught:
@@ -405,7 +384,7 @@ def test_what_cannot_be_expressed_is_refused(case: str, tmp_path: Path) -> None:
     assert listing(tmp_path) == []
 
 
-def test_an_unknown_layout_is_a_value_error(tmp_path: Path) -> None:
+def test_an_unknown_layout_is_a_value_error(tmp_path):
     """A layout that the format does not have is refused by name."""
     with pytest.raises(ValueError, match="v2, v1"):
         wm.save(tmp_path / "out.bin", {}, layout="v3")
@@ -414,8 +393,7 @@ def test_an_unknown_layout_is_a_value_error(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- converting
 
 
-def test_from_version_1_to_2_and_back(put: Callable[..., Path], tmp_path: Path) -> None:
-    """Layouts convert into each other and back to the same bytes; without layout= the version stays."""
+def test_from_version_1_to_2_and_back(put, tmp_path):
     old = put(cnn.build(cnn.ODD, version=1), "old.bin")
     report = wm.convert(old, tmp_path / "new.bin", layout="v2")
     assert (report.format, report.layout, report.warnings) == ("cnn_v2", "v2", ())
@@ -428,16 +406,14 @@ def test_from_version_1_to_2_and_back(put: Callable[..., Path], tmp_path: Path) 
     assert (tmp_path / "padded.bin").read_bytes() == cnn.build(cnn.ODD, 1)
 
 
-def test_a_mip_level_does_not_get_lost_in_version_1(put: Callable[..., Path], tmp_path: Path) -> None:
-    """A file with a mip_level is not made into a version 1 file, which has no place for it."""
+def test_a_mip_level_does_not_get_lost_in_version_1(put, tmp_path):
     with pytest.raises(wm.EncodeError, match="mip_level"):
         wm.convert(put(cnn.build(cnn.ODD, 2)), tmp_path / "out.bin", layout="v1")
     assert not (tmp_path / "out.bin").exists()
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_through_safetensors_and_back(put: Callable[..., Path], tmp_path: Path, version: int) -> None:
-    """CNN v2 → safetensors → CNN v2 is the same file: version and mip_level go along as decimal strings."""
+def test_through_safetensors_and_back(put, tmp_path, version):
     first = put(cnn.build(cnn.ODD, 3 * (version - 1), version), "first.bin")
     middle, last = tmp_path / "middle.safetensors", tmp_path / "last.bin"
     assert wm.convert(first, middle).warnings == ()
@@ -448,8 +424,7 @@ def test_through_safetensors_and_back(put: Callable[..., Path], tmp_path: Path, 
     assert last.read_bytes() == first.read_bytes()
 
 
-def test_metadata_without_a_place_stays_behind_with_a_warning(put: Callable[..., Path], tmp_path: Path) -> None:
-    """Converting from safetensors takes the keys that the format knows, and the report names all others."""
+def test_metadata_without_a_place_stays_behind_with_a_warning(put, tmp_path):
     others = {f"key{number}": "value" for number in range(7)}
     source = put(st.build(cnn.names(cnn.ODD), {"mip_level": "2", **others}), "in.safetensors")
     report = wm.convert(source, tmp_path / "out.bin")
@@ -459,7 +434,7 @@ def test_metadata_without_a_place_stays_behind_with_a_warning(put: Callable[...,
     assert "left behind" in warning
 
 
-def test_a_foreign_version_needs_a_layout(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_foreign_version_needs_a_layout(put, tmp_path):
     """A `version` that means something else is refused with a hint, and layout= is the way out."""
     source, out = put(st.build(cnn.names(cnn.ODD), {"version": "4.30.2"}), "in.safetensors"), tmp_path / "out.bin"
     with pytest.raises(wm.EncodeError, match="layout=") as caught:
@@ -469,8 +444,7 @@ def test_a_foreign_version_needs_a_layout(put: Callable[..., Path], tmp_path: Pa
     assert out.read_bytes() == cnn.build(cnn.ODD)
 
 
-def test_float32_sources_need_a_dtype(put: Callable[..., Path], tmp_path: Path) -> None:
-    """A float32 model is refused, and converted when dtype="float16" is asked for."""
+def test_float32_sources_need_a_dtype(put, tmp_path):
     value = normal((2, 3, 3, 3), 5)
     source, out = put(st.build({"layer.0.weight": value}), "in.safetensors"), tmp_path / "out.bin"
     with pytest.raises(wm.EncodeError, match="float32"):
@@ -484,8 +458,7 @@ def test_float32_sources_need_a_dtype(put: Callable[..., Path], tmp_path: Path) 
 # ------------------------------------------------------------------------------------------------- the command line
 
 
-def test_inspect_shows_layers_and_metadata(put: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """`weightmap inspect` tells format, layout, metadata and the shape of each layer, for people and in JSON."""
+def test_inspect_shows_layers_and_metadata(put, capsys):
     path = put(cnn.build([cnn.layer(4, 12, 3)] * 2, 1), "network.bin")
     assert cli.main(["inspect", str(path)]) == 0
     text = capsys.readouterr().out
@@ -498,8 +471,7 @@ def test_inspect_shows_layers_and_metadata(put: Callable[..., Path], capsys: pyt
     assert [entry["offset"] for entry in document["tensors"]] == [60, 60 + 864]
 
 
-def test_the_command_line_converts_and_verifies(put: Callable[..., Path], tmp_path: Path) -> None:
-    """`weightmap convert` to another layout and `weightmap verify` of the outcome both succeed."""
+def test_the_command_line_converts_and_verifies(put, tmp_path):
     path, out = put(cnn.build(cnn.ODD), "in.bin"), tmp_path / "out.bin"
     assert cli.main(["convert", str(path), str(out), "--layout", "v1"]) == 0
     assert out.read_bytes() == cnn.build(cnn.ODD, version=1)

@@ -1,14 +1,11 @@
 """EMBD files that are right: both layouts, the ground truth, the vocabulary, verification."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,15 +19,10 @@ from weightmap.formats.embd import _begins_spec, writing
 from weightmap.formats.embd.layout import ALIGNMENT, HEADER, OFFSETS
 from weightmap.io.source import Source
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 TRUTH = DATA / "embd"
 
 
-def draft(**options: Any) -> embd.Draft:
-    """A small valid file of the specification layout."""
+def draft(**options):
     options.setdefault("vocab", embd.TOKENS)
     return embd.Draft([("a", normal((2, 3))), ("b", noise("int8", (5,)))], **options)
 
@@ -39,8 +31,7 @@ def draft(**options: Any) -> embd.Draft:
 
 
 @pytest.mark.parametrize("name", ["minimal", "all_dtypes_aligned"])
-def test_ground_truth_of_the_specification_layout(name: str) -> None:
-    """The files of the specification layout read as their recorded values say, offsets and bits included."""
+def test_ground_truth_of_the_specification_layout(name):
     path = TRUTH / "spec_ourreading" / f"{name}.weights"
     truth = json.loads((path.parent / f"{name}.weights.json").read_text(encoding="utf-8"))
     with wm.open(path) as f:
@@ -65,7 +56,7 @@ def test_ground_truth_of_the_specification_layout(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["n1", "minilm_shaped_101"])
-def test_ground_truth_of_the_simple_layout(name: str) -> None:
+def test_ground_truth_of_the_simple_layout(name):
     """The files that the upstream converter writes read as their recorded values say."""
     path = TRUTH / "upstream_simple" / f"{name}.weights"
     truth = json.loads((path.parent / f"{name}.weights.json").read_text(encoding="utf-8"))
@@ -82,22 +73,20 @@ def test_ground_truth_of_the_simple_layout(name: str) -> None:
         f.verify()
 
 
-def test_the_builder_agrees_with_the_ground_truth() -> None:
-    """The suite's own builder writes the ground-truth file byte for byte: both rest on one reading."""
+def test_the_builder_agrees_with_the_ground_truth():
     data = (TRUTH / "spec_ourreading" / "all_dtypes_aligned.weights").read_bytes()
     parsed = embd.parse(data)
     again = embd.Draft(parsed.tensors.items(), parsed.metadata, parsed.vocab, list((parsed.special_ids or {}).values()))
     assert again.seal() == data
 
 
-def _verdicts(folder: str, table: str) -> list[tuple[str, str]]:
+def _verdicts(folder, table):
     rows = (DATA / "malformed" / folder / table).read_text(encoding="utf-8").splitlines()
     return [(row.split("\t")[0], row.split("\t")[1]) for row in rows if not row.startswith("file\t")]
 
 
 @pytest.mark.parametrize(("name", "verdict"), _verdicts("embd_spec_ourreading", "_recommended.tsv"))
-def test_verdicts_on_malformed_files(name: str, verdict: str) -> None:
-    """Each recorded malformed file meets its recorded verdict; "warn" opens, and verify warns."""
+def test_verdicts_on_malformed_files(name, verdict):
     path = DATA / "malformed" / "embd_spec_ourreading" / f"{name}.weights"
     if verdict.startswith("reject"):
         with pytest.raises(wm.FormatError) as caught:
@@ -110,8 +99,7 @@ def test_verdicts_on_malformed_files(name: str, verdict: str) -> None:
             assert f["w.float32"].tobytes() == data[960:1020]
 
 
-def test_a_wrong_total_size_of_the_metadata_is_a_warning() -> None:
-    """Metadata total_size that disagrees with metadata_size: the file opens whole, and verify's warnings say so."""
+def test_a_wrong_total_size_of_the_metadata_is_a_warning():
     draft_ = draft(metadata=embd.metadata_section(embd.REQUIRED.items(), total=5))
     with wm.open(memoryview(draft_.seal())) as f:
         assert dict(f.metadata) == embd.REQUIRED
@@ -122,7 +110,7 @@ def test_a_wrong_total_size_of_the_metadata_is_a_warning() -> None:
     ("name", "verdict"),
     [("ok", "accept"), ("magic", "reject"), ("trailing_bytes", "reject"), ("vocab_100001", "accept")],
 )
-def test_recorded_files_of_the_simple_layout(name: str, verdict: str) -> None:
+def test_recorded_files_of_the_simple_layout(name, verdict):
     """As upstream, but that trailing bytes are refused and a vocabulary may exceed 100,000 tokens."""
     path = DATA / "malformed" / "embd_simple" / f"{name}.weights"
     if verdict == "reject":
@@ -138,45 +126,41 @@ def test_recorded_files_of_the_simple_layout(name: str, verdict: str) -> None:
 # ------------------------------------------------------------------------------------------------- legal variants
 
 
-def test_a_minor_version_is_accepted_with_a_warning() -> None:
-    """version_minor above 0 opens, and verify mentions it."""
+def test_a_minor_version_is_accepted_with_a_warning():
     with wm.open(memoryview(draft().header(version_minor=7).seal())) as f:
         assert list(f) == ["a", "b"]
         assert any("minor" in line for line in f.verify().warnings)
 
 
 @pytest.mark.parametrize("key", embd.REQUIRED)
-def test_a_missing_required_key_is_a_warning(key: str) -> None:
-    """Each metadata key that the specification requires is missed by verify, by name; the file opens."""
+def test_a_missing_required_key_is_a_warning(key):
     metadata = {name: value for name, value in embd.REQUIRED.items() if name != key}
     with wm.open(memoryview(draft(metadata=metadata).seal())) as f:
         assert any(key in line for line in f.verify().warnings)
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"k": "v"}])
-def test_a_file_that_was_saved_has_no_warnings(tmp_path: Path, metadata: dict[str, str] | None) -> None:
-    """Without any of the keys of cpp_embedder's models, verify says so among its checks."""
+def test_a_file_that_was_saved_has_no_warnings(tmp_path, metadata):
     wm.save(tmp_path / "m.weights", {"a": np.zeros(3, np.float32)}, metadata=metadata)
     report = wm.verify(tmp_path / "m.weights")
     assert list(report.warnings) == []
     assert "metadata: none of the keys of cpp_embedder's models" in report.checks
 
 
-def test_a_file_with_one_of_the_required_keys(tmp_path: Path) -> None:
-    """With any of the keys of cpp_embedder's models the others lack, and metadata is checked."""
+def test_a_file_with_one_of_the_required_keys(tmp_path):
     wm.save(tmp_path / "m.weights", {"a": np.zeros(3, np.float32)}, metadata={"model_name": "x"})
     report = wm.verify(tmp_path / "m.weights")
     assert "metadata" in report.checks
     assert any("lacks keys" in warning for warning in report.warnings)
 
 
-def test_a_complete_file_has_no_warnings() -> None:
+def test_a_complete_file_has_no_warnings():
     """With all required keys, a sound vocabulary and right checksums there is nothing to warn of."""
     with wm.open(memoryview(draft().seal())) as f:
         assert list(f.verify().warnings) == []
 
 
-def test_empty_names_and_odd_names_are_legal() -> None:
+def test_empty_names_and_odd_names_are_legal():
     """Names may be empty (verify warns), hold control characters, path-like text or 65,535 bytes."""
     names = ["", "../../etc/passwd", "\x1b[31mred", "a\0b", "\ufeffbom", "n" * 65535, "名" * 21845]
     with wm.open(memoryview(embd.Draft([(name, normal((2,), 3)) for name in names]).seal())) as f:
@@ -185,8 +169,7 @@ def test_empty_names_and_odd_names_are_legal() -> None:
         assert f.verify().warnings
 
 
-def test_names_with_one_hash_are_distinguished() -> None:
-    """`costarring` and `liquid` have the same FNV-1a hash: both are found, and a third name with that hash is not."""
+def test_names_with_one_hash_are_distinguished():
     assert embd.fnv1a32(b"costarring") == embd.fnv1a32(b"liquid")
     for names in (["costarring", "liquid"], ["liquid", "costarring"], ["x", "liquid", "y", "costarring", "z"]):
         tensors = [(name, normal((3,), number)) for number, name in enumerate(names)]
@@ -198,8 +181,7 @@ def test_names_with_one_hash_are_distinguished() -> None:
             f["costarring"]
 
 
-def test_zero_in_a_used_dimension_is_an_empty_tensor() -> None:
-    """Empty tensors of any shape open, even with huge other dimensions, and own no bytes."""
+def test_zero_in_a_used_dimension_is_an_empty_tensor():
     huge = 2**32 - 1
     tensors = [
         ("z1", Tensor("float32", (0,), b"")),
@@ -213,7 +195,7 @@ def test_zero_in_a_used_dimension_is_an_empty_tensor() -> None:
         assert same(f["a"], normal((2,)))
 
 
-def test_empty_tensors_with_shapes_that_numpy_refuses() -> None:
+def test_empty_tensors_with_shapes_that_numpy_refuses():
     """A zero-size shape whose other dimensions overflow numpy is refused or served, but never a bare ValueError."""
     huge = 2**32 - 1
     data = embd.Draft([("z", Tensor("float32", (huge, huge, huge, 0), b""))]).seal()
@@ -224,8 +206,7 @@ def test_empty_tensors_with_shapes_that_numpy_refuses() -> None:
         pass
 
 
-def test_checksums_may_be_absent() -> None:
-    """With CHECKSUM_ENABLED clear the footer's CRCs are not checked, neither by verify nor by open(verify="full")."""
+def test_checksums_may_be_absent():
     data = draft(checksums=False).footer(data_checksum=1, file_checksum=2).seal()
     with wm.open(memoryview(data), verify="full") as f:
         f.verify()
@@ -233,8 +214,7 @@ def test_checksums_may_be_absent() -> None:
 
 
 @pytest.mark.parametrize("place", ["data", "metadata", "vocabulary"])
-def test_damage_is_found_by_verify_and_by_full_opening(place: str) -> None:
-    """A flipped bit anywhere passes a plain open and is a ChecksumError of verify() and of open(verify="full")."""
+def test_damage_is_found_by_verify_and_by_full_opening(place):
     d = draft()
     at = {"data": d.data_offset + 3, "metadata": d.metadata_offset + 8 + 4 + 2, "vocabulary": d.vocab_offset + 12 + 2}[
         place
@@ -248,8 +228,7 @@ def test_damage_is_found_by_verify_and_by_full_opening(place: str) -> None:
         wm.open(memoryview(data), verify="full")
 
 
-def test_either_footer_checksum_alone_is_checked() -> None:
-    """A wrong data_checksum and a wrong file_checksum are each a ChecksumError that names the field and both values."""
+def test_either_footer_checksum_alone_is_checked():
     for name in ("data_checksum", "file_checksum"):
         data = draft().footer(**{name: 0x12345678}).seal()
         with wm.open(memoryview(data)) as f, pytest.raises(wm.ChecksumError) as caught:
@@ -258,7 +237,7 @@ def test_either_footer_checksum_alone_is_checked() -> None:
         assert (caught.value.expected, caught.value.actual) != (None, None)
 
 
-def test_the_data_checksum_covers_padding() -> None:
+def test_the_data_checksum_covers_padding():
     """A non-zero byte in the padding between two tensors is found by verify."""
     d = draft()
     data = bytearray(d.seal())
@@ -267,8 +246,7 @@ def test_the_data_checksum_covers_padding() -> None:
         f.verify()
 
 
-def test_non_zero_padding_under_right_checksums_is_found_by_verify() -> None:
-    """Padding must be zero: with checksums that fit, verify still finds bytes hidden between tensors."""
+def test_non_zero_padding_under_right_checksums_is_found_by_verify():
     d = draft()
     data = d.bytes_at(d.data_offset + 30, b"hidden").seal()
     with wm.open(memoryview(data)) as f:
@@ -279,8 +257,7 @@ def test_non_zero_padding_under_right_checksums_is_found_by_verify() -> None:
         assert any("pad" in line for line in warnings)
 
 
-def test_padding_that_is_not_zero_is_found_however_long_it_is() -> None:
-    """In a hole of half a megabyte, which strict=False lets pass, one byte at its end is found by `verify`."""
+def test_padding_that_is_not_zero_is_found_however_long_it_is():
     hole = Tensor("uint8", (2**19,), bytes(2**19 - 1) + b"\1")
     d = embd.Draft([("a", noise("uint8", (64,))), ("b", hole), ("c", normal((2,)))]).descriptor(1, shape0=1)
     with wm.open(memoryview(d.seal()), strict=False) as f:
@@ -290,7 +267,7 @@ def test_padding_that_is_not_zero_is_found_however_long_it_is() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_sum_all_bytes(threads: int) -> None:
+def test_threads_sum_all_bytes(threads):
     """Of data that several threads share, a changed byte is found wherever it lies, and so is one in the padding."""
     rows = [("a", noise("uint8", (5 << 20,))), ("b", noise("uint8", ((4 << 20) + 7,))), ("c", noise("uint8", (9,)))]
     sound = embd.Draft(rows)
@@ -305,8 +282,7 @@ def test_threads_sum_all_bytes(threads: int) -> None:
         data[sound.data_offset + at] ^= 1
 
 
-def test_verify_notices_a_header_that_changed() -> None:
-    """A header of which one bit is another by the time of `verify` is a LayoutError."""
+def test_verify_notices_a_header_that_changed():
     data = bytearray(draft().seal())
     with wm.open(data) as f:
         data[6] ^= 1
@@ -314,8 +290,7 @@ def test_verify_notices_a_header_that_changed() -> None:
             f.verify()
 
 
-def test_the_index_is_bounded_by_the_limits() -> None:
-    """Descriptors and names of more bytes than `max_header_bytes` are a LimitError; of just as many, they are fine."""
+def test_the_index_is_bounded_by_the_limits():
     d = embd.Draft([(f"{i:060}", normal((1,))) for i in range(20)])
     data, size = d.seal(), d.data_offset - d.index_offset
     wm.open(data, limits=wm.Limits(max_header_bytes=size)).close()
@@ -326,8 +301,7 @@ def test_the_index_is_bounded_by_the_limits() -> None:
 
 @pytest.mark.parametrize(("checksums", "value"), [(True, 1), (True, 0), (False, 1), (False, 2**32 - 1)])
 @pytest.mark.parametrize("strict", [True, False])
-def test_the_header_checksum_is_always_checked(checksums: bool, value: int, strict: bool) -> None:
-    """A wrong header checksum is a ChecksumError at every level of `verify=`, whatever CHECKSUM_ENABLED says."""
+def test_the_header_checksum_is_always_checked(checksums, value, strict):
     data = draft(checksums=checksums).header(header_checksum=value).seal()
     for level in ("header", "full", "none"):
         with pytest.raises(wm.ChecksumError) as caught:
@@ -335,8 +309,7 @@ def test_the_header_checksum_is_always_checked(checksums: bool, value: int, stri
         assert (caught.value.field, caught.value.offset) == ("header_checksum", 56)
 
 
-def test_a_header_without_a_checksum() -> None:
-    """Where CHECKSUM_ENABLED is clear, a header checksum of 0 is none: such a file is read, and `verify` warns."""
+def test_a_header_without_a_checksum():
     data = draft(checksums=False).header(header_checksum=0).seal()
     with wm.open(draft(checksums=False).seal()) as sound:
         wanted = {name: array.tobytes() for name, array in sound.items()}
@@ -350,8 +323,7 @@ def test_a_header_without_a_checksum() -> None:
             assert "no header checksum: the file has none" in report.checks
 
 
-def test_a_header_checksum_that_is_right_is_written_and_checked_without_the_others(tmp_path: Path) -> None:
-    """`save` writes it with ``checksums=False`` too."""
+def test_a_header_checksum_that_is_right_is_written_and_checked_without_the_others(tmp_path):
     path = tmp_path / "m.weights"
     wm.save(path, {"a": np.ones(2, np.float32)}, checksums=False)
     stored = struct.unpack_from("<I", path.read_bytes(), 56)[0]
@@ -360,7 +332,7 @@ def test_a_header_checksum_that_is_right_is_written_and_checked_without_the_othe
         assert "header checksum" in f.verify().checks
 
 
-def test_unaligned_tensors_are_views_all_the_same() -> None:
+def test_unaligned_tensors_are_views_all_the_same():
     """Without TENSORS_ALIGNED a float32 tensor may start at an odd byte: still a view, still the right numbers."""
     tensors = [("odd", noise("uint8", (1,))), ("f", normal((4, 4))), ("h", noise("bfloat16", (3,)))]
     with wm.open(memoryview(embd.Draft(tensors, aligned=False).seal())) as f:
@@ -369,8 +341,7 @@ def test_unaligned_tensors_are_views_all_the_same() -> None:
         np.testing.assert_array_equal(f["f"] + 1, tensors[1][1].array + 1)
 
 
-def test_bfloat16_comes_without_importing_anything_first(put: Callable[..., Path]) -> None:
-    """bfloat16 arrays work in a process that never imported ml_dtypes itself."""
+def test_bfloat16_comes_without_importing_anything_first(put):
     path = put(embd.Draft([("w", normal((4,), dtype="bfloat16"))]).seal())
     code = "import sys, weightmap as wm; a = wm.open(sys.argv[1])['w']; print(a.dtype, a.astype('float32').shape)"
     assert run_child(code, path).stdout.split() == ["bfloat16", "(4,)"]
@@ -379,13 +350,11 @@ def test_bfloat16_comes_without_importing_anything_first(put: Callable[..., Path
 # ------------------------------------------------------------------------------------------------- vocabulary
 
 
-def vocabulary(tokens: Sequence[str | bytes], **options: Any) -> wm.TensorFile:
-    """An open file with these tokens."""
+def vocabulary(tokens, **options):
     return wm.open(memoryview(embd.Draft([("a", normal((2,)))], vocab=tokens, **options).seal()))
 
 
-def test_errors_of_late_reading_name_the_file() -> None:
-    """A token that is not UTF-8, or metadata first looked at when it is used, is an error with path and format."""
+def test_errors_of_late_reading_name_the_file():
     f = vocabulary(["fine", b"\xff"])
     damaged = embd.metadata_section([("key", b"\xff")])
     data = embd.Draft([("a", normal((2,)))], metadata=damaged).seal()
@@ -396,8 +365,7 @@ def test_errors_of_late_reading_name_the_file() -> None:
         assert (caught.value.path, caught.value.format) == ("<memoryview>", "embd")
 
 
-def test_the_vocabulary_is_a_sequence_of_str() -> None:
-    """Indexing, negative indexing, slices, len, in, iteration, index and count behave as those of a tuple."""
+def test_the_vocabulary_is_a_sequence_of_str():
     tokens = embd.TOKENS
     with vocabulary(tokens) as f:
         v = f.vocab
@@ -422,8 +390,7 @@ def test_the_vocabulary_is_a_sequence_of_str() -> None:
                 v[place]
 
 
-def test_an_absent_token_is_not_found() -> None:
-    """Index raises ValueError, get gives its default, and `in` is False, for absent text and for what is not text."""
+def test_an_absent_token_is_not_found():
     with vocabulary(embd.TOKENS) as f:
         v = f.vocab
         with pytest.raises(ValueError, match="absent"):
@@ -438,8 +405,7 @@ def test_an_absent_token_is_not_found() -> None:
             v.index("\ud800")
 
 
-def test_a_token_that_occurs_twice_has_its_first_id() -> None:
-    """Duplicate tokens are legal; index and get give the first, verify warns."""
+def test_a_token_that_occurs_twice_has_its_first_id():
     with vocabulary(["x", "dup", "y", "dup", "z"]) as f:
         assert f.vocab.index("dup") == 1
         assert f.vocab.get("dup") == 1
@@ -447,7 +413,7 @@ def test_a_token_that_occurs_twice_has_its_first_id() -> None:
         assert any("dup" in line for line in f.verify().warnings)
 
 
-def test_the_vocabulary_outlives_its_handle() -> None:
+def test_the_vocabulary_outlives_its_handle():
     """Strings already obtained stay; the handle's close does not break an obtained Vocabulary in a harmful way."""
     f = vocabulary(embd.TOKENS)
     v = f.vocab
@@ -459,7 +425,7 @@ def test_the_vocabulary_outlives_its_handle() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[], [""], ["a"], [str(i) for i in range(70000)], ["t" * 65535, "s"]], ids=len)
-def test_vocabularies_of_all_sizes(tokens: list[str]) -> None:
+def test_vocabularies_of_all_sizes(tokens):
     """No token, one, many, and the longest possible ones."""
     with vocabulary(tokens, ids=(0, 0, 0, 0, 0)) as f:
         assert len(f.vocab) == len(tokens)
@@ -468,23 +434,21 @@ def test_vocabularies_of_all_sizes(tokens: list[str]) -> None:
 
 
 @pytest.mark.parametrize("special", ["after", "before", "relative-after", "relative-before"])
-def test_special_ids_in_all_places(special: str) -> None:
-    """The five ids are found before or after the entries, by an absolute or a section-relative offset."""
+def test_special_ids_in_all_places(special):
     with vocabulary(embd.TOKENS, special=special, ids=(5, 6, 7, 8, 9)) as f:
         assert dict(f.vocab.special_ids) == {"pad": 5, "unk": 6, "cls": 7, "sep": 8, "mask": 9}
         assert list(f.vocab) == list(embd.TOKENS)
         assert list(f.verify().warnings) == []
 
 
-def test_special_ids_beyond_the_vocabulary_are_a_warning() -> None:
+def test_special_ids_beyond_the_vocabulary_are_a_warning():
     """As in the ground-truth file, ids past the last token open, and verify warns."""
     with vocabulary(["a", "b"], ids=(0, 100, 101, 102, 103)) as f:
         assert dict(f.vocab.special_ids) == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
         assert f.verify().warnings
 
 
-def test_opening_does_not_touch_the_tokens(put: Callable[..., Path]) -> None:
-    """A file with damaged vocabulary strings opens and serves tensors; using the vocabulary is the error."""
+def test_opening_does_not_touch_the_tokens(put):
     tokens = ["one", "two", "three"]
     d = embd.Draft([("a", normal((2,)))], vocab=tokens)
     data = d.bytes_at(d.vocab_offset + 12, b"\xff\xff").seal()
@@ -500,8 +464,7 @@ def test_opening_does_not_touch_the_tokens(put: Callable[..., Path]) -> None:
         assert same(f["a"], normal((2,)))
 
 
-def test_tokens_that_are_not_utf8_are_format_errors() -> None:
-    """A token of invalid UTF-8 is a FormatError when it is asked for, and of verify."""
+def test_tokens_that_are_not_utf8_are_format_errors():
     with vocabulary(["ok", b"\xff\xfe", b"\xed\xa0\x80"], ids=(0, 0, 0, 0, 0)) as f:
         assert same(f["a"], normal((2,)))
         for number in (1, 2):
@@ -521,7 +484,7 @@ WITH_MATRIX = {
 
 
 @pytest.mark.parametrize("layout", WITH_MATRIX)
-def test_a_vocabulary_and_one_matrix_are_embeddings(layout: str) -> None:
+def test_a_vocabulary_and_one_matrix_are_embeddings(layout):
     """A file with one matrix, a row for each token, offers word → vector; an unknown word is a KeyError."""
     with wm.open(memoryview(WITH_MATRIX[layout])) as f:
         e = f.embeddings
@@ -547,8 +510,7 @@ def test_a_vocabulary_and_one_matrix_are_embeddings(layout: str) -> None:
         assert e.vocab.ngram_indices("日本") == [], "this vocabulary has no subwords"
 
 
-def test_a_batch_of_words() -> None:
-    """Batch gives a row for each word and a mask of those that were found."""
+def test_a_batch_of_words():
     with wm.open(memoryview(WITH_MATRIX["spec"])) as f:
         rows, mask = f.embeddings.batch(["日本", "absent", "[PAD]", "日本"])
         assert rows.shape == (4, 4)
@@ -558,8 +520,7 @@ def test_a_batch_of_words() -> None:
         assert (rows.shape, len(mask)) == ((0, 4), 0)
 
 
-def test_without_vocabulary_or_fitting_matrix_there_are_no_embeddings() -> None:
-    """Embeddings is None when there is no vocabulary, no matrix, or one whose rows are not the tokens'."""
+def test_without_vocabulary_or_fitting_matrix_there_are_no_embeddings():
     cases = [
         embd.Draft([("words", MATRIX)]),
         embd.Draft([], vocab=embd.TOKENS),
@@ -574,7 +535,7 @@ def test_without_vocabulary_or_fitting_matrix_there_are_no_embeddings() -> None:
 # ------------------------------------------------------------------------------------------------- recognition
 
 
-def test_both_signs_make_the_specification_layout() -> None:
+def test_both_signs_make_the_specification_layout():
     """A simple file is simple and a specification file is not, whatever stands in the fields that decide."""
     values = [normal((3,), number) for number in range(40)]
     with wm.open(memoryview(embd.simple([(f"t{i}", value) for i, value in enumerate(values)]))) as f:
@@ -585,8 +546,7 @@ def test_both_signs_make_the_specification_layout() -> None:
         assert len(f) == 40
 
 
-def test_a_simple_file_with_one_sign_is_still_simple() -> None:
-    """A simple file whose last token ends in DBME and four bytes, as a footer does, consumes itself exactly: simple."""
+def test_a_simple_file_with_one_sign_is_still_simple():
     data = embd.simple([("a" * 60, normal((8,)))], ["token DBME\1\2\3\4"])
     assert data[-8:-4] == b"DBME"
     with wm.open(memoryview(data)) as f:
@@ -594,7 +554,7 @@ def test_a_simple_file_with_one_sign_is_still_simple() -> None:
         assert same(f["a" * 60], normal((8,)))
 
 
-def test_an_error_is_reported_as_of_the_layout_that_was_meant() -> None:
+def test_an_error_is_reported_as_of_the_layout_that_was_meant():
     """One sign of the specification layout suffices for an error in its terms, such as a missing footer."""
     with pytest.raises(wm.TruncatedError, match=r"footer|DBME"):
         wm.open(memoryview(draft().footer(magic_end=b"\0\0\0\0").seal()))
@@ -622,10 +582,7 @@ W = np.zeros(2, np.float32)
     ],
     ids=["ids alone", "metadata", "tokens", "names", "tensors", "a token"],
 )
-def test_what_has_no_place_is_refused(
-    tmp_path: Path, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Numbers that do not fit into fields of 32 bits (here at most 300) are an EncodeError, and nothing is written."""
+def test_what_has_no_place_is_refused(tmp_path, options, words, monkeypatch):
     monkeypatch.setattr(writing, "U32_MAX", 300)
     wm.save(tmp_path / "fits.weights", {"w": W}, metadata={"k": "v"}, vocab=["[PAD]"], special_ids={"pad": 0})
     with pytest.raises(wm.EncodeError, match=words):
@@ -633,8 +590,7 @@ def test_what_has_no_place_is_refused(
     assert listing(tmp_path) == ["fits.weights"]
 
 
-def test_numpy_dtypes_of_all_codes() -> None:
-    """The nine dtype codes map to the nine numpy dtypes."""
+def test_numpy_dtypes_of_all_codes():
     for dtype in embd.CODES:
         with wm.open(memoryview(embd.Draft([("t", noise(dtype, (4,)))]).seal())) as f:
             assert f["t"].dtype == numpy_dtype(dtype)
@@ -644,14 +600,12 @@ def test_numpy_dtypes_of_all_codes() -> None:
 # ------------------------------------------------------------------------------------------- the places of sections
 
 
-def three(vocab: Any) -> embd.Draft:
-    """Three tensors with names of a byte each, metadata, and perhaps a vocabulary."""
+def three(vocab):
     tensors = [("a", normal((2, 3))), ("b", noise("int8", (5,))), ("c", noise("float16", (2, 2)))]
     return embd.Draft(tensors, metadata={"k": "v"}, vocab=vocab)
 
 
-def refusal(data: bytes) -> wm.TensorFileError | None:
-    """The error that opening a file raises, whatever its size; None when it opens."""
+def refusal(data):
     try:
         wm.open(data, limits=wm.Limits(max_header_bytes=2**62, max_tensors=2**62)).close()
     except wm.TensorFileError as error:
@@ -659,7 +613,7 @@ def refusal(data: bytes) -> wm.TensorFileError | None:
     return None
 
 
-def misplaced(fields: dict[str, Any], size: int) -> tuple[str, ...] | None:
+def misplaced(fields, size):
     """The error for the place of a section, by the documents: the class, and words of the message."""
     limit, end = size - 16, 64
     sections = [("metadata", fields["metadata_size"], "metadata_size")]
@@ -694,7 +648,7 @@ PLACED = ("two sections overlap", "there is a hole", "past the end of the file",
     "field",
     [name for name in embd.HEADER_FIELDS if name.startswith(("metadata_", "vocab_", "tensor_"))],
 )
-def test_sections_of_embd(field: str, vocab: Any) -> None:
+def test_sections_of_embd(field, vocab):
     """A section may begin up to 63 bytes behind the one before it, and end with the file: to the byte."""
     sound = three(vocab)
     size, width = len(sound.data), {"I": 32, "Q": 64}[embd.HEADER_FIELDS[field][1]]
@@ -742,7 +696,7 @@ SECTIONS = {
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_headers_whose_sections_follow_one_another(name: str) -> None:
+def test_headers_whose_sections_follow_one_another(name):
     """A short file has the specification's layout where each section begins within the padding behind the last one."""
     places, found = SECTIONS[name]
     head = bytes(OFFSETS["metadata_offset"]) + struct.pack("<5I", *places)
@@ -764,7 +718,7 @@ SHORT = {
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_beginnings_of_headers(name: str) -> None:
+def test_beginnings_of_headers(name):
     """Of a header that ends before its sections, the flags and the place of the metadata decide."""
     rest, found = SHORT[name]
     head = b"EMBD\1\0\0\0" + rest
@@ -773,8 +727,7 @@ def test_beginnings_of_headers(name: str) -> None:
     assert not _begins_spec(head[:7])
 
 
-def test_an_empty_record_of_large_dimensions_is_refused_when_it_is_used() -> None:
-    """With verify="none" a record of no bytes whose other dimensions overflow is a LayoutError, not one of numpy."""
+def test_an_empty_record_of_large_dimensions_is_refused_when_it_is_used():
     data = draft().descriptor(0, shape0=0, shape1=2**32 - 1, shape2=2**32 - 1, ndim=3).seal()
     f = wm.open(memoryview(data), verify="none")
     for use in (lambda: f["a"], lambda: list(f.values()), lambda: f.read("a")):
@@ -787,8 +740,7 @@ def test_an_empty_record_of_large_dimensions_is_refused_when_it_is_used() -> Non
 
 
 @pytest.mark.parametrize("end", range(4094, 4100))
-def test_metadata_that_ends_with_the_first_read(put: Callable[..., Path], end: int) -> None:
-    """Metadata that ends with the first page, or a byte before or behind it, is read whole."""
+def test_metadata_that_ends_with_the_first_read(put, end):
     draft = embd.Draft([], metadata={"k": "v" * (end - 64 - 8 - 5)})
     assert draft.vocab_offset == end
     with wm.open(put(draft.seal())) as f:
@@ -796,7 +748,7 @@ def test_metadata_that_ends_with_the_first_read(put: Callable[..., Path], end: i
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 63, 64, 65, 100])
-def test_padding_across_the_pieces_that_are_read(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+def test_padding_across_the_pieces_that_are_read(monkeypatch, piece):
     """However little a store sends at once, every byte of padding is looked at, in whatever piece it lies."""
 
     def chunks(self, offset, count):
@@ -815,7 +767,7 @@ def test_padding_across_the_pieces_that_are_read(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("length", range(4060, 4090))
-def test_a_name_that_ends_with_the_window(length: int) -> None:
+def test_a_name_that_ends_with_the_window(length):
     """A name, or what follows it, that ends a byte behind what was read first is read whole."""
     name, value = "n" * length, normal((3,))
     with wm.open(memoryview(embd.simple([(name, value)]))) as f:
@@ -823,7 +775,7 @@ def test_a_name_that_ends_with_the_window(length: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 42))
-def test_the_window_of_the_simple_layout(size: int) -> None:
+def test_the_window_of_the_simple_layout(size):
     """Names and shapes that lie across the pieces in which the file is read are read right, wherever the cut is."""
     tensors = {f"{i}" * size: normal((1000 - size // 7,), i) for i in range(3)}
     data = embd.simple(tensors.items(), ["t" * 100])

@@ -1,7 +1,5 @@
 """finalfusion: files of other writers, the bytes that are written, metadata, subwords, product quantisation."""
 
-from __future__ import annotations
-
 import datetime as dt
 import itertools
 import json
@@ -10,7 +8,6 @@ import pickle
 import struct
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -32,9 +29,6 @@ from weightmap.formats.finalfusion.verify import numbered
 from weightmap.io.source import Source
 from weightmap.quant.product import ProductQuantized
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 TRUTH = DATA / "finalfusion"
 MALFORMED = DATA / "malformed" / "finalfusion"
 OF_PYTHON = sorted(path.stem for path in TRUTH.glob("*.json"))
@@ -53,8 +47,7 @@ WORDS = ff.WORDS
 ROWS = len(WORDS)
 
 
-def matrix_of(f: wm.TensorFile) -> np.ndarray[Any, Any]:
-    """All rows, decoded where they are quantised."""
+def matrix_of(f):
     return reconstruct(f["embeddings"]) if f.info("embeddings").dtype == "pq" else f["embeddings"]
 
 
@@ -62,8 +55,7 @@ def matrix_of(f: wm.TensorFile) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", OF_PYTHON)
-def test_files_of_finalfusion_python_have_the_recorded_content(name: str) -> None:
-    """Words, metadata, subwords, every row and every norm are what finalfusion-python found in its own files."""
+def test_files_of_finalfusion_python_have_the_recorded_content(name):
     known = json.loads((TRUTH / f"{name}.json").read_text(encoding="utf-8"))
     arrays = np.load(TRUTH / f"{name}.npz")
     with wm.open(TRUTH / f"{name}.fifu", verify="full") as f:
@@ -95,7 +87,7 @@ def test_files_of_finalfusion_python_have_the_recorded_content(name: str) -> Non
             assert pairs_of(f.vocab) == [tuple(pair) for pair in known["ngrams"]]
 
 
-def test_there_are_files_to_compare() -> None:
+def test_there_are_files_to_compare():
     """The recorded files are there: all four vocabularies and both storages."""
     assert len(OF_PYTHON) >= 25
     assert {name.split("_")[0] for name in OF_PYTHON} >= {"bucket", "explicit", "fasttext", "simple", "pad0"}
@@ -103,8 +95,7 @@ def test_there_are_files_to_compare() -> None:
 
 @pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the test data of the finalfusion projects is not here")
 @pytest.mark.parametrize("name", OF_UPSTREAM)
-def test_files_of_the_finalfusion_projects_have_the_recorded_content(name: str) -> None:
-    """Words, metadata and rows of the projects' own test files; norms that the header does not list are found."""
+def test_files_of_the_finalfusion_projects_have_the_recorded_content(name):
     path = UPSTREAM / f"{name}.fifu"
     known = json.loads(path.with_name(f"{path.name}.expected.json").read_text(encoding="utf-8"))
     arrays = np.load(path.with_name(f"{path.name}.expected.npz"))
@@ -119,7 +110,7 @@ def test_files_of_the_finalfusion_projects_have_the_recorded_content(name: str) 
 
 
 @pytest.mark.parametrize("name", OF_PYTHON)
-def test_what_is_read_is_written_again_to_the_byte(name: str, tmp_path: Path) -> None:
+def test_what_is_read_is_written_again_to_the_byte(name, tmp_path):
     """Reading and writing gives the same file, but for the lengths that finalfusion-python gets wrong."""
     data = (TRUTH / f"{name}.fifu").read_bytes()
     with wm.open(data) as f:
@@ -136,7 +127,7 @@ def test_what_is_read_is_written_again_to_the_byte(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", OF_PYTHON)
-def test_conversion_to_the_same_format_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_conversion_to_the_same_format_changes_nothing(name, tmp_path):
     """`convert` carries vocabulary, n-grams, norms, codes and the text of the metadata along."""
     source, first, second = TRUTH / f"{name}.fifu", tmp_path / "first.fifu", tmp_path / "second.fifu"
     with wm.open(source) as f:
@@ -160,8 +151,7 @@ VERDICTS = [line.split("\t")[:2] for line in (MALFORMED / "_results.tsv").read_t
 
 
 @pytest.mark.parametrize(("name", "verdict"), VERDICTS, ids=[name for name, _ in VERDICTS])
-def test_verdicts_are_those_of_finalfusion_python(name: str, verdict: str) -> None:
-    """Files that finalfusion-python accepts open, those it refuses are a TensorFileError, except for known reasons."""
+def test_verdicts_are_those_of_finalfusion_python(name, verdict):
     try:
         with wm.open((MALFORMED / f"{name}.fifu").read_bytes()) as f:
             exercise(f)
@@ -171,8 +161,7 @@ def test_verdicts_are_those_of_finalfusion_python(name: str, verdict: str) -> No
     assert (accepted != verdict.startswith("ACCEPT")) == (name in DIFFERENT)
 
 
-def test_verdicts_cover_the_files() -> None:
-    """Every malformed file has a verdict, and every disagreement a file."""
+def test_verdicts_cover_the_files():
     assert {path.stem for path in MALFORMED.glob("*.fifu")} == {name for name, _ in VERDICTS}
     assert set(DIFFERENT) <= {name for name, _ in VERDICTS}
 
@@ -207,8 +196,7 @@ DENSE = {
 
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize("case", DENSE)
-def test_vocabularies_are_written_to_the_byte(case: str, with_norms: bool, tmp_path: Path) -> None:
-    """Each vocabulary in both orders of its fields is written as the format has it, with its right length."""
+def test_vocabularies_are_written_to_the_byte(case, with_norms, tmp_path):
     vocab, chunks, more, layout = DENSE[case]
     value, lengths = normal((ROWS + more, 3), 1), ff.lengths(ROWS)
     tensors = {"embeddings": value.array} | ({"norms": lengths.array} if with_norms else {})
@@ -224,7 +212,7 @@ def test_vocabularies_are_written_to_the_byte(case: str, with_norms: bool, tmp_p
 
 @pytest.mark.parametrize("dtype", ff.CODES)
 @pytest.mark.parametrize("length", range(9))
-def test_matrices_of_every_type_are_written_to_the_byte(dtype: str, length: int, tmp_path: Path) -> None:
+def test_matrices_of_every_type_are_written_to_the_byte(dtype, length, tmp_path):
     """Every numeric type is written with the padding of its width, wherever the data begins, and is then aligned."""
     value = noise(dtype, (1, 3), 3)
     path = tmp_path / "t.fifu"
@@ -240,9 +228,8 @@ PRODUCTS = list(itertools.product((False, True), (False, True), (1, 7, 256)))
 
 @pytest.mark.parametrize(("projection", "row_norms", "centroids"), PRODUCTS)
 def test_product_quantised_matrices_are_read_as_views_and_written_to_the_byte(
-    projection: bool, row_norms: bool, centroids: int, tmp_path: Path
-) -> None:
-    """Codes, codebooks, projection and norms are those of the file, views of it, and go back as they came."""
+    projection, row_norms, centroids, tmp_path
+):
     codes, books, rotation, lengths = ff.quantised(ROWS, 3, centroids, 2)
     parts = (codes, books, rotation if projection else None, lengths if row_norms else None)
     data = ff.build([ff.simple(WORDS), ff.product(*parts), ff.norms(normal((ROWS,), 2))])
@@ -261,7 +248,7 @@ def test_product_quantised_matrices_are_read_as_views_and_written_to_the_byte(
     assert again.read_bytes() == data
 
 
-def test_arrays_of_any_strides_and_byte_order_are_written(tmp_path: Path) -> None:
+def test_arrays_of_any_strides_and_byte_order_are_written(tmp_path):
     """A transposed, a big-endian and a strided matrix are written row-major and little-endian."""
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     for array in (base.T.copy().T, base.astype(">f4"), np.repeat(base, 2, axis=1)[:, ::2]):
@@ -269,7 +256,7 @@ def test_arrays_of_any_strides_and_byte_order_are_written(tmp_path: Path) -> Non
         np.testing.assert_array_equal(wm.load(tmp_path / "t.fifu")["embeddings"], base)
 
 
-def test_ngrams_are_written_in_the_order_of_their_indices(tmp_path: Path) -> None:
+def test_ngrams_are_written_in_the_order_of_their_indices(tmp_path):
     """Indices that are not numbered by first appearance are written so, every n-gram keeping its index."""
     pairs = [("ab", 2), ("bc", 0), ("cd", 1), ("de", 0)]
     path = tmp_path / "t.fifu"
@@ -284,7 +271,7 @@ def test_ngrams_are_written_in_the_order_of_their_indices(tmp_path: Path) -> Non
         assert pairs_of(f.vocab) == pairs
 
 
-def test_a_vocabulary_in_memory_can_be_written(tmp_path: Path) -> None:
+def test_a_vocabulary_in_memory_can_be_written(tmp_path):
     """`Vocabulary.of` with the package's own `Subwords` is what the docstring of the format says."""
     from weightmap.embeddings.subwords import Subwords
     from weightmap.embeddings.vocabulary import Vocabulary
@@ -305,8 +292,7 @@ def test_a_vocabulary_in_memory_can_be_written(tmp_path: Path) -> None:
     cols=draw.integers(0, 4),
     spec=draw.booleans(),
 )
-def test_anything_that_can_be_written_comes_back(words: Any, kind: str, dtype: str, cols: int, spec: bool) -> None:
-    """Any words, any matrix: the file is the builder's, and reads back whole."""
+def test_anything_that_can_be_written_comes_back(words, kind, dtype, cols, spec):
     import tempfile
 
     more = {"simple": 0, "bucket": 4, "fasttext": 3}[kind]
@@ -328,17 +314,15 @@ def test_anything_that_can_be_written_comes_back(words: Any, kind: str, dtype: s
 FINE = np.zeros((2, 3), np.float32)
 
 
-def product(*shape: int) -> ProductQuantized:
-    """A matrix of two rows whose codebooks have this shape."""
+def product(*shape):
     return ProductQuantized(np.zeros((2, shape[0]), np.uint8), np.zeros(shape, np.float32))
 
 
-def nested(depth: int) -> dict[str, Any]:
-    """Tables within each other."""
+def nested(depth):
     return {"k": nested(depth - 1)} if depth else {}
 
 
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+REFUSED = {
     "no matrix": ({"norms": FINE[:, 0]}, {}, "'embeddings'"),
     "another tensor": ({"embeddings": FINE, "bias": FINE}, {}, "'bias'"),
     "no vocabulary": ({"embeddings": FINE}, {"vocab": None}, "there is no vocabulary"),
@@ -366,8 +350,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case: str, tmp_path: Path) -> None:
-    """An EncodeError names what is wrong, and no file was created."""
+def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case, tmp_path):
     tensors, options, words = REFUSED[case]
     with pytest.raises(wm.EncodeError) as caught:
         wm.save(tmp_path / "t.fifu", tensors, **{"vocab": ["a", "b"], **options})
@@ -375,8 +358,7 @@ def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case: str, t
     assert not listing(tmp_path)
 
 
-def test_what_is_as_large_as_it_may_be_is_written(tmp_path: Path) -> None:
-    """256 centroids, 2^32 - 1 columns and metadata nested 128 deep are written and read."""
+def test_what_is_as_large_as_it_may_be_is_written(tmp_path):
     path = tmp_path / "t.fifu"
     wm.save(path, {"embeddings": product(1, 256, 3)}, vocab=["a", "b"], metadata=nested(127))
     with wm.open(path, verify="full") as f:
@@ -387,8 +369,7 @@ def test_what_is_as_large_as_it_may_be_is_written(tmp_path: Path) -> None:
         assert f["embeddings"].shape == (0, 2**32 - 1)
 
 
-def test_a_word_longer_than_its_length_field_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The length of a word has 32 bits (whose largest value is 10 here): an EncodeError, and no file."""
+def test_a_word_longer_than_its_length_field_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "U32_MAX", 10)
     wm.save(tmp_path / "fits.fifu", {"embeddings": FINE}, vocab=["a", "b" * 10])
     with pytest.raises(wm.EncodeError, match=r"a word of 2\*\*32 bytes"):
@@ -396,7 +377,7 @@ def test_a_word_longer_than_its_length_field_is_refused(tmp_path: Path, monkeypa
     assert listing(tmp_path) == ["fits.fifu"]
 
 
-def test_an_explicit_vocabulary_may_have_no_ngrams(put: Callable[..., Path]) -> None:
+def test_an_explicit_vocabulary_may_have_no_ngrams(put):
     """A list of no n-grams is legal, in either order of fields."""
     for spec in (False, True):
         data = ff.build([ff.explicit(WORDS, [], 1, 3, spec=spec), ff.matrix(normal((ROWS, 2)))])
@@ -405,8 +386,7 @@ def test_an_explicit_vocabulary_may_have_no_ngrams(put: Callable[..., Path]) -> 
             assert f.verify().warnings == ()
 
 
-def test_an_unknown_layout_is_a_value_error(tmp_path: Path) -> None:
-    """There are the layouts "upstream" and "spec"."""
+def test_an_unknown_layout_is_a_value_error(tmp_path):
     with pytest.raises(ValueError, match="upstream, spec"):
         wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], layout="other")
 
@@ -416,7 +396,7 @@ def test_an_unknown_layout_is_a_value_error(tmp_path: Path) -> None:
 BASE = [ff.simple(["a"]), ff.matrix(normal((1, 2)))]
 
 
-def test_metadata_keeps_its_text_when_it_is_unchanged(tmp_path: Path) -> None:
+def test_metadata_keeps_its_text_when_it_is_unchanged(tmp_path):
     """Comments, order and spacing survive; a changed copy is written anew, and reads back equal."""
     path, again = tmp_path / "t.fifu", tmp_path / "again.fifu"
     path.write_bytes(ff.build([ff.metadata(ff.TOML), *BASE]))
@@ -433,8 +413,7 @@ def test_metadata_keeps_its_text_when_it_is_unchanged(tmp_path: Path) -> None:
         assert f.metadata == {**ff.PARSED, "hyper": {**ff.PARSED["hyper"], "dims": 5}}
 
 
-def test_new_metadata_is_written_as_toml(tmp_path: Path) -> None:
-    """Texts, numbers, truth values, dates, lists and tables come back as they went in."""
+def test_new_metadata_is_written_as_toml(tmp_path):
     metadata = {
         "text": 'quotes " and\nlines',
         "number": -5,
@@ -450,8 +429,7 @@ def test_new_metadata_is_written_as_toml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {}])
-def test_no_metadata_and_empty_metadata_are_distinguished(metadata: Any, tmp_path: Path) -> None:
-    """Empty metadata is a chunk of no bytes; none is no chunk."""
+def test_no_metadata_and_empty_metadata_are_distinguished(metadata, tmp_path):
     wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
     with wm.open(tmp_path / "t.fifu") as f:
         assert f.has_metadata == (metadata is not None)
@@ -463,17 +441,14 @@ def test_no_metadata_and_empty_metadata_are_distinguished(metadata: Any, tmp_pat
     [{1: 2}, {"a": {None: 1}}, {"a": None}, {"a": [b"bytes"]}, {"a": dt.time(1, tzinfo=dt.UTC)}, {"a": "\ud800"}],
     ids=ascii,
 )
-def test_what_toml_lacks_is_refused(metadata: Any, tmp_path: Path) -> None:
+def test_what_toml_lacks_is_refused(metadata, tmp_path):
     """Keys that are not text, nothing, bytes, times of day with a zone and lone surrogates are an EncodeError."""
     with pytest.raises(wm.EncodeError, match="metadata"):
         wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
     assert not listing(tmp_path)
 
 
-def test_new_metadata_without_tomli_w_names_the_missing_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the package new metadata is an error that says what to install; unchanged metadata needs it not."""
+def test_new_metadata_without_tomli_w_names_the_missing_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tomli_w", None)
     with pytest.raises(wm.MissingDependencyError, match=r"pip install tomli-w"):
         wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata={"a": 1})
@@ -490,7 +465,7 @@ def test_new_metadata_without_tomli_w_names_the_missing_package(
 # ---------------------------------------------------------------------------------------------------- laziness
 
 
-def test_opening_reads_no_word_and_checks_none(put: Callable[..., Path]) -> None:
+def test_opening_reads_no_word_and_checks_none(put):
     """With a length that leads to the storage no word is looked at: damaged ones are found at their first use."""
     data = bytearray(ff.build([ff.simple(WORDS), ff.matrix(normal((ROWS, 2), 1))]))
     at = data.index(b"one") - 4
@@ -505,10 +480,7 @@ def test_opening_reads_no_word_and_checks_none(put: Callable[..., Path]) -> None
             assert caught.value.field == "vocabulary"
 
 
-def test_opening_reads_as_much_of_a_large_vocabulary_as_of_a_small_one(
-    put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Opening 100,000 words reads a few hundred bytes behind the first page, and maps and indexes nothing."""
+def test_opening_reads_as_much_of_a_large_vocabulary_as_of_a_small_one(put, monkeypatch):
     words = [f"word {i}" for i in range(100_000)]
     path = put(ff.build([ff.hashed(ff.BUCKET, words, 3, 6, 4), ff.matrix(normal((100_016, 1)))]), "t.fifu")
     original, sizes = Source.pread, []
@@ -522,8 +494,7 @@ def test_opening_reads_as_much_of_a_large_vocabulary_as_of_a_small_one(
 
 @pytest.mark.parametrize("wrong", [0, 1, 30, 2**40, 2**64 - 1])
 @pytest.mark.parametrize("case", ["simple", "bucket", "fasttext-spec", "explicit", "explicit-spec"])
-def test_a_wrong_length_of_a_vocabulary_does_no_harm(case: str, wrong: int) -> None:
-    """The words tell where they end, in every kind of vocabulary; `verify` warns."""
+def test_a_wrong_length_of_a_vocabulary_does_no_harm(case, wrong):
     _, [chunk], more, _ = DENSE[case]
     lie = ff.Chunk(chunk.id, chunk.fields, length=wrong)
     value = normal((ROWS + more, 3), 1)
@@ -534,7 +505,7 @@ def test_a_wrong_length_of_a_vocabulary_does_no_harm(case: str, wrong: int) -> N
         assert f"is {wrong}, and its words and n-grams take {len(chunk.fields)} bytes" in warning
 
 
-def test_words_longer_than_a_piece_are_walked_too() -> None:
+def test_words_longer_than_a_piece_are_walked_too():
     """The walk reads a mebibyte at a time, and steps over words that are longer or lie across two pieces."""
     words = ["a" * 3_000_000, "b", "c" * 1_048_570, "d" * 20, "e" * 1_048_576, "f"]
     chunk = ff.simple(words, length=0)
@@ -544,8 +515,7 @@ def test_words_longer_than_a_piece_are_walked_too() -> None:
         assert list(f.vocab) == words
 
 
-def test_norms_alone_are_a_file() -> None:
-    """A file of finalfusion-python with norms alone has one tensor, and no vocabulary."""
+def test_norms_alone_are_a_file():
     with wm.open(TRUTH / "standalone_norms.fifu", verify="full") as f:
         assert list(f) == ["norms"]
         assert f["norms"].tolist() == [0.0, 1.0, 2.0]
@@ -558,8 +528,7 @@ def test_norms_alone_are_a_file() -> None:
 ATTACKS = {case.name: case for case in lies.cases()}
 
 
-def test_repeated_words_are_found_by_looking_one_up() -> None:
-    """The first look-up, which builds the index, refuses a word that is repeated, and so does every later one."""
+def test_repeated_words_are_found_by_looking_one_up():
     with wm.open(ATTACKS["1 words twice"].data) as f:
         assert list(f.vocab) == [*"abcda"]
         for _ in range(2):
@@ -567,7 +536,7 @@ def test_repeated_words_are_found_by_looking_one_up() -> None:
                 f.vocab.index("b")
 
 
-def test_damaged_ngrams_do_no_harm_to_words() -> None:
+def test_damaged_ngrams_do_no_harm_to_words():
     """Wrong indices matter to n-grams alone: words are found, and the error of the n-grams names the file."""
     with wm.open(ATTACKS["index 2"].data) as f:
         assert f.vocab.index("two") == 1
@@ -586,8 +555,7 @@ def test_damaged_ngrams_do_no_harm_to_words() -> None:
         "n-grams that end early",
     ],
 )
-def test_ngrams_are_checked_when_they_are_asked_for_first(name: str) -> None:
-    """Words and n-grams that do not fill their chunk are refused by whichever of both is asked for, and by `verify`."""
+def test_ngrams_are_checked_when_they_are_asked_for_first(name):
     case = ATTACKS[name]
     with wm.open(case.data) as f:
         for use in (f.vocab.subwords.ngrams, lambda: list(f.vocab), lambda: f.vocab.index("one"), f.verify):
@@ -596,16 +564,14 @@ def test_ngrams_are_checked_when_they_are_asked_for_first(name: str) -> None:
             assert (caught.value.path, caught.value.field) == ("<bytes>", "vocabulary")
 
 
-def test_ngrams_without_a_matrix_are_read() -> None:
-    """Where strict=False lets a vocabulary stand alone, there are no rows that indices could miss."""
+def test_ngrams_without_a_matrix_are_read():
     with wm.open(ff.build([ff.explicit(WORDS, [("abcdefghijkl", 0), ("b", 1)], 1, 12)], []), strict=False) as f:
         table, indices = f.vocab.subwords.ngrams()
         assert (list(table), indices.tolist()) == (["abcdefghijkl", "b"], [0, 1])
 
 
 @pytest.mark.parametrize("kind", ["simple", "explicit"])
-def test_strings_that_positions_count(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """A vocabulary as large as positions can count is read, and a larger one refused; here they count to few."""
+def test_strings_that_positions_count(monkeypatch, kind):
     part = lies.KINDS[kind].make(words=lies.WORDS)
     size = len(part.fields) - lies.KINDS[kind].fields
     file = ff.build([part, ff.matrix(normal((lies.KINDS[kind].rows, 2)))])
@@ -624,10 +590,8 @@ def test_strings_that_positions_count(monkeypatch: pytest.MonkeyPatch, kind: str
 PASSED = [case for case in lies.cases() if (case.odd or not case.error) and lies.MATRIX.data in case.data]
 
 
-def test_what_is_let_pass_is_read_right() -> None:
-    """A file that is odd and legal, or refused and let pass with strict=False, has the matrix that was written."""
-
-    def check(case: Any) -> None:
+def test_what_is_let_pass_is_read_right():
+    def check(case):
         found = wm.load(case.data, strict=not case.error)
         assert same(found["embeddings"], lies.MATRIX)
 
@@ -635,7 +599,7 @@ def test_what_is_let_pass_is_read_right() -> None:
     each(PASSED, check, name=lambda case: case.id)
 
 
-def test_dates_in_metadata_are_kept_and_shown(put: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_dates_in_metadata_are_kept_and_shown(put, capsys):
     """Dates and times are objects; the command line prints them as texts, also as JSON."""
     path = put(ATTACKS["dates"].data, "t.fifu")
     with wm.open(path) as f:
@@ -644,7 +608,7 @@ def test_dates_in_metadata_are_kept_and_shown(put: Callable[..., Path], capsys: 
     assert json.loads(capsys.readouterr().out)["metadata"]["day"] == "2020-01-02"
 
 
-def test_a_file_that_changed_is_noticed_by_verify(put: Callable[..., Path]) -> None:
+def test_a_file_that_changed_is_noticed_by_verify(put):
     """Chunks that are not those of the opening are refused, though size and time are the same."""
     path = put(lies.WHOLE)
     with wm.open(path) as f:
@@ -657,7 +621,7 @@ def test_a_file_that_changed_is_noticed_by_verify(put: Callable[..., Path]) -> N
             f.verify()
 
 
-def test_a_bad_code_is_located_when_it_is_read(tmp_path: Path) -> None:
+def test_a_bad_code_is_located_when_it_is_read(tmp_path):
     """An invalid code, met while rows are decoded, is an error with its file and its place there."""
     case = ATTACKS["code 5 of 2 centroids"]
     path = case.write(tmp_path)
@@ -683,7 +647,7 @@ def test_a_bad_code_is_located_when_it_is_read(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ however little is read at once
 
 
-def test_chunks_around_the_first_4096_bytes() -> None:
+def test_chunks_around_the_first_4096_bytes():
     """What opening has read already, it reads no further than that goes, wherever a chunk begins or ends."""
     for size in range(4010, 4090):
         data = ff.build([ff.metadata("#".ljust(size)), lies.VOCAB, lies.STORAGE])
@@ -694,7 +658,7 @@ def test_chunks_around_the_first_4096_bytes() -> None:
 
 @pytest.mark.parametrize("piece", [4, 5, 7, 8, 16, 1 << 20])
 @pytest.mark.parametrize("kind", lies.KINDS)
-def test_words_longer_than_a_read(monkeypatch: pytest.MonkeyPatch, piece: int, kind: str) -> None:
+def test_words_longer_than_a_read(monkeypatch, piece, kind):
     """However little is read at once, a vocabulary without a matrix behind it ends where its last string does."""
     monkeypatch.setattr(layout, "_PIECE", piece)
     words = ["a" * n for n in (0, 1, 3, 4, 5, 11, 12, 13, 20)]
@@ -713,8 +677,7 @@ def test_words_longer_than_a_read(monkeypatch: pytest.MonkeyPatch, piece: int, k
 
 
 @pytest.mark.parametrize("left", range(40))
-def test_a_length_that_leads_to_no_matrix(left: int) -> None:
-    """The length of a vocabulary is believed where a whole matrix begins, and not near the end of the file."""
+def test_a_length_that_leads_to_no_matrix(left):
     lied = ff.simple(lies.WORDS, length=lies.END - left - 32)  # the payload begins at byte 32
     with wm.open(ff.build([lied, lies.STORAGE])) as f:
         assert list(f.vocab) == lies.WORDS
@@ -734,7 +697,7 @@ def test_a_length_that_leads_to_no_matrix(left: int) -> None:
         ([0, 1, 1, 3], False),
     ],
 )
-def test_indices_numbered_by_appearance(indices: list[int], expected: bool) -> None:
+def test_indices_numbered_by_appearance(indices, expected):
     """The first index is 0, and each new one is one more than the largest before it."""
     assert numbered(np.array(indices, np.uint64)) == expected
 
@@ -742,8 +705,7 @@ def test_indices_numbered_by_appearance(indices: list[int], expected: bool) -> N
 # ------------------------------------------------------------------------------------------------------ kernels
 
 
-def entries(strings: list[bytes], tail: int) -> bytes:
-    """Strings behind their lengths and before `tail` bytes."""
+def entries(strings, tail):
     return b"".join(struct.pack("<I", len(s)) + s + bytes([i & 255] * tail) for i, s in enumerate(strings))
 
 
@@ -752,7 +714,7 @@ LISTS = [[], [b""], [b"a"], [b"", b""], [b"abc", b"", b"x" * 300], [bytes(k) for
 
 @pytest.mark.parametrize("tail", [0, 8])
 @pytest.mark.parametrize("strings", LISTS, ids=len)
-def test_skip_stops_before_an_incomplete_character(strings: list[bytes], tail: int) -> None:
+def test_skip_stops_before_an_incomplete_character(strings, tail):
     """The walk of every prefix takes its whole entries alone, and reads no byte past its end."""
     data = entries(strings, tail)
     ends = list(itertools.accumulate((4 + len(s) + tail for s in strings), initial=0))
@@ -767,7 +729,7 @@ def test_skip_stops_before_an_incomplete_character(strings: list[bytes], tail: i
 
 
 @pytest.mark.parametrize("strings", LISTS, ids=len)
-def test_ngrams_are_found_with_their_indices(strings: list[bytes]) -> None:
+def test_ngrams_are_found_with_their_indices(strings):
     """Bounds and indices of a list are right, and each proper prefix of it is refused at the right n-gram."""
     data = entries(strings, 8)
     walked, bounds, indices = kernels.walk_indexed(data, len(strings))
@@ -789,8 +751,7 @@ def test_ngrams_are_found_with_their_indices(strings: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("length", [5, 2**31, 2**32 - 1])
-def test_lengths_past_the_end_are_refused(length: int) -> None:
-    """A length larger than what is left, up to the largest, ends the walk."""
+def test_lengths_past_the_end_are_refused(length):
     data = struct.pack("<I", length) + b"abcd"
     assert kernels.skip_strings(data, 1, 0) == (0, 0)
     assert kernels.skip_strings(data, 1, 8) == (0, 0)

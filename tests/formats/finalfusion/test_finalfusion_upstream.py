@@ -4,14 +4,11 @@ It builds with Python 3.11, ``setuptools<70``, ``cython<3`` and ``numpy<2``, in 
 ``make finalfusion-test`` makes; the variable ``WEIGHTMAP_FINALFUSION`` names its interpreter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 from collections import Counter
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,10 +19,6 @@ from tests.fuzz.mutate import mutant
 
 import weightmap as wm
 from weightmap.quant.product import ProductQuantized
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 OTHER = os.environ.get("WEIGHTMAP_FINALFUSION")
 pytestmark = pytest.mark.skipif(OTHER is None, reason="WEIGHTMAP_FINALFUSION names no interpreter")
@@ -49,8 +42,7 @@ print(json.dumps(out))
 """
 
 
-def read_elsewhere(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """The content that finalfusion-python finds in these files."""
+def read_elsewhere(paths):
     done = subprocess.run([str(OTHER), "-c", READ, *map(str, paths)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -65,8 +57,7 @@ VOCABS = {
 
 
 @pytest.mark.parametrize("kind", VOCABS)
-def test_finalfusion_python_reads_our_files(kind: str, tmp_path: Path) -> None:
-    """Words, rows, norms, metadata and n-grams are the same there, for every storage, with and without the rest."""
+def test_finalfusion_python_reads_our_files(kind, tmp_path):
     vocab, more = VOCABS[kind]
     rows = len(ff.WORDS) + more
     codes, books, rotation, lengths = ff.quantised(rows, 3, 7, 2)
@@ -148,9 +139,9 @@ LENIENT = {
 }
 
 
-def tried_elsewhere(paths: Sequence[Path]) -> list[Any]:
+def tried_elsewhere(paths):
     """The content that finalfusion-python finds in each file, or the text of its exception; it may die of one."""
-    found: list[Any] = []
+    found = []
     while len(found) < len(paths):
         names = "\n".join(map(str, paths[len(found) :]))
         done = subprocess.run([str(OTHER), "-c", TRY], input=names, capture_output=True, text=True, check=False)
@@ -160,7 +151,7 @@ def tried_elsewhere(paths: Sequence[Path]) -> list[Any]:
     return found
 
 
-def ours(data: bytes) -> dict[str, Any] | str:
+def ours(data):
     """The content that weightmap finds in a file, or the text of its error."""
     try:
         with wm.open(memoryview(data), format="finalfusion", verify="full") as f, np.errstate(all="ignore"):
@@ -176,7 +167,7 @@ def ours(data: bytes) -> dict[str, Any] | str:
         return str(error)
 
 
-def same(mine: dict[str, Any], other: dict[str, Any]) -> bool:
+def same(mine, other):
     """Whether both found the same: what is decoded but for the order of its sums, all else to the bit."""
     if (mine["words"], mine["norms"], list(mine["rows"].shape)) != (other["words"], other["norms"], other["shape"]):
         return False
@@ -186,7 +177,7 @@ def same(mine: dict[str, Any], other: dict[str, Any]) -> bool:
     return np.allclose(rows, mine["rows"], rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-def reason(mine: dict[str, Any] | str, other: dict[str, Any] | str) -> str:
+def reason(mine, other):
     """Why the two disagree about a file; empty when there is no reason."""
     if isinstance(mine, str):
         return next((why for said, why in LENIENT.items() if re.search(said, mine)), "")
@@ -195,16 +186,15 @@ def reason(mine: dict[str, Any] | str, other: dict[str, Any] | str) -> str:
     return next((why for said, why in LACKS.items() if re.search(said, str(other))), "")
 
 
-def test_every_disagreement_has_a_reason(tmp_path: Path) -> None:
-    """finalfusion-python and weightmap refuse and read the same mutants alike, but for the reasons listed."""
+def test_every_disagreement_has_a_reason(tmp_path):
     # Of TOML that is newer than the reference's, mutants are rare.
     newer = ff.build([ff.metadata('a = [1, "x"]'), ff.simple(["a"]), ff.matrix(normal((1, 2)))])
     files = [newer, *(mutant("finalfusion", number).files[""] for number in range(COUNT))]
     paths = [tmp_path / str(number) for number in range(len(files))]
     for path, data in zip(paths, files, strict=True):
         path.write_bytes(data)
-    agreements: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
+    agreements = Counter()
+    reasons = Counter()
     for data, other in zip(files, tried_elsewhere(paths), strict=True):
         mine = ours(data)
         if isinstance(mine, str) and isinstance(other, str):

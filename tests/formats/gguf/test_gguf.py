@@ -1,14 +1,11 @@
 """GGUF: files of gguf-py, what a file says of itself, and headers of any length."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle
 import re
 import struct
 import tracemalloc
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,21 +16,16 @@ import weightmap as wm
 from weightmap import cli, kernels
 from weightmap.formats import gguf as reading
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 KV = gguf.KeyValue
 TRUTH = sorted((DATA / "gguf").glob("*.gguf"))
 PLAIN = [path for path in TRUTH if not path.name.startswith("split-00001")]
 
 
-def by_name(paths: list[Path]) -> Any:
-    """Run a test for each of these files."""
+def by_name(paths):
     return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
 
 
-def opened(data: bytes, **options: Any) -> wm.TensorFile:
-    """A file, open."""
+def opened(data, **options):
     return wm.open(data, format="gguf", **options)
 
 
@@ -41,8 +33,7 @@ def opened(data: bytes, **options: Any) -> wm.TensorFile:
 
 
 @by_name(PLAIN)
-def test_tensors_of_gguf_py(path: Path) -> None:
-    """Every tensor has the name, type, shape, place and bytes that gguf-py gave it, and decodes to its values."""
+def test_tensors_of_gguf_py(path):
     truth = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     values = np.load(path.with_suffix(".npz"))
     with wm.open(path, verify="full") as f:
@@ -63,8 +54,7 @@ def test_tensors_of_gguf_py(path: Path) -> None:
 
 
 @by_name([path for path in TRUTH if path.stem != "version2"])
-def test_key_values_of_gguf_py(path: Path) -> None:
-    """Every key has the value that gguf-py reads, as a plain value, a read-only array, or a sequence of texts."""
+def test_key_values_of_gguf_py(path):
     truth = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     part = wm.open(path.read_bytes())  # a buffer has no other parts
     assert list(part.metadata) == list(truth["kv"])
@@ -82,7 +72,7 @@ def test_key_values_of_gguf_py(path: Path) -> None:
 
 
 @by_name([path for path in PLAIN if path.stem not in {"version2", "dense_be"}])
-def test_what_was_read_is_written_again(path: Path, tmp_path: Path) -> None:
+def test_what_was_read_is_written_again(path, tmp_path):
     """A file of gguf-py converted, or saved with its metadata, is the same file: order, types, blocks, padding."""
     again, saved = tmp_path / "again.gguf", tmp_path / "saved.gguf"
     wm.convert(path, again)
@@ -93,7 +83,7 @@ def test_what_was_read_is_written_again(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["version2", "dense_be"])
-def test_other_versions_become_version_3(name: str, tmp_path: Path) -> None:
+def test_other_versions_become_version_3(name, tmp_path):
     """Of version 2 and big-endian files everything is written again, as version 3 and little-endian."""
     path, target = DATA / "gguf" / f"{name}.gguf", tmp_path / "t.gguf"
     wm.convert(path, target)
@@ -103,8 +93,7 @@ def test_other_versions_become_version_3(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "big"), [(1, False), (1, True), (2, False), (3, True)])
-def test_every_value_of_other_versions(version: int, big: bool, tmp_path: Path) -> None:
-    """Every type of value, texts and nested arrays too, keeps type and value on the way to version 3."""
+def test_every_value_of_other_versions(version, big, tmp_path):
     values = [*gguf.EVERY_VALUE, *gguf.VOCAB]
     with opened(gguf.build(gguf.SMALL, values, version=version, big=big)) as f:
         wm.save(tmp_path / "t.gguf", {name: f[name] for name in f}, metadata=f.metadata)
@@ -114,15 +103,14 @@ def test_every_value_of_other_versions(version: int, big: bool, tmp_path: Path) 
     assert (tmp_path / "t.gguf").read_bytes() == (tmp_path / "3.gguf").read_bytes()
 
 
-def metadata_of(values: list[gguf.KeyValue]) -> Any:
-    """The metadata of a file of version 3 with these key-values."""
+def metadata_of(values):
     return opened(gguf.build({}, values)).metadata
 
 
 # ------------------------------------------------------------------------------------------------- metadata
 
 
-def test_texts_of_an_array_are_decoded_when_they_are_used() -> None:
+def test_texts_of_an_array_are_decoded_when_they_are_used():
     """An array of texts is a sequence: indices, slices, search, equality, and a short repr."""
     words = [f"word{i}" for i in range(1000)]
     with opened(gguf.build({}, [KV("words", ["str"], words), KV("few", ["str"], ["a"])])) as f:
@@ -144,8 +132,7 @@ def test_texts_of_an_array_are_decoded_when_they_are_used() -> None:
             hash(found)
 
 
-def test_a_text_that_is_not_utf8_is_found_when_it_is_used(tmp_path: Path) -> None:
-    """Opening looks at none of the texts in arrays; the error has path, format and byte."""
+def test_a_text_that_is_not_utf8_is_found_when_it_is_used(tmp_path):
     path = tmp_path / "t.gguf"
     path.write_bytes(
         gguf.build({}, [KV("words", ["str"], ["fine", b"\xff"]), KV("tokenizer.ggml.tokens", ["str"], [b"\xfe"])])
@@ -159,8 +146,7 @@ def test_a_text_that_is_not_utf8_is_found_when_it_is_used(tmp_path: Path) -> Non
             assert path.read_bytes()[caught.value.offset] >= 0xFE
 
 
-def test_metadata_keeps_its_types_where_it_is_changed(tmp_path: Path) -> None:
-    """`f.metadata | {...}` is written with the types of what was read, and new values by the rule for these."""
+def test_metadata_keeps_its_types_where_it_is_changed(tmp_path):
     values = [KV("a", "u8", 7), KV("b", "f64", 0.5), KV("c", ["u16"], [1]), KV("d", ["str"], ["x"]), KV("e", "u64", 5)]
     path, target = tmp_path / "s.gguf", tmp_path / "t.gguf"
     path.write_bytes(gguf.build({}, values))
@@ -209,7 +195,7 @@ NEW = {
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_types_of_new_values(name: str, tmp_path: Path) -> None:
+def test_types_of_new_values(name, tmp_path):
     """A new value gets the smallest of the types that the rule names; numpy's keep their own."""
     given, kind, value = NEW[name]
     target = tmp_path / "t.gguf"
@@ -217,7 +203,7 @@ def test_types_of_new_values(name: str, tmp_path: Path) -> None:
     assert gguf.parse(target.read_bytes())[1] == [KV("k", kind, value)]
 
 
-DEEP: list[Any] = [1]
+DEEP = [1]
 for _ in range(65):
     DEEP = [DEEP]
 REFUSED = {
@@ -239,8 +225,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_values_that_no_type_holds(name: str, tmp_path: Path) -> None:
-    """They are one EncodeError that names the key, and no file is created."""
+def test_values_that_no_type_holds(name, tmp_path):
     given, words = REFUSED[name]
     with pytest.raises(wm.EncodeError, match=words) as caught:
         wm.save(tmp_path / "t.gguf", {}, metadata={"the key": given})
@@ -249,7 +234,7 @@ def test_values_that_no_type_holds(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["\ud800", "k" * 65536, 5])
-def test_keys_that_cannot_be(key: Any, tmp_path: Path) -> None:
+def test_keys_that_cannot_be(key, tmp_path):
     """A key is Unicode text of at most 65,535 bytes."""
     with pytest.raises(wm.EncodeError, match="65535 bytes"):
         wm.save(tmp_path / "t.gguf", {}, metadata={key: 1})
@@ -259,8 +244,7 @@ def test_keys_that_cannot_be(key: Any, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- vocabulary
 
 
-def test_tokens_and_special_ids(tmp_path: Path) -> None:
-    """The vocabulary looks a repeated token up at its first id, and is written with its special ids."""
+def test_tokens_and_special_ids(tmp_path):
     with opened(gguf.build({}, gguf.VOCAB)) as f:
         assert list(f.vocab) == list(gguf.TOKENS)
         assert f.vocab.index("\u2581the") == 3
@@ -276,8 +260,7 @@ def test_tokens_and_special_ids(tmp_path: Path) -> None:
     assert {kind for key, kind, _ in values if key.endswith("_id")} == {"u32"}
 
 
-def test_a_given_vocabulary_counts_more_than_metadata(tmp_path: Path) -> None:
-    """Tokens and ids that are given replace what metadata say, at their place; what is the same keeps its type."""
+def test_a_given_vocabulary_counts_more_than_metadata(tmp_path):
     target = tmp_path / "t.gguf"
     with opened(gguf.build({}, gguf.VOCAB)) as f:
         wm.save(target, {}, metadata=f.metadata, vocab=["x", "y"], special_ids={"bos": 0, "sep": 6, "cls": 1})
@@ -291,7 +274,7 @@ def test_a_given_vocabulary_counts_more_than_metadata(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 9, 12])
-def test_a_given_vocabulary_of_any_length(count: int, tmp_path: Path) -> None:
+def test_a_given_vocabulary_of_any_length(count, tmp_path):
     """Other tokens replace those of the metadata, be they fewer, as many or more, or begin alike."""
     for tokens in (["<unk>", *(f"x{i}" for i in range(1, count))], [f"y{i}" for i in range(count)]):
         with opened(gguf.build({}, gguf.VOCAB)) as f:
@@ -301,21 +284,19 @@ def test_a_given_vocabulary_of_any_length(count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", [{"other": 1}, {"bos": -1}, {"bos": 2**32}, {"bos": "x"}])
-def test_special_ids_that_cannot_be(ids: Any, tmp_path: Path) -> None:
-    """Ids have names that GGUF has keys for, and are u32."""
+def test_special_ids_that_cannot_be(ids, tmp_path):
     with pytest.raises(wm.EncodeError, match="special id"):
         wm.save(tmp_path / "t.gguf", {}, vocab=["a"], special_ids=ids)
 
 
 @pytest.mark.parametrize("token", ["\ud800", 5])
-def test_tokens_that_cannot_be(token: Any, tmp_path: Path) -> None:
+def test_tokens_that_cannot_be(token, tmp_path):
     """Tokens are Unicode text."""
     with pytest.raises(wm.EncodeError, match="token 1"):
         wm.save(tmp_path / "t.gguf", {}, vocab=["a", token])
 
 
-def test_a_vocabulary_goes_to_other_formats_and_back(tmp_path: Path) -> None:
-    """EMBD gets tokens and special ids as its vocabulary, tokens no second time as metadata; the types come back."""
+def test_a_vocabulary_goes_to_other_formats_and_back(tmp_path):
     source, embd, back = tmp_path / "s.gguf", tmp_path / "t.weights", tmp_path / "b.gguf"
     source.write_bytes(gguf.build({"w": normal((9, 2))}, gguf.VOCAB))
     report = wm.convert(source, embd)
@@ -335,8 +316,7 @@ def test_a_vocabulary_goes_to_other_formats_and_back(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- tensors
 
 
-def test_blocks_that_nothing_decodes_are_bytes(tmp_path: Path) -> None:
-    """Q8_1, Q8_K and Q1_0 are listed with shape and type, come as their bytes, and are copied to other files."""
+def test_blocks_that_nothing_decodes_are_bytes(tmp_path):
     tensors = {
         name: Tensor(name, (2, elements), bytes(range(octets % 256)) * 2 + bytes(2 * octets - 2 * (octets % 256)))
         for name, (_, elements, octets) in gguf.BLOCKS.items()
@@ -358,8 +338,7 @@ def test_blocks_that_nothing_decodes_are_bytes(tmp_path: Path) -> None:
         wm.convert(source, tmp_path / "t.safetensors")
 
 
-def test_big_endian_files_have_numbers_and_no_blocks(tmp_path: Path) -> None:
-    """Numbers are views of big-endian arrays; a look-up of blocks, or of bfloat16, is an UnsupportedError."""
+def test_big_endian_files_have_numbers_and_no_blocks(tmp_path):
     tensors = {
         "n": normal((2, 3)),
         "h": noise("float16", (3,)),
@@ -385,8 +364,7 @@ def test_big_endian_files_have_numbers_and_no_blocks(tmp_path: Path) -> None:
     np.testing.assert_array_equal(wm.load(tmp_path / "n.safetensors")["n"], tensors["n"].array.astype(np.float16))
 
 
-def test_quantised_tensors_in_pieces(tmp_path: Path) -> None:
-    """More blocks than are decoded at once become the same floats by `convert` as by `np.asarray`."""
+def test_quantised_tensors_in_pieces(tmp_path):
     rng = np.random.default_rng(5)
     blocks = rng.integers(0, 256, (9000, 34), np.uint8)
     blocks[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
@@ -405,7 +383,7 @@ def test_quantised_tensors_in_pieces(tmp_path: Path) -> None:
     assert change.n_different == 1
 
 
-def test_tensors_that_cannot_be_written(tmp_path: Path) -> None:
+def test_tensors_that_cannot_be_written(tmp_path):
     """Types, dimensions, rows and names that GGUF has no place for are named together."""
     odd = wm.quantize(np.zeros((2, 32), np.float32), "int8")
     for tensors, words in (
@@ -420,8 +398,7 @@ def test_tensors_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alignment", [8, 24, 64, 4096])
-def test_alignment_is_written_as_asked(alignment: int, tmp_path: Path) -> None:
-    """`general.alignment` aligns data and offsets, as a u32 whatever type it was given with."""
+def test_alignment_is_written_as_asked(alignment, tmp_path):
     target = tmp_path / "t.gguf"
     tensors = {"a": normal((3,)), "b": noise("int8", (5,))}
     wm.save(target, {name: value.array for name, value in tensors.items()}, metadata={"general.alignment": alignment})
@@ -433,14 +410,14 @@ def test_alignment_is_written_as_asked(alignment: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alignment", [0, 4, 33, 2**32, "32", 32.0, -8])
-def test_alignments_that_cannot_be(alignment: Any, tmp_path: Path) -> None:
+def test_alignments_that_cannot_be(alignment, tmp_path):
     """They are refused with the other values."""
     with pytest.raises(wm.EncodeError, match="multiple of 8"):
         wm.save(tmp_path / "t.gguf", {}, metadata={"general.alignment": alignment})
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".amb"])
-def test_the_alignment_of_a_file_is_its_own(tmp_path: Path, suffix: str) -> None:
+def test_the_alignment_of_a_file_is_its_own(tmp_path, suffix):
     """It goes to other formats, but not from them: there it may be text, or make a huge file of a small one."""
     source, between, target = tmp_path / "a.gguf", tmp_path / f"b{suffix}", tmp_path / "c.gguf"
     wm.save(source, {"w": np.ones(3, np.float32)}, metadata={"general.alignment": 128, "general.architecture": "a"})
@@ -463,10 +440,7 @@ def test_the_alignment_of_a_file_is_its_own(tmp_path: Path, suffix: str) -> None
     ],
 )
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_model_without_an_architecture(
-    tmp_path: Path, suffix: str, metadata: dict[str, Any] | None, warned: bool, sharded: bool
-) -> None:
-    """llama.cpp refuses a file without general.architecture: a conversion from another format says so, once."""
+def test_a_model_without_an_architecture(tmp_path, suffix, metadata, warned, sharded):
     wm.save(tmp_path / f"a{suffix}", {"w": np.ones((2, 32), np.float32)}, metadata=metadata)
     target = tmp_path / ("m-gguf/" if sharded else "b.gguf")
     (tmp_path / "m-gguf").mkdir()
@@ -474,8 +448,7 @@ def test_a_model_without_an_architecture(
     assert sum("llama.cpp will not load this file" in warning for warning in warnings) == warned
 
 
-def test_a_file_without_tensors_has_little_padding(tmp_path: Path) -> None:
-    """A few bytes that declare an alignment of 2 GiB do not become 2 GiB."""
+def test_a_file_without_tensors_has_little_padding(tmp_path):
     source, target = tmp_path / "a.gguf", tmp_path / "b.gguf"
     for alignment, size in ((4096, 4096), (8192, 57), (2**31, 57)):
         wm.save(source, {}, metadata={"general.alignment": alignment})
@@ -486,7 +459,7 @@ def test_a_file_without_tensors_has_little_padding(tmp_path: Path) -> None:
             assert not f
 
 
-def test_padding_takes_no_memory(tmp_path: Path) -> None:
+def test_padding_takes_no_memory(tmp_path):
     """It is written in pieces, however wide the alignment is."""
     tracemalloc.start()
     wm.save(tmp_path / "t.gguf", {"w": np.ones(3, np.float32)}, metadata={"general.alignment": 16 << 20}, durable=False)
@@ -500,7 +473,7 @@ def test_padding_takes_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 300, 5_000, 40_000])
-def test_headers_of_any_length(count: int, tmp_path: Path) -> None:
+def test_headers_of_any_length(count, tmp_path):
     """However long a header is, it is found: in the first page, or read in pieces that double."""
     path = tmp_path / "t.gguf"
     path.write_bytes(gguf.tokens(count))
@@ -510,7 +483,7 @@ def test_headers_of_any_length(count: int, tmp_path: Path) -> None:
         assert list(f.vocab[-2:]) == [f"{i:07}" for i in range(count)][-2:]
 
 
-def test_a_key_value_that_a_piece_cuts(tmp_path: Path) -> None:
+def test_a_key_value_that_a_piece_cuts(tmp_path):
     """Wherever a piece ends, within a number, a key, a text or an array, the scan goes on behind it."""
     values = [
         KV("long " * 8, "str", "x" * 50),
@@ -533,8 +506,7 @@ def test_a_key_value_that_a_piece_cuts(tmp_path: Path) -> None:
             assert f.metadata["a"][0].tolist() == [1, 2]
 
 
-def test_a_header_larger_than_the_limit(tmp_path: Path) -> None:
-    """More than `max_header_bytes` are not read, of whatever part of a header."""
+def test_a_header_larger_than_the_limit(tmp_path):
     path = tmp_path / "t.gguf"
     path.write_bytes(gguf.tokens(50_000))
     for limit in (24, 100, 4096, 100_000):
@@ -548,8 +520,7 @@ def test_a_header_larger_than_the_limit(tmp_path: Path) -> None:
     wm.open(path, limits=wm.Limits(max_tensors=5_000)).close()
 
 
-def test_a_header_past_positions_of_32_bits(tmp_path: Path) -> None:
-    """A header that its file holds, and limits allow, but that 32 bits do not count, is a LimitError."""
+def test_a_header_past_positions_of_32_bits(tmp_path):
     path = tmp_path / "t.gguf"
     with path.open("wb") as file:  # of a text of more than 4 GiB, in a file of holes
         file.write(gguf.header([], [], kv_count=1) + gguf.Coder().string("k") + struct.pack("<IQ", 8, 1 << 32))
@@ -558,15 +529,14 @@ def test_a_header_past_positions_of_32_bits(tmp_path: Path) -> None:
         wm.open(path, limits=wm.Limits(max_header_bytes=8 << 30))
 
 
-def test_a_header_that_no_reader_counts_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A header past positions of 32 bits is an EncodeError; here 32 bits count to 100."""
+def test_a_header_that_no_reader_counts_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "U32_MAX", 100)
     wm.save(tmp_path / "t.gguf", {"w" * 42: np.zeros(1, np.float32)})
     with pytest.raises(wm.EncodeError, match="a header of 99 bytes"):
         wm.save(tmp_path / "t.gguf", {"w" * 43: np.zeros(1, np.float32)})
 
 
-def test_what_a_limit_leaves_out(tmp_path: Path) -> None:
+def test_what_a_limit_leaves_out(tmp_path):
     """A header past a limit is said to be as large as the field takes that reaches past it, at least."""
     path = tmp_path / "t.gguf"
     head = gguf.header([], [KV("k", "u64", 1), KV("t", "str", "x" * 5000)])
@@ -578,7 +548,7 @@ def test_what_a_limit_leaves_out(tmp_path: Path) -> None:
         assert error.value.actual == wanted
 
 
-def test_one_byte_and_one_of_nothing() -> None:
+def test_one_byte_and_one_of_nothing():
     """A file may end with one byte, padded or not; an empty tensor may lie where another one does, in any order."""
     for padded in (False, True):
         with opened(gguf.build({"w": noise("int8", (1,))}, padded=padded)) as f:
@@ -591,7 +561,7 @@ def test_one_byte_and_one_of_nothing() -> None:
             assert f["one"].tolist() == [5]
 
 
-def test_a_limit_one_byte_below(tmp_path: Path) -> None:
+def test_a_limit_one_byte_below(tmp_path):
     """A header that ends with its file is past a limit that is one byte less; one that goes on is cut off."""
     path = tmp_path / "t.gguf"
     head = gguf.header([], [KV("k", "u64", 1)])
@@ -602,15 +572,13 @@ def test_a_limit_one_byte_below(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "shown"), [(6, "'5']"), (7, "'5', ... 7 strings]")])
-def test_texts_that_are_shown(count: int, shown: str) -> None:
-    """Up to six texts are shown in full."""
+def test_texts_that_are_shown(count, shown):
     with opened(gguf.build({}, [KV("s", ["str"], [str(i) for i in range(count)])])) as f:
         assert repr(f.metadata["s"]).endswith(shown)
 
 
-def test_the_largest_of_each_type(tmp_path: Path) -> None:
-    """The largest integer of a type is of that type; the largest special id is one; lists nest 65 deep."""
-    deep: Any = [1]
+def test_the_largest_of_each_type(tmp_path):
+    deep = [1]
     for _ in range(kernels.GGUF_DEEPEST):
         deep = [deep]
     values = {"i32": 2**31 - 1, "i64": 2**63 - 1, "u64": 2**64 - 1, "i64 ": 2**31, "u64 ": 2**63, "deep": deep}
@@ -623,16 +591,14 @@ def test_the_largest_of_each_type(tmp_path: Path) -> None:
         wm.save(tmp_path / "t.gguf", {}, metadata={"deep": [deep]})
 
 
-def test_two_tensors_in_reverse() -> None:
-    """A header may list tensors in reverse; a file has them in the order of their data."""
+def test_two_tensors_in_reverse():
     for listed in (["b", "a"], ["a", "b"]):
         with opened(gguf.build({"a": normal((3,)), "b": normal((4,))}, listed=listed)) as f:
             assert list(f) == ["a", "b"]
             assert f["b"].tobytes() == normal((4,)).data
 
 
-def test_rules_of_files() -> None:
-    """Each alignment has its rules, and big-endian files have arrays of their byte order."""
+def test_rules_of_files():
     rules, dtypes = reading._rules.__wrapped__, reading._dtypes(big=True)
     for alignment in (8, 32, 64):
         for big in (False, True):
@@ -646,20 +612,18 @@ def test_rules_of_files() -> None:
             assert dtype.numpy == np.dtype(name).newbyteorder(">")
 
 
-def test_metadata_is_pickled_as_plain_values() -> None:
-    """A copy of the metadata, and texts of it, become plain dicts and lists; a union takes mappings alone."""
+def test_metadata_is_pickled_as_plain_values():
     found = opened(gguf.build({}, [*gguf.EVERY_VALUE, *gguf.VOCAB])).metadata
-    again = pickle.loads(pickle.dumps(found.copy()))  # type: ignore[attr-defined]
+    again = pickle.loads(pickle.dumps(found.copy()))
     assert type(again) is dict
     assert list(again) == list(found)
     assert again["strs"] == list(found["strs"])
     assert type(pickle.loads(pickle.dumps(found["strs"]))) is list
     with pytest.raises(TypeError):
-        found.copy() | [("k", 1)]  # type: ignore[attr-defined]
+        found.copy() | [("k", 1)]
 
 
-def test_inspect_shows_what_dumps_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Key-values with their types, and of arrays the number of items and the first of them; in JSON all of them."""
+def test_inspect_shows_what_dumps_show(tmp_path, capsys):
     path = tmp_path / "t.gguf"
     blocks = Tensor("q4_k", (2, 256), bytes(288))
     path.write_bytes(gguf.build({"w": normal((2, 3)), "b": blocks}, [*gguf.EVERY_VALUE, *gguf.VOCAB]))

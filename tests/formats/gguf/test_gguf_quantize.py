@@ -1,9 +1,6 @@
 """Quantising to GGUF, and quantised tensors on their way between AMB and GGUF."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,12 +12,6 @@ from tests.support import listing
 import weightmap as wm
 from weightmap import cli
 from weightmap.conversion import quantizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Put = Callable[..., Path]
 
 SCHEMES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k"]
 INSTEAD = {"q4_k": "q5_0", "q6_k": "q8_0"}
@@ -39,15 +30,13 @@ WHOLE = ["blk.0.attn_q.weight", "blk.0.experts.weight", "empty"]
 
 
 @pytest.fixture
-def model(put: Put) -> Path:
-    """The model as a safetensors file."""
+def model(put):
     return put(st.build(MODEL, ARCHITECTURE), "model.safetensors")
 
 
 # ------------------------------------------------------------------------------------------------------ quantising
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_each_scheme(model: Path, tmp_path: Path, scheme: str) -> None:
-    """Tensors have the bytes that `quantize` makes; others keep theirs; the report has sizes and errors."""
+def test_each_scheme(model, tmp_path, scheme):
     path = tmp_path / "q.gguf"
     report = wm.convert(model, path, quantize=scheme)
     other = INSTEAD.get(scheme, scheme)
@@ -73,8 +62,7 @@ def test_each_scheme(model: Path, tmp_path: Path, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_gguf_py_reads_what_was_quantised(model: Path, tmp_path: Path, scheme: str) -> None:
-    """gguf-py finds the types, and decodes the values that we decode."""
+def test_gguf_py_reads_what_was_quantised(model, tmp_path, scheme):
     theirs = pytest.importorskip("gguf")
     wm.convert(model, tmp_path / "q.gguf", quantize=scheme)
     with wm.open(tmp_path / "q.gguf") as file:
@@ -85,8 +73,7 @@ def test_gguf_py_reads_what_was_quantised(model: Path, tmp_path: Path, scheme: s
                 np.testing.assert_array_equal(values, file[found.name].dequantize())
 
 
-def test_rows_that_are_no_whole_blocks(model: Path, tmp_path: Path) -> None:
-    """Where rows are no blocks of 256, tensors become what llama.cpp makes of them; of 32, they stay. Both are said."""
+def test_rows_that_are_no_whole_blocks(model, tmp_path):
     report = wm.convert(model, tmp_path / "k.gguf", quantize="q6_k")
     assert list(report.warnings) == [
         "1 tensor became q8_0 instead of q6_k, since rows are not a multiple of 256 elements: 'blk.0.narrow.weight'",
@@ -100,7 +87,7 @@ def test_rows_that_are_no_whole_blocks(model: Path, tmp_path: Path) -> None:
         assert file.info("blk.0.odd.weight").dtype == "float16"
 
 
-def test_a_scalar_that_is_asked_for_stays(put: Put, tmp_path: Path) -> None:
+def test_a_scalar_that_is_asked_for_stays(put, tmp_path):
     """A tensor without dimensions has no rows."""
     source = put(st.build({"s": normal(()), "v": normal((32,))}, ARCHITECTURE), "s.safetensors")
     report = wm.convert(source, tmp_path / "q.gguf", quantize=wm.Quantize("q8_0", include="*"))
@@ -109,8 +96,7 @@ def test_a_scalar_that_is_asked_for_stays(put: Put, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["q4_0", "q6_k"])
-def test_a_tensor_of_several_pieces(put: Put, tmp_path: Path, scheme: str) -> None:
-    """A tensor that is read in pieces gives the bytes of the whole one."""
+def test_a_tensor_of_several_pieces(put, tmp_path, scheme):
     value = normal((700, 1280), 8)
     source = put(st.build({"w": value}), "big.safetensors")
     [info] = wm.convert(source, tmp_path / "q.gguf", quantize=scheme, threads=2).quantized
@@ -122,7 +108,7 @@ def test_a_tensor_of_several_pieces(put: Put, tmp_path: Path, scheme: str) -> No
 
 
 @pytest.mark.parametrize("scheme", ["q4_0", "q6_k"])
-def test_what_is_no_number_is_named(put: Put, tmp_path: Path, scheme: str) -> None:
+def test_what_is_no_number_is_named(put, tmp_path, scheme):
     """A NaN deep in a later piece is a QuantError with tensor and index, and leaves nothing behind."""
     values = np.ones((2, 256_000), np.float32)
     values[1, 234_567] = np.nan
@@ -133,8 +119,7 @@ def test_what_is_no_number_is_named(put: Put, tmp_path: Path, scheme: str) -> No
     assert listing(tmp_path) == before
 
 
-def test_what_is_refused(model: Path, tmp_path: Path) -> None:
-    """Targets without these schemes, schemes that nothing is quantised to, and other types of scales."""
+def test_what_is_refused(model, tmp_path):
     with pytest.raises(wm.EncodeError, match="has no scheme q4_k: it is written with int8, int4"):
         wm.convert(model, tmp_path / "q.amb", quantize="q4_k")
     with pytest.raises(
@@ -147,8 +132,7 @@ def test_what_is_refused(model: Path, tmp_path: Path) -> None:
         wm.quantize(np.zeros(31), "q8_0")
 
 
-def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`quantize` and `convert --quantize` write the file of the library and say which schemes came out."""
+def test_the_commands(model, tmp_path, capsys):
     wm.convert(model, tmp_path / "q.gguf", quantize="q4_k")
     for command in (["quantize", "--scheme"], ["convert", "--quantize"]):
         name, option = command
@@ -162,10 +146,9 @@ def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 # -------------------------------------------------------------------------------------------- AMB to GGUF and back
-def amb_file(path: Path) -> dict[str, Any]:
-    """Write an AMB file of every scheme with a counterpart; return its tensors."""
+def amb_file(path):
     values = np.random.default_rng(3).standard_normal((5, 96)).astype(np.float32)
-    found: dict[str, Any] = {
+    found = {
         "int4": wm.quantize(values, "int4"),
         "int5": wm.quantize(values, "int5"),
         "int8": wm.quantize(values, "int8"),
@@ -184,8 +167,7 @@ EXPECTED = {"int4": "q4_0", "int5": "q5_0", "int8": "q8_0", "int4_block": "q4_0"
 EXPECTED |= {"int5_block": "q5_0", "exact": "q4_0", "empty": "q8_0", "dense": "float32"}
 
 
-def test_amb_becomes_gguf_without_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Integers and scales go over, piece by piece, with the same values; the report says so; nothing is decoded."""
+def test_amb_becomes_gguf_without_decoding(tmp_path, monkeypatch):
     tensors = amb_file(tmp_path / "a.amb")
     with monkeypatch.context() as patch:
         patch.setattr(wm.QuantizedTensor, "_decode", None)
@@ -202,8 +184,7 @@ def test_amb_becomes_gguf_without_decoding(tmp_path: Path, monkeypatch: pytest.M
     ]
 
 
-def test_gguf_becomes_amb_without_decoding(tmp_path: Path) -> None:
-    """The way back: blocks of 32, and int8 where all scales of q8_0 are equal, over several pieces too."""
+def test_gguf_becomes_amb_without_decoding(tmp_path):
     amb_file(tmp_path / "a.amb")
     wm.convert(tmp_path / "a.amb", tmp_path / "g.gguf")
     report = wm.convert(tmp_path / "g.gguf", tmp_path / "b.amb")
@@ -224,7 +205,7 @@ def test_gguf_becomes_amb_without_decoding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int4_block", "int5_block", "int8"])
-def test_many_pieces_there_and_back(tmp_path: Path, scheme: str) -> None:
+def test_many_pieces_there_and_back(tmp_path, scheme):
     """A tensor of several pieces comes back byte by byte."""
     values = normal((300, 1088), 9).array
     wm.save(tmp_path / "a.amb", {"w": wm.quantize(values, scheme)})
@@ -234,8 +215,7 @@ def test_many_pieces_there_and_back(tmp_path: Path, scheme: str) -> None:
         assert a["w"].payload.tobytes() == b["w"].payload.tobytes()
 
 
-def test_amb_that_has_no_counterpart(tmp_path: Path) -> None:
-    """Rows, blocks and scales that GGUF lacks are named with the reason, and no file is made; dtype= decodes them."""
+def test_amb_that_has_no_counterpart(tmp_path):
     values = normal((4, 80), 2).array
     wide = wm.quantize(normal((1, 300_032), 4).array, "int4_block", scale_type="fp32")
     octets = wide.payload.copy()
@@ -267,8 +247,7 @@ def test_amb_that_has_no_counterpart(tmp_path: Path) -> None:
     assert wm.diff(tmp_path / "a.amb", tmp_path / "g.gguf", tensors_only=True).changed[0].what == "dtype"
 
 
-def test_gguf_that_has_no_counterpart(put: Put, tmp_path: Path) -> None:
-    """q8_0 whose scales differ, wherever that shows, and other types are named with the reason."""
+def test_gguf_that_has_no_counterpart(put, tmp_path):
     rng = np.random.default_rng(5)
     tensors = {
         name: Tensor(name, (1, 512), random_blocks(rng, name, 512 // TYPES[name][1]).tobytes()) for name in TYPES
@@ -289,7 +268,7 @@ def test_gguf_that_has_no_counterpart(put: Put, tmp_path: Path) -> None:
     assert report.tensors == 2
 
 
-def test_other_targets_hear_of_no_counterpart(tmp_path: Path) -> None:
+def test_other_targets_hear_of_no_counterpart(tmp_path):
     """A format without schemes refuses as ever, and a file of the same format keeps its schemes."""
     amb_file(tmp_path / "a.amb")
     with pytest.raises(wm.EncodeError, match="quantised to int4; convert with"):
@@ -300,10 +279,7 @@ def test_other_targets_hear_of_no_counterpart(tmp_path: Path) -> None:
     assert not quantizer.Regrouper({"q8_0", "int8"}).wants("int8")
 
 
-def test_a_scale_that_changes_between_looking_and_writing(
-    put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that is overwritten between the look at its scales and the writing is an error, and no file is made."""
+def test_a_scale_that_changes_between_looking_and_writing(put, tmp_path, monkeypatch):
     raw = random_blocks(np.random.default_rng(6), "q8_0", 4)
     raw[:, :2] = raw[0, :2]
     source = put(gguf.build({"w": Tensor("q8_0", (4, 32), raw.tobytes())}), "g.gguf")
@@ -311,7 +287,7 @@ def test_a_scale_that_changes_between_looking_and_writing(
     with wm.open(source) as file:
         last = file.info("w").offset + 3 * 34
 
-    def overwrite(*args: Any, **options: Any) -> int:
+    def overwrite(*args, **options):
         with source.open("r+b") as file:
             file.seek(last)
             file.write(b"\0\0")
@@ -323,7 +299,7 @@ def test_a_scale_that_changes_between_looking_and_writing(
     assert "a.amb" not in listing(tmp_path)
 
 
-def test_values_are_compared_whatever_the_types(put: Put, tmp_path: Path) -> None:
+def test_values_are_compared_whatever_the_types(put, tmp_path):
     """`diff` of a quantised model and its original, in another format, has the number and size of differences."""
     values = normal((6, 65_536), 3).array.copy()
     values[0, :2] = np.nan, np.inf

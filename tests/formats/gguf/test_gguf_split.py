@@ -1,10 +1,7 @@
 """GGUF models in several files: the first part opens all of them."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,17 +13,11 @@ from weightmap.formats import Request, Tensors, by_name
 from weightmap.model.payload import from_arrays
 from weightmap.model.saving import plan_request
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 KV = gguf.KeyValue
 FOLDER = DATA / "gguf"
 
 
-def write(
-    folder: Path, count: int = 3, *, vocab: bool = True, lies: dict[int, list[gguf.KeyValue]] | None = None
-) -> Path:
-    """Write a model in so many parts of one tensor each; return the path of the first."""
+def write(folder, count=3, *, vocab=True, lies=None):
     for i in range(count):
         values = [
             KV("general.name", "str", "m"),
@@ -41,8 +32,7 @@ def write(
     return folder / f"m-00001-of-{count:05}.gguf"
 
 
-def test_the_first_part_opens_all() -> None:
-    """Parts that gguf-py wrote are one model, in their order; any other part opens alone."""
+def test_the_first_part_opens_all():
     path = FOLDER / "split-00001-of-00003.gguf"
     with wm.open(path, verify="full") as f:
         assert list(f) == [f"blk.{i}.w" for i in range(9)]
@@ -60,15 +50,14 @@ def test_the_first_part_opens_all() -> None:
             assert f.metadata["split.no"] == i - 1
 
 
-def test_a_model_in_two_parts(tmp_path: Path) -> None:
-    """Two parts are the fewest; a file that says that it is one of one is a whole model."""
+def test_a_model_in_two_parts(tmp_path):
     with wm.open(write(tmp_path, 2)) as f:
         assert (list(f), f.layout) == (["blk.0.w", "blk.1.w"], "sharded")
     with wm.open(write(tmp_path, 1)) as f:
         assert (list(f), f.layout) == (["blk.0.w"], "gguf")
 
 
-def test_a_part_that_is_no_path_opens_alone(tmp_path: Path) -> None:
+def test_a_part_that_is_no_path_opens_alone(tmp_path):
     """Bytes, descriptors, and a first part of another name know of no others."""
     path = write(tmp_path)
     with wm.open(path.read_bytes()) as f:
@@ -82,7 +71,7 @@ def test_a_part_that_is_no_path_opens_alone(tmp_path: Path) -> None:
         assert f.metadata["split.count"] == 3
 
 
-def test_the_whole_model_is_one_file_again(tmp_path: Path) -> None:
+def test_the_whole_model_is_one_file_again(tmp_path):
     """Converted, the parts are one file with the key-values of the first, their types, and no keys of parts."""
     target = tmp_path / "whole.gguf"
     path = write(tmp_path)
@@ -101,8 +90,7 @@ def test_the_whole_model_is_one_file_again(tmp_path: Path) -> None:
     assert wm.diff(path, target).equal
 
 
-def test_a_model_of_many_parts_and_pickled(tmp_path: Path) -> None:
-    """Seventy parts are one model, and so is a pickled handle of them."""
+def test_a_model_of_many_parts_and_pickled(tmp_path):
     path = write(tmp_path, 70)
     with wm.open(path) as f, pickle.loads(pickle.dumps(f)) as again:
         assert len(f) == len(again) == 70
@@ -111,14 +99,13 @@ def test_a_model_of_many_parts_and_pickled(tmp_path: Path) -> None:
         wm.open(path, limits=wm.Limits(max_shards=69))
 
 
-def test_one_part_is_a_whole_model(tmp_path: Path) -> None:
+def test_one_part_is_a_whole_model(tmp_path):
     """A count of one is no split."""
     with wm.open(write(tmp_path, 1)) as f:
         assert f.layout == "gguf"
 
 
-def test_parts_that_are_missing_or_others(tmp_path: Path) -> None:
-    """A missing part, a part of another number or model, and a tensor that is repeated are LayoutErrors."""
+def test_parts_that_are_missing_or_others(tmp_path):
     path = write(tmp_path, lies={1: [KV("split.no", "u16", 2), KV("split.count", "u16", 3)]})
     with pytest.raises(wm.LayoutError, match="is part 3 of 3, expected part 2 of 3"):
         wm.open(path)
@@ -138,8 +125,7 @@ def test_parts_that_are_missing_or_others(tmp_path: Path) -> None:
 SIX = {f"blk.{i}.w": normal((2, 16), i).array for i in range(6)}  # 128 bytes each
 
 
-def _checked_parts(folder: Path, count: int) -> None:
-    """Check the split keys of each part, the model behind the first, and what gguf-py reads."""
+def _checked_parts(folder, count):
     theirs = pytest.importorskip("gguf")
     names = [f"m-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
     for i, name in enumerate(names):
@@ -159,8 +145,7 @@ def _checked_parts(folder: Path, count: int) -> None:
                 np.testing.assert_array_equal(f[name], array)
 
 
-def test_what_we_split_opens_by_its_first_part(tmp_path: Path) -> None:
-    """Parts have the keys of gguf-split, by `save` and by `convert`; the whole file again has none."""
+def test_what_we_split_opens_by_its_first_part(tmp_path):
     wm.save(tmp_path / "m.gguf", SIX, metadata={"n": np.uint32(5)}, max_shard_size=300)
     _checked_parts(tmp_path, 3)
     whole = tmp_path / "whole.gguf"
@@ -175,8 +160,7 @@ def test_what_we_split_opens_by_its_first_part(tmp_path: Path) -> None:
         _checked_parts(folder, count)
 
 
-def test_a_model_in_one_part_has_no_keys_of_parts(tmp_path: Path) -> None:
-    """Neither when saved to an index nor when parts become one; saving metadata of a part numbers it anew."""
+def test_a_model_in_one_part_has_no_keys_of_parts(tmp_path):
     wm.save(tmp_path / "one.gguf.index.json", SIX, max_shard_size="1MB")
     assert gguf.parse((tmp_path / "one-00001-of-00001.gguf").read_bytes())[1] == []
     with wm.open(FOLDER / "split-00002-of-00003.gguf") as f:
@@ -185,7 +169,7 @@ def test_a_model_in_one_part_has_no_keys_of_parts(tmp_path: Path) -> None:
         assert list(f) == list(SIX)
 
 
-def test_more_parts_than_have_numbers() -> None:
+def test_more_parts_than_have_numbers():
     """Parts are numbered in 16 bits: an error before anything is written."""
     payloads = from_arrays({"a": np.ones(3)})
     request = Request(Tensors(payloads), "gguf", part=(0, 65_535, 65_535))
@@ -195,8 +179,7 @@ def test_more_parts_than_have_numbers() -> None:
         plan_request("m.gguf", by_name("gguf"), request)
 
 
-def test_a_count_of_tensors_that_is_wrong(tmp_path: Path) -> None:
-    """The number of tensors that the first part states is that of all parts, or a warning if not strict."""
+def test_a_count_of_tensors_that_is_wrong(tmp_path):
     first = [KV("split.no", "u16", 0), KV("split.count", "u16", 3), KV("split.tensors.count", "i32", 4)]
     path = write(tmp_path, lies={0: first})
     with pytest.raises(wm.LayoutError, match="number of tensors in all parts is 3, expected 4"):

@@ -1,10 +1,7 @@
 """The types of key-values in formats without types: there and back, through one or two of them, and what cannot go."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,13 +10,10 @@ from tests.builders import safetensors as st
 
 import weightmap as wm
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 RECORD = "weightmap.types"
 INF, NAN = float("inf"), float("nan")
 # The smallest and the largest of each type of integers, floats that are hard to spell, empty and nested arrays.
-SCALARS: dict[str, tuple[Any, ...]] = {
+SCALARS = {
     **{f"u{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
     **{f"i{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     "f32": (1 / 3, -0.0, 1e-45, INF, -INF, NAN),
@@ -27,7 +21,7 @@ SCALARS: dict[str, tuple[Any, ...]] = {
     "bool": (False, True),
     "str": ("32", "true", "NaN", '"', "", "日本"),
 }
-ARRAYS: list[tuple[Any, Any]] = [
+ARRAYS = [
     *(([kind], list(values)) for kind, values in SCALARS.items()),
     *(([kind], []) for kind in SCALARS),
     ([["i32"]], [[1, 2], [], [3]]),
@@ -48,14 +42,12 @@ ENTRIES = [
 SUFFIXES = (".safetensors", ".weights", ".amb", ".bt")
 
 
-def written(path: Path, entries: list[gguf.KeyValue] = ENTRIES) -> Path:
-    """A file of these key-values and a tensor."""
+def written(path, entries=ENTRIES):
     path.write_bytes(gguf.build({"w": normal((4, 32))}, entries))
     return path
 
 
-def values_of(path: Path) -> dict[Any, bytes]:
-    """The types and bits of all key-values of a file, by key."""
+def values_of(path):
     return {entry.key: gguf.Coder().key_value(entry) for entry in gguf.parse(path.read_bytes())[1]}
 
 
@@ -65,8 +57,7 @@ def values_of(path: Path) -> dict[Any, bytes]:
     # EMBD's vocabulary, which has the tokens, stays behind on the way to formats without.
     + [(first, second) for first in SUFFIXES for second in SUFFIXES if first != ".weights"],
 )
-def test_types_survive_in_formats_without_types(first: str, second: str | None, tmp_path: Path) -> None:
-    """Every value comes back to GGUF with its type and bits, and nothing is a difference or said to be left behind."""
+def test_types_survive_in_formats_without_types(first, second, tmp_path):
     source, back = written(tmp_path / "a.gguf"), tmp_path / "back.gguf"
     steps = [source, tmp_path / f"b{first}", *([] if second is None else [tmp_path / f"c{second}"]), back]
     for before, after in itertools.pairwise(steps):
@@ -77,11 +68,10 @@ def test_types_survive_in_formats_without_types(first: str, second: str | None, 
     assert (tmp_path / f"again{first}").read_bytes() == steps[1].read_bytes()
 
 
-def test_gguf_py_finds_the_same_fields(tmp_path: Path) -> None:
-    """gguf-py as the judge: the same fields, types and values after each format."""
+def test_gguf_py_finds_the_same_fields(tmp_path):
     theirs = pytest.importorskip("gguf")
 
-    def fields(path: Path) -> dict[str, Any]:
+    def fields(path):
         found = theirs.GGUFReader(path).fields
         return {
             name: (field.types, [field.parts[i].tobytes() for i in field.data])
@@ -96,8 +86,7 @@ def test_gguf_py_finds_the_same_fields(tmp_path: Path) -> None:
         assert fields(tmp_path / "back.gguf") == fields(source)
 
 
-def test_the_record_is_text_that_a_person_reads(tmp_path: Path) -> None:
-    """Each value has its own entry, as JSON; one more says which types they had."""
+def test_the_record_is_text_that_a_person_reads(tmp_path):
     entries = [gguf.KeyValue("a", "u32", 32), gguf.KeyValue("b", ["f32"], [0.5, NAN]), gguf.KeyValue("c", "str", "x")]
     wm.convert(written(tmp_path / "a.gguf", entries), tmp_path / "b.safetensors")
     metadata = dict(wm.open(tmp_path / "b.safetensors").metadata)
@@ -105,7 +94,7 @@ def test_the_record_is_text_that_a_person_reads(tmp_path: Path) -> None:
     assert metadata == {"a": "32", "b": '[0.5, "NaN"]', "c": "x"}
 
 
-def test_types_survive_beside_a_configuration(tmp_path: Path) -> None:
+def test_types_survive_beside_a_configuration(tmp_path):
     """A directory adds what its config.json says; what the file says keeps its types."""
     source = written(tmp_path / "a.gguf", [gguf.KeyValue("a", "u8", 32)])
     (tmp_path / "model").mkdir()
@@ -117,8 +106,7 @@ def test_types_survive_beside_a_configuration(tmp_path: Path) -> None:
     assert found
 
 
-def test_every_key_that_stays_behind_is_named(tmp_path: Path) -> None:
-    """Texts that are too long for EMBD, an odd NaN, a name that the convention keeps, and texts that are not UTF-8."""
+def test_every_key_that_stays_behind_is_named(tmp_path):
     long = [gguf.KeyValue(f"long.{i}", ["i32"], [10**9] * 6000) for i in range(7)]
     odd = [
         gguf.KeyValue("text", "str", "x" * 65536),
@@ -133,7 +121,7 @@ def test_every_key_that_stays_behind_is_named(tmp_path: Path) -> None:
     assert dict(wm.open(tmp_path / "b.weights").metadata) == {"kept": "1", RECORD: '{"kept": "UINT8"}'}
 
 
-def test_a_record_that_does_not_fit_is_no_error(tmp_path: Path) -> None:
+def test_a_record_that_does_not_fit_is_no_error(tmp_path):
     """Where EMBD cannot hold the record, the values of which it would speak stay behind."""
     entries = [gguf.KeyValue(f"{i:03}" + "k" * 600, "u8", i % 256) for i in range(200)]
     (said,) = wm.convert(written(tmp_path / "a.gguf", entries), tmp_path / "b.weights").warnings
@@ -142,7 +130,7 @@ def test_a_record_that_does_not_fit_is_no_error(tmp_path: Path) -> None:
 
 
 # What a file states, the value, and whether it is one of that type.
-STATED: dict[str, tuple[Any, str, bool]] = {
+STATED = {
     "a number": ("UINT8", "255", True),
     "a number too large": ("UINT8", "256", False),
     "a negative number": ("UINT64", "-1", False),
@@ -173,8 +161,7 @@ STATED: dict[str, tuple[Any, str, bool]] = {
 
 
 @pytest.mark.parametrize(("kind", "value", "right"), STATED.values(), ids=STATED)
-def test_what_is_not_of_its_type_stays_a_text(kind: Any, value: str, right: bool, tmp_path: Path) -> None:
-    """A value that somebody changed, or a record that lies, is no error: the text stays, and the report names it."""
+def test_what_is_not_of_its_type_stays_a_text(kind, value, right, tmp_path):
     source, target = tmp_path / "a.safetensors", tmp_path / "b.gguf"
     record = json.dumps({"k": kind, "not there": "INT32"})
     source.write_bytes(st.build({"w": normal((4, 32))}, {"k": value, RECORD: record}))
@@ -187,8 +174,7 @@ def test_what_is_not_of_its_type_stays_a_text(kind: Any, value: str, right: bool
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{", '{"k": "INT32", "k": "INT32"}', "{}"])
-def test_a_record_that_is_none_is_text(record: str, tmp_path: Path) -> None:
-    """An entry of this name that weightmap did not write goes along as any other; values stay texts."""
+def test_a_record_that_is_none_is_text(record, tmp_path):
     source, target = tmp_path / "a.safetensors", tmp_path / "b.gguf"
     source.write_bytes(st.build({"w": normal((4, 32))}, {"k": "1", RECORD: record}))
     wm.convert(source, target)
@@ -196,7 +182,7 @@ def test_a_record_that_is_none_is_text(record: str, tmp_path: Path) -> None:
     assert found == {"k": ("str", "1")} | ({} if record == "{}" else {RECORD: ("str", record)})
 
 
-def test_files_of_others_stay_as_they_are(tmp_path: Path) -> None:
+def test_files_of_others_stay_as_they_are(tmp_path):
     """Without the record, numbers in texts are texts, and new entries beside it are too."""
     source = tmp_path / "a.safetensors"
     source.write_bytes(st.build({"w": normal((4, 32))}, {"a": "1", "b": "2", RECORD: '{"a": "UINT16"}'}))

@@ -1,9 +1,6 @@
 """GGUF with gguf-py: its dump of our reader, its reader of our files, and our reader of its own."""
 
-from __future__ import annotations
-
 import argparse
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,8 +13,6 @@ from weightmap.compat.gguf import GGUFReader
 theirs = pytest.importorskip("gguf")
 dump = pytest.importorskip("gguf.scripts.gguf_dump")
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRUTH = sorted((DATA / "gguf").glob("*.gguf"))
 every_file = pytest.mark.parametrize("path", TRUTH, ids=lambda path: path.stem)
@@ -25,8 +20,7 @@ every_file = pytest.mark.parametrize("path", TRUTH, ids=lambda path: path.stem)
 
 @every_file
 @pytest.mark.parametrize("how", ["text", "json", "json with arrays", "markdown"])
-def test_the_dump_script_prints_the_same(path: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """gguf-py's own script prints of our reader what it prints of its own."""
+def test_the_dump_script_prints_the_same(path, how, capsys):
     args = argparse.Namespace(model=str(path), no_tensors=False, json_array=how == "json with arrays", verbose=False)
     shown = []
     for reader in (theirs.GGUFReader(path), GGUFReader(path)):
@@ -41,8 +35,7 @@ def test_the_dump_script_prints_the_same(path: Path, how: str, capsys: pytest.Ca
     assert shown[0]
 
 
-def assert_same_fields(ours: Any, other: Any) -> None:
-    """The fields of two readers are the same, part by part."""
+def assert_same_fields(ours, other):
     assert list(ours.fields) == list(other.fields)
     for name, field in other.fields.items():
         mine = ours.get_field(name)
@@ -61,8 +54,7 @@ def assert_same_fields(ours: Any, other: Any) -> None:
 
 
 @every_file
-def test_fields_and_tensors_are_the_same(path: Path) -> None:
-    """Every attribute of every field and tensor is that of gguf-py's reader."""
+def test_fields_and_tensors_are_the_same(path):
     ours, other = GGUFReader(path), theirs.GGUFReader(path)
     assert_same_fields(ours, other)
     assert (ours.byte_order, ours.alignment, ours.data_offset) == (other.byte_order, other.alignment, other.data_offset)
@@ -83,8 +75,7 @@ def test_fields_and_tensors_are_the_same(path: Path) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(mine.field.parts, tensor.field.parts, strict=True))
 
 
-def test_types_have_the_names_and_sizes_of_gguf_py() -> None:
-    """Both enumerations and the table of blocks are those of gguf-py."""
+def test_types_have_the_names_and_sizes_of_gguf_py():
     from weightmap.compat import gguf as compat
     from weightmap.formats.gguf.header import BLOCKS
 
@@ -96,22 +87,20 @@ def test_types_have_the_names_and_sizes_of_gguf_py() -> None:
     assert sizes == {kind: block for kind, block in theirs.GGML_QUANT_SIZES.items() if block[0] > 1}
 
 
-def test_modes(tmp_path: Path) -> None:
-    """Mode "c" gives arrays that can be written to and leaves the file alone; "r+" is refused."""
+def test_modes(tmp_path):
     path = tmp_path / "t.gguf"
     path.write_bytes(gguf.build({"w": normal((2, 3))}))
     before = path.read_bytes()
     GGUFReader(path, "c").tensors[0].data[:] = 0
     assert path.read_bytes() == before
     with pytest.raises(ValueError, match="'r\\+'"):
-        GGUFReader(path, "r+")  # type: ignore[arg-type]
+        GGUFReader(path, "r+")
     path.write_bytes(b"something else")
     with pytest.raises(ValueError, match="magic"):
         GGUFReader(path)
 
 
-def test_nested_arrays_are_flattened_as_gguf_py_does(tmp_path: Path) -> None:
-    """Arrays of arrays have the parts, data and types of gguf-py; version 1, which it lacks, is read too."""
+def test_nested_arrays_are_flattened_as_gguf_py_does(tmp_path):
     path = tmp_path / "t.gguf"
     path.write_bytes(gguf.build(gguf.SMALL, [*gguf.EVERY_VALUE, *gguf.VOCAB]))
     assert_same_fields(GGUFReader(path), theirs.GGUFReader(path))
@@ -122,8 +111,7 @@ def test_nested_arrays_are_flattened_as_gguf_py_does(tmp_path: Path) -> None:
     assert [tensor.name for tensor in reader.tensors] == list(gguf.SMALL)
 
 
-def test_gguf_py_reads_what_we_write(tmp_path: Path) -> None:
-    """Tensors, blocks, key-values and tokens that `save` wrote are those that gguf-py reads."""
+def test_gguf_py_reads_what_we_write(tmp_path):
     path = tmp_path / "t.gguf"
     tensors = gguf.EVERY | {"four": noise("int8", (1, 2, 1, 3)), "vector": normal((7,))}
     blocks = {
@@ -147,8 +135,7 @@ def test_gguf_py_reads_what_we_write(tmp_path: Path) -> None:
             assert reader.get_field(key).contents() == list(value)
 
 
-def test_we_read_what_gguf_py_writes(tmp_path: Path) -> None:
-    """A model that gguf-py writes: key-values of its own choice of types, tokens, dense tensors and quantised ones."""
+def test_we_read_what_gguf_py_writes(tmp_path):
     path = tmp_path / "t.gguf"
     writer = theirs.GGUFWriter(path, "llama")
     writer.add_block_count(2)

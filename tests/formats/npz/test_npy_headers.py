@@ -1,12 +1,9 @@
 """Headers of members that C reads: what they say is what Python makes of them, and of others C reads none."""
 
-from __future__ import annotations
-
 import os
 import struct
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,26 +16,20 @@ from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.formats._npy import dtype_of_array
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SHAPE = "(2, 3)"
 
 
-def header(descr: str = "'<f4'", fortran: str = "False", shape: str = SHAPE, end: str = ", }") -> str:
-    """A header as numpy writes it."""
+def header(descr="'<f4'", fortran="False", shape=SHAPE, end=", }"):
     return f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}{end}"
 
 
-def member(text: str | bytes, nbytes: int, *, pad: int = 118, version: bytes = b"\1\0", last: bytes = b"\n") -> bytes:
-    """A member with this header and so many bytes of data."""
+def member(text, nbytes, *, pad=118, version=b"\x01\x00", last=b"\n"):
     raw = text if isinstance(text, bytes) else text.encode("latin-1")
     raw = raw.ljust(pad - len(last)) + last
     return b"\x93NUMPY" + version + struct.pack("<H", len(raw)) + raw + bytes(range(256)) * (nbytes // 256 + 1)
 
 
-def cut(text: str | bytes, nbytes: int, **options: Any) -> bytes:
-    """A member with exactly so many bytes of data."""
+def cut(text, nbytes, **options):
     data = member(text, nbytes, **options)
     return data[: 10 + struct.unpack_from("<H", data, 8)[0] + nbytes]
 
@@ -72,8 +63,7 @@ ODD = {
 }
 
 
-def told(data: bytes, monkeypatch: pytest.MonkeyPatch, *, by_python: bool) -> Any:
-    """What opening tells of an archive, or the error."""
+def told(data, monkeypatch, *, by_python):
     with monkeypatch.context() as patch:
         if by_python:
             patch.setattr(kernels, "npy_scan", nothing_read)
@@ -84,8 +74,7 @@ def told(data: bytes, monkeypatch: pytest.MonkeyPatch, *, by_python: bool) -> An
             return type(error), str(error)
 
 
-def nothing_read(fd: int, data: Any, entries: kernels.ZipEntries) -> kernels.NpyHeaders:
-    """The headers of which none was read."""
+def nothing_read(fd, data, entries):
     found = SCAN(fd, data, entries)
     assert isinstance(found, kernels.NpyHeaders)
     found.kind[:] = kernels.NPY_ODD
@@ -97,8 +86,7 @@ def nothing_read(fd: int, data: Any, entries: kernels.ZipEntries) -> kernels.Npy
 SCAN = kernels.npy_scan
 
 
-def read_by_c(data: bytes) -> list[bool]:
-    """Whether C reads each member of an archive."""
+def read_by_c(data):
     central = data.index(b"PK\1\2")
     count = struct.unpack_from("<H", data, len(data) - 12)[0]
     octets = np.frombuffer(data, np.uint8)
@@ -110,7 +98,7 @@ def read_by_c(data: bytes) -> list[bool]:
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *ODD])
-def test_headers_mean_the_same_to_both(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_headers_mean_the_same_to_both(monkeypatch, name):
     """C reads exactly the form that numpy writes, and finds what Python finds."""
     text, nbytes = (PLAIN | ODD)[name]
     data = archive([Entry(b"a.npy", cut(text, nbytes, pad=max(118, len(text) + 1)))])
@@ -157,7 +145,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_found_by_python(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_what_is_wrong_is_found_by_python(monkeypatch, name):
     """What C does not read has the error that it always had, also where a plain member stands before it."""
     data = archive([Entry(b"a.npy", cut(*PLAIN["row-major"])), Entry(b"b.npy", WRONG[name])])
     assert read_by_c(data) == [True, name == "integers of three bytes"]
@@ -165,8 +153,7 @@ def test_what_is_wrong_is_found_by_python(monkeypatch: pytest.MonkeyPatch, name:
 
 
 @given(st.lists(st.sampled_from([*PLAIN.values(), *ODD.values()]), max_size=12), st.data())
-def test_plain_and_other_members_in_any_order(members: list[tuple[str, int]], draw: st.DataObject) -> None:
-    """Members that C reads, that Python reads, that are deflated and that are no arrays stand in any order."""
+def test_plain_and_other_members_in_any_order(members, draw):
     methods = draw.draw(st.lists(st.sampled_from([0, 0, 8]), min_size=len(members), max_size=len(members)))
     wholes = [cut(text, nbytes, pad=max(118, len(text) + 1)) for text, nbytes in members]
     entries = [
@@ -191,8 +178,7 @@ def test_plain_and_other_members_in_any_order(members: list[tuple[str, int]], dr
             assert array.tobytes(order) == whole[begin:]
 
 
-def test_more_types_than_c_numbers() -> None:
-    """Of the 65th type on, Python reads the headers."""
+def test_more_types_than_c_numbers():
     sizes = [(sign, kind, size) for kind in "biufc" for size in range(1, 17) for sign in "<>"][:66]
     entries = [
         Entry(b"%d.npy" % i, cut(header(f"'{sign}{kind}{size}'", shape="(1,)"), size))
@@ -202,7 +188,7 @@ def test_more_types_than_c_numbers() -> None:
     assert read_by_c(archive([*entries[:63], entries[0], *entries[63:]])) == [True] * 65 + [False] * 2
 
 
-def test_calls_do_not_grow_with_members(tmp_path: Path) -> None:
+def test_calls_do_not_grow_with_members(tmp_path):
     """Opening a thousand members runs about as many functions of Python as opening ten."""
     counts = []
     for count in (10, 1000):
@@ -211,7 +197,7 @@ def test_calls_do_not_grow_with_members(tmp_path: Path) -> None:
             archive([Entry(b"%04d.npy" % i, cut(header(shape=f"({i % 7}, 3)"), 12 * (i % 7))) for i in range(count)])
         )
         wm.open(path).close()
-        calls: list[str] = []
+        calls = []
         sys.setprofile(
             lambda frame, event, _arg, calls=calls: calls.append(frame.f_code.co_name) if event == "call" else None
         )
@@ -225,7 +211,7 @@ def test_calls_do_not_grow_with_members(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [0, 100, 127])
-def test_a_file_that_ends_where_a_header_is_read(tmp_path: Path, there: int) -> None:
+def test_a_file_that_ends_where_a_header_is_read(tmp_path, there):
     """A file that became shorter after its directory was read is a fault that names the member."""
     data = archive([Entry(b"a.npy", cut(*PLAIN["row-major"])), Entry(b"b.npy", cut(*PLAIN["row-major"]))])
     path = tmp_path / "a.npz"
@@ -241,23 +227,21 @@ def test_a_file_that_ends_where_a_header_is_read(tmp_path: Path, there: int) -> 
 
 
 @pytest.mark.parametrize(("last", "read"), [(649657, True), (649658, False)])
-def test_the_largest_product(last: int, read: bool) -> None:
-    """C reads shapes whose other dimensions than 0 have a product of up to 2**63 - 1."""
+def test_the_largest_product(last, read):
     data = archive([Entry(b"a.npy", cut(header("'|u1'", shape=f"(0, 14197294936951, {last})"), 0))])
     assert 14197294936951 * 649657 == 2**63 - 1
     assert read_by_c(data) == [read]
 
 
 @pytest.mark.parametrize("kind", ["|u1", "|V1"])
-def test_a_product_of_2_to_the_63(kind: str) -> None:
-    """The first product that is too large is refused, by C and by Python."""
+def test_a_product_of_2_to_the_63(kind):
     data = archive([Entry(b"a.npy", cut(header(f"'{kind}'", shape=f"(0, {2**31}, {2**31}, 2)"), 0))])
     assert read_by_c(data) == [False]
     with pytest.raises(wm.LayoutError, match=r"2\*\*63"):
         wm.open(data)
 
 
-def test_names_with_and_without_the_suffix() -> None:
+def test_names_with_and_without_the_suffix():
     """The suffix alone is an empty name; a name that ends before it, or is shorter, stays."""
     whole = cut(*PLAIN["row-major"])
     names = [b"b.npy", b"a.", b"npy", b"c.npz", b"y", b".npy"]
@@ -265,8 +249,7 @@ def test_names_with_and_without_the_suffix() -> None:
         assert list(f) == ["b", "a.", "npy", "c.npz", "y", ""]
 
 
-def test_a_file_whose_descriptor_is_0(tmp_path: Path) -> None:
-    """Descriptor 0 is a file like any other."""
+def test_a_file_whose_descriptor_is_0(tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(archive([Entry(b"a.npy", cut(*PLAIN["row-major"]))]))
     data = path.read_bytes()
@@ -286,8 +269,7 @@ def test_a_file_whose_descriptor_is_0(tmp_path: Path) -> None:
     assert found.kinds == ["<f4"]
 
 
-def nested(levels: int, shape: str = "") -> str:
-    """The type of a structure within structures."""
+def nested(levels, shape=""):
     kind = "'<f4'"
     for level in range(levels):
         kind = f"[('a', {kind}{shape if not level else ''})]"
@@ -295,7 +277,7 @@ def nested(levels: int, shape: str = "") -> str:
 
 
 @pytest.mark.parametrize(("kind", "opens"), [(nested(7, ", (2,)"), True), (nested(8), False)])
-def test_the_depth_of_structures(kind: str, opens: bool) -> None:
+def test_the_depth_of_structures(kind, opens):
     """Brackets may lie 16 deep within each other."""
     data = archive([Entry(b"a.npy", cut(header(kind, shape="(1,)"), 8 if opens else 4, pad=246))])
     if not opens:
@@ -307,8 +289,7 @@ def test_the_depth_of_structures(kind: str, opens: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [(1 << 20), (1 << 20) + 1])
-def test_the_longest_header(size: int) -> None:
-    """A header has up to 1 MiB, and its length is read where all four bytes of it are there."""
+def test_the_longest_header(size):
     raw = header().encode().ljust(size - 1) + b"\n"
     data = b"\x93NUMPY\2\0" + struct.pack("<I", size) + raw + bytes(24)
     whole = archive([Entry(b"a.npy", data)])
@@ -325,8 +306,7 @@ def test_the_longest_header(size: int) -> None:
 
 
 @pytest.mark.parametrize("count", [6, 7, 8, 9, 10, 11, 12, 127, 128])
-def test_files_that_end_in_the_header(count: int) -> None:
-    """A file that ends before its header does is a TruncatedError that says where."""
+def test_files_that_end_in_the_header(count):
     data = cut(*PLAIN["row-major"])
     if count == 128:
         assert wm.open(cut(header(shape="(0,)"), 0))[""].shape == (0,)
@@ -337,29 +317,26 @@ def test_files_that_end_in_the_header(count: int) -> None:
 
 
 @pytest.mark.parametrize("start", range(4094, 4099))
-def test_headers_that_end_around_the_first_4096_bytes(start: int) -> None:
-    """Opening reads 4,096 bytes at first, and of a header that is longer the whole."""
+def test_headers_that_end_around_the_first_4096_bytes(start):
     with wm.open(cut(header(), 24, pad=start - 10), format="npy") as f:
         assert f.info("").offset == start
         f.verify()
 
 
-def test_a_version_at_the_end_of_the_file() -> None:
-    """A version that is unknown is refused where the file ends with it."""
+def test_a_version_at_the_end_of_the_file():
     with pytest.raises(wm.UnsupportedError, match="version"):
         wm.open(b"\x93NUMPY\4\0", format="npy")
 
 
 @pytest.mark.parametrize(("descr", "name"), [("'<f4'", "float32"), ("'>f4'", "float32"), ("'|u1'", "uint8")])
-def test_types_of_both_byte_orders(descr: str, name: str) -> None:
-    """A type has one name, and the order of the file in the array."""
+def test_types_of_both_byte_orders(descr, name):
     with wm.open(archive([Entry(b"a.npy", cut(header(descr), 24 if "4" in descr else 6))])) as f:
         assert f.info("a").dtype == name
         assert f["a"].dtype == np.dtype(descr.strip("'"))
         assert f["a"].dtype.str == np.dtype(descr.strip("'")).str
 
 
-def test_known_types_are_not_made_anew() -> None:
+def test_known_types_are_not_made_anew():
     """A type of the list is the very object of the list, and in the other byte order another one."""
     for dtype in DTYPES.values():
         if dtype.numpy is not None:
@@ -369,8 +346,7 @@ def test_known_types_are_not_made_anew() -> None:
 
 
 @pytest.mark.parametrize("ndim", [64, 65])
-def test_the_most_dimensions(ndim: int) -> None:
-    """Arrays of as many dimensions as numpy has open."""
+def test_the_most_dimensions(ndim):
     data = archive([Entry(b"a.npy", cut(header(shape=f"({'1, ' * ndim})"), 4, pad=310))])
     if ndim > 64:
         with pytest.raises(wm.LimitError):
@@ -381,8 +357,7 @@ def test_the_most_dimensions(ndim: int) -> None:
 
 
 @pytest.mark.parametrize("last", [649657, 649658])
-def test_products_that_python_checks(last: int) -> None:
-    """A product of 2**63 - 1 bytes is one; one more dimension's worth is none."""
+def test_products_that_python_checks(last):
     data = archive([Entry(b"a.npy", cut(header("'|V1'", shape=f"(0, 14197294936951, {last})"), 0))])
     if last == 649658:
         with pytest.raises(wm.LayoutError, match=r"2\*\*63"):
@@ -399,8 +374,7 @@ def test_products_that_python_checks(last: int) -> None:
         (4, r"the array ends within its header of 1142 bytes, expected at least 1152 bytes \(at byte 928\)$"),
     ],
 )
-def test_a_damaged_length_of_a_header_is_in_the_message(high: int, message: str, tmp_path: Path) -> None:
-    """A wrong high byte of the length takes data for the header, or ends past the file: the error gives the length."""
+def test_a_damaged_length_of_a_header_is_in_the_message(high, message, tmp_path):
     path = tmp_path / "a.npy"
     np.save(path, np.ones(100))
     data = bytearray(path.read_bytes())
@@ -410,7 +384,7 @@ def test_a_damaged_length_of_a_header_is_in_the_message(high: int, message: str,
         wm.open(memoryview(bytes(data)))
 
 
-def test_a_long_header_is_shown_as_cut() -> None:
+def test_a_long_header_is_shown_as_cut():
     """What is wrong may stand behind the 80 bytes that the message shows."""
     with pytest.raises(wm.FormatError, match=r" {9}\"\.\.\., expected a dictionary") as caught:
         wm.open(cut(header(shape="(3, 3)") + " " * 40 + "x", 36))
@@ -420,7 +394,7 @@ def test_a_long_header_is_shown_as_cut() -> None:
 
 
 @pytest.mark.parametrize("descr", ["'a4'", "[('x', 'a4')]"])
-def test_an_old_spelling_where_warnings_are_errors(descr: str) -> None:
+def test_an_old_spelling_where_warnings_are_errors(descr):
     """numpy warns of it; where a filter makes that an exception, it is an error of the package all the same."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")

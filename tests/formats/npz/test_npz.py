@@ -1,10 +1,7 @@
 """numpy's .npy and .npz: what numpy writes, in any order, of any type, stored or deflated."""
 
-from __future__ import annotations
-
 import io
 import itertools
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,11 +14,8 @@ from weightmap.formats import _zip_faults
 from weightmap.io.open_source import from_path
 from weightmap.model.parts import dense_row
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 MATRIX = np.arange(12, dtype="<f4").reshape(3, 4)
-ARRAYS: dict[str, Any] = {
+ARRAYS = {
     "matrix": MATRIX,
     "fortran": np.asfortranarray(MATRIX),
     "fortran-3d": np.asfortranarray(np.arange(24).reshape(2, 3, 4)),
@@ -44,8 +38,7 @@ ARRAYS: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("kind", ["npy", "npz", "deflated"])
-def test_arrays_of_numpy(name: str, kind: str, tmp_path: Path) -> None:
-    """Every array has the type, order and bytes that numpy gave it, also when read in row-major order."""
+def test_arrays_of_numpy(name, kind, tmp_path):
     array = ARRAYS[name]
     path = tmp_path / f"a.{'npy' if kind == 'npy' else 'npz'}"
     if kind == "npy":
@@ -67,8 +60,7 @@ def test_arrays_of_numpy(name: str, kind: str, tmp_path: Path) -> None:
         f.prefetch()
 
 
-def test_deflated_members_are_inflated_within_the_limits() -> None:
-    """A member that inflates to more than `max_copy_bytes` opens, and is a LimitError when it is used."""
+def test_deflated_members_are_inflated_within_the_limits():
     with io.BytesIO() as file:
         np.savez_compressed(file, w=np.zeros(1 << 20, "<f4"), v=np.ones(3))
         data = file.getvalue()
@@ -83,7 +75,7 @@ def test_deflated_members_are_inflated_within_the_limits() -> None:
         assert sum(map(len, dense_row(f, "w").chunks())) == 4 << 20
 
 
-def test_a_deflated_archive_converts(tmp_path: Path) -> None:
+def test_a_deflated_archive_converts(tmp_path):
     """`convert` and `diff` take what is deflated or in Fortran order like anything else."""
     np.savez_compressed(tmp_path / "a.npz", w=np.asfortranarray(MATRIX), v=MATRIX[0], big=MATRIX.astype(">f8"))
     wm.convert(tmp_path / "a.npz", tmp_path / "a.safetensors")
@@ -93,27 +85,26 @@ def test_a_deflated_archive_converts(tmp_path: Path) -> None:
     assert wm.diff(tmp_path / "a.npz", tmp_path / "a.safetensors").equal
 
 
-def test_types_that_a_target_lacks_are_named(tmp_path: Path) -> None:
-    """Texts and structured arrays are an EncodeError of `convert` that names them."""
+def test_types_that_a_target_lacks_are_named(tmp_path):
     np.savez(tmp_path / "a.npz", words=np.array(["a"]))
     with pytest.raises(wm.EncodeError, match="words"):
         wm.convert(tmp_path / "a.npz", tmp_path / "a.safetensors")
 
 
-def test_headers_of_python_2() -> None:
+def test_headers_of_python_2():
     """Dimensions with an L behind them are numbers."""
     data = npy.build("{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L), }", bytes(24))
     assert wm.open(data)[""].shape == (2, 3)
 
 
 @pytest.mark.parametrize(("text", "shape"), [("()", ()), ("(3,)", (3,)), ("(1,2)", (1, 2)), ("( 1 , 2 , )", (1, 2))])
-def test_spellings_of_shapes(text: str, shape: tuple[int, ...]) -> None:
+def test_spellings_of_shapes(text, shape):
     """Tuples with and without a last comma and spaces."""
     data = npy.build(f'{{"descr": "<f4", "fortran_order":False,"shape":{text}}}', bytes(4 * int(np.prod(shape))))
     assert wm.open(data)[""].shape == shape
 
 
-def test_escapes_in_names_of_fields() -> None:
+def test_escapes_in_names_of_fields():
     """Names of fields are spelled as Python spells texts."""
     data = npy.build(
         r"{'descr': [('a\'\x62\u0063\U00000064\\', '<f4')], 'fortran_order': False, 'shape': (1,)}", bytes(4)
@@ -121,8 +112,7 @@ def test_escapes_in_names_of_fields() -> None:
     assert wm.open(data)[""].dtype.names == ("a'bcd\\",)
 
 
-def test_what_is_no_array_is_left_out_if_not_strict() -> None:
-    """With ``strict=False`` a member that is no array is a warning, and the others open."""
+def test_what_is_no_array_is_left_out_if_not_strict():
     entries = [npz.entry("a", normal((2,))), zip_files.Entry(b"README", b"hello")]
     with wm.open(zip_files.archive(entries), strict=False) as f:
         assert list(f) == ["a"]
@@ -130,15 +120,13 @@ def test_what_is_no_array_is_left_out_if_not_strict() -> None:
 
 
 @pytest.mark.parametrize("format", ["npz", "npy", "torch"])
-def test_another_beginning_is_no_file_of_the_format(format: str) -> None:
-    """Where the format is named, a file that begins otherwise is a FormatError that says how one begins."""
+def test_another_beginning_is_no_file_of_the_format(format):
     with pytest.raises(wm.FormatError, match="magic") as caught:
         wm.open(b"hello, hello, hello, hello, hello", format=format)
     assert (caught.value.field, caught.value.offset) == ("magic", 0)
 
 
-def test_elements_that_are_no_numbers_are_not_read_as_numbers(tmp_path: Path) -> None:
-    """Texts and records are what ``f[name]`` gives; `read` gives them only as what they are."""
+def test_elements_that_are_no_numbers_are_not_read_as_numbers(tmp_path):
     np.savez(tmp_path / "a.npz", texts=ARRAYS["texts"], records=ARRAYS["structured"], dates=ARRAYS["dates"])
     with wm.open(tmp_path / "a.npz") as f:
         for name in f:
@@ -147,8 +135,7 @@ def test_elements_that_are_no_numbers_are_not_read_as_numbers(tmp_path: Path) ->
         assert f.read("texts", "U3").tolist() == ["a", "bcd", "ñ"]
 
 
-def test_a_header_that_cannot_be_read(tmp_path: Path) -> None:
-    """An archive that became shorter is a TruncatedError; a descriptor that fails is an OSError that names the file."""
+def test_a_header_that_cannot_be_read(tmp_path):
     data = npz.build({"a": normal((2,)), "b": normal((3,))})
     begin = data.index(b"PK\1\2")
     central = data[begin : data.index(b"PK\5\6")]
@@ -184,8 +171,7 @@ CENTRAL, END = SOUND.index(b"PK\1\2"), SOUND.index(b"PK\5\6")
         (SOUND.index(b"\x93NUMPY"), b"X", r"entry 'a\.npy' is no array: its magic is b'XNUMPY', expected"),
     ],
 )
-def test_messages_of_damaged_archives(at: int, damage: bytes, message: str) -> None:
-    """They say what is there, where, and what was expected."""
+def test_messages_of_damaged_archives(at, damage, message):
     data = SOUND[:at] + damage + SOUND[at + len(damage) :]
     with pytest.raises(wm.LayoutError, match=message):
         wm.open(data)
@@ -198,8 +184,7 @@ def test_messages_of_damaged_archives(at: int, damage: bytes, message: str) -> N
         (END, rf"the archive has no end record \(was the download complete\?\): its end is .*byte {END}\)"),
     ],
 )
-def test_messages_of_archives_that_are_cut_off(size: int, message: str) -> None:
-    """They name the end record."""
+def test_messages_of_archives_that_are_cut_off(size, message):
     with pytest.raises(wm.TruncatedError, match=message):
         wm.open(SOUND[:size], format="npz")
 
@@ -222,8 +207,7 @@ NAMES = [
 MEMBERS = [name + suffix for name in NAMES for suffix in (b"", b".npy", b".npy.npy", b".npy\0x", b".NPY")]
 
 
-def test_every_key_is_the_array_that_numpy_has() -> None:
-    """Archives of two members of any names: weightmap refuses them, or has the keys and arrays that numpy has."""
+def test_every_key_is_the_array_that_numpy_has():
     arrays = [normal((2,), 1), normal((2,), 2)]
     datas = [npy.build(npy.header_of(array), array.data) for array in arrays]
     accepted = 0

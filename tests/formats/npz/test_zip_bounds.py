@@ -1,11 +1,8 @@
 """The scan of a ZIP directory at its bounds: what it accepts at the last value, and refuses at the one beyond it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,21 +12,18 @@ from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.formats._zip import _headers, first_name
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 DATA = bytes(8)
 LOCAL = 30 + len(b"a")
 WIDE = {"stored": NARROW, "size": NARROW}
 
 
-def parts(data: bytes) -> tuple[int, bytes, int]:
+def parts(data):
     """Where the central directory of an archive begins, its bytes, and the number of its entries."""
     count, length, begin = struct.unpack_from("<H2I", data, len(data) - 12)
     return begin, data[begin : begin + length], count
 
 
-def scan(entries: list[Entry], cut: int = 0) -> tuple[str, int, int, int] | None:
+def scan(entries, cut=0):
     """What is wrong with an archive, whose directory is cut short by so many bytes; None when nothing is."""
     data = archive(entries)
     begin, central, count = parts(data)
@@ -37,15 +31,14 @@ def scan(entries: list[Entry], cut: int = 0) -> tuple[str, int, int, int] | None
     return (found.kind, found.at, found.actual, found.expected) if isinstance(found, kernels.Fault) else None
 
 
-def extra(kind: int, size: int, data: bytes) -> bytes:
-    """An extra field."""
+def extra(kind, size, data):
     return struct.pack("<2H", kind, size) + data
 
 
 EIGHT = struct.pack("<Q", 8)
 HEADER = ("ZIP_HEADER", 0, 0, 0)
 DIRECTORY = ("ZIP_DIRECTORY", 0, 0, 0)
-EXTRAS: dict[str, tuple[dict[str, int], bytes, Any]] = {
+EXTRAS = {
     "both sizes": (WIDE, extra(1, 16, EIGHT * 2), None),
     "one more byte": (WIDE, extra(1, 17, EIGHT * 2 + b"\0"), None),
     "behind another field": (WIDE, extra(9, 3, b"abc") + extra(1, 16, EIGHT * 2), None),
@@ -65,7 +58,7 @@ EXTRAS: dict[str, tuple[dict[str, int], bytes, Any]] = {
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_sizes_that_stand_in_an_extra_field_of_the_header(name: str, tmp_path: Path) -> None:
+def test_sizes_that_stand_in_an_extra_field_of_the_header(name, tmp_path):
     """Exactly the numbers that are needed are read, and none past the field; so in memory and in a file."""
     local, field, expected = EXTRAS[name]
     entries = [Entry(b"a", DATA, local=local, extra=field)]
@@ -80,14 +73,12 @@ def test_sizes_that_stand_in_an_extra_field_of_the_header(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("size", [28, 27, 3, 1, 0])
-def test_sizes_that_stand_in_an_extra_field_of_the_directory(size: int) -> None:
-    """Where the directory says that its extra field is shorter, the rest is a comment, and is not read as numbers."""
+def test_sizes_that_stand_in_an_extra_field_of_the_directory(size):
     entry = Entry(b"a", DATA, wide=True, central={"extra_len": size, "comment_len": 28 - size})
     assert scan([Entry(b"", b""), entry]) == (None if size == 28 else ("ZIP_DIRECTORY", 46, 0, 0))
 
 
-def test_an_entry_reaches_to_the_directory_and_no_further() -> None:
-    """An entry may end where the directory begins; not one byte behind it, by its name, extra field or data."""
+def test_an_entry_reaches_to_the_directory_and_no_further():
     end = LOCAL + 8
     for size, found in ((8, None), (9, ("ZIP_RANGE", 0, end + 1, end))):
         said = {"stored": size, "size": size}
@@ -103,8 +94,7 @@ def test_an_entry_reaches_to_the_directory_and_no_further() -> None:
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
-def test_an_entry_that_ends_past_64_bits(beyond: int) -> None:
-    """The end that the fault gives does not wrap around."""
+def test_an_entry_that_ends_past_64_bits(beyond):
     data = bytearray(archive([Entry(b"a", DATA, wide=True)]))
     begin, central, _ = parts(bytes(data))
     at_data = LOCAL + 20
@@ -118,20 +108,18 @@ def test_an_entry_that_ends_past_64_bits(beyond: int) -> None:
     assert (found.kind, found.actual) == ("ZIP_RANGE", min(2**64 - 1, at_data + stored))
 
 
-def test_a_record_of_the_directory_needs_46_bytes() -> None:
-    """A record without a name is 46 bytes, and one byte less is no record."""
+def test_a_record_of_the_directory_needs_46_bytes():
     entries = [Entry(b"a", DATA), Entry(b"", b"")]
     assert scan(entries) is None
     assert scan(entries, cut=1) == ("ZIP_DIRECTORY", 47, 0, 0)
 
 
-def test_a_name_that_ends_with_the_directory() -> None:
-    """A name may end where the directory does, and not one byte behind it."""
+def test_a_name_that_ends_with_the_directory():
     assert scan([Entry(b"a", DATA)], cut=1) == ("ZIP_DIRECTORY", 0, 1, 0)
 
 
 @pytest.mark.parametrize("there", [0, 30])
-def test_a_file_that_ends_in_a_header(tmp_path: Path, there: int) -> None:
+def test_a_file_that_ends_in_a_header(tmp_path, there):
     """A file that became shorter than its directory says is a fault that says where it ends."""
     data = archive([Entry(b"a", DATA)])
     path = tmp_path / "a.zip"
@@ -143,8 +131,7 @@ def test_a_file_that_ends_in_a_header(tmp_path: Path, there: int) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
-def test_headers_that_a_function_reads(step: int) -> None:
-    """A function may return a part of what is asked for; what it raises is raised, and is an error of I/O in C."""
+def test_headers_that_a_function_reads(step):
     data = archive([Entry(b"a", DATA), Entry(b"b", DATA)])
     begin, central, count = parts(data)
     found = kernels.zip_scan(-1, kernels.Reader(lambda at, n: data[at : at + min(n, step)]), begin, central, count)
@@ -153,7 +140,7 @@ def test_headers_that_a_function_reads(step: int) -> None:
     ended = kernels.zip_scan(-1, kernels.Reader(lambda at, n: data[at : at + n][: 40 - at]), begin, central, count)
     assert isinstance(ended, kernels.Fault)
     assert (ended.kind, ended.at, ended.actual) == ("ZIP_READ", 40, 0)
-    failing = kernels.Reader(lambda _at, _n: 1 // 0)  # type: ignore[arg-type, return-value]
+    failing = kernels.Reader(lambda _at, _n: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         kernels.zip_scan(-1, failing, begin, central, count)
     columns, _keep = kernels.ZipEntries(count, len(central)).native()
@@ -163,10 +150,7 @@ def test_headers_that_a_function_reads(step: int) -> None:
     assert (fault.code, fault.actual) == (kernels.faults()["ZIP_READ"], errno.EIO)
 
 
-def order_of(
-    places: list[tuple[int, int, int]], end: int, order: list[int] | None = None
-) -> tuple[str, int, int, int] | None:
-    """What is wrong with entries, of each its begin, its end and whether a descriptor may follow."""
+def order_of(places, end, order=None):
     entries = kernels.ZipEntries(len(places), 1)
     for i, (begin, stop, later) in enumerate(places):
         entries.offset[i], entries.data[i], entries.stored[i], entries.later[i] = begin, begin, stop - begin, later
@@ -182,7 +166,7 @@ def order_of(
     return found.kind, found.row, found.at, found.actual
 
 
-ORDERS: dict[str, tuple[Any, Any]] = {
+ORDERS = {
     "nothing": (([], 0), None),
     "nothing, and a byte": (([], 1), ("ZIP_GAP", 0, 0, 1)),
     "two": (([(0, 40, 0), (40, 80, 0)], 80), None),
@@ -206,21 +190,20 @@ ORDERS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_entries_one_behind_the_other(name: str) -> None:
+def test_entries_one_behind_the_other(name):
     """Entries follow one another; behind one with the flag there may be a descriptor of four sizes."""
     given, found = ORDERS[name]
     assert order_of(*given) == found
 
 
-def test_the_first_name() -> None:
-    """A header of 30 bytes has no name yet; one byte less is no header."""
+def test_the_first_name():
     head = archive([Entry(b"ab", DATA)])
     assert first_name(head) == b"ab"
     assert first_name(head[:30]) == b""
     assert first_name(head[:29]) is None
 
 
-def test_where_headers_are_expected() -> None:
+def test_where_headers_are_expected():
     """A store is asked for each header and 512 bytes more; a directory that is cut off has fewer."""
     data = archive([Entry(b"ab", DATA), Entry(b"c", DATA, wide=True), Entry(b"", b"")])
     begin, central, _ = parts(data)
@@ -231,7 +214,7 @@ def test_where_headers_are_expected() -> None:
     assert list(_headers(memoryview(central[:-1]))) == expected[:2]
 
 
-def test_a_directory_of_4_gib() -> None:
+def test_a_directory_of_4_gib():
     """Names have positions of 32 bits: a longer directory is refused before it is looked at."""
     source, fault = ffi.new("wm_zip_source *", (-1, ffi.NULL, 0)), ffi.new("wm_fault *")
     entries = ffi.new("wm_zip_entries *")
@@ -242,8 +225,7 @@ def test_a_directory_of_4_gib() -> None:
     assert bounds[0] == 0
 
 
-def test_a_file_whose_descriptor_is_0(tmp_path: Path) -> None:
-    """Descriptor 0 is a file like any other: a program that closed its standard input gets it next."""
+def test_a_file_whose_descriptor_is_0(tmp_path):
     data = archive([Entry(b"a", DATA)])
     path = tmp_path / "a.zip"
     path.write_bytes(data)

@@ -1,7 +1,5 @@
 """ONNX models: what a reader must make of them, data in other files, and the onnx package as the judge."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -10,7 +8,6 @@ import os
 import pickle
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,9 +18,6 @@ from tests.remote.servers import Objects, Server
 
 import weightmap as wm
 from weightmap import kernels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 onnx = pytest.importorskip("onnx")
 from onnx import helper, numpy_helper  # noqa: E402 - once it is known to be there
@@ -39,7 +33,7 @@ ARRAY = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
 @pytest.mark.parametrize("name", EXPECTED["good"])
-def test_models_of_the_onnx_package(name: str) -> None:
+def test_models_of_the_onnx_package(name):
     """Names, types, shapes, bytes and metadata of every one; those that we may refuse are right where we do not."""
     expected = EXPECTED["good"][name]
     options = {"format": "onnx"} if expected["format"] else {}
@@ -60,7 +54,7 @@ def test_models_of_the_onnx_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED["bad"])
-def test_malformed_models_are_refused(name: str) -> None:
+def test_malformed_models_are_refused(name):
     """With an error of ours, at opening or when the tensor is used."""
     path = DATA / "bad" / name / "model.onnx"
     refused = EXPECTED["bad"][name] == "reject"
@@ -71,7 +65,7 @@ def test_malformed_models_are_refused(name: str) -> None:
 # ---------------------------------------------------------------------------------------------- what onnx makes of them
 
 
-def octets(array: np.ndarray[Any, Any]) -> bytes:
+def octets(array):
     """The bytes of an array of the onnx package as a file has them: packed below the byte, the first lowest."""
     bits = BITS.get(array.dtype.name)
     if bits is None:
@@ -81,8 +75,7 @@ def octets(array: np.ndarray[Any, Any]) -> bytes:
     return np.packbits(each, bitorder="little").tobytes()
 
 
-def judged(path: Path, data: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
-    """Dtype, shape and bytes of every initialiser by the onnx package; None where it refuses the file."""
+def judged(path, data):
     try:
         found = onnx.load_model_from_string(data)
         arrays = [(one.name, numpy_helper.to_array(one, str(path.parent))) for one in found.graph.initializer]
@@ -91,7 +84,7 @@ def judged(path: Path, data: bytes) -> dict[str, tuple[str, tuple[int, ...], byt
     return {name: (array.dtype.name, array.shape, octets(array)) for name, array in arrays}
 
 
-def ours(path: Path, **options: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+def ours(path, **options):
     """The same by weightmap; bits behind the last element are zero."""
     found = {}
     with wm.open(path, **options) as f:
@@ -103,8 +96,7 @@ def ours(path: Path, **options: Any) -> dict[str, tuple[str, tuple[int, ...], by
     return found
 
 
-def every_type() -> Iterable[tuple[int, Any]]:
-    """The types of the package but strings, with an array of five of each, of any bits."""
+def every_type():
     raw = np.random.default_rng(5).integers(0, 256, 80, np.uint8)
     for name, code in onnx.TensorProto.DataType.items():
         if name in {"UNDEFINED", "STRING"}:
@@ -120,8 +112,7 @@ def every_type() -> Iterable[tuple[int, Any]]:
 
 
 @pytest.mark.parametrize("apart", ["inside", "one file", "a file for each", "large ones"])
-def test_every_type_as_the_package_saves_it(tmp_path: Path, apart: str) -> None:
-    """Raw and in numbers, inside and in other files: what we read is what the package reads, bit for bit."""
+def test_every_type_as_the_package_saves_it(tmp_path, apart):
     protos = []
     for code, array in every_type():
         protos.append(numpy_helper.from_array(array, f"raw.{code}"))
@@ -164,8 +155,7 @@ def test_every_type_as_the_package_saves_it(tmp_path: Path, apart: str) -> None:
 
 
 @pytest.mark.parametrize("count", range(10))
-def test_six_bits_of_any_number(tmp_path: Path, count: int) -> None:
-    """Elements that end anywhere within a byte, as numbers: packed as the package packs them."""
+def test_six_bits_of_any_number(tmp_path, count):
     path = tmp_path / "m.onnx"
     path.write_bytes(one(field(1, count), field(2, 27), field(5, packed(range(61, 61 - count, -1)))))
     expected = judged(path, path.read_bytes())
@@ -173,7 +163,7 @@ def test_six_bits_of_any_number(tmp_path: Path, count: int) -> None:
     assert ours(path) == expected
 
 
-def same_as_package(path: Path, data: bytes, **options: Any) -> bool:
+def same_as_package(path, data, **options):
     """Whether the package reads a file as we do; where either refuses it, they do not differ."""
     path.write_bytes(data)
     try:
@@ -184,8 +174,7 @@ def same_as_package(path: Path, data: bytes, **options: Any) -> bool:
     return expected is None or {name: expected.get(name) for name in found} == found
 
 
-def one(*parts: bytes) -> bytes:
-    """A model of one tensor, called w, of these fields."""
+def one(*parts):
     return model([field(8, b"w") + b"".join(parts)])
 
 
@@ -215,7 +204,7 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("name", LEGAL)
-def test_other_ways_to_write_the_same(tmp_path: Path, name: str) -> None:
+def test_other_ways_to_write_the_same(tmp_path, name):
     """What protobuf allows and few write: read as the package reads it."""
     path = tmp_path / "m.onnx"
     path.write_bytes(LEGAL[name])
@@ -228,7 +217,7 @@ def test_other_ways_to_write_the_same(tmp_path: Path, name: str) -> None:
 COUNT = int(os.environ.get("WEIGHTMAP_ONNX", "400"))
 
 
-def test_mutants_differ_from_the_package_nowhere(tmp_path: Path) -> None:
+def test_mutants_differ_from_the_package_nowhere(tmp_path):
     """Of damaged models, whatever both read is the same in both."""
     for number in range(COUNT):
         data = mutant("onnx", number).files[""]
@@ -239,8 +228,7 @@ def test_mutants_differ_from_the_package_nowhere(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- other files
 
 
-def apart(name: str, location: str, array: np.ndarray[Any, Any] = ARRAY, **entries: object) -> bytes:
-    """The TensorProto of an array that lies elsewhere."""
+def apart(name, location, array=ARRAY, **entries):
     pairs = {"location": location} | entries
     there = b"".join(field(13, field(1, key.encode()) + field(2, str(value).encode())) for key, value in pairs.items())
     code = CODES[array.dtype.name][0]
@@ -250,7 +238,7 @@ def apart(name: str, location: str, array: np.ndarray[Any, Any] = ARRAY, **entri
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """A model with tensors in three places, the first and the last in other files."""
     target = tmp_path / "m.onnx"
     inner = tensor_proto("inner", noise("int16", (300,)), typed=True)
@@ -267,8 +255,7 @@ def path(tmp_path: Path) -> Path:
     return target
 
 
-def test_data_in_other_files(path: Path) -> None:
-    """Look-ups, plans, sizes, pages and copies have the tensors of all files, in the order of the model."""
+def test_data_in_other_files(path):
     with wm.open(path) as f:
         assert list(f) == ["a", "inner", "b", "c"]
         for name, factor in {"a": 1, "b": -1, "c": 2}.items():
@@ -290,7 +277,7 @@ def test_data_in_other_files(path: Path) -> None:
     assert wm.diff(path, path.with_name("m.safetensors"), tensors_only=True).equal
 
 
-USES: dict[str, Callable[[Any], object]] = {
+USES = {
     "a look-up": lambda f: f["c"],
     "a plan": lambda f: wm.plan(f, ["a"]),
     "verify": lambda f: f.verify(),
@@ -300,7 +287,7 @@ USES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_another_file_that_changed(use: str, path: Path) -> None:
+def test_another_file_that_changed(use, path):
     """It is noticed like the model itself; what lies elsewhere is there."""
     with wm.open(path) as f:
         os.utime(path.with_name("w.bin"), ns=(1, 1))
@@ -311,19 +298,18 @@ def test_another_file_that_changed(use: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
-def test_modes(mode: str, path: Path) -> None:
+def test_modes(mode, path):
     """Arrays of other files, and those that are made, may be written where those of the model may."""
     with wm.open(path, mode=mode) as f:
         assert {f[name].flags.writeable for name in f} == {mode != "mmap"}
 
 
-def test_a_model_without_a_path_has_no_other_files(path: Path) -> None:
-    """Bytes have no directory."""
+def test_a_model_without_a_path_has_no_other_files(path):
     with pytest.raises(wm.UnsupportedError, match="by its path"):
         wm.open(path.read_bytes())
 
 
-def test_a_link_that_leads_out_of_the_directory(path: Path, tmp_path: Path) -> None:
+def test_a_link_that_leads_out_of_the_directory(path, tmp_path):
     """Nothing is read outside; a directory is no file."""
     other = tmp_path / "sub" / "model"
     other.mkdir()
@@ -347,8 +333,7 @@ def test_a_link_that_leads_out_of_the_directory(path: Path, tmp_path: Path) -> N
         ({"length": 97}, wm.LayoutError, "length"),
     ],
 )
-def test_ranges_of_other_files(path: Path, entries: dict[str, int], error: type[wm.FormatError], field: str) -> None:
-    """They lie within their file and are as long as the shape says; the error names that file."""
+def test_ranges_of_other_files(path, entries, error, field):
     path.write_bytes(model([apart("a", "w.bin", **entries)]))
     with pytest.raises(error) as caught:
         wm.open(path)
@@ -356,7 +341,7 @@ def test_ranges_of_other_files(path: Path, entries: dict[str, int], error: type[
     assert str(caught.value).startswith(f"{path.with_name('w.bin')}: ")
 
 
-def test_names_are_unique_among_all_files(path: Path) -> None:
+def test_names_are_unique_among_all_files(path):
     """A name inside and one outside are one too many."""
     path.write_bytes(model([tensor_proto("a", normal((2,))), apart("a", "w.bin")]))
     with pytest.raises(wm.LayoutError, match="both called 'a'"):
@@ -364,8 +349,7 @@ def test_names_are_unique_among_all_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_checksums(path: Path, right: bool) -> None:
-    """`verify` compares the SHA-1 of another file with the one that the model has, in either case of letters."""
+def test_checksums(path, right):
     digest = hashlib.sha1(path.with_name("w.bin").read_bytes()).hexdigest()
     texts = (digest.upper(), digest) if right else (digest, "0" * 40)
     path.write_bytes(model([apart(name, "w.bin", checksum=text) for name, text in zip("ab", texts, strict=True)]))
@@ -378,7 +362,7 @@ def test_checksums(path: Path, right: bool) -> None:
         assert caught.value.field == "checksum"
 
 
-def test_a_file_for_each_of_many_tensors(tmp_path: Path) -> None:
+def test_a_file_for_each_of_many_tensors(tmp_path):
     """More files than descriptors are kept for: each is read, and their number is limited."""
     for i in range(70):
         (tmp_path / f"{i}.bin").write_bytes((ARRAY + i).tobytes())
@@ -390,10 +374,10 @@ def test_a_file_for_each_of_many_tensors(tmp_path: Path) -> None:
         wm.open(tmp_path / "m.onnx", limits=wm.Limits(max_shards=69))
 
 
-def test_a_model_in_a_store(path: Path, tmp_path: Path) -> None:
+def test_a_model_in_a_store(path, tmp_path):
     """The other files are objects below that of the model; nothing else is asked for."""
     names = ("m.onnx", "w.bin", "sub/v.bin")
-    objects: dict[str, Any] = {f"models/{name}": (tmp_path / name).read_bytes() for name in names}
+    objects = {f"models/{name}": (tmp_path / name).read_bytes() for name in names}
     objects |= {"secret": bytes(96), "models/bad.onnx": model([apart("a", "../secret")])}
     with Server(Objects(objects)) as server:
         with wm.open(f"{server.url}/models/m.onnx") as f:
@@ -408,8 +392,7 @@ def test_a_model_in_a_store(path: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- what is left
 
 
-def test_tensors_of_strings_and_sparse_ones(tmp_path: Path) -> None:
-    """Strings are refused by name, or left out by request; sparse initialisers are left out, with a warning."""
+def test_tensors_of_strings_and_sparse_ones(tmp_path):
     strings = field(1, 2) + field(2, 8) + field(8, b"s") + field(6, b"one") + field(6, b"two")
     data = model([strings, tensor_proto("w", normal((2,)))], field(15, b""))
     with pytest.raises(wm.UnsupportedError, match="'s' holds strings"):
@@ -425,8 +408,7 @@ def test_tensors_of_strings_and_sparse_ones(tmp_path: Path) -> None:
     assert sum("left out" in warning or "holds strings" in warning for warning in report.warnings) == 2
 
 
-def test_a_repeated_key_of_metadata() -> None:
-    """An error, or by request its last value."""
+def test_a_repeated_key_of_metadata():
     tail = b"".join(field(14, field(1, b"k") + field(2, value)) for value in (b"1", b"2"))
     with wm.open(model([], tail=tail)) as f, pytest.raises(wm.LayoutError, match="'k' comes twice"):
         _ = f.metadata
@@ -435,7 +417,7 @@ def test_a_repeated_key_of_metadata() -> None:
 
 
 @pytest.mark.parametrize("part", [b"\x0a\x05k", b"\x0a\x80", b"\xff" * 12, b"\x0d\0", field(1, b"\xff")])
-def test_metadata_that_is_damaged(part: bytes) -> None:
+def test_metadata_that_is_damaged(part):
     """A message that ends within a field, a number without an end, a text that is not UTF-8."""
     with wm.open(model([], tail=field(14, part))) as f:
         with pytest.raises(wm.FormatError):
@@ -444,14 +426,14 @@ def test_metadata_that_is_damaged(part: bytes) -> None:
             f.verify()
 
 
-def test_a_made_tensor_is_made_within_limits() -> None:
+def test_a_made_tensor_is_made_within_limits():
     """Like inflated ones: a handle that may not copy so much refuses it when it is used."""
     data = model([tensor_proto("w", noise("int64", (100,)), typed=True)])
     with wm.open(data, limits=wm.Limits(max_copy_bytes=799)) as f, pytest.raises(wm.LimitError):
         _ = f["w"]
 
 
-def test_a_model_that_changes_is_noticed_by_verify(tmp_path: Path) -> None:
+def test_a_model_that_changes_is_noticed_by_verify(tmp_path):
     """Fields that are others than at opening."""
     target = tmp_path / "m.onnx"
     target.write_bytes(model([tensor_proto("w", normal((2,)))]))
@@ -464,12 +446,12 @@ def test_a_model_that_changes_is_noticed_by_verify(tmp_path: Path) -> None:
             f.verify()
 
 
-def test_a_model_that_shrinks_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_shrinks_while_it_is_opened(tmp_path, monkeypatch):
     """What is left of it is not taken for a model."""
     target, scan = tmp_path / "m.onnx", kernels.scan_model
     target.write_bytes(model([tensor_proto("w", normal((2000,)))]))
 
-    def cutting(*args: Any) -> Any:
+    def cutting(*args):
         os.truncate(target, 40)
         return scan(*args)
 
@@ -493,28 +475,26 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_files_of_protobuf_are_not_recognised(name: str) -> None:
+def test_other_files_of_protobuf_are_not_recognised(name):
     """A file is a model of ONNX when its first fields are, up to the graph."""
     with pytest.raises(wm.UnknownFormatError):
         wm.open(OTHERS[name])
 
 
-def test_the_length_of_a_header_may_look_like_a_model() -> None:
-    """A header of 87 MB, of which the first bytes are a version and a graph: safetensors has it."""
+def test_the_length_of_a_header_may_look_like_a_model():
     with pytest.raises(wm.TruncatedError, match="its header") as caught:
         wm.open(struct.pack("<Q", 0x053A1008) + b'{"w":{' + bytes(100))
     assert caught.value.format == "safetensors"
 
 
 @pytest.mark.parametrize("size", [0, 10, 5000])
-def test_a_text_before_the_graph_may_be_long(size: int) -> None:
-    """doc_string comes before the graph, and may be longer than what is looked at."""
+def test_a_text_before_the_graph_may_be_long(size):
     with wm.open(model([tensor_proto("w", normal((2,)))], head=HEAD + field(6, b"d" * size))) as f:
         assert f.format == "onnx"
         assert f.metadata["doc_string"] == "d" * size
 
 
-def test_the_builder_knows_every_type() -> None:
+def test_the_builder_knows_every_type():
     """All that the package has, but strings and what takes less than a byte."""
     names = {np.dtype(helper.tensor_dtype_to_np_dtype(code)).name for code, _ in every_type()}
     assert names - set(BITS) == set(CODES)

@@ -1,11 +1,8 @@
 """safetensors: agreement with the reference implementation both ways, and the errors that only we promise."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import struct
-from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -22,25 +19,19 @@ from weightmap.dtypes import DTYPES
 from weightmap.formats import safetensors as safetensors_format
 from weightmap.formats.safetensors import faults
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
-
-def dumps(header: Any) -> bytes:
-    """JSON without white space."""
+def dumps(header):
     return json.dumps(header, separators=(",", ":")).encode()
 
 
-def test_strings_in_messages() -> None:
+def test_strings_in_messages():
     """A string is shown where its end is there too."""
     assert faults._string(b'"abc"') == "'abc'"
     assert faults._string(b'"abc') == ""
 
 
 @pytest.mark.parametrize("size", range(4084, 4094))
-def test_headers_that_end_around_the_first_4096_bytes(size: int) -> None:
-    """Opening reads 4,096 bytes at first, and of a header that is longer the whole."""
+def test_headers_that_end_around_the_first_4096_bytes(size):
     head, data = st.header_of({"a": normal((2, 3))}, {"key": "x" * 3900})
     text = dumps(head)
     with wm.open(st.raw(b"{" + text[1:-1].ljust(size - 2) + b"}", data), format="safetensors") as f:
@@ -55,7 +46,7 @@ def test_headers_that_end_around_the_first_4096_bytes(size: int) -> None:
     "dtype",
     ["bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32", "float64", "int64", "uint64"],
 )
-def test_files_of_the_reference_writer(tmp_path: Path, dtype: str) -> None:
+def test_files_of_the_reference_writer(tmp_path, dtype):
     """Files of safetensors are read bit by bit, as views."""
     values = {
         name: noise(dtype, shape, 3)
@@ -71,8 +62,7 @@ def test_files_of_the_reference_writer(tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", st.CODES)
-def test_the_reference_reads_our_files(tmp_path: Path, dtype: str) -> None:
-    """Safetensors accepts what weightmap writes, every dtype, and finds the same bits, dtypes, shapes and metadata."""
+def test_the_reference_reads_our_files(tmp_path, dtype):
     values = {name: noise(dtype, shape, 4) for name, shape in {"m": (3, 5), "s": (), "e": (0, 2), "ünï": (7,)}.items()}
     path = tmp_path / "m.safetensors"
     wm.save(path, {name: value.array for name, value in values.items()}, metadata={"who": "weightmap", "ключ": "値"})
@@ -86,8 +76,7 @@ def test_the_reference_reads_our_files(tmp_path: Path, dtype: str) -> None:
         assert reference.metadata() == {"who": "weightmap", "ключ": "値"}
 
 
-def test_bfloat16_is_ml_dtypes_bfloat16(tmp_path: Path) -> None:
-    """bfloat16 comes as ml_dtypes' type and computes as such."""
+def test_bfloat16_is_ml_dtypes_bfloat16(tmp_path):
     array = np.array([1.5, -2.25, 3e38], ml_dtypes.bfloat16)
     path = tmp_path / "b.safetensors"
     wm.save(path, {"b": array})
@@ -98,8 +87,7 @@ def test_bfloat16_is_ml_dtypes_bfloat16(tmp_path: Path) -> None:
         np.testing.assert_array_equal(f.read("b"), array.astype(np.float32))
 
 
-def test_what_the_reference_gets_wrong_is_right(tmp_path: Path) -> None:
-    """Fortran-order and strided arrays, which safetensors.numpy writes wrong, are right to its own reader."""
+def test_what_the_reference_gets_wrong_is_right(tmp_path):
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     path = tmp_path / "m.safetensors"
     wm.save(path, {"f": np.asfortranarray(base), "s": base[::2, ::3], "t": base.T})
@@ -108,7 +96,7 @@ def test_what_the_reference_gets_wrong_is_right(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded[name], expected)
 
 
-def test_tensors_are_aligned_to_their_dtype(tmp_path: Path) -> None:
+def test_tensors_are_aligned_to_their_dtype(tmp_path):
     """Our writer orders tensors so that each starts at a multiple of its item size, whatever order they came in."""
     path = tmp_path / "m.safetensors"
     wm.save(
@@ -124,7 +112,7 @@ def test_tensors_are_aligned_to_their_dtype(tmp_path: Path) -> None:
         assert all(f[name].flags.aligned for name in f)
 
 
-def test_headers_in_any_json_dress() -> None:
+def test_headers_in_any_json_dress():
     """White space, key order, escapes and unsorted offsets are legal JSON and legal safetensors."""
     value, data = normal((2, 3)), normal((2, 3)).data + b"\1\2"
     header = b"""{ "__metadata__" : { } ,
@@ -139,9 +127,8 @@ def test_headers_in_any_json_dress() -> None:
 # ------------------------------------------------------------------------------------------------- refusals
 
 
-def test_a_header_of_many_small_errors_is_quick() -> None:
-    """100,000 metadata entries and 10,000 tensors parse; with the last one wrong they are refused."""
-    head: dict[str, Any] = {"__metadata__": {f"k{i}": "v" for i in range(100_000)}}
+def test_a_header_of_many_small_errors_is_quick():
+    head = {"__metadata__": {f"k{i}": "v" for i in range(100_000)}}
     head.update({f"t{i}": st.entry("U8", [1], i, i + 1) for i in range(10_000)})
     with wm.open(memoryview(st.raw(dumps(head), bytes(10_000)))) as f:
         assert len(f) == 10_000
@@ -153,7 +140,7 @@ def test_a_header_of_many_small_errors_is_quick() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "nbytes"), [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)])
-def test_dtypes_below_a_byte_come_as_their_bytes(dtype: str, nbytes: int, put: Callable[..., Path]) -> None:
+def test_dtypes_below_a_byte_come_as_their_bytes(dtype, nbytes, put):
     """Packed types of four and six bits are listed with their own type and size, and are views of their bytes."""
     # Six in a row of one shape, for these are handed out together, and one of another.
     header = {f"a{i}": st.entry(dtype, [2, 4], i * nbytes, (i + 1) * nbytes) for i in range(6)}
@@ -179,7 +166,7 @@ def test_dtypes_below_a_byte_come_as_their_bytes(dtype: str, nbytes: int, put: C
     assert wm.load(path, mode="copy")["a2"].tobytes() == data[2 * nbytes : 3 * nbytes]
 
 
-def test_escaped_names_are_one_with_their_text() -> None:
+def test_escaped_names_are_one_with_their_text():
     """A name written with escapes, surrogate pairs included, is the name that it spells."""
     header = b'{"\\u65e5\\ud83c\\udf0e\\n\\/":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
     with wm.open(memoryview(st.raw(header, b"\7"))) as f:
@@ -187,8 +174,7 @@ def test_escaped_names_are_one_with_their_text() -> None:
         assert f["日🌎\n/"].tolist() == [7]
 
 
-def test_errors_of_copying_name_the_file(tmp_path: Path) -> None:
-    """Tensors over the limit of copies or without a type in numpy are errors of `read` and `convert` with the path."""
+def test_errors_of_copying_name_the_file(tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(st.raw(dumps({"w": st.entry("F32", [2], 0, 8), "x": st.entry("F4", [2], 8, 9)}), bytes(9)))
     tight = wm.Limits(max_copy_bytes=7)
@@ -202,7 +188,7 @@ def test_errors_of_copying_name_the_file(tmp_path: Path) -> None:
         assert caught.value.path == str(path)
 
 
-def test_large_metadata_is_forgotten_with_its_file() -> None:
+def test_large_metadata_is_forgotten_with_its_file():
     """Small metadata, which many files share, is remembered after its file is gone; a megabyte of it is not."""
     kept = safetensors_format._metadata.cache_info().currsize
     text = "x" * 2**20
@@ -217,13 +203,11 @@ def test_large_metadata_is_forgotten_with_its_file() -> None:
 # ------------------------------------------------------------------------------------------------- writing
 
 
-def test_every_dtype_has_a_place() -> None:
-    """safetensors has a name for every dtype of the package but one, so no other array is refused for its dtype."""
+def test_every_dtype_has_a_place():
     assert set(DTYPES) - set(safetensors_format.DTYPE_NAMES.values()) == {"complex128"}
 
 
-def test_what_has_no_place_in_the_header_is_refused(tmp_path: Path) -> None:
-    """A tensor called __metadata__ and a name that is not Unicode are both named in the EncodeError."""
+def test_what_has_no_place_in_the_header_is_refused(tmp_path):
     value = np.zeros(1, np.float32)
     with pytest.raises(wm.EncodeError, match="the name is taken") as caught:
         wm.save(tmp_path / "m.safetensors", {"__metadata__": value, "\ud800": value})
@@ -232,10 +216,7 @@ def test_what_has_no_place_in_the_header_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
-def test_a_header_longer_than_readers_allow_is_not_written(
-    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A header of more bytes than a reader takes (here 64, so that the test is small) is an EncodeError."""
+def test_a_header_longer_than_readers_allow_is_not_written(tmp_path, format, monkeypatch):
     monkeypatch.setattr(importlib.import_module(f"weightmap.formats.{format}.writing"), "MAX_HEADER", 64)
     wm.save(tmp_path / "fits", {}, format=format, metadata={"k": "v"})
     with pytest.raises(wm.EncodeError, match="a header of"):
@@ -247,8 +228,7 @@ def test_a_header_longer_than_readers_allow_is_not_written(
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bintensors-spec"])
-def test_verify_notices_a_header_that_changed(kind: str) -> None:
-    """A header of which one bit is another by the time of `verify` is a LayoutError."""
+def test_verify_notices_a_header_that_changed(kind):
     data = bytearray(sound()[kind])
     f = wm.open(data)
     data[12] ^= 1
@@ -256,8 +236,7 @@ def test_verify_notices_a_header_that_changed(kind: str) -> None:
         f.verify()
 
 
-def test_verify_warns_of_an_empty_name() -> None:
-    """An empty name is legal, and a warning."""
+def test_verify_warns_of_an_empty_name():
     assert wm.open(st.build({"": normal((1,))})).verify().warnings == ("a tensor has an empty name",)
 
 
@@ -269,8 +248,7 @@ def test_verify_warns_of_an_empty_name() -> None:
     [([0, 2**62, 2**62], b""), ([2**64 - 1, 0], b""), ([0, 2**62], b""), ([1] * 65, bytes(4)), ([1] * 255, bytes(4))],
     ids=["product", "dimension", "bytes", "65 dimensions", "255 dimensions"],
 )
-def test_shapes_that_numpy_refuses(shape: list[int], data: bytes) -> None:
-    """A shape that no array can have is an error of ours with path and format, with verify="none" at its first use."""
+def test_shapes_that_numpy_refuses(shape, data):
     header = dumps({"w": st.entry("F32", shape, 0, len(data))})
     with pytest.raises(wm.FormatError):
         wm.open(st.raw(header, data))
@@ -281,7 +259,7 @@ def test_shapes_that_numpy_refuses(shape: list[int], data: bytes) -> None:
         assert (caught.value.path, caught.value.format) == ("<bytes>", "safetensors")
 
 
-def test_many_empty_tensors_of_large_dimensions() -> None:
+def test_many_empty_tensors_of_large_dimensions():
     """Empty tensors whose dimensions are near the limit of numpy are read, alone and all together."""
     shape = (0, 2**57)
     f = wm.open(st.raw(dumps({f"w{i}": st.entry("F32", list(shape), 0, 0) for i in range(9)})))
@@ -311,14 +289,12 @@ GOOD = '{"b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
         (GOOD + '"a": {"dtype": 3}}', "tensor 'a'"),
     ],
 )
-def test_messages_of_headers(header: str, message: str) -> None:
-    """They name the tensor, say what is there, and what was expected."""
+def test_messages_of_headers(header, message):
     with pytest.raises(wm.FormatError, match=message):
         wm.open(struct.pack("<Q", len(header)) + header.encode() + bytes(4), format="safetensors")
 
 
-def shorter(entries: dict[str, tuple[int, int]]) -> list[str]:
-    """The names of bytes in the order in which a file with these offsets has them."""
+def shorter(entries):
     head = {name: st.entry("U8", [end - begin], begin, end) for name, (begin, end) in entries.items()}
     size = max(end for _, end in entries.values())
     with wm.open(memoryview(st.raw(json.dumps(head).encode(), bytes(size)))) as f:
@@ -337,6 +313,6 @@ def shorter(entries: dict[str, tuple[int, int]]) -> list[str]:
         ({"a": (0, 1), "c": (2, 3), "b": (1, 2)}, ["a", "b", "c"]),
     ],
 )
-def test_tensors_stand_in_the_order_of_their_data(entries: dict[str, tuple[int, int]], order: list[str]) -> None:
+def test_tensors_stand_in_the_order_of_their_data(entries, order):
     """A header may list tensors in any order; theirs is by begin and then by end, where a byte makes the difference."""
     assert shorter(entries) == order

@@ -1,7 +1,5 @@
 """The scan of a safetensors header, against Python's json and explicit rules."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -33,12 +31,7 @@ class ScanError(Exception):
     """The fault that the scan found: (name of the code, row, at)."""
 
 
-def scan(text: bytes, *, cap: int | None = None, dims_cap: int | None = None):
-    """Scan in C; return a list of tensors and the text of the metadata, or raise ScanError.
-
-    The text and all columns end at a page that must not be touched, and the columns are as small as the contract says
-    they can be.
-    """
+def scan(text, *, cap=None, dims_cap=None):
     n = len(text)
     cap = n // 48 + 1 if cap is None else cap
     dims_cap = n // 2 if dims_cap is None else dims_cap
@@ -86,18 +79,16 @@ class Number(str):
     __slots__ = ()
 
 
-def refuse(_: str) -> None:
-    """Take no constant."""
+def refuse(_):
     msg = "NaN and Infinity are no JSON"
     raise ValueError(msg)
 
 
-def parse(text: str):
-    """Parse JSON strictly, numbers and objects as they are spelled."""
+def parse(text):
     return json.loads(text, object_pairs_hook=Members, parse_int=Number, parse_float=Number, parse_constant=refuse)
 
 
-def depth_of(value) -> int:
+def depth_of(value):
     """Return the nesting of objects and arrays; raise UnicodeEncodeError for a lone surrogate."""
     if type(value) is Members:
         return 1 + max((max(depth_of(k), depth_of(v)) for k, v in value), default=0)
@@ -108,22 +99,19 @@ def depth_of(value) -> int:
     return 0
 
 
-def number(value) -> int:
-    """Return the value of a non-negative integer below 2^64."""
+def number(value):
     if type(value) is not Number or not re.fullmatch("0|[1-9][0-9]{0,19}", value) or int(value) >= 2**64:
         raise ValueError(value)
     return int(value)
 
 
-def numbers(value) -> list[int]:
-    """Return the values of an array of such integers."""
+def numbers(value):
     if type(value) is not list:
         raise TypeError(value)
     return [number(item) for item in value]
 
 
-def oracle(text: bytes):
-    """Return what a header says: a list of tensors and the parsed metadata. A bad one is a ValueError or TypeError."""
+def oracle(text):
     characters = text.decode("utf-8")
     if not characters.startswith("{") or not characters.rstrip(" ").endswith("}"):
         raise ValueError(text)
@@ -151,7 +139,7 @@ def oracle(text: bytes):
     return tensors, metadata
 
 
-def agree(text: bytes) -> bool:
+def agree(text):
     """Assert that C and Python take the header for the same, and return whether it is a good one."""
     try:
         expected = oracle(text)
@@ -172,13 +160,11 @@ def agree(text: bytes) -> bool:
     return True
 
 
-def tensor(name: str = '"a"', dtype: str = '"F32"', shape: str = "[2,3]", offsets: str = "[0,24]") -> str:
-    """Spell a member of the header."""
+def tensor(name='"a"', dtype='"F32"', shape="[2,3]", offsets="[0,24]"):
     return f'{name}:{{"dtype":{dtype},"shape":{shape},"data_offsets":{offsets}}}'
 
 
-def header(*members: str) -> bytes:
-    """Spell a header of these members."""
+def header(*members):
     return ("{" + ",".join(members) + "}").encode()
 
 
@@ -205,7 +191,6 @@ def test_good_headers(text):
 
 
 def test_columns_of_a_small_header():
-    """The columns hold what is written in the text, in its order."""
     first, last = tensor('"w\\u00e9"', '"F16"', "[4,0,7]", "[8,64]"), tensor('""', shape="[]")
     text = header(first, '"__metadata__": {"k":"v"}', last)
     assert scan(text) == ([("wé", "F16", [4, 0, 7], [8, 64]), ("", "F32", [], [0, 24])], '{"k":"v"}')
@@ -266,8 +251,7 @@ SPACE = st.text(" \t\r\n", max_size=2)
 NUMBERS = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 99), st.integers(0, 19).map(lambda k: 10**k))
 
 
-def spelled(draw, text: str) -> str:
-    """Spell a string as JSON in one of the many ways there are."""
+def spelled(draw, text):
     out = []
     for character in text:
         way = draw(st.integers(0, 3))
@@ -284,7 +268,6 @@ def spelled(draw, text: str) -> str:
 
 @st.composite
 def headers(draw):
-    """Draw a header and what it says."""
     texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
     members, tensors, metadata = [], [], None
     space = lambda: draw(SPACE)  # noqa: E731
@@ -312,7 +295,6 @@ def headers(draw):
 @settings(max_examples=100)
 @given(headers())
 def test_generated_headers(case):
-    """The scan gives the same content for every spelling of a header."""
     text, tensors, metadata = case
     found, metadata_text = scan(text)
     assert found == tensors
@@ -425,7 +407,6 @@ FAULTS = {
 
 @pytest.mark.parametrize(("text", "code", "at"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_fault_has_kind_and_place(text, code, at):
-    """Each defect has its code, and its place in the text."""
     with pytest.raises(ScanError) as caught:
         scan(text)
     assert (caught.value.args[0], caught.value.args[2]) == (code, at)
@@ -434,7 +415,6 @@ def test_a_fault_has_kind_and_place(text, code, at):
 
 
 def test_fault_names_the_row():
-    """A fault in the third tensor is in row 2, even when metadata comes before it."""
     with pytest.raises(ScanError) as caught:
         scan(header(tensor(), '"__metadata__":{}', tensor(), tensor(dtype='"F33"')))
     assert caught.value.args[:2] == ("DTYPE", 2)
@@ -449,7 +429,6 @@ def test_numbers_at_limits(value):
 
 @pytest.mark.parametrize("digits", range(1, 21))
 def test_numbers_of_every_length(digits):
-    """Numbers of 1 to 20 digits are read exactly."""
     rng = random.Random(digits)
     values = [rng.randrange(10 ** (digits - 1), min(10**digits, 2**64)) for _ in range(200)]
     (found,), _ = scan(header(tensor(shape=str(values))))
@@ -457,17 +436,15 @@ def test_numbers_of_every_length(digits):
 
 
 def test_255_dimensions():
-    """255 dimensions are read."""
     (found,), _ = scan(header(tensor(shape=str(list(range(255))))))
     assert found[2] == list(range(255))
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_depth_of_metadata(opening):
-    """Metadata may be nested 64 deep; one level more is a fault, and so are 100,000, without recursion."""
     closing = "]" if opening == "[" else "}"
 
-    def nested(depth: int) -> bytes:
+    def nested(depth):
         return ('{"__metadata__":{"a":' + opening * (depth - 2) + opening[0] + closing * (depth - 1) + "}}").encode()
 
     assert agree(nested(64))
@@ -499,12 +476,10 @@ def test_smallest_tensor_takes_48_bytes():
 
 
 def test_repeated_names_are_left_to_the_index():
-    """Two tensors of one name are two rows."""
     assert [name for name, *_ in scan(header(tensor(), tensor()))[0]] == ["a", "a"]
 
 
 def test_dtype_list_may_be_empty_or_long():
-    """Without a list no dtype is known; of a list of more than 256 names the first 256 count."""
     text = header(tensor(dtype='"D255"'))
     arrays = [ffi.new(f"uint{np.dtype(dtype).itemsize * 8}_t[]", 64) for dtype in TYPES.values()]
     columns = ffi.new("wm_columns *", (2, 9, 64, *arrays))
@@ -519,7 +494,6 @@ def test_dtype_list_may_be_empty_or_long():
 
 
 def test_names_need_as_much_room_as_the_text_has():
-    """Columns whose names have less room than the header has bytes are refused, whatever the header says."""
     text = header(tensor())
     out, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
     columns = ffi.new("wm_columns *", (0, 0, len(text) - 1))
@@ -533,8 +507,7 @@ def test_names_need_as_much_room_as_the_text_has():
 SCALAR = '{"dtype":"U8","shape":[],"data_offsets":[0,1]}'
 
 
-def named(spelling: str) -> list[str]:
-    """The names in a header with one tensor whose name is spelled like that."""
+def named(spelling):
     return [name for name, *_ in scan(f'{{"{spelling}":{SCALAR}}}'.encode())[0]]
 
 
@@ -631,7 +604,6 @@ def test_the_largest_number(digits, good, padding):
 
 @pytest.mark.parametrize("dtype", ["U8", "F16", "BOOL", "F8_E4M3", "SIXTEEN_LETTERS_"])
 def test_a_dtype_like_the_one_before_in_all_but_a_bit(dtype):
-    """The dtype of a tensor is compared with that of the one before, to the last bit of the last letter."""
     first = f'"a":{{"dtype":"{dtype}","shape":[],"data_offsets":[0,1]}}'.encode()
     spelled = f'"{dtype}"'.encode()
     for byte in range(len(spelled)):

@@ -1,11 +1,8 @@
 """What checkpoints have beside their tensors: objects of everyday Python are values, others are left out by name."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,45 +11,37 @@ from tests.builders import torch as files
 import weightmap as wm
 from weightmap import cli
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 W = files.Stored("0", "float32", 2, 0, (2,), (1,))
 DATA = {"0": struct.pack("<2f", 1, 2)}
 KEYS = {"a": 1, "b": None}
 
 
-def of(module: str, name: str, *args: Any) -> bytes:
-    """The opcodes of a call."""
+def of(module, name, *args):
     return files.named(module, name) + files.code(args) + b"R"
 
 
-def dtype(code: str, order: str = "<", fields: Any = None) -> bytes:
-    """The opcodes of a dtype of numpy."""
+def dtype(code, order="<", fields=None):
     made = of("numpy", "dtype", code, False, True)
     return made + files.code((3, order, None, None, fields, -1, -1, 0)) + b"b"
 
 
-def array(shape: tuple[int, ...], kind: bytes, raw: Any, *, fortran: bool = False) -> bytes:
-    """The opcodes of an array of numpy, by protocol 2 to 4."""
+def array(shape, kind, raw, *, fortran=False):
     empty = of("numpy._core.multiarray", "_reconstruct", files.Plain(files.named("numpy", "ndarray")), (0,), b"b")
     return empty + files.code((1, shape, files.Plain(kind), fortran, raw)) + b"b"
 
 
-def latin(raw: bytes) -> Any:
-    """Bytes, as protocol 2 spells them."""
+def latin(raw):
     return files.Plain(of("_codecs", "encode", raw.decode("latin-1"), "latin1"))
 
 
-def checkpoint(code: bytes, **tensors: Any) -> bytes:
-    """A checkpoint of a tensor "w" and a value "x"."""
+def checkpoint(code, **tensors):
     storages = DATA | ({"1": bytes(8)} if b"QInt8" in code else {})
     return files.zipped(files.dump({"w": W, "x": files.Plain(code), **tensors}), storages)
 
 
 NAMESPACE = files.named("argparse", "Namespace") + b")\x81"
 F4, SIX = dtype("f4"), np.arange(6, dtype="<f4")
-VALUES: dict[str, tuple[bytes, dict[str, Any]]] = {
+VALUES = {
     "a set": (of("builtins", "set", [1, "a"]), {"x.0": 1, "x.1": "a"}),
     "a set of Python 2's name": (of("__builtin__", "set", [1]), {"x.0": 1}),
     "a set by opcodes": (b"\x8f(K\1K\2\x90", {"x.0": 1, "x.1": 2}),
@@ -97,7 +86,7 @@ VALUES: dict[str, tuple[bytes, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_objects_of_everyday_python_are_values(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_objects_of_everyday_python_are_values(name, tmp_path, capsys):
     """Each has the value that Python gives it, flattened as dictionaries are; commands show and convert it."""
     code, expected = VALUES[name]
     path = tmp_path / "a.pt"
@@ -122,7 +111,7 @@ def test_objects_of_everyday_python_are_values(name: str, tmp_path: Path, capsys
 UNKNOWN = files.named("mine", "Config")
 NEW = UNKNOWN + b")\x81" + files.code({"a": 1, "w": W}) + b"b"
 VIEW = files.tensor_code(W)[:-2]
-LEFT: dict[str, tuple[bytes, str]] = {
+LEFT = {
     "an object": (NEW, "'x' is left out: it needs 'mine.Config', which is not known (save model.state_dict() and"),
     "an object by a call": (UNKNOWN + b"(K\1tR", "needs 'mine.Config'"),
     "an object of keywords": (UNKNOWN + b")}\x92", "needs 'mine.Config'"),
@@ -186,8 +175,7 @@ LEFT: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_out(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is refused with what to save in its place; if not strict, it is named, and what lies beside it is there."""
+def test_what_is_left_out(name, tmp_path, capsys):
     code, message = LEFT[name]
     path = tmp_path / "a.pt"
     path.write_bytes(checkpoint(code, y=[1, W]))
@@ -213,14 +201,13 @@ def test_what_is_left_out(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert message in capsys.readouterr().out
 
 
-def test_a_file_of_which_nothing_is_left_is_refused() -> None:
+def test_a_file_of_which_nothing_is_left_is_refused():
     """A module that was saved whole is no empty model."""
     with pytest.raises(wm.UnsupportedError, match=r"nothing is left of it: '' is left out: it needs 'mine\.Config'"):
         wm.open(files.zipped(files.dump(files.Plain(NEW)), DATA), strict=False)
 
 
-def test_a_name_that_is_there_twice() -> None:
-    """The first tensor, and the first value, of a name stay; strides go with their tensors."""
+def test_a_name_that_is_there_twice():
     turned = files.Stored("1", "float32", 6, 0, (3, 2), (1, 3))
     value = {"a.b": W, "a": {"b": turned, "c": turned}, "x.y": 1, "x": {"y": 2, "z": 3}}
     data = files.zipped(files.dump(value), DATA | {"1": SIX.tobytes()})
@@ -234,7 +221,7 @@ def test_a_name_that_is_there_twice() -> None:
         assert [re.findall(r"called '(\S+)'", warning) for warning in f.verify().warnings] == [["x.y"], ["a.b"]]
 
 
-def test_a_container_that_holds_itself_is_named_so() -> None:
+def test_a_container_that_holds_itself_is_named_so():
     """It has no end, unlike one that is only deep."""
     with pytest.raises(wm.LimitError, match="a container holds itself, and has no end"):
         wm.open(checkpoint(b"]q\1h\1a"))
@@ -246,8 +233,7 @@ def test_a_container_that_holds_itself_is_named_so() -> None:
     ("shape", "message"),
     [((2,), r"bytes of 'x', of numpy's type float32 is 4, expected 8"), ((2**62, 0), "bytes of 'x'"), ((0, 2**62), "")],
 )
-def test_an_array_of_another_shape_is_refused(shape: tuple[int, ...], message: str) -> None:
-    """The bytes of an array are those of its shape, which numpy has to have."""
+def test_an_array_of_another_shape_is_refused(shape, message):
     raw = bytes(4) if message else b""
     with pytest.raises(wm.LayoutError, match=message or "numpy has no shape as that of 'x'"):
         dict(wm.open(checkpoint(array(shape, F4, raw))).metadata)

@@ -1,7 +1,5 @@
 """Checkpoints at the bounds of what is read: the last value that is accepted, and the first that is refused."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np
@@ -18,8 +16,7 @@ DATA = struct.pack("<2f", 1, 2)
 PROGRAM = files.dump({"a": TENSOR})
 
 
-def test_the_first_entry_may_be_any() -> None:
-    """Each part of a checkpoint may be the first entry of its archive."""
+def test_the_first_entry_may_be_any():
     parts = {"data.pkl": PROGRAM, "byteorder": b"big", "data/0": np.array([1, 2], ">f4").tobytes()}
     for first in parts:
         names = sorted(parts, key=lambda name, first=first: name != first)
@@ -31,8 +28,7 @@ def test_the_first_entry_may_be_any() -> None:
 
 
 @pytest.mark.parametrize("folder", [0, 1, 254, 255])
-def test_the_length_of_the_folder(folder: int) -> None:
-    """A folder has up to 254 letters; one that has no letter is one too."""
+def test_the_length_of_the_folder(folder):
     data = files.zipped(PROGRAM, {"0": DATA}, prefix="x" * folder)
     if folder == 255:
         with pytest.raises(wm.LimitError) as caught:
@@ -44,14 +40,12 @@ def test_the_length_of_the_folder(folder: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "shown"), [(6, "'xxxxxx'"), (7, "7 bytes")])
-def test_an_unknown_byte_order_is_shown_where_it_is_short(size: int, shown: str) -> None:
-    """A byte order that is no longer than one that is known is shown as it is, any other by its length."""
+def test_an_unknown_byte_order_is_shown_where_it_is_short(size, shown):
     with pytest.raises(wm.UnsupportedError, match=shown):
         wm.open(files.zipped(PROGRAM, {"0": DATA}, order="x" * size))
 
 
-def test_a_deflated_storage_behind_a_stored_one() -> None:
-    """The storage that is deflated is refused, also where its size is the same and it is not the first."""
+def test_a_deflated_storage_behind_a_stored_one():
     program = files.dump({"a": TENSOR, "b": TENSOR._replace(key="1")})
     entries = [Entry(b"x/data.pkl", program), Entry(b"x/data/0", DATA)]
     with pytest.raises(wm.UnsupportedError, match="x/data/1") as caught:
@@ -59,8 +53,7 @@ def test_a_deflated_storage_behind_a_stored_one() -> None:
     assert caught.value.field == "method"
 
 
-def test_a_legacy_file_whose_number_is_in_a_frame() -> None:
-    """Protocol 4 puts the magic number into a frame."""
+def test_a_legacy_file_whose_number_is_in_a_frame():
     data = files.legacy(PROGRAM, {"0": files.Item(DATA, 4)})
     number = files.MAGIC.removeprefix(b"\x80\2")
     framed = b"\x80\4\x95" + struct.pack("<Q", len(number)) + number + data.removeprefix(files.MAGIC)
@@ -71,8 +64,7 @@ def test_a_legacy_file_whose_number_is_in_a_frame() -> None:
         wm.open(framed.replace(b"\x95", b"\x96", 1))
 
 
-def test_a_cut_program_and_the_limit_of_headers() -> None:
-    """A program that ends with the file is cut off; one that ends with what the limit allows exceeds the limit."""
+def test_a_cut_program_and_the_limit_of_headers():
     data = files.legacy(files.dump({"text": "x" * 9000}), {})[:8000]
     with pytest.raises(wm.TruncatedError):
         wm.open(data, limits=wm.Limits(max_header_bytes=len(data)))
@@ -81,15 +73,14 @@ def test_a_cut_program_and_the_limit_of_headers() -> None:
 
 
 @pytest.mark.parametrize("size", [4095, 4096, 4097, 65535, 65536, 65537])
-def test_programs_that_end_around_a_window(size: int) -> None:
-    """A legacy file whose pickles end one byte before or behind a window opens."""
+def test_programs_that_end_around_a_window(size):
     empty = len(files.legacy(files.dump({"text": ""}), {}))
     with wm.open(files.legacy(files.dump({"text": "x" * (size - empty)}), {})) as f:
         assert len(f.metadata["text"]) == size - empty
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1, 2])
-def test_values_around_what_is_read_at_once(beyond: int) -> None:
+def test_values_around_what_is_read_at_once(beyond):
     """A value ends with the 64 KiB that are read from the first one on, or so many bytes behind them."""
     first, name = "x" * 1000, "second"
     headers = len(files.text(name) + files.text(""))
@@ -98,7 +89,7 @@ def test_values_around_what_is_read_at_once(beyond: int) -> None:
         assert f.metadata == values
 
 
-def test_a_value_that_is_mentioned_after_later_ones() -> None:
+def test_a_value_that_is_mentioned_after_later_ones():
     """A value lies before the one that was read last, where the program takes it out of the memo."""
     early = files.text("early") + b"q\0" + b"0"
     program = b"\x80\2" + early + files.code({"a": "late", "b": files.Plain(b"h\0"), "c": "last"}) + b"."
@@ -107,8 +98,7 @@ def test_a_value_that_is_mentioned_after_later_ones() -> None:
 
 
 @pytest.mark.parametrize(("keys", "what"), [(["x"], "'x' which no tensor mentions"), (["0", "0"], "'0' twice")])
-def test_keys_that_are_wrong(keys: list[str], what: str) -> None:
-    """A legacy file lists the key of each storage once; the message says what is wrong with a key."""
+def test_keys_that_are_wrong(keys, what):
     data = files.legacy(PROGRAM, {"0": files.Item(DATA, 4)})
     listed = files.dump(keys)
     data = data.replace(files.dump(["0"]), listed) + struct.pack("<Q", 2) + DATA
@@ -117,8 +107,7 @@ def test_keys_that_are_wrong(keys: list[str], what: str) -> None:
 
 
 @pytest.mark.parametrize("elements", [0, 1, 2])
-def test_the_end_of_the_last_storage(elements: int) -> None:
-    """The last storage ends with the file, also where it is empty; each byte that lacks is a TruncatedError."""
+def test_the_end_of_the_last_storage(elements):
     tensor = files.Stored("0", "float32", elements, 0, (elements,), (1,))
     data = files.legacy(files.dump({"a": tensor}), {"0": files.Item(bytes(4 * elements), 4)})
     with wm.open(data) as f:
@@ -131,7 +120,7 @@ def test_the_end_of_the_last_storage(elements: int) -> None:
 
 
 @pytest.mark.parametrize("length", [80, 81])
-def test_a_long_name_is_shortened(length: int) -> None:
+def test_a_long_name_is_shortened(length):
     """Of a name that is refused, messages show 80 letters."""
     name = "x" * (length - len("os."))
     code = b"\x80\2" + files.named("os", name) + b"."
@@ -144,15 +133,14 @@ def test_a_long_name_is_shortened(length: int) -> None:
 @pytest.mark.parametrize(
     ("code", "what"), [(b"\x80\6.", "protocol is 6"), (b"\x7f.", "opcode is 0x7f"), (b"\x83.", "opcode is 0x83")]
 )
-def test_protocols_and_opcodes_are_told_apart(code: bytes, what: str) -> None:
+def test_protocols_and_opcodes_are_told_apart(code, what):
     """A protocol above 5 is shown as a number, an opcode in hexadecimal."""
     with pytest.raises(wm.UnsupportedError, match=what):
         wm.open(files.zipped(code, {}))
 
 
 @pytest.mark.parametrize("size", [1024, 1025])
-def test_the_longest_integer(size: int) -> None:
-    """Integers of up to 1,024 bytes are values."""
+def test_the_longest_integer(size):
     code = b"\x8b" + struct.pack("<I", size) + b"\1" * size
     with wm.open(files.zipped(files.dump({"a": files.Plain(code)}), {})) as f:
         if size == 1024:
@@ -162,7 +150,7 @@ def test_the_longest_integer(size: int) -> None:
             dict(f.metadata)
 
 
-def test_types_of_big_endian_files() -> None:
+def test_types_of_big_endian_files():
     """Elements of one byte have no byte order; the others are big-endian, where numpy has them."""
     for name, found in zip(DTYPE_NAMES, dtypes(big=True), strict=False):
         known = DTYPES[name]

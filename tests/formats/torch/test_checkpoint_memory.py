@@ -1,7 +1,5 @@
 """What the machine of pickles keeps: what is mentioned again, and little else."""
 
-from __future__ import annotations
-
 import collections
 import io
 import pickle
@@ -9,7 +7,6 @@ import struct
 import subprocess
 import sys
 import types
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,18 +16,15 @@ from tests.builders import torch as files
 
 import weightmap as wm
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 class Storage:
     """A storage of float32."""
 
-    def __init__(self, key: str, elements: int) -> None:
+    def __init__(self, key, elements):
         self.key, self.elements = key, elements
 
 
-def _rebuild_tensor_v2(*_args: Any) -> None:
+def _rebuild_tensor_v2(*_args):
     """A name to pickle."""
 
 
@@ -41,11 +35,11 @@ class FloatStorage:
 class Tensor:
     """A tensor, whose parts may be objects that others have too."""
 
-    def __init__(self, storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    def __init__(self, storage, offset, shape, strides):
         self.storage, self.offset, self.shape, self.strides = storage, offset, shape, strides
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        hooks: dict[str, int] = collections.OrderedDict()
+    def __reduce__(self):
+        hooks = collections.OrderedDict()
         return _rebuild_tensor_v2, (self.storage, self.offset, self.shape, self.strides, False, hooks)
 
 
@@ -55,13 +49,11 @@ _rebuild_tensor_v2.__module__, FloatStorage.__module__ = "torch._utils", "torch"
 class Pickler(pickle.Pickler):
     """Python's pickler, which shares what is one object, with storages as torch.save names them."""
 
-    def persistent_id(self, obj: object) -> Any:
-        """Return the id of a storage."""
+    def persistent_id(self, obj):
         return ("storage", FloatStorage, obj.key, "cpu", obj.elements) if isinstance(obj, Storage) else None
 
 
-def saved(value: Any, protocol: int = 2) -> bytes:
-    """The program that torch.save writes."""
+def saved(value, protocol=2):
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
     vars(torch).update(FloatStorage=FloatStorage, _utils=utils)
     vars(utils).update(_rebuild_tensor_v2=_rebuild_tensor_v2)
@@ -73,12 +65,11 @@ def saved(value: Any, protocol: int = 2) -> bytes:
     return out.getvalue()
 
 
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """The leaves of nested containers, by name."""
+def flat(value, name=""):
     if not isinstance(value, dict | list | tuple):
         return {name: value}
     members = value.items() if isinstance(value, dict) else enumerate(value)
-    found: dict[str, Any] = {}
+    found = {}
     for key, member in members:
         found |= flat(member, f"{name}.{key}" if name else str(key))
     return found
@@ -89,12 +80,11 @@ DATA = {key: np.arange(ELEMENTS, dtype=np.float32) + 100 * i for i, key in enume
 
 
 @st.composite
-def objects(draw: st.DrawFn) -> Any:
-    """An object whose parts are used several times: storages, shapes, strides, tensors, containers."""
+def objects(draw):
     shapes = [(2, 3), (3, 2), (4,), (), (1, 2, 2)]
     strides = {shape: files.row_major(shape) for shape in shapes} | {(3, 2): (1, 3)}
     storages = [Storage(key, ELEMENTS) for key in DATA]
-    pool: list[Any] = [1, None, "text", b"raw", 2.5, (1, 2), {"x": 1}, [3]]
+    pool = [1, None, "text", b"raw", 2.5, (1, 2), {"x": 1}, [3]]
     for _ in range(draw(st.integers(1, 14))):
         parts = draw(st.lists(st.integers(0, len(pool) - 1), max_size=3))
         kind = draw(st.integers(0, 4))
@@ -112,8 +102,7 @@ def objects(draw: st.DrawFn) -> Any:
 
 @given(objects(), st.integers(2, 5))
 @settings(max_examples=150, deadline=None)
-def test_objects_that_share_parts(value: Any, protocol: int) -> None:
-    """Whatever a program takes out of the memo is what it put in, though the parts of a tensor are given back."""
+def test_objects_that_share_parts(value, protocol):
     program = saved(value, protocol)
     expected = flat(value)
     tensors = {name: leaf for name, leaf in expected.items() if isinstance(leaf, Tensor)}
@@ -130,8 +119,7 @@ def test_objects_that_share_parts(value: Any, protocol: int) -> None:
             assert f.metadata == {name: leaf for name, leaf in expected.items() if name not in tensors}
 
 
-def test_a_container_that_grows_after_it_was_mentioned() -> None:
-    """A list that tensors were made within goes on after them."""
+def test_a_container_that_grows_after_it_was_mentioned():
     tensor = files.tensor_code(files.Stored("a", "float32", ELEMENTS, 0, (2,), (1,)))
     # The list is put in, mentioned as a member, and gets a tensor and a text when it is taken out.
     program = b"\x80\2}(" + files.text("x") + b"]q\0" + files.text("y") + b"h\0(" + tensor + files.text("t") + b"eu."
@@ -141,7 +129,7 @@ def test_a_container_that_grows_after_it_was_mentioned() -> None:
         assert f["y.0"].tolist() == [0, 1]
 
 
-def test_programs_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
+def test_programs_longer_than_what_is_read_at_once(tmp_path):
     """Names, keys, numbers and texts that lie on either side of a part that is read are what they are in memory."""
     for shift in (0, 9, 22):
         tensors = {f"{'n' * 80}{i}": files.Stored("a", "float32", ELEMENTS, i % 5, (2, 3), (3, 1)) for i in range(3000)}
@@ -178,11 +166,7 @@ with wm.open(sys.argv[1]) as f:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the most memory that a process had")
 @pytest.mark.parametrize("layout", ["zip", "legacy"])
-def test_the_most_memory_that_opening_takes(tmp_path: Path, layout: str) -> None:
-    """Opening 30,000 tensors takes less than 2 MiB and 200 bytes a tensor, at its peak too.
-
-    One of these MiB is that of the system, which counts the pages of a process by processor and to half a MiB or so.
-    """
+def test_the_most_memory_that_opening_takes(tmp_path, layout):
     few, many = (write(tmp_path, count, layout) for count in (10, 30_000))
     done = subprocess.run([sys.executable, "-c", CHILD, many, few], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -242,8 +226,7 @@ for path in sys.argv[1:]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the most memory that a process had")
 @pytest.mark.parametrize("layout", ["zip", "legacy"])
-def test_the_most_memory_for_each_byte_of_a_program(tmp_path: Path, layout: str) -> None:
-    """Opening a program takes 1 MiB and 32 bytes for each of its own at most, whatever it makes or lacks."""
+def test_the_most_memory_for_each_byte_of_a_program(tmp_path, layout):
     make = files.zipped if layout == "zip" else files.legacy
     paths = [tmp_path / name for name in ("nothing", *DENSE)]
     for path, program in zip(paths, (b"N.", *DENSE.values()), strict=True):
@@ -254,8 +237,7 @@ def test_the_most_memory_for_each_byte_of_a_program(tmp_path: Path, layout: str)
         assert peak < (1 << 20) + 32 * len(program), name
 
 
-def write(folder: Path, count: int, layout: str) -> Path:
-    """A checkpoint of so many tensors, each with a storage of its own, as torch.save writes it."""
+def write(folder, count, layout):
     keys = [str(i) for i in range(count)]
     value = {f"model.layers.{key}.self_attn.q_proj.weight": Tensor(Storage(key, 4), 0, (2, 2), (2, 1)) for key in keys}
     program, data = saved(value), struct.pack("<4f", 1, 2, 3, 4)

@@ -1,10 +1,7 @@
 """A checkpoint or an archive that changes between two steps of opening it: each step says so."""
 
-from __future__ import annotations
-
 import errno
 import os
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,26 +14,21 @@ from weightmap.formats._zip import Archive
 from weightmap.formats.torch.program import Program
 from weightmap.model.parts import parts_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 TENSOR = files.Stored("0", "float32", 2, 0, (2,), (1,))
 CHECKPOINT = files.zipped(files.dump({"a": TENSOR, "epoch": 3}), {"0": np.float32([1, 2]).tobytes()})
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Write the checkpoint, and return its path."""
+def path(tmp_path):
     path = tmp_path / "m.pt"
     path.write_bytes(CHECKPOINT)
     return path
 
 
-def cut_before(monkeypatch: pytest.MonkeyPatch, owner: Any, step: str, path: Path) -> None:
-    """Let the file be truncated right before `owner` takes a step."""
+def cut_before(monkeypatch, owner, step, path):
     taken = getattr(owner, step)
 
-    def cutting(*args: Any, **named: Any) -> Any:
+    def cutting(*args, **named):
         os.truncate(path, 40)
         return taken(*args, **named)
 
@@ -48,29 +40,25 @@ def cut_before(monkeypatch: pytest.MonkeyPatch, owner: Any, step: str, path: Pat
     [(Program, "attempt"), (kernels.Pickle, "storages"), (kernels.Pickle, "tensors")],
     ids=["the program", "its storages", "its tensors"],
 )
-def test_a_checkpoint_that_shrinks_is_refused(
-    monkeypatch: pytest.MonkeyPatch, path: Path, owner: Any, step: str
-) -> None:
-    """Whatever is read from the program when the file has become shorter, the error is the same."""
+def test_a_checkpoint_that_shrinks_is_refused(monkeypatch, path, owner, step):
     cut_before(monkeypatch, owner, step, path)
     with pytest.raises(wm.TruncatedError, match="became shorter while it was being read") as caught:
         wm.open(path)
     assert caught.value.path == str(path)
 
 
-def test_values_of_a_checkpoint_that_shrinks(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """The metadata, which is read when it is first used, says so too."""
+def test_values_of_a_checkpoint_that_shrinks(monkeypatch, path):
     with wm.open(path) as file:
         cut_before(monkeypatch, kernels.Pickle, "values", path)
         with pytest.raises(wm.TruncatedError, match="became shorter while it was being read"):
             file.metadata  # noqa: B018 - reads it
 
 
-def test_a_program_that_the_system_does_not_read(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+def test_a_program_that_the_system_does_not_read(monkeypatch, path):
     """The error has the number that the system gave, and the name of the file."""
     taken = Program.attempt
 
-    def attempt(program: Program, options: Any) -> Any:
+    def attempt(program, options):
         with path.open("ab") as file:  # a descriptor that cannot be read from
             monkeypatch.setattr(type(program.source), "scanned", (file.fileno(), None))
             return taken(program, options)
@@ -81,8 +69,7 @@ def test_a_program_that_the_system_does_not_read(monkeypatch: pytest.MonkeyPatch
     assert (caught.value.errno, caught.value.filename) == (errno.EBADF, str(path))
 
 
-def test_arrays_of_an_archive_that_shrinks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """So it is with the headers of arrays in an archive."""
+def test_arrays_of_an_archive_that_shrinks(monkeypatch, tmp_path):
     path = tmp_path / "m.npz"
     np.savez(path, a=np.arange(3.0))
     cut_before(monkeypatch, Archive, "npy_headers", path)
@@ -90,8 +77,7 @@ def test_arrays_of_an_archive_that_shrinks(monkeypatch: pytest.MonkeyPatch, tmp_
         wm.open(path)
 
 
-def test_the_directory_of_an_archive_that_changed(tmp_path: Path) -> None:
-    """Checksums are not taken from another directory than that of the archive that was opened."""
+def test_the_directory_of_an_archive_that_changed(tmp_path):
     program, path = files.dump({"a": TENSOR}), tmp_path / "m.pt"
     entries = [Entry(b"x/data.pkl", program), Entry(b"x/data/0", bytes(8))]
     before, after = (archive([*entries, Entry(name, data)]) for name, data in ((b"x/a", b"four"), (b"x/ab", b"to")))

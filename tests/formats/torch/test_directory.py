@@ -1,20 +1,14 @@
 """Hugging Face directories with PyTorch checkpoints: `pytorch_model.bin`, and its shards behind an index."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from tests.builders import Tensor, normal
+from tests.builders import normal
 from tests.builders import torch as files
 from tests.support import same
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ONE, TWO = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
 INDEX = "pytorch_model.bin.index.json"
@@ -22,14 +16,13 @@ FIRST = {"embeddings.weight": normal((2, 3), 1), "a.bias": normal((4,), 2)}
 SECOND = {"b.weight": normal((5, 2), 3), "half": normal((3,), 4, "bfloat16")}
 
 
-def checkpoint(tensors: dict[str, Tensor]) -> bytes:
-    """A checkpoint of these tensors."""
+def checkpoint(tensors):
     found, storages = files.stored(tensors, {})
     return files.zipped(files.dump(found), storages)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A directory with a configuration, a vocabulary and, as training leaves them, other checkpoints."""
     found = tmp_path / "model"
     found.mkdir()
@@ -39,8 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
-def test_a_directory_with_one_checkpoint(folder: Path, tmp_path: Path) -> None:
-    """It opens as the checkpoint, and converts with configuration and vocabulary."""
+def test_a_directory_with_one_checkpoint(folder, tmp_path):
     (folder / "pytorch_model.bin").write_bytes(checkpoint(FIRST | SECOND))
     with wm.open(folder) as f:
         assert f.format == "torch"
@@ -55,15 +47,14 @@ def test_a_directory_with_one_checkpoint(folder: Path, tmp_path: Path) -> None:
         assert f.metadata["hidden_size"] == "3"
 
 
-def test_safetensors_come_before_checkpoints(folder: Path) -> None:
-    """Where a directory has both, the tensors of safetensors are the model."""
+def test_safetensors_come_before_checkpoints(folder):
     (folder / "pytorch_model.bin").write_bytes(checkpoint(SECOND))
     wm.save(folder / "model.safetensors", {"w": np.ones(2, np.float32)})
     with wm.open(folder) as f:
         assert list(f) == ["w"]
 
 
-def test_shards_behind_an_index(folder: Path, tmp_path: Path) -> None:
+def test_shards_behind_an_index(folder, tmp_path):
     """All tensors under one handle, those that are tied and those that are not row-major too."""
     whole = files.Stored("0", "float32", 6, 0, (2, 3), (3, 1))
     tied = {"embeddings.weight": whole, "head.weight": whole, "t": whole._replace(shape=(3, 2), strides=(1, 3))}

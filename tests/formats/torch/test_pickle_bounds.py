@@ -1,10 +1,7 @@
 """The pickle machine at its bounds: what it accepts at the last value, and refuses at the one beyond it."""
 
-from __future__ import annotations
-
 import os
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,14 +12,11 @@ from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.formats.torch.program import DTYPE_NAMES
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 # Bytes of a program that are read at once: see csrc/pickle.h.
 SLOT = 1 << 14
 
 
-def fault(code: bytes) -> tuple[str, int, int, int] | None:
+def fault(code):
     """What is wrong with a program, where, and by how much; None when nothing is."""
     found = kernels.Pickle(code, 10, 1000).fault
     return None if found is None else (found.kind, found.at, found.actual, found.expected)
@@ -46,7 +40,7 @@ MEMO = {
 
 
 @pytest.mark.parametrize("code", MEMO)
-def test_entries_of_the_memo(code: bytes) -> None:
+def test_entries_of_the_memo(code):
     """An entry's number is at most how many were put in; only entries that were written are read."""
     assert fault(code) == MEMO[code]
 
@@ -64,14 +58,13 @@ def test_entries_of_the_memo(code: bytes) -> None:
         b"\x8a\x09" + bytes(9),
     ],
 )
-def test_the_last_operand_may_end_with_the_data(code: bytes) -> None:
-    """A program that ends with an operand lacks an opcode; one byte shorter, it lacks a byte of the operand."""
+def test_the_last_operand_may_end_with_the_data(code):
     assert fault(code) == ("PICKLE_END", 0, 0, 1)
     kind, at, actual, expected = fault(code[:-1]) or ("", 0, 0, 0)
     assert (kind, at, expected - actual) == ("PICKLE_END", 0, 1)
 
 
-def test_an_entry_that_is_put_in_again() -> None:
+def test_an_entry_that_is_put_in_again():
     """The memo has what was put in last."""
     code = files.Plain(b"Nq\1" + b"0K\7q\1" + b"0h\1")
     with wm.open(files.zipped(files.dump({"a": code}), {})) as f:
@@ -79,7 +72,7 @@ def test_an_entry_that_is_put_in_again() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 10))
-def test_integers_of_every_size(size: int) -> None:
+def test_integers_of_every_size(size):
     """Integers are two's complement, whatever number of bytes the pickler chose."""
     most = 2 ** (8 * size - 1)
     for value in (-most, 1 - most, -1, 0, 1, most - 1):
@@ -89,7 +82,7 @@ def test_integers_of_every_size(size: int) -> None:
 
 
 @pytest.mark.parametrize(("length", "words"), [(1, 1), (255, 1), (256, 2), (511, 2), (512, 3)])
-def test_an_arena_without_room(length: int, words: int) -> None:
+def test_an_arena_without_room(length, words):
     """A program starts where the directory of the memo fits, and not in one word less."""
     out, found = ffi.new("wm_pickle *"), ffi.new("wm_fault *")
     arena = ffi.new("uint64_t[]", words)
@@ -102,21 +95,19 @@ def test_an_arena_without_room(length: int, words: int) -> None:
     assert (found.actual, found.expected) == (words - 1, words)
 
 
-def storage(count: int, key: int = 1, kind: str = "ComplexDoubleStorage", more: bytes = b"") -> bytes:
+def storage(count, key=1, kind="ComplexDoubleStorage", more=b""):
     """The opcodes that push a storage of so many elements, with a key of so many bytes."""
     name = files.text("storage") + files.named("torch", kind) + files.text("k" * key)
     return b"(" + name + files.text("cpu") + files.number(count) + more + b"tQ"
 
 
-def tensor(shape: tuple[int, ...], strides: tuple[int, ...], kind: str = "CharStorage", offset: int = 0) -> bytes:
-    """A program of a tensor in a storage of two elements."""
+def tensor(shape, strides, kind="CharStorage", offset=0):
     numbers = [b"(" + b"".join(map(files.number, part)) + b"t" for part in (shape, strides)]
     made = storage(2, kind=kind) + files.number(offset) + b"".join(numbers) + b"\x89" + files.ORDERED
     return files.named("torch._utils", "_rebuild_tensor_v2") + b"(" + made + b"tR."
 
 
-def kind(code: bytes) -> str | None:
-    """The kind of fault of a program, or None."""
+def kind(code):
     found = fault(code)
     return found and found[0]
 
@@ -127,8 +118,7 @@ SCALAR += b"(" + files.text("f8") + b"\x89\x88tR"
 DEVICE = files.named("torch", "device") + b"(" + files.text("cuda")
 
 
-def scalar(letters: int) -> bytes:
-    """A scalar whose type has so many letters."""
+def scalar(letters):
     return SCALAR.replace(files.text("f8"), files.text("f" * letters)) + files.code(b"x") + b"tR."
 
 
@@ -175,14 +165,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_arguments_of_calls(name: str) -> None:
+def test_arguments_of_calls(name):
     """Each argument is taken up to its last value."""
     code, found = CALLS[name]
     assert kind(code) == found
 
 
 @pytest.mark.parametrize(("number", "shown"), [(b"", "cuda"), (b"K\0", "cuda:0"), (b"K\x7f", "cuda:127")])
-def test_devices_keep_their_numbers(number: bytes, shown: str) -> None:
+def test_devices_keep_their_numbers(number, shown):
     """A device is the text that torch has for it."""
     with wm.open(files.zipped(files.dump({"a": files.Plain(DEVICE + number + b"tR")}), {})) as f:
         assert f.metadata == {"a": shown}
@@ -192,7 +182,7 @@ def test_devices_keep_their_numbers(number: bytes, shown: str) -> None:
     ("shape", "strides", "strided"),
     [((1, 2), (99, 1), False), ((2, 1), (1, 99), False), ((2,), (0,), True), ((), (), False), ((0, 2), (9, 9), False)],
 )
-def test_strides_of_axes_that_are_not_walked(shape: tuple[int, ...], strides: tuple[int, ...], strided: bool) -> None:
+def test_strides_of_axes_that_are_not_walked(shape, strides, strided):
     """A tensor whose strides differ from row-major order only where nothing is stepped over is row-major."""
     found = kernels.Pickle(tensor(shape, strides), 10, 1000).tensors(np.zeros(1, np.uint64))
     assert isinstance(found, tuple)
@@ -215,10 +205,7 @@ PARAMETERS = {
 }
 
 
-def from_type(
-    function: bytes = REBUILD, class_: bytes = PARAMETER, arguments: bytes = INNER + b"t", state: bytes = b"}"
-) -> bytes:
-    """The call that torch.save writes for a subclass of tensors."""
+def from_type(function=REBUILD, class_=PARAMETER, arguments=INNER + b"t", state=b"}"):
     return files.named("torch._tensor", "_rebuild_from_type_v2") + b"(" + function + class_ + arguments + state + b"tR."
 
 
@@ -270,7 +257,7 @@ FROM_TYPE = {
 
 
 @pytest.mark.parametrize("name", FROM_TYPE)
-def test_calls_for_subclasses_of_tensors(name: str) -> None:
+def test_calls_for_subclasses_of_tensors(name):
     """A tensor of a listed class, made by a listed function, is a tensor; with anything else the call is refused."""
     code, found = FROM_TYPE[name]
     pickle = kernels.Pickle(code, 10, 1000)
@@ -289,8 +276,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bytes_of_names(name: str) -> None:
-    """Names take as many bytes as the limit allows, and not one more."""
+def test_bytes_of_names(name):
     code, least = NAMES[name]
     assert kernels.Pickle(code, 10, least).fault is None
     found = kernels.Pickle(code, 10, least - 1).fault
@@ -299,7 +285,7 @@ def test_bytes_of_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["tensors", "storages"])
-def test_the_most_tensors_and_storages(what: str) -> None:
+def test_the_most_tensors_and_storages(what):
     """A program makes as many tensors, and mentions as many storages, as the limit allows, and not one more."""
     code = b"](" + A_TENSOR + b"q\1h\1e." if what == "tensors" else (storage(1) + b"0") * 2 + b"N."
     assert kernels.Pickle(code, 2, 1000).fault is None
@@ -309,7 +295,7 @@ def test_the_most_tensors_and_storages(what: str) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_the_most_members_that_are_walked(more: int) -> None:
+def test_the_most_members_that_are_walked(more):
     """A program has 4,096 more members than bytes, counting those of a container each time that it is met, and one."""
     inner, times = 64, 70
     code = b"]](" + b"N" * inner + b"eq\1a(" + b"h\1" * (times - 1)
@@ -325,7 +311,7 @@ def test_the_most_members_that_are_walked(more: int) -> None:
 
 
 @pytest.mark.parametrize("times", [2, 20])
-def test_a_state_that_tensors_share_is_looked_at_so_often(times: int) -> None:
+def test_a_state_that_tensors_share_is_looked_at_so_often(times):
     """A dictionary that is the state of many tensors has, each time counted, no more members than the program bytes."""
     state = b"}(" + b"".join(files.text(f"k{i}") + b"N" for i in range(200)) + b"uq\0000"
     code = state + b"](" + from_type(state=b"h\0").removesuffix(b".") * times + b"e."
@@ -333,7 +319,7 @@ def test_a_state_that_tensors_share_is_looked_at_so_often(times: int) -> None:
     assert (None if found is None else found.kind) == (None if times == 2 else "PICKLE_LAUGHS")
 
 
-def test_keys_that_are_integers() -> None:
+def test_keys_that_are_integers():
     """A key is named by its number, up to the last bit of it."""
     keys = [0, -1, 2**62, 2**63 - 1, -(2**62), -(2**63)]
     with wm.open(files.zipped(files.dump({"a": dict.fromkeys(keys)}), {})) as f:
@@ -341,8 +327,7 @@ def test_keys_that_are_integers() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_a_dictionary_of_pairs(count: int) -> None:
-    """OrderedDict makes a dictionary of the pairs of a list, of one chunk or several."""
+def test_a_dictionary_of_pairs(count):
     pairs = [(f"k{i}", i) for i in range(count)]
     whole = files.code(pairs)
     single = b"]" + b"".join(files.code(pair) + b"a" for pair in pairs)
@@ -352,8 +337,7 @@ def test_a_dictionary_of_pairs(count: int) -> None:
             assert dict(f.metadata) == {f"a.{name}": value for name, value in pairs}
 
 
-def test_every_type() -> None:
-    """Each type of torch is a value, by its name."""
+def test_every_type():
     with wm.open(files.zipped(files.dump({name: files.Dtype(name) for name in DTYPE_NAMES}), {})) as f:
         assert f.metadata == {name: f"torch.{name}" for name in DTYPE_NAMES}
 
@@ -384,8 +368,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_words_that_are_left_in_the_pool(name: str) -> None:
-    """What a call takes its arguments from is given back, and what the memo or a container has is not."""
+def test_words_that_are_left_in_the_pool(name):
     code, left = WORDS[name]
     spare = 200  # values that take more than the arguments of a call did
     program = b"(" + code + b"N" * spare + b"1N."
@@ -399,8 +382,7 @@ def test_words_that_are_left_in_the_pool(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [SLOT - 1, SLOT, SLOT + 1, 2 * SLOT - 1])
-def test_programs_that_end_around_a_part_that_is_read(tmp_path: Path, size: int) -> None:
-    """A program in a file is read to its last byte and no further; one that the file has not is a fault."""
+def test_programs_that_end_around_a_part_that_is_read(tmp_path, size):
     code = b"T" + struct.pack("<I", size - 6) + b"x" * (size - 6) + b"."
     path = tmp_path / "program"
     path.write_bytes(code)
@@ -413,8 +395,7 @@ def test_programs_that_end_around_a_part_that_is_read(tmp_path: Path, size: int)
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_names_that_end_around_a_part_that_is_read(tmp_path: Path, before: int) -> None:
-    """A name is copied to its last byte, wherever the part ends that it lies in."""
+def test_names_that_end_around_a_part_that_is_read(tmp_path, before):
     name = b"k" * 30
     pad = SLOT - before - len(b"}" + files.text(b"") + b"0" + files.text(name))
     code = b"}" + files.text(b"x" * pad) + b"0" + files.text(name) + b"Ns."
@@ -426,8 +407,7 @@ def test_names_that_end_around_a_part_that_is_read(tmp_path: Path, before: int) 
     assert values.names.tobytes() == name
 
 
-def test_a_program_of_descriptor_0(tmp_path: Path) -> None:
-    """The first descriptor of a process may be that of a file."""
+def test_a_program_of_descriptor_0(tmp_path):
     path = tmp_path / "program"
     path.write_bytes(b"N.")
     before = os.dup(0)
@@ -451,8 +431,7 @@ SHORT = {
 
 
 @pytest.mark.parametrize("short", SHORT)
-def test_columns_with_one_row_less(short: str) -> None:
-    """The walk writes nothing behind the last row of its columns."""
+def test_columns_with_one_row_less(short):
     code = b"}(" + files.text("a") + A_TENSOR + files.text("b") + b"Nu."
     out, found, arena = ffi.new("wm_pickle *"), ffi.new("wm_fault *"), ffi.new("uint64_t[]", 9999)
     source = ffi.new("wm_pickle_source *", (-1, ffi.from_buffer("uint8_t[]", code), 0, len(code)))
@@ -466,9 +445,9 @@ def test_columns_with_one_row_less(short: str) -> None:
         if fewer:
             owner, field = SHORT[short]
             setattr({"columns": columns, "values": values}[owner], field, 0)
-        keep: list[object] = [columns]
+        keep = [columns]
 
-        def room(owner: object, keep: list[object] = keep, **fields: str) -> None:
+        def room(owner, keep=keep, **fields):
             for name, ctype in fields.items():
                 keep.append(ffi.new(f"{ctype}[]", 9))
                 setattr(owner, name, keep[-1])

@@ -1,9 +1,6 @@
 """What the ranks of torch.distributed.checkpoint save: each file holds parts of tensors, which is no model."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builders import normal
@@ -14,23 +11,19 @@ import weightmap as wm
 from weightmap import cli
 from weightmap.vllm import model_files
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 PART = {"w": normal((3, 4), 1), "b": normal((3,), 2)}
 FIRST, SECOND = "shard-00001-model-00001-of-00001.safetensors", "shard-00002-model-00001-of-00001.safetensors"
 DISTCP = "to make one checkpoint of their folder, which weightmap opens, run python -m torch.distributed.checkpoint."
 CONSOLIDATE = "to make one model of their folder, call consolidate_safetensors_files("
 
 
-def archive(wide: bool = True) -> bytes:
+def archive(wide=True):
     """A lone tensor as torch.save writes it, for each of which a .distcp file has one."""
     found, storages = files.stored({"w": PART["w"]})
     return files.zipped(files.dump(found["w"]), storages, wide=wide)
 
 
-def shard(offsets: Any, name: str = "DCP_SHARDING_INFO") -> bytes:
-    """What HuggingFaceStorageWriter saves of a rank."""
+def shard(offsets, name="DCP_SHARDING_INFO"):
     info = offsets if isinstance(offsets, str) else json.dumps({n: {"saved_offsets": o} for n, o in offsets.items()})
     return st.build(PART, {"format": "pt", "DCP_VERSION": "1.0", name: info})
 
@@ -46,7 +39,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_files_of_ranks_are_refused_with_the_command_that_joins_them(name: str, tmp_path: Path) -> None:
+def test_files_of_ranks_are_refused_with_the_command_that_joins_them(name, tmp_path):
     """A file with an archive for each part, one of a single part, and the pickle that says where they lie."""
     data, message = REFUSED[name]
     (tmp_path / name).write_bytes(data)
@@ -65,10 +58,7 @@ def test_files_of_ranks_are_refused_with_the_command_that_joins_them(name: str, 
         ((FIRST, SECOND), CONSOLIDATE),
     ],
 )
-def test_folders_of_ranks_are_refused_with_what_joins_them(
-    names: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
-    """A folder of parts is no model with shards, nor one to choose a file from; vLLM would load a part of each."""
+def test_folders_of_ranks_are_refused_with_what_joins_them(names, message, tmp_path):
     for name in names:
         (tmp_path / name).write_bytes(shard({"w": [0, 0]}))
     for use in (wm.open, wm.load, model_files)[: 3 if FIRST in names else 2]:
@@ -78,8 +68,7 @@ def test_folders_of_ranks_are_refused_with_what_joins_them(
         assert f"of this directory hold parts of tensors, as ranks saved them: {message}" in str(caught.value)
 
 
-def test_a_folder_with_a_model_beside_parts_opens(tmp_path: Path) -> None:
-    """What was joined is found in the folder of the parts; a file that is no part is one of several to choose from."""
+def test_a_folder_with_a_model_beside_parts_opens(tmp_path):
     for name in (FIRST, SECOND):
         (tmp_path / name).write_bytes(shard({"w": [0, 0]}))
     (tmp_path / "__0_0.distcp").write_bytes(archive())
@@ -91,7 +80,7 @@ def test_a_folder_with_a_model_beside_parts_opens(tmp_path: Path) -> None:
 
 
 # The name of a file, what it says, and the beginning of the warning.
-SAID: dict[str, tuple[str, bytes, str]] = {
+SAID = {
     "a part that is not the first": (
         "a.safetensors",
         shard({"b": [0], "w": [3, 0]}),
@@ -107,10 +96,7 @@ SAID: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", SAID)
-def test_one_file_of_a_rank_says_that_its_shapes_are_parts(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`verify` and `inspect` say so, with what joins the parts; the file opens as it is."""
+def test_one_file_of_a_rank_says_that_its_shapes_are_parts(case, tmp_path, capsys):
     name, data, message = SAID[case]
     path = tmp_path / name
     path.write_bytes(data)

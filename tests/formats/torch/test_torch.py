@@ -1,7 +1,5 @@
 """PyTorch checkpoints: files of torch, tensors that are not row-major, values, and programs that torch never wrote."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -10,7 +8,6 @@ import struct
 import sys
 import tracemalloc
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -27,23 +24,17 @@ from weightmap.formats import torch as torch_format
 from weightmap.io import geometry
 from weightmap.model.parts import dense_row
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 TRUTH = sorted(path for path in (DATA / "torch").iterdir() if path.suffix in {".pt", ".npy", ".npz"})
 TWO = np.arange(24, dtype="<f4")
 
 
-def by_name(paths: list[Path]) -> Any:
-    """Run a test for each of these files."""
+def by_name(paths):
     return pytest.mark.parametrize("path", paths, ids=lambda path: path.name)
 
 
 @by_name(TRUTH)
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_files_of_torch_and_numpy(path: Path, in_memory: bool) -> None:
-    """Names, types, shapes, bytes and values are those that torch and numpy read; what they hold besides is refused."""
+def test_files_of_torch_and_numpy(path, in_memory):
     truth = json.loads((path.parent / f"{path.name}.json").read_text(encoding="utf-8"))
     source = path.read_bytes() if in_memory else path
     if truth["verdict"] == "reject":
@@ -68,8 +59,7 @@ def test_files_of_torch_and_numpy(path: Path, in_memory: bool) -> None:
         assert truth["values"].items() <= dict(f.metadata).items()
 
 
-def strided(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, elements: int = 24) -> bytes:
-    """A file with one tensor in a storage of numbers that count."""
+def strided(shape, strides, offset=0, elements=24):
     t = files.Stored("0", "float32", elements, offset, shape, strides)
     return files.zipped(files.dump({"w": t}), {"0": np.arange(elements, dtype="<f4").tobytes()})
 
@@ -89,8 +79,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_tensor_that_is_not_row_major_is_a_view(way: str, tmp_path: Path) -> None:
-    """`f[name]` is a view with strides; read, info, convert and diff see its values in row-major order."""
+def test_a_tensor_that_is_not_row_major_is_a_view(way, tmp_path):
     shape, strides, offset = WAYS[way]
     want = np.lib.stride_tricks.as_strided(TWO[offset:], shape, [4 * s for s in strides])
     path = tmp_path / "a.pt"
@@ -114,8 +103,7 @@ def test_a_tensor_that_is_not_row_major_is_a_view(way: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_strides_in_pieces_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes in row-major order are those of numpy, whatever the sizes of groups, windows, gaps and pieces."""
+def test_any_strides_in_pieces_of_any_size(seed, monkeypatch):
     random = np.random.default_rng(seed)
     shape = tuple(int(n) for n in random.integers(1, 5, random.integers(1, 5)))
     order = random.permutation(len(shape))
@@ -139,8 +127,7 @@ def test_any_strides_in_pieces_of_any_size(seed: int, monkeypatch: pytest.Monkey
                 assert source.pread(row.offset + start, stop - start) == want[start:stop]
 
 
-def test_an_expanded_tensor_takes_no_more_memory_than_asked_for() -> None:
-    """A scalar expanded to 4 TiB is a view; reading it is a LimitError where there is a limit."""
+def test_an_expanded_tensor_takes_no_more_memory_than_asked_for():
     data = strided((1 << 20, 1 << 20), (0, 0), 3)
     with wm.open(data, limits=wm.Limits(max_copy_bytes=1 << 30)) as f:
         assert f["w"][5, 7] == 3
@@ -149,7 +136,7 @@ def test_an_expanded_tensor_takes_no_more_memory_than_asked_for() -> None:
             f.read("w")
 
 
-WALKS: dict[str, Callable[[Path, Path], Any]] = {
+WALKS = {
     "read": lambda path, _: wm.open(path).read("w"),
     "read out": lambda path, _: wm.open(path).read("w", out=np.broadcast_to(np.float32(0), wm.open(path)["w"].shape)),
     "convert": wm.convert,
@@ -177,8 +164,7 @@ WHOLE = ("convert", "convert to shards", "convert to many shards", "diff", "diff
         *(pytest.param("many tensors", walk, marks=[pytest.mark.slow] * (walk == "report")) for walk in WHOLE),
     ],
 )
-def test_elements_that_no_file_holds_are_walked_on_request(kind: str, walk: str, tmp_path: Path) -> None:
-    """A tensor much larger than its file, or tensors of the same bytes, are a LimitError before anything is written."""
+def test_elements_that_no_file_holds_are_walked_on_request(kind, walk, tmp_path):
     path, to = tmp_path / "a.pt", tmp_path / "o.safetensors"
     if kind == "expanded":
         path.write_bytes(strided((1 << 20, 1 << 20), (0, 0), 3))
@@ -191,8 +177,7 @@ def test_elements_that_no_file_holds_are_walked_on_request(kind: str, walk: str,
     assert [entry.name for entry in tmp_path.rglob("*") if entry.is_file()] == ["a.pt"]
 
 
-def test_a_limit_allows_to_walk_over_what_a_file_does_not_hold(tmp_path: Path) -> None:
-    """A tensor of 80 MiB of one number is read, converted and compared where `max_copy_bytes` is as large."""
+def test_a_limit_allows_to_walk_over_what_a_file_does_not_hold(tmp_path):
     path, to, limits = tmp_path / "a.pt", tmp_path / "o.safetensors", wm.Limits(max_copy_bytes=80 << 20)
     path.write_bytes(strided((20, 1 << 20), (0, 0), 3))
     with wm.open(path, limits=limits) as f:
@@ -202,8 +187,7 @@ def test_a_limit_allows_to_walk_over_what_a_file_does_not_hold(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("searched", [1, 3, 8, 9, 10, 50])
-def test_the_program_is_found_among_names_searched_in_pieces(searched: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever a piece of the names ends, the entry of the program is found, and once."""
+def test_the_program_is_found_among_names_searched_in_pieces(searched, monkeypatch):
     monkeypatch.setattr(torch_format, "_SEARCHED", searched)
     checkpoints = [path for path in TRUTH if path.suffix == ".pt" and path.read_bytes()[:1] == b"P"]
     assert checkpoints
@@ -211,8 +195,7 @@ def test_the_program_is_found_among_names_searched_in_pieces(searched: int, monk
         test_files_of_torch_and_numpy(path, in_memory=True)
 
 
-def test_tied_tensors_share_memory() -> None:
-    """Two tensors of one storage are views of the same bytes."""
+def test_tied_tensors_share_memory():
     whole = files.Stored("0", "float32", 24, 0, (4, 6), (6, 1))
     tied = {"a": whole, "b": whole, "row": whole._replace(offset=6, shape=(6,), strides=(1,))}
     with wm.open(files.zipped(files.dump(tied), {"0": TWO.tobytes()})) as f:
@@ -221,8 +204,7 @@ def test_tied_tensors_share_memory() -> None:
         np.testing.assert_array_equal(f["row"], TWO[6:12])
 
 
-def numpy_scalar(code: str, raw: bytes, *, latin: bool = False) -> files.Plain:
-    """The opcodes of a scalar of numpy."""
+def numpy_scalar(code, raw, *, latin=False):
     kind = files.named("numpy", "dtype") + b"(" + files.text(code) + b"\x89\x88tR"
     state = b"(K\3" + files.text("<") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
     content = files.code(raw)
@@ -233,8 +215,7 @@ def numpy_scalar(code: str, raw: bytes, *, latin: bool = False) -> files.Plain:
     return files.Plain(files.named("numpy.core.multiarray", "scalar") + b"(" + kind + state + content + b"tR")
 
 
-def test_values() -> None:
-    """Scalars of numpy are Python numbers; devices, types and numpy's types are texts."""
+def test_values():
     device = files.Plain(files.named("torch", "device") + b"(" + files.text("cuda") + b"K\1tR")
     size = files.Plain(files.named("torch", "Size") + b"((K\2K\3ttR")
     value = {
@@ -264,19 +245,17 @@ def test_values() -> None:
         numpy_scalar("M8", b"12345678"),
     ],
 )
-def test_a_bad_value_is_an_error_of_metadata(value: files.Plain) -> None:
-    """A text that is not UTF-8, or a scalar that is no number, is an error when the metadata is looked at."""
+def test_a_bad_value_is_an_error_of_metadata(value):
     with wm.open(files.zipped(files.dump({"a": value}), {})) as f, pytest.raises(wm.FormatError):
         dict(f.metadata)
 
 
-def test_two_values_of_one_name() -> None:
-    """Equal names of values, by keys with points, are a LayoutError."""
+def test_two_values_of_one_name():
     with wm.open(files.zipped(files.dump({"a.b": 1, "a": {"b": 2}}), {})) as f, pytest.raises(wm.LayoutError):
         dict(f.metadata)
 
 
-def test_metadata_of_a_file_that_changed(tmp_path: Path) -> None:
+def test_metadata_of_a_file_that_changed(tmp_path):
     """The program is read again for the values; another one is a FileChangedError."""
     path = tmp_path / "a.pt"
     data = files.zipped(files.dump({"epoch": 3}), {})
@@ -290,25 +269,23 @@ def test_metadata_of_a_file_that_changed(tmp_path: Path) -> None:
             dict(f.metadata)
 
 
-def test_a_name_that_is_refused_is_told() -> None:
-    """The error names module and function, and what kind of tensor they make."""
+def test_a_name_that_is_refused_is_told():
     code = files.named("torch._utils", "_rebuild_sparse_tensor") + b")R."
     with pytest.raises(wm.UnsupportedError, match=r"torch\._utils\._rebuild_sparse_tensor', a sparse tensor"):
         wm.open(files.zipped(b"\x80\x02" + code, {}))
     assert "os.path.nothing" not in sys.modules
 
 
-def test_the_next_entry_of_the_memo() -> None:
-    """MEMOIZE numbers an entry by how many there are: an entry that is put in again is one."""
+def test_the_next_entry_of_the_memo():
     code = files.Plain(b"]\x94(K\1\x94q\1K\2\x94h\1h\2e")
     with wm.open(files.zipped(files.dump({"a": code}), {})) as f:
         assert list(f.metadata.values()) == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize("count", [2, 3, 1000, 30_000])
-def test_keys_that_are_told_apart(count: int, tmp_path: Path) -> None:
+def test_keys_that_are_told_apart(count, tmp_path):
     """A key that is there twice is found wherever it is; keys that begin, end or are numbered alike are others."""
-    keys: list[str | int] = [f"{'n' * 300}{i}" if i % 3 else i for i in range(count)]
+    keys = [f"{'n' * 300}{i}" if i % 3 else i for i in range(count)]
     path = tmp_path / "a.pt"
     for more in ([], [keys[0]], [keys[-1]]):
         code = b"}(" + b"".join(files.code(key) + b"}" for key in (*keys, *more)) + b"u"
@@ -333,8 +310,7 @@ TWICE = {
 
 
 @pytest.mark.parametrize("name", TWICE)
-def test_members_that_are_equal(name: str) -> None:
-    """What Python takes for one key, or one member of a set, is refused where it is there twice."""
+def test_members_that_are_equal(name):
     for code, equal in zip(TWICE[name], (True, False), strict=True):
         for whole in (b"\x8f(" + code + b"\x90", b"(" + code + b"\x91"):
             with contextlib.ExitStack() as stack:
@@ -343,8 +319,7 @@ def test_members_that_are_equal(name: str) -> None:
                 stack.enter_context(wm.open(files.zipped(files.dump({"a": files.Plain(whole)}), {})))
 
 
-def test_entries_are_found_whatever_their_capitals() -> None:
-    """Capitals in the names of entries are alike, as for torch; a legacy file is little-endian on any machine."""
+def test_entries_are_found_whatever_their_capitals():
     entry, weight = zip_files.Entry, files.Stored("A", "float32", 24, 0, (24,), (1,))
     program = entry(b"Model/data.pkl", files.dump({"w": weight}))
     data = [entry(b"Model/ByteOrder", b"big"), entry(b"Model/data/a", TWO.byteswap().tobytes())]
@@ -355,7 +330,7 @@ def test_entries_are_found_whatever_their_capitals() -> None:
         np.testing.assert_array_equal(f["w"], TWO)
 
 
-def test_axes_of_one_with_any_stride() -> None:
+def test_axes_of_one_with_any_stride():
     """The stride of an axis of one element says nothing, and may be anything."""
     for shape, strides in (
         ((1, 4), (2**61, 1)),
@@ -369,7 +344,7 @@ def test_axes_of_one_with_any_stride() -> None:
             np.testing.assert_array_equal(f.read("w"), f["w"])
 
 
-def test_opcodes_of_newer_protocols() -> None:
+def test_opcodes_of_newer_protocols():
     """Frames, short texts, STACK_GLOBAL and MEMOIZE make the same as the opcodes of protocol 2."""
     new = (
         b"\x80\5\x95"
@@ -386,7 +361,7 @@ def test_opcodes_of_newer_protocols() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 5000, 200_000])
-def test_legacy_programs_of_any_length(size: int) -> None:
+def test_legacy_programs_of_any_length(size):
     """The pickles at the beginning of a legacy file are read in windows that grow, and no more of the file."""
     value = {"text": "x" * size, "w": files.Stored("0", "float32", 24, 0, (24,), (1,))}
     data = files.legacy(files.dump(value), {"0": files.Item(TWO.tobytes(), 4)})
@@ -397,8 +372,7 @@ def test_legacy_programs_of_any_length(size: int) -> None:
         wm.open(data, limits=wm.Limits(max_header_bytes=size))
 
 
-def test_data_descriptors_of_every_size() -> None:
-    """Archives whose entries have descriptors, of 12 to 24 bytes, open and verify."""
+def test_data_descriptors_of_every_size():
     for size in (12, 16, 20, 24):
         entries = [
             zip_files.Entry(b"x/data.pkl", files.dump({"a": 1}), descriptor=size),
@@ -408,8 +382,7 @@ def test_data_descriptors_of_every_size() -> None:
             assert f.metadata == {"a": 1}
 
 
-def test_more_tensors_than_the_limits_allow() -> None:
-    """Tensors and storages are bounded by `max_tensors`."""
+def test_more_tensors_than_the_limits_allow():
     one = files.Stored("0", "float32", 24, 0, (24,), (1,))
     data = files.zipped(files.dump({"a": one, "b": one}), {"0": TWO.tobytes()})
     wm.open(data, limits=wm.Limits(max_tensors=2)).close()
@@ -418,7 +391,7 @@ def test_more_tensors_than_the_limits_allow() -> None:
             wm.open(data, limits=limits)
 
 
-def test_integers_of_any_length() -> None:
+def test_integers_of_any_length():
     """An integer of more than 64 bits is what Python made it; one that Python would not write out is a LimitError."""
     with wm.open(files.zipped(files.dump({"a": 2**70, "b": -(2**100)}), {})) as f:
         assert f.metadata == {"a": 2**70, "b": -(2**100)}
@@ -427,7 +400,7 @@ def test_integers_of_any_length() -> None:
         dict(f.metadata)
 
 
-def test_a_text_that_is_mentioned_often_is_made_once() -> None:
+def test_a_text_that_is_mentioned_often_is_made_once():
     """Values of one place in the program are one object, and bounded: written out, they are as many as mentions."""
     text, count = b"\x80\2" + files.text("x" * 10_000) + b"q\1" + b"0(", (32 * 10_000 + (1 << 20)) // 10_000
     with wm.open(files.zipped(text + b"h\1" * count + b"t.", {})) as f:
@@ -440,14 +413,13 @@ def test_a_text_that_is_mentioned_often_is_made_once() -> None:
             dict(f.metadata)
 
 
-def test_bytes_spelled_as_a_text_that_are_no_bytes() -> None:
-    """A character above 255 where bytes are spelled as a text is a FormatError of the metadata."""
+def test_bytes_spelled_as_a_text_that_are_no_bytes():
     code = files.named("_codecs", "encode") + b"(" + files.text("\u20ac") + files.text("latin1") + b"tR"
     with wm.open(files.zipped(files.dump({"a": files.Plain(code)}), {})) as f, pytest.raises(wm.FormatError):
         dict(f.metadata)
 
 
-def test_other_entries_of_an_archive() -> None:
+def test_other_entries_of_an_archive():
     """Entries that are called nearly like the program are others; the byte order may be deflated."""
     program = files.dump({"a": files.Stored("0", "float32", 1, 0, (1,), (1,))})
     entries = [
@@ -461,8 +433,7 @@ def test_other_entries_of_an_archive() -> None:
         assert f["a"].tolist() == [7]
 
 
-def test_opening_keeps_and_takes_little(tmp_path: Path) -> None:
-    """An open checkpoint of 10,000 tensors, each in a storage of its own, keeps less than 100 bytes a tensor."""
+def test_opening_keeps_and_takes_little(tmp_path):
     count = 10_000
     found, storages = files.stored({f"model.layers.{i}.weight": noise("float32", (2,), i) for i in range(count)})
     path = tmp_path / "a.pt"
@@ -480,8 +451,7 @@ def test_opening_keeps_and_takes_little(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["zip", "legacy"])
-def test_torch_itself(layout: str, tmp_path: Path) -> None:
-    """What torch saves is what we read."""
+def test_torch_itself(layout, tmp_path):
     torch = pytest.importorskip("torch")
     base = torch.arange(math.prod((3, 4, 5)), dtype=torch.float32).reshape(3, 4, 5)
     state = {
