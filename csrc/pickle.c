@@ -23,7 +23,7 @@
  * entries that it takes out, then to run it, keeping only these. The pool gets the arguments of a call back, unless the memo or a
  * container holds them: of a tensor only its record and its storage's remain.
  */
-#include "pickle.h"
+#include "pickle_calls.h"
 
 /* Takes the last mark away, with all above it; *n values lay there, *first the lowest of them. */
 static int pop_mark(machine *m, uint64_t *first, uint64_t *n) {

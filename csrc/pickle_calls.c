@@ -1,5 +1,6 @@
 /* The names that a pickle program may call, and the result of each call. See pickle.c. */
-#include "pickle.h"
+#include "pickle_calls.h"
+#include "pickle_values.h"
 
 enum {
     ORDERED_DICT,

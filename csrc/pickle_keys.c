@@ -7,7 +7,7 @@
  */
 #include <stdlib.h>
 
-#include "pickle.h"
+#include "pickle_keys.h"
 
 enum { PROBES_MOST = 1024, PLACE_BITS = 40, PIECE = 256, FEW = 64, NESTED = 4 };
 #define PLACES (((uint64_t)1 << PLACE_BITS) - 1)

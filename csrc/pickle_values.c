@@ -1,6 +1,6 @@
 /* Everyday Python objects beside the tensors of a checkpoint: sets, counters, namespaces, arrays of numpy.
  * See pickle.c. */
-#include "pickle.h"
+#include "pickle_values.h"
 
 /* Copies the values of a list, tuple, set or dictionary to the container that is the top. */
 static int copy_all(machine *m, value from) {

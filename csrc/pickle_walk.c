@@ -1,5 +1,5 @@
 /* The result of a pickle program: tensors and values with their names. See pickle.c. */
-#include "pickle.h"
+#include "pickle_keys.h"
 
 /* Members of containers that are walked: one for each byte of the program, and these. */
 enum { DEPTH = 128, SPARE = 4096 };

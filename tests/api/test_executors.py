@@ -16,7 +16,6 @@ from tests.builders import safetensors as st
 from tests.support import run_child
 
 import weightmap as wm
-from weightmap.conversion import manifest as manifests
 from weightmap.conversion import running, tasks, verifying
 from weightmap.conversion import shards as conversions
 from weightmap.conversion.dealing import moved_scales
@@ -828,11 +827,11 @@ def test_dask_is_asked_for_when_it_is_missing(model, tmp_path, run, monkeypatch)
 
 def test_a_manifest_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "m"
-    first = manifests.Manifest(str(path), "verify", "r", {"n": int}, wm.Limits())
+    first = running.Manifest(str(path), "verify", "r", {"n": int}, wm.Limits())
     for number in range(3):
         first.add(f"s{number}", "k", n=number)
         first.write()
-        again = manifests.Manifest(str(path), "verify", "r", {"n": int}, wm.Limits())
+        again = running.Manifest(str(path), "verify", "r", {"n": int}, wm.Limits())
         assert again.find(f"s{number}", "k") == {"key": "k", "n": number}
         assert again.find(f"s{number}", "other") is None
     assert io.StringIO(path.read_text()).readline() == (

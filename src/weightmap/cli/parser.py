@@ -25,10 +25,10 @@ from weightmap.cli import (
     words,
 )
 from weightmap.cli.outcome import UsageError
-from weightmap.conversion.schemes import SCHEMES
 from weightmap.dtypes import FLOATING, SHORT
 from weightmap.formats import FORMATS
 from weightmap.index.spelling import alike
+from weightmap.quant.quantizing import SCHEMES
 from weightmap.words.importers import NAMES
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import weightmap as wm
 from weightmap.amounts import sizes
 from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, reason
-from weightmap.conversion.schemes import folded
 from weightmap.errors import EncodeError, QuantError, TensorFileError, counted, quoted
 from weightmap.model.opening import open_privately
+from weightmap.quant.quantizing import folded
 
 if TYPE_CHECKING:
     import argparse

@@ -7,10 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any, overload
 
 from weightmap.arguments import as_globs, as_path, check_progress
-from weightmap.conversion import schemes
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.conversion.running import ALONE, Run, validated_run
-from weightmap.conversion.schemes import SCHEMES, near, scheme_named
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
 from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
@@ -28,6 +26,8 @@ from weightmap.model.sharding import beside, bytes_of_size, is_folder, sharded_t
 from weightmap.model.single import check_replaceable
 from weightmap.model.weights import as_parameters, storage_of
 from weightmap.options import Limits, validated_limits
+from weightmap.quant import quantizing
+from weightmap.quant.quantizing import SCHEMES, near, scheme_named
 from weightmap.words.converting import hand_over, target_format
 from weightmap.words.importers import NAMES
 from weightmap.words.importers._words import Words
@@ -506,4 +506,10 @@ def quantize(
         raise TypeError(
             f"array is the path {os.fspath(array)!r}, expected numbers; a model is quantised to a file, dst="
         )
-    return schemes.quantize(array, scheme, **own, threads=1 if threads is None else threads, **options)
+    if scheme_named(scheme) == "pq":
+        from weightmap.words.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
+
+        return train_pq(array, **options)
+    if options:
+        raise TypeError(f"{', '.join(options)}: for scheme 'pq'")
+    return quantizing.quantize(array, scheme, **own, threads=1 if threads is None else threads)

@@ -7,7 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.conversion.manifest import digest
+from weightmap.conversion.running import digest
 from weightmap.conversion.tasks import FileRows, ShardTask, read_beside, state_of
 from weightmap.conversion.tensors import Prepared, Preparer, check_total
 from weightmap.errors import EncodeError, counted

@@ -11,7 +11,6 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.conversion.packing import nothing
-from weightmap.conversion.schemes import quantize
 from weightmap.conversion.spec import quantize_options, quantize_zeros
 from weightmap.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
 from weightmap.errors import QuantError, counted
@@ -22,6 +21,7 @@ from weightmap.kernels import COMPARED, BlockEncoder, Failed
 from weightmap.model.reports import QuantizedInfo
 from weightmap.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
 from weightmap.quant.pieces import in_pieces
+from weightmap.quant.quantizing import quantize
 from weightmap.quant.schemes import BITS, BLOCKED
 
 if TYPE_CHECKING:

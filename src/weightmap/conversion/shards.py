@@ -7,14 +7,13 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.conversion.along import Along
 from weightmap.conversion.dealing import deal
-from weightmap.conversion.manifest import Manifest, digest
-from weightmap.conversion.running import Runner, is_shared, manifests_of, share_of
+from weightmap.conversion.running import Manifest, Runner, digest, is_shared, manifests_of, share_of
 from weightmap.conversion.tasks import ShardReport, convert_shard
 from weightmap.conversion.tensors import overflow_note, unaligned_note
 from weightmap.errors import ShardsError, counted, quoted
 from weightmap.io.atomic import file_exists, remove_leftovers
+from weightmap.model.along import Along
 from weightmap.model.parts import name_of
 from weightmap.model.reports import ConvertReport
 from weightmap.model.sharding import holding, write_index

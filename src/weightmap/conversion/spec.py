@@ -10,12 +10,12 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.arguments import as_float, as_globs, as_integer, mistyped
-from weightmap.conversion.schemes import quantize, scheme_named
 from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, SHORT, scale_type_named
 from weightmap.errors import EncodeError, QuantError, counted, quoted
 from weightmap.formats import Format, by_name
 from weightmap.globs import matches, takes
 from weightmap.options import Limits
+from weightmap.quant.quantizing import quantize, scheme_named
 from weightmap.quant.repacking import BY_BITS
 from weightmap.quant.schemes import BLOCKED
 

@@ -7,12 +7,12 @@ import itertools
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightmap import kernels
 from weightmap.conversion.tensors import Preparer, unaligned
 from weightmap.errors import FileChangedError, TensorFileError
 from weightmap.io.atomic import write_plan
-from weightmap.io.open_source import folder_of, from_path, inside
+from weightmap.io.open_source import folder_of, inside
 from weightmap.io.sink import WritePlan
+from weightmap.model.along import is_whole
 from weightmap.model.directory import read_directory
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, named_rows, sources_of
@@ -175,20 +175,3 @@ def _places(file: TensorFile, rows: Sequence[tuple[int, int]]) -> Iterator[tuple
     for start, stop in rows:
         yield from itertools.islice(every, start - at, stop - at)
         at = stop
-
-
-def is_whole(path: str, nbytes: int, crc: int) -> bool:
-    """Say whether a file has this size and checksum."""
-    try:
-        source = from_path(path, "mmap")
-    except (OSError, TensorFileError):  # it is not there, or no file
-        return False
-    try:
-        if source.size != nbytes:
-            return False
-        found = 0
-        for chunk in source.chunks(0, nbytes):
-            found = kernels.crc32(chunk, found)
-        return found == crc
-    finally:
-        source.close()

@@ -6,8 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.arguments import check_progress
-from weightmap.conversion.manifest import Manifest, digest
-from weightmap.conversion.running import Run, Runner, is_shared, manifests_of, share_of, validated_run
+from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, share_of, validated_run
 from weightmap.conversion.tasks import FileRows, open_rows, state_of
 from weightmap.errors import ShardsError, counted, quoted
 from weightmap.io.open_source import called, folder_of, inside

@@ -15,7 +15,6 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.arguments import as_integer, as_path, check_progress
-from weightmap.conversion.along import Along
 from weightmap.conversion.converting import convert
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
 from weightmap.deltas.report import DeltaReport
@@ -26,6 +25,7 @@ from weightmap.errors import DeltaError, EncodeError, TargetError, quoted
 from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.io.atomic import flush_folder, write_plan
 from weightmap.io.sink import WritePlan
+from weightmap.model.along import Along
 from weightmap.model.opening import open_with
 from weightmap.model.parts import dense_rows, name_of, rows_of, sources_of
 from weightmap.model.sharding import ShardTarget, bytes_of_size, holding

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap import kernels
 from weightmap.arguments import as_integer, as_path, check_progress, mistyped
-from weightmap.conversion.along import Along
 from weightmap.deltas.local import Change, Local, seen
 from weightmap.deltas.overlay import Patched, check_chain, overlaid, read_delta
 from weightmap.deltas.report import DeltaReport
@@ -25,6 +24,7 @@ from weightmap.io.atomic import write_plan
 from weightmap.io.beside import read_small
 from weightmap.io.open_source import called, inside, path_of
 from weightmap.io.sink import WritePlan
+from weightmap.model.along import Along
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, rows_of, sources_of
 from weightmap.model.single import INDEX_SUFFIX

@@ -48,7 +48,7 @@ class GgmlType(NamedTuple):
 GGML_TYPES = {name: GgmlType(name, number, *ggml_block(number)) for name, number in GGML_SCHEMES.items()}
 _NUMBERS = {name: kind.number for name, kind in GGML_TYPES.items()}
 # Those that `encode_ggml` knows too.
-GGML_ENCODED = tuple(name for name, kind in GGML_TYPES.items() if lib.wm_ggml_encodes(kind.number))
+GGML_ENCODED: tuple[str, ...] = tuple(name for name, kind in GGML_TYPES.items() if lib.wm_ggml_encodes(kind.number))
 
 
 def _type_named(name: str) -> GgmlType:

@@ -14,13 +14,13 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.conversion.quantizer import Quantizer
-from weightmap.conversion.schemes import quantize
 from weightmap.conversion.spec import Quantize
 from weightmap.conversion.tensor_diffs import has_numbers
 from weightmap.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import QuantError
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import GgmlTensor
+from weightmap.quant.quantizing import quantize
 from weightmap.quant.schemes import BITS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.formats.torch.program import DTYPE_NAMES
 
-# Bytes of a program that are read at once: see csrc/pickle.h.
+# Bytes of a program that are read at once: see csrc/pickle_read.h.
 SLOT = 1 << 14
 
 

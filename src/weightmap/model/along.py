@@ -9,7 +9,6 @@ import os
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
-from weightmap.conversion.tasks import is_whole
 from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError, quoted
 from weightmap.io import strict_json
 from weightmap.io.atomic import write_plan
@@ -157,6 +156,23 @@ def _said(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
     if dtype in _DTYPES:
         kept |= {key: dtype for key in _DTYPE_KEYS if isinstance(config.get(key), str)}
     return None if kept == config else f"{json.dumps(kept, indent=2, ensure_ascii=False)}\n".encode()
+
+
+def is_whole(path: str, nbytes: int, crc: int) -> bool:
+    """Say whether a file has this size and checksum."""
+    try:
+        source = from_path(path, "mmap")
+    except (OSError, TensorFileError):  # it is not there, or no file
+        return False
+    try:
+        if source.size != nbytes:
+            return False
+        found = 0
+        for chunk in source.chunks(0, nbytes):
+            found = kernels.crc32(chunk, found)
+        return found == crc
+    finally:
+        source.close()
 
 
 def _lies_at(path: str, new: Source, *, replace: bool = False) -> bool:

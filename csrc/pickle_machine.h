@@ -1,6 +1,6 @@
-/* What the files of the pickle machine share: values, the arena, and the stack. See pickle.c. */
-#ifndef WEIGHTMAP_PICKLE_H
-#define WEIGHTMAP_PICKLE_H
+/* The pickle machine: its values, its arena, and its stack. See pickle.c. */
+#ifndef WEIGHTMAP_PICKLE_MACHINE_H
+#define WEIGHTMAP_PICKLE_MACHINE_H
 #include "pickle_read.h"
 
 enum {
@@ -162,23 +162,4 @@ static inline uint64_t add_chunk(machine *m, uint64_t list, uint64_t n) {
 static inline int leave_out(machine *m, uint32_t odd, uint64_t at) {
     return m->in.source->lax ? push(m, ODD, odd, at) : fail(m, WM_FAULT_PICKLE_ODD, odd, 0);
 }
-
-/* pickle_values.c */
-int wm_pickle_collect(machine *m, uint32_t kind, value from);
-int wm_pickle_update(machine *m, value from);
-int wm_pickle_new_array(machine *m);
-int wm_pickle_fill_array(machine *m, uint64_t at, value state);
-int wm_pickle_buffer(machine *m, value args);
-int wm_pickle_is_odd(const machine *m, value kind);
-
-/* pickle_calls.c */
-int wm_pickle_name(machine *m, value module, value name);
-int wm_pickle_storage(machine *m, value id);
-int wm_pickle_call(machine *m, value function, value args);
-int wm_pickle_build(machine *m, value target, value state);
-int wm_pickle_make(machine *m, value class_, value args);
-
-/* pickle_keys.c: checks that a dictionary has no key twice, with a step of 2; or a set no member, with 1. *bytes counts the bytes of
- * keys compared, `most` at most. Returns 0, the WM_FAULT_ constant of a defect, or -1 when the program cannot be read. */
-int wm_pickle_keys(reader *in, const uint64_t *arena, container c, uint64_t step, uint64_t *bytes, uint64_t most);
 #endif

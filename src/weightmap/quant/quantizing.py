@@ -1,4 +1,4 @@
-"""Quantisation of an array by any scheme: integers with scales, blocks of ggml, or product quantisation.
+"""Quantisation of an array by any scheme that needs no training: integers with scales, or blocks of ggml.
 
 A scheme may be spelt in upper case and with ``-`` for ``_``: ``"Q4_K"``, ``"int4-block"``.
 """
@@ -67,19 +67,13 @@ def quantize(
     scale_type: str = "fp16",
     bits: float = 5.0,
     threads: int = 1,
-    **training: Any,
 ) -> QuantizedTensor:
-    """Quantise an array in memory: see `weightmap.quantize`, which documents the arguments, the result and the errors.
+    """Quantise an array in memory by a scheme that needs no training.
 
-    `threads` is at most how many share the work.
+    See `weightmap.quantize`, which documents the arguments, the result and the errors. `threads` is at most how many
+    share the work.
     """
     scheme, scale_type = scheme_named(scheme), scale_type_named(scale_type)
-    if scheme == "pq":
-        from weightmap.words.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
-
-        return train_pq(array, **training)
-    if training:
-        raise TypeError(f"{', '.join(training)}: for scheme 'pq'")
     if scheme in kernels.GGML_ENCODED:
         if scale_type != "fp16":
             raise QuantError(f"scale_type of {scheme}", actual=repr(scale_type), expected="'fp16'")
