@@ -227,7 +227,7 @@ $(TORCH)/.installed: requirements/torch.txt
 
 torch-test: $(MODULE) $(TORCH)/.installed
 	@WEIGHTMAP_TORCH=1 PYTHONPATH=$(CURDIR)/src $(TORCH)/bin/python -m pytest -p no:cacheprovider \
-	    tests/integration/test_checkpoints.py tests/integration/test_pickle_programs.py
+	    tests/integration/test_checkpoints.py fuzz/pickles
 
 vllm-test: $(MODULE) $(VENV)/.extra-test $(VLLM)/.installed
 	@WEIGHTMAP_VLLM=$(abspath $(VLLM))/bin/python $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py

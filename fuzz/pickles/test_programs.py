@@ -20,7 +20,7 @@ if not os.environ.get("WEIGHTMAP_TORCH"):
     pytest.skip("opt-in: make torch-test", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
-from .pickle_programs import checkpoint, flat  # noqa: E402 - where there is torch
+from .programs import checkpoint, flat  # noqa: E402 - where there is torch
 
 # What stands for the sets of a file among its values.
 SETS = "\0sets"

@@ -1,0 +1,1 @@
+"""Random pickle programs, opened beside torch.load: `make torch-test`."""
