@@ -200,6 +200,19 @@ class Stopped(BaseException):
     """The end of a process, for those that go on."""
 
 
+def stopping(number):
+    """A step that stops a process at the number-th call."""
+    left = number
+
+    def stop(name):
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Stopped(name)
+
+    return stop
+
+
 @pytest.mark.parametrize("way", [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (5, 4), (None, 0), (None, 3)])
 def test_stopped_at_every_step(chain, tmp_path, monkeypatch, way):
     """Wholly the old version or the new one, files and record alike; the next pull ends at the target."""
@@ -211,17 +224,9 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, way):
         folder = tmp_path / f"local{number}"
         if begin is not None:
             deltas.pull(folder, source, base=base, version=begin)
-        left = number
-
-        def stop(name):
-            nonlocal left
-            left -= 1
-            if not left:
-                raise Stopped(name)
-
         # As a kill does, it leaves what is there: nothing cleans up.
         with monkeypatch.context() as patch:
-            patch.setattr(places, "step", stop)
+            patch.setattr(places, "step", stopping(number))
             patch.setattr(places.Local, "abandon", lambda _: None)
             try:
                 deltas.pull(folder, source, base=base, version=target)
@@ -242,6 +247,83 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, way):
         assert not left_over
         assert len(list(folder.glob("*.safetensors*"))) == (1 if target in (3, 4) else 3)
     assert number > 6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
+@pytest.mark.parametrize("way", [(0, 1), (0, 2), (1, 2), (3, 4), (5, 6)])
+def test_stopped_at_every_step_in_place(chain, tmp_path, monkeypatch, way):
+    """Wholly one version or the other, or an error that says to pull again, which then goes to the new one."""
+    base, source, states = chain
+    begin, target = way
+    number, reached, refused = 0, False, 0
+    while not reached:
+        number += 1
+        folder = tmp_path / f"local{number}"
+        deltas.pull(folder, source, base=base, version=begin)
+        shutil.rmtree(folder / ".weight_sync" / "spare", ignore_errors=True)
+        files = {path.stat().st_ino for path in folder.glob("*.safetensors")}
+        try:
+            # A stop in the work of threads, of which more than one would make the order of blocks a matter of luck.
+            with monkeypatch.context() as patch:
+                patch.setattr(places, "step", stopping(number))
+                patch.setattr(places.kernels, "cpus", lambda: 1)
+                deltas.pull(folder, source, version=target, in_place=True)
+                reached = True
+        except Stopped:
+            pass
+        version = places.Local(folder).version()
+        if version is None:
+            with pytest.raises(wm.TensorFileError, match="pull again"):
+                wm.open(folder)
+            refused += 1
+        else:
+            assert digests(wm.load(folder)) == digests(states[version])
+        deltas.pull(folder, source, base=base, version=target)
+        assert digests(wm.load(folder)) == digests(states[target])
+        assert recorded(folder) == target
+        if version != begin:
+            assert {path.stat().st_ino for path in folder.glob("*.safetensors")} == files
+        assert {path.name for path in (folder / ".weight_sync").iterdir()} <= {"lock", "state.json", "spare"}
+    assert number > 8
+    assert refused > 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
+def test_in_place_needs_room_for_the_changes_alone(chain, tmp_path, monkeypatch):
+    """Files that somebody has open are written beside; one that is opened at the last moment goes back."""
+    base, source, states = chain
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=0)
+    room = os.statvfs_result((4096, 4096, 1000, 1, 1, 10, 10, 10, 0, 255))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: room)
+        with pytest.raises(wm.TargetError):
+            deltas.pull(folder, source, version=1)
+        held = wm.load(folder)
+        with pytest.raises(wm.TargetError, match="left for the new version"):
+            deltas.pull(folder, source, version=1, in_place=True)
+        assert digests(held) == digests(states[0])
+        before = contents(folder)
+
+        def opened(name):
+            if name == "forget":
+                held["again"] = wm.open(folder)
+
+        held.clear()
+        patch.setattr(places, "step", opened)
+        with pytest.raises(wm.TargetError, match="pull again"):
+            deltas.pull(folder, source, version=1, in_place=True)
+        assert contents(folder) == before
+        assert digests(held["again"]) == digests(states[0])
+        held.pop("again").close()
+        patch.setattr(places, "step", lambda _: None)
+        assert deltas.pull(folder, source, version=2, in_place=True).version == 2
+    assert digests(wm.load(folder)) == digests(states[2])
+    assert not (folder / ".weight_sync" / "spare").exists() or not list((folder / ".weight_sync" / "spare").iterdir())
+    alone = next(folder.glob("*.safetensors"))
+    shutil.copy(alone, tmp_path / "alone.safetensors")
+    with pytest.raises(wm.TargetError, match="give its directory"):
+        deltas.apply(tmp_path / "alone.safetensors", source / "weight_v000001", in_place=True)
 
 
 @pytest.mark.parametrize("step", ["journal", "forget", "move", "switch", "record", "remove", "clean"])

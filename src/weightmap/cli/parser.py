@@ -301,6 +301,7 @@ def _add_versions(command: _Command) -> None:
     )
     sub.add_argument("file", metavar="MODEL", help="a file of safetensors, or a directory of such a model")
     sub.add_argument("delta", metavar="DELTA", help="the directory of the delta")
+    _add_in_place(sub)
     _add_threads(sub)
     _add_json(sub)
 
@@ -315,8 +316,14 @@ def _add_versions(command: _Command) -> None:
     sub.add_argument("source", metavar="SOURCE", help="the directory, or address, with weight_vNNNNNN/")
     sub.add_argument("--base", metavar="BASE", help="the model that is version 0")
     sub.add_argument("--to", type=int, metavar="N", help="the version (default: the newest)")
+    _add_in_place(sub)
     _add_threads(sub)
     _add_json(sub)
+
+
+def _add_in_place(sub: argparse.ArgumentParser) -> None:
+    text = "change files that nobody has open themselves, by a journal: for a disk without room for them twice"
+    sub.add_argument("--in-place", action="store_true", help=text)
 
 
 def _add_memory(command: _Command) -> None:

@@ -42,7 +42,7 @@ def delta(args: argparse.Namespace) -> int:
 def apply(args: argparse.Namespace) -> int:
     """Bring a local model from the base of a delta to its version."""
     with show.progress_bar("applying") as progress:
-        report = deltas.apply(args.file, args.delta, threads=args.threads, progress=progress)
+        report = deltas.apply(args.file, args.delta, in_place=args.in_place, threads=args.threads, progress=progress)
     return _tell(args, "apply", args.file, f"version {report.version}, was {report.base_version}", report)
 
 
@@ -50,7 +50,7 @@ def pull(args: argparse.Namespace) -> int:
     """Bring a local model to a published version."""
     if args.to is not None:
         _check("to", args.to, 0)
-    options = {"base": args.base, "version": args.to, "threads": args.threads}
+    options = {"base": args.base, "version": args.to, "in_place": args.in_place, "threads": args.threads}
     with show.progress_bar("pulling") as progress:
         report = deltas.pull(args.local, args.source, **options, progress=progress)
     was = "as before" if report.version == report.base_version else f"was {report.base_version}"

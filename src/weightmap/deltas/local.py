@@ -4,6 +4,7 @@ A directory of a model has ``.weight_sync/`` beside its files. ``lock`` (flock) 
 (``{"version": "000003"}``) are SGLang's; the others are ours::
 
     next/           files of the version to come, written, flushed and verified here before anything else changes
+    next/changes    for a step in place: the changed words of files, to be written into them
     journal.json    what is left to do, once all of that is done
     spare/          files of the version before, to be written over
 
@@ -32,6 +33,18 @@ What each reader sees, when everything stops (kill -9, power) at any moment
   over only if the kernel grants a write lease on it: then no process has it open or mapped (`_is_unused`).
 * A reader that has read the old index and finds its shards gone starts again: `weightmap.open` does.
 
+In place
+--------
+Where the disk has no room for the changed files twice, and nobody has them open, they become those of the new version
+themselves: what changes in them is written to ``next/changes`` first, verified and flushed. The order is then::
+
+    next/changes | journal.json | state.json goes | files go to next/ | changes are made there | journal.json again
+
+and on as above. Making the changes twice does no harm (changes.py). Nobody who opens the model finds a file while it is
+changed, only that it is missing: `weightmap.open` says why. Once the files are in ``next/``, nobody may have them open
+(`_is_unused`), or they go back. Stopped before the first journal, the directory is the old version; after it, whoever
+holds the lock next goes on to the new one.
+
 Configuration and tokenizer are files of their own: those of a full version come just before the step, so that they are
 there when its weights are. A reader of both may find new ones beside old weights for that moment.
 """
@@ -46,9 +59,10 @@ import re
 import shutil
 import signal
 import stat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap import kernels
+from weightmap.deltas.changes import make_changes
 from weightmap.errors import DeltaError, FormatError, TargetError, TensorFileError
 from weightmap.io import strict_json
 from weightmap.io.atomic import flush_folder, reserve, write_plan
@@ -66,6 +80,8 @@ if TYPE_CHECKING:
     from weightmap.kernels import Descriptor
 
 _SYNC, _NEXT, _SPARE, _STATE, _JOURNAL, _LOCK = ".weight_sync", "next", "spare", "state.json", "journal.json", "lock"
+# The file of changes; `weightmap.model.sharded` knows its place.
+CHANGES = "changes"
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _VERSIONED = re.compile(r"(.+?)(?:\.v\d{6,}(?:-\d+)?)?(\.[^.]+)", re.DOTALL)
 _F_SETSIG = 10
@@ -92,6 +108,8 @@ class Change(NamedTuple):
     coming, before : dict of str to (int, int)
         Size and modification time of the files in ``next/``, which are known by them after their move, and of the files
         of the model before.
+    patches : list of (str, str)
+        From the directory to ``next/``, before anything else: files that are to be changed there.
     """
 
     version: int
@@ -101,6 +119,7 @@ class Change(NamedTuple):
     remove: list[str]
     coming: dict[str, tuple[int, int]]
     before: dict[str, tuple[int, int]]
+    patches: list[tuple[str, str]]
 
     def renamed(self) -> list[tuple[str, str]]:
         """Return all files of ``next/`` with their names in the directory."""
@@ -162,7 +181,7 @@ class Local:
         change = self._journal()
         if change is None or not self._is_complete(change):
             return None
-        if self._has_switched(change):
+        if not change.patches and self._has_switched(change):
             return change.version
         return change.base_version if self._are_seen(change, change.before) else None
 
@@ -183,11 +202,16 @@ class Local:
             moves = [(str(old), str(new)) for old, new in found["moves"]]
             switch = found["switch"][0], str(found["switch"][1])
             remove = [str(name) for name in found["remove"]]
-            known = [{name: (int(a), int(b)) for name, (a, b) in found[key].items()} for key in ("coming", "before")]
-            change = Change(int(found["version"]), found["base_version"], moves, switch, remove, *known)
+            coming, before = [
+                {name: (int(a), int(b)) for name, (a, b) in found[key].items()} for key in ("coming", "before")
+            ]
+            patches = [(str(old), str(new)) for old, new in found.get("patches", ())]
+            base = found["base_version"]
+            change = Change(int(found["version"]), base, moves, switch, remove, coming, before, patches)
         except (DeltaError, KeyError, TypeError, ValueError, AttributeError):
             return None
-        names = [*(name for pair in change.renamed() for name in pair), switch[1], *remove, *change.before]
+        pairs = [*change.renamed(), *patches]
+        names = [*(name for pair in pairs for name in pair), switch[1], *remove, *change.before]
         return change if all(map(stays_inside, names)) else None
 
     def _has_switched(self, change: Change) -> bool:
@@ -257,6 +281,17 @@ class Local:
                     self._no_room(needed, free)
         return reused
 
+    def begin_changes(self) -> Descriptor:
+        """Make the file for the changes of a step in place."""
+        self._drop_spares()  # they take room
+        os.makedirs(self._own(_NEXT))
+        return take_ownership(os.open, self.staged(CHANGES), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def is_unused(self) -> bool:
+        """Whether nobody has a file of the model open, this process included, as far as the system tells."""
+        names = {name for name in self.files() if not name.endswith(INDEX_SUFFIX)}
+        return bool(names) and all(_is_free(self.inside(name)) for name in names)
+
     def _no_room(self, needed: int, free: int) -> None:
         what = "bytes that the file system has left for the new version"
         raise TargetError(what, path=self.folder, actual=free, expected=f"at least {needed}")
@@ -281,18 +316,61 @@ class Local:
     def commit(self, change: Change) -> None:
         """Go to the next version: everything that it needs is in ``next/``, complete and on the disk."""
         flush_folder(self._own(_NEXT))
-        for name in _names(self._own(_SPARE)):  # neither of use now nor later
-            os.unlink(self._own(_SPARE, name))
+        self._drop_spares()  # those that are left are neither of use now nor later
+        recorded = os.path.lexists(self._own(_STATE))
         step("journal")
         self._write(_JOURNAL, change._asdict())
         step("forget")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._own(_STATE))
         flush_folder(self._sync)
+        self._take(change)
+        if not all(_is_free(self.staged(name)) for _, name in change.patches):  # opened since `is_unused`
+            self._give_back(change, recorded=recorded)
         self._complete(change)
+
+    def _drop_spares(self) -> None:
+        for name in _names(self._own(_SPARE)):
+            os.unlink(self._own(_SPARE, name))
+
+    def _take(self, change: Change) -> None:
+        """Move the files that are to be changed in place to ``next/``."""
+        for name, staged in change.patches:
+            step("take")
+            if not os.path.lexists(self.staged(staged)):
+                os.rename(self.inside(name), self.staged(staged))
+        for folder in {os.path.dirname(self.inside(name)) for name, _ in change.patches}:
+            flush_folder(self._own(_NEXT))
+            flush_folder(folder)
+
+    def _give_back(self, change: Change, *, recorded: bool) -> NoReturn:
+        for name, staged in change.patches:
+            os.rename(self.staged(staged), self.inside(name))
+            flush_folder(os.path.dirname(self.inside(name)))
+        os.unlink(self._own(_JOURNAL))
+        if recorded and change.base_version is not None:
+            self.record(change.base_version)
+        raise TargetError("the model was opened while it was to be changed in place: pull again", path=self.folder)
+
+    def _patch(self, change: Change) -> Change:
+        """Change files in place, as far as that is not done; return, and write to the journal, what is left."""
+        self._take(change)
+        step("patch")
+        log = take_ownership(os.open, self.staged(CHANGES), os.O_RDONLY | os.O_CLOEXEC)
+        flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        files = [take_ownership(os.open, self.staged(staged), flags) for _, staged in change.patches]
+        make_changes(log, files, kernels.cpus(), step)
+        del files
+        coming = {name: seen(self.staged(name)) for name, _ in change.renamed()}
+        change = change._replace(patches=[], coming=coming)
+        step("patched")
+        self._write(_JOURNAL, change._asdict())
+        return change
 
     def _complete(self, change: Change) -> None:
         """Do what the journal says, as far as it is not done."""
+        if change.patches:
+            change = self._patch(change)
         for old, new in change.moves:
             step("move")
             _move(self.staged(old), self.inside(new))
@@ -343,6 +421,11 @@ class Local:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._own(_NEXT))
 
+    def give_up(self) -> None:
+        """Do the same, unless the journal has it: then whoever holds the lock next goes on."""
+        if not os.path.lexists(self._own(_JOURNAL)):
+            self.abandon()
+
     def _recover(self) -> None:
         """Do, or throw away, what a run before left."""
         change, recorded = self._journal(), os.path.lexists(self._own(_STATE))
@@ -357,8 +440,14 @@ class Local:
 
     def _is_complete(self, change: Change) -> bool:
         """Whether each file of a change is in ``next/`` or, unchanged, where it goes, or has stayed there."""
+        changed = {staged: name for name, staged in change.patches}
         return self._are_seen(change, change.staying()) and all(
-            os.path.lexists(self.staged(old)) or seen(self.inside(new)) == change.coming.get(old)
+            os.path.lexists(self.staged(old))
+            or (
+                self._are_seen(change, [changed[old]])
+                if old in changed
+                else seen(self.inside(new)) == change.coming.get(old)
+            )
             for old, new in change.renamed()
         )
 
@@ -404,6 +493,13 @@ def _lock(file: Descriptor) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
+
+
+def _is_free(path: str) -> bool:
+    try:
+        return _is_unused(take_ownership(os.open, path, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)))
+    except OSError:
+        return False
 
 
 def _is_unused(file: Descriptor) -> bool:

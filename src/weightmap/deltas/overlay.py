@@ -50,8 +50,24 @@ class Patched(Decoded):
 
     def pieces(self, row: Row) -> Iterator[memoryview]:
         """Yield the new bytes, compared with their checksums once the last piece was taken."""
+        return patched(self.frames, self._old(row), row.nbytes)
+
+    def pairs(self, row: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        """Yield old and new bytes, as `pieces` does; at most `BLOCK` each."""
+        old = memoryview(b"")
+
+        def read() -> Iterator[memoryview]:
+            nonlocal old
+            for old in self._old(row):  # noqa: UP028 - `old` is what the caller gets
+                yield old
+
+        for new in patched(self.frames, read(), row.nbytes):
+            yield np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8)
+
+    @staticmethod
+    def _old(row: Row) -> Iterator[memoryview]:
         source = row.source.ahead([(row.offset, row.offset + row.nbytes)])
-        return patched(self.frames, source.chunks(row.offset, row.nbytes, BLOCK), row.nbytes)
+        return source.chunks(row.offset, row.nbytes, BLOCK)
 
     def fill(self, row: Row, out: NDArray[np.uint8]) -> None:
         """Implement `Decoded.fill`."""

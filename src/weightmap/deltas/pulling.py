@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap import kernels
 from weightmap.arguments import as_integer, as_path, check_progress, mistyped
+from weightmap.deltas.changes import write_changes
 from weightmap.deltas.local import Change, Local, seen
 from weightmap.deltas.overlay import Patched, check_chain, overlaid, read_delta
 from weightmap.deltas.report import DeltaReport
@@ -47,6 +48,7 @@ def apply(
     model: str | os.PathLike[str],
     delta: str | os.PathLike[str],
     *,
+    in_place: bool = False,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DeltaReport:
@@ -62,6 +64,8 @@ def apply(
         version, ``.weight_sync/``; one without a record is taken at its word, and the checksums decide.
     delta : str or os.PathLike
         The directory of the delta, or its address in a store.
+    in_place : bool
+        For a directory, as in `pull`.
     threads : int, optional
         At most this many share the work, tensor by tensor; by default one for each CPU of this process.
     progress : callable, optional
@@ -95,11 +99,13 @@ def apply(
     True
     """
     started = time.perf_counter()
-    path, work = _local_path("model", model), _Work(threads, progress)
+    path, work = _local_path("model", model), _Work(threads, progress, in_place=in_place)
     folder = _directory_of(path)
     found = read_delta(_address("delta", delta), _READING)
     try:
         if folder is None:
+            if in_place:
+                raise TargetError("a file on its own has no journal: give its directory for in_place=True", path=path)
             return _apply_to_file(path, found, work, started)
         local = Local(folder)
         with local.holding():
@@ -117,6 +123,7 @@ def pull(
     *,
     base: Any = None,
     version: int | None = None,
+    in_place: bool = False,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DeltaReport:
@@ -140,6 +147,11 @@ def pull(
     version : int, optional
         By default the newest that is finished; nothing happens when a newer one is there already. An older one is
         rebuilt.
+    in_place : bool
+        Change the files themselves where the way begins at the version that is there and nobody has them open, so that
+        the disk needs room only for what changes in them, which is written first. Nobody who opens the model meanwhile
+        gets a mixture: `weightmap.open` says that it is being changed, and, if that was stopped, to pull again. Files
+        that somebody has open, or of which the system does not tell (network file systems), are written beside.
     threads : int, optional
         At most this many share the work, tensor by tensor; by default one for each CPU of this process.
     progress : callable, optional
@@ -165,7 +177,8 @@ def pull(
     saves the system from finding new pages for them.
     """
     started = time.perf_counter()
-    folder, published, work = _local_path("local", local), _address("source", source), _Work(threads, progress)
+    folder, published = _local_path("local", local), _address("source", source)
+    work = _Work(threads, progress, in_place=in_place)
     wanted = None if version is None else as_integer("version", version)
     if wanted is not None and wanted < 0:
         raise ValueError(f"version is {wanted}, expected 0 or more")
@@ -188,8 +201,9 @@ def pull(
 class _Work:
     """How the work is done and reported."""
 
-    def __init__(self, threads: int | None, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, threads: int | None, progress: Callable[[int, int], None] | None, *, in_place: bool) -> None:
         check_progress(progress)
+        self.in_place = in_place
         self.threads: int = kernels.cpus() if threads is None else as_integer("threads", threads)
         if self.threads < 1:
             raise ValueError(f"threads is {threads}, expected 1 or more")
@@ -283,31 +297,35 @@ def _unchanged(place: Local, at: int, started: float) -> DeltaReport:
 
 
 def _advance(place: Local, way: _Way, target: int, at: int | None, work: _Work, started: float) -> DeltaReport:
-    """Go to a version: write all of its files, and then make them the model's."""
+    """Go to a version: write all of its files, or what changes in them, and then make them the model's."""
     own = way.begin is place.folder
-    # The handle closes the files of the model and of the deltas.
-    base = open_with(way.begin, _READING)
-    with overlaid(base, way.deltas, _READING) as file:
-        rows = list(rows_of(file))
-        changed = [row for row in rows if isinstance(row.geometry, Patched)]
-        try:
-            if own and not changed:
-                place.record(target)
-            else:
-                place.commit(_stage(place, base, file, changed, target, at, work, own=own))
-        except OSError as error:
-            place.abandon()
-            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, TensorFileError):
-                raise TargetError("the file system has no room for the new version", path=place.folder) from error
-            raise
-        except BaseException:
-            place.abandon()
-            raise
-        read = () if own else [source for source in sources_of(file) if source not in _of_deltas(way)]
-        stored = sum(delta.nbytes for delta in way.deltas) + sum(source.size for source in read)
-        sizes = sum(row.nbytes for row in changed), stored, sum(row.nbytes for row in rows)
-        before = way.version if at is None else at
-        return DeltaReport(target, before, len(changed), *sizes, time.perf_counter() - started)
+    in_place = work.in_place and own and place.is_unused()
+    try:
+        # The handle closes the files of the model and of the deltas. Nobody may have files open that change in place.
+        base = open_with(way.begin, _READING)
+        with overlaid(base, way.deltas, _READING) as file:
+            rows = list(rows_of(file))
+            changed = [row for row in rows if isinstance(row.geometry, Patched)]
+            stages = not own or bool(changed)
+            how = {"own": own, "in_place": in_place}
+            change = _stage(place, base, file, changed, target, at, work, **how) if stages else None
+            read = () if own else [source for source in sources_of(file) if source not in _of_deltas(way)]
+            stored = sum(delta.nbytes for delta in way.deltas) + sum(source.size for source in read)
+            sizes = sum(row.nbytes for row in changed), stored, sum(row.nbytes for row in rows)
+        if change is None:
+            place.record(target)
+        else:
+            place.commit(change)
+    except OSError as error:
+        place.give_up()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, TensorFileError):
+            raise TargetError("the file system has no room for the new version", path=place.folder) from error
+        raise
+    except BaseException:
+        place.give_up()
+        raise
+    before = way.version if at is None else at
+    return DeltaReport(target, before, len(changed), *sizes, time.perf_counter() - started)
 
 
 def _of_deltas(way: _Way) -> set[Source]:
@@ -324,8 +342,9 @@ def _stage(
     work: _Work,
     *,
     own: bool,
+    in_place: bool,
 ) -> Change:
-    """Write what a version needs to ``next/``, and return the change that it takes."""
+    """Write what a version needs to ``next/``, all of it or what changes, and return the change that it takes."""
     parts = {name: sources_of(shard)[0] for name, shard in base.shards.items()}
     path = sources_of(file)[0].path  # of the index, or of the only file
     only = called(path) if own and path is not None else SINGLE
@@ -349,14 +368,17 @@ def _stage(
         plain = not sharded or (not old and "/" not in name)
         names[name] = name if plain else place.new_name(os.path.basename(name), target, {*names.values()})
     sizes = {names[name]: source.size if plan is None else plan.size for name, source in parts.items()}
-    work.begin(sum(sizes.values()))
-    opened = place.begin(sizes)
-    if plan is None:
-        write_files(
-            [(source, of[source], opened[names[name]]) for name, source in parts.items()], work.threads, work.add
-        )
+    if in_place:
+        work.begin(sum(row.nbytes for row in changed))
+        write_changes([of[source] for source in parts.values()], place.begin_changes(), work.threads, work.add)
     else:
-        write_planned(plan, opened[SINGLE], work.add)
+        work.begin(sum(sizes.values()))
+        opened = place.begin(sizes)
+        if plan is None:
+            files = [(source, of[source], opened[names[name]]) for name, source in parts.items()]
+            write_files(files, work.threads, work.add)
+        else:
+            write_planned(plan, opened[SINGLE], work.add)
     moves = [] if own or path is None else [(name, name) for name in Along(path, place.staged(""), replace=True).copy()]
     switch: tuple[str | None, str] = (only, only)
     if sharded:
@@ -370,7 +392,9 @@ def _stage(
         moves.append((only, only))
         switch = (None, INDEX)
     gone = (set(names) if sharded else set()) if own else old - {switch[1], *(new for _, new in moves)}
-    change = Change(target, at, moves, switch, sorted(gone), {}, {name: seen(place.inside(name)) for name in old})
+    patches = [*names.items()] if in_place else []
+    before = {name: seen(place.inside(name)) for name in old}
+    change = Change(target, at, moves, switch, sorted(gone), {}, before, patches)
     return change._replace(coming={name: seen(place.staged(name)) for name, _ in change.renamed()})
 
 

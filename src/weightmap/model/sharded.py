@@ -199,7 +199,7 @@ def find_model(folder: str) -> str:
     if len(found) != 1 and (parts := of_ranks(found or names, folder)) is not None:
         raise parts
     if not found:
-        msg = f"this directory has no *{INDEX_SUFFIX} and no model file ({', '.join(suffixes)})"
+        msg = f"this directory has no *{INDEX_SUFFIX} and no model file ({', '.join(suffixes)}){_away(folder)}"
         raise NotRegularFileError(msg, path=folder)
     if len(found) > 1:
         # Those of ranks ("shard-00001-model-00001-of-00002") have no index.
@@ -212,6 +212,13 @@ def find_model(folder: str) -> str:
         msg = f"this directory has several model files; open one of them: {', '.join(map(repr, found[:10]))}"
         raise UnknownFormatError(msg, path=folder)
     return inside(folder, found[0])
+
+
+def _away(folder: str) -> str:
+    """Return why files of a model are missing that deltas change in place: see weightmap/deltas/local.py."""
+    if type(folder) is not str or not os.path.lexists(os.path.join(folder, ".weight_sync", "next", "changes")):
+        return ""
+    return ": a pull changes it in place; if that was stopped, pull again"
 
 
 def open_directory(path: str, options: Options) -> TensorFile:
@@ -393,7 +400,7 @@ def _open_shard(index: str, name: str, options: Options) -> TensorFile:
     except OSError as error:
         if error.errno not in MISSING:
             raise
-        msg = f"file {quoted(name)} of this model is missing"
+        msg = f"file {quoted(name)} of this model is missing{_away(os.path.dirname(index))}"
         raise LayoutError(msg, field="weight_map") from None
 
 
