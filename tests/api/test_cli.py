@@ -10,11 +10,12 @@ import signal
 import struct
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.builders import Tensor, embd, tensor
+from tests.builders import safetensors as st
 
 import weightmap
 from weightmap import cli
@@ -34,44 +35,16 @@ NASTY = {
 }
 
 
+DTYPES = {code: name for name, code in st.CODES.items()}
+
+
 def safetensors_bytes(tensors, metadata=None):
-    """Bytes of a safetensors file from {name: (dtype code, shape, data)}, written without the library."""
-    header, offset = {}, 0
-    if metadata is not None:
-        header["__metadata__"] = metadata
-    for name, (code, shape, data) in tensors.items():
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
-        offset += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values())
+    """A safetensors file of {name: (dtype code, shape, data)}."""
+    return st.build({name: Tensor(DTYPES[code], *value) for name, (code, *value) in tensors.items()}, metadata)
 
 
 def floats(*values):
     return ("F32", (len(values),), struct.pack(f"<{len(values)}f", *values))
-
-
-def embd_bytes(values, tokens):
-    """Bytes of an EMBD file (specification layout) with one matrix "e", the tokens and all checksums."""
-    data = struct.pack(f"<{len(values)}f", *values)
-    data += bytes(-len(data) % 64)
-    metadata = struct.pack("<IIHH", 1, 8, 1, 3) + b"kval"
-    words = b"".join(struct.pack("<H", len(token.encode())) + token.encode() for token in tokens)
-    vocab_at = 64 + len(metadata)
-    ids_at = vocab_at + 12 + len(words)
-    vocab = struct.pack("<III", len(tokens), len(words), ids_at) + words + struct.pack("<5I", 0, 1, 2, 3, 0)
-    index_at = vocab_at + len(vocab)
-    name_hash = (0x811C9DC5 ^ ord("e")) * 0x01000193 & 0xFFFFFFFF
-    shape = (len(tokens), len(values) // len(tokens), 0, 0)
-    index = struct.pack("<IBBH4IQ", name_hash, 0, 2, 1, *shape, 0) + b"e"
-    data_at = -(-(index_at + len(index)) // 64) * 64
-    size = data_at + len(data) + 16
-    header = b"EMBD" + struct.pack("<HHI", 1, 0, 7)
-    header += struct.pack("<7I", 64, len(metadata), vocab_at, len(vocab), index_at, 1, data_at)
-    header += struct.pack("<QQ", len(data), size)
-    header += struct.pack("<II", zlib.crc32(header), 0)
-    body = (header + metadata + vocab + index).ljust(data_at, b"\0") + data
-    return body + struct.pack("<II4sI", zlib.crc32(data), zlib.crc32(body), b"DBME", 0)
 
 
 WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
@@ -82,10 +55,11 @@ WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
 WITH_JSON = [name for name, command in COMMANDS.items() if "--json" in command.format_usage()]
 
 
-@pytest.fixture
-def embd(tmp_path):
+@pytest.fixture(name="embd")
+def embd_file(tmp_path):
     path = tmp_path / "words.weights"
-    path.write_bytes(embd_bytes(range(8), WORDS))
+    matrix = tensor(np.arange(8, dtype=np.float32).reshape(4, 2))
+    path.write_bytes(embd.Draft([("e", matrix)], vocab=WORDS, ids=(0, 1, 2, 3, 0)).seal())
     return path
 
 
@@ -452,6 +426,12 @@ def test_verify_tries_every_file_and_reports_each_on_a_line(write, run, tmp_path
     assert lines[1] == f"{missing}: failed: No such file or directory"
     assert lines[2].startswith(f"{good}: ok (safetensors")
     assert len(lines) == 3
+    status, out, _ = run("verify", "--json", good, missing)
+    document = json.loads(out)
+    assert (status, document["schema"], document["ok"]) == (4, 1, False)
+    assert [entry["ok"] for entry in document["files"]] == [True, False]
+    assert document["files"][0]["checks"]
+    assert document["files"][1]["error"]["type"] == "FileNotFoundError"
     assert run("verify", good, bad)[0] == 3
     assert run("verify", good)[0] == 0
 
@@ -459,7 +439,7 @@ def test_verify_tries_every_file_and_reports_each_on_a_line(write, run, tmp_path
 def test_a_wrong_checksum_is_1(embd, run):
     """One changed bit in the data fails the verification, and only that: inspecting reads no data."""
     content = bytearray(embd.read_bytes())
-    content[-16 - 64] ^= 1  # the first byte of the matrix
+    content[-16 - 32] ^= 1  # the first byte of the matrix
     embd.write_bytes(content)
     status, out, _ = run("verify", embd)
     assert status == 1
@@ -487,26 +467,11 @@ def test_verify_says_first_when_it_could_check_the_structure_only(write, embd, r
     assert first["scope"] == "structure only, every byte readable: safetensors has no checksums"
     assert first["structure_only"] == "safetensors has no checksums"
     assert (second["scope"], second["structure_only"]) == ("structure and checksums", None)
-
-
-def test_verify_lists_its_checks_when_asked(write, run):
-    path = write()
-    assert "checked: " not in run("verify", path)[1]
-    first, *checks = run("verify", "-v", path)[1].splitlines()
+    assert "checked: " not in run("verify", plain)[1]
+    first, *checks = run("verify", "-v", plain)[1].splitlines()
     assert "no checksums" in first
     assert checks
     assert all(line.startswith("  checked: ") and "checksums" not in line for line in checks)
-
-
-def test_verify_json_has_each_outcome(write, run, tmp_path):
-    good, missing = write(), tmp_path / "missing"
-    status, out, _ = run("verify", "--json", good, missing)
-    document = json.loads(out)
-    assert status == 4
-    assert (document["schema"], document["ok"]) == (1, False)
-    assert [entry["ok"] for entry in document["files"]] == [True, False]
-    assert document["files"][0]["checks"]
-    assert document["files"][1]["error"]["type"] == "FileNotFoundError"
 
 
 def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
@@ -614,24 +579,15 @@ def test_diff_after_convert_is_0(write, run, tmp_path):
 # --- convert
 
 
-def test_convert_writes_the_file_and_reports(write, run, tmp_path):
-    target = tmp_path / "out.weights"
-    status, out, err = run("convert", write(), target)
-    assert (status, err) == (0, "")
-    assert f"{target}: embd" in out
-    assert "2 tensors" in out
-    _, out, _ = run("inspect", "--json", target)
-    assert {tensor["name"]: tensor["shape"] for tensor in json.loads(out)["tensors"]} == {"weight": [2, 3], "half": [2]}
-
-
 def test_convert_takes_globs_repeatedly(write, run, tmp_path):
     source = write(tensors={name: floats(1) for name in ("a.w", "a.b", "b.w", "c.w")})
     target = tmp_path / "out.safetensors"
-    status, out, _ = run(
-        "convert", source, target, "--include", "a.*", "--include", "b.*", "--exclude", "*.b", "--json"
-    )
-    assert status == 0
-    assert json.loads(out)["tensors"] == 2
+    globs = ["--include", "a.*", "--include", "b.*", "--exclude", "*.b"]
+    assert json.loads(run("convert", source, target, *globs, "--json")[1])["tensors"] == 2
+    status, out, err = run("convert", source, target, *globs)
+    assert (status, err) == (0, "")
+    assert f"{target}: safetensors" in out
+    assert "2 tensors" in out
     _, out, _ = run("inspect", "--json", target)
     assert {tensor["name"] for tensor in json.loads(out)["tensors"]} == {"a.w", "b.w"}
 

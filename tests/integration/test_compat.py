@@ -2,13 +2,13 @@
 
 import json
 import pickle
-import struct
 import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
 from tests import builders
+from tests.builders import safetensors as st
 
 import weightmap as wm
 from weightmap import compat
@@ -38,13 +38,12 @@ EXTENDED = {
 
 def write(path, tensors, metadata=None):
     """Write {name: (dtype code, shape, bytes)} as safetensors, in this order, without either library."""
-    header, offset = ({} if metadata is None else {"__metadata__": metadata}), 0
+    head, end = ({} if metadata is None else {"__metadata__": metadata}), 0
     for name, (code, shape, data) in tensors.items():
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
-        offset += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+        head[name] = st.entry(code, list(shape), end, end + len(data))
+        end += len(data)
+    text = json.dumps(head).encode()
+    path.write_bytes(st.raw(text + b" " * (-len(text) % 8), b"".join(data for _, _, data in tensors.values())))
     return path
 
 

@@ -95,9 +95,9 @@ def test_load_file_looks_up_by_name_only_what_an_array_does_not_say(tmp_path, mo
     wm.convert(wm_source(tmp_path), blocks, quantize="q8_0")
     looked, read = [], _files.read_tensor
 
-    def reading(file, name):
+    def reading(file, name, *rest):
         looked.append(name)
-        return read(file, name)
+        return read(file, name, *rest)
 
     monkeypatch.setattr(_files, "read_tensor", reading)
     for path, expected in ((safetensors, ["bytes"]), (blocks, ["w"])):
