@@ -10,7 +10,6 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import PlanError, quoted
-from weightmap.io.source import ROUND_TRIP
 from weightmap.model.parts import dense_row, parts_of
 from weightmap.plans.indices import Axis, axes_of
 from weightmap.plans.part import PartReader, Runs
@@ -60,7 +59,7 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
         reader = PartReader(row.source, chunk=_CHUNK, gap=_GAP, most=math.inf)
         return np.asarray((reader.quantized(row, key, name, Heads(), 0) if few else row.decoder())[index])
     stored = numpy_dtype(row.dtype)
-    box = _box(axes, row.shape, stored.itemsize, _GAP if row.source.store is None else ROUND_TRIP)
+    box = _box(axes, row.shape, stored.itemsize)
     runs = Runs(row, box, what)
     parts_of(file)[2].limits.check("max_copy_bytes", runs.nbytes, f"size of a part of {what}")
     row.source.check_size(f"a part of {what}", runs.nbytes)
@@ -78,8 +77,8 @@ def is_plain(index: tuple[Any, ...]) -> bool:
     return all(isinstance(part, plain) and not isinstance(part, bool) for part in index)
 
 
-def _box(axes: list[Axis], shape: tuple[int, ...], itemsize: int, gap: int) -> list[Axis]:
-    """Return the part of each axis to read, ascending; neighbours with less than `gap` bytes between are joined."""
+def _box(axes: list[Axis], shape: tuple[int, ...], itemsize: int) -> list[Axis]:
+    """Return the part of each axis to read, ascending; neighbours with few bytes between them are joined."""
     box = []
     stride, whole = itemsize, True  # bytes from one position to the next; whether all inner axes are read in full
     for dim in range(len(axes) - 1, -1, -1):
@@ -87,9 +86,9 @@ def _box(axes: list[Axis], shape: tuple[int, ...], itemsize: int, gap: int) -> l
         if count:
             start, last = sorted((start, start + step * (count - 1)))
             step = abs(step) if count > 1 else 1
-            if (step - 1) * stride < gap:
+            if (step - 1) * stride < _GAP:
                 step, count = 1, last - start + 1
-            if dim and whole and (size - count) * stride < gap:
+            if dim and whole and (size - count) * stride < _GAP:
                 start, step, count = 0, 1, size  # so that the runs of all rows become one
         box.append(Axis(start, step, count, kept=True))
         whole = whole and count == size

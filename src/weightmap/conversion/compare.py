@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.conversion.extras import dropped_because, file_metadata, token_keys
-from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_rows, tensor_diffs
+from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_rows, read_at_all, tensor_diffs
 from weightmap.errors import counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
@@ -204,7 +204,7 @@ def _side(source: Any, stack: contextlib.ExitStack, *, weights: bool) -> _Side:
 def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None, rows: bool) -> DiffReport:
     notes: list[str] = []
     only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
-    common = (name for name in a.file if name in b)
+    common = read_at_all(a.file, b.file, (name for name in a.file if name in b))
     changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance))
     if rows:
         changed = tuple(by_rows(d, dense_row(a.file, d.name), dense_row(b.file, d.name)) for d in changed)

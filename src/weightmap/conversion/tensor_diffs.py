@@ -11,7 +11,7 @@ from weightmap.arguments import as_float
 from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.errors import UnsupportedError, quoted
 from weightmap.kernels import COMPARED, Failed, FileComparer, cpus, differing
-from weightmap.model.parts import check_made, in_order, row_of
+from weightmap.model.parts import check_made, in_order, row_of, sources_of
 from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
@@ -75,6 +75,17 @@ def both(a: TensorFile, b: TensorFile, names: Iterable[str]) -> Iterator[tuple[s
                 place.source.check_size(f"tensor {quoted(name)}", place.nbytes)
                 check_made(file, "all tensors to compare", made[side])
         yield name, left, right
+
+
+def read_at_all(a: TensorFile, b: TensorFile, names: Iterable[str]) -> Iterable[str]:
+    """Return the names of tensors but those that lie at the same bytes of files of one digest."""
+    digests = {source.digest for source in sources_of(a)} & {source.digest for source in sources_of(b)} - {None}
+    return (name for name in names if not _is_same(row_of(a, name), row_of(b, name))) if digests else names
+
+
+def _is_same(a: Row, b: Row) -> bool:
+    digest, place = a.source.digest, (a.offset, a.nbytes, a.dtype, a.shape)
+    return digest is not None and digest == b.source.digest and place == (b.offset, b.nbytes, b.dtype, b.shape)
 
 
 def pairs(a: Row, b: Row) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:

@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock, Thread
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.io.process import PerProcess
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 # A read fails after this many requests in a row with less than a MiB each; first and longest wait between two, in s.
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
+# Longest wait, in seconds, that a server may ask for by Retry-After, and how it is written.
+LONGEST_ASKED = 60.0
+_SECONDS = re.compile("[0-9]{1,9}")
 # Most requests at a time: of any, and of those for at most so many bytes
 CONCURRENCY, SMALL_CONCURRENCY, _SMALL = 16, 64, 128 << 10
 # Seconds to wait for cancelled requests when the process ends.
@@ -52,12 +56,18 @@ class StoreError(Exception):
         behind its end. "refused": no request can succeed.
     words : str
         For messages.
+    told : bool
+        Whether the words replace those of the system, which say no more than that there is no file.
+    after : float
+        Seconds after which the server asks to be asked again.
     """
 
-    def __init__(self, kind: str, words: str) -> None:
+    def __init__(self, kind: str, words: str, *, told: bool = False, after: float = 0.0) -> None:
         super().__init__(words)
         self.kind = kind
         self.words = words
+        self.told = told
+        self.after = after
 
 
 class Pin(NamedTuple):
@@ -98,14 +108,21 @@ class Pin(NamedTuple):
             raise StoreError("changed", "the object is another one")
 
 
-def fault_of_status(status: int) -> StoreError:
+def pause(failed: int, after: float) -> float:
+    """Return the seconds to wait after some failures; at least as long as a server asks for, within bounds."""
+    wait: float = min(FIRST_WAIT * 2 ** (failed - 1), LONGEST_WAIT) * random.uniform(0.5, 1)  # noqa: S311 - not all at once
+    return max(wait, min(after, LONGEST_ASKED))
+
+
+def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreError:
     """Return the error for a status other than success."""
     try:
         words = f"{status} {http.HTTPStatus(status).phrase}"
     except ValueError:
         words = f"{status}"
     if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR or status in _AGAIN:
-        return StoreError("again", words)
+        after = headers.get("Retry-After") or ""
+        return StoreError("again", words, after=float(after) if _SECONDS.fullmatch(after) else 0.0)
     kinds = {404: "missing", 410: "missing", 401: "denied", 403: "denied", 412: "changed", _BEYOND: "beyond"}
     return StoreError(kinds.get(status, "refused"), words)
 
@@ -251,6 +268,7 @@ class Access:
 
     async def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """Call a function that blocks, in a thread."""
+        self._slot(0)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.small, "weightmap-remote")
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments, **options))
@@ -283,6 +301,7 @@ class Access:
                     raise fault from None
                 if attempt.pin is not None and attempt.done == attempt.end:  # at the deadline, all bytes had come
                     return attempt.pin
+                after = fault.after
                 failed = failed + 1 if attempt.done - at < _PROGRESS else 1
                 if failed >= ATTEMPTS:
                     raise StoreError("again", f"{fault.words} ({ATTEMPTS} attempts)") from None
@@ -292,8 +311,7 @@ class Access:
             finally:
                 attempt.give_up()
             at, pin = attempt.done, attempt.pin
-            wait = min(FIRST_WAIT * 2 ** (failed - 1), LONGEST_WAIT)
-            await asyncio.sleep(wait * random.uniform(0.5, 1))  # noqa: S311 - so that ranks do not ask all at once
+            await asyncio.sleep(pause(failed, after))
 
     async def _try(self, key: str, attempt: _Attempt) -> None:
         get = getattr(self.store, "get_async", None)

@@ -94,6 +94,23 @@ class Location(str):
         return self.is_folder or bool(self._listed(self.key))
 
     @property
+    def cached(self) -> str | None:
+        """The path of a local file with the same bytes, where the store keeps some; else None."""
+        return self._of_store("cached")
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the object, where its store tells one: objects of one digest have the same bytes."""
+        return self._of_store("digest")
+
+    def _of_store(self, what: str) -> str | None:
+        find = getattr(self.access.store, what, None)
+        try:
+            return None if find is None else self.access.run(self.access.call(find, self.key))
+        except StoreError as fault:
+            fail(fault, str(self))
+
+    @property
     def modified(self) -> float:
         """Modification time of the object, in seconds; 0 where the store does not tell."""
         return Stored.open(self)[0].pin.modified
@@ -216,7 +233,7 @@ def _fail_folder(location: Location) -> NoReturn:
 def fail(fault: StoreError, name: str, what: str = "") -> NoReturn:
     """Raise the error for a fault, without the store's own exception, which may hold signed addresses."""
     if fault.kind == "missing":
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from None
+        raise FileNotFoundError(errno.ENOENT, fault.words if fault.told else os.strerror(errno.ENOENT), name) from None
     if fault.kind == "denied":
         raise PermissionError(errno.EACCES, f"the store refuses it: {fault.words}", name) from None
     if fault.kind == "changed":

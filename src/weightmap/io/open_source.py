@@ -100,7 +100,7 @@ def name_beside(path: str, other: str) -> str:
 def open_source(source: Any, path: str | None, mode: str) -> Source:
     """Open a `source` as `weightmap.open` accepts it; `path` is its `path_of`."""
     if path is not None:
-        return Source(path, path, mode, open_descriptor(path)) if type(path) is str else _remote(path)
+        return Source(path, path, mode, open_descriptor(path)) if type(path) is str else _remote(path, mode)
     if isinstance(source, int) and not isinstance(source, bool):
         return _from_descriptor(source, mode)
     mmap = sys.modules.get("mmap")
@@ -117,13 +117,14 @@ def open_source(source: Any, path: str | None, mode: str) -> Source:
 
 def from_path(path: str, mode: str) -> Source:
     """Open the file at `path`. Raises `IsADirectoryError` for a directory, and other `OSError` unchanged."""
-    return Source(path, path, mode, open_descriptor(path)) if type(path) is str else _remote(path)
+    return Source(path, path, mode, open_descriptor(path)) if type(path) is str else _remote(path, mode)
 
 
-def _remote(path: Any) -> Source:
-    from weightmap.io.remote import RemoteSource  # noqa: PLC0415 - for addresses alone
+def _remote(path: Any, mode: str) -> Source:
+    from weightmap.io.remote import CachedSource, RemoteSource  # noqa: PLC0415 - for addresses alone
 
-    return RemoteSource(path)
+    local = path.cached
+    return RemoteSource(path) if local is None else CachedSource(path, local, mode)
 
 
 def _from_descriptor(fd: int, mode: str) -> Source:

@@ -7,13 +7,15 @@ each, or by the joined requests of a plan, several at a time.
 from __future__ import annotations
 
 import copy
+import os
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from weightmap import kernels
 from weightmap.io.ahead import Pattern, Queue, Windows
-from weightmap.io.descriptor import aligned
+from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.location import Stored
 from weightmap.io.source import CHUNK, Source
 
@@ -27,6 +29,38 @@ if TYPE_CHECKING:
 
 # Smallest request; shorter ones are rounded up.
 _NEAR = 16 << 10
+
+
+# Open objects of stores that tell digests.
+_by_digest: WeakValueDictionary[str, RemoteSource] = WeakValueDictionary()
+
+
+class CachedSource(Source):
+    """An object that its store keeps in a local file too.
+
+    Parameters
+    ----------
+    location : Location
+    local : str
+        The path of the file.
+    mode : str
+    """
+
+    def __init__(self, location: Location, local: str, mode: str) -> None:
+        super().__init__(local, str(location), mode, open_descriptor(local))
+        self.path, self._local = location, os.path.abspath(local)
+        # The cache of the Hub names the file behind a link by its digest.
+        self.digest = os.path.basename(os.path.realpath(local)) if os.path.islink(local) else None
+
+    @property
+    def absolute(self) -> str | None:
+        """The location."""
+        return self.path
+
+    @property
+    def backing(self) -> str:
+        """The path of the file."""
+        return self._local
 
 
 class RemoteSource(Source):
@@ -55,16 +89,25 @@ class RemoteSource(Source):
     path: Location
     name: str
     queue: Queue | None
+    _stored: Stored
+    _windows: Windows
 
     def __init__(self, location: Location) -> None:
         self.path, self.name, self.mode = location, str(location), "copy"
         scheme, found, _ = self.name.partition("://")
         self.store = scheme if found else "store"
         self._file = None
-        self._stored, head = Stored.open(location)
+        self.digest, self.queue = location.digest, None
+        twin = None if self.digest is None else _by_digest.get(self.digest)
+        if twin is not None and not twin.closed:  # the same file of another revision: its headers were read
+            self._stored, self._windows = Stored(location, twin._stored.pin), twin._windows  # noqa: SLF001
+        else:
+            self._stored, head = Stored.open(location)
+            self._windows = Windows()
+            self._windows.add(0, head)
         self.size = self._stored.pin.size
-        self._windows, self.queue = Windows(), None
-        self._windows.add(0, head)
+        if self.digest is not None:
+            _by_digest[self.digest] = self
 
     # ------------------------------------------------------------------------------------------------- reading
     @property

@@ -118,6 +118,7 @@ class Source:
     _advice: str | None = None
     format: str | None = None
     store: str | None = None  # name of the store of the bytes
+    digest: str | None = None  # as the store states it
 
     def __init__(
         self,
@@ -475,6 +476,11 @@ class Source:
         """The absolute path; None for a descriptor or a buffer."""
         return None if self.path is None else os.path.abspath(os.path.join(self._folder or "", self.path))
 
+    @property
+    def backing(self) -> str | None:
+        """The absolute path of the file behind the bytes."""
+        return self.absolute
+
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` if size or modification time of the opened file have changed.
 
@@ -516,7 +522,7 @@ class Source:
         self.octets  # noqa: B018 - maps it
         if self._file is not None:
             # In this order: a thread that finds no descriptor looks for the path.
-            self._released = self.absolute
+            self._released = self.backing
             self._file = None
         self._sealed = None
 

@@ -21,7 +21,7 @@ _OF_OBSTORE = {
     "gs": ("GCSStore", "bucket", "GOOGLE"),
     "az": ("AzureStore", "container", "AZURE"),
 }
-SCHEMES = (*_OF_OBSTORE, "https", "http")
+SCHEMES = (*_OF_OBSTORE, "https", "http", "hf")
 
 
 def location_of(
@@ -54,6 +54,10 @@ def location_of(
         raise ValueError(f"deadline is {seconds}, expected a positive number of seconds")
     if store is None and scheme not in SCHEMES:
         return path
+    if store is None and scheme == "hf":
+        from weightmap.io.hub import location  # noqa: PLC0415 - for the Hub alone
+
+        return location(path, count, seconds)
     if not found:
         return Location(path.lstrip("/"), Access(store, count, seconds, unversioned=unversioned), "", encoded=False)
     host, _, key = rest.partition("/")

@@ -23,12 +23,14 @@ from urllib.parse import quote, urljoin, urlsplit
 from weightmap.io.fetching import SLOWEST, StoreError, fault_of_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 _CHUNK = 1 << 18
 _MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _OK, _PARTIAL = 200, 206
+# Answers of an address that was signed for a time.
+_EXPIRED = frozenset({400, 401, 403, 404, 410})
 # Characters of a path that stay as they are: an address is quoted already.
 _SAFE = "/%:@!$&'()*+,;=~-._"
 _RANGE = re.compile("bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
@@ -53,6 +55,7 @@ class _Answer:
     ) -> None:
         self.meta = meta
         self.range = span
+        self.linked = False  # whether its tag is that of a redirect, which stands for the file
         self._connection: http.client.HTTPConnection | None = connection
         self._response = response
         self._give_back = give_back
@@ -141,15 +144,31 @@ class WebStore:
         Whether to follow redirects.
     query : str
         The query of every address, the part behind the ``?``.
+    private : mapping of str to str, optional
+        Headers for the host of the address alone. With them, redirects are remembered: later requests for an object go
+        where the first one was sent, until that is refused. An answer has the tag that the redirect stated.
+    fault : callable, optional
+        ``fault(status, headers)`` returns the error for an answer; by default `fault_of_status`.
     """
 
-    def __init__(self, base: str, timeout: float, *, redirects: bool = False, query: str = "") -> None:
+    def __init__(
+        self,
+        base: str,
+        timeout: float,
+        *,
+        redirects: bool = False,
+        query: str = "",
+        private: Mapping[str, str] | None = None,
+        fault: Callable[[int, Any], StoreError] = fault_of_status,
+    ) -> None:
         self._arguments = (base, timeout, redirects, query)
         self._base, self._timeout, self._redirects, self._query = self._arguments
+        self._private, self._home, self._fault = private, _Host.of(base), fault
+        # Where requests for an object were redirected to, and its tag.
+        self._moved: dict[str, tuple[str, str | None]] = {}
         self._idle: dict[_Host, list[http.client.HTTPConnection]] = {}
         self._lock = Lock()
         self._process = os.getpid()
-        _Host.of(base)
         weakref.finalize(self, _close_all, self._idle)  # runs before any object of a garbage cycle is finalised
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -166,22 +185,44 @@ class WebStore:
             headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
         if options.get("if_match"):
             headers["If-Match"] = options["if_match"]
-        address = self._base + quote(path, safe=_SAFE) + (f"?{self._query}" if self._query else "")
+        first = self._base + quote(path, safe=_SAFE) + (f"?{self._query}" if self._query else "")
         until = monotonic() + self._timeout + (0 if span is None else (span[1] - span[0]) / SLOWEST)
+        address, tag = self._moved.get(path, (first, None))
         for _ in range(_MOST_REDIRECTS if self._redirects else 1):
             host = _Host.of(address)
-            connection, response = self._ask(host, "HEAD" if span is None else "GET", address, headers, until)
-            if response.status not in _REDIRECTS:
+            own = headers if self._private is None or host != self._home else {**headers, **self._private}
+            connection, response = self._ask(host, "HEAD" if span is None else "GET", address, own, until)
+            expired = path in self._moved and response.status in _EXPIRED
+            if not expired and response.status not in _REDIRECTS:
                 break
-            _close(connection, response)
-            address = self._followed(address, response.getheader("Location"))
+            self._finish(host, connection, response)
+            if expired:
+                self._moved.pop(path, None)
+                address, tag = first, None
+            else:
+                tag = tag or response.getheader("X-Linked-Etag")
+                address = self._followed(address, response.getheader("Location"))
         else:
             raise StoreError("refused", "the server redirects in a circle")
         try:
-            return self._answer(host, connection, response, span)
+            answer = self._answer(host, connection, response, span)
         except BaseException:
             _close(connection, response)
             raise
+        tag = tag or response.getheader("X-Linked-Etag")
+        if self._private is not None and tag is not None:
+            answer.meta["e_tag"], answer.linked = tag, True
+            if address != first:
+                self._moved[path] = address, tag
+        return answer
+
+    def _finish(self, host: _Host, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+        """Read the short text of an answer, and keep the connection."""
+        if response.length is None or response.length > _CHUNK or response.will_close:
+            _close(connection, response)
+            return
+        response.read()
+        self._keeper(host)(connection)
 
     def _followed(self, address: str, target: str | None) -> str:
         """Return the target of a redirect that may be followed, without the query."""
@@ -240,7 +281,7 @@ class WebStore:
         span: tuple[int, int] | None,
     ) -> _Answer:
         if response.status not in (_OK, _PARTIAL):
-            raise fault_of_status(response.status)
+            raise self._fault(response.status, response.headers)
         tag = response.getheader("ETag")
         if tag is not None and _TAG.fullmatch(tag) is None:
             raise StoreError("refused", "the ETag of the answer has control characters")
@@ -250,6 +291,10 @@ class WebStore:
             if _LENGTH.fullmatch(length) is None:
                 raise StoreError("refused", "the answer does not state the length of the object")
             return _Answer({**meta, "size": int(length)}, (0, 0), connection, response, self._keeper(host))
+        if response.status == _OK and self._private is not None and not span[0]:
+            size = int(found[0]) if (found := _LENGTH.fullmatch(response.getheader("Content-Length") or "")) else None
+            if size is not None and size <= span[1]:  # the Hub may send a small file whole
+                return _Answer({**meta, "size": size}, (0, size), connection, response, self._keeper(host))
         if response.status == _OK:
             raise StoreError("refused", "the server ignores ranges: download the object, and open that")
         found = _RANGE.fullmatch(response.getheader("Content-Range") or "")

@@ -56,7 +56,8 @@ def open(
         `bytes` or any other contiguous bytes-like object. Bytes are never a path: `os.fsdecode` turns them into one. A
         directory or an ``*.index.json`` opens a sharded model as one. Or the address of one of these in an object
         store: ``s3://bucket/key``, ``gs://bucket/key``, ``az://container/key`` or ``https://host/path``. The first
-        three need obstore, the extra ``[remote]``.
+        three need obstore, the extra ``[remote]``. Or on the Hugging Face Hub: ``hf://owner/name[@revision][/path]``,
+        with the extra ``[hub]``; what its cache holds is mapped there.
     format : str, optional
         One of `formats()`; by default the content decides.
     mode : {"mmap", "cow", "copy", "sealed"}, optional
@@ -191,7 +192,7 @@ def open_with(source: Any, options: Options) -> TensorFile:
         if type(path) is str and os.path.exists(path + INDEX_SUFFIX):
             error.add_note(f"this model is in several files: open {path + INDEX_SUFFIX!r}")
         elif type(path) is str and "://" in path:
-            error.add_note("the addresses that are read begin with s3://, gs://, az://, https:// or http://")
+            error.add_note("the addresses that are read begin with s3://, gs://, az://, https://, http:// or hf://")
         raise
     except UnknownFormatError as error:
         if isinstance(source, bytes) and b"\0" not in source:

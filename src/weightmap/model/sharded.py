@@ -28,7 +28,7 @@ from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, mode_of, open_file
 from weightmap.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -292,10 +292,10 @@ def _open_listed(source: Source, path: str, options: Options) -> TensorFile:
         options.limits.check("max_shards", len(names), "number of shards")
         _check_listed(path, names)
         asked = _of_shards(options)
-        for name in names:
-            files[name] = _open_shard(path, name, asked)
+        for name, file in _open_shards(path, names, asked):
+            files[name] = file
             if len(names) > KEPT:
-                _release(files[name])
+                _release(file)
         content = ShardedContent(files, listing)
         _check_total(content, listing.metadata, options)
         model = _joined(source, content, options)
@@ -322,10 +322,10 @@ def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
     try:
         options.limits.check("max_shards", part.parts, "number of parts")
         asked = _of_shards(options)
-        for name in part.names:
-            files[name] = _open_shard(path, name, asked)
+        for name, file in _open_shards(path, part.names, asked):
+            files[name] = file
             if part.parts > KEPT:
-                _release(files[name])
+                _release(file)
         count = _check_parts(files, part.parts)
         options.limits.check("max_tensors", count, "number of tensors")
         content = ShardedContent(files)
@@ -387,6 +387,27 @@ def _check_listed(path: str, names: Iterable[str]) -> None:
 def _of_shards(options: Options) -> Options:
     """Return the options that shards are opened with: "full" verifies the model as a whole, once it is open."""
     return Options(**options.keywords(verify="header" if options.checked else "none"))
+
+
+def _open_shards(index: str, names: Sequence[str], options: Options) -> Iterator[tuple[str, TensorFile]]:
+    """Open shards, in order; those in a store many at a time, since opening one is waiting for its header."""
+    if type(index) is str or len(names) < 2:
+        for name in names:
+            yield name, _open_shard(index, name, options)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 5 ms, for stores
+
+    with ThreadPoolExecutor(min(len(names), index.access.small)) as pool:  # type: ignore[attr-defined]
+        opening = [pool.submit(_open_shard, index, name, options) for name in names]
+        try:
+            while opening:
+                yield names[-len(opening)], opening.pop(0).result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            for future in opening:
+                if not future.cancelled() and future.exception() is None:
+                    future.result().close()
+            raise
 
 
 def _open_shard(index: str, name: str, options: Options) -> TensorFile:

@@ -1,0 +1,275 @@
+"""Repositories of the Hugging Face Hub as stores: ``hf://owner/name[@revision][/path]``.
+
+huggingface_hub, the extra ``[hub]``, has endpoint, token, offline switch and cache, and resolves a revision to a
+commit: one request lists all files of it with their digests. Bytes come by ranges of that commit, over our own client.
+The Hub redirects requests for large files to signed addresses of other hosts, which get no token; the next ranges of a
+file go there at once.
+"""
+
+from __future__ import annotations
+
+import http
+import os
+import re
+import time
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from urllib.parse import quote, unquote
+
+from weightmap.errors import MissingDependencyError
+from weightmap.io.fetching import ATTEMPTS, Access, StoreError, fault_of_status, pause
+from weightmap.io.location import Location
+from weightmap.io.web import WebStore
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Iterator, Mapping
+
+_KINDS = {"datasets": "dataset", "spaces": "space"}
+_FORM = "hf://owner/name[@revision][/path]"
+_COMMIT = re.compile("[0-9a-f]{40}")
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+class Entry(NamedTuple):
+    """A file of a repository: its bytes, and its digest; None where the cache alone knows it."""
+
+    size: int
+    digest: str | None
+
+
+class _Snapshot(NamedTuple):
+    """The files of a commit."""
+
+    commit: str
+    files: Mapping[str, Entry]
+    modified: dt.datetime | None
+    offline: str  # why the Hub was not asked; empty if it was
+
+
+class HubStore:
+    """The files of one revision of a repository, as they were when it was first asked for: see obstore's stores.
+
+    Parameters
+    ----------
+    kind : str
+        "model", "dataset" or "space".
+    name : str
+        Owner and name.
+    revision : str, optional
+        A branch, tag or commit; by default the main branch.
+    deadline : float
+        Longest wait for a server, in seconds.
+    """
+
+    def __init__(self, kind: str, name: str, revision: str | None, deadline: float) -> None:
+        self._arguments = kind, name, revision, deadline
+        self.kind, self.name, self.revision, self._deadline = self._arguments
+        self._hub = _library()
+        self._words = _Words(self._hub, kind, name, revision)
+        self._lock = Lock()
+        self._known: _Snapshot | None = None
+        self._web: WebStore | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HubStore, self._arguments
+
+    # ------------------------------------------------------------------------------------------------- a commit
+    def snapshot(self) -> _Snapshot:
+        """Return the files of the revision, which is resolved once. Raises `StoreError`."""
+        with self._lock:
+            if self._known is None:
+                self._known = self._asked()
+            return self._known
+
+    def _asked(self) -> _Snapshot:
+        hub, failed = self._hub, 0
+        given: dict[str, Any] = {"revision": self.revision, "repo_type": self.kind, "files_metadata": True}
+        while True:
+            try:
+                found = hub.HfApi(library_name="weightmap").repo_info(self.name, timeout=self._deadline, **given)
+            except hub.errors.OfflineModeIsEnabled:
+                return self._held("the Hub is switched off by HF_HUB_OFFLINE")
+            except hub.errors.HfHubHTTPError as error:
+                fault = self._words.fault(error.response.status_code, error.response.headers)
+            except OSError as error:  # of the client too: time-outs, refused connections, unknown hosts
+                timed_out = isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower()
+                fault = StoreError("again", "the Hub took too long" if timed_out else "the Hub cannot be reached")
+            except Exception as error:
+                if type(error).__module__.partition(".")[0] not in {"httpx", "httpx2", "httpcore", "requests"}:
+                    raise
+                timed_out = "timeout" in type(error).__name__.lower()
+                fault = StoreError("again", "the Hub took too long" if timed_out else "the Hub cannot be reached")
+            else:
+                files = {
+                    entry.rfilename: Entry(entry.size or 0, entry.lfs.sha256 if entry.lfs else entry.blob_id)
+                    for entry in found.siblings or ()
+                }
+                return _Snapshot(found.sha, files, found.last_modified, "")
+            failed += 1
+            if fault.kind != "again" or failed >= ATTEMPTS:
+                if fault.kind == "again" and fault.words.startswith("the Hub"):
+                    return self._held(fault.words)
+                raise fault from None
+            time.sleep(pause(failed, fault.after))
+
+    def _held(self, why: str) -> _Snapshot:
+        """Return what the cache holds of the revision; raise `StoreError` where it does not know that."""
+        folder, wanted = self._folder, self.revision or "main"
+        try:
+            with open(os.path.join(folder, "refs", wanted), encoding="utf-8") as file:
+                commit = file.read().strip()
+        except OSError:
+            commit = wanted
+        root = os.path.join(folder, "snapshots", commit)
+        if _COMMIT.fullmatch(commit) is None or not os.path.isdir(root):
+            raise StoreError("refused", f"{why}, and the cache has no revision {wanted!r} of {self.name}")
+        files = {}
+        for path, _, names in os.walk(root):
+            for name in names:
+                full = os.path.join(path, name)
+                if os.path.isfile(full):
+                    files[os.path.relpath(full, root).replace(os.sep, "/")] = Entry(os.stat(full).st_size, None)
+        return _Snapshot(commit, files, None, why)
+
+    @property
+    def _folder(self) -> str:
+        cache = self._hub.constants.HF_HUB_CACHE
+        return os.path.join(cache, f"{self.kind}s--{self.name.replace('/', '--')}")
+
+    def cached(self, key: str) -> str | None:
+        """Return the path of a file that the cache holds, else None. A commit that is named is not asked for."""
+        named = self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
+        commit = self.revision if named else self.snapshot().commit
+        given: dict[str, Any] = {"revision": commit, "repo_type": self.kind}
+        found = self._hub.try_to_load_from_cache(self.name, key, **given)
+        return found if isinstance(found, str) and os.path.isfile(found) else None
+
+    def digest(self, key: str) -> str | None:
+        """Return the digest of a file: SHA-256, or the hash of a blob of git for a small one; None if unknown."""
+        entry = self.snapshot().files.get(key)
+        return None if entry is None else entry.digest
+
+    # ------------------------------------------------------------------------------------------------- its files
+    def get(self, path: str, *, options: dict[str, Any]) -> Any:
+        """Request a range of a file, or with ``head`` its metadata: see obstore's `get`."""
+        found = self.snapshot()
+        entry = found.files.get(path)
+        if entry is None:
+            if found.offline:
+                raise StoreError("refused", f"{found.offline}, and the cache does not have it")
+            raise StoreError("missing", f"{self.name} has no such file at revision {found.commit[:12]}", told=True)
+        meta = {"size": entry.size, "e_tag": f'"{entry.digest}"', "last_modified": found.modified}
+        if "range" not in options:
+            return _Known(meta)
+        if found.offline:
+            raise StoreError("refused", f"{found.offline}, and the cache does not have it")
+        if options["range"][0] >= entry.size:
+            raise StoreError("beyond", "there are no such bytes")
+        with self._lock:
+            if self._web is None:
+                endpoint = self._hub.constants.ENDPOINT
+                headers = self._hub.utils.build_hf_headers(library_name="weightmap")
+                self._web = WebStore(
+                    f"{endpoint}/", self._deadline, redirects=True, private=headers, fault=self._words.fault
+                )
+            web = self._web
+        address = self._hub.hf_hub_url(self.name, path, repo_type=self.kind, revision=found.commit)
+        answer = web.get(address.split("/", 3)[3], options={"range": options["range"]})
+        tag = (answer.meta["e_tag"] or "").removeprefix("W/").strip('"')
+        # A signed address answers with a tag of its own, but the Hub's redirect with that of the file.
+        if answer.meta["size"] != entry.size or (answer.linked and entry.digest and tag != entry.digest):
+            answer.close()
+            raise StoreError("changed", "the Hub's answer has another size or digest than its list of files")
+        answer.meta |= meta
+        return answer
+
+    def list_with_delimiter(self, prefix: str) -> dict[str, Any]:
+        """List what lies directly below a prefix."""
+        prefix = f"{prefix}/" if prefix else ""
+        below = [key for key in self.snapshot().files if key.startswith(prefix)]
+        folders = {prefix + key[len(prefix) :].partition("/")[0] for key in below if "/" in key[len(prefix) :]}
+        objects = [{"path": key} for key in below if "/" not in key[len(prefix) :]]
+        return {"common_prefixes": sorted(folders), "objects": objects}
+
+
+class _Words:
+    """What errors of a repository say: nothing that holds a store, which closes its connections when it is gone."""
+
+    def __init__(self, hub: Any, kind: str, name: str, revision: str | None) -> None:
+        self._hub, self._name, self._revision = hub, name, revision or "main"
+        self._prefix = {"dataset": "datasets/", "space": "spaces/"}.get(kind, "")
+
+    def fault(self, status: int, headers: Any) -> StoreError:
+        """Return the error for an answer, in words that say what to do."""
+        fault, code, name = fault_of_status(status, headers), headers.get("X-Error-Code"), self._name
+        if code == "GatedRepo":
+            page = f"{self._hub.constants.ENDPOINT}/{self._prefix}{name}"
+            return StoreError("denied", f"{name} is gated: accept its conditions at {page}, and {_LOG_IN}")
+        if code == "RevisionNotFound":
+            return StoreError("missing", f"{name} has no revision {self._revision!r}", told=True)
+        if code == "RepoNotFound" or (status == http.HTTPStatus.UNAUTHORIZED and self._hub.get_token() is None):
+            words = f"the Hub has no repository {name}, or a private one: check the name, or {_LOG_IN}"
+            return StoreError("missing", words, told=True)
+        if fault.kind == "denied":
+            return StoreError("denied", f"{fault.words}: the token may not read {name}; {_LOG_IN}")
+        if status == http.HTTPStatus.TOO_MANY_REQUESTS:
+            words = f"{fault.words}: the rate limit of the Hub for {name}; wait some minutes, or {_LOG_IN}"
+            return StoreError("again", words, after=fault.after)
+        return fault
+
+
+class _Known:
+    """An answer without bytes."""
+
+    def __init__(self, meta: dict[str, Any]) -> None:
+        self.meta = meta
+        self.range = (0, 0)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(())
+
+
+def location(address: str, concurrency: int | None, deadline: float) -> Location:
+    """Return the location of a file or folder on the Hub.
+
+    Raises
+    ------
+    ValueError
+        For an address of another form.
+    MissingDependencyError
+    """
+    parts = address.partition("://")[2].split("/")
+    kind, prefix = "model", ""
+    if parts[0] in _KINDS:
+        prefix = f"{parts[0]}/"
+        kind = _KINDS[parts.pop(0)]
+    if len(parts) < 2 or not parts[0] or not parts[1].partition("@")[0]:
+        raise ValueError(f"the hf address names no repository, expected {_FORM}")
+    (owner, named), rest = parts[:2], parts[2:]
+    name, given, text = named.partition("@")
+    if given and text == "refs" and len(rest) > 1:  # of a pull request, or of converted files
+        text, rest = "/".join(("refs", *rest[:2])), rest[2:]
+    revision = unquote(text)
+    key = "/".join(rest)
+    if (given and not revision) or (key and {"", ".", ".."} & set(key.removesuffix("/").split("/"))):
+        raise ValueError(f"the hf address has an empty revision or no plain path, expected {_FORM}")
+    store = HubStore(kind, f"{owner}/{name}", revision or None, deadline)
+    at = f"@{quote(revision, safe='')}" if revision else ""
+    base = f"hf://{prefix}{owner}/{name}{at}/"
+    return Location(base + key, Access(store, concurrency, deadline), base, encoded=False)
+
+
+def _library() -> Any:
+    """Return huggingface_hub."""
+    try:
+        import huggingface_hub  # noqa: PLC0415 - an extra, and 60 ms
+    except ImportError:
+        _fail_missing()
+    return huggingface_hub
+
+
+def _fail_missing() -> NoReturn:
+    how = "pip install huggingface_hub, or '.[hub]' in a checkout"
+    msg = f"hf:// addresses need huggingface_hub, the extra [hub]: {how}"
+    raise MissingDependencyError(msg) from None
