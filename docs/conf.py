@@ -71,6 +71,7 @@ MODULES = {
     "weightmap.vllm": "the load format of vLLM, the loader of SGLang",
     "weightmap.dcp": "torch.distributed.checkpoint",
     "weightmap.deltas": "what changed between two versions of a model",
+    "weightmap.trust": "the bytes that were meant: digests recorded elsewhere",
     "weightmap.words": "word vectors of other programs",
     "weightmap.kernels": "checksums, hashes, widening and decoding in C",
     "weightmap.errors": "every error, with its fields",

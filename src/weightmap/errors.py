@@ -34,6 +34,7 @@ __all__ = [
     "TensorFileError",
     "TensorNotFoundError",
     "TruncatedError",
+    "TrustError",
     "UnknownFormatError",
     "UnknownWordError",
     "UnsupportedError",
@@ -242,6 +243,10 @@ class LayoutError(FormatError):
 
 class ChecksumError(FormatError):
     """A stored checksum does not match the bytes."""
+
+
+class TrustError(ChecksumError):
+    """The file is not the one whose digest was recorded, or no digest of it was: see `weightmap.trust`."""
 
 
 class DeltaError(FormatError):

@@ -125,11 +125,25 @@ class Options:
         Directories of deltas over the model: absolute paths, or addresses.
     config : mapping, str or os.PathLike, optional
         The configuration of the model, or the path of one; by default that beside the file: see `TensorFile.weights`.
+    trust : weightmap.trust.checking.Trust, optional
+        The digests that the files must have.
     checked : bool
         Whether the index is validated: `verify` is not "none".
     """
 
-    __slots__ = ("advise", "checked", "config", "deltas", "format", "limits", "mode", "private", "strict", "verify")
+    __slots__ = (
+        "advise",
+        "checked",
+        "config",
+        "deltas",
+        "format",
+        "limits",
+        "mode",
+        "private",
+        "strict",
+        "trust",
+        "verify",
+    )
 
     # Whether importers may read a file that no format recognises, and how: `ImportOptions`.
     importing = False
@@ -146,6 +160,7 @@ class Options:
         private: bool = False,
         deltas: tuple[str, ...] = (),
         config: Any = None,
+        trust: Any = None,
     ) -> None:
         self.format: str | None = format
         self.mode: str | None = mode
@@ -156,11 +171,12 @@ class Options:
         self.private: bool = private
         self.deltas: tuple[str, ...] = deltas
         self.config: Any = config
+        self.trust: Any = trust
         self.checked: bool = verify != "none"
 
     def keywords(self, **other: Any) -> dict[str, Any]:
         """Return keyword arguments that make equal options, some of them replaced by `other`."""
-        names = ("format", "mode", "verify", "strict", "limits", "advise", "private", "deltas", "config")
+        names = ("format", "mode", "verify", "strict", "limits", "advise", "private", "deltas", "config", "trust")
         return {name: getattr(self, name) for name in names} | other
 
     def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:

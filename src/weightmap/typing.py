@@ -48,3 +48,4 @@ class OpenOptions(TypedDict, total=False):
     advise: Advice | None
     deltas: "Sequence[str | PathLike[str]] | None"
     config: "Mapping[str, Any] | str | PathLike[str] | None"
+    trust: Any

@@ -23,6 +23,7 @@ LAYERS = [
     {"_kernels"},
     {"kernels"},
     {"io"},
+    {"trust"},
     {"index"},
     {"quant"},
     {"embeddings"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from weightmap.errors import LayoutError, TensorFileError, UnsupportedError, quoted
@@ -67,7 +67,11 @@ def open_beside(source: Source, name: str) -> Source:
         if error.errno not in MISSING:
             raise
         raise LayoutError(f"file {quoted(name)}, in which tensors lie, is missing", field="location") from None
-    found.follow(source)
+    try:
+        found.follow(source)
+    except BaseException:
+        found.close()
+        raise
     return found
 
 
@@ -93,14 +97,16 @@ def _is_near(path: str, other: str) -> bool:
     return any(real.startswith(os.path.join(folder, "")) for folder in folders)
 
 
-def read_small(path: str) -> bytes | None:
-    """Return the content of a small file, or None when there is none."""
+def read_small(path: str, trust: Any = None) -> bytes | None:
+    """Return the content of a small file, or None when there is none. `trust` has the digest that it must have."""
     try:
         source = from_path(path, "copy")
     except FileNotFoundError:
         return None
     try:
         Limits().check("max_header_bytes", source.size, "size of the file")
+        if trust is not None:
+            trust.admit(source, Limits())
         return source.pread(0, source.size)
     except TensorFileError as error:
         raise error.located(path=path) from None

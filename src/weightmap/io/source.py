@@ -119,6 +119,8 @@ class Source:
     format: str | None = None
     store: str | None = None  # name of the store of the bytes
     digest: str | None = None  # as the store states it
+    trust: Any = None  # the digests that files beside this one must have: see weightmap.trust
+    watch: Callable[[memoryview], None] | None = None  # gets each piece that is copied, in order
 
     def __init__(
         self,
@@ -336,7 +338,9 @@ class Source:
             self.advise(other._advice)
         self.private = self.private or other.private
         limits = other._limits
-        if limits is not None:
+        if other.trust is not None:
+            other.trust.admit(self, other._limits or DEFAULT_LIMITS)
+        elif limits is not None:
             self.prepare(explicit=not other._fallback, limits=limits)
 
     def advise(self, advice: str) -> None:
@@ -411,16 +415,32 @@ class Source:
                 raise error.located(path=self.name) from None
             if not sealed:
                 data = aligned(self.size)
-                got = read_into(file, memoryview(data), 0, self.name)
+                got = self._filled(file, memoryview(data))
                 if got < self.size:
                     self._short(got, self.size)
                 return data, data
             try:
-                file = seal(self.chunks(0, self.size))
+                file = seal(self._watched(self.chunks(0, self.size)))
             except OSError as error:
                 raise error if error.filename is not None else self._named(error) from None
         self._sealed = file
         return self._map(file)
+
+    def _filled(self, file: Descriptor, view: memoryview) -> int:
+        """Read the file into memory; return how many bytes there were. Pieces are watched while a cache has them."""
+        if self.watch is None:
+            return read_into(file, view, 0, self.name)
+        got = 0
+        while got < len(view) and (count := read_into(file, view[got : got + CHUNK], got, self.name)):
+            self.watch(view[got : got + count])
+            got += count
+        return got
+
+    def _watched(self, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+        for piece in pieces:
+            if self.watch is not None:
+                self.watch(piece)
+            yield piece
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
         """Return the `nbytes` bytes from `offset` on as an array, without a copy.

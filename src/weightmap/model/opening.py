@@ -41,6 +41,7 @@ def open(
     advise: Advice | None = None,
     deltas: Sequence[str | os.PathLike[str]] | None = None,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    trust: Any = None,
     store: Any = None,
     concurrency: int | None = None,
     deadline: float | None = None,
@@ -86,6 +87,12 @@ def open(
     config : mapping, str or os.PathLike, optional
         The configuration of the model, or the path of a ``config.json``, which says how its parameters are quantised:
         see `TensorFile.weights`. Default: ``config.json`` beside the file.
+    trust : str, os.PathLike, mapping or Signature, optional
+        Digests that the files of the model must have, recorded elsewhere: "recorded" (what lies beside the model), a
+        mapping such as ``{"model.safetensors": "sha256:..."}``, the path of a ``SHA256SUMS``, ``NAME.sha256`` or Git
+        LFS pointer, or what `weightmap.trust.signature` returns. A file that has another digest, or none in the list,
+        raises `TrustError`. In modes "copy" and "sealed" the bytes that were hashed are the bytes of the tensors; in
+        "mmap" and "cow" a file is hashed, then mapped, which `weightmap.trust` says more about.
     store : optional
         The store that holds the object, of obstore or with its interface: for credentials, endpoints and clients of
         your own. `source` is then the address of the object, or its key in the store. Default: the store of the
@@ -108,7 +115,8 @@ def open(
     Raises
     ------
     FormatError
-        When the file is damaged, unknown or unsupported: one of its subclasses. `DeltaError` for a delta that is
+        When the file is damaged, unknown or unsupported: one of its subclasses. `TrustError` for a file that is not the
+        one that `trust` names. `DeltaError` for a delta that is
         damaged, or not built on the one before.
     NotRegularFileError
         For a FIFO, socket or device.
@@ -156,13 +164,17 @@ def open(
         bounds = {"concurrency": concurrency, "deadline": deadline}
         source = _located(source, store=store, **bounds, redirects=redirects, unversioned=unversioned)
     over = () if deltas is None else _directories(deltas)
+    if trust is not None:
+        trust = _bound(trust, source, over)
     how: dict[str, Any] = {"format": format, "mode": mode, "verify": verify, "strict": strict, "advise": advise}
-    return open_with(source, Options(limits, **how, deltas=over, config=config))
+    return open_with(source, Options(limits, **how, deltas=over, config=config, trust=trust))
 
 
-def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
+def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
-    return open_with(source, Options(validated_limits(limits), strict=strict, private=True))
+    if trust is not None:
+        trust = _bound(trust, source)
+    return open_with(source, Options(validated_limits(limits), strict=strict, private=True, trust=trust))
 
 
 def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool) -> Any:
@@ -213,6 +225,13 @@ def _directories(deltas: Any) -> tuple[str, ...]:
             raise mistyped("a directory of deltas", given, "a path")
         found.append(os.path.abspath(path) if type(path) is str else path)
     return tuple(found)
+
+
+def _bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Any:
+    """Return the digests that `trust` gives for the files of a model."""
+    from weightmap.trust.checking import bound  # noqa: PLC0415 - few handles need it
+
+    return bound(trust, source, deltas)
 
 
 def _located(source: Any, **options: Any) -> Any:

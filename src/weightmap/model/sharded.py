@@ -21,6 +21,7 @@ from weightmap.formats._metadata import equal
 from weightmap.index.joined import JoinedTable
 from weightmap.io.beside import KEPT
 from weightmap.io.open_source import MISSING, beside, called, from_path, inside, names_in, unlisted
+from weightmap.kernels import cpus
 from weightmap.model.file import TensorFile
 from weightmap.model.listing import read_listing, shard_name
 from weightmap.model.parts import check_index, parts_of, sources_of
@@ -287,6 +288,8 @@ def _is_replaced(source: Source, path: str) -> bool:
 def _open_listed(source: Source, path: str, options: Options) -> TensorFile:
     files: dict[str, TensorFile] = {}
     try:
+        if options.trust is not None:
+            options.trust.admit(source, options.limits)
         listing = read_listing(source, options)
         names = sorted(map(shard_name, listing.shards))
         options.limits.check("max_shards", len(names), "number of shards")
@@ -390,15 +393,25 @@ def _of_shards(options: Options) -> Options:
 
 
 def _open_shards(index: str, names: Sequence[str], options: Options) -> Iterator[tuple[str, TensorFile]]:
-    """Open shards, in order; those in a store many at a time, since opening one is waiting for its header."""
-    if type(index) is str or len(names) < 2:
+    """Open shards, in order; those in a store many at a time, since opening one is waiting for its header.
+
+    Those that are hashed are opened by as many threads as there are processors.
+    """
+    hashed = options.trust is not None
+    if len(names) < 2 or (type(index) is str and not hashed):
         for name in names:
             yield name, _open_shard(index, name, options)
         return
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 5 ms, for stores
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 5 ms, for stores and hashing
 
-    with ThreadPoolExecutor(min(len(names), index.access.small)) as pool:  # type: ignore[attr-defined]
-        opening = [pool.submit(_open_shard, index, name, options) for name in names]
+    def opened(name: str) -> TensorFile:
+        file = _open_shard(index, name, options)
+        if hashed and len(names) > KEPT:  # the caller may be far behind
+            _release(file)
+        return file
+
+    with ThreadPoolExecutor(min(len(names), cpus() if hashed else index.access.small)) as pool:  # type: ignore[attr-defined]
+        opening = [pool.submit(opened, name) for name in names]
         try:
             while opening:
                 yield names[-len(opening)], opening.pop(0).result()

@@ -87,6 +87,8 @@ def open_opened(source: Source, options: Options) -> TensorFile:
             source.advise(options.advise)
         if options.private:
             source.private = True
+        if options.trust is not None:
+            options.trust.admit(source, limits)
         explicit = options.mode is not None
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)

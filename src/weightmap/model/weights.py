@@ -69,7 +69,7 @@ def as_parameters(file: Any, dtype: str | None = None, schemes: frozenset[str] =
     """
     check_index(file)
     source, content, options = parts_of(file)
-    config, path = _config_of(source, options.config)
+    config, path = _config_of(source, options.config, options.trust)
     settings = _settings(config, path)
     if settings is None:
         return file
@@ -102,7 +102,7 @@ class _Content(Content):
 _CONFIG, _OLDER = "config.json", "hf_quant_config.json"
 
 
-def _config_of(source: Source, config: Any) -> tuple[dict[str, Any], str]:
+def _config_of(source: Source, config: Any, trust: Any = None) -> tuple[dict[str, Any], str]:
     """Return the configuration of a model, empty where it has none, and where it is from."""
     path = source.absolute
     if isinstance(config, Mapping):
@@ -114,17 +114,17 @@ def _config_of(source: Source, config: Any) -> tuple[dict[str, Any], str]:
         return found, os.fspath(config)
     if path is None:
         return {}, _CONFIG
-    found = _json(beside(path, _CONFIG)) or {}
+    found = _json(beside(path, _CONFIG), trust) or {}
     if found.get("quantization_config") is None and found.get("compression_config") is None:
-        older = _json(beside(path, _OLDER))
+        older = _json(beside(path, _OLDER), trust)
         if older is not None:
             inner = as_settings(older.get("quantization"), beside(path, _OLDER), "quantization").values
             found = found | {"quantization_config": {"quant_method": "modelopt", **inner}}
     return found, beside(path, _CONFIG)
 
 
-def _json(path: str) -> dict[str, Any] | None:
-    raw = read_small(path)
+def _json(path: str, trust: Any = None) -> dict[str, Any] | None:
+    raw = read_small(path, trust)
     try:
         return None if raw is None else strict_json.loads(raw, "config.json")
     except TensorFileError as error:

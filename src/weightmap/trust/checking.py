@@ -1,0 +1,184 @@
+"""`Trust`: compares whole files with the digests that they should have, as they are opened."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from weightmap.arguments import mistyped
+from weightmap.errors import TensorFileError, TrustError, UnsupportedError, quoted
+from weightmap.io.open_source import path_of
+from weightmap.trust import record, recorded
+from weightmap.trust.lists import ONLY, Digest, Digests, add, of_file, of_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightmap.io.source import Source
+    from weightmap.options import Limits
+
+_ALGORITHMS: dict[str, Callable[[], Any]] = {
+    "sha256": hashlib.sha256,
+    "git": partial(hashlib.sha1, usedforsecurity=False),
+    "blake2": hashlib.blake2b,
+}
+_RECORDED = "recorded"
+
+
+class Trust:
+    """The digests that the files of one model must have. It can be pickled.
+
+    Parameters
+    ----------
+    root : str
+        The folder of the model.
+    digests : dict
+        By names relative to it; `ONLY` is the file that is opened.
+    beside : bool
+        Whether to look for more beside each file.
+    """
+
+    def __init__(self, root: str, digests: Digests, *, beside: bool = False) -> None:
+        self.root = root
+        self.digests = digests
+        self._beside = beside
+        # The files that this hashed, by what `record.state_of` says of them.
+        self._hashed: set[tuple[tuple[int, ...], str]] = set()
+
+    def name_of(self, path: str) -> str:
+        """Return the name of a file in the lists. Raises `TrustError` for one outside the folder."""
+        name = os.path.relpath(path, self.root)
+        if name.split(os.sep)[0] == os.pardir:
+            raise TrustError("this file lies outside of the folder whose digests are known", path=path)
+        return name.replace(os.sep, "/")
+
+    def expected(self, path: str) -> tuple[Digest, ...]:
+        """Return the digests that a file must have. Raises `TrustError` if there is none."""
+        name = self.name_of(path)
+        found: Digests = {name: self.digests.get(name) or self.digests.get(ONLY, ())}
+        if self._beside:
+            for digest in recorded.beside(self.root, name).get(name, ()):
+                add(found, name, digest)
+        if not found[name]:
+            where = "beside it" if self._beside else "in the list"
+            raise TrustError(f"no digest of this file is {where}: {quoted(name)}", path=path)
+        return found[name]
+
+    def admit(self, source: Source, limits: Limits) -> None:
+        """Hash an opened file, and compare. Raises `TrustError` for another file than the one that was meant.
+
+        In modes that copy, what is hashed is the copy, while it is made; in others the file is read and then mapped.
+        """
+        path = source.absolute
+        if path is None or source.store is not None:
+            raise UnsupportedError("trust= is for files that are opened by path", path=source.name)
+        try:
+            wanted = self.expected(path)
+            sums = [_Sum(digest, source.size) for digest in wanted]
+            if source.mode in {"copy", "sealed"}:
+                self._copy(source, sums, limits)
+            else:
+                self._read(source, sums, wanted)
+                source.prepare(explicit=not source.private, limits=limits)
+            for own in sums:
+                own.check()
+            source.trust = self
+        except TensorFileError as error:
+            raise error.located(path=source.name) from None
+
+    def _copy(self, source: Source, sums: Sequence[_Sum], limits: Limits) -> None:
+        """Let the source copy its file, and hash the copy."""
+        fed = 0
+
+        def watch(piece: memoryview) -> None:
+            nonlocal fed
+            fed += len(piece)
+            for own in sums:
+                own.update(piece)
+
+        source.watch = watch
+        source.prepare(explicit=True, limits=limits)
+        source.watch = None
+        if fed != source.size:  # sealed memory is not copied
+            for own in sums:
+                own.update(memoryview(source.octets))
+
+    def _read(self, source: Source, sums: Sequence[_Sum], wanted: Sequence[Digest]) -> None:
+        """Read and hash a file that is going to be mapped, unless that was done before."""
+        file = source.descriptor
+        before, key = record.state_of(file), " ".join(map(str, wanted))
+        if (before, key) in self._hashed or all(record.has(file, before, str(digest)) for digest in wanted):
+            for own in sums:
+                own.known()
+            return
+        settled = record.is_settled(before)
+        for piece in source.chunks(0, source.size):
+            for own in sums:
+                own.update(piece)
+        source.check_unchanged()
+        if record.state_of(file) != before:
+            raise TrustError("the file was changed while it was hashed")
+        for own in sums:
+            own.check()
+        self._hashed.add((before, key))
+        for digest in wanted if settled else ():
+            record.add(file, before, str(digest))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_hashed": set()}
+
+
+class _Sum:
+    """A running digest of a file."""
+
+    def __init__(self, digest: Digest, size: int) -> None:
+        self._digest = digest
+        self._own = _ALGORITHMS[digest.algorithm]()
+        self.update: Callable[[Any], None] = self._own.update
+        if digest.algorithm == "git":
+            self.update(b"blob %d\0" % size)
+        self._known = False
+
+    def known(self) -> None:
+        """Take the file for the one that was meant."""
+        self._known = True
+
+    def check(self) -> None:
+        """Raise `TrustError` unless the bytes have the digest."""
+        actual = f"{self._digest.algorithm}:{self._own.hexdigest()}"
+        if not self._known and actual != str(self._digest):
+            what = f"this is not the file that {self._digest.origin} is about: its digest"
+            raise TrustError(what, field="digest", actual=actual, expected=str(self._digest))
+
+
+def bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
+    """Return the digests that `trust` of `weightmap.open` gives for the files of a model."""
+    path = path_of(source)
+    if path is None or type(path) is not str:
+        raise UnsupportedError("trust= is for files that are opened by path", path=None if path is None else str(path))
+    if deltas:
+        raise UnsupportedError(f"trust= has no digest of a model under deltas, such as {quoted(deltas[0])}", path=path)
+    if isinstance(trust, Trust):
+        return trust
+    given = os.path.abspath(path)
+    root = given if os.path.isdir(given) else os.path.dirname(given)
+    if isinstance(trust, Mapping):
+        return Trust(root, of_mapping(trust))
+    if hasattr(trust, "trust_for"):
+        found: Trust = trust.trust_for(given, root)
+        return found
+    if not isinstance(trust, (str, os.PathLike)):
+        raise mistyped("trust", trust, "'recorded', a mapping, the path of a list of digests, or a signature")
+    if trust == _RECORDED:
+        return Trust(root, recorded.listed_in(root), beside=True)
+    at = os.fsdecode(trust)
+    raw = recorded.read_list(at)
+    if raw is None:
+        raise FileNotFoundError(2, os.strerror(2), at)
+    digests = of_file(raw, at)
+    if ONLY in digests:  # it is about the file that is opened, and no other one
+        digests = {os.path.relpath(given, root).replace(os.sep, "/"): digests[ONLY]}
+    return Trust(root, digests)

@@ -1,0 +1,423 @@
+"""`trust=`: whole files against digests that were recorded elsewhere."""
+
+import hashlib
+import os
+import pickle
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from weightmap import trust
+from weightmap.io import source as sources
+from weightmap.trust import checking, record
+
+MODES = ["mmap", "cow", "copy", "sealed"]
+NAME = "model.safetensors"
+ZEROS = "0" * 64
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of our own, in which every file counts as old enough to be recorded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(record, "_SETTLED", 0)
+    return tmp_path / "cache" / "weightmap" / "hashed"
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a model of one file."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    wm.save(folder / NAME, {"w": np.arange(200_000, dtype=np.float32)})
+    return folder
+
+
+def sha256(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def git(path):
+    raw = Path(path).read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
+
+
+def pointer(path):
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256(path)}\nsize {path.stat().st_size}\n"
+
+
+def sums(folder):
+    return "".join(f"{sha256(path)}  {path.name}\n" for path in folder.iterdir())
+
+
+def refused(source, given, match, **how):
+    with pytest.raises(wm.TrustError, match=match) as caught:
+        wm.open(source, trust=given, **how)
+    return caught.value
+
+
+# -------------------------------------------------------------------------------------------------- where digests are
+
+
+def in_sums(folder):
+    (folder / "SHA256SUMS").write_text(sums(folder))
+
+
+def in_own_list(folder):
+    (folder / f"{NAME}.sha256").write_text(f"{sha256(folder / NAME).upper()} *{NAME}\r\n")
+
+
+def bare(folder):
+    (folder / f"{NAME}.sha256").write_text(sha256(folder / NAME) + "\n")
+
+
+def in_pointer(folder):
+    (folder / f"{NAME}.lfs").write_text(pointer(folder / NAME))
+
+
+def downloaded(folder):
+    notes = folder / ".cache" / "huggingface" / "download"
+    notes.mkdir(parents=True)
+    (notes / f"{NAME}.metadata").write_text(f"{'c' * 40}\n{sha256(folder / NAME)}\n1700000000.5\n")
+
+
+def downloaded_above(folder):
+    notes = folder.parent / ".cache" / "huggingface" / "download" / folder.name
+    notes.mkdir(parents=True)
+    (notes / f"{NAME}.metadata").write_text(f"{'c' * 40}\n{git(folder / NAME)}\n1700000000.5\n")
+
+
+def cached(folder, digest=sha256):
+    """Turn the folder into a snapshot of a hub cache."""
+    blobs, snapshot = folder / "blobs", folder / "snapshots" / ("c" * 40)
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    blob = blobs / digest(folder / NAME)
+    (folder / NAME).rename(blob)
+    (snapshot / NAME).symlink_to(os.path.relpath(blob, snapshot))
+    return snapshot
+
+
+def small(folder):
+    return cached(folder, git)
+
+
+PLACES = [in_sums, in_own_list, bare, in_pointer, downloaded, downloaded_above, cached, small]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_lies_beside_a_model_is_its_digest(model, place):
+    path = (place(model) or model) / NAME
+    for mode in MODES:
+        for opened in (path, path.parent):
+            with wm.open(opened, trust="recorded", mode=mode) as file:
+                assert file["w"][-1] == 199_999
+    before = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\1")
+    for mode in MODES:
+        error = refused(path, "recorded", "its digest is", mode=mode)
+        assert error.path == str(path)
+        assert {len(error.actual), len(error.expected)} <= {len("sha256:") + 64, len("git:") + 40}
+        assert error.actual != error.expected
+    assert isinstance(pickle.loads(pickle.dumps(error)), wm.ChecksumError)
+    path.write_bytes(before)
+    wm.open(path, trust="recorded").close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mapping_and_a_path_of_a_list(model, tmp_path, mode):
+    path, good = model / NAME, sha256(model / NAME)
+    lists = {
+        "SUMS": sums(model),
+        "bsd": f"# by hand\n\nSHA256 (./{NAME}) = {good}\n",
+        "lfs": pointer(path),
+        "bare": good,
+    }
+    for name, text in lists.items():
+        (tmp_path / name).write_text(text)
+        wm.open(path, trust=tmp_path / name, mode=mode).close()
+    assert list(wm.load(path, trust={NAME: f"sha256:{good}"}, mode=mode)) == ["w"]
+    refused(path, {NAME: f"sha256:{ZEROS}"}, "its digest is sha256:", mode=mode)
+    refused(path, {"other": f"sha256:{good}"}, f"no digest of this file is in the list: '{NAME}'", mode=mode)
+    refused(path, "recorded", "no digest of this file is beside it", mode=mode)
+    (tmp_path / "lfs2").write_text(pointer(path))
+    refused(model / ".." / "model", tmp_path / "lfs2", "no digest", mode=mode)  # of a directory's file, it says nothing
+
+
+def test_names_as_sha256sum_writes_them(tmp_path):
+    """A backslash in front escapes the name; the file is found under the name that it means."""
+    name = "a\\b\nc\r.safetensors"
+    wm.save(tmp_path / name, {"w": np.ones(3, np.float32)})
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    good = sha256(tmp_path / name)
+    (tmp_path / "SHA256SUMS").write_bytes(f"\\{good}  {escaped}\n".encode())
+    wm.open(tmp_path / name, trust="recorded").close()
+    (tmp_path / "SHA256SUMS").write_bytes(f"\\SHA256 ({escaped}) = {good}\n".encode())
+    wm.open(tmp_path / name, trust="recorded").close()
+
+
+LISTS = {
+    "../model/model.safetensors": "expected one in the folder",
+    "/model.safetensors": "expected one in the folder",
+    "a/../model.safetensors": "expected one in the folder",
+    "./": "expected one in the folder",
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_names_that_lead_out_of_the_folder_are_refused(model, tmp_path, name):
+    refused(model / NAME, {name: f"sha256:{sha256(model / NAME)}"}, LISTS[name])
+    (tmp_path / "list").write_text(f"{sha256(model / NAME)}  {name}\n")
+    refused(model / NAME, tmp_path / "list", LISTS[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "no digest in this list"),
+        (f"{ZEROS[1:]}  {NAME}\n", "line 1 is no line"),
+        (f"{ZEROS}{NAME}\n", "line 1 is no line"),
+        (f"\\{ZEROS}  a\\tb\n", "escape"),
+        (f"{ZEROS}  {NAME}\n{ZEROS[1:]}1  ./{NAME}\n", "contradict"),
+        (f"SHA1 ({NAME}) = {ZEROS}\n", "line 1 is no line"),
+        ("\0\xff", "line 1 is no line"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:zz\nsize 3\n", "line 1 is no line"),
+    ],
+)
+def test_a_list_that_sha256sum_would_not_write_is_refused(model, tmp_path, text, match):
+    (tmp_path / "list").write_bytes(text.encode("latin-1"))
+    refused(model / NAME, tmp_path / "list", match)
+
+
+def test_places_that_contradict_each_other_are_refused(model):
+    in_sums(model)
+    (model / f"{NAME}.sha256").write_text(ZEROS)
+    refused(model / NAME, "recorded", "contradict")
+    (model / f"{NAME}.sha256").write_text(f"{sha256(model / NAME)}  other\n")
+    refused(model / NAME, "recorded", "another file")
+    (model / f"{NAME}.sha256").unlink()
+    downloaded(model)  # another kind of digest: the file has to agree with both
+    notes = model / ".cache" / "huggingface" / "download" / f"{NAME}.metadata"
+    notes.write_text(f"{'c' * 40}\n{'0' * 40}\n1\n")
+    refused(model / NAME, "recorded", "its digest is git:")
+
+
+def test_arguments(model, tmp_path):
+    for given in (3, b"recorded", {NAME: 3}, {3: "x"}):
+        with pytest.raises(TypeError):
+            wm.open(model / NAME, trust=given)
+    refused(model / NAME, {NAME: "md5:00"}, "expected sha256:")
+    with pytest.raises(FileNotFoundError):
+        wm.open(model / NAME, trust=tmp_path / "none")
+    os.mkfifo(tmp_path / "fifo")
+    refused(model / NAME, tmp_path / "fifo", "no regular file")
+    for source in ((model / NAME).read_bytes(), "https://example.org/model.safetensors"):
+        with pytest.raises(wm.UnsupportedError, match="opened by path"):
+            wm.open(source, trust="recorded")
+    with pytest.raises(wm.UnsupportedError, match="deltas"):
+        wm.open(model / NAME, trust="recorded", deltas=[tmp_path])
+
+
+# --------------------------------------------------------------------------------------------------- several files
+
+
+def test_every_file_that_is_opened_is_listed(tmp_path):
+    """Index, shards and configuration; each that lacks a digest, or has another one, is refused by name."""
+    tensors = {f"t{n}": np.full(1000, n, np.float32) for n in range(6)}
+    wm.save(tmp_path / NAME, tensors, max_shard_size=8000)
+    (tmp_path / "config.json").write_text("{}")
+    names = sorted(path.name for path in tmp_path.iterdir() if path.name != "cache")
+    digests = {name: f"sha256:{sha256(tmp_path / name)}" for name in names}
+    assert len(names) == 5
+    for mode in MODES:
+        with wm.open(tmp_path, trust=digests, mode=mode) as file:
+            assert [array[0] for array in file.values()] == list(range(6))
+            assert list(file.weights) == list(tensors)
+            again = pickle.loads(pickle.dumps(file))
+            assert again["t5"][0] == 5
+            again.close()
+        for name in names:
+            for change in ({name: f"sha256:{ZEROS}"}, {}):
+                given = {other: digest for other, digest in digests.items() if other != name} | change
+                with pytest.raises(wm.TrustError) as caught:
+                    wm.open(tmp_path, trust=given, mode=mode).weights  # noqa: B018
+                assert caught.value.path == str(tmp_path / name)
+
+
+# ------------------------------------------------------------------------------------------------------- one pass
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_byte_is_read_once(tmp_path, mode):
+    path = tmp_path / NAME
+    wm.save(path, {"w": np.arange(1 << 22, dtype=np.float32)})
+    digests = {NAME: f"sha256:{sha256(path)}"}
+    wm.open(path, trust=digests, mode=mode).close()  # imports what it needs
+    trust.forget()
+    before = bytes_read()
+    with wm.open(path, trust=digests, mode=mode) as file:
+        file["w"]
+        assert file.is_stable is (mode in {"copy", "sealed"})
+    assert 1 <= (bytes_read() - before) / path.stat().st_size < 1.001
+
+
+def bytes_read():
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize("mode", ["copy", "sealed"])
+@pytest.mark.parametrize("swap", ["in place", "by rename"])
+@pytest.mark.parametrize("step", range(8))
+def test_a_swap_at_any_step_hands_out_no_other_bytes(model, monkeypatch, mode, swap, step):
+    path = model / NAME
+    good, other = path.read_bytes(), (model / "other")
+    wm.save(other.with_suffix(".safetensors"), {"w": -np.arange(200_000, dtype=np.float32)})
+    other.with_suffix(".safetensors").rename(other)
+    count = 0
+
+    def swapped(function):
+        def call(*args):
+            nonlocal count
+            if count == step:
+                other.replace(path) if swap == "by rename" else path.write_bytes(other.read_bytes())
+            count += 1
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(sources, "read_into", swapped(sources.read_into))
+    monkeypatch.setattr(checking, "_Sum", swapped(checking._Sum))
+    try:
+        file = wm.open(path, mode=mode, trust={NAME: f"sha256:{hashlib.sha256(good).hexdigest()}"})
+    except (wm.TrustError, wm.FileChangedError):
+        assert step < 5
+    else:
+        assert file["w"].tobytes() == good[-800_000:]
+    assert count == 5  # of the sum and four pieces
+
+
+# ------------------------------------------------------------------------------------------------------ the record
+
+
+def test_a_second_opening_hashes_nothing(model, cache):
+    given = {NAME: f"sha256:{sha256(model / NAME)}"}
+    path = model / NAME
+
+    def opened(**how):
+        before = bytes_read()
+        wm.open(path, trust=given, **how).close()
+        return bytes_read() - before > path.stat().st_size
+
+    assert opened()
+    assert not opened()
+    assert not opened(mode="cow")
+    assert opened(mode="copy")  # what is handed out is hashed, whatever was hashed before
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert trust.forget() == 1
+    assert opened()
+    os.environ["WEIGHTMAP_TRUST_RECORD"] = "0"
+    try:
+        assert opened()
+    finally:
+        del os.environ["WEIGHTMAP_TRUST_RECORD"]
+    refused(path, {NAME: f"sha256:{ZEROS}"}, "its digest")
+
+
+def rewrite(path):
+    """Other bytes of the same size, in place, and the old modification time."""
+    status = path.stat()
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def copy_back(path):
+    other = path.with_suffix(".copy")
+    shutil.copy2(path, other)
+    rewrite(other)
+    os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    other.replace(path)
+
+
+def record_of(path, cache):
+    [own] = cache.iterdir()
+    return own
+
+
+def as_if(change):
+    """An attack that rewrites the file and then forges what its record says."""
+
+    def attack(path, cache):
+        rewrite(path)
+        own = record_of(path, cache)
+        status = path.stat()
+        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        text = own.read_text().split("\n", 1)[1]
+        own.write_text(" ".join(map(str, (*state, time.time_ns()))) + "\n" + text)
+        change(own, cache)
+
+    return attack
+
+
+def reused(path, cache):
+    """A new file with the inode, size and modification time of the old one: only the change time differs."""
+    status = path.stat()
+    rewrite(path)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
+
+
+ATTACKS = {
+    "os.utime": lambda path, _: rewrite(path),
+    "a copy back": lambda path, _: copy_back(path),
+    "a reused inode": reused,
+    "another owner of the record": as_if(lambda own, _: os.chown(own, 12345, 12345)),
+    "another owner of the folder": as_if(lambda _, cache: os.chown(cache, 12345, 12345)),
+    "another owner above it": as_if(lambda _, cache: os.chown(cache.parent, 12345, 12345)),
+    "a folder open to others": as_if(lambda _, cache: cache.chmod(0o777)),
+    "a folder above it open to others": as_if(lambda _, cache: cache.parent.chmod(0o770)),
+    "a link instead of a record": as_if(lambda own, _: own.symlink_to(own.rename(own.parent.parent / "x"))),
+    "a link instead of the folder": as_if(lambda _, cache: cache.symlink_to(cache.rename(cache.parent / "x"))),
+    "a FIFO": as_if(lambda own, _: (own.unlink(), os.mkfifo(own))),
+    "a file that others may write to": as_if(lambda _, cache: (cache.parents[2] / "model" / NAME).chmod(0o666)),
+    "another owner of the file": as_if(lambda _, cache: os.chown(cache.parents[2] / "model" / NAME, 12345, 12345)),
+    "a record from the future": as_if(lambda own, _: own.write_text(own.read_text().replace("\n", "0\n", 1))),
+    "a damaged record": as_if(lambda own, _: own.write_bytes(own.read_bytes()[:40])),
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_record_is_not_believed_after(model, cache, attack):
+    path, given = model / NAME, {NAME: f"sha256:{sha256(model / NAME)}"}
+    wm.open(path, trust=given).close()
+    assert record_of(path, cache)
+    ATTACKS[attack](path, cache)
+    refused(path, given, "its digest is")
+
+
+def test_the_clock_went_back(model, cache, monkeypatch):
+    """A file changed while the clock shows an earlier time may get the change time of the record."""
+    path, given = model / NAME, {NAME: f"sha256:{sha256(model / NAME)}"}
+    wm.open(path, trust=given).close()
+    now = time.time_ns()
+    rewrite(path)
+    state = record_of(path, cache)
+    text = state.read_text().split(" ")
+    text[4] = str(path.stat().st_ctime_ns)
+    text[3] = str(path.stat().st_mtime_ns)
+    state.write_text(" ".join(text))  # as if both were one
+    monkeypatch.setattr(record.time, "time_ns", lambda: now - 10**10)
+    refused(path, given, "its digest is")
+
+
+def test_what_was_changed_just_now_is_not_recorded(model, cache, monkeypatch):
+    monkeypatch.setattr(record, "_SETTLED", 3600 * 10**9)
+    wm.open(model / NAME, trust={NAME: f"sha256:{sha256(model / NAME)}"}).close()
+    assert not cache.exists()
