@@ -20,7 +20,6 @@ from weightmap import kernels
 from weightmap.compat import save_file
 from weightmap.formats import FORMATS
 
-SUFFIX = {"embd": ".weights", "safetensors": ".safetensors"}
 RNG = np.random.default_rng(7)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests import builders
-from tests.support import address, each, exercise, mappings, run_child, same
+from tests.support import address, each, exercise, in_one_item, mappings, run_child, same
 
 import weightmap as wm
 from weightmap.io import open_source
@@ -28,7 +28,7 @@ WITH_DATA = [example for example in EXAMPLES if any(value.data for value in exam
 TYPICAL = [e for e in sorted(WITH_DATA, key=lambda e: len(e.data)) if len(e.data) <= 1000]
 TYPICAL = list({(e.format, e.layout): e for e in TYPICAL}.values())
 MODES = ("mmap", "cow", "copy", "sealed") if hasattr(os, "memfd_create") else ("mmap", "cow", "copy")
-every_mode = pytest.mark.parametrize("mode", MODES)
+every_mode = in_one_item("mode", MODES)
 needs_sealing = pytest.mark.skipif("sealed" not in MODES, reason="this system has no memory that can be sealed")
 
 
@@ -360,10 +360,6 @@ def test_an_unknown_mode_of_the_environment_names_the_variable(tmp_path, monkeyp
 # ------------------------------------------------------------------------------------------------- sources
 
 
-def _as_fd(path):
-    return os.open(path, os.O_RDONLY)
-
-
 def _as_map(path):
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -382,7 +378,7 @@ SOURCES = {
 
 
 @every_typical
-@pytest.mark.parametrize("kind", SOURCES)
+@in_one_item("kind", SOURCES)
 def test_every_kind_of_source(example, path, kind):
     with wm.open(SOURCES[kind](path)) as f:
         assert list(f) == list(example.tensors)

@@ -8,6 +8,7 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
+from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap.dtypes import DTYPES, SCHEMES
@@ -176,12 +177,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("format", "content"), PLANNED)
+@in_one_item("format, content", PLANNED)
 def test_content_at_its_bound_is_planned(format, content):
     assert planned(format, tensor(), **content) > 0
 
 
-@pytest.mark.parametrize(("format", "content", "why"), REFUSED)
+@in_one_item("format, content, why", REFUSED)
 def test_content_beyond_its_bound_is_refused(format, content, why):
     assert why in refused(format, tensor(), **content)
 
@@ -350,7 +351,7 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("content", "why"), WORDS)
+@in_one_item("content, why", WORDS)
 def test_words_and_subwords_have_bounds(content, why):
     found = plan_of(**content)
     assert why in found

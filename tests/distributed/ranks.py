@@ -20,30 +20,14 @@ PATIENCE = 240.0
 
 
 class Case(NamedTuple):
-    """A load: of which model, and how its tensors lie over the ranks.
+    """A load: of which model, and how its tensors lie over the ranks."""
 
-    Attributes
-    ----------
-    path : str
-        Of the model; with "{rank}", of the model of each rank.
-    mesh : tuple of int
-        The shape of the mesh of ranks.
-    placements : tuple of str
-        For each dimension of the mesh "R", or "0", "1" … for `Shard`.
-    options : dict
-        Of the reader.
-    wanted : dict or None
-        The names of the state dict, with the types of their tensors; by default all of the model, as they are.
-    sound : str or None
-        The model to compare with; by default that of rank 0.
-    """
-
-    path: str
-    mesh: tuple[int, ...]
-    placements: tuple[str, ...]
-    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
-    wanted: dict[str, str] | None = None
-    sound: str | None = None
+    path: str  # of the model; with "{rank}", of the model of each rank
+    mesh: tuple[int, ...]  # its shape
+    placements: tuple[str, ...]  # for each dimension of the mesh "R", or "0", "1" … for `Shard`
+    options: dict[str, Any] = {}  # noqa: RUF012 - of the reader; never changed
+    wanted: dict[str, str] | None = None  # the names of the state dict, and the types; by default all, as they are
+    sound: str | None = None  # the model to compare with; by default that of rank 0
 
 
 class Outcome(NamedTuple):

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["AZURE_KEYS", "AZURITE", "NGINX", "Nginx", "Proxy", "azure", "nginx", "proxy", "s3"]
-
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 # Microsoft's emulator of Azure's blobs, with its published account.
 AZURITE = shutil.which("azurite-blob")

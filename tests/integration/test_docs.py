@@ -73,11 +73,36 @@ def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
     names["f"].close()
 
 
-def test_the_example_of_gguf_runs(tmp_path, monkeypatch):
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "gguf.md").read_text("utf-8"), re.DOTALL)
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Run the Python of a page in an empty folder, one block after another; give the names that it has made."""
     monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(compile(block, "gguf.md", "exec"), names)
+
+    def run(page):
+        names = {}
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL):
+            exec(compile(block, page, "exec"), names)
+        return names
+
+    return run
+
+
+GUIDES = {"safetensors.md": "safetensors", "torch.md": "torch", "jax.md": "jax", "memmap.md": "numpy"}
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_the_snippets_of_a_guide_run(page, play):
+    pytest.importorskip(GUIDES[page])
+    assert play(page)
+
+
+def test_the_example_of_reports_runs(play):
+    assert play("report.md")["sound"] is True
+    assert Path("report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_the_example_of_gguf_runs(play):
+    names = play("gguf.md")
     f, q = names["f"], names["q"]
     assert (f.metadata["llama.block_count"], f.vocab[2], f.vocab.special_ids) == (1, "b", {"bos": 0})
     assert (q.scheme, names["rows"].shape, names["half"].dtype) == ("q6_k", (2, 512), "float16")
@@ -87,19 +112,8 @@ def test_the_example_of_gguf_runs(tmp_path, monkeypatch):
     f.close()
 
 
-def test_the_example_of_reports_runs(tmp_path, monkeypatch):
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text("utf-8"), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(compile(block, "report.md", "exec"), names)
-    assert names["sound"] is True
-    assert (tmp_path / "report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
-
-
-def test_the_example_of_words_runs(tmp_path, monkeypatch, capsys):
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "words.md").read_text("utf-8"), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(block, "words.md", "exec"), {})
+def test_the_example_of_words_runs(play, capsys):
+    play("words.md")
     assert capsys.readouterr().out == "3 ['a', 'b', 'c'] [0. 1. 0.]\n"
 
 

@@ -5,7 +5,7 @@ import random
 import sys
 
 import pytest
-from tests.support import run_child
+from tests.support import in_one_item, run_child
 
 import weightmap as wm
 from weightmap.io import strict_json
@@ -49,7 +49,7 @@ def library(text):
     return value
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@in_one_item("text", TEXTS)
 def test_values_and_places_are_those_of_the_library(text):
     assert outcome_of(lambda raw: strict_json.loads(raw, "text"), text.encode()) == library(text)
 

@@ -5,16 +5,13 @@ import pickle
 
 import numpy as np
 import pytest
-from tests.scan_support import Arena
 from tests.support import DATA, in_one_item
 
 import weightmap as wm
-from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.quant.product import ProductQuantized
 
 GROUND = sorted(path for path in (DATA / "finalfusion").glob("*.npz") if "__pq" in path.name or "_pq" in path.name)
-ARENAS = [Arena(1 << 20) for _ in range(5)]
 
 
 def make(rows=40, pieces=3, centroids=7, width=5, *, projection=False, norms=False, seed=0):
@@ -209,30 +206,6 @@ def test_dot_products_and_norms_are_those_of_the_decoded_rows(turn, norms):
 
 
 # ------------------------------------------------------------------------------------------------------- the kernels
-@pytest.mark.usefixtures("isa")
-@in_one_item("kind", KINDS)
-@in_one_item("shape", SHAPES[:-1])
-def test_kernels_stay_within_memory(kind, shape):
-    """With codes, codebooks, projection, norms and output each flush against a forbidden page, all is as defined."""
-    parts = make(**shape, **kind)
-    held = []
-    for arena, part in zip(ARENAS, parts, strict=False):
-        if part is not None:
-            copy = arena.array(part.size, part.dtype).reshape(part.shape)
-            copy[...] = part
-            held.append(copy)
-        else:
-            held.append(None)
-    turned = None if held[2] is None else held[2]
-    codes = kernels.Codes(held[0], held[1], turned, held[3])
-    out = ARENAS[4].array(parts[0].shape[0] * parts[1].shape[0] * parts[1].shape[2], "f4")
-    assert codes.decode(out) == -1
-    projection = None if parts[2] is None else parts[2].T
-    assert np.array_equal(out.reshape(len(parts[0]), -1), by_definition(parts[0], parts[1], projection, parts[3]))
-    sums = ARENAS[4].array(len(parts[0]), "f4")
-    assert codes.sums(np.ascontiguousarray(parts[1][:, :, 0]), sums) == -1
-
-
 def test_kernels_refuse_rows_and_sizes_that_do_not_fit():
     """Rows past the end, too little scratch and sizes that do not fit are -2, before anything is read or written."""
     codes, books, projection, _ = make(projection=True)

@@ -14,7 +14,6 @@ from weightmap.words import convert as convert_words
 
 ROWS = wb.matrix(5, 4)
 UNIT = ROWS / np.linalg.norm(ROWS, axis=1)[:, None]
-HEAD = b"5 4\n"
 UNFINISHED = "the last line has no end: was the download complete?"
 
 FILES = {
