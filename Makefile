@@ -235,7 +235,7 @@ vllm-test: $(MODULE) $(VENV)/.extra-test $(VLLM)/.installed
 # Engines past one machine, run on this one: ranks of torch.distributed, jax and MPI, executors, object stores. What is not
 # installed or not there, such as nginx, is skipped visibly. Another folder: make distributed-test DISTRIBUTED=/tmp/engines
 DISTRIBUTED := .venv-distributed
-DISTRIBUTED_TESTS := tests/distributed
+DISTRIBUTED_TESTS := tests/distributed tests/remote/test_reading_ahead.py
 $(DISTRIBUTED)/.installed: requirements/distributed.txt
 	@echo "Installing PyTorch, jax, MPI and the other engines in $(DISTRIBUTED)"
 	@test -x $(DISTRIBUTED)/bin/python || $(PYTHON) -m venv $(DISTRIBUTED)

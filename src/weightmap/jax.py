@@ -18,7 +18,8 @@ import numpy as np
 from weightmap.arguments import mistyped
 from weightmap.errors import MissingDependencyError
 from weightmap.model.opening import open as open_model
-from weightmap.model.parts import check_copied
+from weightmap.model.parts import check_copied, is_remote
+from weightmap.plans.planning import plan
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def load_file(path: Any, sharding: Any = None) -> dict[str, Any]:
     _jax()
     choose = _chooser(sharding)
     with open_model(path) as file:
+        if is_remote(file):
+            return _fetched(file, {name: choose(name) for name in file})
         return {
             name: to_jax(_viewed(file, name)) if wanted is None else read_sharded(file, name, wanted)
             for name, wanted in ((name, choose(name)) for name in file)
@@ -117,6 +120,31 @@ def read_sharded(file: TensorFile, name: str, sharding: Any) -> Any:
         return np.asarray(tensor[index or ...], stored)
 
     return jax.make_array_from_callback(tensor.shape, sharding, part)
+
+
+def _fetched(file: TensorFile, shardings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a file in a store: one plan reads what the devices of this process need."""
+    jax = _jax()
+    indices: dict[str, dict[str, Any]] = {}
+    for name, sharding in shardings.items():
+        shape = file.info(name).shape
+        parts = [()] if sharding is None else sharding.addressable_devices_indices_map(shape).values()
+        indices[name] = {str(index): index or ... for index in parts}  # slices are no keys before Python 3.12
+    found: dict[str, list[Any]] = {name: [] for name in shardings}
+    with plan(file, [(name, index) for name, parts in indices.items() for index in parts.values()]) as reads:
+        for name, array in reads.run():
+            found[name].append(array)
+    made = {}
+    for name, sharding in shardings.items():
+        if sharding is None:
+            made[name] = to_jax(found[name][0])
+            continue
+        arrays = dict(zip(indices[name], map(np.asarray, found[name]), strict=True))
+        native = {key: array.astype(array.dtype.newbyteorder("="), copy=False) for key, array in arrays.items()}
+        made[name] = jax.make_array_from_callback(
+            file.info(name).shape, sharding, lambda index, native=native: native[str(index)]
+        )
+    return made
 
 
 def _viewed(file: TensorFile, name: str) -> Any:

@@ -63,6 +63,20 @@ def verified(url: str, _: Path) -> dict[str, Any]:
     return FLOATS
 
 
+def into_torch(url: str, _: Path) -> dict[str, Any]:
+    """Load tensors of PyTorch."""
+    pytest.importorskip("torch")
+    return {name: tensor.numpy() for name, tensor in wm.torch.load_file(url).items()}
+
+
+def into_jax(url: str, _: Path) -> dict[str, Any]:
+    """Load arrays of jax, one of them by a sharding."""
+    jax = pytest.importorskip("jax")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    return {name: np.asarray(array) for name, array in wm.jax.load_file(url, {"layer.3.w": sharding}).items()}
+
+
 CALLS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "load": lambda url, _: wm.load(url),
     "items": lambda url, _: dict(wm.open(url).items()),
@@ -75,6 +89,8 @@ CALLS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
         name.replace("z", "layer"): array
         for name, array in converted(url, tmp, rename=lambda name: name.replace("layer", "z")).items()
     },
+    "torch.load_file": into_torch,
+    "jax.load_file": into_jax,
     "diff": compared,
     "verify": verified,
 }
