@@ -215,15 +215,8 @@ def sizes(layout, kind):
         ("empty with bytes", A._replace(shape=(0, 2))),
     ):
         yield Case("B7", kind, name, make(layout, (row, B)), "LayoutError", "data_offsets", FIRST)
-    yield Case(
-        "C5",
-        kind,
-        "dimension of 2^63 + 1",
-        make(layout, (A, B._replace(shape=(2**63 + 1,)))),
-        "LayoutError",
-        "shape",
-        other,
-    )
+    data = make(layout, (A, B._replace(shape=(2**63 + 1,))))
+    yield Case("C5", kind, "dimension of 2^63 + 1", data, "LayoutError", "shape", other)
     wraps = make(layout, (A, B._replace(shape=(3, 2**64 // 3 + 2))))
     yield Case("C6", kind, "size that wraps to 3", wraps, "LayoutError", "shape", other)
     for name, row in (
@@ -353,9 +346,8 @@ def maps():
         where = second("spec") + at_
         yield Case("B8", kind, f"{len(index)} names of one tensor", data, "LayoutError", "index_map", where)
     # A map with a name for no tensor; by the other layout, three bytes behind an empty list, which tells more.
-    yield Case(
-        "B8", kind, "a map that nothing precedes", bt.raw(b"\0\0\1\0\0"), "LayoutError", "padding", 10, odd="padding of"
-    )
+    data = bt.raw(b"\0\0\1\0\0")
+    yield Case("B8", kind, "a map that nothing precedes", data, "LayoutError", "padding", 10, odd="padding of")
     data = make("spec", index=[("a", 0), ("a", 1)])
     yield Case("B8", kind, "one name for both", data, "LayoutError", "name", second("spec"))
     for value in ABSURD:

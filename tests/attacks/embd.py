@@ -407,9 +407,8 @@ def vocabularies():
         raw = embd.vocab_section(["t" * length], special="relative-after")
         wrong = {"error": "LayoutError", "field": "special_tokens", "offset": 64 + 8}
         wrong = {"odd": "special ids are not below"} if length == 49 else wrong
-        yield case(
-            "E8", f"special ids at {14 + length} of the section", embd.Draft([], metadata=b"", vocab_bytes=raw), **wrong
-        )
+        data = embd.Draft([], metadata=b"", vocab_bytes=raw)
+        yield case("E8", f"special ids at {14 + length} of the section", data, **wrong)
     for name, place in {
         "past the section": 10**6,
         "half outside": VOCAB + len(whole) - 8,

@@ -137,33 +137,23 @@ def chunks():
         data, odd = put(three, 8, struct.pack("<I", count)), "without a vocabulary" if count == 3 else None
         says = "" if count == 3 else "is 4, expected at most 3"
         yield case("F1", f"{count} chunks of 3", data, "TruncatedError", field, at, odd=odd, says=says)
-    yield case(
-        "F1", "a header alone of 2^32 - 1 chunks", b"FiFu" + struct.pack("<II", 0, U32), "TruncatedError", "n_chunks", 8
-    )
+    data = b"FiFu" + struct.pack("<II", 0, U32)
+    yield case("F1", "a header alone of 2^32 - 1 chunks", data, "TruncatedError", "n_chunks", 8)
     yield case("F1", "no chunks", b"FiFu" + bytes(8), "TruncatedError", "chunk", 12, odd="without a vocabulary")
     for size in range(1, 12):
         yield case("F1", f"a header of {size} bytes", (b"FiFu" + bytes(7))[:size], "TruncatedError", "header", size)
-    yield case(
-        "F3", "the chunk of floret", built([UNKNOWN, STORAGE]), "UnsupportedError", "chunk_id", 20, odd="stepped over"
-    )
-    yield case(
-        "F3",
-        "chunk 0",
-        built([ff.Chunk(0, b""), VOCAB, STORAGE]),
-        "UnsupportedError",
-        "chunk_id",
-        24,
-        odd="stepped over",
-    )
+    data = built([UNKNOWN, STORAGE])
+    yield case("F3", "the chunk of floret", data, "UnsupportedError", "chunk_id", 20, odd="stepped over")
+    data = built([ff.Chunk(0, b""), VOCAB, STORAGE])
+    yield case("F3", "chunk 0", data, "UnsupportedError", "chunk_id", 24, odd="stepped over")
     for name, where, number in (
         ("in front", [UNKNOWN, VOCAB, STORAGE], 0),
         ("in between", [VOCAB, UNKNOWN, STORAGE], 1),
         ("at the end", [VOCAB, STORAGE, UNKNOWN], 2),
     ):
         at = start_of(where, number) - 12
-        yield case(
-            "F3", f"an unknown chunk {name}", built(where), "UnsupportedError", "chunk_id", at, odd="stepped over"
-        )
+        data = built(where)
+        yield case("F3", f"an unknown chunk {name}", data, "UnsupportedError", "chunk_id", at, odd="stepped over")
     for row, name, where, number, lax in (
         ("F4", "two metadata", [TEXT, TEXT, VOCAB, STORAGE], 1, None),
         ("F22", "metadata behind words", [VOCAB, TEXT, STORAGE], 1, None),
@@ -195,22 +185,20 @@ def chunks():
         says = f"the header lists other chunks ({says}) than there are (1 simple vocabulary, 2 matrix)"
         yield case("F2", f"a list of {count} chunks", built([VOCAB, STORAGE], [9] * count), odd=says)
     for size in range(1, 12):
-        yield case(
-            "C2", f"{size} bytes behind the matrix", WHOLE + b"\xff" * size, "LayoutError", "size", END, odd="trailing"
-        )
+        data = WHOLE + b"\xff" * size
+        yield case("C2", f"{size} bytes behind the matrix", data, "LayoutError", "size", END, odd="trailing")
     for id_ in (ff.SIMPLE, ff.MATRIX, ff.METADATA):
         data = WHOLE + struct.pack("<IQ", id_, 0)
         yield case("F22", f"the head of chunk {id_} at the end", data, "LayoutError", "chunk_id", END)
     # What begins behind the matrix like a chunk that fits the file is an unknown chunk.
     tail = struct.pack("<IQ", 99, 5)
     for left in (4, 5, 6):
-        name, data = f"an unknown chunk of 5 bytes in {left}", tail + bytes(left)
+        name, chunk = f"an unknown chunk of 5 bytes in {left}", tail + bytes(left)
         wrong = ("LayoutError", "size") if left == 4 else ("UnsupportedError", "chunk_id")
-        yield case(
-            "F3", f"{name} behind the matrix", WHOLE + data, *wrong, END, odd="trailing" if left != 5 else "stepped"
-        )
+        data = WHOLE + chunk
+        yield case("F3", f"{name} behind the matrix", data, *wrong, END, odd="trailing" if left != 5 else "stepped")
         odd = "stepped" if left == 5 else None
-        yield case("F3", name, built([]) + data, "UnsupportedError", "chunk_id", 12, odd=odd)
+        yield case("F3", name, built([]) + chunk, "UnsupportedError", "chunk_id", 12, odd=odd)
         data = built([ff.metadata("a = 1"[:left] + "#" * (left - 5), length=5)], [ff.METADATA, ff.SIMPLE])
         wrong = ("chunk_len", 24) if left == 4 else ("chunk", len(data))
         odd = "without a vocabulary" if left == 5 else None
@@ -275,9 +263,8 @@ def vocabulary(name, kind):
     ):
         yield case("F7", f"{name}, {size} bytes", alone[:size], "TruncatedError", field, size, says=says)
     at = 28 + kind.count
-    yield case(
-        "F7", f"{name}, no words", alone[:begin], "TruncatedError", "vocab_len", at, says="is 3, expected at most 0"
-    )
+    data = alone[:begin]
+    yield case("F7", f"{name}, no words", data, "TruncatedError", "vocab_len", at, says="is 3, expected at most 0")
     room = (len(alone) - begin) // 4
     data = ff.build([kind.make(words=WORDS, n=room)])
     yield case("F7", f"{name}, room for as many words", data, "TruncatedError", "vocabulary", len(data))
@@ -363,9 +350,8 @@ def matrices():
         data = matrix(padding=b"", length=16 + len(MATRIX.data) + lie)
         wrong = ("LayoutError", "chunk_len", S - 8) if lie < 0 else ("TruncatedError", "matrix", len(data))
         yield case("F6", f"no padding and a length of {lie} more", data, *wrong)
-        yield case(
-            "F6", f"no padding, a length of {lie} more, cut off", data[:-1], "TruncatedError", "matrix", len(data) - 1
-        )
+        raw = data[:-1]
+        yield case("F6", f"no padding, a length of {lie} more, cut off", raw, "TruncatedError", "matrix", len(data) - 1)
     for size, field, says in (
         (S - 1, "chunk", "at least"),
         (S, "matrix", "within the fields"),
@@ -537,12 +523,7 @@ def odd():
                 ("abcd", "shorter than 2 or longer than 3 characters: 1"),
             )
         ),
-        (
-            "F6",
-            "no padding",
-            ff.build([ff.simple(["x" * 5, "y", "z"]), ff.matrix(MATRIX, padding=b"")]),
-            "not aligned",
-        ),
+        ("F6", "no padding", ff.build([ff.simple(["x" * 5, "y", "z"]), ff.matrix(MATRIX, padding=b"")]), "not aligned"),
         ("F5", "a storage of 2^64 bytes", matrix(length=U64), "its contents take"),
         (
             "F5",

@@ -84,14 +84,8 @@ def counts():
         name = put(whole, INFOS, wide)
         yield case("G2", f"{value} bytes in a name", name, "TruncatedError", "tensor_infos", INFOS)
     tight = (len(whole) - 24) // 20
-    yield case(
-        "G2",
-        "a tensor more than there is room",
-        put(whole, 8, struct.pack("<Q", tight + 1)),
-        "TruncatedError",
-        "tensor_count",
-        8,
-    )
+    data = put(whole, 8, struct.pack("<Q", tight + 1))
+    yield case("G2", "a tensor more than there is room", data, "TruncatedError", "tensor_count", 8)
     data = gguf.header([], [KV("k", ["u8"], struct.pack("<IQ", 0, 41))]) + bytes(40)
     says = "a count or length is 41, expected at most 40, given"
     yield case("G2", "an item more than there is room", data, "TruncatedError", "metadata_kv", FIRST + 17, says=says)
@@ -139,9 +133,8 @@ def values():
             yield from messages(version, gguf.Coder(version, big), f"version {version}{', big-endian' * big}")
     twice = make(values=[KV("s", "u8", 1), KV("n", "u8", 1), KV("s", "u8", 2)])
     yield case("G5", "a key twice", twice, "LayoutError", "key", FIRST + 28)
-    yield case(
-        "G5", "the empty key twice", make(values=[KV("", "u8", 1), KV("", "u8", 2)]), "LayoutError", "key", FIRST + 13
-    )
+    data = make(values=[KV("", "u8", 1), KV("", "u8", 2)])
+    yield case("G5", "the empty key twice", data, "LayoutError", "key", FIRST + 13)
 
 
 def messages(version, coder, name):
@@ -248,36 +241,14 @@ def ranges():
     for offset in (1, 8, 16, 31):
         data = make((A, B._replace(offset=32 + offset)), body=bytes(96 if offset > 29 else 64))
         yield case("G9", f"{offset} off the alignment", data, "LayoutError", "offset", NEXT)
-    yield case(
-        "G9",
-        "the same bytes twice",
-        make((A, B._replace(offset=0)), body=BODY[:32]),
-        "LayoutError",
-        "offset",
-        INFOS,
-        odd=OVERLAP,
-    )
-    yield case(
-        "G9",
-        "an overlap",
-        make((Info("a", (16,), 0, 0), B), body=bytes(64)),
-        "LayoutError",
-        "offset",
-        NEXT,
-        odd=OVERLAP,
-    )
-    yield case(
-        "G9", "a hole", make((A, B._replace(offset=64)), body=bytes(96)), "LayoutError", "offset", NEXT, odd=HOLE
-    )
-    yield case(
-        "G9",
-        "a hole in front",
-        make((A._replace(offset=32), B._replace(offset=64)), body=bytes(96)),
-        "LayoutError",
-        "offset",
-        INFOS,
-        odd=HOLE,
-    )
+    data = make((A, B._replace(offset=0)), body=BODY[:32])
+    yield case("G9", "the same bytes twice", data, "LayoutError", "offset", INFOS, odd=OVERLAP)
+    data = make((Info("a", (16,), 0, 0), B), body=bytes(64))
+    yield case("G9", "an overlap", data, "LayoutError", "offset", NEXT, odd=OVERLAP)
+    data = make((A, B._replace(offset=64)), body=bytes(96))
+    yield case("G9", "a hole", data, "LayoutError", "offset", NEXT, odd=HOLE)
+    data = make((A._replace(offset=32), B._replace(offset=64)), body=bytes(96))
+    yield case("G9", "a hole in front", data, "LayoutError", "offset", INFOS, odd=HOLE)
     whole = make()
     for name, cut in (("no data", 64), ("data of one", 32), ("a byte short", 30)):
         data = whole[: len(whole) - cut]
@@ -333,9 +304,8 @@ def vocabularies():
         beyond = make(values=[KV("tokenizer.ggml.tokens", ["str"], ["a", "b"]), number])
         yield case("G12", f"special id {value}", beyond, odd="special ids are not below")
     for kind, value in (("str", "x"), ("u32", 5), (["u32"], [1]), ([["str"]], [["x"]])):
-        yield case(
-            "G12", f"tokens of type {kind}".replace("'", ""), make(values=[KV("tokenizer.ggml.tokens", kind, value)])
-        )
+        data = make(values=[KV("tokenizer.ggml.tokens", kind, value)])
+        yield case("G12", f"tokens of type {kind}".replace("'", ""), data)
 
 
 def legal():

@@ -70,17 +70,15 @@ def cases():
     long = npy.build("{" + " " * 2**20 + "}", version=(2, 0))
     yield Case("Y4", KIND, "a header of 1 MiB and more", long, "LimitError", "header", 8)
     for length in (200, 65535):
-        yield Case(
-            "Y4", KIND, f"a header of {length} bytes", npy.build("{}", length=length), "TruncatedError", "header", 64
-        )
+        data = npy.build("{}", length=length)
+        yield Case("Y4", KIND, f"a header of {length} bytes", data, "TruncatedError", "header", 64)
     yield Case("Y4", KIND, "a header of 4 GiB", npy.build("{}", length=U32, version=(2, 0)), "LimitError", "header", 8)
     for count in (3, 2**32, 2**60):
         data = header(shape=f"({count},)")
         yield Case("C4", KIND, f"{count} elements", data, "TruncatedError", "data_offset", len(data))
     for count in (U63, 2**62):
         yield Case("C6", KIND, f"{count} elements", header(shape=f"({count},)"), "LayoutError", "shape", 10)
-    yield Case(
-        "C6", KIND, "empty, with 2^64 elements", header(shape=f"(0, {2**32}, {2**32})"), "LayoutError", "shape", 10
-    )
+    data = header(shape=f"(0, {2**32}, {2**32})")
+    yield Case("C6", KIND, "empty, with 2^64 elements", data, "LayoutError", "shape", 10)
     yield Case("C8", KIND, "65 dimensions", header(shape="(" + "1," * 65 + ")"), "LimitError", "shape", 10)
     yield Case("C6", KIND, "2^64 - 1", header(shape=f"({U64},)"), "FormatError", "header", 10)

@@ -31,18 +31,16 @@ def cases():
     for name, data in {"one byte more": whole + b"\0", "one byte less": whole[:-1]}.items():
         raw = zip_files.archive([entry(b"a.npy", data)])
         yield Case("Y6", KIND, name, raw, "LayoutError", "size", 35)
-    yield Case(
-        "C10", KIND, "a and a.npy", zip_files.archive([npz.entry("a", A), entry(b"a", whole)]), "LayoutError", "name"
-    )
+    data = zip_files.archive([npz.entry("a", A), entry(b"a", whole)])
+    yield Case("C10", KIND, "a and a.npy", data, "LayoutError", "name")
     for name, order in {"a.npy.npy behind a.npy": (0, 1), "a.npy.npy before a.npy": (1, 0)}.items():
         both = [npz.entry("a", A), npz.entry("a.npy", B)]
         raw = zip_files.archive([both[i] for i in order])
         yield Case("Z9", KIND, name, raw, "LayoutError", "name", raw.index(b"PK\3\4", 4 * order[1]))
     for case in members.cases():
         if case.row == "Y3" and isinstance(case.data, bytes):
-            yield Case(
-                "Y3", KIND, case.name, zip_files.archive([entry(b"a.npy", case.data)]), "UnsupportedError", "descr", 45
-            )
+            data = zip_files.archive([entry(b"a.npy", case.data)])
+            yield Case("Y3", KIND, case.name, data, "UnsupportedError", "descr", 45)
     for name, raw_name in BAD_UTF8.items():
         yield Case("C11", KIND, name, zip_files.archive([entry(raw_name + b".npy", whole)]), "FormatError", "name")
     for method in (1, 12, 99, 65535):
@@ -53,25 +51,10 @@ def cases():
     yield Case("C16", KIND, "another CRC-32", raw, "ChecksumError", "crc", 35, late=True)
     deflated = entry(b"a.npy", whole, method=8)
     raw = zip_files.archive([deflated])
-    yield Case(
-        "Y5",
-        KIND,
-        "another CRC-32",
-        zip_files.archive([entry(b"a.npy", whole, method=8, local=wrong, central=wrong)]),
-        "ChecksumError",
-        "crc",
-        35,
-        late=True,
-    )
-    yield Case(
-        "Y5",
-        KIND,
-        "not deflated",
-        zip_files.archive([entry(b"a.npy", whole, method=8, packed=b"\xff" * len(whole))]),
-        "FormatError",
-        "method",
-        35,
-    )
+    data = zip_files.archive([entry(b"a.npy", whole, method=8, local=wrong, central=wrong)])
+    yield Case("Y5", KIND, "another CRC-32", data, "ChecksumError", "crc", 35, late=True)
+    data = zip_files.archive([entry(b"a.npy", whole, method=8, packed=b"\xff" * len(whole))])
+    yield Case("Y5", KIND, "not deflated", data, "FormatError", "method", 35)
     said = {"size": 10**9}
     raw = zip_files.archive([entry(b"a.npy", whole, method=8, local=said, central=said)])
     yield Case("Y5", KIND, "more than deflated bytes can hold", raw, "LayoutError", "size", 0)

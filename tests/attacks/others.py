@@ -204,9 +204,9 @@ def scene(library, interpreter, name):
 
 
 def version(library, interpreter):
-    code = {
-        "weightmap": "import weightmap; print(weightmap.__version__)",
-    }.get(library, f"import importlib.metadata as m; print(m.version({library!r}))")
+    code = {"weightmap": "import weightmap; print(weightmap.__version__)"}.get(
+        library, f"import importlib.metadata as m; print(m.version({library!r}))"
+    )
     return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 

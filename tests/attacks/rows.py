@@ -207,10 +207,7 @@ TESTS = {
         "test_a_file_size_limit_leaves_the_old_file",
         "test_a_full_disk_leaves_the_old_file",
     ),
-    "S2": (
-        "test_the_target_is_the_old_file_or_the_new_one",
-        "test_a_save_that_succeeds_has_written_the_new_file",
-    ),
+    "S2": ("test_the_target_is_the_old_file_or_the_new_one", "test_a_save_that_succeeds_has_written_the_new_file"),
     "S3": ("test_the_target_is_the_old_file_or_the_new_one",),
     "S4": (
         "test_a_killed_writer_leaves_the_old_file_or_the_new_one",
@@ -251,12 +248,6 @@ TESTS = {
         "test_blocks_of_amb_have_fewer_than_65_536_elements",
     ),
     "L3": ("test_the_largest_layer_that_can_be", "test_what_cannot_be_expressed_is_refused"),
-    "L4": (
-        "test_the_header_limit_holds_for_a_header_that_is_there",
-        "test_a_header_of_100_000_000_bytes_and_no_more",
-    ),
-    "L5": (
-        "test_words_and_subwords_have_bounds",
-        "test_what_cannot_be_expressed_is_refused_before_a_file_is_there",
-    ),
+    "L4": ("test_the_header_limit_holds_for_a_header_that_is_there", "test_a_header_of_100_000_000_bytes_and_no_more"),
+    "L5": ("test_words_and_subwords_have_bounds", "test_what_cannot_be_expressed_is_refused_before_a_file_is_there"),
 }

@@ -257,9 +257,8 @@ def containers():
         yield unsupported("P7", name, code, -2)
     parts = b"(" + STORAGE + b"K\0K\2\x85K\1\x85\x89" + ORDERED + b")R}"
     for name in ("conj", "neg"):
-        yield unsupported(
-            "P5", f"a tensor whose values are others: {name}", REBUILD + parts + torch.text(name) + b"\x88stR."
-        )
+        data = REBUILD + parts + torch.text(name) + b"\x88stR."
+        yield unsupported("P5", f"a tensor whose values are others: {name}", data)
     yield unsupported("P14", "a key of 256 bytes", STORAGE.replace(torch.text("0"), LONGEST) + b".")
     code = DIMS + b"(" + VAST * 10_000 + b"t."
     yield unsupported("P14", "a shape of 100,000 dimensions", code, len(DIMS + VAST))
@@ -324,9 +323,8 @@ def others():
     raw = make({"a": torch.Stored("0", "uint16", 4, 0, (4,), (1,))}, order="big")
     yield Case("P15", KIND, "big-endian, of another type than its storage", raw, "UnsupportedError", "byteorder")
     meta = torch.dump({"a": A}).replace(torch.text("cpu"), torch.text("meta"))
-    yield Case(
-        "P15", KIND, "on the device meta", program(meta), "UnsupportedError", "pickle", BEGIN + meta.index(b"tQ") + 1
-    )
+    data = program(meta)
+    yield Case("P15", KIND, "on the device meta", data, "UnsupportedError", "pickle", BEGIN + meta.index(b"tQ") + 1)
     entry, code = zip_files.Entry, torch.dump({"a": A._replace(key="a"), "b": A._replace(key="A")})
     pair = [entry(b"x/data/a", DATA["0"]), entry(b"x/data/A", DATA["0"])]
     raw = zip_files.archive([entry(b"x/data.pkl", code), *pair])

@@ -155,38 +155,14 @@ class Draft:
         data_offset = index_offset + len(descriptors)
         data_offset = align(data_offset) if aligned else data_offset
         size = data_offset + len(payload) + 16
-        flags = (
-            (VOCAB_EMBEDDED if words else 0)
-            | (TENSORS_ALIGNED if aligned else 0)
-            | (CHECKSUM_ENABLED if checksums else 0)
-        )
-        header = struct.pack(
-            "<4sHHIIIIIIIIQQII",
-            b"EMBD",
-            1,
-            0,
-            flags,
-            64,
-            len(meta),
-            vocab_offset if words else 0,
-            len(words),
-            index_offset,
-            len(named),
-            data_offset,
-            len(payload),
-            size,
-            0,
-            0,
-        )
+        flags = VOCAB_EMBEDDED * bool(words) | TENSORS_ALIGNED * aligned | CHECKSUM_ENABLED * checksums
+        places = 64, len(meta), vocab_offset if words else 0, len(words), index_offset, len(named), data_offset
+        header = struct.pack("<4sHHIIIIIIIIQQII", b"EMBD", 1, 0, flags, *places, len(payload), size, 0, 0)
         body = header + meta + words + bytes(descriptors)
         self.data = bytearray(body + bytes(data_offset - len(body)) + payload + struct.pack("<II4sI", 0, 0, b"DBME", 0))
         self.checksums = checksums
-        self.metadata_offset, self.vocab_offset, self.index_offset, self.data_offset = (
-            64,
-            vocab_offset,
-            index_offset,
-            data_offset,
-        )
+        self.metadata_offset, self.vocab_offset = 64, vocab_offset
+        self.index_offset, self.data_offset = index_offset, data_offset
         self.data_size = len(payload)
         self.after = []
 

@@ -108,16 +108,9 @@ def metadata(text, **lies):
 def product(codes, codebooks, rotation=None, row_norms=None, **lies):
     """A matrix by product quantisation; the fields can be overridden by their names."""
     parts, centroids, length = codebooks.shape
-    fields = {
-        "projection": int(rotation is not None),
-        "norms": int(row_norms is not None),
-        "quantized_len": parts,
-        "reconstructed_len": parts * length,
-        "n_centroids": centroids,
-        "rows": len(codes),
-        "quantized_type": 1,
-        "reconstructed_type": 10,
-    }
+    fields = {"projection": int(rotation is not None), "norms": int(row_norms is not None), "quantized_len": parts}
+    fields |= {"reconstructed_len": parts * length, "n_centroids": centroids, "rows": len(codes)}
+    fields |= {"quantized_type": 1, "reconstructed_type": 10}
     fields |= {name: lies.pop(name) for name in list(lies) if name in fields}
     floats = [part.astype("<f4").tobytes() for part in (rotation, codebooks, row_norms) if part is not None]
     data = b"".join(floats) + codes.astype(np.uint8).tobytes()
@@ -162,12 +155,20 @@ def example(name, chunks, tensors, vocab=WORDS, text=None, layout="upstream", **
     return Example(name, FORMAT, SUFFIX, data, tensors, text or {}, words, layout=layout, prefixes=cut, written=written)
 
 
+def single(words, seed):
+    """The chunks of a file with one word, and its tensors."""
+    rows, sizes = normal((1, 2), seed), lengths(1)
+    return [simple(words), matrix(rows), norms(sizes)], {"embeddings": rows, "norms": sizes}
+
+
 def examples():
     """Every vocabulary in both orders of its fields, every type of matrix, with and without norms and metadata."""
     n = len(WORDS)
     plain, sizes = normal((n, 5), 1), lengths(n)
     both = {"embeddings": plain, "norms": sizes}
     buckets, explicits = normal((n + 8, 3), 3), normal((n + 4, 2), 4)
+    of_buckets = {"embeddings": buckets}
+    of_spec = hashed(BUCKET, WORDS, 3, 6, 3, spec=True), hashed(FASTTEXT, WORDS, 1, 2, 8, spec=True)
     every = {dtype: noise(dtype, (n, 3), 5) for dtype in CODES}
     own = [(text, i) for i, (text, _) in enumerate(PAIRS)]
     short = explicit(WORDS, PAIRS, 2, 3, length=len(explicit(WORDS, PAIRS, 2, 3).fields) - 8 * len(PAIRS))
@@ -175,35 +176,14 @@ def examples():
         example("simple", [simple(WORDS), matrix(plain)], {"embeddings": plain}),
         example("everything", [metadata(TOML), simple(WORDS), matrix(plain), norms(sizes)], both, text=PARSED),
         # Words of 1 to 4 bytes more bring every padding.
-        *(
-            example(
-                f"padding-{k}",
-                [simple(["x" * k]), matrix(normal((1, 2), k)), norms(lengths(1))],
-                {"embeddings": normal((1, 2), k), "norms": lengths(1)},
-                ["x" * k],
-            )
-            for k in range(1, 5)
-        ),
-        *(
-            example(f"type-{dtype}", [simple(WORDS), matrix(value)], {"embeddings": value})
-            for dtype, value in every.items()
-        ),
+        *(example(f"padding-{k}", *single(["x" * k], k), ["x" * k]) for k in range(1, 5)),
+        *(example(f"type-{dtype}", [simple(WORDS), matrix(it)], {"embeddings": it}) for dtype, it in every.items()),
         example("no-words", [simple([]), matrix(normal((0, 4)))], {"embeddings": normal((0, 4))}, []),
         example("no-columns", [simple(WORDS), matrix(normal((n, 0)))], {"embeddings": normal((n, 0))}),
-        example("bucket", [hashed(BUCKET, WORDS, 3, 6, 3), matrix(buckets)], {"embeddings": buckets}),
-        example(
-            "bucket-spec",
-            [hashed(BUCKET, WORDS, 3, 6, 3, spec=True), matrix(buckets), norms(sizes)],
-            {"embeddings": buckets, "norms": sizes},
-            layout="spec",
-        ),
-        example("fasttext", [hashed(FASTTEXT, WORDS, 1, 2, 8), matrix(buckets)], {"embeddings": buckets}),
-        example(
-            "fasttext-spec",
-            [hashed(FASTTEXT, WORDS, 1, 2, 8, spec=True), matrix(buckets)],
-            {"embeddings": buckets},
-            layout="spec",
-        ),
+        example("bucket", [hashed(BUCKET, WORDS, 3, 6, 3), matrix(buckets)], of_buckets),
+        example("bucket-spec", [of_spec[0], matrix(buckets), norms(sizes)], both | of_buckets, layout="spec"),
+        example("fasttext", [hashed(FASTTEXT, WORDS, 1, 2, 8), matrix(buckets)], of_buckets),
+        example("fasttext-spec", [of_spec[1], matrix(buckets)], of_buckets, layout="spec"),
         example("explicit", [explicit(WORDS, PAIRS, 2, 3), matrix(explicits)], {"embeddings": explicits}),
         example("explicit-short", [short, matrix(explicits)], {"embeddings": explicits}),
         example(

@@ -39,16 +39,7 @@ KINDS = {
     "f64": (12, "d"),
 }
 KIND_OF = {code: kind for kind, (code, _) in KINDS.items()}
-DENSE = {
-    "float32": 0,
-    "float16": 1,
-    "int8": 24,
-    "int16": 25,
-    "int32": 26,
-    "int64": 27,
-    "float64": 28,
-    "bfloat16": 30,
-}
+DENSE = {"float32": 0, "float16": 1, "int8": 24, "int16": 25, "int32": 26, "int64": 27, "float64": 28, "bfloat16": 30}
 # Types in blocks: code, elements and bytes of a block.
 BLOCKS = {
     "q4_0": (2, 32, 18),
@@ -521,7 +512,7 @@ BUILDER = Builder(
                 "metadata": c.metadata | {"i": [1, 2], "f": 0.5},
                 "vocab": c.words,
             },
-        ),
+        )
     },
     metadata="typed",
     bounds={"gguf": Bounds(145, 142, 40, 32, 126, 21)},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import ggml_support, guard
+from tests import ggml_support
 from tests.ggml_support import HASHES, TYPES, UPPER, random_blocks
 
 import weightmap as wm
@@ -104,33 +104,6 @@ def test_any_range(isa, example, name):
                 assert same(got, values[start:stop]), (start, stop)
 
 
-@pytest.mark.skipif(not guard.AVAILABLE, reason="no mprotect")
-@pytest.mark.parametrize("at", ["start", "end"])
-@pytest.mark.parametrize("name", TYPES)
-def test_nothing_outside_is_touched(isa, example, name, at):
-    """With forbidden pages right before or behind both buffers all is decoded and nothing faults."""
-    for count in (1, 2, 3, 17):
-        blocks, values = example(name, count)
-        room = guard.guarded(blocks.tobytes(), at=at)
-        out = np.frombuffer(guard.guarded(bytes(values.nbytes), at=at), np.float32)
-        assert same(kernels.decode_ggml(room, len(values), name, out=out), values)
-        half = np.frombuffer(guard.guarded(bytes(values.nbytes // 2), at=at), np.float16)
-        kernels.decode_ggml(room, len(values), name, out=half)
-        part = np.frombuffer(guard.guarded(bytes(values.nbytes - 28), at=at), np.float32)
-        assert same(kernels.decode_ggml(room, len(values), name, out=part, start=3, stop=len(values) - 4), values[3:-4])
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_any_alignment(isa, example, name):
-    """Data may lie at any address, output at any that is right for its type."""
-    blocks, values = example(name, 5)
-    for shift in range(1, 64, 3):
-        moved = np.empty(blocks.size + 64, np.uint8)[shift : shift + blocks.size].reshape(blocks.shape)
-        moved[:] = blocks
-        out = np.empty(len(values) + 64, np.float32)[shift : shift + len(values)]
-        assert same(decode(moved, name, out=out), values)
-
-
 @pytest.mark.parametrize("name", TYPES)
 def test_float16_output(isa, example, name):
     blocks, values = example(name, 500)
@@ -218,13 +191,3 @@ def test_other_misuse():
     with pytest.raises(ValueError, match="dtype is"):
         kernels.decode_ggml(bytes(36), 64, "q4_0", dtype=np.float64)
     assert kernels.decode_ggml(b"", 0, "q4_0").size == 0
-
-
-def test_the_variant_in_use():
-    """Each instruction set decodes with the variant that it has."""
-    expected = {"portable": "portable", "sse4": "portable", "avx2": "x86_avx2", "neon": "arm_neon"}
-    before = kernels.isa()
-    for name in kernels.available_isas():
-        kernels.use_isa(name)
-        assert kernels.variant("ggml") == f"ggml_{expected.get(name, 'x86_avx512')}"
-    kernels.use_isa(before)

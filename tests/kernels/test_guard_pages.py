@@ -19,19 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 # other; and lengths around those of vectors, of blocks that kernels step over, of pages.
 FEW = (0, 1, 63, 64, 65, 200)
 LENGTHS = (*range(131), 191, 192, 193, 255, 256, 257, 319, 384, 511, 512, 513, 1023, 1024, 1025, 1152, 2047, 4095, 4097)
-# Functions with a variant for each instruction set, and their callers; all others have one form.
 VARIED = {
     *("wm_crc32", "wm_fnv1a32_many", "wm_f16_to_f32", "wm_bf16_to_f32", "wm_blocks_decode", "wm_blocks_encode"),
-    *(
-        "wm_adaptive_decode",
-        "wm_ggml_decode",
-        "wm_ggml_encode",
-        "wm_index_build",
-        "wm_index_find_many",
-        "wm_columns_check",
-        "wm_records_check",
-        "wm_pq_decode",
-    ),
+    *("wm_adaptive_decode", "wm_ggml_decode", "wm_ggml_encode", "wm_index_build", "wm_index_find_many"),
+    *("wm_columns_check", "wm_records_check", "wm_pq_decode"),
 }
 TIERS = kernels.available_isas()
 PAGES = [guard.Pages(1 << 18) for _ in range(110)]

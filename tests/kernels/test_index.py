@@ -110,12 +110,8 @@ def test_a_million_equal_strings_are_no_flood():
     assert index.find(b"same") == 1
 
 
-def test_find_many_without_names():
-    """No names give no results."""
-    assert Index([b"a"]).find_many([]) == []
-
-
 def test_empty_index():
+    assert Index([b"a"]).find_many([]) == []
     index = Index([])
     assert index.result == 0
     assert index.find(b"") == -1

@@ -47,13 +47,10 @@ def test_columns_take_the_memory_that_they_need(sizes):
 
 @pytest.mark.parametrize("which", range(3))
 def test_columns_of_more_than_positions_count_are_refused(which):
-    sizes = [0, 0, 0]
-    sizes[which] = 2**32 - 1
-    columns = ffi.new("wm_columns *", sizes)
-    # Memory that nobody reads: only its size counts.
-    assert lib.wm_columns_place(columns, ffi.cast("uint64_t *", 0), 2**40) == 0
-    sizes[which] = 2**32
-    assert lib.wm_columns_place(ffi.new("wm_columns *", sizes), ffi.cast("uint64_t *", 0), 2**40) == -1
+    for size, placed in ((2**32 - 1, 0), (2**32, -1)):
+        sizes = [size if i == which else 0 for i in range(3)]
+        # Memory that nobody reads: only its size counts.
+        assert lib.wm_columns_place(ffi.new("wm_columns *", sizes), ffi.cast("uint64_t *", 0), 2**40) == placed
 
 
 def columns_of(names, shapes, spans, codes=None):
@@ -88,37 +85,28 @@ def test_columns_never_hold_more_than_their_capacity():
         assert fault.code == kernels.faults()["COLUMN" if any(more) else "NONE"]
 
 
-@pytest.mark.parametrize(
-    ("bounds", "found"), [((0, 2, 3), None), ((0, 3, 2), "NAME_RANGE"), ((0, 3, 4), "NAME_RANGE"), ((1, 1, 3), None)]
-)
-def test_bounds_of_names_rise_and_end_with_them(bounds, found):
+def test_bounds_of_names_rise_and_end_with_them():
     """A name that ends before it begins, by one byte already, or a byte past the end of all, is a fault."""
-    columns = columns_of([b"ab", b"c"], [(), ()], [(0, 1), (1, 2)])
-    columns.bounds[0:3] = list(bounds)
-    assert check(columns, 2) == found
+    for bounds, found in (((0, 2, 3), None), ((0, 3, 2), "NAME_RANGE"), ((0, 3, 4), "NAME_RANGE"), ((1, 1, 3), None)):
+        columns = columns_of([b"ab", b"c"], [(), ()], [(0, 1), (1, 2)])
+        columns.bounds[0:3] = list(bounds)
+        assert check(columns, 2) == found, bounds
 
 
-@pytest.mark.parametrize("bounds", [(0, 1, 2), (0, 2, 2), (0, 2, 1), (0, 1, 3), (1, 1, 2)])
-def test_bounds_of_dimensions_rise_and_end_with_them(bounds):
+def test_bounds_of_dimensions_rise_and_end_with_them():
     """Dimensions that end before they begin, by one already, or one past the last of them, are a fault."""
-    columns = columns_of([b"a", b"b"], [(1,), (1,)], [(0, 1), (1, 2)])
-    columns.dim_bounds[0:3] = list(bounds)
-    good = bounds[0] <= bounds[1] <= bounds[2] <= 2
-    assert check(columns, 2) == (None if good else "COLUMN")
-
-
-@pytest.mark.parametrize("last", [7, 8, 9, 10])
-def test_dimensions_end_with_their_column(last):
-    columns = columns_of([b"a"], [(1,) * 8], [(0, 1)])
-    columns.dim_bounds[1] = last
-    assert check(columns, 1) == (None if last <= 8 else "COLUMN")
-
-
-@pytest.mark.parametrize("ndim", range(5))
-def test_the_number_of_dimensions_lies_within_the_bounds(ndim):
-    """Exactly the least and the greatest number of dimensions are accepted, and none beyond."""
-    columns = columns_of([b"a"], [(1,) * ndim], [(0, 1)])
-    assert check(columns, 1, min_ndim=1, max_ndim=3) == (None if 1 <= ndim <= 3 else "TABLE_NDIM")
+    for bounds in ((0, 1, 2), (0, 2, 2), (0, 2, 1), (0, 1, 3), (1, 1, 2)):
+        columns = columns_of([b"a", b"b"], [(1,), (1,)], [(0, 1), (1, 2)])
+        columns.dim_bounds[0:3] = list(bounds)
+        good = bounds[0] <= bounds[1] <= bounds[2] <= 2
+        assert check(columns, 2) == (None if good else "COLUMN"), bounds
+    for last in (7, 8, 9, 10):
+        columns = columns_of([b"a"], [(1,) * 8], [(0, 1)])
+        columns.dim_bounds[1] = last
+        assert check(columns, 1) == (None if last <= 8 else "COLUMN"), last
+    for ndim in range(5):
+        columns = columns_of([b"a"], [(1,) * ndim], [(0, 1)])
+        assert check(columns, 1, min_ndim=1, max_ndim=3) == (None if 1 <= ndim <= 3 else "TABLE_NDIM"), ndim
 
 
 def test_the_largest_product_that_can_be_counted():

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.builders import safetensors as safe
-from tests.support import SOURCES
+from tests.support import SOURCES, run_child
 
 import weightmap as wm
 from weightmap.io.memory import ControlGroup, Headroom, headroom
@@ -33,6 +33,7 @@ def tree(root, files):
 
 
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:  1024 kB\nMemAvailable:    8388608 kB\n"
+LITTLE = "MemAvailable:    1024 kB\n"
 V2 = "25 1 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "30 25 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 V1 += "31 25 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
@@ -57,149 +58,70 @@ def group1(limit, used, inactive=0, active=0, *, at):
 
 
 ROOT = "sys/fs/cgroup"
+# Memory of the machine, groups of the process, what is mounted, the groups' files: what is left, by how many groups.
 SYSTEMS = {
-    "nothing": ({}, None, 0),
-    "no groups": ({"proc/meminfo": MEMINFO}, 8 * GIB, 0),
-    "version 2, no limit": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/user.slice\n",
-            "proc/self/mountinfo": V2,
-            **group2("max", GIB, at=f"{ROOT}/user.slice"),
-        },
-        8 * GIB,
-        0,
-    ),
+    "nothing": (None, None, None, {}, None, 0),
+    "no groups": (MEMINFO, None, None, {}, 8 * GIB, 0),
+    "version 2, no limit": (MEMINFO, "0::/user.slice\n", V2, group2("max", GIB, at=f"{ROOT}/user.slice"), 8 * GIB, 0),
     # Pages of files are taken back, so they do not count; those of tmpfs stay.
-    "version 2": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/a/b\n",
-            "proc/self/mountinfo": V2,
-            **group2(4 * GIB, 3 * GIB, GIB, GIB, at=f"{ROOT}/a/b"),
-        },
-        3 * GIB,
-        1,
-    ),
+    "version 2": (MEMINFO, "0::/a/b\n", V2, group2(4 * GIB, 3 * GIB, GIB, GIB, at=f"{ROOT}/a/b"), 3 * GIB, 1),
     "version 2, a group above bounds more": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/a/b\n",
-            "proc/self/mountinfo": V2,
-            **group2(4 * GIB, GIB, at=f"{ROOT}/a/b"),
-            **group2(2 * GIB, GIB + 5, 5, at=f"{ROOT}/a"),
-        },
-        GIB,
-        2,
+        *(MEMINFO, "0::/a/b\n", V2),
+        group2(4 * GIB, GIB, at=f"{ROOT}/a/b") | group2(2 * GIB, GIB + 5, 5, at=f"{ROOT}/a"),
+        *(GIB, 2),
     ),
-    "version 2, the machine bounds more": (
-        {
-            "proc/meminfo": "MemAvailable:    1024 kB\n",
-            "proc/self/cgroup": "0::/a\n",
-            "proc/self/mountinfo": V2,
-            **group2(4 * GIB, GIB, at=f"{ROOT}/a"),
-        },
-        MIB,
-        1,
-    ),
-    "version 2, used up": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/a\n",
-            "proc/self/mountinfo": V2,
-            **group2(GIB, 2 * GIB, at=f"{ROOT}/a"),
-        },
-        0,
-        1,
-    ),
+    "version 2, the machine bounds more": (LITTLE, "0::/a\n", V2, group2(4 * GIB, GIB, at=f"{ROOT}/a"), MIB, 1),
+    "version 2, used up": (MEMINFO, "0::/a\n", V2, group2(GIB, 2 * GIB, at=f"{ROOT}/a"), 0, 1),
     # A container: the root of its namespace is the group itself.
-    "version 2, in a container": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/\n",
-            "proc/self/mountinfo": V2,
-            **group2(GIB, 0, at=ROOT),
-        },
-        GIB,
-        1,
-    ),
+    "version 2, in a container": (MEMINFO, "0::/\n", V2, group2(GIB, 0, at=ROOT), GIB, 1),
     "version 2, outside of what is mounted": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/../other\n",
-            "proc/self/mountinfo": "25 1 0:26 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n",
-            **group2(GIB, 0, at=ROOT),
-        },
-        GIB,
-        1,
+        *(MEMINFO, "0::/../other\n", V2.replace(" / ", " /docker/abc ")),
+        *(group2(GIB, 0, at=ROOT), GIB, 1),
     ),
     "version 1": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "4:cpu,cpuacct:/\n3:memory:/job\n0::/\n",
-            "proc/self/mountinfo": V1,
-            **group1(2 * GIB, GIB + GIB // 2, GIB // 4, GIB // 4, at=f"{ROOT}/memory/job"),
-            **group1(0x7FFFFFFFFFFFF000, 9 * GIB, at=f"{ROOT}/memory"),
-        },
-        GIB,
-        1,
+        *(MEMINFO, "4:cpu,cpuacct:/\n3:memory:/job\n0::/\n", V1),
+        group1(2 * GIB, GIB + GIB // 2, GIB // 4, GIB // 4, at=f"{ROOT}/memory/job")
+        | group1(0x7FFFFFFFFFFFF000, 9 * GIB, at=f"{ROOT}/memory"),
+        *(GIB, 1),
     ),
     "version 1, in a container": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "3:memory:/docker/abc\n",
-            "proc/self/mountinfo": "30 25 0:27 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
-            **group1(2 * GIB, GIB, at=f"{ROOT}/memory"),
-        },
-        GIB,
-        1,
+        *(MEMINFO, "3:memory:/docker/abc\n", V1.replace(" / ", " /docker/abc ", 1)),
+        *(group1(2 * GIB, GIB, at=f"{ROOT}/memory"), GIB, 1),
     ),
     "both versions": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "3:memory:/job\n0::/job\n",
-            "proc/self/mountinfo": V1 + V2.replace("/sys/fs/cgroup ", "/sys/fs/cgroup/unified "),
-            **group1(2 * GIB, GIB, at=f"{ROOT}/memory/job"),
-        },
-        GIB,
-        1,
+        *(MEMINFO, "3:memory:/job\n0::/job\n", V1 + V2.replace("/sys/fs/cgroup ", "/sys/fs/cgroup/unified ")),
+        *(group1(2 * GIB, GIB, at=f"{ROOT}/memory/job"), GIB, 1),
     ),
     "a mount point with a space": (
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/a\n",
-            "proc/self/mountinfo": "25 1 0:26 / /control\\040groups rw - cgroup2 cgroup2 rw\n",
-            **group2(GIB, 0, at="control groups/a"),
-        },
-        GIB,
-        1,
+        *(MEMINFO, "0::/a\n", V2.replace("/sys/fs/cgroup", "/control\\040groups")),
+        *(group2(GIB, 0, at="control groups/a"), GIB, 1),
     ),
     "damaged": (
-        {
-            "proc/meminfo": "MemAvailable: many kB\n",
-            "proc/self/cgroup": "what\n0::/a\n",
-            "proc/self/mountinfo": V2,
-            f"{ROOT}/a/memory.max": "1000000\n",
-            f"{ROOT}/a/memory.stat": "active_file none\n",
-        },
-        0,
-        1,
+        *("MemAvailable: many kB\n", "what\n0::/a\n", V2),
+        {f"{ROOT}/a/memory.max": "1000000\n", f"{ROOT}/a/memory.stat": "active_file none\n"},
+        *(0, 1),
     ),
 }
+
+
+def files_of(meminfo, groups, mounted, files, *_):
+    """The files of /proc and of the groups, by their names."""
+    proc = {"proc/meminfo": meminfo, "proc/self/cgroup": groups, "proc/self/mountinfo": mounted}
+    return {name: text for name, text in proc.items() if text is not None} | files
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_headroom_is_what_machine_and_groups_leave(name, tmp_path):
     """Limits of every group of either version count, wherever it is mounted; files' pages can be taken back."""
-    files, left, groups = SYSTEMS[name]
-    found = headroom(tree(tmp_path, files))
+    *_, left, groups = SYSTEMS[name]
+    found = headroom(tree(tmp_path, files_of(*SYSTEMS[name])))
     assert found.left == left
     assert len(found.groups) == groups
 
 
 def test_a_group_says_where_it_is(tmp_path):
     """Path, version, limit, use and pages of files, for whoever wants to know what the bound is."""
-    found = headroom(tree(tmp_path, SYSTEMS["version 2"][0]))
+    found = headroom(tree(tmp_path, files_of(*SYSTEMS["version 2"])))
     assert found == Headroom(8 * GIB, (ControlGroup("/sys/fs/cgroup/a/b", 2, 4 * GIB, 3 * GIB, 2 * GIB),))
 
 
@@ -319,16 +241,7 @@ with wm.plan(path, chunk=4 << 20, budget=16 << 20) as plan:
         most = max(most, sum(one.resident for one in f.residency().values()))
 print(most)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(big), way],
-        env={**os.environ, "PYTHONPATH": SOURCES},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= 64 * MIB
+    assert int(run_child(code, big, way).stdout) <= 64 * MIB
 
 
 def test_parts_of_a_large_quantised_tensor_take_the_memory_of_their_rows(tmp_path):

@@ -52,10 +52,7 @@ def indices(draw, shape):
 
 
 rules = st.fixed_dictionaries(
-    {
-        "gap": st.sampled_from((0, 1, 5, 40, 64, 1 << 16)),
-        "max_over_read": st.sampled_from((1.0, 1.1, 1.5, 4.0, 1e9)),
-    }
+    {"gap": st.sampled_from((0, 1, 5, 40, 64, 1 << 16)), "max_over_read": st.sampled_from((1.0, 1.1, 1.5, 4.0, 1e9))}
 )
 
 
@@ -197,16 +194,7 @@ def test_rows_of_quantised_tensors_are_whole_blocks(scheme, block, shape, tmp_pa
     path = quantised(tmp_path / "m.amb", scheme, block, shape)
     data, width = path.read_bytes(), math.prod(shape[1:])
     with wm.open(path) as f:
-        for key in (
-            0,
-            -1,
-            slice(1, 3),
-            slice(2, 2),
-            slice(None, None, 3),
-            ...,
-            (slice(0, 2), ...),
-            slice(None, None, -2),
-        ):
+        for key in (0, -1, np.s_[1:3], np.s_[2:2], np.s_[::3], ..., np.s_[0:2, ...], np.s_[::-2]):
             plan = wm.plan(f, {"b": key}, gap=0)
             with wm.open(memoryview(spoil(f, data, plan))) as other:
                 assert np.array_equal(other["b"][key], f["b"][key], equal_nan=True), key
@@ -353,11 +341,7 @@ def path(tmp_path):
         ({"a": True}, wm.PlanError, "expected integers, slices and an ellipsis"),
         ({"a": np.s_[::0]}, wm.PlanError, "slice step cannot be zero"),
         ({"a": slice("x", None)}, wm.PlanError, "on axis 0"),
-        (
-            {"b": wm.shard("b", 1, 0, 2)},
-            wm.PlanError,
-            "dim of a shard of tensor 'b' is 1, expected one of 1 dimensions",
-        ),
+        ({"b": wm.shard("b", 1, 0, 2)}, wm.PlanError, "dim of a shard of tensor 'b' is 1, expected one of 1 dimension"),
         (3, TypeError, "wants is a int, expected None, names"),
         ([3], TypeError, "the name of a wanted tensor is a int"),
     ],

@@ -4,7 +4,6 @@ import http.client
 import pickle
 import threading
 
-import numpy as np
 import pytest
 from tests.builders import normal
 from tests.builders import safetensors as safe
@@ -329,22 +328,11 @@ def test_redirects_are_refused_unless_asked_for(objects):
             wm.open(server.url + "m", redirects=True)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "http://[::1",
-        "http://host:99999/m",
-        "http://host:abc/m",
-        "http://host:-1/m",
-        f"http://{'a' * 64}/m",
-        "http://a..b/m",
-        "http://.a/m",
-        "http://ho\0st/m",
-        "http://\N{ACCOUNT OF}/m",
-        "https:",
-        "//[",
-    ],
-)
+NO_ADDRESSES = ["[::1", "host:99999/m", "host:abc/m", "host:-1/m", f"{'a' * 64}/m", "a..b/m", ".a/m", "ho\0st/m"]
+NO_ADDRESSES = [*(f"http://{rest}" for rest in NO_ADDRESSES), "http://\N{ACCOUNT OF}/m", "https:", "//["]
+
+
+@pytest.mark.parametrize("target", NO_ADDRESSES)
 def test_redirects_to_no_address_are_refused(target, objects):
     objects.always, objects.redirect = "302", target
     with Server(objects) as server:
@@ -371,11 +359,7 @@ def test_the_query_stays_behind_at_a_redirect(objects):
     with Server(objects) as server, Server(other) as elsewhere:
         for objects.redirect in (f"/{name}", f"{elsewhere.url}{name}?own=1"):
             wm.open(server.url + "m?token=SECRET", redirects=True)
-    assert [request.target for request in objects.requests] == [
-        "/m?token=SECRET",
-        "/m%20%C3%A9",
-        "/m?token=SECRET",
-    ]
+    assert [request.target for request in objects.requests] == ["/m?token=SECRET", "/m%20%C3%A9", "/m?token=SECRET"]
     assert [request.target for request in other.requests] == ["/m%20%C3%A9?own=1"]
 
 
@@ -485,8 +469,3 @@ def test_an_interrupted_wait_gives_the_request_up(objects, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         file["w"]
     assert objects.released.wait(20)
-
-
-def test_arrays_are_those_of_numpy(objects, opened):
-    """Values are the ones that were saved."""
-    assert np.array_equal(opened()["w"], TENSOR.array)

@@ -15,31 +15,14 @@ BERT = {
     "model_type": "bert",
     "vocab_size": 7,
     "hidden_size": 4,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-    "max_position_embeddings": 16,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
     "pad_token_id": 0,
 }
+BERT |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 16}
+BERT |= {"type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b\x85"]
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 6,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "rope_scaling": None,
-    "bos_token_id": 1,
-    "eos_token_id": [2, 3],
-}
+LLAMA = {"model_type": "llama", "vocab_size": 6, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": 32, "hidden_act": "silu", "rms_norm_eps": 1e-5}
+LLAMA |= {"rope_theta": 500000.0, "rope_scaling": None, "bos_token_id": 1, "eos_token_id": [2, 3]}
 VOCAB = {"a": 0, "b": 1, "ab": 2, "é": 3}
 BPE = {"model": {"type": "BPE", "vocab": VOCAB, "merges": ["a b"]}, "added_tokens": [{"id": 4, "content": "<s>"}]}
 
@@ -72,26 +55,11 @@ def test_a_bert_directory(folder, monkeypatch):
         "embeddings.word_embeddings.weight": normal((7, 4)),
     }
     report, f = converted(folder({"config.json": BERT, "vocab.txt": "\n".join(TOKENS).encode()}, tensors))
-    assert f.metadata == {
-        "name": "tiny-bert",
-        "family": "bert",
-        "creator": "somebody",
-        "version": "1.0.0",
-        "created": "1970-01-01T00:00:00Z",
-    }
-    for key, value in {
-        "architecture": "bert",
-        "n_vocab": 7,
-        "n_embd": 4,
-        "n_layers": 1,
-        "n_heads": 2,
-        "n_kv_heads": 2,
-        "max_seq_len": 16,
-        "activation_fn": "gelu",
-        "intermediate_size": 8,
-        "layer_norm_eps": 1e-12,
-        "type_vocab_size": 2,
-    }.items():
+    made = {"version": "1.0.0", "created": "1970-01-01T00:00:00Z"}
+    assert f.metadata == {"name": "tiny-bert", "family": "bert", "creator": "somebody", **made}
+    config = {"architecture": "bert", "n_vocab": 7, "n_embd": 4, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2}
+    config |= {"max_seq_len": 16, "activation_fn": "gelu", "intermediate_size": 8, "layer_norm_eps": 1e-12}
+    for key, value in (config | {"type_vocab_size": 2}).items():
         assert f.config[key] == value
     assert not any("rope" in key for key in f.config)
     assert f.tokenizer.type == 2
@@ -131,13 +99,7 @@ def test_bpe_of_a_tokenizer_json(folder, merges):
     assert f.tokenizer.type == 0
     assert json.loads(f.tokenizer.payload) == {"merges": [["a", "b"]], "vocab": {**VOCAB, "<s>": 4}}
     assert f.tokenizer.special_ids == {"bos": 4, "eos": 2}
-    wanted = {
-        "is_rope": True,
-        "rope_freq_base": 500000.0,
-        "rope_scaling": 1.0,
-        "n_kv_heads": 2,
-        "activation_fn": "silu",
-    }
+    wanted = {"is_rope": True, "rope_freq_base": 5e5, "rope_scaling": 1.0, "n_kv_heads": 2, "activation_fn": "silu"}
     assert {key: f.config[key] for key in wanted} == wanted
 
 
@@ -203,21 +165,19 @@ def test_a_directory_of_nothing_but_tensors(folder):
     assert report.warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("tokenizer.json", b"{"),
-        ("tokenizer_config.json", b"[]"),
-        ("merges.txt", b"\xff"),
-        ("merges.txt", b"a b c\n"),
-        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {}, "merges": [5]}}'),
-    ],
-)
+DAMAGED = [
+    ("tokenizer.json", b"{"),
+    ("tokenizer_config.json", b"[]"),
+    ("merges.txt", b"\xff"),
+    ("merges.txt", b"a b c\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGED)
 def test_damaged_files_of_a_tokenizer(folder, name, content):
     home = folder({"config.json": LLAMA, "vocab.json": VOCAB, name: content})
-    with pytest.raises(wm.FormatError) as caught:
+    with pytest.raises(wm.FormatError, match=name):
         wm.convert(home, home.with_suffix(".amb"))
-    assert name in str(caught.value)
     assert not home.with_suffix(".amb").exists()
 
 
@@ -230,7 +190,7 @@ def test_converting_twice_gives_the_same_bytes(folder, tmp_path):
     assert amb.parse((tmp_path / "a.amb").read_bytes())[3]
 
 
-@pytest.mark.parametrize("merges", [5, None, {}, "a b"])
+@pytest.mark.parametrize("merges", [5, None, {}, "a b", [5]])
 def test_merges_that_are_no_list(folder, merges):
     model = {"type": "BPE", "vocab": VOCAB, "merges": merges}
     with pytest.raises(wm.FormatError, match=r"tokenizer\.json.*a merge is not a pair"):

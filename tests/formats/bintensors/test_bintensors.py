@@ -5,17 +5,15 @@ import hashlib
 import importlib.util
 import json
 import os
-import struct
 import time
 
 import numpy as np
 import pytest
 from tests.attacks import bintensors as lies
 from tests.attacks.bintensors import BODY, A, B, make
-from tests.builders import Tensor, noise, normal, tensor
+from tests.builders import Tensor, noise, normal
 from tests.builders import bintensors as bt
-from tests.builders import safetensors as st
-from tests.support import DATA, address, same
+from tests.support import DATA, same
 
 import weightmap as wm
 from weightmap import demo
@@ -234,13 +232,6 @@ def test_both_layouts_are_written_as_the_builder_builds_them(layout, content, tm
         assert all(same(f[name], value) for name, value in tensors.items())
 
 
-def test_the_specification_is_the_default_layout(tmp_path):
-    wm.save(tmp_path / "m.bt", {"a": np.ones(3)})
-    wm.save(tmp_path / "n.bin", {"a": np.ones(3)}, format="bintensors")
-    expected = bt.build({"a": tensor(np.ones(3))})
-    assert (tmp_path / "m.bt").read_bytes() == (tmp_path / "n.bin").read_bytes() == expected
-
-
 @every_layout
 def test_arrays_are_aligned_in_any_order(layout, tmp_path):
     """Tensors that weightmap writes lie at multiples of their item size."""
@@ -311,9 +302,8 @@ def test_each_dtype_is_written_as_0_2_0_does(dtype, tmp_path):
     values = {"m": noise(dtype, (3, 5)), "s": noise(dtype, ()), "e": noise(dtype, (0, 2))}
     ours = our_bytes(tmp_path / "m.bt", values, layout="current")
     assert ours == their_bytes(values)
-    found = {
-        name: (item["dtype"], tuple(item["shape"]), bytes(item["data"])) for name, item in reference().deserialize(ours)
-    }
+    read = reference().deserialize(ours)
+    found = {name: (item["dtype"], tuple(item["shape"]), bytes(item["data"])) for name, item in read}
     assert found == {name: (bt.THEIRS[dtype], value.shape, value.data) for name, value in values.items()}
 
 
@@ -428,22 +418,6 @@ def test_empty_files_have_a_layout(layout, metadata):
 
 
 @every_layout
-def test_arrays_are_views_of_the_file(layout, put):
-    """Each array, a scalar included, lies in the one mapping at its offset, is read-only and owns nothing."""
-    path = put(bt.build(bt.RANKS, layout=layout), "m.bt")
-    with wm.open(path) as f:
-        base = address(f["\u540d\u524d"]) - f.info("\u540d\u524d").offset
-        for info in f.infos():
-            array = f[info.name]
-            assert same(array, bt.RANKS[info.name])
-            assert not array.flags.writeable
-            assert not array.flags.owndata
-            if info.nbytes:
-                assert address(array) == base + info.offset
-        assert f["scalar"].shape == ()
-
-
-@every_layout
 def test_unaligned_data_is_served_where_it_lies(layout, put):
     """A float64 at an odd address, after a header of odd length and small tensors, is a view."""
     values = {"b": noise("uint8", (3,)), "d": normal((2, 2), 1, "float64"), "h": noise("bfloat16", (3,))}
@@ -456,15 +430,6 @@ def test_unaligned_data_is_served_where_it_lies(layout, put):
         assert not f["d"].flags.aligned
         assert all(same(f[name], value) for name, value in values.items())
         np.testing.assert_array_equal(f.read("h"), values["h"].array.astype(np.float32))
-
-
-def test_metadata_is_read_only():
-    """The metadata is a mapping that cannot be changed, never None."""
-    for metadata in (None, {}, {"a": "b"}):
-        with wm.open(memoryview(bt.build(bt.SMALL, metadata))) as f:
-            assert dict(f.metadata) == (metadata or {})
-            with pytest.raises(TypeError):
-                f.metadata["a"] = "c"
 
 
 def test_what_is_odd_but_legal_is_a_warning():
@@ -508,22 +473,6 @@ def test_a_real_model_goes_through_three_formats(tmp_path):
         wm.convert(path, steps[1], layout=layout)
         wm.convert(steps[1], steps[2])
         assert wm.diff(path, steps[2]).equal
-
-
-def test_metadata_survives_the_way_through_safetensors(put, tmp_path):
-    source = put(st.build(bt.EVERY, {"format": "pt", "ключ": "値"}), "a.safetensors")
-    wm.convert(source, tmp_path / "b.bt")
-    assert bt.parse((tmp_path / "b.bt").read_bytes()) == (bt.EVERY, {"format": "pt", "ключ": "値"})
-    wm.convert(tmp_path / "b.bt", tmp_path / "c.safetensors")
-    assert st.parse((tmp_path / "c.safetensors").read_bytes()) == (dict(bt.EVERY), {"format": "pt", "ключ": "値"})
-
-
-def test_pieces_of_the_header_are_where_the_format_says():
-    """The first eight bytes count the header with its padding: the data begins there, whatever the header holds."""
-    data = bt.build(bt.SMALL, {"k": "v"})
-    (length,) = struct.unpack_from("<Q", data)
-    with wm.open(memoryview(data)) as f:
-        assert min(info.offset for info in f.infos()) == 8 + length
 
 
 def test_what_would_be_read_as_the_other_layout_is_not_written(tmp_path):
@@ -609,6 +558,13 @@ def test_what_is_let_pass_is_read_right(case):
         with wm.open(memoryview(case.data), format=format, strict=not case.error) as f:
             assert case.kind == f"bintensors-{f.layout}"
             assert {name: f[name].tobytes() for name in f} == {"a": BODY[:8], "b": BODY[8:]}
+
+
+@every_layout
+def test_scalars_are_arrays(layout):
+    with wm.open(memoryview(bt.build(bt.RANKS, layout=layout))) as f:
+        assert f["scalar"].shape == ()
+        assert all(same(f[name], value) for name, value in bt.RANKS.items())
 
 
 @every_layout

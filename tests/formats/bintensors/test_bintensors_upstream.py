@@ -154,14 +154,8 @@ def change(rng, plan):
     elif plan.index and rng.random() < 0.7:
         place = rng.randrange(len(plan.index))
         name, at = plan.index[place]
-        plan.index[place] = rng.choice(
-            [
-                (name, other_number(rng, at)),
-                (rng.choice(NAMES[:5]), at),
-                (name, plan.index[0][1]),
-                (plan.index[0][0], at),
-            ]
-        )
+        other = [(rng.choice(NAMES[:5]), at), (name, plan.index[0][1]), (plan.index[0][0], at)]
+        plan.index[place] = rng.choice([(name, other_number(rng, at)), *other])
     elif plan.index and rng.random() < 0.5:
         plan.index += rng.choices(plan.index, k=1)
     else:

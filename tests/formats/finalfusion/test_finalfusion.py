@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import struct
 import sys
 from pathlib import Path
@@ -168,29 +169,16 @@ def test_verdicts_cover_the_files():
 
 # ------------------------------------------------------------------------------------------------------- writing
 
+BUCKET, FASTTEXT = (Words(WORDS, Parts(*kind)) for kind in (("bucket", 3, 6, 16), ("fasttext", 1, 1, 5)))
+TWO = [("ab", 0), ("bc", 1)]
 DENSE = {
     "simple": (Words(WORDS), [ff.simple(WORDS)], 0, "upstream"),
-    "bucket": (Words(WORDS, Parts("bucket", 3, 6, 16)), [ff.hashed(ff.BUCKET, WORDS, 3, 6, 4)], 16, "upstream"),
-    "bucket-spec": (
-        Words(WORDS, Parts("bucket", 3, 6, 16)),
-        [ff.hashed(ff.BUCKET, WORDS, 3, 6, 4, spec=True)],
-        16,
-        "spec",
-    ),
-    "fasttext": (Words(WORDS, Parts("fasttext", 1, 1, 5)), [ff.hashed(ff.FASTTEXT, WORDS, 1, 1, 5)], 5, "upstream"),
-    "fasttext-spec": (
-        Words(WORDS, Parts("fasttext", 1, 1, 5)),
-        [ff.hashed(ff.FASTTEXT, WORDS, 1, 1, 5, spec=True)],
-        5,
-        "spec",
-    ),
+    "bucket": (BUCKET, [ff.hashed(ff.BUCKET, WORDS, 3, 6, 4)], 16, "upstream"),
+    "bucket-spec": (BUCKET, [ff.hashed(ff.BUCKET, WORDS, 3, 6, 4, spec=True)], 16, "spec"),
+    "fasttext": (FASTTEXT, [ff.hashed(ff.FASTTEXT, WORDS, 1, 1, 5)], 5, "upstream"),
+    "fasttext-spec": (FASTTEXT, [ff.hashed(ff.FASTTEXT, WORDS, 1, 1, 5, spec=True)], 5, "spec"),
     "explicit": (explicit(WORDS, ff.PAIRS, 2, 3), [ff.explicit(WORDS, ff.PAIRS, 2, 3)], 4, "upstream"),
-    "explicit-spec": (
-        explicit(WORDS, [("ab", 0), ("bc", 1)], 2, 2),
-        [ff.explicit(WORDS, [("ab", 0), ("bc", 1)], 2, 2, spec=True)],
-        2,
-        "spec",
-    ),
+    "explicit-spec": (explicit(WORDS, TWO, 2, 2), [ff.explicit(WORDS, TWO, 2, 2, spec=True)], 2, "spec"),
 }
 
 
@@ -352,9 +340,8 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case, tmp_path):
     tensors, options, words = REFUSED[case]
-    with pytest.raises(wm.EncodeError) as caught:
+    with pytest.raises(wm.EncodeError, match=re.escape(words)):
         wm.save(tmp_path / "t.fifu", tensors, **{"vocab": ["a", "b"], **options})
-    assert words in str(caught.value)
     assert not listing(tmp_path)
 
 
@@ -414,15 +401,8 @@ def test_metadata_keeps_its_text_when_it_is_unchanged(tmp_path):
 
 
 def test_new_metadata_is_written_as_toml(tmp_path):
-    metadata = {
-        "text": 'quotes " and\nlines',
-        "number": -5,
-        "real": 0.1,
-        "yes": True,
-        "day": dt.date(2020, 1, 2),
-        "list": [1, [2, "x"]],
-        "table": {"ключ": {"deep": []}},
-    }
+    metadata = {"text": 'quotes " and\nlines', "number": -5, "real": 0.1, "yes": True, "day": dt.date(2020, 1, 2)}
+    metadata |= {"list": [1, [2, "x"]], "table": {"ключ": {"deep": []}}}
     wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
     with wm.open(tmp_path / "t.fifu", verify="full") as f:
         assert f.metadata == metadata
@@ -515,13 +495,6 @@ def test_words_longer_than_a_piece_are_walked_too():
         assert list(f.vocab) == words
 
 
-def test_norms_alone_are_a_file():
-    with wm.open(TRUTH / "standalone_norms.fifu", verify="full") as f:
-        assert list(f) == ["norms"]
-        assert f["norms"].tolist() == [0.0, 1.0, 2.0]
-        assert f.vocab is None
-
-
 # ------------------------------------------------------------------------------------------------- damaged files
 
 # Files with one lie each are in tests/attacks/finalfusion.py.
@@ -545,23 +518,15 @@ def test_damaged_ngrams_do_no_harm_to_words():
         assert caught.value.path == "<bytes>"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "explicit, word 0 of 3 runs past it",
-        "explicit, n-gram 0 of 4 runs past it",
-        "explicit, n-gram 1 of 4 runs past it",
-        "0 bytes of a number of n-grams",
-        "n-grams that end early",
-    ],
-)
-def test_ngrams_are_checked_when_they_are_asked_for_first(name):
-    case = ATTACKS[name]
-    with wm.open(case.data) as f:
-        for use in (f.vocab.subwords.ngrams, lambda: list(f.vocab), lambda: f.vocab.index("one"), f.verify):
-            with pytest.raises(wm.LayoutError, match=case.says) as caught:
-                use()
-            assert (caught.value.path, caught.value.field) == ("<bytes>", "vocabulary")
+def test_ngrams_are_checked_when_they_are_asked_for_first():
+    past = (f"explicit, {what} runs past it" for what in ("word 0 of 3", "n-gram 0 of 4", "n-gram 1 of 4"))
+    for name in (*past, "0 bytes of a number of n-grams", "n-grams that end early"):
+        case = ATTACKS[name]
+        with wm.open(case.data) as f:
+            for use in (f.vocab.subwords.ngrams, lambda f=f: list(f.vocab), lambda f=f: f.vocab.index("one"), f.verify):
+                with pytest.raises(wm.LayoutError, match=case.says) as caught:
+                    use()
+                assert (caught.value.path, caught.value.field) == ("<bytes>", "vocabulary")
 
 
 def test_ngrams_without_a_matrix_are_read():
@@ -683,23 +648,12 @@ def test_a_length_that_leads_to_no_matrix(left):
         assert list(f.vocab) == lies.WORDS
 
 
-@pytest.mark.parametrize(
-    ("indices", "expected"),
-    [
-        ([], True),
-        ([0], True),
-        ([1], False),
-        ([0, 0, 1], True),
-        ([0, 1, 0, 2], True),
-        ([0, 2], False),
-        ([0, 1, 3], False),
-        ([0, 1, 2, 1, 3], True),
-        ([0, 1, 1, 3], False),
-    ],
-)
-def test_indices_numbered_by_appearance(indices, expected):
+def test_indices_numbered_by_appearance():
     """The first index is 0, and each new one is one more than the largest before it."""
-    assert numbered(np.array(indices, np.uint64)) == expected
+    for indices in ([], [0], [0, 0, 1], [0, 1, 0, 2], [0, 1, 2, 1, 3]):
+        assert numbered(np.array(indices, np.uint64)), indices
+    for indices in ([1], [0, 2], [0, 1, 3], [0, 1, 1, 3]):
+        assert not numbered(np.array(indices, np.uint64)), indices
 
 
 # ------------------------------------------------------------------------------------------------------ kernels
@@ -740,20 +694,14 @@ def test_ngrams_are_found_with_their_indices(strings):
     arena = Arena(len(data))
     for size in range(len(data)):
         filled, numbers = np.zeros(len(strings) + 1, np.uint32), np.zeros(len(strings), np.uint64)
-        bad = lib.wm_finalfusion_ngrams(
-            arena.put(data[:size]),
-            size,
-            len(strings),
-            ffi.from_buffer("uint32_t[]", filled),
-            ffi.from_buffer("uint64_t[]", numbers),
-        )
+        out = ffi.from_buffer("uint32_t[]", filled), ffi.from_buffer("uint64_t[]", numbers)
+        bad = lib.wm_finalfusion_ngrams(arena.put(data[:size]), size, len(strings), *out)
         assert -1 - bad == max(k for k, end in enumerate(ends) if end <= size)
 
 
-@pytest.mark.parametrize("length", [5, 2**31, 2**32 - 1])
-def test_lengths_past_the_end_are_refused(length):
-    data = struct.pack("<I", length) + b"abcd"
-    assert kernels.skip_strings(data, 1, 0) == (0, 0)
-    assert kernels.skip_strings(data, 1, 8) == (0, 0)
-    assert kernels.walk_indexed(data + bytes(7), 1)[0] == -1
+def test_lengths_past_the_end_are_refused():
+    for length in (5, 2**31, 2**32 - 1):
+        data = struct.pack("<I", length) + b"abcd"
+        assert kernels.skip_strings(data, 1, 0) == kernels.skip_strings(data, 1, 8) == (0, 0)
+        assert kernels.walk_indexed(data + bytes(7), 1)[0] == -1
     assert lib.wm_finalfusion_ngrams(u8(b""), 0, 0, ffi.new("uint32_t[1]"), ffi.NULL) == 0

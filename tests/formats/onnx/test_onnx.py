@@ -15,6 +15,7 @@ from tests.builders import known, noise, normal
 from tests.builders.onnx import CODES, HEAD, field, graph, model, numbers, packed, tensor_proto
 from tests.fuzz.mutate import mutant
 from tests.remote.servers import Objects, Server
+from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap import kernels
@@ -245,17 +246,15 @@ def path(tmp_path):
     (tmp_path / "w.bin").write_bytes(bytes(4096) + ARRAY.tobytes() + (2 * ARRAY).tobytes())
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "v.bin").write_bytes((-ARRAY).tobytes())
-    sides = [
-        apart("a", "w.bin", offset=4096, length=96),
-        inner,
-        apart("b", "sub/v.bin"),
-        apart("c", "w.bin", offset=4192),
-    ]
-    target.write_bytes(model(sides))
+    first, last = apart("a", "w.bin", offset=4096, length=96), apart("c", "w.bin", offset=4192)
+    target.write_bytes(model([first, inner, apart("b", "sub/v.bin"), last]))
     return target
 
 
 def test_data_in_other_files(path):
+    for mode in ("mmap", "cow", "copy"):  # arrays of other files, and those that are made, are as those of the model
+        with wm.open(path, mode=mode) as f:
+            assert {f[name].flags.writeable for name in f} == {mode != "mmap"}
     with wm.open(path) as f:
         assert list(f) == ["a", "inner", "b", "c"]
         for name, factor in {"a": 1, "b": -1, "c": 2}.items():
@@ -295,13 +294,6 @@ def test_another_file_that_changed(use, path):
             USES[use](f)
         assert np.array_equal(f["b"], -ARRAY)
         assert len(f["inner"]) == 300
-
-
-@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
-def test_modes(mode, path):
-    """Arrays of other files, and those that are made, may be written where those of the model may."""
-    with wm.open(path, mode=mode) as f:
-        assert {f[name].flags.writeable for name in f} == {mode != "mmap"}
 
 
 def test_a_model_without_a_path_has_no_other_files(path):
@@ -474,11 +466,11 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_files_of_protobuf_are_not_recognised(name):
+@in_one_item("data", OTHERS.values())
+def test_other_files_of_protobuf_are_not_recognised(data):
     """A file is a model of ONNX when its first fields are, up to the graph."""
     with pytest.raises(wm.UnknownFormatError):
-        wm.open(OTHERS[name])
+        wm.open(data)
 
 
 def test_the_length_of_a_header_may_look_like_a_model():

@@ -4,7 +4,6 @@ import importlib
 import json
 import struct
 
-import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -42,16 +41,27 @@ def test_headers_that_end_around_the_first_4096_bytes(size):
 # ------------------------------------------------------------------------------------------------- with the reference
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32", "float64", "int64", "uint64"],
-)
+OF_NUMPY = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "uint16",
+    "float16",
+    "int32",
+    "uint32",
+    "float32",
+    "float64",
+    "int64",
+    "uint64",
+]
+
+
+@pytest.mark.parametrize("dtype", OF_NUMPY)
 def test_files_of_the_reference_writer(tmp_path, dtype):
     """Files of safetensors are read bit by bit, as views."""
-    values = {
-        name: noise(dtype, shape, 3)
-        for name, shape in {"m": (3, 5), "s": (), "e": (0, 2), "r": (1, 2, 1, 2, 3)}.items()
-    }
+    shapes = {"m": (3, 5), "s": (), "e": (0, 2), "r": (1, 2, 1, 2, 3)}
+    values = {name: noise(dtype, shape, 3) for name, shape in shapes.items()}
     path = tmp_path / "m.safetensors"
     safetensors.numpy.save_file({name: value.array for name, value in values.items()}, path, {"format": "np"})
     with wm.open(path) as f:
@@ -76,17 +86,6 @@ def test_the_reference_reads_our_files(tmp_path, dtype):
         assert reference.metadata() == {"who": "weightmap", "ключ": "値"}
 
 
-def test_bfloat16_is_ml_dtypes_bfloat16(tmp_path):
-    array = np.array([1.5, -2.25, 3e38], ml_dtypes.bfloat16)
-    path = tmp_path / "b.safetensors"
-    wm.save(path, {"b": array})
-    with wm.open(path) as f:
-        assert f["b"].dtype == ml_dtypes.bfloat16
-        assert f["b"].tobytes() == array.tobytes()
-        assert f.info("b").dtype == "bfloat16"
-        np.testing.assert_array_equal(f.read("b"), array.astype(np.float32))
-
-
 def test_what_the_reference_gets_wrong_is_right(tmp_path):
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     path = tmp_path / "m.safetensors"
@@ -96,30 +95,14 @@ def test_what_the_reference_gets_wrong_is_right(tmp_path):
         np.testing.assert_array_equal(loaded[name], expected)
 
 
-def test_tensors_are_aligned_to_their_dtype(tmp_path):
-    """Our writer orders tensors so that each starts at a multiple of its item size, whatever order they came in."""
-    path = tmp_path / "m.safetensors"
-    wm.save(
-        path,
-        {
-            "a": np.zeros(3, np.int8),
-            "b": np.zeros(3, np.float64),
-            "c": np.zeros(1, np.float16),
-            "d": np.zeros(1, np.int32),
-        },
-    )
-    with wm.open(path) as f:
-        assert all(f[name].flags.aligned for name in f)
-
-
 def test_headers_in_any_json_dress():
     """White space, key order, escapes and unsorted offsets are legal JSON and legal safetensors."""
     value, data = normal((2, 3)), normal((2, 3)).data + b"\1\2"
     header = b"""{ "__metadata__" : { } ,
       "b\\u00e9" : { "shape" : [ 2 ], "data_offsets" : [ 24 , 26 ] , "dtype" : "U8" } ,\t
-      "a" : { "data_offsets":[0,24], "dtype":"F32", "shape":[2,3] } }   """
+      "\\u65e5\\ud83c\\udf0e\\n\\/" : { "data_offsets":[0,24], "dtype":"F32", "shape":[2,3] } }   """
     with wm.open(memoryview(st.raw(header, data))) as f:
-        assert same(f["a"], value)
+        assert same(f["日🌎\n/"], value)
         assert f["bé"].tolist() == [1, 2]
         assert f.metadata == {}
 
@@ -166,14 +149,6 @@ def test_dtypes_below_a_byte_come_as_their_bytes(dtype, nbytes, put):
     assert wm.load(path, mode="copy")["a2"].tobytes() == data[2 * nbytes : 3 * nbytes]
 
 
-def test_escaped_names_are_one_with_their_text():
-    """A name written with escapes, surrogate pairs included, is the name that it spells."""
-    header = b'{"\\u65e5\\ud83c\\udf0e\\n\\/":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
-    with wm.open(memoryview(st.raw(header, b"\7"))) as f:
-        assert list(f) == ["日🌎\n/"]
-        assert f["日🌎\n/"].tolist() == [7]
-
-
 def test_errors_of_copying_name_the_file(tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(st.raw(dumps({"w": st.entry("F32", [2], 0, 8), "x": st.entry("F4", [2], 8, 9)}), bytes(9)))
@@ -195,9 +170,6 @@ def test_large_metadata_is_forgotten_with_its_file():
     f = wm.open(st.raw(dumps({"__metadata__": {"key": text}})))
     assert f.metadata == {"key": text}
     assert safetensors_format._metadata.cache_info().currsize == kept
-
-
-# ------------------------------------------------------------------------------------------------- bounds
 
 
 # ------------------------------------------------------------------------------------------------- writing
@@ -234,10 +206,6 @@ def test_verify_notices_a_header_that_changed(kind):
     data[12] ^= 1
     with pytest.raises(wm.LayoutError, match="the header changed"):
         f.verify()
-
-
-def test_verify_warns_of_an_empty_name():
-    assert wm.open(st.build({"": normal((1,))})).verify().warnings == ("a tensor has an empty name",)
 
 
 # ----------------------------------------------------------------------------------------------- types that numpy lacks

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.scan_support import Arena
+from tests.support import in_one_item
 
 from weightmap._kernels import ffi, lib
 
@@ -184,10 +185,10 @@ GOOD = [
 
 
 # ---------------------------------------------------------------------------------------------------------- headers
-@pytest.mark.parametrize("text", GOOD)
-def test_good_headers(text):
+def test_good_headers():
     """Headers with escapes, white space and keys in any order are taken as Python takes them."""
-    assert agree(text)
+    for text in (*GOOD, header(tensor(), tensor()), header(tensor(shape=str(list(range(255)))))):
+        assert agree(text), text
 
 
 def test_columns_of_a_small_header():
@@ -196,12 +197,11 @@ def test_columns_of_a_small_header():
     assert scan(text) == ([("wé", "F16", [4, 0, 7], [8, 64]), ("", "F32", [], [0, 24])], '{"k":"v"}')
 
 
-@pytest.mark.parametrize("text", GOOD)
-def test_truncated_at_every_byte(text):
+def test_truncated_at_every_byte():
     """No beginning of a header is a header, and none is read past its end."""
-    whole = text.rstrip(b" ")
-    for length in range(len(whole)):
-        assert not agree(whole[:length])
+    for whole in (text.rstrip(b" ") for text in GOOD):
+        for length in range(len(whole)):
+            assert not agree(whole[:length])
 
 
 @pytest.mark.parametrize("text", GOOD)
@@ -405,7 +405,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("text", "code", "at"), FAULTS.values(), ids=FAULTS.keys())
+@in_one_item("text, code, at", FAULTS.values())
 def test_a_fault_has_kind_and_place(text, code, at):
     with pytest.raises(ScanError) as caught:
         scan(text)
@@ -433,11 +433,6 @@ def test_numbers_of_every_length(digits):
     values = [rng.randrange(10 ** (digits - 1), min(10**digits, 2**64)) for _ in range(200)]
     (found,), _ = scan(header(tensor(shape=str(values))))
     assert found[2] == values
-
-
-def test_255_dimensions():
-    (found,), _ = scan(header(tensor(shape=str(list(range(255))))))
-    assert found[2] == list(range(255))
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
@@ -475,10 +470,6 @@ def test_smallest_tensor_takes_48_bytes():
     assert len(scan(text)[0]) == 500
 
 
-def test_repeated_names_are_left_to_the_index():
-    assert [name for name, *_ in scan(header(tensor(), tensor()))[0]] == ["a", "a"]
-
-
 def test_dtype_list_may_be_empty_or_long():
     text = header(tensor(dtype='"D255"'))
     arrays = [ffi.new(f"uint{np.dtype(dtype).itemsize * 8}_t[]", 64) for dtype in TYPES.values()]
@@ -511,10 +502,27 @@ def named(spelling):
     return [name for name, *_ in scan(f'{{"{spelling}":{SCALAR}}}'.encode())[0]]
 
 
-@pytest.mark.parametrize(
-    "code",
-    [0, 0x1F, 0x20, 0x22, 0x5C, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x103FF, 0x10400, 0x10FFFF],
-)
+ENDS = [
+    0,
+    0x1F,
+    0x20,
+    0x22,
+    0x5C,
+    0x7F,
+    0x80,
+    0x7FF,
+    0x800,
+    0xD7FF,
+    0xE000,
+    0xFFFF,
+    0x10000,
+    0x103FF,
+    0x10400,
+    0x10FFFF,
+]
+
+
+@in_one_item("code", ENDS)
 def test_characters_at_the_ends_of_their_ranges(code):
     """The first and the last character of each length of UTF-8 are read, spelled by escapes, and plainly."""
     units = chr(code).encode("utf-16-be")
@@ -524,27 +532,15 @@ def test_characters_at_the_ends_of_their_ranges(code):
         assert named(chr(code)) == [chr(code)]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "good"),
-    [
-        (0xD800, 0xDC00, True),
-        (0xDBFF, 0xDFFF, True),
-        (0xD800, 0xDBFF, False),
-        (0xD800, 0xE000, False),
-        (0xDC00, 0xDC00, False),
-        (0xDFFF, 0xDFFF, False),
-        (0xDBFF, 0x0041, False),
-    ],
-)
-def test_pairs_of_surrogates(first, second, good):
+def test_pairs_of_surrogates():
     """A high surrogate and a low one are a character; at either end of their ranges, anything else is an error."""
-    spelling = f"\\u{first:04x}\\u{second:04x}"
-    if good:
+    for first, second in ((0xD800, 0xDC00), (0xDBFF, 0xDFFF)):
         expected = struct.pack(">2H", first, second).decode("utf-16-be")
-        assert named(spelling) == [expected]
-    else:
+        assert named(f"\\u{first:04x}\\u{second:04x}") == [expected]
+    bad = ((0xD800, 0xDBFF), (0xD800, 0xE000), (0xDC00, 0xDC00), (0xDFFF, 0xDFFF), (0xDBFF, 0x0041))
+    for first, second in bad:
         with pytest.raises(ScanError) as caught:
-            named(spelling)
+            named(f"\\u{first:04x}\\u{second:04x}")
         assert caught.value.args == ("SURROGATE", 0, 1)
 
 
@@ -573,33 +569,19 @@ def test_hexadecimal_digits(letter):
             assert named(f"\\u{spelling}") == [chr(int(spelling, 16))]
 
 
-@pytest.mark.parametrize("padding", ["", " " * 7, " " * 30])
-@pytest.mark.parametrize(
-    ("digits", "good"),
-    [
-        ("0", True),
-        ("00", False),
-        ("01", False),
-        ("9" * 18, True),
-        ("9" * 19, True),
-        ("1" + "0" * 19, True),
-        ("18446744073709551614", True),
-        ("18446744073709551615", True),
-        ("18446744073709551616", False),
-        ("18446744073709551620", False),
-        ("184467440737095516150", False),
-        ("0" * 20, False),
-    ],
-)
-def test_the_largest_number(digits, good, padding):
+def test_the_largest_number():
     """A number goes up to 2^64 - 1 and has no zeros in front, however many digits follow, and what follows them."""
-    text = f'{{"a":{{"dtype":"U8","data_offsets":[0,1],"shape":[{digits}]}}{padding}}}'
-    if good:
-        [(_, _, shape, *_)], _ = scan(text.encode())
-        assert tuple(shape) == (int(digits),)
-    else:
-        with pytest.raises(ScanError, match="NUMBER"):
-            scan(text.encode())
+    good = ("0", "9" * 18, "9" * 19, "1" + "0" * 19, f"{2**64 - 2}", f"{2**64 - 1}")
+    bad = ("00", "01", f"{2**64}", f"{2**64 + 4}", f"{2**64 - 1}0", "0" * 20)
+    for digits in (*good, *bad):
+        for padding in ("", " " * 7, " " * 30):
+            text = f'{{"a":{{"dtype":"U8","data_offsets":[0,1],"shape":[{digits}]}}{padding}}}'.encode()
+            if digits in good:
+                [(_, _, shape, *_)], _ = scan(text)
+                assert shape == [int(digits)]
+            else:
+                with pytest.raises(ScanError, match="NUMBER"):
+                    scan(text)
 
 
 @pytest.mark.parametrize("dtype", ["U8", "F16", "BOOL", "F8_E4M3", "SIXTEEN_LETTERS_"])

@@ -58,11 +58,7 @@ def ours(data):
         with wm.open(memoryview(data), format="safetensors") as f:
             # Not every type has an array: bytes are compared where they lie.
             return {
-                info.name: (
-                    CODES[info.dtype],
-                    info.shape,
-                    data[info.offset : info.offset + info.nbytes],
-                )
+                info.name: (CODES[info.dtype], info.shape, data[info.offset : info.offset + info.nbytes])
                 for info in f.infos()
             }
     except wm.FormatError:

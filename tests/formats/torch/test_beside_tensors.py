@@ -108,9 +108,15 @@ def test_objects_of_everyday_python_are_values(name, tmp_path, capsys):
         assert wm.diff(path, tmp_path / f"b{suffix}", tensors_only=True).equal
 
 
+def stored(kind, key, size):
+    name = files.text("storage") + files.named("torch", kind)
+    return b"(" + name + files.text(key) + files.text("cpu") + b"K" + bytes([size]) + b"tQ"
+
+
 UNKNOWN = files.named("mine", "Config")
 NEW = UNKNOWN + b")\x81" + files.code({"a": 1, "w": W}) + b"b"
 VIEW = files.tensor_code(W)[:-2]
+BIG, OTHER = dtype("f4", ">"), "other things than little-endian numbers"
 LEFT = {
     "an object": (NEW, "'x' is left out: it needs 'mine.Config', which is not known (save model.state_dict() and"),
     "an object by a call": (UNKNOWN + b"(K\1tR", "needs 'mine.Config'"),
@@ -124,24 +130,10 @@ LEFT = {
     "an argument that is not known": (files.named("collections", "OrderedDict") + UNKNOWN + b"\x85R", "mine.Config"),
     "a whole module": (files.named("torch.nn.modules.linear", "Linear") + b")\x81}b", "a whole module (save model.st"),
     "a quantised tensor": (
-        files.named("torch._utils", "_rebuild_qtensor")
-        + b"(("
-        + files.text("storage")
-        + files.named("torch", "QInt8Storage")
-        + files.text("1")
-        + files.text("cpu")
-        + b"K\x08tQtR",
+        files.named("torch._utils", "_rebuild_qtensor") + b"(" + stored("QInt8Storage", "1", 8) + b"tR",
         "a tensor quantised by torch (save tensor.dequantize())",
     ),
-    "a storage of a type that is not known": (
-        b"("
-        + files.text("storage")
-        + files.named("torch", "NewStorage")
-        + files.text("0")
-        + files.text("cpu")
-        + b"K\2tQ",
-        "needs 'torch.NewStorage'",
-    ),
+    "a storage of a type that is not known": (stored("NewStorage", "0", 2), "needs 'torch.NewStorage'"),
     "a sparse tensor": (files.named("torch._utils", "_rebuild_sparse_tensor") + b")R", "(save tensor.to_dense())"),
     "a tensor without data": (files.named("torch._utils", "_rebuild_meta_tensor_no_storage") + b")R", "device meta"),
     "a type that numpy lacks": (files.named("torch", "complex32"), "(save tensor.to(torch.complex64))"),
@@ -155,21 +147,12 @@ LEFT = {
     "a key": (files.code({0.5: 1}), "'x' is left out: it has a key that is no text, integer, truth value, None"),
     "a key in a tuple": (files.code({(0.5,): W}), "it has a key that is no text"),
     "an array of objects": (array((1,), dtype("O8", "|"), [None]), "it is an array, scalar or type of numpy of other"),
-    "a big-endian array": (array((1,), dtype("f4", ">"), bytes(4)), "other things than little-endian numbers"),
-    "a big-endian scalar": (
-        of("numpy._core.multiarray", "scalar", files.Plain(dtype("f4", ">")), bytes(4)),
-        "other things than little-endian numbers",
-    ),
-    "a big-endian type": (dtype("f4", ">"), "other things than little-endian numbers"),
-    "a big-endian type of the memo": (
-        dtype("f4", ">").replace(b"R(", b"Rq\1(", 1) + b"0" + array((1,), b"h\1", bytes(4)),
-        "other things than little-endian numbers",
-    ),
-    "a type with fields": (dtype("V4", "|", {"a": 1}), "other things than little-endian numbers"),
-    "an array of texts": (
-        array((1,), dtype("U1"), bytes(4)),
-        "'x' is left out: it is of numpy's type 'U1' (save numbers",
-    ),
+    "a big-endian array": (array((1,), BIG, bytes(4)), OTHER),
+    "a big-endian scalar": (of("numpy._core.multiarray", "scalar", files.Plain(BIG), bytes(4)), OTHER),
+    "a big-endian type": (BIG, OTHER),
+    "a big-endian type of the memo": (BIG.replace(b"R(", b"Rq\1(", 1) + b"0" + array((1,), b"h\1", bytes(4)), OTHER),
+    "a type with fields": (dtype("V4", "|", {"a": 1}), OTHER),
+    "an array of texts": (array((1,), dtype("U1"), bytes(4)), "'x' is left out: it is of numpy's type 'U1' (save num"),
     "an array without a state": (array((), F4, b"").partition(b"(K\1")[0], "an array, scalar or type of numpy"),
 }
 

@@ -4,6 +4,7 @@ import struct
 
 import numpy as np
 import pytest
+from tests.bounds_support import refused
 from tests.builders import torch as files
 from tests.zip_files import Entry, archive
 
@@ -27,22 +28,16 @@ def test_the_first_entry_may_be_any():
         wm.open(archive(script))
 
 
-@pytest.mark.parametrize("folder", [0, 1, 254, 255])
-def test_the_length_of_the_folder(folder):
-    data = files.zipped(PROGRAM, {"0": DATA}, prefix="x" * folder)
-    if folder == 255:
-        with pytest.raises(wm.LimitError) as caught:
-            wm.open(data)
-        assert caught.value.actual == 256
-        return
-    with wm.open(data) as f:
-        assert f["a"].tolist() == [1, 2]
+def test_the_length_of_the_folder():
+    for folder in (0, 1, 254):
+        with wm.open(files.zipped(PROGRAM, {"0": DATA}, prefix="x" * folder)) as f:
+            assert f["a"].tolist() == [1, 2]
+    assert refused(files.zipped(PROGRAM, {"0": DATA}, prefix="x" * 255)).actual == 256
 
 
-@pytest.mark.parametrize(("size", "shown"), [(6, "'xxxxxx'"), (7, "7 bytes")])
-def test_an_unknown_byte_order_is_shown_where_it_is_short(size, shown):
-    with pytest.raises(wm.UnsupportedError, match=shown):
-        wm.open(files.zipped(PROGRAM, {"0": DATA}, order="x" * size))
+def test_an_unknown_byte_order_is_shown_where_it_is_short():
+    for size, shown in ((6, "'xxxxxx'"), (7, "7 bytes")):
+        assert shown in str(refused(files.zipped(PROGRAM, {"0": DATA}, order="x" * size)))
 
 
 def test_a_deflated_storage_behind_a_stored_one():
@@ -119,35 +114,18 @@ def test_the_end_of_the_last_storage(elements):
         assert caught.value.expected == f"at least {len(data)} bytes"
 
 
-@pytest.mark.parametrize("length", [80, 81])
-def test_a_long_name_is_shortened(length):
+def test_a_long_name_is_shortened():
     """Of a name that is refused, messages show 80 letters."""
-    name = "x" * (length - len("os."))
-    code = b"\x80\2" + files.named("os", name) + b"."
-    with pytest.raises(wm.UnsupportedError) as caught:
-        wm.open(files.zipped(code, {}))
-    assert (f"os.{name}" in str(caught.value)) == (length == 80)
-    assert ("..." in str(caught.value)) == (length == 81)
+    for length in (80, 81):
+        name = "x" * (length - len("os."))
+        told = str(refused(files.zipped(b"\x80\2" + files.named("os", name) + b".", {})))
+        assert (f"os.{name}" in told, "..." in told) == (length == 80, length == 81)
 
 
-@pytest.mark.parametrize(
-    ("code", "what"), [(b"\x80\6.", "protocol is 6"), (b"\x7f.", "opcode is 0x7f"), (b"\x83.", "opcode is 0x83")]
-)
-def test_protocols_and_opcodes_are_told_apart(code, what):
+def test_protocols_and_opcodes_are_told_apart():
     """A protocol above 5 is shown as a number, an opcode in hexadecimal."""
-    with pytest.raises(wm.UnsupportedError, match=what):
-        wm.open(files.zipped(code, {}))
-
-
-@pytest.mark.parametrize("size", [1024, 1025])
-def test_the_longest_integer(size):
-    code = b"\x8b" + struct.pack("<I", size) + b"\1" * size
-    with wm.open(files.zipped(files.dump({"a": files.Plain(code)}), {})) as f:
-        if size == 1024:
-            assert f.metadata == {"a": int.from_bytes(b"\1" * size, "little")}
-            return
-        with pytest.raises(wm.LimitError):
-            dict(f.metadata)
+    for code, what in ((b"\x80\6.", "protocol is 6"), (b"\x7f.", "opcode is 0x7f"), (b"\x83.", "opcode is 0x83")):
+        assert what in str(refused(files.zipped(code, {})))
 
 
 def test_types_of_big_endian_files():

@@ -178,6 +178,7 @@ def test_the_most_memory_that_opening_takes(tmp_path, layout):
 
 SIZE = 1_000_000
 NUMBERS = [struct.pack("<I", i) for i in range(SIZE // 4)]
+ARRAYS = b"(cnumpy._core.multiarray\n_reconstruct\n\x940cnumpy\nndarray\nNN\x87\x940"
 # Programs of the shortest opcodes, each of which makes as much as it can.
 DENSE = {
     "empty lists": b"(" + b"]" * SIZE + b"t.",
@@ -186,9 +187,7 @@ DENSE = {
     "empty sets": b"(" + b"\x8f" * SIZE + b"t.",
     "frozen sets": b"(" + b"(N\x91" * (SIZE // 3) + b"t.",
     "namespaces": b"(cargparse\nNamespace\n\x940" + b"h\0)\x81" * (SIZE // 4) + b"t.",
-    "arrays": b"(cnumpy._core.multiarray\n_reconstruct\n\x940cnumpy\nndarray\nNN\x87\x940"
-    + b"h\0h\1R" * (SIZE // 5)
-    + b"t.",
+    "arrays": ARRAYS + b"h\0h\1R" * (SIZE // 5) + b"t.",
     "tuples in tuples": b"(" + b")\x85\x85\x85" * (SIZE // 4) + b"t.",
     "lists that are remembered": b"(" + b"]\x94" * (SIZE // 2) + b"".join(b"j" + n for n in NUMBERS[::256]) + b"t.",
     "what is put in many times": b"N" + b"\x94" * SIZE + b"".join(b"0j" + n for n in NUMBERS[::256]) + b".",

@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 from tests.builders import torch as files
+from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap import kernels
@@ -39,28 +40,19 @@ MEMO = {
 }
 
 
-@pytest.mark.parametrize("code", MEMO)
-def test_entries_of_the_memo(code):
+@in_one_item("code, found", MEMO.items())
+def test_entries_of_the_memo(code, found):
     """An entry's number is at most how many were put in; only entries that were written are read."""
-    assert fault(code) == MEMO[code]
+    assert fault(code) == found
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        b"K\1",
-        b"M\1\1",
-        b"J" + bytes(4),
-        b"X\1\0\0\0a",
-        b"C\1a",
-        b"\x8d" + bytes(8),
-        b"\x8a\2\1\1",
-        b"\x8a\x09" + bytes(9),
-    ],
-)
+OPERANDS = (b"K\1", b"M\1\1", b"J" + bytes(4), b"X\1\0\0\0a", b"C\1a", b"\x8d" + bytes(8), b"\x8a\2\1\1")
+
+
+@in_one_item("code", (*OPERANDS, b"\x8a\x09" + bytes(9)))
 def test_the_last_operand_may_end_with_the_data(code):
     assert fault(code) == ("PICKLE_END", 0, 0, 1)
-    kind, at, actual, expected = fault(code[:-1]) or ("", 0, 0, 0)
+    kind, at, actual, expected = fault(code[:-1])
     assert (kind, at, expected - actual) == ("PICKLE_END", 0, 1)
 
 
@@ -164,7 +156,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@in_one_item("name", CALLS)
 def test_arguments_of_calls(name):
     """Each argument is taken up to its last value."""
     code, found = CALLS[name]
@@ -184,9 +176,7 @@ def test_devices_keep_their_numbers(number, shown):
 )
 def test_strides_of_axes_that_are_not_walked(shape, strides, strided):
     """A tensor whose strides differ from row-major order only where nothing is stepped over is row-major."""
-    found = kernels.Pickle(tensor(shape, strides), 10, 1000).tensors(np.zeros(1, np.uint64))
-    assert isinstance(found, tuple)
-    columns, kept = found
+    columns, kept = kernels.Pickle(tensor(shape, strides), 10, 1000).tensors(np.zeros(1, np.uint64))
     assert bool(columns.dtype[0] & kernels.PICKLE_STRIDED) == strided
     assert (None if kept is None else tuple(kept.tolist())) == (strides if strided else None)
 
@@ -195,6 +185,7 @@ INNER = b"(" + storage(2, kind="FloatStorage") + b"K\0K\2\x85K\1\x85\x89" + file
 REBUILD = files.named("torch._utils", "_rebuild_tensor_v2")
 FOUR = INNER.removesuffix(b"\x89" + files.ORDERED)
 PARAMETER = files.named("torch.nn.parameter", "Parameter")
+REMADE = files.named("torch._utils", "_rebuild_parameter")
 
 # The arguments of _rebuild_parameter, by their number: the tensor, whether it has a gradient, hooks, the state.
 PARAMETERS = {
@@ -209,26 +200,17 @@ def from_type(function=REBUILD, class_=PARAMETER, arguments=INNER + b"t", state=
     return files.named("torch._tensor", "_rebuild_from_type_v2") + b"(" + function + class_ + arguments + state + b"tR."
 
 
+ITSELF = files.named("torch._tensor", "_rebuild_from_type_v2")
 FROM_TYPE = {
     "a parameter": (from_type(), None),
     "a tensor": (from_type(class_=files.named("torch", "Tensor")), None),
-    "by the first function": (
-        from_type(
-            files.named("torch._utils", "_rebuild_tensor"), arguments=INNER.replace(b"\x89" + files.ORDERED, b"t")
-        ),
-        None,
-    ),
+    "by the first function": (from_type(files.named("torch._utils", "_rebuild_tensor"), arguments=FOUR + b"t"), None),
     "no function": (from_type(b"N"), "PICKLE_CALL"),
     "a function before the list": (from_type(files.named("collections", "OrderedDict"), arguments=b")"), "PICKLE_CALL"),
-    "the last function": (
-        from_type(files.named("torch._utils", "_rebuild_parameter"), arguments=PARAMETERS[3]),
-        None,
-    ),
+    "the last function": (from_type(files.named("torch._utils", "_rebuild_parameter"), arguments=PARAMETERS[3]), None),
     # It would be called within itself as deep as its arguments go.
     "a function behind the list": (
-        from_type(
-            files.named("torch._tensor", "_rebuild_from_type_v2"), arguments=b"(" + REBUILD + PARAMETER + INNER + b"t}t"
-        ),
+        from_type(ITSELF, arguments=b"(" + REBUILD + PARAMETER + INNER + b"t}t"),
         "PICKLE_CALL",
     ),
     "no class": (from_type(class_=b"N"), "PICKLE_CALL"),
@@ -248,15 +230,12 @@ FROM_TYPE = {
     "no hooks": (REBUILD + INNER.removesuffix(files.ORDERED) + b"tR.", "PICKLE_CALL"),
     "two extra states": (REBUILD + INNER + b"NNtR.", "PICKLE_CALL"),
 } | {
-    f"a parameter of {n} arguments": (
-        files.named("torch._utils", "_rebuild_parameter") + code + b"R.",
-        None if n in (3, 4) else "PICKLE_CALL",
-    )
+    f"a parameter of {n} arguments": (REMADE + code + b"R.", None if n in (3, 4) else "PICKLE_CALL")
     for n, code in PARAMETERS.items()
 }
 
 
-@pytest.mark.parametrize("name", FROM_TYPE)
+@in_one_item("name", FROM_TYPE)
 def test_calls_for_subclasses_of_tensors(name):
     """A tensor of a listed class, made by a listed function, is a tensor; with anything else the call is refused."""
     code, found = FROM_TYPE[name]
@@ -275,22 +254,19 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_one_item("name", NAMES)
 def test_bytes_of_names(name):
     code, least = NAMES[name]
     assert kernels.Pickle(code, 10, least).fault is None
     found = kernels.Pickle(code, 10, least - 1).fault
-    assert found is not None
     assert (found.kind, found.actual, found.expected) == ("PICKLE_NAMES", least, least - 1)
 
 
-@pytest.mark.parametrize("what", ["tensors", "storages"])
-def test_the_most_tensors_and_storages(what):
+@in_one_item("code", [b"](" + A_TENSOR + b"q\1h\1e.", (storage(1) + b"0") * 2 + b"N."])
+def test_the_most_tensors_and_storages(code):
     """A program makes as many tensors, and mentions as many storages, as the limit allows, and not one more."""
-    code = b"](" + A_TENSOR + b"q\1h\1e." if what == "tensors" else (storage(1) + b"0") * 2 + b"N."
     assert kernels.Pickle(code, 2, 1000).fault is None
     found = kernels.Pickle(code, 1, 1000).fault
-    assert found is not None
     assert (found.kind, found.actual, found.expected) == ("CAPACITY", 2, 1)
 
 
@@ -303,11 +279,8 @@ def test_the_most_members_that_are_walked(more):
     assert spare >= 0
     code += b"K\0" * spare + b"e."  # each has two bytes, and is one member
     found = kernels.Pickle(code, 10, 1 << 20).fault
-    if not more:
-        assert found is None
-        return
-    assert found is not None
-    assert (found.kind, found.actual, found.expected) == ("PICKLE_LAUGHS", len(code) + 4096 + 2, len(code) + 4096)
+    told = found and (found.kind, found.actual, found.expected)
+    assert told == (("PICKLE_LAUGHS", len(code) + 4096 + 2, len(code) + 4096) if more else None)
 
 
 @pytest.mark.parametrize("times", [2, 20])
@@ -343,27 +316,16 @@ def test_every_type():
 
 
 STORAGE_WORDS, TENSOR_WORDS, LIST_WORDS, CHUNK_WORDS, VALUE_WORDS = 4, 3, 3, 2, 2
+ALONE = STORAGE_WORDS + TENSOR_WORDS + 1
 # Programs, and the words that they leave in the pool; each is followed by values that fill the stack.
 WORDS = {
     "a storage": (storage(1), STORAGE_WORDS),
-    "a tensor": (A_TENSOR, STORAGE_WORDS + TENSOR_WORDS + 1),
-    "a tensor of two dimensions": (
-        tensor((1, 2), (2, 1)).removesuffix(b"."),
-        STORAGE_WORDS + TENSOR_WORDS + 2,
-    ),
-    "a parameter": (
-        files.named("torch._utils", "_rebuild_parameter") + PARAMETERS[3] + b"R",
-        STORAGE_WORDS + TENSOR_WORDS + 1,
-    ),
+    "a tensor": (A_TENSOR, ALONE),
+    "a tensor of two dimensions": (tensor((1, 2), (2, 1)).removesuffix(b"."), STORAGE_WORDS + TENSOR_WORDS + 2),
+    "a parameter": (REMADE + PARAMETERS[3] + b"R", ALONE),
     # The page of the memo has 256 entries.
-    "a shape that is remembered": (
-        b"K\2\x85q\0h\0" + b"0" + A_TENSOR,
-        256 * VALUE_WORDS + VALUE_WORDS + STORAGE_WORDS + TENSOR_WORDS + 1,
-    ),
-    "a shape in a list": (
-        b"]K\2\x85a" + A_TENSOR,
-        LIST_WORDS + VALUE_WORDS + CHUNK_WORDS + VALUE_WORDS + STORAGE_WORDS + TENSOR_WORDS + 1,
-    ),
+    "a shape that is remembered": (b"K\2\x85q\0h\0" + b"0" + A_TENSOR, 256 * VALUE_WORDS + VALUE_WORDS + ALONE),
+    "a shape in a list": (b"]K\2\x85a" + A_TENSOR, LIST_WORDS + VALUE_WORDS + CHUNK_WORDS + VALUE_WORDS + ALONE),
 }
 
 

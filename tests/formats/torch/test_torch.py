@@ -229,29 +229,25 @@ def test_values():
         "raw": b"\0\xff",
         "empty": {},
     }
+    found = {"f8": 0.25, "i4": -9, "device": "cuda:1", "size.0": 2, "size.1": 3, "dtype": "torch.bfloat16"}
     with wm.open(files.zipped(files.dump(value), {})) as f:
-        assert f.metadata == {
-            "f8": 0.25, "i4": -9, "device": "cuda:1", "size.0": 2, "size.1": 3, "dtype": "torch.bfloat16", "5": "five",
-            "-1": "minus", "raw": b"\0\xff",
-        }  # fmt: skip
+        assert f.metadata == {**found, "5": "five", "-1": "minus", "raw": b"\0\xff"}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        files.Plain(files.text(b"\xff")),
-        numpy_scalar("f8", b"1234"),
-        numpy_scalar("O", b"12345678"),
-        numpy_scalar("M8", b"12345678"),
-    ],
-)
-def test_a_bad_value_is_an_error_of_metadata(value):
-    with wm.open(files.zipped(files.dump({"a": value}), {})) as f, pytest.raises(wm.FormatError):
-        dict(f.metadata)
+LATIN = files.named("_codecs", "encode") + b"(" + files.text("\u20ac") + files.text("latin1") + b"tR"
+BAD_VALUES = {
+    "no UTF-8": {"a": files.Plain(files.text(b"\xff"))},
+    "four bytes of eight": {"a": numpy_scalar("f8", b"1234")},
+    "an object": {"a": numpy_scalar("O", b"12345678")},
+    "a date": {"a": numpy_scalar("M8", b"12345678")},
+    "bytes spelled as a text that are no bytes": {"a": files.Plain(LATIN)},
+    "two values of one name": {"a.b": 1, "a": {"b": 2}},
+}
 
 
-def test_two_values_of_one_name():
-    with wm.open(files.zipped(files.dump({"a.b": 1, "a": {"b": 2}}), {})) as f, pytest.raises(wm.LayoutError):
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_a_bad_value_is_an_error_of_metadata(name):
+    with wm.open(files.zipped(files.dump(BAD_VALUES[name]), {})) as f, pytest.raises(wm.FormatError):
         dict(f.metadata)
 
 
@@ -393,10 +389,10 @@ def test_more_tensors_than_the_limits_allow():
 
 def test_integers_of_any_length():
     """An integer of more than 64 bits is what Python made it; one that Python would not write out is a LimitError."""
-    with wm.open(files.zipped(files.dump({"a": 2**70, "b": -(2**100)}), {})) as f:
-        assert f.metadata == {"a": 2**70, "b": -(2**100)}
-    long = files.Plain(b"\x8b" + (1025).to_bytes(4, "little") + b"\1" * 1025)
-    with wm.open(files.zipped(files.dump({"a": long}), {})) as f, pytest.raises(wm.LimitError, match="integer"):
+    long, longer = (files.Plain(b"\x8b" + n.to_bytes(4, "little") + b"\1" * n) for n in (1024, 1025))
+    with wm.open(files.zipped(files.dump({"a": 2**70, "b": -(2**100), "c": long}), {})) as f:
+        assert f.metadata == {"a": 2**70, "b": -(2**100), "c": int.from_bytes(b"\1" * 1024, "little")}
+    with wm.open(files.zipped(files.dump({"a": longer}), {})) as f, pytest.raises(wm.LimitError, match="integer"):
         dict(f.metadata)
 
 
@@ -411,12 +407,6 @@ def test_a_text_that_is_mentioned_often_is_made_once():
         np.testing.assert_array_equal(f["w"], TWO)
         with pytest.raises(wm.LimitError, match="bytes of texts that values share is"):
             dict(f.metadata)
-
-
-def test_bytes_spelled_as_a_text_that_are_no_bytes():
-    code = files.named("_codecs", "encode") + b"(" + files.text("\u20ac") + files.text("latin1") + b"tR"
-    with wm.open(files.zipped(files.dump({"a": files.Plain(code)}), {})) as f, pytest.raises(wm.FormatError):
-        dict(f.metadata)
 
 
 def test_other_entries_of_an_archive():
