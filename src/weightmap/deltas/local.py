@@ -65,7 +65,7 @@ from weightmap import kernels
 from weightmap.deltas.changes import make_changes
 from weightmap.errors import DeltaError, FormatError, TargetError, TensorFileError
 from weightmap.io import strict_json
-from weightmap.io.atomic import flush_folder, reserve, write_plan
+from weightmap.io.atomic import flush_folder, remove_leftovers, reserve, write_plan
 from weightmap.io.beside import read_small, stays_inside
 from weightmap.io.filesystem import known
 from weightmap.io.open_source import MISSING
@@ -82,6 +82,8 @@ if TYPE_CHECKING:
 _SYNC, _NEXT, _SPARE, _STATE, _JOURNAL, _LOCK = ".weight_sync", "next", "spare", "state.json", "journal.json", "lock"
 # The file of changes; `weightmap.model.sharded` knows its place.
 CHANGES = "changes"
+# Errors of a file system without room, and of a process whose files may not grow.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _VERSIONED = re.compile(r"(.+?)(?:\.v\d{6,}(?:-\d+)?)?(\.[^.]+)", re.DOTALL)
 _F_SETSIG = 10
@@ -157,13 +159,20 @@ class Local:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Hold the lock, waiting for it; what a run before left undone is done, or undone."""
+        """Hold the lock, waiting for it; what a run before left undone is done, or undone.
+
+        Raises `TargetError` for a file system without room, whatever meets it.
+        """
         os.makedirs(self._sync, exist_ok=True)
         file = take_ownership(os.open, self._own(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         _lock(file)
         try:
             self._recover()
             yield
+        except OSError as error:
+            if error.errno not in _NO_ROOM or isinstance(error, TensorFileError):
+                raise
+            raise TargetError("the file system has no room for the new version", path=self.folder) from error
         finally:
             del file  # its end is the end of the lock
 
@@ -276,7 +285,7 @@ class Local:
                     reserve(reused[name], size)
                     os.ftruncate(reused[name], size)
                 except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    if error.errno not in _NO_ROOM:
                         raise
                     self._no_room(needed, free)
         return reused
@@ -428,6 +437,7 @@ class Local:
 
     def _recover(self) -> None:
         """Do, or throw away, what a run before left."""
+        remove_leftovers(self._sync, (_STATE, _JOURNAL))
         change, recorded = self._journal(), os.path.lexists(self._own(_STATE))
         if change is not None and not recorded and self._is_complete(change):
             self._complete(change)

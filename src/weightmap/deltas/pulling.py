@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import time
@@ -15,7 +14,7 @@ from weightmap.deltas.changes import write_changes
 from weightmap.deltas.local import Change, Local, seen
 from weightmap.deltas.overlay import Patched, check_chain, overlaid, read_delta
 from weightmap.deltas.report import DeltaReport
-from weightmap.deltas.versions import INDEX, SINGLE, folder_at, newest_in, read_version, version_name
+from weightmap.deltas.versions import INDEX, SINGLE, folder_at, newest_in, read_version, split_version, version_name
 from weightmap.deltas.writing import pieces, segments, write_files, write_planned
 from weightmap.errors import DeltaError, TargetError, TensorFileError, UnsupportedError
 from weightmap.formats import Tensors, by_name
@@ -198,6 +197,33 @@ def pull(
                 delta.close()
 
 
+def chain_to(model: str, source: str) -> tuple[str, list[str]]:
+    """Return the model at which the way to a published version begins, and the directories of its deltas.
+
+    Parameters
+    ----------
+    model : str
+        A directory: the model that is version 0, or the version in its record.
+    source : str
+        A directory of versions, for the newest that is finished, or one of its ``weight_vNNNNNN``.
+
+    Raises
+    ------
+    DeltaError
+        When a version on the way is missing, unfinished, damaged, or not built on the one before.
+    """
+    source, target = split_version(source)
+    place = Local(model)
+    at = place.version()
+    target = newest_in(source) if target is None else target
+    if at == target:
+        return model, []
+    way = _find_way(place, source, target, at, None)
+    for delta in way.deltas:
+        delta.close()
+    return way.begin, [delta.path for delta in way.deltas]
+
+
 class _Work:
     """How the work is done and reported."""
 
@@ -316,11 +342,6 @@ def _advance(place: Local, way: _Way, target: int, at: int | None, work: _Work, 
             place.record(target)
         else:
             place.commit(change)
-    except OSError as error:
-        place.give_up()
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, TensorFileError):
-            raise TargetError("the file system has no room for the new version", path=place.folder) from error
-        raise
     except BaseException:
         place.give_up()
         raise

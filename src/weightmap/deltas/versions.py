@@ -43,6 +43,13 @@ def version_name(version: int) -> str:
     return f"weight_v{version:06}"
 
 
+def split_version(path: str) -> tuple[str, int | None]:
+    """Return a source directory and the number of one of its versions, for the path of either."""
+    folder, _, name = path.rstrip("/").rpartition("/")
+    match = _NAME.fullmatch(name)
+    return (path, None) if match is None else (folder or path[:1], int(match[1]))
+
+
 def folder_at(path: str) -> str:
     """Return a path, or an address that says that it is a folder: not all stores tell."""
     return path if type(path) is str else inside(path, "")

@@ -1,0 +1,198 @@
+"""Pulls that are ended at each call that changes a file: killed, or with a full disk; and two processes at once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+
+import pytest
+from tests.deltas.delta_files import digests, model, stepped, write_delta, write_model
+
+import weightmap as wm
+from weightmap import deltas
+from weightmap.deltas import local as places
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are forked, and files asked for who has them open"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
+
+# What changes files or their names, and what waits for the disk.
+CALLS = ("write", "pwrite", "rename", "replace", "unlink", "rmdir", "link", "mkdir", "ftruncate", "fsync")
+CALLS += ("posix_fallocate",)
+WITHOUT = 5
+
+
+def forked(work):
+    """Run in a process of its own, without the machinery of this one; return how it ended."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - nothing may go on to pytest's code in this process
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(3 if isinstance(error, wm.TargetError) else 4)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def ending(number, end):
+    """Make the number-th of `CALLS` end as `end` says, if it writes when half of that is done; return who tells it."""
+    left = number
+
+    def around(call):
+        def run(*args, **named):
+            nonlocal left
+            left -= 1
+            if not left:
+                if call in (os.write, os.pwrite):
+                    call(args[0], memoryview(args[1])[: len(args[1]) // 2], *args[2:])
+                end()
+            return real[call.__name__](*args, **named)
+
+        return run
+
+    real = {name: getattr(os, name) for name in CALLS}
+    for name, call in real.items():
+        setattr(os, name, around(call))
+    return lambda: left <= 0
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def to_and_fro(tmp_path):
+    """Make a local model in some shards, to which version 1 can be applied, and 2, which leads back."""
+
+    def make(shards):
+        tensors = {**model(), "last": model(9)["embed"]}
+        states = [tensors, stepped(tensors, 1), tensors]
+        names = list(tensors)
+        parts = [{name: tensors[name] for name in names[i::shards]} for i in range(shards)]
+        folder, source = write_model(tmp_path / "local", *parts), tmp_path / "source"
+        for version in (1, 2):
+            write_delta(source, version, *states[version - 1 : version + 1])
+        begin(folder, 0)
+        return folder, source, [digests(state) for state in states]
+
+    return make
+
+
+def begin(folder, version):
+    """Say that the model is a version; nothing is left of the one before, as on a new disk."""
+    sync = folder / ".weight_sync"
+    shutil.rmtree(sync, ignore_errors=True)
+    sync.mkdir()
+    (sync / "state.json").write_text(json.dumps({"version": f"{version:06}"}), encoding="utf-8")
+
+
+def ended_at_each_call(folder, source, states, end, ended, *, in_place):
+    """End a pull at each of its calls, and look at what is there; return how many were ended."""
+    number, away = 0, 0
+    while True:
+        number += 1
+        for version in (1, 2):
+            begin(folder, version - 1)
+
+            def work(version=version, number=number):
+                is_over = ending(number, end)
+                deltas.pull(folder, source, version=version, in_place=in_place, threads=1)
+                if is_over():  # the call was one that pulls do without
+                    os._exit(WITHOUT)
+
+            how = forked(work)
+            found = places.Local(folder).version()
+            if found is None:
+                assert in_place
+                with pytest.raises(wm.TensorFileError, match="pull again"):
+                    wm.open(folder)
+                away += 1
+            else:
+                assert found in (version - 1, version)
+                assert digests(wm.load(folder)) == states[found]
+            deltas.pull(folder, source, version=version)
+            assert digests(wm.load(folder)) == states[version]
+            assert {path.name for path in (folder / ".weight_sync").iterdir()} <= {"lock", "state.json", "spare"}
+            if how == 0:
+                assert (away > 5) == in_place
+                return 2 * number - 3 + version
+            assert how in (ended, WITHOUT)
+
+
+@pytest.mark.slow
+def test_five_hundred_kills(to_and_fro, tmp_path):
+    """By SIGKILL, at each call of each way, in the midst of writes: wholly one version, or none until the next pull."""
+    kills = 0
+    for shards in (1, 3, 9):
+        for in_place in (False, True):
+            kills += ended_at_each_call(*to_and_fro(shards), kill, -signal.SIGKILL, in_place=in_place)
+            shutil.rmtree(tmp_path)
+            tmp_path.mkdir()
+    assert kills >= 500
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_disk_that_is_full_at_each_call(to_and_fro, in_place):
+    """Is a `TargetError`, and the model is wholly one version."""
+    assert ended_at_each_call(*to_and_fro(1), fill, 3, in_place=in_place) > 30
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_files_that_may_not_grow(to_and_fro, in_place):
+    """A limit of the process on the size of files is as a full disk: nothing changes."""
+    import resource
+
+    folder, source, states = to_and_fro(1)
+
+    def work():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        deltas.pull(folder, source, version=1, in_place=in_place)
+
+    assert forked(work) == 3
+    assert places.Local(folder).version() == 0
+    assert digests(wm.load(folder)) == states[0]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_two_processes_at_once(to_and_fro, in_place):
+    """The second one comes while the first makes the step: it waits for the lock, and finds the work done."""
+    folder, source, states = to_and_fro(2)
+    told, go = os.pipe(), os.pipe()
+    second = []
+
+    def work():
+        def wait(name):
+            if name == ("patch" if in_place else "switch"):
+                os.write(told[1], b"1")
+                os.read(go[0], 1)
+
+        places.step = wait
+        assert deltas.pull(folder, source, version=1, in_place=in_place).tensors > 0
+
+    def other():
+        lock = places._lock
+
+        def tell(file):
+            os.write(go[1], b"2")  # of the first: it goes on, now that this one asks for the lock
+            lock(file)
+
+        places._lock = tell
+        assert deltas.pull(folder, source, version=1, in_place=in_place).tensors == 0
+
+    first = os.fork()
+    if not first:
+        os._exit(forked(work))
+    assert os.read(told[0], 1) == b"1"
+    second.append(forked(other))
+    assert [os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]), *second] == [0, 0]
+    assert digests(wm.load(folder)) == states[1]
