@@ -17,6 +17,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.deltas.pulling import chain_to
 from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError, quoted
 from weightmap.formats import FORMATS, of_ranks
 from weightmap.model.opening import open as open_model
@@ -25,7 +26,7 @@ from weightmap.plans.planning import plan
 from weightmap.torch import load_plan, read_tensor, writable_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from weightmap.plans.sums import Check
     from weightmap.typing import Mode, Verify
@@ -50,6 +51,7 @@ class Settings(NamedTuple):
     verify: Verify = "full"
     threads: int | None = None
     upload: bool = True
+    deltas: str | None = None
 
     @classmethod
     def of(cls, config: Any) -> tuple[Settings, dict[str, Any]]:
@@ -63,7 +65,8 @@ class Settings(NamedTuple):
             before the last of them; "header" and "none" as for `weightmap.open`; ``threads``, how many bring a file
             into memory before its tensors are used, 8 by default and 0 for none; ``upload``, whether tensors for a
             model on a GPU go there by `weightmap.device` before the model takes its parts of them, which is the
-            default.
+            default; ``deltas``, a directory of published versions (see `weightmap.deltas`): the model is loaded as the
+            newest one, or as the one that the path names, ``DIR/weight_vNNNNNN``, which several ranks need.
 
         Raises
         ------
@@ -85,6 +88,8 @@ class Settings(NamedTuple):
             raise ValueError(f"threads is {threads!r}, expected a number, 0 for none")
         if not isinstance(config.get("upload", True), bool):
             raise ValueError(f"upload is {config['upload']!r}, expected True or False")  # noqa: TRY004 - as for others
+        if not isinstance(config.get("deltas", ""), str):
+            raise ValueError(f"deltas is {config['deltas']!r}, expected a directory of versions")  # noqa: TRY004 - as for others
         own = cls(**{key: config[key] for key in cls._fields if key in config})
         return own, {key: config[key] for key in _STOCK if key in config}
 
@@ -129,6 +134,31 @@ def model_files(folder: str) -> tuple[list[str], str]:
     return [os.path.join(folder, name) for name in files], _USUAL_INDEX
 
 
+def under_deltas(folder: str, settings: Settings) -> tuple[list[str], list[str]]:
+    """Return the files and the deltas of the version that the settings ask for.
+
+    A model of several files is opened by its index then.
+
+    Raises
+    ------
+    DeltaError
+        When the way to the version is broken.
+    UnsupportedError
+        When the model has several files and no index.
+    """
+    assert settings.deltas is not None  # noqa: S101 - for the type checker
+    folder, deltas = chain_to(folder, settings.deltas)
+    files, index = model_files(folder)
+    if not deltas or len(files) == 1:
+        return files, deltas
+    path = os.path.join(folder, index)
+    if not os.path.exists(path):
+        raise UnsupportedError(
+            "deltas go over a model of one file or with an index: this one has several files", path=folder
+        )
+    return [path], deltas
+
+
 def _natural(name: str) -> list[Any]:
     """Return a key that sorts numbers in names by value, as the stock loader sorts shards."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", os.path.basename(name))]
@@ -151,6 +181,7 @@ def tensors(
     skip: Callable[[str], bool] = lambda _: False,
     local: tuple[int, int] = (0, 1),
     device: Any = None,
+    deltas: Sequence[str] = (),
 ) -> Iterator[tuple[str, Any]]:
     """Yield names and tensors of files in the order of their bytes.
 
@@ -169,6 +200,8 @@ def tensors(
         brings a part of every file into memory.
     device : torch.device, optional
         Where tensors go, some at a time, if the settings allow it; by default they stay on the CPU.
+    deltas : sequence of str
+        Directories of the deltas over the one file, or index, in `paths`.
     """
     mode = settings.mode or (writable_mode() if shared else "mmap")
     away = device is not None and settings.upload
@@ -179,7 +212,7 @@ def tensors(
     for path in paths:
         if path in done:
             continue
-        with open_model(path, mode=mode, verify=opened) as file:
+        with open_model(path, mode=mode, verify=opened, deltas=deltas or None) as file:
             done.update(os.path.join(os.path.dirname(path), name) for name in file.shards)
             names = [name for name in file if not skip(name)]
             if any(map(_LLAMA_CPP.match, names)):
@@ -301,7 +334,11 @@ def loader_class() -> Any:
                     self._encoder_only_lm_prefixes,
                     weights_mapper=self._encoder_only_weights_mapper,
                 )
-            if source.is_unused_weight is not None:
+            over: list[str] = []
+            if self._settings.deltas is not None:
+                # One handle has all: the filters of files spare reading, and the model leaves out what it does not use.
+                files, over = under_deltas(folder, self._settings)
+            elif source.is_unused_weight is not None:
                 files = _wanted(files, source.is_unused_weight)
             if self.counter_before_loading_weights == 0.0:
                 self.counter_before_loading_weights = time.perf_counter()
@@ -312,6 +349,7 @@ def loader_class() -> Any:
                 skip=lambda name: ep_weight_filter.should_skip_weight(name, self.local_expert_ids),
                 local=_local_ranks(),
                 device=self._gpu,
+                deltas=over,
             )
             return ((source.prefix + name, tensor) for name, tensor in every)
 
@@ -376,7 +414,10 @@ def sglang_loader_class() -> Any:
         def _get_weights_iterator(self, source: Any, **resolved: Any) -> Iterator[tuple[str, Any]]:
             given = resolved.get("resolved_source")
             files = self._prepare_weights(source.model_or_path)[1] if given is None else given.weight_files
-            every = tensors(files, self._settings, shared=False)
+            over: list[str] = []
+            if self._settings.deltas is not None:
+                files, over = under_deltas(os.path.dirname(files[0]), self._settings)
+            every = tensors(files, self._settings, shared=False, deltas=over)
             layer = self.load_config.draft_model_idx
             if layer is not None:
                 return self._filter_mtp_weights(every, source.prefix, layer)  # type: ignore[no-any-return]

@@ -415,3 +415,30 @@ def test_sglang_uses_it_where_the_configuration_says_so(registered, tmp_path):
     assert next(rest)[0] == "b.2@4"
     with pytest.raises(NotRegularFileError, match="download the model first"):
         made._prepare_weights("org/model", None)
+
+
+def test_deltas_are_loaded_over_the_model(registered, tmp_path):
+    """The newest version, or the one that the path names; by a full version; both servers."""
+    import_module("zstandard")
+    states = [arrays("a", "b", "c")]
+    folder, source = tmp_path / "model", tmp_path / "source"
+    folder.mkdir()
+    wm.save(folder / "model.safetensors", states[0], max_shard_size=150)
+    for version in (1, 2, 3):
+        states.append({**states[-1], "b": states[-1]["b"] + version})
+        for number in (version - 1, version):
+            wm.save(tmp_path / f"{number}.safetensors", states[number])
+        how = {"version": version, "full": version == 3}
+        wm.deltas.publish(tmp_path / f"{version - 1}.safetensors", tmp_path / f"{version}.safetensors", source, **how)
+    for given, version in ((source / "weight_v000002", 2), (source / "weight_v000001", 1), (source, 3)):
+        config = {"deltas": str(given)}
+        for made, where in (
+            (loader(**config), Source(str(folder), is_unused_weight=lambda name: name == "c")),
+            (ours.sglang_loader_class()(LoadConfig(config)), Source(str(folder))),
+        ):
+            found = dict(made._get_weights_iterator(where))
+            assert {name: array.tolist() for name, array in found.items()} == {
+                name: array.tolist() for name, array in states[version].items()
+            }
+    with pytest.raises(wm.DeltaError, match="000009"):
+        dict(loader(deltas=str(source / "weight_v000009"))._get_weights_iterator(Source(str(folder))))
