@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import zstandard
 from tests.deltas.delta_files import SUMS, digests, model, payload, stepped, write_model
+from tests.remote.servers import AsyncStore, GenericError, Objects, Server
 
 import weightmap as wm
 from weightmap import deltas
 from weightmap.deltas import publishing
+from weightmap.io import fetching
+from weightmap.io.stores import location_of
 
 
 def read(folder):
@@ -180,3 +183,53 @@ def test_missing_packages_are_named(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(wm.MissingDependencyError, match=rf"{name} is needed .*pip install 'weightmap\[deltas\]'"):
         deltas.publish(base, after, tmp_path / "s", version=1, checksum="blake3" if name == "blake3" else "xxh3-128")
+
+
+class Taking(AsyncStore):
+    """A store that takes objects, after as many faults as it is given."""
+
+    def __init__(self, objects, faults=()):
+        super().__init__(objects)
+        self.faults, self.put = list(faults), []
+
+    async def put_async(self, key, path, mode="overwrite"):
+        if self.faults:
+            raise GenericError(f"Server returned status code: {self.faults.pop(0)} with a secret")
+        self.put.append(key.rpartition("/")[2])
+        objects = self._stored.of.objects
+        if mode == "create" and objects.setdefault(key, path.read_bytes()) != path.read_bytes():
+            raise type("AlreadyExistsError", (Exception,), {})
+        objects[key] = path.read_bytes()
+
+
+def test_versions_in_a_store(tmp_path, monkeypatch):
+    """What makes it a version comes last; faults are tried again; one that exists stays, also if it comes meanwhile."""
+    monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)
+    old = write_model(tmp_path / "old", model())
+    new = write_model(tmp_path / "new", stepped(model(), 1), config='{"a": 1}')
+    store = Taking(Objects({}), (503, 500))
+    place = location_of("s3://bucket/source", store=store)
+    deltas.publish(old, new, place, version=1, max_shard_size=2000)
+    assert (len(store.put), store.put[-1]) == (3, "model.safetensors.index.json")
+    deltas.publish(old, new, place, version=2, full=True)
+    assert store.put[3:] == ["config.json", "model.safetensors"]
+    for version in (1, 2):
+        deltas.pull(tmp_path / "local", place, base=old, version=version)
+        assert digests(wm.load(tmp_path / "local")) == digests(wm.load(new))
+    with pytest.raises(wm.TargetError, match="exists"):
+        deltas.publish(new, old, place, version=1)
+    before = publishing.names_in
+    monkeypatch.setattr(publishing, "names_in", lambda *_: [])
+    with pytest.raises(wm.TargetError, match="exists"):
+        deltas.publish(new, old, place, version=1)
+    monkeypatch.setattr(publishing, "names_in", before)
+    store.faults += [403]
+    with pytest.raises(PermissionError, match="refuses"):
+        deltas.publish(old, new, place, version=3)
+    for faults in ([503] * 9, [400]):
+        store.faults[:] = faults
+        with pytest.raises(wm.RemoteError, match="cannot be written") as found:
+            deltas.publish(old, new, place, version=3)
+        assert "secret" not in str(found.value)
+    with Server(Objects({})) as server, pytest.raises(wm.RemoteError, match="reading alone"):
+        deltas.publish(old, new, f"{server.url}source/", version=1)

@@ -205,6 +205,26 @@ def test_s3_has_folders_and_indexes(source):
         assert right(file)
 
 
+@pytest.mark.usefixtures("environment")
+def test_versions_are_published_to_s3_and_pulled_from_there(tmp_path, endpoint):
+    pytest.importorskip("zstandard", reason="needs the extra [deltas]: requirements/distributed.txt")
+    states = [FLOATS, {name: array + (name == "layer.3.w") for name, array in FLOATS.items()}]
+    for number, state in enumerate(states):
+        wm.save(tmp_path / f"{number}.safetensors", state)
+    old, new, source = tmp_path / "0.safetensors", tmp_path / "1.safetensors", "s3://bucket/versions"
+    assert wm.deltas.publish(old, new, source, version=1).tensors == 1
+    with pytest.raises(wm.TargetError, match="exists"):
+        wm.deltas.publish(old, new, source, version=1)
+    assert wm.deltas.publish(new, old, f"{source}/", version=2, full=True).tensors == len(FLOATS)
+    for version in (1, 2):
+        assert wm.deltas.pull(tmp_path / "local", source, base=old, version=version).version == version
+        assert wm.diff(tmp_path / "local", (new, old)[version - 1]).equal
+    assert wm.deltas.pull(tmp_path / "other", source).version == 2
+    key = "versions/weight_v000001/model.safetensors.index.json"
+    with pytest.raises(Exception, match=r"(?i)already.?exists"):
+        bucket(endpoint).put(key, b"another", mode="create")
+
+
 def test_a_bucket_that_lists_less_than_the_index_names(endpoint):
     store = bucket(endpoint)
     index = store.get("model/model.safetensors.index.json").bytes()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +20,12 @@ from weightmap.conversion.converting import convert
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
 from weightmap.deltas.report import DeltaReport
 from weightmap.deltas.sums import CHECKSUMS, new_sum
-from weightmap.deltas.versions import INDEX, SINGLE, version_name
+from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
 from weightmap.dtypes import DTYPES
 from weightmap.errors import DeltaError, EncodeError, TargetError, quoted
 from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.io.atomic import flush_folder, write_plan
+from weightmap.io.open_source import inside, names_in, path_of
 from weightmap.io.sink import WritePlan
 from weightmap.model.along import Along
 from weightmap.model.opening import open_with
@@ -72,7 +74,9 @@ def publish(
         The model before, which receivers have as `base_version`, and the model after. Their shards may differ. Tensors
         are compared byte by byte.
     directory : str or os.PathLike
-        The source directory; made if it does not exist.
+        The source directory; made if it does not exist. Or its address in a store that takes objects (``s3://``,
+        ``gs://``, ``az://``): the version is made in the system's directory for temporary files then, and what makes it
+        one is written last.
     version : int
         From 1 on.
     base_version : int, optional
@@ -122,6 +126,11 @@ def publish(
     (1, 4000, 4040)
     """
     started = time.perf_counter()
+    address = path_of(directory)
+    if address is not None and type(address) is not str:
+        how: dict[str, Any] = {"version": version, "base_version": base_version, "encoding": encoding, "level": level}
+        how |= {"checksum": checksum, "max_shard_size": max_shard_size, "full": full, "threads": threads}
+        return _publish_to_store(base, new, address, {**how, "progress": progress})
     folder, wanted = as_path("directory", directory), _Wanted.of(encoding, checksum, level, max_shard_size)
     number = as_integer("version", version)
     before = number - 1 if base_version is None else as_integer("base_version", base_version)
@@ -156,6 +165,25 @@ def publish(
         sizes = {name: row.nbytes for name, row in zip(now, rows_of(now), strict=True)}
         nbytes = sum(sizes[name] for name in changed), stored, sum(sizes.values())
         return DeltaReport(number, before, len(changed), *nbytes, time.perf_counter() - started)
+
+
+def _publish_to_store(base: Any, new: Any, address: Any, how: dict[str, Any]) -> DeltaReport:
+    """Publish at an address: one publisher at a time, for a store has no locks."""
+    started, final = time.perf_counter(), inside(address, version_name(as_integer("version", how["version"])))
+    if not {INDEX, SINGLE}.isdisjoint(names_in(folder_at(final), (INDEX, SINGLE))):
+        raise _exists(final)
+    with tempfile.TemporaryDirectory(prefix="weightmap-") as room:
+        report = publish(base, new, room, **how)
+        made = os.path.join(room, version_name(report.version))
+        names = [os.path.relpath(os.path.join(at, name), made) for at, _, files in os.walk(made) for name in files]
+        last = INDEX if INDEX in names else SINGLE
+        for name in sorted(set(names) - {last}):
+            inside(final, name).put(os.path.join(made, name))  # type: ignore[attr-defined]
+        try:
+            inside(final, last).put(os.path.join(made, last), new=True)  # type: ignore[attr-defined]
+        except FileExistsError:
+            raise _exists(final) from None
+    return report._replace(seconds=time.perf_counter() - started)
 
 
 def _appear(hidden: str, final: str, folder: str) -> None:

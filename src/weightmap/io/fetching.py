@@ -17,6 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from threading import Lock, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,7 +54,7 @@ class StoreError(Exception):
     ----------
     kind : str
         "again": trying again may help. "missing", "denied", "changed": the object's state. "beyond": the range lies
-        behind its end. "refused": no request can succeed.
+        behind its end. "exists": it was to be new. "refused": no request can succeed.
     words : str
         For messages.
     told : bool
@@ -134,6 +135,7 @@ _KINDS = {
     "PermissionError": ("denied", "permission denied"),
     "PermissionDeniedError": ("denied", "permission denied"),
     "UnauthenticatedError": ("denied", "the credentials are missing or wrong"),
+    "AlreadyExistsError": ("exists", "there is such an object"),
     "PreconditionError": ("changed", "the object is another one"),
     "NotModifiedError": ("changed", "the object is another one"),
     "NotSupportedError": ("refused", "the store ignores ranges"),
@@ -358,6 +360,30 @@ class Access:
         if close is not None:
             close()
         return Pin.of(answer.meta)
+
+    async def put(self, key: str, path: str, size: int, *, new: bool) -> None:
+        """Write an object from a file of that size; with `new` only if there is none yet. Raises `StoreError`."""
+        put, blocking = getattr(self.store, "put_async", None), getattr(self.store, "put", None)
+        if put is None and blocking is None:
+            raise StoreError("refused", "this store is for reading alone")
+        options = {"mode": "create"} if new else {}
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                async with asyncio.timeout(self.deadline + size / SLOWEST):
+                    await (
+                        self.call(blocking, key, Path(path), **options)
+                        if put is None
+                        else put(key, Path(path), **options)
+                    )
+            except Exception as error:
+                fault = _fault_of(error)
+                if fault is None:
+                    raise
+                if fault.kind != "again" or attempt == ATTEMPTS:
+                    raise fault from None
+            else:
+                return
+            await asyncio.sleep(min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT))
 
     async def names(self, prefix: str) -> Iterable[str] | None:
         """Return the names directly below a prefix, folders with a slash; None if the store cannot list."""

@@ -93,6 +93,24 @@ class Location(str):
         """Whether objects lie below it; if the store cannot list, whether it is marked as a folder."""
         return self.is_folder or bool(self._listed(self.key))
 
+    def put(self, path: str, *, new: bool = False) -> None:
+        """Write the object from a file; with `new` only if there is none yet.
+
+        Raises
+        ------
+        FileExistsError
+            When there is one.
+        PermissionError, RemoteError
+        """
+        try:
+            self.access.run(self.access.put(self.key, path, os.path.getsize(path), new=new))
+        except StoreError as fault:
+            if fault.kind == "exists" or (new and fault.kind == "changed"):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self)) from None
+            if fault.kind == "denied":
+                fail(fault, str(self))
+            raise RemoteError(f"it cannot be written to its store: {fault.words}", path=str(self)) from None
+
     @property
     def cached(self) -> str | None:
         """The path of a local file with the same bytes, where the store keeps some; else None."""
