@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint import HuggingFaceStorageWriter  # noqa: E402
 
 from weightmap.dcp import WeightmapStorageReader, _work  # noqa: E402
-from weightmap.dcp._tensors import Tensors  # noqa: E402
+from weightmap.dcp._tensors import TensorMetadata  # noqa: E402
 from weightmap.plans.read_plan import ReadPlan  # noqa: E402
 from weightmap.torch import StateError, load_file  # noqa: E402
 
@@ -46,7 +46,7 @@ def test_every_format_loads_as_load_file_does(example, way, tmp_path):
     path.write_bytes(example.data)
     expected = load_file(path)
     with wm.open(path) as file:
-        listed = Tensors(file, {})
+        listed = TensorMetadata(file, {})
         assert set(listed) == set(expected)
         state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in listed.items()}
     load(state, path, how=way, chunk=64)
@@ -198,7 +198,7 @@ def test_a_slice_that_is_read_to_its_place_takes_no_other_memory(tmp_path):
 
 def test_names_of_schemes_decode():
     with wm.open(memoryview(amb.every_scheme())) as file:
-        metadata = Tensors(file, {})
+        metadata = TensorMetadata(file, {})
         assert {entry.properties.dtype for entry in metadata.values()} == {torch.float32}
         assert len(metadata) == len(file)
 

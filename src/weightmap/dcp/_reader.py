@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageReader
 
-from weightmap.dcp._tensors import Tensors, Unreadable
+from weightmap.dcp._tensors import TensorMetadata, Unreadable
 from weightmap.dcp._work import Work
 from weightmap.errors import counted
 from weightmap.model.opening import open as open_model
@@ -100,7 +100,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         self._rules: dict[str, Any] = {"gap": gap, "max_over_read": max_over_read, "chunk": chunk}
         self._options = open_options
         self._file: TensorFile | None = None
-        self._tensors: Tensors | None = None
+        self._tensors: TensorMetadata | None = None
         self._error: Exception | None = None
         self.report: LoadReport | None = None
 
@@ -127,7 +127,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         try:
             if self._file is None:
                 self._file = open_model(self.checkpoint_id, mode="cow", **{"advise": self._advice(), **self._options})
-            self._tensors = Tensors(self._file, self._names)
+            self._tensors = TensorMetadata(self._file, self._names)
         except Exception as error:  # noqa: BLE001 - raised on the next call, on all ranks
             self._error = error
             return Metadata(state_dict_metadata=Unreadable(error))

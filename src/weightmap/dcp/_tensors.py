@@ -57,7 +57,7 @@ class Kind(NamedTuple):
         return cls(torch.uint8, (row.nbytes,), octets=True)
 
 
-class Tensors(Mapping[str, Any]):
+class TensorMetadata(Mapping[str, Any]):
     """The metadata of all tensors, each made at its first use: a model may have half a million.
 
     Parameters

@@ -18,7 +18,7 @@ from weightmap.torch import StateError, to_torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightmap.dcp._tensors import Kind, Tensors
+    from weightmap.dcp._tensors import Kind, TensorMetadata
     from weightmap.index.row import Row
     from weightmap.plans.read_plan import ReadPlan
 
@@ -59,7 +59,7 @@ class Work:
 
     Parameters
     ----------
-    tensors : Tensors
+    tensors : TensorMetadata
     planner : LoadPlanner
     items : iterable of ReadItem
     chunk : int
@@ -72,7 +72,7 @@ class Work:
         The slices by their bytes: slices of several names over the same bytes are one.
     """
 
-    def __init__(self, tensors: Tensors, planner: Any, items: Any, chunk: int) -> None:
+    def __init__(self, tensors: TensorMetadata, planner: Any, items: Any, chunk: int) -> None:
         self._planner, self._chunk = planner, chunk
         self.parts: dict[Any, _Part] = {}
         self._empty: list[_Item] = []

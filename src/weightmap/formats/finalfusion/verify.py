@@ -9,7 +9,7 @@ import numpy as np
 from weightmap.errors import LayoutError, QuantError, nonzero_padding
 from weightmap.formats.finalfusion.layout import BITS, EXPLICIT, TITLES, Block, Chunks, VocabChunk, product_sizes
 from weightmap.formats.finalfusion.metadata import load_metadata
-from weightmap.formats.finalfusion.vocabulary import Strings
+from weightmap.formats.finalfusion.vocabulary import VocabStrings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +65,7 @@ def _verify_vocabulary(run: Verification, chunks: Chunks) -> None:
     def octets(begin: int, end: int) -> NDArray[np.uint8]:
         return raw[begin - vocab.words : end - vocab.words]
 
-    strings = Strings(run.source, vocab, octets, distinct, unique=False)
+    strings = VocabStrings(run.source, vocab, octets, distinct, unique=False)
     _verify_strings(run, strings.words())
     run.checked("words: ends, UTF-8, no repetition")
     if vocab.id == EXPLICIT:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
 
 
-class Strings:
+class VocabStrings:
     """The words and n-grams of a vocabulary, over mapped or private bytes.
 
     Parameters
@@ -183,11 +183,11 @@ class UniqueStrings(StringTable):
 def read_vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
     """Return the vocabulary, to be read at its first use."""
     distinct = None if storage is None else storage.shape[0] - vocab.n_words
-    strings = Strings(source, vocab, source.section, distinct, unique=strict)
+    strings = VocabStrings(source, vocab, source.section, distinct, unique=strict)
     return Vocabulary(strings.words, vocab.n_words, subwords=subwords_of(vocab, distinct, strings))
 
 
-def subwords_of(vocab: VocabChunk, distinct: int | None, strings: Strings) -> Subwords | None:
+def subwords_of(vocab: VocabChunk, distinct: int | None, strings: VocabStrings) -> Subwords | None:
     """Return the subwords of a vocabulary; None for a simple one."""
     if vocab.id == SIMPLE:
         return None
