@@ -498,3 +498,47 @@ def test_a_device_that_is_not_here_is_an_error_of_ours(model):
     for load in (_files.load_file, lambda path, where: compat.load_file(path, where, framework="pt")):
         with pytest.raises(wm.UnsupportedError, match=f"^device is '{device}' .*, expected one that torch has here$"):
             load(model[0], device)
+
+
+# --------------------------------------------------------------------------------------- parameters of checkpoints
+CHECKPOINTS = Path(__file__).parents[1] / "weights" / "groundtruth"
+
+
+class _Holding(torch.nn.Module):
+    """A module with these parameters, under names with dots."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        for name, tensor in tensors.items():
+            at = self
+            *inner, last = name.split(".")
+            for part in inner:
+                if not hasattr(at, part):
+                    at.add_module(part, torch.nn.Module())
+                at = getattr(at, part)
+            at.register_parameter(last, torch.nn.Parameter(torch.zeros_like(tensor), requires_grad=False))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CHECKPOINTS.iterdir() if path.name != "malformed"))
+def test_parameters_of_a_quantised_checkpoint_are_tensors_of_its_own_type(name):
+    about = json.loads((CHECKPOINTS / name / "expected.json").read_text(encoding="utf-8"))
+    with np.load(CHECKPOINTS / name / "expected.npz") as values:
+        wanted = {one["name"]: (one, values[one["values"]]) for one in about["weights"]}
+    expected = {
+        key: torch.from_numpy(value.view(np.int16)).view(getattr(torch, one["dtype"])).reshape(one["shape"])
+        for key, (one, value) in wanted.items()
+    }
+    for verify in (False, True):
+        found = wm.torch.load_file(CHECKPOINTS / name, weights=True, verify=verify)
+        assert expected.keys() <= found.keys()
+        for key, tensor in expected.items():
+            assert (found[key].dtype, found[key].shape) == (tensor.dtype, tensor.shape), key
+            assert bits(found[key]) == bits(tensor), key
+    module = _Holding(found)
+    wm.torch.load_into(module, CHECKPOINTS / name, weights=True)
+    assert {key: bits(value) for key, value in module.state_dict().items()} == {k: bits(v) for k, v in found.items()}
+    shapes = {key: (value.dtype, value.shape) for key, value in found.items()}
+    with wm.plan(CHECKPOINTS / name, weights=True) as plan:
+        assert sorted(dict(load_plan(plan, "meta"))) == sorted(plan.names)
+    elsewhere = wm.torch.load_file(CHECKPOINTS / name, "meta", weights=True)
+    assert {key: (value.dtype, value.shape) for key, value in elsewhere.items()} == shapes

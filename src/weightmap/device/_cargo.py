@@ -320,7 +320,7 @@ class ArrayCargo:
         self.name: str = name
         self._array = array
         self._packed = not isinstance(array, np.ndarray)
-        self._kind: np.dtype[Any] = np.dtype(np.float32) if self._packed else array.dtype.newbyteorder("=")
+        self._kind: np.dtype[Any] = array.dtype.newbyteorder("=")
         self.dtype: str = dtype or self._kind.name
         self.shape: tuple[int, ...] = array.shape
         self.nbytes: int = array.size * self._kind.itemsize

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.device._cargo import Cargo
+from weightmap.device._cargo import ArrayCargo, Cargo
 from weightmap.device._loader import ALIGN, Loader
-from weightmap.errors import TensorFileError, counted
+from weightmap.dtypes import DTYPES, FLOATING
+from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.model.parts import check_unchanged, parts_of
+from weightmap.plans.parameters import ParameterPlan
 from weightmap.plans.sums import Sums, check_when
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def load(
     Parameters
     ----------
     plan : ReadPlan
-        What to load; parts of tensors are read alone.
+        What to load; parts of tensors are read alone. Parameters (``weights=True``) are decoded by the CPU.
     backend : Backend
     dtype : str, optional
         The type of floating-point and quantised tensors. By default the file's, and float32 for quantised ones. The
@@ -61,11 +64,30 @@ def load(
     check_when(verify)
     check_unchanged(plan.file)
     with Loader(backend, staging) as loader:
+        if isinstance(plan, ParameterPlan):
+            for name, array in plan.run(verify=verify):
+                kind = dtype if array.dtype.name in FLOATING else None
+                yield name, sent(loader, ArrayCargo(f"parameter {quoted(name)}", array, kind))
+            return
         for source, wanted, reads in plan.parts():
             try:
                 yield from _of_file(loader, plan, source, wanted, reads, dtype, group, verify=verify)
             except TensorFileError as error:
                 raise error.located(path=source.name, format=source.format) from None
+
+
+def sent(loader: Loader, made: ArrayCargo) -> Any:
+    """Send an array to memory of its own on the device; return the tensor."""
+    backend = loader.backend
+    backend.check(made.dtype)
+    buffer = backend.allocate(math.prod(made.shape) * DTYPES[made.dtype].bits // 8)
+    try:
+        loader.send(made, buffer, 0)
+        loader.finish()
+    except BaseException:
+        loader.give_up(buffer)
+        raise
+    return backend.tensor(buffer, 0, made.dtype, made.shape)
 
 
 def _of_file(

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.device import Backend, Loader, Staging, load
 from weightmap.device._cargo import ArrayCargo
+from weightmap.device._loading import sent
 from weightmap.errors import UnsupportedError
 from weightmap.model.foreign import PAIRS
 from weightmap.model.parts import dense_row
+from weightmap.plans.parameters import ParameterPlan
 from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
 
 if TYPE_CHECKING:
@@ -206,7 +208,8 @@ def load_plan(
     wanted = None if dtype is None else str(dtype).removeprefix("torch.")
     found = load(plan, TorchBackend(device), dtype=wanted, verify=verify, group=group, staging=staging)
     for name, tensor in found:
-        yield name, in_pairs(tensor, dense_row(plan.file, name))
+        parameters = isinstance(plan, ParameterPlan)  # whose names are not those of the file
+        yield name, tensor if parameters else in_pairs(tensor, dense_row(plan.file, name))
 
 
 def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any:
@@ -217,7 +220,8 @@ def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any
     Parameters
     ----------
     array : np.ndarray or QuantizedTensor
-        As for `to_torch`, with any strides. A quantised tensor is decoded to float32, piece by piece.
+        As for `to_torch`, with any strides. A quantised tensor is decoded to its `dtype`, piece by
+        piece.
     device : str, int or torch.device
         Anything that `torch.device` takes.
 
@@ -233,17 +237,8 @@ def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any
     MissingDependencyError
         torch is not installed.
     """
-    backend, made = TorchBackend(device), ArrayCargo("an array", array)
-    backend.check(made.dtype)
-    with Loader(backend) as loader:
-        buffer = backend.allocate(made.nbytes)
-        try:
-            loader.send(made, buffer, 0)
-            loader.finish()
-        except BaseException:
-            loader.give_up(buffer)
-            raise
-    return backend.tensor(buffer, 0, made.dtype, made.shape)
+    with Loader(TorchBackend(device)) as loader:
+        return sent(loader, ArrayCargo("an array", array))
 
 
 def pour(loader: Loader, cargo: Cargo | ArrayCargo, target: Any) -> None:

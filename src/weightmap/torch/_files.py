@@ -11,8 +11,9 @@ from weightmap.dtypes import FLOATING
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_copied, dense_row, is_remote
 from weightmap.model.single import mode_of
+from weightmap.model.weights import as_parameters
 from weightmap.plans.planning import plan as make_plan
-from weightmap.torch._device import load_plan
+from weightmap.torch._device import load_plan, to_device
 from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_device
 
 if TYPE_CHECKING:
@@ -28,7 +29,13 @@ def writable_mode() -> Mode:
 
 
 def load_file(
-    path: Any, device: str | int = "cpu", *, plan: Any = None, verify: bool = False, dtype: Any = None
+    path: Any,
+    device: str | int = "cpu",
+    *,
+    plan: Any = None,
+    verify: bool = False,
+    dtype: Any = None,
+    weights: bool = False,
 ) -> dict[str, Any]:
     """Return the tensors of a file.
 
@@ -48,6 +55,9 @@ def load_file(
     dtype : torch.dtype, optional
         The type of floating-point and quantised tensors. By default that of the file, and float32 for quantised ones.
         Devices other than the CPU do the conversion.
+    weights : bool
+        Return the parameters of a quantised checkpoint, decoded to the model's own type, as in `TensorFile.weights`,
+        instead of its stored tensors. A plan is made with ``weights=True`` itself.
 
     Returns
     -------
@@ -67,6 +77,8 @@ def load_file(
     if where.type == "cpu" and dtype is not None and not isinstance(dtype, imported_torch().dtype):
         raise mistyped("dtype", dtype, "a torch.dtype")
     if plan is not None:
+        if weights:
+            raise TypeError("weights=True goes with plan= no further than weightmap.plan(..., weights=True)")
         if not hasattr(plan, "run"):
             raise mistyped("plan", plan, "a weightmap.ReadPlan")
         if where.type != "cpu":
@@ -78,9 +90,11 @@ def load_file(
             tensors[name] = to_torch(array)
         return tensors if dtype is None else {name: _cast(plan.file, name, t, dtype) for name, t in tensors.items()}
     with open_model(path, mode=writable_mode() if where.type == "cpu" else None) as file:
-        if where.type != "cpu":
+        if weights:
+            tensors = _parameters(file, where, verify=verify)
+        elif where.type != "cpu":
             return load_tensors(file, list(file), where, verify=verify, dtype=dtype)
-        if verify:
+        elif verify:
             checked = dict(make_plan(file).run("map", verify=True))
             tensors = {name: read_tensor(file, name, checked[name]) for name in file}
         else:
@@ -88,6 +102,17 @@ def load_file(
         if dtype is None:
             return tensors
         return {name: _cast(file, name, tensor, dtype) for name, tensor in tensors.items()}
+
+
+def _parameters(file: TensorFile, device: Any, *, verify: bool) -> dict[str, Any]:
+    """Return the parameters of a checkpoint, which the CPU decodes, on a device."""
+    model = as_parameters(file)
+    if not verify and device.type == "cpu":
+        return shared(model)
+    found = dict(make_plan(file, weights=True).run("map", verify=True)) if verify else model
+    if device.type != "cpu":
+        return {name: to_device(found[name], device) for name in model}
+    return {name: read_tensor(model, name, found[name]) for name in model}
 
 
 def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:

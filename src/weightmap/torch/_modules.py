@@ -13,7 +13,8 @@ from weightmap.errors import TensorFileError, quoted
 from weightmap.model.foreign import check_module, from_torch
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_unchanged, row_of
-from weightmap.torch._device import TorchBackend, pour
+from weightmap.model.weights import as_parameters
+from weightmap.torch._device import TorchBackend, pour, to_device
 from weightmap.torch._files import load_tensors, shared, writable_mode
 from weightmap.torch._tensors import imported_torch
 
@@ -27,7 +28,7 @@ class StateError(TensorFileError, RuntimeError):
     """The tensors of a file do not fit a module; the module is unchanged."""
 
 
-def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = False) -> Any:
+def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = False, weights: bool = False) -> Any:
     """Fill the parameters and buffers of a module with the tensors of a file.
 
     `torch.nn.Module.load_state_dict` itself checks all names, shapes and types before anything is changed: a module's
@@ -44,6 +45,8 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     assign : bool
         Put tensors into the module instead of copying their values: those of the CPU and the device "meta" share the
         pages of the file and are writable, but never change it. They keep the file's types, and tied ones stay tied.
+    weights : bool
+        Fill from the parameters of a quantised checkpoint, as in `TensorFile.weights`, not from its stored tensors.
 
     Returns
     -------
@@ -61,14 +64,14 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     check_module("module", module)
     own = {name: value for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "device")}
     with open_model(path, mode=writable_mode()) as file:
-        state = shared(file)
+        state = shared(as_parameters(file) if weights else file)
         named = file.path
     try:
         _tie(own, state, strict=strict)
         result = _rehearse(module, state, strict=strict, assign=assign)
     except StateError as error:
         raise error.located(path=named) from None
-    if all(tensor.device.type in {"cpu", "meta"} for tensor in own.values()):
+    if weights or all(tensor.device.type in {"cpu", "meta"} for tensor in own.values()):
         _finish(module, state, own, None, assign=assign)
     else:
         with open_model(path) as file:  # and no mapping of it is touched
@@ -169,6 +172,8 @@ def _finish(
             old = own.get(name)
             if old is not None and id(tensor) not in made:
                 new = loaded[old.device][names[id(tensor)]] if old.device in loaded else tensor
+                if new.device.type == "cpu" and old.device.type not in {"cpu", "meta"}:
+                    new = to_device(from_torch(new), old.device)
                 parameter = isinstance(old, torch.nn.Parameter)
                 made[id(tensor)] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
         placed = {name: made.get(id(tensor), tensor) for name, tensor in state.items()}

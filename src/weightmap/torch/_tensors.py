@@ -25,7 +25,7 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
     ----------
     array : np.ndarray or QuantizedTensor
         Any shape; any numeric dtype that torch has, bfloat16 and float8 of ml_dtypes included. A quantised tensor is
-        decoded to float32.
+        decoded to its `dtype`.
     copy : bool, optional
         None shares the memory where that is safe and copies otherwise: read-only, misaligned, byte-swapped and
         negatively strided arrays cannot be shared. True always copies. False never does.
@@ -48,7 +48,7 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
     if isinstance(array, QuantizedTensor):
         if copy is False:
             raise ValueError("a quantised tensor is decoded into a new array: copy=False is impossible")
-        return torch.from_numpy(array.dequantize())
+        return to_torch(array.dequantize())
     if not hasattr(array, "flags"):
         raise mistyped("array", array, "a numpy array or a QuantizedTensor")
     flags = array.flags
