@@ -124,11 +124,26 @@ def _add_readers(command: _Command) -> None:
     sub = command("verify", reading.verify, "check the structure of files, and their checksums", _VERIFY)
     sub.add_argument("files", metavar="FILE", nargs="+")
     sub.add_argument("-v", "--verbose", action="store_true", help="list the checks")
+    sub.add_argument(
+        "--trust",
+        metavar="LIST",
+        help="also compare whole files with digests: 'recorded' beside the model, a SHA256SUMS, or a signature",
+    )
+    sub.add_argument("--key", metavar="PEM", help="the public key that checks a signature")
+    sub.add_argument("--certificate", metavar="PEM", action="append", help="a certificate that vouches for the signer")
+    sub.add_argument("--identity", metavar="NAME", help="a name, e-mail address or URI that the signer has to have")
     _add_weights(sub, "check")
     _add_threads(sub)
     _add_json(sub)
     _add_lenient(sub)
     executing.add_options(sub)
+
+    sub = command("sign", reading.sign, "sign a model as OpenSSF model-signing does", "Needs the extra [trust].")
+    sub.add_argument("file", metavar="MODEL", help="a model directory, all files of which are signed, or a file")
+    sub.add_argument("--key", metavar="PEM", required=True, help="the private key")
+    sub.add_argument("--certificate", metavar="PEM", help="the certificate of the key")
+    sub.add_argument("--chain", metavar="PEM", action="append", help="a certificate between that one and a trusted one")
+    sub.add_argument("--out", metavar="FILE", help="the bundle to write (default: model.sig in MODEL, or MODEL.sig)")
 
     sub = command("diff", commands.diff, "compare two files", _DIFF)
     sub.add_argument("a", metavar="A", help="a tensor file, a model directory or an *.index.json")

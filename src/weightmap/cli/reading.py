@@ -243,6 +243,7 @@ def verify(args: argparse.Namespace) -> int:
     """Verify files one after the other; the worst outcome is the exit status."""
     if args.manifest is not None and len(args.files) > 1:
         raise UsageError("--manifest: for one FILE, which may be a model of many")
+    args.trusted = _trusted(args)
     with executing.execution(args) as run:
         if len(args.files) == 1:
             return _verify(args, args.files, run)
@@ -267,6 +268,7 @@ def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
                     run=run,
                     threads=args.threads,
                     weights=args.weights,
+                    trust=args.trusted,
                 )
         except (TensorFileError, OSError, MemoryError) as error:
             suggest_lenient(args, error, path)
@@ -289,6 +291,30 @@ def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
     if args.json:
         show.emit_json({"command": "verify", "ok": worst == OK, "files": documents})
     return worst
+
+
+def _trusted(args: argparse.Namespace) -> Any:
+    """Return the `trust` that the options of ``verify`` ask for."""
+    if args.key is None and args.certificate is None:
+        if args.identity is not None:
+            raise UsageError("--identity: with --certificate")
+        return args.trust
+    if args.trust in {None, "recorded"}:
+        raise UsageError("--key and --certificate check a signature: name its bundle by --trust FILE")
+    if args.key is not None and (args.certificate or args.identity):
+        raise UsageError("--key: without --certificate and --identity")
+    from weightmap.trust import signature  # 2 ms, which the other commands do without
+
+    return signature(args.trust, key=args.key, certificate=args.certificate, identity=args.identity)
+
+
+def sign(args: argparse.Namespace) -> int:
+    """Sign a model."""
+    from weightmap import trust  # as above
+
+    path = trust.sign(args.file, args.out, key=args.key, certificate=args.certificate, chain=args.chain or ())
+    show.emit(f"{show.clean(path)}: signature of {show.clean(args.file)}")
+    return OK
 
 
 def _ids_text(ids: Mapping[str, int]) -> str:

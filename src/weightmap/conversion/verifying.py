@@ -16,6 +16,8 @@ from weightmap.model.sharded import disagreements
 from weightmap.model.verify_report import VerifyReport, in_common
 from weightmap.model.weights import as_parameters
 from weightmap.options import Limits, validated_limits
+from weightmap.trust.checking import bound
+from weightmap.trust.whole import check_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +62,7 @@ def verify(
     manifest: str | os.PathLike[str] | None = None,
     threads: int | None = None,
     weights: bool = False,
+    trust: Any = None,
 ) -> VerifyReport:
     """Open a model and verify it: read every byte once, and check it against the stored checksums.
 
@@ -79,6 +82,9 @@ def verify(
         of an executor or of ranks.
     weights : bool
         Also check that the stored tensors of a quantised checkpoint make its parameters, as `TensorFile.weights` does.
+    trust : optional
+        As for `open`; of a directory, every file in it is compared before, the ones that no tensor lies in too: what is
+        listed has to be there, what is there has to be listed.
 
     Returns
     -------
@@ -89,6 +95,8 @@ def verify(
     ------
     ChecksumError, FormatError, OSError
         As from `TensorFile.verify`.
+    TrustError
+        With `trust`, for a file that is not the one that was meant.
     TargetError
         When the manifest is that of another run.
     ShardsError
@@ -104,7 +112,12 @@ def verify(
     run = validated_run(run, executor, manifest)
     check_progress(progress)
     limits = validated_limits(limits)
-    with open_privately(source, strict=strict, limits=limits) as file:
+    trusted: tuple[str, ...] = ()
+    if trust is not None:
+        trust = bound(trust, source)
+        names = check_all(trust, os.fspath(source), threads=threads)
+        trusted = (f"digests of {counted(len(names), 'file')}",)
+    with open_privately(source, strict=strict, limits=limits, trust=trust) as file:
         parameters = as_parameters(file) if weights else None
         if parameters is not None:
             detach_index(parameters)
@@ -116,7 +129,7 @@ def verify(
             report = _verify_files(file, run, progress, strict=strict, limits=limits, threads=threads)
         if parameters is not None:
             report = report._replace(checks=(*report.checks, counted(len(parameters), "parameter")))
-        return report
+        return report._replace(checks=(*trusted, *report.checks)) if trusted else report
 
 
 def _verify_files(

@@ -11,7 +11,15 @@ Ours, for the specifications leave it open:
 
 from __future__ import annotations
 
-__all__ = ["forget"]
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightmap.trust.signing import Signature
+
+__all__ = ["forget", "sign", "signature"]
 
 
 def forget() -> int:
@@ -30,3 +38,92 @@ def forget() -> int:
     from weightmap.trust.record import forget as forget_all  # noqa: PLC0415 - only this needs it
 
     return forget_all()
+
+
+def signature(
+    path: str | os.PathLike[str],
+    *,
+    key: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    identity: str | None = None,
+) -> Signature:
+    """Return a value of `trust` of `weightmap.open`: a bundle of OpenSSF model-signing.
+
+    It is read, and its signature checked, each time that a model is opened with it; no network is asked.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The bundle, such as ``model.sig``.
+    key : str or os.PathLike, optional
+        PEM file with the public key of the signer, on one of the elliptic curves P-256, P-384 and P-521.
+    certificate : str, os.PathLike or a sequence of these, optional
+        PEM files with the certificates that are trusted to vouch for the signer's. Instead of `key`.
+    identity : str, optional
+        With `certificate`: a name (CN), e-mail address, URI or host that the certificate of the signer has to have.
+        Without it, everybody whom these certificates vouch for may have signed.
+
+    Raises
+    ------
+    TypeError
+        Unless one of `key` and `certificate` is given; for `identity` with a key.
+    """
+    from weightmap.trust.signing import Signature as Bundle  # noqa: PLC0415 - few models are signed
+
+    if (key is None) == (certificate is None):
+        raise TypeError("a signature is checked with key= or certificate=: give one of them")
+    if identity is not None and certificate is None:
+        raise TypeError("identity= goes with certificate=: a key has no name")
+    several = () if certificate is None else certificate
+    several = (several,) if isinstance(several, (str, os.PathLike)) else several
+    own = None if key is None else _absolute(key)
+    return Bundle(_absolute(path), own, tuple(map(_absolute, several)), identity)
+
+
+def sign(
+    model: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    key: str | os.PathLike[str],
+    certificate: str | os.PathLike[str] | None = None,
+    chain: Sequence[str | os.PathLike[str]] = (),
+) -> str:
+    """Sign a model as OpenSSF model-signing does, and return the path of the bundle.
+
+    Parameters
+    ----------
+    model : str or os.PathLike
+        A directory, all files of which are signed, or a file.
+    path : str or os.PathLike, optional
+        Where to write the bundle; by default ``model.sig`` in the directory, or the file's name and ``.sig``.
+    key : str or os.PathLike
+        PEM file with the private key, without a password.
+    certificate : str or os.PathLike, optional
+        PEM file with the certificate of that key.
+    chain : sequence of str or os.PathLike
+        PEM files with the certificates between that one and one that is trusted.
+
+    Raises
+    ------
+    MissingDependencyError
+        Without model-signing and pyOpenSSL, the extra ``[trust]``.
+    OSError
+    TrustError
+        For a key, a certificate or a model that cannot be signed with or signed.
+    """
+    from weightmap.errors import TrustError  # noqa: PLC0415 - as below
+    from weightmap.trust.signing import sign as sign_model  # noqa: PLC0415 - few models are signed
+
+    given = _absolute(model)
+    name = os.path.join(given, "model.sig") if os.path.isdir(given) else f"{given}.sig"
+    name = name if path is None else os.fsdecode(path)
+    own = None if certificate is None else _absolute(certificate)
+    try:
+        sign_model(given, name, _absolute(key), own, tuple(map(_absolute, chain)))
+    except ValueError as error:  # of the library
+        raise TrustError(f"this cannot be signed: {error}", path=given) from None
+    return name
+
+
+def _absolute(path: Any) -> str:
+    return os.path.abspath(os.fsdecode(path))

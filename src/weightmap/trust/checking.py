@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.arguments import mistyped
 from weightmap.errors import TensorFileError, TrustError, UnsupportedError, quoted
 from weightmap.io.open_source import path_of
+from weightmap.lazy import later
 from weightmap.trust import record, recorded
 from weightmap.trust.lists import ONLY, Digest, Digests, add, of_file, of_mapping
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 _ALGORITHMS: dict[str, Callable[[], Any]] = {
     "sha256": hashlib.sha256,
     "git": partial(hashlib.sha1, usedforsecurity=False),
-    "blake2": hashlib.blake2b,
+    "blake3": later("blake3", "blake3"),
 }
 _RECORDED = "recorded"
+# Folders and files of git and of downloads, which no list has.
+_UNLISTED = (".git", ".gitattributes", ".gitignore", ".cache")
 
 
 class Trust:
@@ -39,21 +42,41 @@ class Trust:
         By names relative to it; `ONLY` is the file that is opened.
     beside : bool
         Whether to look for more beside each file.
+    ignored : tuple of str
+        Names of files and folders that need no digest, as long as they are not opened.
+    links : bool, optional
+        Whether a signature allows symbolic links; None without one.
     """
 
-    def __init__(self, root: str, digests: Digests, *, beside: bool = False) -> None:
+    def __init__(
+        self,
+        root: str,
+        digests: Digests,
+        *,
+        beside: bool = False,
+        ignored: tuple[str, ...] = (),
+        links: bool | None = None,
+    ) -> None:
         self.root = root
         self.digests = digests
         self._beside = beside
+        self._ignored = ignored
+        self.links = links
         # The files that this hashed, by what `record.state_of` says of them.
         self._hashed: set[tuple[tuple[int, ...], str]] = set()
 
     def name_of(self, path: str) -> str:
         """Return the name of a file in the lists. Raises `TrustError` for one outside the folder."""
-        name = os.path.relpath(path, self.root)
-        if name.split(os.sep)[0] == os.pardir:
+        name = relative(path, self.root)
+        if name.split("/")[0] == os.pardir:
             raise TrustError("this file lies outside of the folder whose digests are known", path=path)
-        return name.replace(os.sep, "/")
+        return name
+
+    def ignores(self, name: str) -> bool:
+        """Whether a file or folder needs no digest: see `weightmap.trust.whole`."""
+        if self._beside and recorded.is_list(os.path.join(self.root, name)):
+            return True
+        return any(name == other or name.startswith(f"{other}/") for other in self._ignored)
 
     def expected(self, path: str) -> tuple[Digest, ...]:
         """Return the digests that a file must have. Raises `TrustError` if there is none."""
@@ -166,19 +189,24 @@ def bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
     given = os.path.abspath(path)
     root = given if os.path.isdir(given) else os.path.dirname(given)
     if isinstance(trust, Mapping):
-        return Trust(root, of_mapping(trust))
+        return Trust(root, of_mapping(trust), ignored=_UNLISTED)
     if hasattr(trust, "trust_for"):
         found: Trust = trust.trust_for(given, root)
         return found
     if not isinstance(trust, (str, os.PathLike)):
         raise mistyped("trust", trust, "'recorded', a mapping, the path of a list of digests, or a signature")
     if trust == _RECORDED:
-        return Trust(root, recorded.listed_in(root), beside=True)
+        return Trust(root, recorded.listed_in(root), beside=True, ignored=_UNLISTED)
     at = os.fsdecode(trust)
     raw = recorded.read_list(at)
     if raw is None:
         raise FileNotFoundError(2, os.strerror(2), at)
     digests = of_file(raw, at)
     if ONLY in digests:  # it is about the file that is opened, and no other one
-        digests = {os.path.relpath(given, root).replace(os.sep, "/"): digests[ONLY]}
-    return Trust(root, digests)
+        digests = {relative(given, root): digests[ONLY]}
+    return Trust(root, digests, ignored=(*_UNLISTED, relative(os.path.abspath(at), root)))
+
+
+def relative(path: str, root: str) -> str:
+    """Return the name of a file relative to a folder, as lists have it."""
+    return os.path.relpath(path, root).replace(os.sep, "/")

@@ -38,7 +38,7 @@ class Digest(NamedTuple):
     Attributes
     ----------
     algorithm : str
-        "sha256", "git" (git's object hash of a file, by SHA-1), or "blake2" (512 bits).
+        "sha256", "git" (git's object hash of a file, by SHA-1) or "blake3".
     value : str
         In hexadecimal digits, of lower case.
     origin : str

@@ -23,6 +23,14 @@ _ABOVE = 4
 _SMALL = 1 << 16
 
 
+def is_list(path: str) -> bool:
+    """Whether a file holds digests of others: it needs none itself."""
+    if os.path.basename(path) == SUMS or path.endswith(SUFFIX):
+        return True
+    raw = read_list(path, _SMALL) if os.path.isfile(path) and os.stat(path).st_size <= _SMALL else None
+    return raw is not None and of_pointer(raw, path) is not None
+
+
 def read_list(path: str, most: int = MOST) -> bytes | None:
     """Return the content of a file of digests; None if there is none. Raises `TrustError` for one that is too large."""
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

@@ -1,0 +1,160 @@
+"""Bundles of OpenSSF model-signing, read and written by its library ``model-signing``; it asks no network for them.
+
+A bundle holds a signed manifest: names of files relative to the model, each with a digest; which names were left out;
+and whether symbolic links counted as files. The library says whether the signature is good. Hashing the files is ours,
+by the rules of the library: a file that the manifest lacks is refused, unless it is left out there or is one of git's
+(``.git``, ``.github``, ``.gitattributes``, ``.gitignore``); so is a symbolic link where links were not allowed.
+Ours: manifests over pieces of files ("shards") are refused, for a whole file has no digest there.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import os
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from weightmap.errors import MissingDependencyError, TensorFileError, TrustError, UnsupportedError, quoted
+from weightmap.io.atomic import write_plan
+from weightmap.io.sink import WritePlan
+from weightmap.trust.checking import Trust, relative
+from weightmap.trust.lists import Digest, Digests, plain
+from weightmap.trust.recorded import read_list
+
+_LARGEST = 1 << 26
+_GIT = (".git", ".gitattributes", ".github", ".gitignore")
+_ALONE = "."  # the name of a model that is one file
+
+
+class Signature(NamedTuple):
+    """A bundle, and what its signature is checked with: see `weightmap.trust.signature`."""
+
+    path: str
+    key: str | None
+    certificates: tuple[str, ...]
+    identity: str | None
+
+    def trust_for(self, given: str, root: str) -> Trust:
+        """Return the signed digests of a model. Raises `TrustError` unless the signature is good."""
+        raw = read_list(self.path, _LARGEST)
+        if raw is None:
+            raise FileNotFoundError(2, os.strerror(2), self.path)
+        for needed in (self.key, *self.certificates):
+            if needed is not None:
+                Path(needed).open("rb").close()
+        try:
+            return self._trust_for(raw, given, root)
+        except (TensorFileError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - of the library, of cryptography or of OpenSSL: it is not good
+            why = str(error) or type(error).__name__
+            raise TrustError(f"the signature does not hold: {why[:1000]}", path=self.path) from None
+
+    def _trust_for(self, raw: bytes, given: str, root: str) -> Trust:
+        verifying = _library("verifying")
+        config = verifying.Config()
+        if self.key is not None:
+            config.use_elliptic_key_verifier(public_key=self.key)
+        else:
+            config.use_certificate_verifier(certificate_chain=self.certificates)
+        manifest = _Manifest()
+        config.set_hashing_config(manifest)
+        # The bytes that were read, whatever happens to the bundle; what the library prints is for its own commands.
+        with tempfile.NamedTemporaryFile(suffix=".sig") as file, contextlib.redirect_stdout(io.StringIO()):
+            file.write(raw)
+            file.flush()
+            config.verify(root, file.name)
+        if self.identity is not None:
+            _check_identity(raw, self.identity, self.path)
+        return manifest.trust(self.path, given, root)
+
+
+class _Manifest:
+    """Stands for the library's hashing: keeps the manifest that was signed, and leaves hashing to us."""
+
+    def __init__(self) -> None:
+        self._signed: Any = None
+        self._ignored: list[PurePosixPath] = []
+
+    def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:  # noqa: ARG002 - the library's interface
+        """Note what was not signed."""
+        self._ignored += [PurePosixPath(path) for path in paths]
+
+    def hash(self, model_path: Any, *, files_to_hash: Any = None) -> _Manifest:  # noqa: ARG002 - as above
+        """Return this: comparing it takes the manifest."""
+        return self
+
+    def __ne__(self, signed: object) -> bool:
+        self._signed = signed
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def trust(self, origin: str, given: str, root: str) -> Trust:
+        """Return the digests of a manifest whose signature is good."""
+        if self._signed is None:
+            raise TrustError("the signature was not checked", path=origin)
+        how = self._signed.serialization_type
+        if how["method"] != "files" or how["hash_type"] not in {"sha256", "blake3"}:
+            method = f"{how['method']}, {how['hash_type']}"
+            raise UnsupportedError(
+                "manifest of the signature", path=origin, actual=quoted(method), expected="digests of files by sha256"
+            )
+        digests: Digests = {}
+        for item in self._signed.resource_descriptors():
+            if item.digest.algorithm != how["hash_type"]:
+                raise TrustError("a digest of another kind than the manifest says", path=origin)
+            name = relative(given, root) if item.identifier == _ALONE else plain(item.identifier, origin)
+            if name in digests or item.identifier not in {name, _ALONE}:
+                raise TrustError("a name in the manifest", path=origin, actual=quoted(item.identifier))
+            digests[name] = (Digest(item.digest.algorithm, item.digest.digest_hex, origin),)
+        ignored = (*(str(path) for path in self._ignored), *_GIT)
+        return Trust(root, digests, ignored=ignored, links=bool(how["allow_symlinks"]))
+
+
+def sign(model: str, path: str, key: str, certificate: str | None, chain: tuple[str, ...]) -> None:
+    """Sign a model: see `weightmap.trust.sign`."""
+    signing, hashing = _library("signing"), _library("hashing")
+    config = signing.Config()
+    if certificate is None:
+        config.use_elliptic_key_signer(private_key=key)
+    else:
+        config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=chain)
+    name = os.path.relpath(os.path.abspath(path), os.path.abspath(model))
+    left_out = [] if name.split(os.sep)[0] == os.pardir else [name]
+    config.set_hashing_config(hashing.Config().set_ignored_paths(paths=left_out))
+    with tempfile.NamedTemporaryFile(suffix=".sig") as file:
+        config.sign(model, file.name)
+        raw = Path(file.name).read_bytes()
+    write_plan(path, WritePlan(len(raw), lambda sink: sink.write(raw)))
+
+
+def _check_identity(raw: bytes, identity: str, path: str) -> None:
+    """Raise `TrustError` unless the signing certificate is of this name, e-mail address, URI or host."""
+    from cryptography import x509  # noqa: PLC0415 - model-signing needs it
+
+    material = json.loads(raw)["verificationMaterial"]["x509CertificateChain"]["certificates"][0]["rawBytes"]
+    certificate = x509.load_der_x509_certificate(base64.b64decode(material, validate=True))
+    names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    with contextlib.suppress(x509.ExtensionNotFound):
+        others = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names += [str(name.value) for name in others]
+    if identity not in names:
+        actual = ", ".join(map(quoted, names)) or "none"
+        raise TrustError("identity of the signer", path=path, actual=actual, expected=quoted(identity))
+
+
+def _library(module: str) -> Any:
+    try:
+        from importlib import import_module  # noqa: PLC0415 - for signatures alone
+
+        import OpenSSL  # noqa: F401, PLC0415 - the library needs it, and does not say so
+
+        return import_module(f"model_signing.{module}")
+    except ImportError:
+        msg = "signatures need model-signing and pyOpenSSL: pip install 'weightmap[trust]'"
+        raise MissingDependencyError(msg) from None

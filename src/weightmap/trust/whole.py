@@ -1,0 +1,91 @@
+"""Checks every file of a model: everything that is listed is there and right, everything else is refused by name."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from weightmap.errors import TrustError, quoted
+from weightmap.io.open_source import from_path
+from weightmap.kernels import cpus
+from weightmap.options import DEFAULT_LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from weightmap.trust.checking import Trust
+
+
+def check_all(
+    trust: Trust,
+    path: str,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+) -> list[str]:
+    """Hash every file of a model, several at a time, and return their names.
+
+    Of a path that is one file this is that file; of a directory, everything in it but the lists of digests themselves,
+    the folders of git and of downloads, and what a signature leaves out.
+
+    Raises
+    ------
+    TrustError
+        For a file that has another digest than its list says, or none, and for one that is listed and missing.
+    """
+    given = os.path.abspath(path)
+    folder = os.path.isdir(given)
+    if trust.links is False and os.path.islink(given):
+        raise TrustError("this is a symbolic link, and the signature allows none", path=given)
+    names = sorted(_files(trust, given)) if folder else [trust.name_of(given)]
+    for name in names:
+        trust.expected(os.path.join(trust.root, name))
+    missing = sorted(trust.digests.keys() - set(names)) if folder else []
+    if missing:
+        what = f"{quoted(missing[0])} is in the list of digests, and not in the folder"
+        raise TrustError(what, path=trust.root)
+    sizes = {name: os.stat(os.path.join(trust.root, name)).st_size for name in names}
+    total, done, lock = sum(sizes.values()), 0, threading.Lock()
+
+    def check(name: str) -> None:
+        nonlocal done
+        source = from_path(os.path.join(trust.root, name), "mmap")
+        source.private = True
+        try:
+            trust.admit(source, DEFAULT_LIMITS)
+        finally:
+            source.close()
+        with lock:
+            done += sizes[name]
+            if progress is not None:
+                progress(done, total)
+
+    with ThreadPoolExecutor(threads or cpus()) as pool:
+        futures = [pool.submit(check, name) for name in sorted(names, key=lambda name: -sizes[name])]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return names
+
+
+def _files(trust: Trust, folder: str, below: str = "") -> Iterator[str]:
+    """Yield the names of the files in a folder."""
+    with os.scandir(os.path.join(folder, below)) as entries:
+        for entry in entries:
+            name = f"{below}{entry.name}"
+            if trust.links is False and entry.is_symlink():
+                raise TrustError("this is a symbolic link, and the signature allows none", path=entry.path)
+            status = entry.stat()
+            if stat.S_ISDIR(status.st_mode):
+                if not entry.is_symlink() and not (trust.links is None and trust.ignores(name)):
+                    yield from _files(trust, folder, f"{name}/")
+            elif not stat.S_ISREG(status.st_mode):
+                raise TrustError("this is no regular file", path=entry.path)
+            elif not trust.ignores(name):
+                yield name
