@@ -22,7 +22,6 @@ ACTIVE = "libasan" in os.environ.get("LD_PRELOAD", "")
 LEFT_OUT = {
     **dict.fromkeys(
         (
-            "tests/faults/test_reading.py::test_bombs_meet_a_memory_limit_unharmed",
             "tests/robustness/test_attacks.py::test_all_attacks_within_half_a_gibibyte",
             "tests/robustness/test_attacks.py::test_other_libraries_can_be_tried_on_the_attacks",
             "tests/formats/cnn_v2/test_cnn_v2.py::test_four_billion_layers_take_no_memory",

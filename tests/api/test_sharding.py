@@ -36,32 +36,6 @@ def write(target, shards=SHARDS, format_="safetensors", **options):
     return sharding.write_shards(target, plans, **options)
 
 
-@pytest.mark.parametrize("format_", ["safetensors", "embd", "bintensors", "amb", "gguf"])
-def test_shards_and_index_open_as_one_model(tmp_path, format_):
-    """What is written opens as one model; the index counts bytes as opening does, and progress ends at the total."""
-    seen = []
-    if format_ == "amb":
-        shards = [{"a": SHARDS[0]["a"], "q": wm.quantize(np.ones((4, 32)), "int4_block")}, {"c": SHARDS[1]["c"]}]
-    else:
-        shards = SHARDS
-    target = target_of(f"{tmp_path}/out/", format_)
-    size = write(target, shards, format_, progress=lambda done, total: seen.append((done, total)), metadata={"k": "v"})
-    names = there(tmp_path / "out")
-    suffix = by_name(format_).suffixes[0]
-    first, second = f"model-00001-of-00002{suffix}", f"model-00002-of-00002{suffix}"
-    assert names == sorted([first, second, f"model{suffix}.index.json"])
-    assert size == sum((tmp_path / "out" / name).stat().st_size for name in names)
-    with wm.open(tmp_path / "out") as file:
-        assert {name: list(shard) for name, shard in file.shards.items()} == {
-            name: list(some) for name, some in zip((first, second), shards, strict=True)
-        }
-        assert np.array_equal(file["c"], shards[1]["c"])
-        assert file.metadata["k"] == "v"
-        assert not file.verify().warnings or format_ == "embd"
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1]
-
-
 def test_names_come_from_the_index(tmp_path):
     path = tmp_path / "bert.v2.safetensors.index.json"
     assert target_of(path).names(2) == ["bert.v2-00001-of-00002.safetensors", "bert.v2-00002-of-00002.safetensors"]

@@ -15,12 +15,18 @@ TENSORS = {f"l.{i}.w": np.full((8, 8), i, np.float32) for i in range(7)}  # 256 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".weights", ".bt", ".amb", ".gguf"])
 def test_shards_have_at_most_so_many_bytes_of_tensors(tmp_path, suffix):
-    wm.save(tmp_path / f"m{suffix}", TENSORS, max_shard_size=600)
+    told = []
+    more = {"metadata": {"k": "v"}, "progress": lambda *step: told.append(step)}
+    wm.save(tmp_path / f"m{suffix}", TENSORS, max_shard_size=600, **more)
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]
     names = [f"m-0000{i}-of-00004{suffix}" for i in range(1, 5)]
     assert listed(tmp_path) == sorted([*names, f"m{suffix}.index.json"])
     with wm.open(tmp_path) as f:
         assert {name: array.tolist() for name, array in f.items()} == {n: t.tolist() for n, t in TENSORS.items()}
         assert [len(shard) for shard in f.shards.values()] == [2, 2, 2, 1]
+        assert f.metadata["k"] == "v"
+        assert not f.verify().warnings or suffix == ".weights"
     index = json.loads((tmp_path / f"m{suffix}.index.json").read_text())
     assert index["metadata"]["total_size"] == 7 * 256
     assert index["weight_map"]["l.2.w"] == names[1]

@@ -1,8 +1,8 @@
 """A format that is only read, of what formats have in common: found, opened, verified, converted from, not written.
 
-Its files are ``"TOYW" | u32 pairs | pairs | u32 tensors | tensors | padding to 32 | data``. A pair is a key and a value
-behind a u8 kind, a tensor its name, u8 dtype, u8 ndim, u64 dimensions and the u64 offset of its data, a multiple of 32;
-texts stand behind u64 lengths. Neither the size of the data nor where a tensor ends is declared.
+Its files are ``"TOYW" | u32 tensors | tensors | padding to 32 | data``. A tensor is the u64 length of its name, the
+name, u8 dtype, u8 ndim, u64 dimensions and the u64 offset of its data, a multiple of 32. Neither the size of the data
+nor where a tensor ends is declared. The metadata of all files are the same.
 """
 
 import datetime as dt
@@ -23,15 +23,7 @@ from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.words.importers import NAMES as WORDS
 
-READERS = {
-    0: lambda cursor: cursor.text("u64", "value", "a value"),
-    1: lambda cursor: cursor.number("i64", "value", "a value"),
-    2: lambda cursor: cursor.number("f64", "value", "a value"),
-    3: lambda cursor: bool(cursor.number("u8", "value", "a value")),
-    4: lambda cursor: cursor.array(
-        "<i4", cursor.count("u32", 4, "value", "number of values"), "value", "values"
-    ).tolist(),
-}
+METADATA = {"name": "wört", "layers": 12, "eps": 1e-12, "tied": True, "lengths": [1, 2, 3], "odd": math.inf}
 
 
 class _Rules(Rules):
@@ -44,10 +36,6 @@ class _Rules(Rules):
 def parse(source, head, options):
     cursor = Cursor(head, source, options.limits)
     cursor.skip(4)
-    metadata = {}
-    for _ in range(cursor.count("u32", 10, "pairs", "number of pairs")):
-        key = cursor.text("u64", "key", "a key")
-        metadata[key] = READERS[cursor.number("u8", "kind", "the kind of a value")](cursor)
     names, codes, dims, ndims, begins = [b""], [], [], [0], []
     for _ in range(cursor.count("u32", 18, "tensors", "number of tensors", "max_tensors")):
         names.append(cursor.text("u64", "name", "a name").encode())
@@ -75,40 +63,23 @@ def parse(source, head, options):
         run.checked("header")
         run.rest()
 
-    return Content("toy", table, metadata.copy, verify, [])
+    return Content("toy", table, METADATA.copy, verify, [])
 
 
 FORMAT = Format("toy", "Toy", (".toy",), ("toy",), parse, magic=b"TOYW")
 
 
-def text(value):
-    raw = value.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def pair(key, value):
-    if isinstance(value, str):
-        return text(key) + b"\0" + text(value)
-    if isinstance(value, list):
-        return text(key) + b"\4" + struct.pack(f"<I{len(value)}i", len(value), *value)
-    kind, code = {bool: (3, "B"), int: (1, "q"), float: (2, "d")}[type(value)]
-    return text(key) + struct.pack(f"<B{code}", kind, value)
-
-
-def build(tensors, metadata=None, offset=None):
+def build(tensors, offset=None):
     """A file; `offset` is a lie about the last tensor."""
-    pairs = [pair(key, value) for key, value in (metadata or {}).items()]
     entries, data = [], b""
     for i, (name, array) in enumerate(tensors.items()):
         data = data.ljust(-(-len(data) // 32) * 32, b"\0")
         at = len(data) if offset is None or i < len(tensors) - 1 else offset
-        shape = struct.pack(f"<{array.ndim}Q", *array.shape)
         code = {"float32": 0, "int8": 1}[array.dtype.name]
-        entries.append(text(name) + struct.pack("<BB", code, array.ndim) + shape + struct.pack("<Q", at))
+        head = struct.pack("<Q", len(name)) + name.encode() + struct.pack("<BB", code, array.ndim)
+        entries.append(head + struct.pack(f"<{array.ndim}QQ", *array.shape, at))
         data += array.tobytes()
-    header = (
-        b"TOYW" + struct.pack("<I", len(pairs)) + b"".join(pairs) + struct.pack("<I", len(entries)) + b"".join(entries)
-    )
+    header = b"TOYW" + struct.pack("<I", len(entries)) + b"".join(entries)
     return header.ljust(-(-len(header) // 32) * 32, b"\0") + data
 
 
@@ -117,7 +88,6 @@ TENSORS = {
     "b": np.arange(5, dtype=np.int8),
     "c": np.ones((1, 2), np.float32),
 }
-METADATA = {"name": "wört", "layers": 12, "eps": 1e-12, "tied": True, "lengths": [1, 2, 3], "odd": math.inf}
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +100,7 @@ def registered(monkeypatch):
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "model.toy"
-    path.write_bytes(build(TENSORS, METADATA))
+    path.write_bytes(build(TENSORS))
     return path
 
 
@@ -146,7 +116,7 @@ def test_it_is_opened_and_verified(path):
 
 def test_what_it_declares_not_is_checked_all_the_same():
     """Cut off at any byte it is refused, as are offsets past the end or not a multiple of 32, strict or not."""
-    data = build(TENSORS, METADATA)
+    data = build(TENSORS)
     for length in range(1, len(data)):
         with pytest.raises((wm.TruncatedError, wm.UnknownFormatError)):
             wm.open(data[:length], format="toy" if length >= 4 else None)

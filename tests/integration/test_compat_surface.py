@@ -298,6 +298,8 @@ BOXES = [
     np.s_[3:1, 0],
     np.s_[100:],
     np.s_[:, np.int64(2)],
+    np.s_[:-1, -3:-1, 3:0:-2],
+    np.array([1, -1]),
     np.s_[[0, 2], :, 1],
     np.s_[np.array([True, False, True, False])],
     np.s_[True],
