@@ -144,6 +144,7 @@ _MODULES = (
     "device",
     "dlpack",
     "errors",
+    "hub",
     "jax",
     "report",
     "torch",

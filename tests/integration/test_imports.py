@@ -23,7 +23,7 @@ LAYERS = [
     {"_kernels"},
     {"kernels"},
     {"io"},
-    {"trust"},
+    {"hub", "trust"},
     {"index"},
     {"quant"},
     {"embeddings"},

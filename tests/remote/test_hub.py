@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests import builders
 from tests.builders import safetensors as safe
-from tests.remote.hub_server import Hub, git_hash
+from tests.remote.hub_server import Hub, git_hash, sha256
 
 import weightmap as wm
+import weightmap.hub
 from weightmap.cli import main
-from weightmap.errors import FileChangedError, MissingDependencyError, RemoteError
+from weightmap.errors import ChecksumError, FileChangedError, MissingDependencyError, RemoteError
 from weightmap.io import fetching
 
 hub_library = pytest.importorskip("huggingface_hub")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 NAME = "owner/model"
 TENSORS = {f"layers.{i}.w": np.arange(64 * 64, dtype=np.float32).reshape(64, 64) + i for i in range(12)}
@@ -293,3 +296,100 @@ def test_the_commands_take_addresses(hub: Hub, tmp_path: Path, capsys: pytest.Ca
     assert main(["convert", f"hf://{NAME}", str(tmp_path / "new") + "/"]) == 0
     assert equal(wm.load(tmp_path / "new"))
     assert (tmp_path / "new" / "config.json").read_bytes() == hub.repositories[NAME]["main"]["config.json"]
+
+
+# ---------------------------------------------------------------------------------------------------------- downloads
+def blobs() -> set[str]:
+    """The names of all blobs in the cache."""
+    from huggingface_hub import constants
+
+    return {name for folder, _, names in os.walk(constants.HF_HUB_CACHE) if folder.endswith("blobs") for name in names}
+
+
+def test_a_download_is_what_huggingface_hub_expects(hub: Hub) -> None:
+    """Every file is found there without a request, the cache is sound, and the model is mapped."""
+    files, told = hub.repositories[NAME]["main"], list[tuple[int, int]]()
+    folder = weightmap.hub.download(f"hf://{NAME}", progress=lambda *now: told.append(now))
+    asked = len(hub.asked)
+    for file, data in files.items():
+        path = cache(file, local_files_only=True)
+        assert Path(path).resolve() == (Path(folder) / file).resolve()
+        assert Path(path).read_bytes() == data
+    scanned = hub_library.scan_cache_dir()
+    (repository,) = scanned.repos
+    assert not scanned.warnings
+    assert (repository.repo_id, repository.nb_files) == (NAME, len(files))
+    assert told[-1] == (sum(map(len, files.values())),) * 2
+    assert told == sorted(told)
+    assert len(hub.asked) == asked
+    with wm.open(folder) as file:
+        assert equal(dict(file))
+    weightmap.hub.download(f"hf://{NAME}")
+    assert len(hub.asked) == asked + 1  # the list of files
+
+
+def test_some_files_are_downloaded(hub: Hub) -> None:
+    """Globs and a folder choose; nothing that matches is an error."""
+    folder = weightmap.hub.download(f"hf://{NAME}", include=["*.json"])
+    assert sorted(found.name for found in Path(folder).iterdir()) == ["config.json", "model.safetensors.index.json"]
+    weightmap.hub.download(f"hf://{NAME}/model-00001-of-00003.safetensors")
+    assert len(list(Path(folder).iterdir())) == 3
+    with pytest.raises(FileNotFoundError, match="no such files"):
+        weightmap.hub.download(f"hf://{NAME}", include="*.gguf")
+    with pytest.raises(wm.errors.PlanError, match="hf://"):
+        weightmap.hub.download("https://host/model")
+
+
+def test_a_download_goes_on_where_it_ended(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an interrupted download has is not asked for again, and it gets no blob's name."""
+    data = np.random.default_rng(1).bytes(3 << 20)
+    hub.repositories[NAME] = {"main": {"large.bin": data}}
+
+    def stop(done: int, _: int) -> None:
+        if done > 1 << 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        weightmap.hub.download(f"hf://{NAME}", progress=stop)
+    assert not blobs()
+    hub.asked.clear()
+    folder = weightmap.hub.download(f"hf://{NAME}")
+    assert (Path(folder) / "large.bin").read_bytes() == data
+    assert sum(asked.nbytes for asked in hub.asked if asked.what == "data") <= len(data) - (1 << 20) + (32 << 10)
+
+
+def test_wrong_bytes_get_no_name(hub: Hub) -> None:
+    """Bytes of another digest are an error, and removed; the next download has the right ones."""
+    name = "model-00002-of-00003.safetensors"
+    digest = sha256(hub.repositories[NAME]["main"][name])
+    hub.spoilt.add(digest)
+    with pytest.raises(ChecksumError, match=f"digest of '{name}'.*{digest}"):
+        weightmap.hub.download(f"hf://{NAME}")
+    assert digest not in blobs()
+    hub.spoilt.clear()
+    assert equal(wm.load(weightmap.hub.download(f"hf://{NAME}")))
+
+
+def test_a_full_disk_leaves_no_blob(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the system passes through, and nothing gets a blob's name."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        weightmap.hub.download(f"hf://{NAME}")
+    assert not blobs()
+
+
+def test_two_downloads_share_the_work(hub: Hub) -> None:
+    """Each file is fetched by one of them: both end with all of it."""
+    rng = np.random.default_rng(2)
+    hub.repositories[NAME] = {"main": {f"{number}.bin": rng.bytes(1 << 20) for number in range(8)}}
+    hub.together = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(weightmap.hub.download, [f"hf://{NAME}"] * 2)
+    assert first == second
+    files = hub.repositories[NAME]["main"]
+    assert all((Path(first) / name).read_bytes() == data for name, data in files.items())
+    assert sum(asked.nbytes for asked in hub.asked if asked.what == "data") == sum(map(len, files.values()))

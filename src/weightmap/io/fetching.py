@@ -35,7 +35,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 LONGEST_ASKED = 60.0
 _SECONDS = re.compile("[0-9]{1,9}")
 # Most requests at a time: of any, and of those for at most so many bytes
-CONCURRENCY, SMALL_CONCURRENCY, _SMALL = 16, 64, 128 << 10
+CONCURRENCY, SMALL_CONCURRENCY, _SMALL = 16, 64, 256 << 10
 # Seconds to wait for cancelled requests when the process ends.
 _LAST_WAIT = 2.0
 _PROGRESS = 1 << 20

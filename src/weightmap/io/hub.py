@@ -8,6 +8,7 @@ file go there at once.
 
 from __future__ import annotations
 
+import contextlib
 import http
 import os
 import re
@@ -75,7 +76,7 @@ class HubStore:
         return HubStore, self._arguments
 
     # ------------------------------------------------------------------------------------------------- a commit
-    def snapshot(self) -> _Snapshot:
+    def snapshot(self, _: str = "") -> _Snapshot:
         """Return the files of the revision, which is resolved once. Raises `StoreError`."""
         with self._lock:
             if self._known is None:
@@ -115,7 +116,7 @@ class HubStore:
 
     def _held(self, why: str) -> _Snapshot:
         """Return what the cache holds of the revision; raise `StoreError` where it does not know that."""
-        folder, wanted = self._folder, self.revision or "main"
+        folder, wanted = self.folder, self.revision or "main"
         try:
             with open(os.path.join(folder, "refs", wanted), encoding="utf-8") as file:
                 commit = file.read().strip()
@@ -133,9 +134,47 @@ class HubStore:
         return _Snapshot(commit, files, None, why)
 
     @property
-    def _folder(self) -> str:
-        cache = self._hub.constants.HF_HUB_CACHE
-        return os.path.join(cache, f"{self.kind}s--{self.name.replace('/', '--')}")
+    def folder(self) -> str:
+        """The folder of the repository in the cache."""
+        return os.path.join(self._hub.constants.HF_HUB_CACHE, self._called)
+
+    @property
+    def _called(self) -> str:
+        return f"{self.kind}s--{self.name.replace('/', '--')}"
+
+    @contextlib.contextmanager
+    def locked(self, digest: str) -> Iterator[bool]:
+        """Hold the lock of a blob of the cache, as huggingface_hub does; False while another process holds it."""
+        path = os.path.join(self._hub.constants.HF_HUB_CACHE, ".locks", self._called, f"{digest}.lock")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        from filelock import FileLock, Timeout  # noqa: PLC0415 - huggingface_hub's
+
+        lock = FileLock(path, mode=0o664)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def note_commit(self, commit: str) -> None:
+        """Write to the cache which commit the revision stands for."""
+        revision = self.revision or "main"
+        if revision == commit:
+            return
+        path = os.path.join(self.folder, "refs", *revision.split("/"))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        new = f"{path}.{os.getpid()}"
+        with open(new, "w", encoding="utf-8") as file:
+            file.write(commit)
+        os.replace(new, path)
+
+    def location(self, beside: Location, key: str) -> Location:
+        """Return the location of a file, given that of another one."""
+        return Location(beside.base + key, beside.access, beside.base, encoded=False)
 
     def cached(self, key: str) -> str | None:
         """Return the path of a file that the cache holds, else None. A commit that is named is not asked for."""

@@ -114,14 +114,17 @@ class Location(str):
     @property
     def cached(self) -> str | None:
         """The path of a local file with the same bytes, where the store keeps some; else None."""
-        return self._of_store("cached")
+        found: str | None = self.of_store("cached")
+        return found
 
     @property
     def digest(self) -> str | None:
         """The digest of the object, where its store tells one: objects of one digest have the same bytes."""
-        return self._of_store("digest")
+        found: str | None = self.of_store("digest")
+        return found
 
-    def _of_store(self, what: str) -> str | None:
+    def of_store(self, what: str) -> Any:
+        """Return what a method of the store says of the object; None where the store has no such method."""
         find = getattr(self.access.store, what, None)
         try:
             return None if find is None else self.access.run(self.access.call(find, self.key))

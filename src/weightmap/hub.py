@@ -1,0 +1,215 @@
+"""Downloads from the Hugging Face Hub to its cache, as huggingface_hub has that; for opening see ``hf://``.
+
+The cache is that of huggingface_hub: ``models--owner--name`` with ``blobs``, named by their digests, ``snapshots`` of
+commits, which are links to blobs, and ``refs``, the commits of branches. Ours: a file that is not complete lies in a
+folder ``incomplete`` beside these, so that nothing is under ``blobs`` before its digest agrees. The lock of a blob is
+the file that huggingface_hub locks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from weightmap.arguments import as_globs, check_progress
+from weightmap.errors import ChecksumError, PlanError, RemoteError, quoted
+from weightmap.globs import takes
+from weightmap.io.beside import stays_inside
+from weightmap.io.hub import Entry, HubStore
+from weightmap.io.location import Location
+from weightmap.io.open_source import path_of
+from weightmap.io.remote import RemoteSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["download"]
+
+# Files at a time; bytes of a piece; seconds between two looks at a file that another process downloads.
+_FILES, _PIECE, _LOOK = 4, 1 << 20, 0.05
+_SHA256 = 64
+
+
+def download(
+    address: str,
+    include: str | Sequence[str] | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Download the files of a repository to the cache of huggingface_hub.
+
+    Each file is compared with its digest, SHA-256 or that of git for a small one, before it gets its place. A download
+    that was interrupted goes on where it ended. Several processes at once share the work: each takes the files that no
+    other one is downloading.
+
+    Parameters
+    ----------
+    address : str
+        ``hf://owner/name[@revision][/folder]``, or the address of one file.
+    include : glob or sequence of globs, optional
+        Only files whose path in the repository matches one.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes.
+
+    Returns
+    -------
+    str
+        The path of the snapshot: the folder of the commit.
+
+    Raises
+    ------
+    ChecksumError
+        When bytes do not have the digest of their file; they are removed.
+    FileNotFoundError, PermissionError, RemoteError
+        As for `weightmap.open`; FileNotFoundError also where no file matches.
+    OSError
+        When the cache cannot be written to; what has arrived stays, to go on with.
+    MissingDependencyError
+        When huggingface_hub is not installed.
+    """
+    globs = as_globs("include", include)
+    check_progress(progress)
+    location = path_of(address)
+    if not isinstance(location, Location) or not isinstance(location.access.store, HubStore):
+        raise PlanError("address", actual=quoted(address), expected="one that begins with hf://")
+    store, key = location.access.store, location.key.rstrip("/")
+    found = location.of_store("snapshot")
+    wanted = {
+        name: entry
+        for name, entry in found.files.items()
+        if (not key or name == key or name.startswith(f"{key}/")) and takes(name, globs, None)
+    }
+    if not wanted:
+        raise FileNotFoundError(2, "the repository has no such files", str(location))
+    root = os.path.join(store.folder, "snapshots", found.commit)
+    if not found.offline:
+        _Download(store, location, found.commit, wanted, progress).run()
+        store.note_commit(found.commit)
+    return root
+
+
+class _Download:
+    """The files of one download."""
+
+    def __init__(
+        self,
+        store: HubStore,
+        location: Location,
+        commit: str,
+        wanted: dict[str, Entry],
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._store, self._location, self._commit, self._progress = store, location, commit, progress
+        self._left = deque(wanted.items())
+        self._total, self._done = sum(entry.size for entry in wanted.values()), 0
+        self._lock = Lock()
+        self._failed = False
+
+    def run(self) -> None:
+        """Download all files, some at a time."""
+        with ThreadPoolExecutor(min(_FILES, len(self._left))) as pool:
+            workers = [pool.submit(self._work) for _ in range(min(_FILES, len(self._left)))]
+            for worker in workers:
+                worker.result()
+
+    def _work(self) -> None:
+        try:
+            while not self._failed:
+                with self._lock:
+                    if not self._left:
+                        return
+                    name, entry = self._left.popleft()
+                if not self._take(name, entry):  # another process downloads it: perhaps another file is left meanwhile
+                    time.sleep(_LOOK)
+                    with self._lock:
+                        self._left.append((name, entry))
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _take(self, name: str, entry: Entry) -> bool:
+        """Download a file, if the cache lacks it; False while another process does."""
+        digest, folder = entry.digest or "", self._store.folder
+        if not digest.isalnum() or not stays_inside(name):
+            raise RemoteError(f"the Hub states no digest or no plain path of {quoted(name)}", path=str(self._location))
+        blob = os.path.join(folder, "blobs", digest)
+        if not os.path.exists(blob):
+            with self._store.locked(digest) as own:
+                if not own:
+                    return False
+                if os.path.exists(blob):
+                    self._tell(entry.size)
+                else:
+                    self._fetch(name, entry, blob)
+        else:
+            self._tell(entry.size)
+        if not self._failed:
+            _link(blob, os.path.join(folder, "snapshots", self._commit, *name.split("/")))
+        return True
+
+    def _tell(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+
+    def _fetch(self, name: str, entry: Entry, blob: str) -> None:
+        """Download a file to its blob, from where an earlier download ended."""
+        partial = os.path.join(self._store.folder, "incomplete", os.path.basename(blob))
+        for path in (blob, partial):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        digest = _digest_of(entry)
+        with open(partial, "a+b") as file:
+            file.seek(0)
+            held = 0
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                held += len(piece)
+            self._tell(held)
+            if held < entry.size:
+                source = RemoteSource(self._store.location(self._location, name))
+                for chunk in source.chunks(held, entry.size - held, _PIECE):
+                    if self._failed:
+                        return
+                    file.write(chunk)
+                    digest.update(chunk)
+                    self._tell(len(chunk))
+                source.close()
+            file.flush()
+            os.fsync(file.fileno())
+        if digest.hexdigest() != entry.digest:
+            os.unlink(partial)
+            what = f"digest of {quoted(name)}"
+            expected = f"{entry.digest}, which the Hub states"
+            raise ChecksumError(what, path=str(self._location), actual=digest.hexdigest(), expected=expected)
+        os.replace(partial, blob)
+
+
+def _digest_of(entry: Entry) -> Any:
+    """Return the digest of a file to be fed: SHA-256, or git's of a small file."""
+    if len(entry.digest or "") == _SHA256:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
+
+
+def _link(blob: str, path: str) -> None:
+    """Make the link of a snapshot to a blob; where the system has no links, a copy."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    if os.path.lexists(path):
+        if os.path.exists(path) and os.path.samefile(path, blob):
+            return
+        os.unlink(path)
+    try:
+        os.symlink(os.path.relpath(blob, folder), path)
+    except FileExistsError:  # another process made it
+        pass
+    except OSError:
+        import shutil  # noqa: PLC0415 - for systems without links
+
+        shutil.copyfile(blob, path)
