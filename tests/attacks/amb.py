@@ -164,10 +164,8 @@ def records():
         ((2**31, 2**31), 3, "data_size"),
         ((2**31, 2**31, 1), 1, "shape"),
     ):
-        data, name = (
-            amb.build([amb.Record("w", shape, code, b"x")]),
-            f"bytes of {'x'.join(map(str, shape))} of dtype {code}",
-        )
+        data = amb.build([amb.Record("w", shape, code, b"x")])
+        name = f"bytes of {'x'.join(map(str, shape))} of dtype {code}"
         at = 28 + 4 + (4 * len(shape) + 1) * (field == "data_size")
         yield case("C6", name, data, "LayoutError", field, at)
     for name, raw in BAD_UTF8.items():
@@ -275,15 +273,9 @@ def quantised():
     bare = record("int4_block", 70, 32)
     bare = bare.but(data=bare.data[4:])
     for name, quant in {
-        "64": {"block_size": 64},
-        "33": {"block_size": 33},
-        "true": {"block_size": True},
-        "0": {"block_size": 0},
-        "-2": {"block_size": -2},
+        **{name: {"block_size": size} for name, size in (("64", 64), ("33", 33), ("true", True), ("0", 0), ("-2", -2))},
         "in words": {"block_size": "32"},
-        "32 with fp32": {"scale_type": "fp32"},
-        "32 with fp64": {"scale_type": "fp64"},
-        "32 with 2": {"scale_type": 2},
+        **{f"32 with {scale}": {"scale_type": scale} for scale in ("fp32", "fp64", 2)},
         "a list": [],
         "5": 5,
     }.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.fuzz.anatomy import Walk
 from tests.fuzz.dictionary import FORMS
 
-from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, numpy_dtype
+from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, numpy_dtype, safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,24 +23,8 @@ FORMAT = "bintensors"
 SUFFIX = ".bt"
 LAYOUTS = ("spec", "current")
 
-# In the order of their codes; on the right as the specification and the reference implementation spell them.
-THEIRS = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fn": "F8_E4M3",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-}
+# In the order of their codes; spelled by the specification and the reference implementation as safetensors does.
+THEIRS = {name: code for name, code in safetensors.CODES.items() if name not in {"float8_e8m0fnu", "complex64"}}
 NAMES = tuple(THEIRS)
 CODES = {name: code for code, name in enumerate(NAMES)}
 MAX_HEADER = 100_000_000

@@ -1,16 +1,16 @@
 """Functions of the C module at their bounds: what is accepted at the last value, and refused at the one beyond it."""
 
-import itertools
 import os
 import struct
 
 import numpy as np
 import pytest
 from tests import guard
-from tests.builders import amb, normal
+from tests.builders import amb, normal, npy
 from tests.builders.embd import fnv1a32
 from tests.kernel_calls import Place
 from tests.table_support import U64, rules
+from tests.zip_files import Entry, archive
 
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
@@ -47,7 +47,7 @@ def test_columns_take_the_memory_that_they_need(sizes):
 
 @pytest.mark.parametrize("which", range(3))
 def test_columns_of_more_than_positions_count_are_refused(which):
-    for size, placed in ((2**32 - 1, 0), (2**32, -1)):
+    for size, placed in ((2**32 - 1, 0), (2**32, -1), (2**61, -1)):  # whose bytes would wrap around to few
         sizes = [size if i == which else 0 for i in range(3)]
         # Memory that nobody reads: only its size counts.
         assert lib.wm_columns_place(ffi.new("wm_columns *", sizes), ffi.cast("uint64_t *", 0), 2**40) == placed
@@ -78,19 +78,31 @@ def test_columns_never_hold_more_than_their_capacity():
     """A check of more tensors, dimensions or bytes of names than there is room for is refused, by one already."""
     columns = columns_of([b"ab", b"c"], [(3,), (4, 1)], [(0, 3), (3, 7)])
     fault = ffi.new("wm_fault *")
-    for more in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
-        n, dims, names = (a + b for a, b in zip((2, 3, 3), more, strict=True))
-        args = n, dims, names, 1, rules(BITS), 7, 7, 0, fault
-        assert lib.wm_columns_check(columns.native, *args) == (-1 if any(more) else 0)
-        assert fault.code == kernels.faults()["COLUMN" if any(more) else "NONE"]
+    for beyond in (0, 1, 2**32 - 1, 2**63, 2**64 - 8):
+        for more in ((beyond, 0, 0), (0, beyond, 0), (0, 0, beyond)):
+            n, dims, names = (a + b for a, b in zip((2, 3, 3), more, strict=True))
+            args = n, dims, names, 1, rules(BITS), 7, 7, 0, fault
+            assert lib.wm_columns_check(columns.native, *args) == (-1 if beyond else 0)
+            assert fault.code == kernels.faults()["COLUMN" if beyond else "NONE"]
+            assert not beyond or fault.expected == 2
 
 
 def test_bounds_of_names_rise_and_end_with_them():
     """A name that ends before it begins, by one byte already, or a byte past the end of all, is a fault."""
-    for bounds, found in (((0, 2, 3), None), ((0, 3, 2), "NAME_RANGE"), ((0, 3, 4), "NAME_RANGE"), ((1, 1, 3), None)):
+    for bounds, row in (
+        ((0, 2, 3), None),
+        ((1, 1, 3), None),
+        ((0, 3, 2), 1),
+        ((0, 3, 4), 1),
+        ((0, 4, 3), 0),
+        ((2, 1, 3), 0),
+        ((0, 1, 2**32 - 1), 1),
+    ):
         columns = columns_of([b"ab", b"c"], [(), ()], [(0, 1), (1, 2)])
         columns.bounds[0:3] = list(bounds)
-        assert check(columns, 2) == found, bounds
+        fault = fault_of(columns, 2)
+        found = fault and (fault.kind, fault.row, fault.actual, fault.expected)
+        assert found == (None if row is None else ("NAME_RANGE", row, bounds[row + 1], 3)), bounds
 
 
 def test_bounds_of_dimensions_rise_and_end_with_them():
@@ -127,6 +139,39 @@ def test_declared_bytes(begin, end, found):
     assert word(fault) == found
     # Of an end before its beginning no number of bytes is made.
     assert found is None or fault.actual == (end if end > begin else U64)
+
+
+def test_an_end_that_is_not_where_it_should_be():
+    """Of dense tensors it follows from the shape; nothing wraps around."""
+    for begin, end in (
+        ((0, 2**64 - 8), (24, 8)),
+        ((0, 32), (24, 24)),
+        ((2**64 - 16, 24), (8, 40)),
+        ((0, 24), (24, 39)),
+    ):
+        columns = columns_of([b"a", b"bc"], [(2, 3), (4,)], zip(begin, end, strict=True), [0, 0])
+        assert check(columns, 40) in {"TABLE_SIZE", "TABLE_RANGE"}
+
+
+def test_offsets_are_multiples_of_any_alignment():
+    """An alignment need not be a power of two."""
+    for alignment in (3, 24, 48, 64, 2**61 + 8, 2**62 + 8):
+        for begin in (alignment, alignment + 1, alignment + 8, 2 * alignment):
+            columns = columns_of([b"a"], [(7,)], [(begin, begin + 7)], [DECLARED])
+            fault = fault_of(columns, 2**62, alignment=alignment, lax=True)
+            if begin + 7 > 2**62:
+                assert (fault.kind, fault.actual, fault.expected) == ("TABLE_RANGE", begin + 7, 2**62)
+            elif begin % alignment:
+                assert (fault.kind, fault.actual, fault.expected) == ("TABLE_ALIGN", begin, alignment)
+            else:
+                assert fault is None
+
+
+def test_more_dimensions_than_a_record_has_room_for():
+    fault = ffi.new("wm_fault *")
+    for most, word in ((3, "NONE"), (4, "NONE"), (5, "COLUMN"), (2**64 - 1, "COLUMN")):
+        done = lib.wm_records_check(bytes(8), 8, 0, rules(BITS, max_ndim=most), 0, 0, 0, fault)
+        assert (done, fault.code) == ((0 if word == "NONE" else -1), kernels.faults()[word])
 
 
 def test_declared_bytes_up_to_the_most():
@@ -180,10 +225,9 @@ def test_a_name_is_looked_for_in_no_more_than_there_is():
     """With more tensors or bytes of names than there is room for, by one already, nothing is found."""
     columns = columns_of([b"ab", b"c"], [(), ()], [(0, 1), (1, 2)])
     assert lib.wm_columns_find(columns.native, 2, 3, b"c", 1) == 1
-    assert lib.wm_columns_find(columns.native, 3, 3, b"c", 1) == -1
-    assert lib.wm_columns_find(columns.native, 2, 4, b"c", 1) == -1
     # A name that ends past the requested bytes is none.
-    assert lib.wm_columns_find(columns.native, 2, 2, b"c", 1) == -1
+    for n, names in ((3, 3), (2, 4), (2**63, 3), (2, 2)):
+        assert lib.wm_columns_find(columns.native, n, names, b"c", 1) == -1
 
 
 # -------------------------------------------------------------------------------------------------------- records
@@ -286,18 +330,6 @@ def test_every_row_of_a_block_is_read(count):
     assert lib.wm_records_find(pointer, len(index), count, b"", 0) == 0
 
 
-def test_pairs_end_with_their_bytes():
-    """When pairs end within a length, nothing is read past the end, and the error says where the last one begins."""
-    first = struct.pack("<2H", 9, 2) + b"key456789" + b"ab"
-    for left in range(6):
-        data = first + (struct.pack("<2H", 1, 1) + b"kv")[:left]
-        fault = ffi.new("wm_fault *")
-        assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, fault) == -1
-        assert (fault.code, fault.row, fault.at) == (kernels.faults()["NAME_RANGE"], 1, len(first))
-    data = first + struct.pack("<2H", 1, 1) + b"kv"
-    assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, ffi.NULL) == 0
-
-
 def test_a_count_of_pairs_is_bounded_by_their_bytes():
     data = struct.pack("<2H", 0, 0) * 3
     for count, row in ((3, 1), (4, 3)):
@@ -382,67 +414,12 @@ def test_a_file_shorter_than_declared(tmp_path, missing):
     assert missing == 0 or (fault.at, fault.actual) == (len(data) - missing, 0)
 
 
-def test_descriptor_zero_is_a_file_like_any_other(tmp_path):
-    data = amb.build([amb.dense("a", normal((2,)))])
-    path = tmp_path / "model.amb"
-    path.write_bytes(data)
-    begin = len(data) - struct.unpack_from("<Q", data, 20)[0]
-    kept = os.dup(0)
-    try:
-        with path.open("rb") as file:
-            os.dup2(file.fileno(), 0)
-        done, out, _ = walk(section(begin, len(data), fd=0))
-    finally:
-        os.dup2(kept, 0)
-        os.close(kept)
-    assert (done, out.n_tensors, out.names_len, out.n_dims) == (0, 1, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "bytes_", "good"),
-    [(0, 0, 0, True), (0, 1, 0, False), (1, 0, 0, False), (1, 1, 1, False), (1, 1, 2, True), (0, 5, 5, True)],
-)
-def test_the_last_pair_ends_with_the_bytes(key, value, bytes_, good):
-    data = struct.pack("<2H", 1, 0) + b"k" + struct.pack("<2H", key, value) + b"xyzab"[:bytes_]
-    assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, ffi.NULL) == (0 if good else -1)
-
-
 def test_bytes_that_positions_count():
     fault = ffi.new("wm_fault *")
     for size in (2**32 - 2, 2**32 - 1, 2**32):
         assert lib.wm_pairs_check(ffi.NULL, size, 0, fault) == -1
         # A count too large for the bytes is one fault, and bytes behind the last pair are another.
         assert (fault.row, fault.at) == ((0, 0) if size == 2**32 - 2 else (size // 4, size))
-
-
-# ----------------------------------------------------------------------------------------------------------- UTF-8
-
-
-def valid(raw):
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-EDGES = (0x00, 0x41, 0x7F, 0x80, 0x81, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xFF)
-LEADS = (*EDGES, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xF6, 0xF7, 0xF8)
-
-
-def test_every_edge_of_utf_8():
-    last = (0x7F, 0x80, 0xBF, 0xC0)
-    for tails in ((), (EDGES,), (EDGES, EDGES), (EDGES, last, last)):
-        for raw in map(bytes, itertools.product(LEADS, *tails)):
-            bounds = np.array([0, len(raw)], np.uint32)
-            found = lib.wm_utf8_strings(raw, len(raw), ffi.from_buffer("uint32_t[]", bounds), 1, 0)
-            assert found == (-1 if valid(raw) else 0), raw
-    for size in (1, 7, 8, 9, 63, 64, 65, 130):  # behind so many others, and flush against the end
-        for odd in (b"\x80", b"\xc2", b"\xc2\x80", b"\xe2\x82", b"\xe2\x82\xac", b"\xf4\x8f\xbf", b"\xf4\x8f\xbf\xbf"):
-            raw = b"a" * (size - 1) + odd
-            pages = Place(PAGES)
-            data, bounds = pages.give(raw), pages.array(np.array([0, len(raw)], np.uint32))
-            assert lib.wm_utf8_strings(data, len(raw), bounds, 1, 0) == (-1 if valid(raw) else 0), raw
 
 
 @pytest.mark.parametrize("gap", [0, 2])
@@ -464,33 +441,52 @@ def test_bounds_of_strings_rise_and_end_with_the_data(gap):
         assert lib.wm_utf8_strings(data, len(blob), ends, 2, gap) == found, bounds
 
 
+# ----------------------------------------------------------------------------------------------------- descriptors
+
+
+def in_memory(data):
+    """The arguments of the scan of an archive in memory: its bytes, where its directory begins, that, and a count."""
+    begin = data.index(b"PK\1\2")
+    return np.frombuffer(data, np.uint8), begin, data[begin:-22], 1
+
+
+AMB = amb.build([amb.dense("a", normal((2,)))])
+ARCHIVE = archive([Entry(b"a.npy", npy.build(npy.header_of(normal((2,))), normal((2,)).data))])
+READERS = {
+    "AMB": (AMB, lambda: walk(section(len(AMB) - struct.unpack_from("<Q", AMB, 20)[0], len(AMB), fd=0))[1].n_tensors),
+    "an archive": (ARCHIVE, lambda: len(kernels.zip_scan(0, None, *in_memory(ARCHIVE)[1:]).data)),
+    "arrays": (ARCHIVE, lambda: len(kernels.npy_scan(0, None, kernels.zip_scan(-1, *in_memory(ARCHIVE))).kinds)),
+    "a pickle": (b"N.", lambda: kernels.Pickle(None, 10, 1000, fd=0, size=2).fault is None),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_descriptor_zero_is_a_file_like_any_other(tmp_path, name):
+    """A program that closed its standard input gets it next."""
+    data, read = READERS[name]
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    kept = os.dup(0)
+    try:
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+        assert read() == 1
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
 # ----------------------------------------------------------------------------------------------------------- index
 
 
-@pytest.mark.parametrize(
-    ("n", "capacity", "good"),
-    [
-        (0, 1, True),
-        (1, 1, True),
-        (2, 1, False),
-        (0, 0, False),
-        (0, 3, False),
-        (3, 4, True),
-        (4, 4, False),
-        (6, 8, True),
-        (7, 8, False),
-        (0, 2**31, True),
-        (0, 2**32, True),
-        (0, 2**33, False),
-        (0, 2**32 + 1, False),
-        (3 * 2**30, 2**32, True),
-        (3 * 2**30 + 1, 2**32, False),
-    ],
-)
-def test_capacities_of_an_index(n, capacity, good):
+def test_capacities_of_an_index():
     """An index has a power of two of slots, up to 2^32, and a third more of them than strings."""
-    null = ffi.NULL
-    assert lib.wm_index_find_many(null, 0, null, n, 0, null, capacity, null, 0, null, 0, null) == (0 if good else -1)
+    null, top = ffi.NULL, 2**32
+    good = [(0, 1), (1, 1), (3, 4), (6, 8), (0, 2**31), (0, top), (3 * 2**30, top)]
+    bad = [(2, 1), (0, 0), (0, 3), (4, 4), (7, 8), (0, 2**33), (0, top + 1), (3 * 2**30 + 1, top)]
+    for n, capacity in (*good, *bad):
+        found = lib.wm_index_find_many(null, 0, null, n, 0, null, capacity, null, 0, null, 0, null)
+        assert found == (0 if (n, capacity) in good else -1), (n, capacity)
 
 
 @pytest.mark.parametrize("gap", [0, 4])

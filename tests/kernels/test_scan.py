@@ -182,6 +182,9 @@ def test_utf8_at_every_edge():
     for n in (1, 2, 3):
         for string in map(bytes, itertools.product(EDGES, repeat=n)):
             assert (first_bad([string]) == -1) == is_utf8(string), string.hex()
+    last = (0x7F, 0x80, 0xBF, 0xC0)
+    for string in map(bytes, itertools.product((0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5), EDGES, last, last)):
+        assert (first_bad([string]) == -1) == is_utf8(string), string.hex()
     good = [string for string in map(bytes, itertools.product(EDGES, repeat=4)) if is_utf8(string)]
     assert len(good) > 1000
     assert first_bad(good) == -1

@@ -604,11 +604,8 @@ def test_pieces_are_copied_by_any_number_of_threads(tmp_path):
                     pieces = tuple(np.ascontiguousarray(column[order]) for column in (starts, to, sizes))
                     assert kernels.stage(source, pieces, out, crcs=crcs, threads=threads) == (-1, 0)
                     assert out.tobytes() == expected
-                    found = [
-                        kernels.crc32(out[a : a + n])
-                        for a, n in zip(pieces[1].tolist(), pieces[2].tolist(), strict=True)
-                    ]
-                    assert crcs.tolist() == found
+                    spans = zip(pieces[1].tolist(), pieces[2].tolist(), strict=True)
+                    assert crcs.tolist() == [kernels.crc32(out[a : a + n]) for a, n in spans]
 
 
 def _columns(*pieces):
@@ -618,15 +615,8 @@ def _columns(*pieces):
 def test_pieces_that_do_not_fit_are_refused(tmp_path):
     out = np.zeros(10, np.uint8)
     memory = np.arange(20, dtype=np.uint8)
-    for piece in (
-        (11, 0, 10),
-        (0, 1, 10),
-        (0, 11, 0),
-        (21, 0, 0),
-        (2**64 - 1, 0, 2),
-        (0, 2**64 - 1, 2),
-        (1, 0, 2**64 - 1),
-    ):
+    far = 2**64 - 1
+    for piece in ((11, 0, 10), (0, 1, 10), (0, 11, 0), (21, 0, 0), (far, 0, 2), (0, far, 2), (1, 0, far)):
         with pytest.raises(ValueError, match="piece 1 does not lie within"):
             kernels.stage(memory, _columns((0, 0, 1), piece), out)
     assert kernels.stage(memory, _columns((10, 0, 10), (20, 10, 0)), out) == (-1, 0)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from tests import guard
 from tests.attacks import amb as lies
 from tests.builders import amb, noise, normal
 from tests.scan_support import Arena
@@ -197,20 +196,6 @@ def test_opening_reads_no_data(tmp_path):
     assert path.stat().st_blocks * 512 < 1 << 20
 
 
-def test_kernel_reads_nothing_outside_its_memory():
-    """The walk over memory that ends at a forbidden page takes the records that are whole, for every prefix."""
-    records = [amb.dense(f"t{i}", noise("int8", (i,), i)) for i in range(5)]
-    records.append(amb.quantised("q", (32,), amb.INT4BLOCK, bytes(18), 32, 1))
-    data = amb.build(records)
-    whole = [28, *(28 + len(amb.weights(records[: k + 1], 28)) for k in range(len(records)))]
-    for end in range(28, len(data) + 1):
-        view = np.frombuffer(guard.guarded(data[:end]), np.uint8)
-        section = kernels.Section(-1, view, 28, end, 100, 1000, (32, 2))
-        _, found, fault = kernels.scan_section(section, relative=False, lax=False)
-        assert (fault is None) == (end in whole)
-        assert found.n_tensors == sum(at <= end for at in whole) - 1
-
-
 ARENAS = [Arena(4096) for _ in range(7)]
 
 
@@ -238,19 +223,6 @@ def test_kernel_writes_nothing_outside_its_columns(missing):
         assert list(ffi.unpack(columns.dims, 7)) == [2, 1, 0, 1, 1, 3, 4]
         begins, ends = ffi.unpack(columns.begin, 5), ffi.unpack(columns.end, 5)
         assert [data[28 + a : 28 + b] for a, b in zip(begins, ends, strict=True)] == [r.data for r in records]
-
-
-@pytest.mark.parametrize(
-    ("begin", "end", "origin", "names"),
-    [(29, 28, 0, 9), (28, 1000, 0, 9), (28, 2**63, 0, 9), (28, 28, 29, 9), (28, 28, 0, 2**32)],
-)
-def test_kernel_refuses_senseless_arguments(begin, end, origin, names):
-    """A section outside of the file, or upside down, and names that 32 bits cannot count are an error of the caller."""
-    data = amb.build()
-    columns, found, fault = ffi.new("wm_columns *"), ffi.new("wm_amb *"), ffi.new("wm_fault *")
-    asked = (-1, 0, ffi.from_buffer(data), len(data), begin, end, origin, 9, names, 0, 0)
-    assert lib.wm_amb_walk(ffi.new("wm_amb_section *", asked), columns, found, fault) == -1
-    assert fault.code == lib.WM_FAULT_COLUMN
 
 
 # ------------------------------------------------------------------------------------------------- verify

@@ -10,7 +10,6 @@ from tests.attacks.cnn_v2 import TOTAL, lie
 from tests.builders import cnn_v2 as cnn
 from tests.builders import noise
 from tests.builders import safetensors as st
-from tests.scan_support import Arena
 from tests.support import DATA, listing, same
 
 import weightmap as wm
@@ -226,23 +225,6 @@ def test_the_scan_reads_records_alone():
     assert (columns.count, found.counted, found.needed) == (1, 432, 432)
     assert columns.raw(0) == (0, (4, 12, 3, 3), 10)
     assert columns.text() == b"layer.0.weight"
-
-
-def test_the_scan_stays_within_its_memory():
-    """With every array flush against a page that nobody may touch, any records are read and written within bounds."""
-    random = np.random.default_rng(5)
-    arenas = [Arena(2048) for _ in range(8)]
-    found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
-    for n in range(12):
-        records = arenas[0].put(random.integers(1, 2**32, 5 * n, np.uint64).astype("<u4").tobytes())
-        types = ("uint8_t *", "uint32_t *", "uint8_t *", "uint64_t *", "uint32_t *", "uint64_t *", "uint64_t *")
-        sizes = (32 * n, 4 * (n + 1), n, 32 * n, 4 * (n + 1), 8 * n, 8 * n)
-        columns = [arena.end(*each) for arena, each in zip(arenas[1:], zip(sizes, types, strict=True), strict=True)]
-        filled = ffi.new("wm_columns *", (n, 4 * n, 32 * n, *columns))
-        assert lib.wm_cnn_layers(records, 20 * n, n, filled, found, fault) == 0
-        assert bytes(ffi.buffer(columns[0], found.names_len)).split(b"layer")[1:] == [
-            b".%d.weight" % i for i in range(n)
-        ]
 
 
 # ------------------------------------------------------------------------------------------------- verify

@@ -1,6 +1,5 @@
 """Headers of members that C reads: what they say is what Python makes of them, and of others C reads none."""
 
-import os
 import struct
 import sys
 import warnings
@@ -233,23 +232,6 @@ def test_names_with_and_without_the_suffix():
     names = [b"b.npy", b"a.", b"npy", b"c.npz", b"y", b".npy"]
     with wm.open(archive([Entry(name, whole) for name in names])) as f:
         assert list(f) == ["b", "a.", "npy", "c.npz", "y", ""]
-
-
-def test_a_file_whose_descriptor_is_0(tmp_path):
-    path = tmp_path / "a.npz"
-    path.write_bytes(archive([Entry(b"a.npy", cut(*PLAIN["row-major"]))]))
-    data = path.read_bytes()
-    central = data.index(b"PK\1\2")
-    entries = kernels.zip_scan(-1, np.frombuffer(data, np.uint8), central, data[central:-22], 1)
-    before = os.dup(0)
-    try:
-        with path.open("rb") as file:
-            os.dup2(file.fileno(), 0)
-            found = kernels.npy_scan(0, None, entries)
-    finally:
-        os.dup2(before, 0)
-        os.close(before)
-    assert found.kinds == ["<f4"]
 
 
 def nested(levels, shape=""):

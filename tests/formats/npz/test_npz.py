@@ -176,20 +176,8 @@ def test_messages_of_archives_that_are_cut_off(size, message):
         wm.open(SOUND[:size], format="npz")
 
 
-NAMES = [
-    b"",
-    b"a",
-    b"A",
-    b".",
-    b"../a",
-    b"a\\b",
-    b"a/b",
-    b"a\0",
-    b"\0",
-    "ü".encode(),
-    "u\u0308".encode(),
-    "├╝".encode(),
-]
+NAMES = [b"", b"a", b"A", b".", b"../a", b"a\\b", b"a/b", b"a\0", b"\0"]
+NAMES += [name.encode() for name in ("ü", "u\u0308", "├╝")]
 MEMBERS = [name + suffix for name in NAMES for suffix in (b"", b".npy", b".npy.npy", b".npy\0x", b".NPY")]
 
 

@@ -1,7 +1,6 @@
 """The scan of a ZIP directory at its bounds: what it accepts at the last value, and refuses at the one beyond it."""
 
 import errno
-import os
 import struct
 
 import numpy as np
@@ -220,19 +219,3 @@ def test_a_directory_of_4_gib():
         assert lib.wm_zip_scan(source, ffi.NULL, length, entries, fault) == -1
         assert fault.code == kernels.faults()[kind]
     assert bounds[0] == 0
-
-
-def test_a_file_whose_descriptor_is_0(tmp_path):
-    data = archive([Entry(b"a", DATA)])
-    path = tmp_path / "a.zip"
-    path.write_bytes(data)
-    before = os.dup(0)
-    try:
-        with path.open("rb") as file:
-            os.dup2(file.fileno(), 0)
-            found = kernels.zip_scan(0, None, *parts(data))
-    finally:
-        os.dup2(before, 0)
-        os.close(before)
-    assert isinstance(found, kernels.ZipEntries)
-    assert found.data.tolist() == [LOCAL]

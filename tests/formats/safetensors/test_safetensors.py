@@ -41,20 +41,8 @@ def test_headers_that_end_around_the_first_4096_bytes(size):
 # ------------------------------------------------------------------------------------------------- with the reference
 
 
-OF_NUMPY = [
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "uint16",
-    "float16",
-    "int32",
-    "uint32",
-    "float32",
-    "float64",
-    "int64",
-    "uint64",
-]
+OF_NUMPY = ["bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))]
+OF_NUMPY += ["float16", "float32", "float64"]
 
 
 @pytest.mark.parametrize("dtype", OF_NUMPY)

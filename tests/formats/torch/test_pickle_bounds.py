@@ -1,6 +1,5 @@
 """The pickle machine at its bounds: what it accepts at the last value, and refuses at the one beyond it."""
 
-import os
 import struct
 
 import numpy as np
@@ -367,19 +366,6 @@ def test_names_that_end_around_a_part_that_is_read(tmp_path, before):
         values = kernels.Pickle(None, 10, 1000, fd=file.fileno(), size=len(code)).values()
     assert isinstance(values, kernels.PickleValues)
     assert values.names.tobytes() == name
-
-
-def test_a_program_of_descriptor_0(tmp_path):
-    path = tmp_path / "program"
-    path.write_bytes(b"N.")
-    before = os.dup(0)
-    try:
-        with path.open("rb") as file:
-            os.dup2(file.fileno(), 0)
-        assert kernels.Pickle(None, 10, 1000, fd=0, size=2).fault is None
-    finally:
-        os.dup2(before, 0)
-        os.close(before)
 
 
 # What is one less: the rows of the columns, or their room for names or dimensions.
