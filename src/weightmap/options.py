@@ -193,6 +193,6 @@ class ImportOptions(Options):
 
     importing = True
 
-    def __init__(self, limits: Limits, *, lossy: bool, strict: bool = True) -> None:
-        super().__init__(limits, private=True, strict=strict)
+    def __init__(self, limits: Limits, *, lossy: bool, strict: bool = True, trust: Any = None) -> None:
+        super().__init__(limits, private=True, strict=strict, trust=trust)
         self.lossy: bool = lossy

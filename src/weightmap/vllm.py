@@ -15,6 +15,7 @@ import functools
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.deltas.pulling import chain_to
@@ -27,7 +28,9 @@ from weightmap.torch import load_plan, read_tensor, writable_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
+    from weightmap.model.file import TensorFile
     from weightmap.plans.sums import Check
     from weightmap.typing import Mode, Verify
 
@@ -52,6 +55,7 @@ class Settings(NamedTuple):
     threads: int | None = None
     upload: bool = True
     deltas: str | None = None
+    trust: Any = None
 
     @classmethod
     def of(cls, config: Any) -> tuple[Settings, dict[str, Any]]:
@@ -66,7 +70,10 @@ class Settings(NamedTuple):
             into memory before its tensors are used, 8 by default and 0 for none; ``upload``, whether tensors for a
             model on a GPU go there by `weightmap.device` before the model takes its parts of them, which is the
             default; ``deltas``, a directory of published versions (see `weightmap.deltas`): the model is loaded as the
-            newest one, or as the one that the path names, ``DIR/weight_vNNNNNN``, which several ranks need.
+            newest one, or as the one that the path names, ``DIR/weight_vNNNNNN``, which several ranks need; ``trust``,
+            as for `weightmap.open` ("recorded", the path of a list, or a mapping of digests): each file is then read
+            into memory, unless ``mode`` says otherwise, and its tensors are made of the bytes that were hashed, while
+            the next file is being read and hashed.
 
         Raises
         ------
@@ -90,6 +97,8 @@ class Settings(NamedTuple):
             raise ValueError(f"upload is {config['upload']!r}, expected True or False")  # noqa: TRY004 - as for others
         if not isinstance(config.get("deltas", ""), str):
             raise ValueError(f"deltas is {config['deltas']!r}, expected a directory of versions")  # noqa: TRY004 - as for others
+        if not isinstance(config.get("trust"), (str, os.PathLike, dict, type(None))):
+            raise TypeError(f"trust is a {type(config['trust']).__name__}, expected a text or a dictionary")
         own = cls(**{key: config[key] for key in cls._fields if key in config})
         return own, {key: config[key] for key in _STOCK if key in config}
 
@@ -203,16 +212,19 @@ def tensors(
     deltas : sequence of str
         Directories of the deltas over the one file, or index, in `paths`.
     """
-    mode = settings.mode or (writable_mode() if shared else "mmap")
+    trusted = settings.trust is not None
+    mode = settings.mode or ("copy" if trusted else writable_mode() if shared else "mmap")
     away = device is not None and settings.upload
     # In the pass that loads: whoever stops before the last tensor, as servers do not, gets some unchecked.
     check: Check = "last" if settings.verify == "full" else False
     opened: Verify = "header" if check else settings.verify
     done: set[str] = set()  # the first file of a split model opens all
-    for path in paths:
-        if path in done:
-            continue
-        with open_model(path, mode=mode, verify=opened, deltas=deltas or None) as file:
+
+    def open_one(path: str) -> TensorFile:
+        return open_model(path, mode=mode, verify=opened, deltas=deltas or None, trust=settings.trust)
+
+    for path, model in _in_turn(list(paths), open_one, done, ahead=trusted):
+        with model as file:
             done.update(os.path.join(os.path.dirname(path), name) for name in file.shards)
             names = [name for name in file if not skip(name)]
             if any(map(_LLAMA_CPP.match, names)):
@@ -227,6 +239,28 @@ def tensors(
                 continue
             for name, array in reads.run(verify=check):
                 yield name, read_tensor(file, name, array)
+
+
+def _in_turn(
+    paths: list[str], open_one: Callable[[str], TensorFile], done: set[str], *, ahead: bool
+) -> Iterator[tuple[str, TensorFile]]:
+    """Yield the paths that are not `done` with their open files; `ahead` opens each while the one before is used."""
+    # The first file of a split GGUF model opens the others too.
+    if not ahead or any(path.endswith(".gguf") for path in paths):
+        for path in paths:
+            if path not in done:
+                yield path, open_one(path)
+        return
+    following: list[Future[TensorFile]] = []
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for number, path in enumerate(paths):
+                following += [pool.submit(open_one, other) for other in paths[number + len(following) : number + 2]]
+                yield path, following.pop(0).result()
+        finally:
+            for left in following:
+                if not left.cancel() and left.exception() is None:
+                    left.result().close()
 
 
 def _stock_config(load_config: Any) -> tuple[Settings, Any]:

@@ -421,3 +421,62 @@ def test_what_was_changed_just_now_is_not_recorded(model, cache, monkeypatch):
     monkeypatch.setattr(record, "_SETTLED", 3600 * 10**9)
     wm.open(model / NAME, trust={NAME: f"sha256:{sha256(model / NAME)}"}).close()
     assert not cache.exists()
+
+
+# -------------------------------------------------------------------------------------------- everywhere that opens
+
+
+def test_plans_conversions_and_safe_open(model, tmp_path):
+    (model / "config.json").write_text("{}")
+    good = {name: f"sha256:{sha256(model / name)}" for name in (NAME, "config.json")}
+    bad = good | {NAME: f"sha256:{ZEROS}"}
+    path, new = model / NAME, tmp_path / "new.weights"
+    calls = {
+        "plan": lambda given: dict(wm.plan(path, trust=given).run()),
+        "safe_open": lambda given: wm.compat.safe_open(path, "np", trust=given),
+        "pread": lambda given: wm.compat.safe_open(path, "np", backend="pread", trust=given),
+        "convert": lambda given: wm.convert(path, new, trust=given),
+        "a directory": lambda given: wm.convert(model, tmp_path / "copy", trust=given),
+        "verify": lambda given: wm.verify(model, trust=given),
+    }
+    for call in calls.values():
+        call(good)
+    new.unlink()
+    for call in calls.values():
+        with pytest.raises(wm.TrustError):
+            call(bad)
+    assert not new.exists()
+    assert wm.verify(model, trust=good).checks[0] == "digests of 2 files"
+    (model / "README.md").write_text("new")
+    with pytest.raises(wm.TrustError, match=r"README\.md"):
+        wm.verify(model, trust=good)
+    (model / "README.md").unlink()
+    with pytest.raises(wm.TrustError, match="'gone' is in the list"):
+        wm.verify(model, trust={**good, "gone": f"sha256:{ZEROS}"})
+    with wm.open(path) as file, pytest.raises(ValueError, match="opened here"):
+        wm.plan(file, trust=good)
+
+
+@pytest.mark.parametrize("mode", [None, "mmap"])
+def test_a_server_hands_out_what_was_hashed(tmp_path, mode):
+    """Each file is hashed while the one before is used; a wrong one stops the load before any of its tensors."""
+    vllm = wm.vllm
+    for number in range(4):
+        wm.save(tmp_path / f"m{number}.safetensors", {f"t{number}": np.full(9, number, np.float32)})
+    paths = [str(tmp_path / f"m{number}.safetensors") for number in range(4)]
+    digests = {Path(path).name: f"sha256:{sha256(path)}" for path in paths}
+    settings, _ = vllm.Settings.of({"trust": digests, "mode": mode} if mode else {"trust": digests})
+    found = []
+    patched = vllm.read_tensor
+    vllm.read_tensor = lambda file, name, array: (file.is_stable, array[0])  # without torch
+    try:
+        assert list(vllm.tensors(paths, settings, shared=False)) == [(f"t{n}", (mode is None, n)) for n in range(4)]
+        settings, _ = vllm.Settings.of({"trust": digests | {"m2.safetensors": f"sha256:{ZEROS}"}})
+        with pytest.raises(wm.TrustError, match=r"m2\.safetensors"):
+            found.extend(name for name, _ in vllm.tensors(paths, settings, shared=False))
+        next(vllm.tensors(paths, settings, shared=False))  # stops early: files that were opened ahead are closed
+    finally:
+        vllm.read_tensor = patched
+    assert found == ["t0", "t1"]
+    with pytest.raises(TypeError, match="trust is a int"):
+        vllm.Settings.of({"trust": 3})

@@ -49,7 +49,7 @@ class OpenedFile:
     It closes the file when the last of them is gone.
     """
 
-    def __init__(self, filename: Any, framework: Framework, device: Any, *, pread: bool) -> None:
+    def __init__(self, filename: Any, framework: Framework, device: Any, *, pread: bool, trust: Any = None) -> None:
         self.device: Any = None
         self._away = False  # whether tensors go to a device other than the CPU
         mode = framework.mode()
@@ -61,7 +61,8 @@ class OpenedFile:
         elif device not in {None, "cpu"}:
             raise UnsupportedError("device", expected=f"cpu, for {framework.name}", actual=repr(device))
         try:
-            self.file: TensorFile = open_privately(filename) if pread else wm.open(filename, mode=mode)
+            opened = open_privately(filename, trust=trust) if pread else wm.open(filename, mode=mode, trust=trust)
+            self.file: TensorFile = opened
         except FileNotFoundError as error:
             raise MissingFileError(error.errno, error.strerror, error.filename) from None
         self._remote = is_remote(self.file)
@@ -138,6 +139,8 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         Where the tensors of torch go. Those of other libraries go where the library puts them.
     backend : str, default "mmap"
         ``"mmap"`` maps the file; ``"pread"`` reads each tensor or slice when it is asked for.
+    trust : optional
+        As for `weightmap.open`; safetensors has no such parameter.
 
     Raises
     ------
@@ -156,11 +159,12 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         device: str | int | None = "cpu",
         *,
         backend: str = "mmap",
+        trust: Any = None,
     ) -> None:
         wanted = framework_named(framework)
         if backend not in {"mmap", "pread"}:
             raise UnsupportedError("backend", expected="mmap or pread", actual=repr(backend))
-        self._reader: OpenedFile | None = OpenedFile(filename, wanted, device, pread=backend == "pread")
+        self._reader: OpenedFile | None = OpenedFile(filename, wanted, device, pread=backend == "pread", trust=trust)
         self._path = self._reader.file.path
 
     def __enter__(self) -> Self:

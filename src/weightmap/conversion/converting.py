@@ -28,6 +28,8 @@ from weightmap.model.weights import as_parameters, storage_of
 from weightmap.options import Limits, validated_limits
 from weightmap.quant import quantizing
 from weightmap.quant.quantizing import SCHEMES, near, scheme_named
+from weightmap.trust.checking import bound
+from weightmap.trust.whole import check_all
 from weightmap.words.converting import hand_over, target_format
 from weightmap.words.importers import NAMES
 from weightmap.words.importers._words import Words
@@ -65,6 +67,7 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     limits: Limits | None = None,
     strict: bool = True,
+    trust: Any = None,
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
 
@@ -143,6 +146,8 @@ def convert(
     limits : Limits, optional
     strict : bool
         False tolerates harmless defects of the source, as for `open`; the report's warnings list them.
+    trust : optional
+        As for `open`: every file of the source, and those that go along, must have the digest that is recorded.
 
     Returns
     -------
@@ -198,7 +203,9 @@ def convert(
     globs = as_globs("include", include), as_globs("exclude", exclude)
     wanted = None if dtype is None else floating(dtype)
     # In mode "mmap" this touches no page: tensors are read by pread.
-    opened = _open(model, limits, strict=strict, one_file=shards is None and most is None)
+    opened = _open(
+        model, limits, strict=strict, one_file=shards is None and most is None, digests=(trust, path, directory)
+    )
     of_words = isinstance(opened, Words)
     with contextlib.nullcontext() if of_words or opened is src else opened, meant_by_suffix(target, by_suffix):
         if shards is None and not of_words:
@@ -241,10 +248,16 @@ def convert(
         return report._replace(src=source, warnings=(*tolerated, *report.warnings, *_decoded(opened, spec)))
 
 
-def _open(src: Any, limits: Limits, *, strict: bool, one_file: bool) -> Any:
+def _open(
+    src: Any, limits: Limits, *, strict: bool, one_file: bool, digests: tuple[Any, str | None, ModelDirectory | None]
+) -> Any:
     """Open a source of `convert`. The caller's handle is returned as it is: shards would be read from its files."""
+    trust, path, directory = digests
+    if trust is not None:
+        trust = bound(trust, path)
+        check_all(trust, str(path) if directory is None else trust.root)
     if not isinstance(src, TensorFile):
-        return open_or_import(src, limits, lossy=False, strict=strict)
+        return open_or_import(src, limits, lossy=False, strict=strict, trust=trust)
     if one_file:
         return src
     raise ValueError("src is an open handle, whose tensors go to one file: give the name of one, and no shard size")

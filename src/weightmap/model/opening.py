@@ -177,9 +177,9 @@ def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = 
     return open_with(source, Options(validated_limits(limits), strict=strict, private=True, trust=trust))
 
 
-def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool) -> Any:
+def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool, trust: Any = None) -> Any:
     """Open a file for `convert`: return a `TensorFile` as `open_privately` does, or the `Words` of an importer."""
-    return open_with(source, ImportOptions(limits, lossy=lossy, strict=strict))
+    return open_with(source, ImportOptions(limits, lossy=lossy, strict=strict, trust=trust))
 
 
 def open_with(source: Any, options: Options) -> TensorFile:

@@ -32,6 +32,7 @@ def plan(
     chunk: int = 16 << 20,
     budget: int | None = None,
     weights: bool = False,
+    trust: Any = None,
 ) -> ReadPlan:
     """Plan which bytes of a model to read, and in which order.
 
@@ -66,6 +67,9 @@ def plan(
         Plan the parameters of a quantised checkpoint, as `TensorFile.weights` has them: of their stored tensors, only
         what decodes the rows that are wanted. An index gives decoded elements, of the model's type. Each parameter may
         have one index; `ReadPlan.run` takes neither `into` nor `cut`.
+    trust : optional
+        As for `open`, of a source that is opened here: whole files are hashed, whatever is wanted of them. Pass a
+        handle in mode "copy" or "sealed" to be handed out the very bytes that were hashed.
 
     Returns
     -------
@@ -97,7 +101,9 @@ def plan(
     if most is not None and not 1 <= most < math.inf:
         raise PlanError("max_over_read", field="max_over_read", actual=most, expected="a finite number, at least 1")
     owned = not isinstance(source, TensorFile)
-    file = open_model(source) if owned else source
+    if not owned and trust is not None:
+        raise ValueError("trust= is for a source that is opened here: open the handle with it")
+    file = open_model(source, trust=trust) if owned else source
     try:
         whose = {"owned": owned, "dealt": wants is None and count > 1}
         model = as_parameters(file) if weights else file

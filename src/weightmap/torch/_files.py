@@ -36,6 +36,7 @@ def load_file(
     verify: bool = False,
     dtype: Any = None,
     weights: bool = False,
+    trust: Any = None,
 ) -> dict[str, Any]:
     """Return the tensors of a file.
 
@@ -58,6 +59,9 @@ def load_file(
     weights : bool
         Return the parameters of a quantised checkpoint, decoded to the model's own type, as in `TensorFile.weights`,
         instead of its stored tensors. A plan is made with ``weights=True`` itself.
+    trust : optional
+        As for `weightmap.open`, which says what is hashed. The file is read into memory, and the tensors are made of
+        the bytes that were hashed, on the way to a device too.
 
     Returns
     -------
@@ -77,6 +81,8 @@ def load_file(
     if where.type == "cpu" and dtype is not None and not isinstance(dtype, imported_torch().dtype):
         raise mistyped("dtype", dtype, "a torch.dtype")
     if plan is not None:
+        if trust is not None:
+            raise TypeError("trust= goes with a path: open the file of a plan with it")
         if weights:
             raise TypeError("weights=True goes with plan= no further than weightmap.plan(..., weights=True)")
         if not hasattr(plan, "run"):
@@ -89,7 +95,8 @@ def load_file(
                 check_copied(plan.file, name, array.nbytes)
             tensors[name] = to_torch(array)
         return tensors if dtype is None else {name: _cast(plan.file, name, t, dtype) for name, t in tensors.items()}
-    with open_model(path, mode=writable_mode() if where.type == "cpu" else None) as file:
+    mode: Mode | None = "copy" if trust is not None else writable_mode() if where.type == "cpu" else None
+    with open_model(path, mode=mode, trust=trust) as file:
         if weights:
             tensors = _parameters(file, where, verify=verify)
         elif where.type != "cpu":
