@@ -114,9 +114,9 @@ def receiver(step):
     return prepare
 
 
-def applying(local, case, threads=1):
+def applying(local, case, threads=1, *, in_place=False):
     """Ours."""
-    return lambda version: deltas.apply(local, case.delta(version), threads=threads)
+    return lambda version: deltas.apply(local, case.delta(version), threads=threads, in_place=in_place)
 
 
 def pulling(local, case, threads=1):
@@ -163,6 +163,7 @@ RECEIVERS = (
     ours(receiver(applying))
     | ours(receiver(partial(applying, threads=2)), "weightmap, 2 threads", threads=2)
     | ours(receiver(pulling), "weightmap, pull")
+    | ours(receiver(partial(applying, in_place=True)), "weightmap, in place by a journal")
     | {
         "in place by frames": rival(receiver(partial(in_place, whole=True))),
         "in place by blocks": rival(receiver(partial(in_place, whole=False))),
