@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.deltas.delta_files import digests, model, stepped, write_delta, write_model
@@ -196,3 +199,36 @@ def test_two_processes_at_once(to_and_fro, in_place):
     second.append(forked(other))
     assert [os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]), *second] == [0, 0]
     assert digests(wm.load(folder)) == states[1]
+
+
+@pytest.mark.slow
+def test_a_reader_while_fifty_versions_are_pulled(tmp_path):
+    """The trainer and the server of the example, and one who opens the model again and again: never a mixture."""
+    local, source = tmp_path / "local", tmp_path / "published"
+    program = Path(__file__).parents[2] / "examples" / "versions.py"
+    how = {"stdout": subprocess.PIPE, "text": True}
+    steps = ["--steps", "50"]
+    trainer = subprocess.Popen([sys.executable, str(program), "train", str(source), *steps], **how)
+    server = subprocess.Popen([sys.executable, str(program), "serve", str(local), str(source), *steps], **how)
+    known, last = {}, 0
+    while last < 50:
+        assert {trainer.poll(), server.poll()} <= {None, 0}
+        try:
+            with wm.open(local) as f:
+                found, last = digests(f), int(f["step"][0])
+                assert digests(f) == found
+        except (wm.TensorFileError, FileNotFoundError):
+            assert not last  # only before the first version
+            continue
+        assert known.setdefault(last, found) == found
+    told = [process.communicate(timeout=60)[0].splitlines() for process in (trainer, server)]
+    assert [process.returncode for process in (trainer, server)] == [0, 0]
+    assert len(told[0]) == 50
+    served = [re.fullmatch(r"serving version (\d+): step (\d+), 5 tensors", line) for line in told[1]]
+    assert all(match[1] == match[2] for match in served)
+    assert served[-1][1] == "50"
+    deltas.pull(tmp_path / "again", source, base=source / "base.safetensors", version=50)  # by a chain of fifty
+    assert digests(wm.load(tmp_path / "again")) == known[50]
+    for version in sorted(known.keys() - {0})[:-1][:3]:
+        deltas.pull(tmp_path / "again", source, base=source / "base.safetensors", version=version)
+        assert digests(wm.load(tmp_path / "again")) == known[version]
