@@ -173,7 +173,6 @@ def test_duplicates_among_many_names():
 def test_records_shorter_than_declared_are_refused():
     """A count that the bytes do not hold is a fault, not a read past the end."""
     fault = kernels.records_check(b"\0" * 63, 2, rules(BITS, max_ndim=4), 0, 0, lax=False)
-    assert fault is not None
     assert fault.code == kernels.faults()["COLUMN"]
 
 

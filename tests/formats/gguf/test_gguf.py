@@ -588,7 +588,6 @@ def test_rules_of_files():
             assert rules(alignment, big=big).max_gap == alignment - 1
     for name, code in gguf.DENSE.items():
         dtype = dtypes[code]
-        assert dtype is not None
         assert dtype.name == name
         if name != "bfloat16":
             assert dtype.numpy == np.dtype(name).newbyteorder(">")

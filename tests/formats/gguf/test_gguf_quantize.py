@@ -149,10 +149,7 @@ def test_the_commands(model, tmp_path, capsys):
 def amb_file(path):
     values = np.random.default_rng(3).standard_normal((5, 96)).astype(np.float32)
     found = {
-        "int4": wm.quantize(values, "int4"),
-        "int5": wm.quantize(values, "int5"),
-        "int8": wm.quantize(values, "int8"),
-        "int4_block": wm.quantize(values, "int4_block"),
+        **{scheme: wm.quantize(values, scheme) for scheme in ("int4", "int5", "int8", "int4_block")},
         "int4_wide": wm.quantize(values, "int4_block", block_size=96),
         "int5_block": wm.quantize(values, "int5_block", block_size=64),
         "exact": wm.quantize(np.arange(-8, 8, dtype=np.float32).repeat(2), "int4", scale_type="fp32"),

@@ -17,15 +17,13 @@ KV = gguf.KeyValue
 FOLDER = DATA / "gguf"
 
 
+def place(i, count, tensors):
+    return [KV("split.no", "u16", i), KV("split.count", "u16", count), KV("split.tensors.count", "i32", tensors)]
+
+
 def write(folder, count=3, *, vocab=True, lies=None):
     for i in range(count):
-        values = [
-            KV("general.name", "str", "m"),
-            KV("n", "u32", 5),
-            KV("split.no", "u16", i),
-            KV("split.count", "u16", count),
-            KV("split.tensors.count", "i32", count),
-        ]
+        values = [KV("general.name", "str", "m"), KV("n", "u32", 5), *place(i, count, count)]
         values = (lies or {}).get(i, values) + (list(gguf.VOCAB) if vocab and i == 0 else [])
         data = gguf.build({f"blk.{i}.w": normal((2, 3), i)}, values)
         (folder / f"m-{i + 1:05}-of-{count:05}.gguf").write_bytes(data)
@@ -99,12 +97,6 @@ def test_a_model_of_many_parts_and_pickled(tmp_path):
         wm.open(path, limits=wm.Limits(max_shards=69))
 
 
-def test_one_part_is_a_whole_model(tmp_path):
-    """A count of one is no split."""
-    with wm.open(write(tmp_path, 1)) as f:
-        assert f.layout == "gguf"
-
-
 def test_parts_that_are_missing_or_others(tmp_path):
     path = write(tmp_path, lies={1: [KV("split.no", "u16", 2), KV("split.count", "u16", 3)]})
     with pytest.raises(wm.LayoutError, match="is part 3 of 3, expected part 2 of 3"):
@@ -130,11 +122,7 @@ def _checked_parts(folder, count):
     names = [f"m-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
     for i, name in enumerate(names):
         tensors, values = gguf.parse((folder / name).read_bytes())
-        assert values[-3:] == [
-            KV("split.no", "u16", i),
-            KV("split.count", "u16", count),
-            KV("split.tensors.count", "i32", 6),
-        ]
+        assert values[-3:] == place(i, count, 6)
         assert [tensor.name for tensor in theirs.GGUFReader(folder / name).tensors] == list(tensors)
     for path in (folder / names[0], folder / "m.gguf.index.json"):
         with wm.open(path, verify="full") as f:
@@ -180,8 +168,7 @@ def test_more_parts_than_have_numbers():
 
 
 def test_a_count_of_tensors_that_is_wrong(tmp_path):
-    first = [KV("split.no", "u16", 0), KV("split.count", "u16", 3), KV("split.tensors.count", "i32", 4)]
-    path = write(tmp_path, lies={0: first})
+    path = write(tmp_path, lies={0: place(0, 3, 4)})
     with pytest.raises(wm.LayoutError, match="number of tensors in all parts is 3, expected 4"):
         wm.open(path)
     with wm.open(path, strict=False) as f:

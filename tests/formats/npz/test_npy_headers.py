@@ -222,7 +222,6 @@ def test_a_file_that_ends_where_a_header_is_read(tmp_path, there):
         assert isinstance(entries, kernels.ZipEntries)
         file.truncate(int(entries.data[1]) + there)
         found = kernels.npy_scan(file.fileno(), None, entries)
-    assert isinstance(found, kernels.Fault)
     assert (found.kind, found.row, found.at) == ("ZIP_READ", 1, int(entries.data[1]) + there)
 
 

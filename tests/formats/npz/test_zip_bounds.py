@@ -104,7 +104,6 @@ def test_an_entry_that_ends_past_64_bits(beyond):
     data[at : at + 8] = struct.pack("<Q", stored)
     central = bytes(data[begin : begin + len(central)])
     found = kernels.zip_scan(-1, np.frombuffer(bytes(data), np.uint8), begin, central, 1)
-    assert isinstance(found, kernels.Fault)
     assert (found.kind, found.actual) == ("ZIP_RANGE", min(2**64 - 1, at_data + stored))
 
 
@@ -124,7 +123,6 @@ def test_a_file_that_ends_in_a_header(tmp_path, there):
     path.write_bytes(data[:there])
     with path.open("rb") as file:
         found = kernels.zip_scan(file.fileno(), None, *parts(data))
-    assert isinstance(found, kernels.Fault)
     assert (found.kind, found.at, found.actual, found.expected) == ("ZIP_READ", there, 0, LOCAL)
 
 
@@ -133,10 +131,8 @@ def test_headers_that_a_function_reads(step):
     data = archive([Entry(b"a", DATA), Entry(b"b", DATA)])
     begin, central, count = parts(data)
     found = kernels.zip_scan(-1, kernels.Reader(lambda at, n: data[at : at + min(n, step)]), begin, central, count)
-    assert isinstance(found, kernels.ZipEntries)
     assert found.data.tolist() == [LOCAL, LOCAL + 8 + LOCAL]
     ended = kernels.zip_scan(-1, kernels.Reader(lambda at, n: data[at : at + n][: 40 - at]), begin, central, count)
-    assert isinstance(ended, kernels.Fault)
     assert (ended.kind, ended.at, ended.actual) == ("ZIP_READ", 40, 0)
     failing = kernels.Reader(lambda _at, _n: 1 // 0)
     with pytest.raises(ZeroDivisionError):

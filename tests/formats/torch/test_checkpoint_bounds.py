@@ -137,6 +137,5 @@ def test_types_of_big_endian_files():
         elif known.numpy is None:
             assert found is None
         else:
-            assert found is not None
             assert found.numpy == known.numpy.newbyteorder(">")
             assert found.numpy != known.numpy
