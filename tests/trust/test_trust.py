@@ -4,6 +4,7 @@ import hashlib
 import os
 import pickle
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -480,3 +481,24 @@ def test_a_server_hands_out_what_was_hashed(tmp_path, mode):
     assert found == ["t0", "t1"]
     with pytest.raises(TypeError, match="trust is a int"):
         vllm.Settings.of({"trust": 3})
+
+
+def test_lists_are_written_as_sha256sum_does(tmp_path):
+    """Files, shards and directories; a list that is there keeps its other lines."""
+    tensors = {f"t{n}": np.full(1000, n, np.float32) for n in range(4)}
+    wm.save(tmp_path / "b\\c.safetensors", tensors, sha256sums=True)
+    wm.save(tmp_path / NAME, tensors, max_shard_size=8000, sha256sums=True)
+    wm.convert(tmp_path / "b\\c.safetensors", tmp_path / "a.weights", sha256sums=True)
+    lines = (tmp_path / "SHA256SUMS").read_text().splitlines()
+    names = sorted(path.name for path in tmp_path.iterdir() if path.name not in {"SHA256SUMS", "cache"})
+    assert len(names) == 5
+    assert sorted(line.split("  ")[1].replace("\\\\", "\\") for line in lines) == names
+    assert subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path, check=False).returncode == 0
+    for name in ("b\\c.safetensors", "a.weights", f"{NAME}.index.json"):
+        assert len(wm.load(tmp_path / name, trust="recorded")) == 4
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("a.weights", "b\\c.safetensors"):
+        (tmp_path / name).unlink()
+    wm.convert(tmp_path, tmp_path / "new/", sha256sums=True)
+    wm.verify(tmp_path / "new", trust="recorded")
+    assert "config.json" in (tmp_path / "new" / "SHA256SUMS").read_text()

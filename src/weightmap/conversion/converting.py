@@ -30,6 +30,7 @@ from weightmap.quant import quantizing
 from weightmap.quant.quantizing import SCHEMES, near, scheme_named
 from weightmap.trust.checking import bound
 from weightmap.trust.whole import check_all
+from weightmap.trust.writing import write_sums
 from weightmap.words.converting import hand_over, target_format
 from weightmap.words.importers import NAMES
 from weightmap.words.importers._words import Words
@@ -68,6 +69,7 @@ def convert(
     limits: Limits | None = None,
     strict: bool = True,
     trust: Any = None,
+    sha256sums: bool = False,
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
 
@@ -148,6 +150,8 @@ def convert(
         False tolerates harmless defects of the source, as for `open`; the report's warnings list them.
     trust : optional
         As for `open`: every file of the source, and those that go along, must have the digest that is recorded.
+    sha256sums : bool
+        Also write a ``SHA256SUMS`` into the folder, as `save` does; into a directory, of all files in it.
 
     Returns
     -------
@@ -215,7 +219,11 @@ def convert(
         if of_words or pq is not None or not isinstance(found, Format):
             tensors = {"rename": rename, "dtype": dtype, "max_shard_size": most, "quantize": None if pq else quantize}
             options = {"source": path, "limits": limits, "progress": progress, "layout": layout, "align": boundary}
-            return hand_over(opened, directory, target, found, globs, tensors, **options, overwrite=overwrite, pq=pq)
+            return _listed(
+                hand_over(opened, directory, target, found, globs, tensors, **options, overwrite=overwrite, pq=pq),
+                target,
+                sums=sha256sums,
+            )
         spec = Spec(
             format=found.name,
             layout=layout,
@@ -245,7 +253,18 @@ def convert(
             inside = None if directory is None else model
             report = convert_model(opened, inside, shards, spec, renamed, run, progress, overwrite=overwrite)
         tolerated = (f"tolerated in the source: {warning}" for warning in warnings_of(opened))
-        return report._replace(src=source, warnings=(*tolerated, *report.warnings, *_decoded(opened, spec)))
+        return _listed(
+            report._replace(src=source, warnings=(*tolerated, *report.warnings, *_decoded(opened, spec))),
+            target,
+            sums=sha256sums,
+        )
+
+
+def _listed(report: ConvertReport, target: str, *, sums: bool) -> ConvertReport:
+    """Write the digests of what was made, if wanted, and return the report."""
+    if sums:
+        write_sums(target if os.path.isdir(target) else report.dst)
+    return report
 
 
 def _open(

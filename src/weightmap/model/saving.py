@@ -202,6 +202,7 @@ def save(
     durable: bool = True,
     align: int | None = None,
     max_shard_size: int | str | None = None,
+    sha256sums: bool = False,
 ) -> None:
     """Write tensors to a file, atomically: a reader finds the whole new file, or the old one.
 
@@ -244,6 +245,9 @@ def save(
         `open` and transformers take. A larger tensor gets its own file; a model that fits into one file is not split.
         `path` may also be a directory, with `format`, or an index. Each shard has the metadata, the first also
         vocabulary, configuration and tokenizer.
+    sha256sums : bool
+        Also write a ``SHA256SUMS`` in the folder, of this file or of its shards and their index, as sha256sum does; one
+        that is there keeps its lines about other files. ``open(path, trust="recorded")`` compares with it.
 
     Raises
     ------
@@ -307,3 +311,7 @@ def save(
             raise directory_given(name, _SHARDS_INSTEAD) from None
     else:
         sharding.write_split(name, found, payloads, most, plan, progress=progress, durable=durable)
+    if sha256sums:
+        from weightmap.trust.writing import write_sums  # noqa: PLC0415 - 2 ms, for lists of digests alone
+
+        write_sums(name)
