@@ -203,3 +203,30 @@ def test_a_wide_window_is_refused(tmp_path):
     delta = write_delta(tmp_path, 1, old, old, frames={"layer.0.w": bytes(data)})
     with wm.open(base, deltas=[delta]) as f, pytest.raises(wm.DeltaError, match="window of its frame is 536870912"):
         f["layer.0.w"]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 36])
+def test_long_chains_go_over_the_bytes_again(tmp_path, monkeypatch, at_once):
+    """As many frames at once as memory is for: the result is that of each version in turn, and so are the errors."""
+    from weightmap.deltas import frames, overlay, writing
+
+    states, source = [model()], tmp_path / "source"
+    base = write_model(tmp_path / "base", states[0])
+    for version in range(1, 8):
+        states.append(stepped(states[-1], version))
+        write_delta(source, version, states[-2], states[-1], encoding=("xor", "overwrite")[version % 2])
+    for module in (overlay, writing):
+        monkeypatch.setattr(module, "AT_ONCE", at_once)
+    most, patched = [], frames.patched
+    monkeypatch.setattr(overlay, "patched", lambda some, *rest: most.append(len(some)) or patched(some, *rest))
+    seen = []
+    wm.deltas.pull(tmp_path / "local", source, base=base, threads=1, progress=lambda *at: seen.append(at))
+    assert digests(wm.load(tmp_path / "local")) == digests(states[7])
+    assert max(most) == min(at_once, 7)
+    assert seen[-1][0] == seen[-1][1]
+    with wm.open(base, deltas=[source / f"weight_v{version:06}" for version in range(1, 8)]) as f:
+        assert digests(f) == digests(states[7])
+    write_delta(source, 8, states[3], states[4])  # built on what is not there
+    with pytest.raises(wm.DeltaError, match="of the result"):
+        wm.deltas.pull(tmp_path / "other", source, base=base)
+    assert not list((tmp_path / "other").glob("*.safetensors"))

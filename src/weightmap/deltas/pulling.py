@@ -12,7 +12,7 @@ from weightmap import kernels
 from weightmap.arguments import as_integer, as_path, check_progress, mistyped
 from weightmap.deltas.changes import write_changes
 from weightmap.deltas.local import Change, Local, seen
-from weightmap.deltas.overlay import Patched, check_chain, overlaid, read_delta
+from weightmap.deltas.overlay import AT_ONCE, Patched, check_chain, overlaid, read_delta
 from weightmap.deltas.report import DeltaReport
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, newest_in, read_version, split_version, version_name
 from weightmap.deltas.writing import pieces, segments, write_files, write_planned
@@ -391,7 +391,9 @@ def _stage(
     sizes = {names[name]: source.size if plan is None else plan.size for name, source in parts.items()}
     if in_place:
         work.begin(sum(row.nbytes for row in changed))
-        write_changes([of[source] for source in parts.values()], place.begin_changes(), work.threads, work.add)
+        frames = max(len(row.geometry.frames) for row in changed if isinstance(row.geometry, Patched))
+        threads = max(1, min(work.threads, AT_ONCE // frames))
+        write_changes([of[source] for source in parts.values()], place.begin_changes(), threads, work.add)
     else:
         work.begin(sum(sizes.values()))
         opened = place.begin(sizes)

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
-from weightmap.deltas.overlay import Patched
+from weightmap.deltas.frames import BLOCK
+from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.io import buffers
 from weightmap.io.sink import Sink
 
@@ -58,20 +59,29 @@ def write_files(
     lock, failed = threading.Lock(), threading.Event()
 
     def write(fd: Descriptor, source: Source, segment: tuple[int, int, Row | None]) -> None:
-        begun = at = segment[0]
+        offset, nbytes, row = segment
         with buffers.keeping():
-            for piece in pieces(source, *segment):
-                if failed.is_set():
-                    return
-                view, start = piece, at
-                while len(view):
-                    count = os.pwrite(fd, view, at)
-                    view, at = view[count:], at + count
-                if at - begun >= _FLUSHED:
-                    kernels.begin_flush(fd, begun, at - begun)
-                    begun = at
-                with lock:
-                    progress(at - start)
+            if row is None:
+                stages = [pieces(source, *segment)]
+            else:
+                assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
+                most = max(1, AT_ONCE // threads)
+                stages = [*row.geometry.stages(row, most, lambda: _written(fd, offset, nbytes))]
+            for stage in stages:
+                begun = at = offset
+                for piece in stage:
+                    if failed.is_set():
+                        return
+                    view, start = piece, at
+                    while len(view):
+                        count = os.pwrite(fd, view, at)
+                        view, at = view[count:], at + count
+                    if at - begun >= _FLUSHED:
+                        kernels.begin_flush(fd, begun, at - begun)
+                        begun = at
+                    if stage is stages[-1]:
+                        with lock:
+                            progress(at - start)
 
     listed = list(files)
     given = [(fd, source, part) for source, rows, fd in listed for part in _shared(segments(source, rows))]
@@ -89,6 +99,16 @@ def write_files(
             raise
     for _, _, fd in listed:
         os.fsync(fd)
+
+
+def _written(fd: Descriptor, offset: int, nbytes: int) -> Iterator[memoryview]:
+    """Yield bytes of a file in blocks."""
+    room = memoryview(bytearray(min(BLOCK, nbytes)))
+    for at in range(offset, offset + nbytes, BLOCK):
+        block, got = room[: min(BLOCK, offset + nbytes - at)], 0
+        while got < len(block):
+            got += os.preadv(fd, [block[got:]], at + got)
+        yield block
 
 
 def write_planned(plan: WritePlan, fd: Descriptor, progress: Callable[[int], None]) -> None:
