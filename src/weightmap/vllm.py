@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.deltas.pulling import chain_to
 from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError, quoted
 from weightmap.formats import FORMATS, of_ranks
+from weightmap.io.open_source import beside, inside, names_in, path_of
 from weightmap.model.opening import open as open_model
-from weightmap.model.single import INDEX_SUFFIX
+from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES
 from weightmap.plans.planning import plan
 from weightmap.torch import load_plan, read_tensor, writable_mode
 
@@ -106,6 +107,8 @@ class Settings(NamedTuple):
 def model_files(folder: str) -> tuple[list[str], str]:
     """Return the paths of a model's files, and the name of its index of shards: the usual name if it has none.
 
+    `folder` may be an address; of a server that lists nothing, the index or file of a usual name is found.
+
     Files that an index does not name are left out, as in the stock loader: they hold the same weights again.
 
     Raises
@@ -119,7 +122,8 @@ def model_files(folder: str) -> tuple[list[str], str]:
     """
     suffixes = {format_: FORMATS[format_].suffixes for format_ in _FORMATS}
     every = tuple(suffix for own in suffixes.values() for suffix in own)
-    names = sorted(os.listdir(folder), key=_natural)
+    where = path_of(folder) or folder
+    names = sorted(names_in(where, USUAL_NAMES), key=_natural)
     indices = [name for name in names if name.endswith(INDEX_SUFFIX) and name[: -len(INDEX_SUFFIX)].endswith(every)]
     if _USUAL_INDEX in indices:
         indices = [_USUAL_INDEX]
@@ -127,9 +131,9 @@ def model_files(folder: str) -> tuple[list[str], str]:
         msg = f"this directory has several indices of shards: {', '.join(map(quoted, indices[:10]))}"
         raise UnknownFormatError(msg, path=folder)
     if indices:
-        with open_model(os.path.join(folder, indices[0])) as model:
+        with open_model(inside(where, indices[0])) as model:
             found = sorted(model.shards, key=_natural)
-        return [os.path.join(folder, name) for name in found], indices[0]
+        return [inside(where, name) for name in found], indices[0]
     by_format = {own: [name for name in names if name.endswith(own)] for own in suffixes.values()}
     present = [files for files in by_format.values() if files]
     if not present:
@@ -140,7 +144,7 @@ def model_files(folder: str) -> tuple[list[str], str]:
     files = present[0]
     if len(files) > 1 and (parts := of_ranks(files, folder)) is not None:
         raise parts
-    return [os.path.join(folder, name) for name in files], _USUAL_INDEX
+    return [inside(where, name) for name in files], _USUAL_INDEX
 
 
 def under_deltas(folder: str, settings: Settings) -> tuple[list[str], list[str]]:
@@ -166,6 +170,11 @@ def under_deltas(folder: str, settings: Settings) -> tuple[list[str], list[str]]
             "deltas go over a model of one file or with an index: this one has several files", path=folder
         )
     return [path], deltas
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a path is a directory here, or an address."""
+    return "://" in path or os.path.isdir(path)
 
 
 def _natural(name: str) -> list[Any]:
@@ -225,7 +234,7 @@ def tensors(
 
     for path, model in _in_turn(list(paths), open_one, done, ahead=trusted):
         with model as file:
-            done.update(os.path.join(os.path.dirname(path), name) for name in file.shards)
+            done.update(beside(path, name) for name in file.shards)
             names = [name for name in file if not skip(name)]
             if any(map(_LLAMA_CPP.match, names)):
                 expected = "those of Hugging Face, such as model.layers.0.input_layernorm.weight"
@@ -344,11 +353,11 @@ def loader_class() -> Any:
             fall_back_to_pt: Any,
             allow_patterns_overrides: list[str] | None,
         ) -> tuple[str, list[str], bool, str]:
-            if allow_patterns_overrides is not None or not os.path.isdir(model_name_or_path):
+            if allow_patterns_overrides is not None or not _is_folder(model_name_or_path):
                 where = (model_name_or_path, subfolder, revision)
                 found = super()._prepare_weights(*where, fall_back_to_pt, allow_patterns_overrides)
                 return found[0], sorted(found[1], key=_natural), found[2], found[3]
-            folder = os.path.join(model_name_or_path, subfolder or "")
+            folder = inside(path_of(model_name_or_path) or "", subfolder or "")
             files, index = model_files(folder)
             return folder, files, True, index
 
@@ -439,8 +448,8 @@ def sglang_loader_class() -> Any:
             super().__init__(stock)
 
         def _prepare_weights(self, model_name_or_path: str, *_: Any, **__: Any) -> tuple[str, list[str], bool]:
-            if not os.path.isdir(model_name_or_path):
-                expected = "a directory; download the model first"
+            if not _is_folder(model_name_or_path):
+                expected = "a directory or an address; download the model first"
                 raise NotRegularFileError("model", actual=quoted(model_name_or_path), expected=expected)
             # False: the stock loader neither adds files nor reads them ahead.
             return model_name_or_path, model_files(model_name_or_path)[0], False

@@ -202,3 +202,24 @@ def test_slices_cost_round_trips_or_bytes(case: str, objects: Objects, url: str)
     assert objects.nbytes <= plan.nbytes
     with wm.plan(url, dict.fromkeys(FLOATS, index), max_over_read=1.1, gap=0) as plan:
         assert plan.nbytes == plan.wanted_nbytes
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_loader_of_vllm_takes_addresses(shards: int, objects: Objects, url: str, tmp_path: Path) -> None:
+    """A folder on a server that lists nothing: its index is found, and its files are read by plans."""
+    pytest.importorskip("torch")
+    from weightmap import vllm
+
+    if shards > 1:
+        each = -(-NBYTES // shards) + 4 * KIB
+        wm.convert(tmp_path / "model.safetensors", f"{tmp_path}/several/", max_shard_size=each)
+        objects.objects |= {f"folder/{path.name}": path.read_bytes() for path in (tmp_path / "several").iterdir()}
+    else:
+        objects.objects["folder/model.safetensors"] = objects.objects["m"]
+    files, _ = vllm.model_files(url.removesuffix("m") + "folder/")
+    assert len(files) == shards
+    objects.requests.clear()
+    found = dict(vllm.tensors(files, vllm.Settings(), shared=False))
+    assert all(np.array_equal(found[name].numpy(), array) for name, array in FLOATS.items())
+    assert len(objects.requests) <= NBYTES / (48 * KIB) + 4 * shards
+    assert sum(request.end - request.begin for request in objects.requests) <= NBYTES + shards * 40 * KIB

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, unquote
 
@@ -159,12 +161,16 @@ class Location(str):
         return list(self._existing(usual) if found is None else found)
 
     def _existing(self, usual: Iterable[str]) -> Iterator[str]:
-        for name in usual:
+        def exists(name: str) -> bool:
             try:
                 Stored.open(self.inside(name))
             except FileNotFoundError:
-                continue
-            yield name
+                return False
+            return True
+
+        names = list(usual)
+        with ThreadPoolExecutor(len(names)) as pool:
+            yield from compress(names, pool.map(exists, names))
 
 
 class Stored:

@@ -117,8 +117,10 @@ def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
     if not row.dtype.quantized:
         stored = row.dtype.loaded or numpy_dtype(DTYPES[row.dtype.name])
         width = stored.itemsize
-        for first, count in _starts(size, most):
-            yield np.frombuffer(source.pread(row.offset + first * width, count * width), stored)
+        places = [(row.offset + first * width, count * width) for first, count in _starts(size, most)]
+        source = source.ahead((at, at + nbytes) for at, nbytes in places)
+        for at, nbytes in places:
+            yield np.frombuffer(source.pread(at, nbytes), stored)
         return
     scheme, layout = row.dtype.name, row.layout()
     if layout is None or (scheme not in BITS and scheme not in GGML_SCHEMES):
@@ -130,8 +132,9 @@ def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
                 return
         return
     if scheme in GGML_SCHEMES:
-        for first, count in _starts(size, most):
-            begin = row.offset + kernels.ggml_size(first, scheme)
+        runs = [(row.offset + kernels.ggml_size(first, scheme), count) for first, count in _starts(size, most)]
+        source = source.ahead((begin, begin + kernels.ggml_size(count, scheme)) for begin, count in runs)
+        for begin, count in runs:
             octets = source.pread(begin, kernels.ggml_size(count, scheme))
             yield GgmlTensor(scheme, (count,), octets).dequantize()
         return
