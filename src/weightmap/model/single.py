@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import TargetError, TensorFileError
+from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.io.open_source import MISSING, open_source
 from weightmap.io.source import MODES
 from weightmap.kernels import is_set
 from weightmap.model.file import TensorFile
-from weightmap.options import DEFAULT_LIMITS
+from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from weightmap.io.source import Source
-    from weightmap.options import Options
 
 # File names of indexes of shards end so.
 INDEX_SUFFIX = ".index.json"
@@ -78,6 +77,26 @@ def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
     return open_opened(open_source(source, path, chosen), options)
 
 
+def _admit(source: Source, options: Options) -> None:
+    """Compare a file with the digest that it must have. The error says where it is damaged, if its checksums tell."""
+    try:
+        options.trust.admit(source, options.limits)
+    except TrustError as error:
+        if error.field == "digest" and source.absolute is not None:
+            asked = Options(options.limits, format=options.format, strict=False, private=True)
+            try:
+                opened = open_file(source.absolute, source.absolute, asked)
+                try:
+                    opened.verify()
+                finally:
+                    opened.close()
+            except ChecksumError as damage:
+                error.what = f"{damage.what} is wrong, and {error.what}"
+            except (TensorFileError, OSError):  # no file of tensors at all
+                pass
+        raise
+
+
 def open_opened(source: Source, options: Options) -> TensorFile:
     """Recognise and parse a file that is open; close it when that fails."""
     wanted, limits = options.format, options.limits
@@ -88,7 +107,7 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         if options.private:
             source.private = True
         if options.trust is not None:
-            options.trust.admit(source, limits)
+            _admit(source, options)
         explicit = options.mode is not None
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
