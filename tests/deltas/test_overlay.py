@@ -230,3 +230,26 @@ def test_long_chains_go_over_the_bytes_again(tmp_path, monkeypatch, at_once):
     with pytest.raises(wm.DeltaError, match="of the result"):
         wm.deltas.pull(tmp_path / "other", source, base=base)
     assert not list((tmp_path / "other").glob("*.safetensors"))
+
+
+def test_plans_count_the_frames(tmp_path):
+    """What is read of the deltas, for the tensors that are planned alone; in whole runs and by parts."""
+    states = [model(), stepped(model(), 1)]
+    base = write_model(tmp_path / "base", states[0])
+    deltas = [write_delta(tmp_path / "source", 1, *states, files=2), write_delta(tmp_path / "source", 2, *states[::-1])]
+    sizes = {name: sum(len(wm.load(path)[name]) for path in frames_of(deltas, name)) for name in ("embed", "steps")}
+    with wm.open(base, deltas=deltas) as f:
+        for names in (["embed"], ["steps"], ["embed", "steps"]):
+            plan = wm.plan(f, names)
+            assert plan.wanted_nbytes == sum(f.info(name).nbytes + sizes[name] for name in names)
+            assert {path for path, _, _ in plan.reads} >= {str(p) for name in names for p in frames_of(deltas, name)}
+            assert {name: array.tobytes() for name, array in plan.run()} == {
+                name: states[0][name].tobytes() for name in names
+            }
+            assert plan.warm() <= plan.nbytes
+            assert plan.explain().wanted_nbytes == plan.wanted_nbytes
+
+
+def frames_of(deltas, name):
+    """The files that hold frames of a tensor."""
+    return [path for delta in deltas for path in sorted(delta.glob("*.safetensors")) if name in wm.load(path)]

@@ -152,6 +152,11 @@ class OverlaidTable(JoinedTable):
         plain[list(self.changed)] = False
         return outer, size, plain
 
+    def beyond(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, int, int]]:
+        """Return the places of frames: see `Table.beyond`."""
+        found = (self.changed[row] for row in rows.tolist() if row in self.changed)
+        return [(frame.source, frame.offset, frame.offset + frame.nbytes) for how in found for frame in how.frames]
+
     def check(self) -> None:
         """Check the table of the base."""
         self.base.check()

@@ -246,6 +246,10 @@ class Table:
         begins += rules.base
         return begins, sizes
 
+    def beyond(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, int, int]]:  # noqa: ARG002 - tables that have some ask
+        """Return source, begin and end of bytes outside of their data that decoding rows takes."""
+        return ()
+
     def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return for each row: the product of the dimensions before `dim`, the size of `dim`, whether bytes are plain.
 

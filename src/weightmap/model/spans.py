@@ -94,6 +94,13 @@ class Spans:
             found = self._columns.apart = bounds, middles
         return found
 
+    def beyond(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return number of the source, begin and end of what `Table.beyond` says of tensors, shape (n, 3), in order."""
+        found = self._table.beyond(self.row[numbers])
+        places = {source: number for number, source in enumerate(self.sources)} if found else {}
+        rows = sorted((places[source], begin, end) for source, begin, end in found)
+        return np.array(rows, np.int64).reshape(-1, 3)
+
     def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return `Table.along` of each tensor."""
         found = self._columns.along.get(dim)

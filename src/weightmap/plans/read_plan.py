@@ -97,6 +97,15 @@ class ReadPlan:
             order = np.lexsort((begins, files))
             joined = kernels.join_ranges(files[order], begins[order], ends[order], **bounds)
             self._files, self._starts, self._stops, _ = joined
+        # What decoding takes from files of their own, which come behind those of the tensors.
+        beyond = self._spans.beyond(numbers)
+        if len(beyond):
+            numbers_of, *ends_of = beyond.T.copy()
+            found = kernels.join_ranges(numbers_of.astype(np.uint32), *ends_of, **bounds)
+            self._files = np.concatenate([self._files, found[0]])
+            self._starts = np.concatenate([self._starts, found[1]])
+            self._stops = np.concatenate([self._stops, found[2]])
+            self._wanted = np.concatenate([self._wanted, found[3]])
 
     def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         row = self._spans.of(number)
