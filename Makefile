@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz fuzz-guided lint format clients-test torch-test vllm-test distributed-test device-test device-bench browser-test gensim-test modelexpress-test bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test test-all fuzz fuzz-guided lint format clients-test torch-test quantised-test vllm-test distributed-test device-test device-bench browser-test gensim-test modelexpress-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -35,6 +35,7 @@ help:
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
 	@echo "make torch-test     checkpoints that PyTorch writes, beside its own loader: an environment of its own"
+	@echo "make quantised-test  quantised models of compressed-tensors and bitsandbytes decoded beside them: an environment of 1 GB"
 	@echo "make modelexpress-test  versions of models written and read by ModelExpress beside ours: an environment of its own"
 	@echo "make gensim-test    gensim's files and answers beside ours: an environment of its own"
 	@echo "make browser-test   the pages of weightmap report in a headless Chromium, which the system has"
@@ -137,7 +138,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-vllm .venv-gensim .venv-modelexpress .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-quantised .venv-vllm .venv-gensim .venv-modelexpress .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json benchmark-device.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -228,6 +229,18 @@ $(TORCH)/.installed: requirements/torch.txt
 torch-test: $(MODULE) $(TORCH)/.installed
 	@WEIGHTMAP_TORCH=1 PYTHONPATH=$(CURDIR)/src $(TORCH)/bin/python -m pytest -p no:cacheprovider \
 	    tests/integration/test_checkpoints.py fuzz/pickles
+
+# The libraries that write quantised checkpoints, as oracles. Another folder: make quantised-test QUANTISED=/tmp/quantised
+QUANTISED := .venv-quantised
+$(QUANTISED)/.installed: requirements/quantised.txt
+	@echo "Installing transformers, compressed-tensors and bitsandbytes in $(QUANTISED)"
+	@test -x $(QUANTISED)/bin/python || $(PYTHON) -m venv $(QUANTISED)
+	@$(QUANTISED)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
+quantised-test: $(MODULE) $(QUANTISED)/.installed
+	@WEIGHTMAP_QUANTISED=1 PYTHONPATH=$(CURDIR)/src $(QUANTISED)/bin/python -m pytest -p no:cacheprovider \
+	    tests/integration/test_quantised.py
 
 vllm-test: $(MODULE) $(VENV)/.extra-test $(VLLM)/.installed
 	@WEIGHTMAP_VLLM=$(abspath $(VLLM))/bin/python $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py
