@@ -121,12 +121,10 @@ class Options:
     limits : Limits
     private : bool
         See `Source.private`.
-    deltas : tuple of str
-        Directories of deltas over the model: absolute paths, or addresses.
-    config : mapping, str or os.PathLike, optional
-        The configuration of the model, or the path of one; by default that beside the file: see `TensorFile.weights`.
-    trust : weightmap.trust.checking.Trust, optional
-        The digests that the files must have.
+    rare : tuple of (deltas, config, trust), optional
+        What few callers give, together, for each attribute is a hundredth of opening: directories of deltas over the
+        model, which are absolute paths or addresses; its configuration, or the path of one, by default that beside the
+        file (see `TensorFile.weights`); a `weightmap.trust.checking.Trust`, the digests that the files must have.
     checked : bool
         Whether the index is validated: `verify` is not "none".
     """
@@ -134,14 +132,12 @@ class Options:
     __slots__ = (
         "advise",
         "checked",
-        "config",
-        "deltas",
         "format",
         "limits",
         "mode",
         "private",
+        "rare",
         "strict",
-        "trust",
         "verify",
     )
 
@@ -158,9 +154,7 @@ class Options:
         strict: bool = True,
         advise: str | None = None,
         private: bool = False,
-        deltas: tuple[str, ...] = (),
-        config: Any = None,
-        trust: Any = None,
+        rare: tuple[tuple[str, ...], Any, Any] | None = None,
     ) -> None:
         self.format: str | None = format
         self.mode: str | None = mode
@@ -169,14 +163,27 @@ class Options:
         self.limits: Limits = limits
         self.advise: str | None = advise
         self.private: bool = private
-        self.deltas: tuple[str, ...] = deltas
-        self.config: Any = config
-        self.trust: Any = trust
+        self.rare: tuple[tuple[str, ...], Any, Any] | None = rare
         self.checked: bool = verify != "none"
+
+    @property
+    def deltas(self) -> tuple[str, ...]:
+        """Directories of deltas over the model."""
+        return () if self.rare is None else self.rare[0]
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the model, or the path of one, where it was given."""
+        return None if self.rare is None else self.rare[1]
+
+    @property
+    def trust(self) -> Any:
+        """The digests that the files must have, where they were given."""
+        return None if self.rare is None else self.rare[2]
 
     def keywords(self, **other: Any) -> dict[str, Any]:
         """Return keyword arguments that make equal options, some of them replaced by `other`."""
-        names = ("format", "mode", "verify", "strict", "limits", "advise", "private", "deltas", "config", "trust")
+        names = ("format", "mode", "verify", "strict", "limits", "advise", "private", "rare")
         return {name: getattr(self, name) for name in names} | other
 
     def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:
@@ -194,5 +201,5 @@ class ImportOptions(Options):
     importing = True
 
     def __init__(self, limits: Limits, *, lossy: bool, strict: bool = True, trust: Any = None) -> None:
-        super().__init__(limits, private=True, strict=strict, trust=trust)
+        super().__init__(limits, private=True, strict=strict, rare=None if trust is None else ((), None, trust))
         self.lossy: bool = lossy

@@ -130,10 +130,11 @@ class Table:
 
     def belongs_to(self, source: Source, format: str) -> None:
         """Set the file, and the format that messages name."""
-        self.source, self.path, self.format = source, source.name, format
+        path = source.name
+        self.source, self.path, self.format = source, path, format
         source.format = format
         if self._names is not None:
-            self._names.path, self._names.format = source.name, format
+            self._names.path, self._names.format = path, format
 
     @property
     def names(self) -> StringTable:

@@ -103,7 +103,7 @@ class TensorFile(Mapping[str, Any]):
     ) -> None:
         self._source = source
         # All files in which it has bytes: this one first, of which a model in several files has the name alone.
-        self._sources: tuple[Source, ...] = (source, *content.sources)
+        self._sources: tuple[Source, ...] = (source, *content.sources) if content.sources else (source,)
         self._content = content
         self._table: Table = content.table
         self._options = options
@@ -423,10 +423,11 @@ class TensorFile(Mapping[str, Any]):
     def close(self) -> None:
         """Release the file. Idempotent; never raises; arrays obtained before remain valid."""
         source = self._source
-        for own in self._sources:
-            own.close()
-        for shard in self._shards.values():
-            shard.close()
+        source.close()
+        if self._shards or len(self._sources) > 1:
+            every: tuple[Any, ...] = (*self._sources, *self._shards.values())
+            for own in every:
+                own.close()
         # Table and vocabulary would keep the mapping alive.
         closed: Any = Closed(source, len(self._table))
         self._table = self._content = closed

@@ -155,26 +155,26 @@ def open(
         raise ValueError(msg)
     if format is not None:
         by_name(format)
-    if config is not None and not isinstance(config, Mapping):
-        if not isinstance(config, (str, os.PathLike)):
-            raise TypeError(f"config is a {type(config).__name__}, expected a mapping or the path of a config.json")
-        config = os.path.abspath(config)
     limits = DEFAULT_LIMITS if limits is None else validated_limits(limits)
     if store is not None or concurrency is not None or deadline is not None or redirects or unversioned:
         bounds = {"concurrency": concurrency, "deadline": deadline}
         source = _located(source, store=store, **bounds, redirects=redirects, unversioned=unversioned)
-    over = () if deltas is None else _directories(deltas)
-    if trust is not None:
-        trust = _bound(trust, source, over)
-    how: dict[str, Any] = {"format": format, "mode": mode, "verify": verify, "strict": strict, "advise": advise}
-    return open_with(source, Options(limits, **how, deltas=over, config=config, trust=trust))
+    rare = None
+    if deltas is not None or config is not None or trust is not None:
+        if config is not None and not isinstance(config, Mapping):
+            if not isinstance(config, (str, os.PathLike)):
+                raise TypeError(f"config is a {type(config).__name__}, expected a mapping or the path of a config.json")
+            config = os.path.abspath(config)
+        over = () if deltas is None else _directories(deltas)
+        rare = over, config, None if trust is None else _bound(trust, source, over)
+    options = Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise, rare=rare)
+    return open_with(source, options)
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
-    if trust is not None:
-        trust = _bound(trust, source)
-    return open_with(source, Options(validated_limits(limits), strict=strict, private=True, trust=trust))
+    rare = None if trust is None else ((), None, _bound(trust, source))
+    return open_with(source, Options(validated_limits(limits), strict=strict, private=True, rare=rare))
 
 
 def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool, trust: Any = None) -> Any:
@@ -184,8 +184,8 @@ def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool, tr
 
 def open_with(source: Any, options: Options) -> TensorFile:
     """Open a source with valid options: see `open`."""
-    if options.deltas:
-        base = open_with(source, Options(**options.keywords(deltas=())))
+    if options.rare is not None and options.deltas:
+        base = open_with(source, Options(**options.keywords(rare=((), options.config, options.trust))))
         return overlay(base, options.deltas, options)  # type: ignore[no-any-return]
     path = source if type(source) is str and "://" not in source else path_of(source)
     if path is not None and path.endswith(INDEX_SUFFIX):
