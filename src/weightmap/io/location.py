@@ -169,7 +169,7 @@ class Location(str):
             return True
 
         names = list(usual)
-        with ThreadPoolExecutor(len(names)) as pool:
+        with ThreadPoolExecutor(len(names) or 1) as pool:
             yield from compress(names, pool.map(exists, names))
 
 
