@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from weightmap.errors import TrustError, quoted
@@ -62,6 +61,8 @@ def check_all(
             done += sizes[name]
             if progress is not None:
                 progress(done, total)
+
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - its hooks of forks would come too late
 
     with ThreadPoolExecutor(threads or cpus()) as pool:
         futures = [pool.submit(check, name) for name in sorted(names, key=lambda name: -sizes[name])]
