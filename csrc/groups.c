@@ -1,16 +1,6 @@
-/* Integers of checkpoints with scales and zero points of groups: the entry point, single elements, and the loops in plain C, of
- * which compilers make vector code. groups.h has the loops. */
+/* Integers of checkpoints with scales and zero points of groups: the entry point, and single elements. groups.h has
+ * the loops. */
 #include "groups_value.h"
-
-static inline void round_halves(const float *values, uint8_t *to) {
-    uint16_t halves[LANES];
-    for (int l = 0; l < LANES; l++) halves[l] = narrow_float(values[l]);
-    memcpy(to, halves, sizeof halves);
-}
-
-#define TARGET
-#define NAME groups_portable
-#include "groups.h"
 
 enum { ELEMENTS_A_THREAD = 1 << 20 };
 

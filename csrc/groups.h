@@ -6,29 +6,13 @@
  * is PLANES times LANES codes, a word each, of which all lanes need the same bits: of AWQ, a word has one output of each plane.
  * Rounded values go to a buffer of the first-level cache, and from there, transposed, to the rows of the output.
  *
- * A file defines TARGET, NAME, and round_halves(values, to), which rounds LANES floats to float16, before it includes this one.
+ * A file includes coded_lanes.h before this one.
  */
 #include "groups_value.h"
 
 #if WM_X86
 #include <emmintrin.h> /* SSE2, which every x86-64 has */
 #endif
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#endif
-
-TARGET WM_INLINE void round_lanes(const float *values, int type, uint8_t *to) {
-    if (type == AS_FLOAT16) {
-        round_halves(values, to);
-    } else if (type == AS_BFLOAT16) {
-        uint16_t halves[LANES];
-        for (int l = 0; l < LANES; l++) halves[l] = narrow_to_bfloat16(values[l]);
-        memcpy(to, halves, sizeof halves);
-    } else {
-        memcpy(to, values, LANES * sizeof *values);
-    }
-}
-
 /* The codes of one column, `first` on. */
 TARGET WM_INLINE void decode_column(const wm_grouped *w, uint64_t first, uint64_t c, const float *s, const float *z, int type,
                                     uint8_t *to) {
@@ -117,7 +101,7 @@ TARGET WM_INLINE void decode_rows(const wm_grouped *w, uint64_t begin, uint64_t 
     wm_grouped_one_by_one(w, first, end, 0);
 }
 
-TARGET void NAME(const wm_grouped *w, uint64_t begin, uint64_t end) {
+TARGET void JOIN(groups_, SUFFIX)(const wm_grouped *w, uint64_t begin, uint64_t end) {
     switch (w->type) {
     case AS_FLOAT16: decode_rows(w, begin, end, AS_FLOAT16); break;
     case AS_BFLOAT16: decode_rows(w, begin, end, AS_BFLOAT16); break;

@@ -217,6 +217,27 @@ typedef struct {
 } wm_grouped;
 typedef void wm_groups_fn(const wm_grouped *w, uint64_t begin, uint64_t end);
 
+/* Looks up n codes of a row, in blocks of `width`: see lookup.h. Block b has the table which[b], or b where `which` is NULL, of
+ * `bytes` for each value. Only output whose lines and blocks are aligned to 64 bytes may be streamed. */
+typedef struct {
+    const uint8_t *codes, *tables, *which;
+    uint8_t *out;
+    uint64_t n, width;
+    int bits, bytes, high_first, streaming;
+} wm_looked;
+typedef void wm_lookup_fn(const wm_looked *row);
+/* Makes n tables of `codes` values each, a multiple of 16: (values[q] - zeros[i * step]) * scales[i * step] * factor. No zeros where
+ * `zeros` is NULL. */
+typedef struct {
+    const float *values, *scales, *zeros;
+    uint8_t *out;
+    uint64_t n, step;
+    unsigned codes;
+    int type;
+    float factor;
+} wm_tabled;
+typedef void wm_tables_fn(const wm_tabled *tables);
+
 /* The kernels that have variants: the type and the name of each. */
 #define WM_KERNELS(KERNEL)                     \
     KERNEL(wm_crc32_fn, crc32)                 \
@@ -234,7 +255,9 @@ typedef void wm_groups_fn(const wm_grouped *w, uint64_t begin, uint64_t end);
     KERNEL(wm_differ_fn, differ)               \
     KERNEL(wm_squares_fn, squares)             \
     KERNEL(wm_combine_rows_fn, combine_rows)   \
-    KERNEL(wm_groups_fn, groups)
+    KERNEL(wm_groups_fn, groups)               \
+    KERNEL(wm_lookup_fn, lookup)               \
+    KERNEL(wm_tables_fn, tables)
 #define WM_FIELDS(type, kernel) \
     type *kernel;               \
     const char *kernel##_name;
@@ -316,6 +339,8 @@ wm_differ_fn differ_x86_avx2, differ_x86_avx512;
 wm_squares_fn squares_x86_avx2, squares_x86_avx512;
 wm_combine_rows_fn combine_rows_x86_avx2;
 wm_groups_fn groups_x86_avx2, groups_x86_avx512;
+wm_lookup_fn lookup_x86_avx2, lookup_x86_avx512;
+wm_tables_fn tables_x86_avx2, tables_x86_avx512;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;
 wm_crc32_fn crc32_arm_pmull;
@@ -324,6 +349,8 @@ wm_intblock_fn intblock_arm_neon;
 wm_ggml_fn ggml_arm_neon;
 wm_narrow_fn narrow_arm_neon;
 wm_quantize_fn quantize_arm_neon;
+wm_lookup_fn lookup_arm_neon;
+wm_tables_fn tables_arm_neon;
 #endif
 
 #endif

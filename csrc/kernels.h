@@ -35,6 +35,7 @@ const char *wm_intblock_variant(void);     /* and for quantised blocks */
 const char *wm_ggml_variant(void);         /* and for blocks of ggml */
 const char *wm_combine_rows_variant(void); /* and for projections in product quantisation */
 const char *wm_groups_variant(void);
+const char *wm_lookup_variant(void);
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
  * The CRC-32 of zlib, PNG and Ethernet: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
@@ -85,13 +86,18 @@ int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 
 /* ---------------------------------------------------------------------------------------------------- lookups
- * Values of codes by tables: out[r][c] = tables[which[r / height][c / width]][code of row r, column c], of `value_bytes` (2 or 4)
- * each. A row has a byte for each code of 8 bits, or for two of 4 bits, the low half first; `which` has ceil(rows / height) rows of
- * ceil(columns / width) numbers of tables. Uses up to `threads` threads, fewer for little work. Returns 0; -1 for sizes that do not
- * fit together, or a number without a table; or -2 when `out` overlaps an input.
+ * Codes with scales of blocks of `height` rows and `width` columns:
+ *   out[r][c] = (values[code of row r, column c] - zeros[b]) * scales[b] * factor
+ * in float32, as type 0, or rounded once, ties to even, to float16 (type 1) or bfloat16 (type 2). Row r begins at codes + r *
+ * row_bytes, with a byte for each code of 8 bits, or for two of 4 bits, the low half first or, with `high_first`, the high half.
+ * `values` has 2^bits numbers. Blocks at the edges may be smaller, and the first ones begin `before` rows earlier; b is the number of the block, row by row; or where `which` is not
+ * NULL, which[number of the block], and there are at most 256 scales. `zeros` may be NULL. Uses up to `threads` threads, fewer for
+ * little work. Returns 0; -1 for sizes that do not fit together, or a block without a scale; -2 when `out` overlaps an input; or -3
+ * when there is no memory.
  */
-int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, uint64_t rows, uint64_t columns, const uint32_t *which,
-              uint64_t n_which, uint64_t height, uint64_t width, const uint8_t *tables, uint64_t tables_size, int value_bytes,
+int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_first, uint64_t row_bytes, uint64_t rows,
+              uint64_t columns, uint64_t before, uint64_t height, uint64_t width, const float *values, const float *scales,
+              const float *zeros, uint64_t n_scales, const uint8_t *which, uint64_t n_which, float factor, int type,
               uint8_t *out, uint64_t out_size, int threads);
 
 /* Integers of 2, 3, 4 or 8 bits with scales and zero points of groups, and codes that lie transposed:

@@ -1,82 +1,129 @@
-/* Codes to values by tables:
+/* Codes with scales of blocks: the entry point, which makes the tables, and the loops in plain C. lookup.h has the loops.
  *
- *     out[r][c] = table[which[r / height][c / width]][code of row r, column c]
- *
- * A block of `height` rows and `width` columns shares a table, which holds what each code stands for there. The caller computes the
- * tables, which are few: so values have the bits of its arithmetic on every CPU, and this moves them. Looking up one value takes
- * about as long as storing it, so there are no variants.
+ * What a code stands for in a block is computed once, in a table of all codes, and then looked up: so the bits of a value are those
+ * of the formula for every code, and types of codes differ in their tables alone. Tables are made where they are used: for as many
+ * blocks as the first-level cache holds, then for these the rows are looked up one by one.
  */
-#include "internal.h"
+#include "groups_value.h"
 
-enum { ELEMENTS_A_THREAD = 1 << 20 };
+#include <stdlib.h>
+
+#if WM_X86
+#include <emmintrin.h> /* SSE2, which every x86-64 has */
+#endif
+
+static inline void round_halves(const float *values, uint8_t *to) {
+    uint16_t halves[LANES];
+    for (int l = 0; l < LANES; l++) halves[l] = narrow_float(values[l]);
+    memcpy(to, halves, sizeof halves);
+}
+
+#define TARGET
+#define SUFFIX portable
+#define NIBBLES 0
+#define BYTES 0
+#include "coded_lanes.h"
+
+#include "groups.h"
+#include "lookup.h"
+
+enum { ELEMENTS_A_THREAD = 1 << 19, TABLES = 1 << 14 /* bytes of tables that are made together */ };
 
 typedef struct {
-    const uint8_t *codes, *tables;
-    const uint32_t *which;
-    uint64_t row_bytes, columns, across, height, width;
-    int bits, value_bytes;
-    uint8_t *out;
+    wm_looked row; /* the first one */
+    wm_tabled tables;
+    uint64_t row_bytes, columns, across, height, before;
 } work;
 
-/* The values of n codes from code number `from` on: a byte each, or of 4 bits, the low half of a byte first. */
-#define LOOK_UP(bytes)                                                                                          \
-    static void look_up_##bytes(const uint8_t *restrict codes, int bits, uint64_t from, uint64_t n,             \
-                                const uint8_t *restrict table, uint8_t *restrict out) {                         \
-        uint64_t i = 0;                                                                                         \
-        if (bits == 8) {                                                                                        \
-            for (codes += from; i < n; i++) memcpy(out + bytes * i, table + bytes * (unsigned)codes[i], bytes); \
-            return;                                                                                             \
-        }                                                                                                       \
-        if (from % 2 && n) memcpy(out, table + bytes * (codes[from / 2] >> 4), bytes), i++;                     \
-        for (codes += (from + i) / 2; i + 2 <= n; i += 2, codes++) {                                            \
-            memcpy(out + bytes * i, table + bytes * (*codes & 15), bytes);                                      \
-            memcpy(out + bytes * (i + 1), table + bytes * (*codes >> 4), bytes);                                \
-        }                                                                                                       \
-        if (i < n) memcpy(out + bytes * i, table + bytes * (*codes & 15), bytes);                               \
-    }
-LOOK_UP(2)
-LOOK_UP(4)
-
-static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
+/* Rows [begin, end), counted from the beginning of their first block. */
+static void run_rows(void *context, int part, uint64_t begin, uint64_t end) {
     const work *w = context;
-    const uint64_t table_bytes = (uint64_t)w->value_bytes << w->bits, out_bytes = w->columns * (uint64_t)w->value_bytes;
-    for (uint64_t first = begin, last; first < end;
-         first = last) { /* the rows of a block, so that its table stays in the cache */
+    const wm_variants *kernels = wm_variants_in_use();
+    const uint64_t table_bytes = (uint64_t)w->row.bytes << w->row.bits, most = TABLES / table_bytes, width = w->row.width;
+    uint64_t made[TABLES / 8];
+    uint8_t *const memory = (uint8_t *)made;
+    begin += w->before, end += w->before;
+    for (uint64_t first = begin, last; first < end; first = last) { /* the rows of a block */
         last = (first / w->height + 1) * w->height;
         last = last < end ? last : end;
-        const uint32_t *which = w->which + first / w->height * w->across;
-        for (uint64_t b = 0, c = 0; c < w->columns; b++, c += w->width) {
-            const uint64_t n = w->columns - c < w->width ? w->columns - c : w->width;
-            const uint8_t *table = w->tables + which[b] * table_bytes;
-            for (uint64_t r = first; r < last; r++) {
-                const uint8_t *codes = w->codes + r * w->row_bytes;
-                uint8_t *out = w->out + r * out_bytes + c * (uint64_t)w->value_bytes;
-                if (w->value_bytes == 2)
-                    look_up_2(codes, w->bits, c, n, table, out);
-                else
-                    look_up_4(codes, w->bits, c, n, table, out);
+        for (uint64_t b = 0, c = 0; c < w->columns; b += most, c += most * width) {
+            const uint64_t block = first / w->height * w->across + b;
+            wm_looked row = w->row;
+            row.n = w->columns - c < most * width ? w->columns - c : most * width;
+            if (row.which) {
+                row.which += block;
+            } else {
+                wm_tabled tables = w->tables;
+                tables.scales += block;
+                if (tables.zeros) tables.zeros += block;
+                tables.n = ceil_div(row.n, width);
+                tables.out = memory, row.tables = memory;
+                kernels->tables(&tables);
+            }
+            for (uint64_t r = first - w->before; r < last - w->before; r++) {
+                row.codes = w->row.codes + r * w->row_bytes + c * (uint64_t)row.bits / 8;
+                row.out = w->row.out + (r * w->columns + c) * (uint64_t)row.bytes;
+                kernels->lookup(&row);
             }
         }
     }
+#if WM_X86
+    if (w->row.streaming) _mm_sfence();
+#endif
 }
 
-int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, uint64_t rows, uint64_t columns, const uint32_t *which,
-              uint64_t n_which, uint64_t height, uint64_t width, const uint8_t *tables, uint64_t tables_size, int value_bytes,
+/* Blocks [begin, end) of the only row. */
+static void run_blocks(void *context, int part, uint64_t begin, uint64_t end) {
+    work w = *(const work *)context;
+    const uint64_t from = begin * w.row.width, to = end * w.row.width < w.columns ? end * w.row.width : w.columns;
+    w.row.codes += from * (uint64_t)w.row.bits / 8, w.row.out += from * (uint64_t)w.row.bytes;
+    if (w.row.which) w.row.which += begin;
+    w.tables.scales += begin;
+    if (w.tables.zeros) w.tables.zeros += begin;
+    w.columns = to - from, w.across = end - begin;
+    run_rows(&w, part, 0, 1);
+}
+
+int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_first, uint64_t row_bytes, uint64_t rows,
+              uint64_t columns, uint64_t before, uint64_t height, uint64_t width, const float *values, const float *scales,
+              const float *zeros, uint64_t n_scales, const uint8_t *which, uint64_t n_which, float factor, int type,
               uint8_t *out, uint64_t out_size, int threads) {
-    enum { MOST = 1u << 31 };
-    if ((bits != 4 && bits != 8) || (value_bytes != 2 && value_bytes != 4) || height == 0 || width == 0) return -1;
-    if (rows > MOST || columns > MOST) return -1;
-    const uint64_t row_bytes = bits == 8 ? columns : ceil_div(columns, 2), across = ceil_div(columns, width);
-    if (codes_size != rows * row_bytes || n_which != ceil_div(rows, height) * across) return -1;
-    if (out_size / (uint64_t)value_bytes != rows * columns || out_size % (uint64_t)value_bytes) return -1;
-    const uint64_t count = tables_size / ((uint64_t)value_bytes << bits);
-    if (tables_size % ((uint64_t)value_bytes << bits)) return -1;
-    for (uint64_t i = 0; i < n_which; i++)
-        if (which[i] >= count) return -1;
+    enum { MOST = 1u << 31, NUMBERS = 256 };
+    const uint64_t longest = (uint64_t)1 << 48;
+    if ((bits != 4 && bits != 8) || before >= height || width == 0 || type < AS_FLOAT32 || type > AS_BFLOAT16) return -1;
+    if (rows > MOST || row_bytes > longest || columns > longest || height > longest) return -1;
+    const uint64_t bytes = coded_bytes(type), needed = bits == 8 ? columns : ceil_div(columns, 2);
+    if (out_size % bytes || (rows && out_size / bytes / rows != columns) || out_size / bytes != rows * columns) return -1;
     if (out_size == 0) return 0; /* there may be no pointers */
-    if (wm_overlap(codes, codes_size, out, out_size) || wm_overlap(tables, tables_size, out, out_size)) return -2;
-    work w = {codes, tables, which, row_bytes, columns, across, height, width, bits, value_bytes, out};
-    const uint64_t least = ELEMENTS_A_THREAD / (columns ? columns : 1);
-    wm_run_parts(run_part, &w, rows, height < rows ? height : 1, least ? least : 1, threads);
+    width = width < columns ? width : columns;
+    const uint64_t across = ceil_div(columns, width), blocks = ceil_div(before + rows, height) * across;
+    if (needed > codes_size || (rows > 1 && (row_bytes < needed || (codes_size - needed) / (rows - 1) < row_bytes))) return -1;
+    if (which ? n_which != blocks || n_scales > NUMBERS : n_scales != blocks) return -1;
+    for (uint64_t i = 0; which && n_scales < NUMBERS && i < n_which; i++)
+        if (which[i] >= n_scales) return -1;
+    if (wm_overlap(codes, codes_size, out, out_size) || wm_overlap(scales, 4 * n_scales, out, out_size) ||
+        (zeros && wm_overlap(zeros, 4 * n_scales, out, out_size)) || (which && wm_overlap(which, n_which, out, out_size)))
+        return -2;
+    const int aligned = (uintptr_t)out % LINE == 0 && columns * bytes % LINE == 0 && width * bytes % LINE == 0;
+    const int streaming = aligned && wm_how_to_store(codes_size, out_size) == WM_STREAMED;
+    work w = {.row = {codes, NULL, which, out, columns, width, bits, (int)bytes, high_first != 0, streaming},
+              .tables = {values, scales, zeros, NULL, n_scales, 1, 1u << bits, type, factor},
+              .row_bytes = row_bytes,
+              .columns = columns,
+              .across = across,
+              .height = height,
+              .before = before};
+    uint8_t *const every = which ? malloc(n_scales * (bytes << bits)) : NULL;
+    if (which) {
+        if (!every) return -3;
+        w.tables.out = every, w.row.tables = every;
+        wm_variants_in_use()->tables(&w.tables);
+    }
+    const uint64_t each = rows == 1 ? width : columns, least = ELEMENTS_A_THREAD / each;
+    if (rows == 1) /* two blocks have whole bytes */
+        wm_run_parts(run_blocks, &w, across, 2, least > 2 ? least : 2, threads);
+    else
+        wm_run_parts(run_rows, &w, rows, height < rows ? height : 1, least > 1 ? least : 1, threads);
+    free(every);
     return 0;
 }

@@ -89,9 +89,9 @@ static wm_variants choose(uint32_t features) {
         USE(differ, differ_x86_avx2), USE(squares, squares_x86_avx2);
     if (HAS(WM_AVX2)) USE(combine_rows, combine_rows_x86_avx2);
     if (HAS(WM_AVX512))
-        USE(groups, groups_x86_avx512);
+        USE(groups, groups_x86_avx512), USE(lookup, lookup_x86_avx512), USE(tables, tables_x86_avx512);
     else if (HAS(WM_AVX2))
-        USE(groups, groups_x86_avx2);
+        USE(groups, groups_x86_avx2), USE(lookup, lookup_x86_avx2), USE(tables, tables_x86_avx2);
 #elif WM_ARM
     if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
 #if defined(__APPLE__)
@@ -101,7 +101,7 @@ static wm_variants choose(uint32_t features) {
 #endif
         USE(f16_to_f32, f16_to_f32_arm_neon), USE(bf16_to_f32, bf16_to_f32_arm_neon);
         USE(intblock, intblock_arm_neon), USE(narrow, narrow_arm_neon), USE(ggml, ggml_arm_neon);
-        USE(quantize, quantize_arm_neon);
+        USE(quantize, quantize_arm_neon), USE(lookup, lookup_arm_neon), USE(tables, tables_arm_neon);
     }
 #endif
     return v;
@@ -147,3 +147,4 @@ const char *wm_intblock_variant(void) { return wm_variants_in_use()->intblock_na
 const char *wm_combine_rows_variant(void) { return wm_variants_in_use()->combine_rows_name; }
 const char *wm_ggml_variant(void) { return wm_variants_in_use()->ggml_name; }
 const char *wm_groups_variant(void) { return wm_variants_in_use()->groups_name; }
+const char *wm_lookup_variant(void) { return wm_variants_in_use()->lookup_name; }

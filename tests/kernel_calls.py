@@ -300,16 +300,23 @@ def _wm_ggml_decode(p: Place, size: int) -> Any:
 
 def _wm_lookup(p: Place, size: int) -> Any:
     found = []
-    rows, width, height = 3, 5, 2
-    for bits, value in ((8, 2), (8, 4), (4, 2), (4, 4)):
+    rows, width, height, before = 3, 5, 2, 1
+    cases = ((8, 1, False, True), (8, 0, True, False), (4, 2, True, True), (4, 0, False, False))
+    for bits, type_, numbered, zeroed in cases:
         columns = size // rows
-        codes = noise(rows * (columns if bits == 8 else -(-columns // 2)))
-        across = -(-columns // width)
-        which = np.arange(-(-rows // height) * across, dtype=np.uint32) % 7
-        tables = noise(7 * value << bits)
-        out = p.room(rows * columns * value)
-        args = (p.give(codes), len(codes), bits, rows, columns, p.array(which), len(which), height, width)
-        found.append(lib.wm_lookup(*args, p.give(tables), len(tables), value, out, rows * columns * value, 1))
+        row_bytes = columns if bits == 8 else -(-columns // 2)
+        codes = noise(rows * row_bytes)
+        blocks = 2 * -(-columns // width)
+        count = 7 if numbered else blocks
+        which = (np.arange(blocks) % 7).astype(np.uint8).tobytes()
+        nbytes = rows * columns * (2 if type_ else 4)
+        out = p.room(nbytes)
+        shape = (row_bytes, rows, columns, before, height, width)
+        zeros = p.array(floats(count)) if zeroed else ffi.NULL
+        scales = (p.array(floats(1 << bits)), p.array(floats(count)), zeros, count)
+        numbers = (p.give(which), len(which)) if which and numbered else (ffi.NULL, 0)
+        args = (p.give(codes), len(codes), bits, bits == 4, *shape, *scales, *numbers, 1.5)
+        found.append(lib.wm_lookup(*args, type_, out, nbytes, 1))
     return found
 
 

@@ -432,6 +432,15 @@ static void test_quantize(void) {
 
 static float next_float(void) { return (float)(int32_t)next_random() * 0x1p-30f; }
 
+/* A number that is not NaN. */
+static void check_rounded(const uint8_t *found, float value, int type, const char *name, uint64_t at) {
+    const uint32_t all = bits_of_float(value);
+    uint16_t half = narrow_float(value);
+    if (type == AS_BFLOAT16) half = (uint16_t)((all + 0x7FFF + (all >> 16 & 1)) >> 16);
+    const void *wanted = type == AS_FLOAT32 ? (const void *)&value : (const void *)&half;
+    check(!memcmp(found, wanted, coded_bytes(type)), name, at);
+}
+
 /* Groups of codes end to end, and of nibbles in AWQ's order, in allocations of exactly their size: every type, tiles and what is
  * left of them. A scale is any bits but those of a NaN, whose sign another order of operands may change. */
 static void test_groups(const char *name, wm_groups_fn *decode) {
@@ -468,14 +477,63 @@ static void test_groups(const char *name, wm_groups_fn *decode) {
                         q |= (uint32_t)(words[4 * word + bit % 32 / 8] >> bit % 8 & 1) << b;
                     }
                     const float value = scales[group[c] * rows + o] * ((float)q - zeros[group[c] * rows + o]);
-                    const uint32_t all = bits_of_float(value);
-                    uint16_t half = narrow_float(value);
-                    if (type == AS_BFLOAT16) half = (uint16_t)((all + 0x7FFF + (all >> 16 & 1)) >> 16);
-                    const void *wanted = type == AS_FLOAT32 ? (const void *)&value : (const void *)&half;
-                    check(!memcmp(out + bytes * (o * columns + c), wanted, bytes), name, o * columns + c);
+                    check_rounded(out + bytes * (o * columns + c), value, type, name, o * columns + c);
                 }
             free(words), free(out), free(group), free(scales), free(zeros);
         }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+/* Rows of codes in blocks, in allocations of exactly their size: numbered tables and others, both orders of halves, every width. */
+static void test_lookup(const char *name, wm_lookup_fn *look_up) {
+    static const uint64_t widths[] = {1, 2, 7, 16, 31, 32, 33, 64, 80, 200};
+    int before = failures;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths * 16; i++) {
+        const uint64_t width = widths[i / 16], n = 3 * width + i % 3 * width / 2 + 1, blocks = ceil_div(n, width);
+        const int bits = i & 1 ? 4 : 8, bytes = i & 2 ? 4 : 2, high_first = i & 1 && i & 8;
+        uint8_t *codes = random_bytes(bits == 8 ? n : (n + 1) / 2), *which = i & 4 ? random_bytes(blocks) : NULL;
+        uint8_t *tables = random_bytes((uint64_t)bytes << bits << 8), *out = malloc(n * (uint64_t)bytes);
+        if (!out) exit(2);
+        const wm_looked row = {codes, tables, which, out, n, width, bits, bytes, high_first, 0};
+        look_up(&row);
+        for (uint64_t c = 0; c < n; c++) {
+            const uint64_t block = c / width, table = which ? which[block] : block;
+            uint64_t code = codes[bits == 8 ? c : c / 2];
+            if (bits == 4) code = (c % 2 == 1) != high_first ? code / 16 : code % 16;
+            const uint8_t *wanted = tables + ((table << bits) + code) * (uint64_t)bytes;
+            check(!memcmp(out + c * (uint64_t)bytes, wanted, (size_t)bytes), name, c);
+        }
+        free(codes), free(which), free(tables), free(out);
+    }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+/* The tables of some blocks, in every type, with zero points and without, and with a second factor. */
+static void test_tables(const char *name, wm_tables_fn *make) {
+    enum { BLOCKS = 5, CODES = 48, STEP = 3 };
+    float values[CODES], scales[BLOCKS * STEP], zeros[BLOCKS * STEP];
+    int before = failures;
+    for (size_t i = 0; i < 96; i++) {
+        const int type = (int)(i % 3), zeroed = i / 3 % 2;
+        const uint64_t bytes = coded_bytes(type);
+        const float factor = i / 6 % 2 ? 0.3f : 1;
+        for (size_t q = 0; q < CODES; q++) values[q] = (float)(next_random() % 256) - 128;
+        for (size_t k = 0; k < BLOCKS * STEP; k++) {
+            const uint32_t any = next_random();
+            scales[k] = float_of_bits((any & 0x7F800000) == 0x7F800000 ? any & 0x807FFFFF : any);
+            zeros[k] = (float)(next_random() % 16);
+        }
+        uint8_t *out = malloc(BLOCKS * CODES * bytes);
+        if (!out) exit(2);
+        const wm_tabled tables = {values, scales, zeroed ? zeros : NULL, out, BLOCKS, STEP, CODES, type, factor};
+        make(&tables);
+        for (uint64_t k = 0; k < BLOCKS * CODES; k++) {
+            const uint64_t at = k / CODES * STEP;
+            const float value = (values[k % CODES] - (zeroed ? zeros[at] : 0)) * scales[at] * factor;
+            check_rounded(out + bytes * k, value, type, name, k);
+        }
+        free(out);
+    }
     printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
@@ -732,10 +790,14 @@ static void test_variants(void) {
     test_ggml_quantize("ggml_quantize_portable", ggml_quantize_portable);
     test_products("combine_rows_portable", combine_rows_portable);
     test_groups("groups_portable", groups_portable);
+    test_lookup("lookup_portable", lookup_portable), test_tables("tables_portable", tables_portable);
     test_words();
 #if WM_X86
     if (cpu & WM_AVX2) test_groups("groups_x86_avx2", groups_x86_avx2);
     if (cpu & WM_AVX512) test_groups("groups_x86_avx512", groups_x86_avx512);
+    if (cpu & WM_AVX2) test_lookup("lookup_x86_avx2", lookup_x86_avx2), test_tables("tables_x86_avx2", tables_x86_avx2);
+    if (cpu & WM_AVX512)
+        test_lookup("lookup_x86_avx512", lookup_x86_avx512), test_tables("tables_x86_avx512", tables_x86_avx512);
     if (cpu & WM_AVX2) test_products("combine_rows_x86_avx2", combine_rows_x86_avx2);
     if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
@@ -771,6 +833,7 @@ static void test_variants(void) {
     if (cpu & WM_AVX2) test_ggml_quantize("ggml_quantize_x86_avx2", ggml_quantize_x86_avx2);
     if (cpu & WM_AVX512) test_ggml_quantize("ggml_quantize_x86_avx512", ggml_quantize_x86_avx512);
 #elif WM_ARM
+    test_lookup("lookup_arm_neon", lookup_arm_neon), test_tables("tables_arm_neon", tables_arm_neon);
     test_intblock("intblock_arm_neon", intblock_arm_neon);
     test_narrow("narrow_arm_neon", narrow_arm_neon);
     test_ggml("ggml_arm_neon", ggml_arm_neon);

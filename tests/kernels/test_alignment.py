@@ -95,9 +95,13 @@ def tensors(array):
 
 # Calls of kernels with arrays as inputs, each given by a function.
 def looked_up(a):
-    codes, which = np.arange(8, dtype=np.uint8).reshape(2, 4), np.array([[1], [0]], np.uint32)
-    out = np.zeros((2, 4), np.uint16)
-    kernels.look_up(codes, 8, a(which), 1, 4, a(np.arange(512, dtype=np.uint16).reshape(2, 256)), out)
+    codes, scales, out = (
+        np.arange(8, dtype=np.uint8).reshape(2, 4),
+        np.ones(2, np.float32),
+        np.zeros((2, 4), np.float16),
+    )
+    every = a(np.arange(256, dtype=np.float32))
+    kernels.look_up(codes, 8, every, a(scales), out, height=1, width=4, zeros=a(scales))
     return out
 
 

@@ -1,53 +1,123 @@
-"""`look_up`: values of codes by tables, compared with numpy's indexing."""
+"""`look_up`: codes with scales of blocks, compared with numpy on every instruction set."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tests.support import each
 
 from weightmap import kernels
 
-
-def definition(codes, bits, which, height, width, tables, shape):
-    rows, columns = shape
-    if bits == 4:
-        codes = np.stack([codes & 15, codes >> 4], -1).reshape(rows, -1)[:, :columns]
-    numbers = which[np.arange(rows)[:, None] // height, np.arange(columns) // width]
-    return tables[numbers, codes]
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+# NaN with a fraction, infinity, and what becomes infinite, subnormal or a tie in a half.
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-7, 3e-8, 1e-40, 7e4, 3e38, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11]
 
 
-def test_values_are_those_of_the_tables():
+def definition(codes, values, scales, zeros, which, blocks, dtype, factor):
+    """Return the values by numpy; `blocks` has the number of the block of each element."""
+    numbers = blocks if which is None else which[blocks]
+    with np.errstate(all="ignore"):
+        found = values[codes]
+        if zeros is not None:
+            found = found - zeros[numbers]
+        return (found * scales[numbers] * np.float32(factor)).astype(dtype)
+
+
+def packed(codes, high_first):
+    """Lay two codes of 4 bits in a byte."""
+    whole = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+    first, second = whole[:, ::2], whole[:, 1::2]
+    return (first << 4 | second if high_first else first | second << 4).astype(np.uint8)
+
+
+@pytest.mark.usefixtures("isa")
+def test_values_are_those_of_numpy():
+    """Blocks of any size, odd columns, rows inside a block, padded rows, all types of values, and threads."""
     rng = np.random.default_rng(0)
 
     def check(case):
-        rows, columns, height, width, bits, dtype, threads = case
-        codes = rng.integers(0, 256, (rows, columns if bits == 8 else -(-columns // 2))).astype(np.uint8)
-        tables = rng.integers(0, 2**16, (9, 1 << bits)).astype(dtype)
-        which = rng.integers(0, 9, (-(-rows // height), -(-columns // width))).astype(np.uint32)
-        out = np.zeros((rows, columns), dtype)
-        kernels.look_up(codes, bits, which, height, width, tables, out, threads=threads)
-        wanted = definition(codes, bits, which, height, width, tables, (rows, columns))
-        np.testing.assert_array_equal(out, wanted)
+        rows, columns, height, width, bits, threads = case
+        codes = rng.integers(0, 1 << bits, (rows, columns)).astype(np.uint8)
+        values = rng.normal(0, 3, 1 << bits).astype(np.float32)
+        before, across = height // 2, -(-columns // width)
+        count = -(-(before + rows) // height) * across
+        blocks = (np.arange(rows)[:, None] + before) // height * across + np.arange(columns) // width
+        for numbered, zeroed, high_first in ((True, False, True), (False, True, False), (False, False, True)):
+            scales = rng.normal(0, 1, 256 if numbered else count).astype(np.float32)
+            places = rng.integers(0, max(scales.size, 1), scales.size // 4)
+            scales[places] = rng.choice(np.array(SPECIAL, np.float32), len(places))
+            zeros = rng.integers(0, 9, scales.size).astype(np.float32) if zeroed else None
+            which = rng.integers(0, 256, count).astype(np.uint8) if numbered else None
+            stored = codes if bits == 8 else packed(codes, high_first)
+            stored = np.pad(stored, ((0, 0), (0, 3 * numbered)))
+            factor = 0.3 if high_first else 1
+            for dtype in DTYPES:
+                out = kernels.empty((rows, columns), dtype)  # of whole lines, so that large ones are streamed
+                kernels.look_up(
+                    *(stored, bits, values, scales, out),
+                    height=height,
+                    width=width,
+                    before=before,
+                    zeros=zeros,
+                    which=which,
+                    factor=factor,
+                    high_first=high_first,
+                    threads=threads,
+                )
+                wanted = definition(codes, values, scales, zeros, which, blocks, dtype, factor)
+                np.testing.assert_array_equal(out.view(f"u{dtype.itemsize}"), wanted.view(f"u{dtype.itemsize}"))
 
     shapes = [(1, 1, 1, 1), (3, 7, 2, 3), (5, 64, 1, 32), (40, 33, 16, 5), (7, 9, 9, 100), (4, 0, 1, 1)]
-    cases = [(*shape, bits, dtype, 1) for shape in shapes for bits in (4, 8) for dtype in (np.uint16, np.uint32)]
-    each([*cases, (2000, 1500, 128, 128, 8, np.uint16, 4), (2000, 1500, 1, 32, 4, np.uint16, 4)], check)
+    shapes += [(3, 96, 1, 16), (2, 1100, 1, 16), (1, 4099, 1, 64), (9, 300, 4, 128)]
+    cases = [(*shape, bits, 1) for shape in shapes for bits in (4, 8)]
+    large = [(1200, 1024, 128, 128, 8, 4), (1200, 1024, 1, 32, 4, 4), (1, 1_100_001, 1, 64, 4, 4)]
+    each([*cases, *large], check)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_is_streamed_is_the_same(bits):
+    """An output that exceeds the caches, in whole lines and beside them."""
+    rng = np.random.default_rng(1)
+    rows, columns = 4100, 4096
+    codes = rng.integers(0, 256, (rows, columns * bits // 8), np.uint8)
+    values = rng.normal(0, 1, 1 << bits).astype(np.float32)
+    scales, memory = (
+        np.ones(rows * columns // 32, np.float32),
+        kernels.empty((rows * columns + 32,), np.dtype(np.float16)),
+    )
+    found = []
+    for at in (0, 8):
+        out = memory[at : at + rows * columns].reshape(rows, columns)
+        kernels.look_up(codes, bits, values, scales, out, height=1, width=32, threads=2)
+        found.append(out.view(np.uint16)[::64].copy())
+    both = codes if bits == 8 else np.stack([codes & 15, codes >> 4], -1).reshape(rows, columns)
+    wanted = values.astype(np.float16)[both[::64]].view(np.uint16)
+    for bits_of in found:
+        np.testing.assert_array_equal(bits_of, wanted)
 
 
 def test_what_does_not_fit_is_refused():
-    """Sizes that contradict one another, numbers without a table, and memory that overlaps."""
-    codes, tables = np.zeros((2, 4), np.uint8), np.zeros((3, 256), np.uint16)
-    which, out = np.zeros((2, 1), np.uint32), np.zeros((2, 4), np.uint16)
-    kernels.look_up(codes, 8, which, 1, 4, tables, out)
-    for bad in (
-        (codes[:1], 8, which, 1, 4, tables, out),
-        (codes, 4, which, 1, 4, tables, out),
-        (codes, 5, which, 1, 4, tables, out),
-        (codes, 8, which[:1], 1, 4, tables, out),
-        (codes, 8, which + np.uint32(3), 1, 4, tables, out),
-        (codes, 8, which, 0, 4, tables, out),
-        (codes, 8, which, 1, 0, tables, out),
-        (codes, 8, which, 1, 4, tables[:, :200].copy(), out),
-        (out.view(np.uint8)[:, :4].copy(), 8, which, 1, 4, out.view(np.uint8), out),
+    """Sizes that contradict one another, numbers without a scale, and memory that overlaps."""
+    codes, every, scales = np.zeros((2, 4), np.uint8), np.zeros(256, np.float32), np.ones(2, np.float32)
+    out, which = np.zeros((2, 4), np.float32), np.zeros(2, np.uint8)
+    nibbles = every[:16]
+    same = {"height": 1, "width": 4}
+    kernels.look_up(codes, 8, every, scales, out, **same)
+    for args, more in (
+        ((codes[:1], 8, every, scales, out), same),
+        ((codes[:, :1].copy(), 4, nibbles, scales, out), same),
+        ((codes, 4, every, scales, out), same),
+        ((codes, 5, every[:32], scales, out), same),
+        ((codes, 8, every, scales[:1], out), same),
+        ((codes, 8, every, scales, out), same | {"zeros": scales[:1]}),
+        ((codes, 8, every, scales, out), same | {"which": which[:1]}),
+        ((codes, 8, every, scales, out), same | {"which": which + np.uint8(2)}),
+        ((codes, 8, every, np.ones(257, np.float32), out), same | {"which": which}),
+        ((codes, 8, every, scales, out), {"height": 0, "width": 4}),
+        ((codes, 8, every, scales, out), {"height": 1, "width": 0}),
+        ((codes, 8, every, scales, out), {"height": 2, "width": 4, "before": 2}),
+        ((out.view(np.uint8)[:, :4].copy(), 8, every, out.reshape(-1)[:2], out), same),
+        ((out.view(np.uint8), 8, every, scales, out), same),
     ):
         with pytest.raises(ValueError, match=r"fit together|overlaps"):
-            kernels.look_up(*bad)
+            kernels.look_up(*args, **more)

@@ -126,7 +126,7 @@ _ON_DEMAND = {
     "_dlpack": "dlpack_capsule",
     "_ggml": "GGML_ENCODED GGML_TYPES GgmlType decode_ggml encode_ggml ggml_size",
     "_half": "bf16_to_f32 f16_to_f32 unpack_f16_pairs widen",
-    "_lookup": "GROUPED decode_groups look_up",
+    "_lookup": "CODED decode_groups look_up",
     "_isa": "available_isas cpus isa use_isa variant",
     "_memory": "check_out empty given_array",
     "_outcome": "Failed check_outcome",

@@ -7,7 +7,7 @@ rounded once more, to the type of the result. So `dequantize("float32")` gives t
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,16 +18,31 @@ from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     Pieces = Mapping[str, NDArray[Any]]
-    # Codes, their bits, the number of the table of each block, rows and columns of a block, and the tables in float32.
-    Tables = tuple[NDArray[Any], int, NDArray[Any], int, int, NDArray[np.float32]]
 
-# Bytes of elements that are looked up.
-_LOOKED_UP = (2, 4)
+# Pieces of elements that are decoded in one call where no array is made of them.
+_PIECES = 64
+
+
+class Codes(NamedTuple):
+    """Codes of rows, what they stand for, and the scales of their blocks: the arguments of `kernels.look_up`."""
+
+    codes: NDArray[Any]
+    bits: int
+    values: NDArray[np.float32]
+    scales: NDArray[np.float32]
+    height: int
+    width: int
+    before: int = 0
+    zeros: NDArray[Any] | None = None
+    which: NDArray[np.uint8] | None = None
+    factor: float = 1
+    high_first: bool = False
+    flat: bool = False  # blocks of the flattened parameter
 
 
 class Coding:
@@ -46,6 +61,8 @@ class Coding:
         The pieces that hold them.
     stated : str or None
         The type of the parameter that the pieces state themselves.
+    direct : bool
+        Whether rows are decoded without arrays of their elements.
     """
 
     __slots__ = ("block_size", "codes", "scales", "scheme", "shape", "stated", "step")
@@ -57,6 +74,7 @@ class Coding:
     codes: str
     scales: str
     stated: str | None
+    direct: ClassVar[bool] = False
 
     def __init__(
         self, scheme: str, shape: tuple[int, ...], codes: str, scales: str, *, block_size: int = 0, step: int = 1
@@ -86,13 +104,8 @@ class Coding:
         """Return rows `first` to `last` as blocks of that scheme, uint8, shape (rows, bytes): see `decode`."""
         raise NotImplementedError
 
-    @property
-    def together(self) -> int:
-        """Rows that are decoded together where possible, a multiple of `step`."""
-        return self.step
-
-    def tables(self, pieces: Pieces, first: int, last: int) -> Tables | None:  # noqa: ARG002 - some have none
-        """Return what `kernels.look_up` makes rows `first` to `last` of; None where tables would not be few."""
+    def coded(self, pieces: Pieces, first: int, last: int) -> Codes | None:  # noqa: ARG002 - some have none
+        """Return what `kernels.look_up` makes rows `first` to `last` of; None where it cannot."""
         return None
 
     def rows(
@@ -104,26 +117,35 @@ class Coding:
         out: NDArray[Any] | None = None,
         threads: int = 1,
     ) -> NDArray[Any]:
-        """Return what `decode` does in another type; values out of its range become infinite.
-
-        Where blocks have few different scales, what each code stands for is computed once, and then looked up.
-        """
+        """Return what `decode` does in another type; values out of its range become infinite."""
         if first == last:
             return np.empty((0, *self.shape[1:]), dtype)
         with np.errstate(all="ignore"):
-            found = self.tables(pieces, first, last) if dtype.itemsize in _LOOKED_UP else None
+            found = self.coded(pieces, first, last) if dtype.name in kernels.CODED else None
             if found is None:
                 values = self.decode(pieces, first, last)
                 if out is None:
                     return values.astype(dtype, copy=False)
                 out[...] = values
                 return out
-            codes, bits, which, height, width, values = found
-            target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
-            numbers = np.ascontiguousarray(which, np.uint32)
-            made = np.ascontiguousarray(values.astype(dtype))
-            kernels.look_up(np.ascontiguousarray(codes), bits, numbers, height, width, made, target, threads=threads)
-            return target
+        target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
+        rows = 1 if found.flat else last - first
+        kernels.look_up(
+            np.ascontiguousarray(found.codes).reshape(rows, -1),
+            found.bits,
+            found.values,
+            np.ascontiguousarray(found.scales, np.float32),
+            target.reshape(rows, -1),
+            height=found.height,
+            width=found.width,
+            before=found.before,
+            zeros=None if found.zeros is None else np.ascontiguousarray(found.zeros, np.float32),
+            which=None if found.which is None else np.ascontiguousarray(found.which),
+            factor=found.factor,
+            high_first=found.high_first,
+            threads=threads,
+        )
+        return target
 
     def around(self, first: int, last: int) -> tuple[int, int]:
         """Return these rows, widened to whole steps."""
@@ -244,19 +266,28 @@ class PiecedTensor(QuantizedTensor):
         """Write the values from `start` to `stop` to a contiguous array of any type: groups of rows, each cut first."""
         if start >= stop:
             return
-        coding, width = self._coding, math.prod(self.shape[1:])
-        most = max(PIECE // width // coding.together, 1) * coding.together
-        end = -(-stop // width)
-        first, _ = coding.around(start // width, end)
-        flat = out.reshape(-1)
-        for row in range(first, end, most):
-            _, last = coding.around(row, min(row + most, end))
-            low, high = max(start, row * width), min(stop, last * width)
-            part = flat[low - start : high - start]
-            if len(part) == (last - row) * width and part.flags.aligned:
-                self._rows_of(row, last, flat.dtype, part.reshape(last - row, *self.shape[1:]), threads)
-            else:
-                part[...] = self._rows_of(row, last, flat.dtype).reshape(-1)[low - row * width : high - row * width]
+        coding, width, count = self._coding, math.prod(self.shape[1:]), self.shape[0]
+        begin, end = coding.around(start // width, -(-stop // width))
+        # Whole rows are decoded where they go; others, of which a part is asked for, apart.
+        low, high = coding.around(0, -(-start // width))[1], stop // width
+        high = count if high == count else coding.around(high, high)[0]
+        if low >= high or not out.flags.aligned:
+            low = high = begin
+        many = PIECE * _PIECES if coding.direct and out.dtype.name in kernels.CODED else PIECE
+        for first, last in _runs(begin, low, PIECE // width, coding.step):
+            self._decode_apart(first, last, start, stop, out)
+        for first, last in _runs(low, high, many // width, coding.step):
+            part = out[first * width - start : last * width - start]
+            self._rows_of(first, last, out.dtype, part.reshape(last - first, *self.shape[1:]), threads)
+        for first, last in _runs(high, end, PIECE // width, coding.step):
+            self._decode_apart(first, last, start, stop, out)
+
+    def _decode_apart(self, first: int, last: int, start: int, stop: int, out: NDArray[Any]) -> None:
+        """Decode these rows, and write those of their values that lie from `start` to `stop`."""
+        width = math.prod(self.shape[1:])
+        at, until = max(start, first * width), min(stop, last * width)
+        values = self._rows_of(first, last, out.dtype).reshape(-1)
+        out[at - start : until - start] = values[at - first * width : until - first * width]
 
     def _rows_of(
         self, first: int, last: int, dtype: np.dtype[Any], out: NDArray[Any] | None = None, threads: int = 1
@@ -270,6 +301,12 @@ class PiecedTensor(QuantizedTensor):
     def __reduce__(self) -> tuple[Any, ...]:
         copies = {role: (name, np.array(array)) for role, (name, array) in self._pieces.items()}
         return _rebuild, (self._coding, self._dtype.name, copies)
+
+
+def _runs(first: int, last: int, most: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the beginning and the end of runs of about `most` rows, at multiples of `step`."""
+    most = max(most // step, 1) * step
+    return ((row, min(row + most, last)) for row in range(first, last, most))
 
 
 def _rebuild(coding: Coding, dtype: str, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> PiecedTensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from weightmap import kernels
-from weightmap.quant import PIECE
 from weightmap.quant.checkpoints import FLOATS, Group, blocks_of
-from weightmap.quant.pieced import E2M1, Coding, low_first, to_float32
+from weightmap.quant.pieced import E2M1, Codes, Coding, low_first, to_float32
 from weightmap.quant.repacking import float_blocks, integer_blocks, integers_fit, per_block
 
 if TYPE_CHECKING:
@@ -17,13 +16,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Pieces, Tables
+    from weightmap.quant.pieced import Pieces
 
 
-# Elements of a block from which a table of its 256 codes takes less time than its elements.
-_LEAST = 1024
-# Pieces of elements that `Transposed` decodes at a time.
-_PIECES = 16
+# Each byte.
+_EVERY = np.arange(256, dtype=np.uint8)
 
 
 class Scaled(Coding):
@@ -43,6 +40,8 @@ class Scaled(Coding):
     """
 
     __slots__ = ("height", "integers", "width", "zeros")
+
+    direct: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -86,23 +85,16 @@ class Scaled(Coding):
         scales = pieces[self.scales].reshape(-1, blocks_of(self.shape[1], self.width))
         return integer_blocks(8, pieces[self.codes], per_block(scales, self.shape[1], self.width, last - first))
 
-    @property
-    def together(self) -> int:
-        """Implement `Coding.together`: the rows of a block."""
-        return self.height if self.height < self.shape[0] else 1
-
-    def tables(self, pieces: Pieces, first: int, last: int) -> Tables | None:
-        """Implement `Coding.tables`: one for each block, of all 256 codes."""
-        inside = first % self.height and self.height < self.shape[0]
-        if inside or min(self.height, last - first) * min(self.width, self.shape[1]) < _LEAST:
-            return None
-        codes = pieces[self.codes]
-        values = self.values(np.arange(256, dtype=np.uint8).view(codes.dtype))
-        scales = self.scale(pieces).reshape(-1, blocks_of(self.shape[1], self.width))
-        if self.zeros is not None:
-            values = values - pieces[self.zeros].astype(np.float32).reshape(-1, 1)
-        made = values * scales.reshape(-1, 1)
-        return codes, 8, np.arange(scales.size).reshape(scales.shape), self.height, self.width, made
+    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+        """Implement `Coding.coded`."""
+        del last
+        codes, stored = pieces[self.codes], pieces[self.scales]
+        found = Codes(codes, 8, self.values(_EVERY.view(codes.dtype)), stored, self.height, self.width)
+        if stored.dtype.itemsize == 1 and self.zeros is None:  # one of 256 scales
+            every = {**pieces, self.scales: _EVERY.view(stored.dtype)}
+            return found._replace(before=first % self.height, scales=self.scale(every), which=stored.view(np.uint8))
+        zeros = None if self.zeros is None else pieces[self.zeros]
+        return found._replace(before=first % self.height, scales=self.scale(pieces), zeros=zeros)
 
     def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Return what the codes stand for."""
@@ -164,12 +156,10 @@ class Fp4(Scaled):
         del first, last
         return float_blocks(low_first(pieces[self.codes].view(np.uint8)), pieces[self.scales].view(np.uint8))
 
-    def tables(self, pieces: Pieces, first: int, last: int) -> Tables | None:
-        """Implement `Coding.tables`: one for each of the 256 scales that a byte can be."""
-        del first, last
-        scales = pieces[self.scales]
-        every = {**pieces, self.scales: np.arange(256, dtype=np.uint8).view(scales.dtype)}
-        return pieces[self.codes], 4, scales.view(np.uint8), 1, self.width, E2M1 * self.scale(every).reshape(-1, 1)
+    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+        """Implement `Coding.coded`."""
+        codes = pieces[self.codes].view(np.uint8)
+        return super().coded({**pieces, self.codes: codes}, first, last)._replace(bits=4, values=E2M1)
 
     def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Implement `Scaled.values`."""
@@ -196,6 +186,8 @@ class Transposed(Coding):
 
     __slots__ = ("bits", "by_rows", "groups")
 
+    direct: ClassVar[bool] = True
+
     def __init__(
         self,
         scheme: str,
@@ -214,11 +206,6 @@ class Transposed(Coding):
         """Return z of rows `first` to `last`, shape (G, rows)."""
         raise NotImplementedError
 
-    @property
-    def together(self) -> int:
-        """Implement `Coding.together`: values are made where they go, so there may be many."""
-        return max(_PIECES * PIECE // max(self.shape[1], 1) // self.step, 1) * self.step
-
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
         return self.rows(pieces, first, last, np.dtype(np.float32))
@@ -233,7 +220,7 @@ class Transposed(Coding):
         threads: int = 1,
     ) -> NDArray[Any]:
         """Implement `Coding.rows`."""
-        if dtype.name not in kernels.GROUPED or (out is not None and not out.flags.c_contiguous):
+        if dtype.name not in kernels.CODED or (out is not None and not out.flags.c_contiguous):
             with np.errstate(all="ignore"):
                 values = self.decode(pieces, first, last)
                 if out is None:

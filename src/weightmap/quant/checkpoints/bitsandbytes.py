@@ -11,7 +11,7 @@ from weightmap.errors import quoted
 from weightmap.io import strict_json
 from weightmap.quant.checkpoints import FLOATS, Group, Method, Settings, blocks_of
 from weightmap.quant.checkpoints._codings import Scaled
-from weightmap.quant.pieced import Coding
+from weightmap.quant.pieced import Codes, Coding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +49,8 @@ class FourBits(Coding):
 
     __slots__ = ("blocksize", "held", "nested", "offset")
 
+    direct: ClassVar[bool] = True
+
     def __init__(
         self, scheme: str, shape: tuple[int, ...], blocksize: int, nested: int, offset: float, held: int
     ) -> None:
@@ -75,13 +77,24 @@ class FourBits(Coding):
         count = (last - first) * width
         octets = np.ascontiguousarray(pieces["weight"]).reshape(-1).view(np.uint8)
         codes = np.stack([octets >> 4, octets & 15], -1).reshape(-1)[:count]
-        absmax = pieces[_ABSMAX]
-        if self.nested:
-            outer = pieces[_NESTED_ABSMAX][np.arange(len(absmax)) // self.nested]
-            absmax = pieces[_NESTED_MAP][absmax] * outer + np.float32(self.offset)
-        values = pieces[_MAP][codes] * absmax[np.arange(count) // self.blocksize]
+        values = pieces[_MAP][codes] * self.absmax(pieces)[np.arange(count) // self.blocksize]
         found: NDArray[np.float32] = values.reshape(last - first, *self.shape[1:])
         return found
+
+    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+        """Implement `Coding.coded`."""
+        del first, last
+        octets = np.ascontiguousarray(pieces["weight"]).reshape(-1).view(np.uint8)
+        scales = self.absmax(pieces)
+        return Codes(octets, 4, pieces[_MAP], scales, 1, self.blocksize, high_first=True, flat=True)
+
+    def absmax(self, pieces: Pieces) -> NDArray[np.float32]:
+        """Return the scale of each block."""
+        absmax: NDArray[np.float32] = pieces[_ABSMAX]
+        if self.nested:
+            outer = pieces[_NESTED_ABSMAX].repeat(self.nested)[: len(absmax)]
+            absmax = pieces[_NESTED_MAP][absmax] * outer + np.float32(self.offset)
+        return absmax
 
 
 class EightBits(Scaled):
@@ -96,8 +109,9 @@ class EightBits(Scaled):
         """Implement `Coding.decode`."""
         return super().decode(pieces, first, last) * _ONE_127TH
 
-    def tables(self, pieces: Pieces, first: int, last: int) -> None:
-        """Implement `Coding.tables`: its values have a second factor."""
+    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+        """Implement `Coding.coded`."""
+        return super().coded(pieces, first, last)._replace(factor=float(_ONE_127TH))
 
     def counterpart(self, read: Callable[[str], NDArray[Any]]) -> None:
         """Implement `Coding.counterpart`: two factors are no scale of ggml's."""

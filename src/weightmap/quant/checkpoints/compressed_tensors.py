@@ -12,7 +12,7 @@ from weightmap.errors import quoted
 from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
 from weightmap.quant.checkpoints._codings import fp4, scaled
 from weightmap.quant.checkpoints.gptq import checked_groups
-from weightmap.quant.pieced import Coding, unpacked
+from weightmap.quant.pieced import Codes, Coding, unpacked
 from weightmap.quant.repacking import integer_blocks, integers_fit, per_block
 
 if TYPE_CHECKING:
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Pieces, Tables
+    from weightmap.quant.pieced import Pieces
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
-_NIBBLE = 4
+# Bits of codes of which a byte has a whole number, and C looks up.
+_WHOLE = (4, 8)
 
 
 class PackedCoding(Coding):
@@ -86,20 +87,23 @@ class PackedCoding(Coding):
             return scales[:, groups] * (values - zeros.T[:, groups])
         return scales[:, groups] * (values - np.float32(1 << self.bits - 1))
 
-    def tables(self, pieces: Pieces, first: int, last: int) -> Tables | None:
-        """Implement `Coding.tables`: of 4 bits, one for each group of a row."""
-        width = min(self.block_size, self.shape[1])
-        if self.bits != _NIBBLE or self.groups is not None or width < 4 << _NIBBLE or self.shape[1] % 2:
+    @property
+    def direct(self) -> bool:  # type: ignore[override]
+        """Whether codes are halves of bytes or bytes, with scales in the order of columns."""
+        return self.bits in _WHOLE and self.groups is None
+
+    def coded(self, pieces: Pieces, first: int, last: int) -> Codes | None:
+        """Implement `Coding.coded`."""
+        if not self.direct:
             return None
-        count = blocks_of(self.shape[1], width)
-        scales = np.atleast_2d(pieces["weight_scale"].astype(np.float32))
-        scales = np.broadcast_to(scales, (last - first, count))
-        zeros: Any = np.float32(1 << self.bits - 1)
+        every = np.arange(1 << self.bits, dtype=np.float32)
+        codes = np.ascontiguousarray(pieces["weight_packed"], "<i4").view(np.uint8)
+        height = self.shape[0] if self.single else 1
+        found = Codes(codes, self.bits, every, pieces["weight_scale"], height, self.block_size)
         if self.zeros:
-            zeros = self._codes(pieces["weight_zero_point"].T, last - first).astype(np.float32).T[..., None]
-        made = scales[..., None] * (np.arange(1 << _NIBBLE, dtype=np.float32) - zeros)
-        codes = np.ascontiguousarray(pieces["weight_packed"], "<i4").view(np.uint8)[:, : self.shape[1] // 2]
-        return codes, _NIBBLE, np.arange(scales.size), 1, width, made.reshape(-1, 1 << _NIBBLE)
+            zeros = self._codes(pieces["weight_zero_point"].T, last - first).T
+            return found._replace(before=first % height, zeros=zeros)
+        return found._replace(before=first % height, values=every - np.float32(1 << self.bits - 1))
 
     def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
         """Implement `Coding.counterpart`: symmetric, and groups in the order of columns."""

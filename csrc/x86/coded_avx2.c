@@ -1,0 +1,77 @@
+/* Values of codes by tables, and the decoding of groups, compiled for AVX2 and F16C. */
+#include "../groups_value.h"
+
+#if WM_X86
+#include <immintrin.h>
+
+#define TARGET WM_TARGET("avx2,f16c")
+#define SUFFIX x86_avx2
+#define NIBBLES 1
+#define BYTES 0
+
+TARGET WM_INLINE void round_halves(const float *values, uint8_t *to) {
+    for (int l = 0; l < LANES; l += 8)
+        _mm_storeu_si128((__m128i *)(void *)(to + 2 * l),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(values + l), _MM_FROUND_TO_NEAREST_INT));
+}
+
+typedef struct {
+    __m256i first, last;
+} line;
+
+TARGET WM_INLINE void store_line(line values, uint8_t *out, int streaming) {
+    __m256i *to = (__m256i *)(void *)out;
+    if (streaming)
+        _mm256_stream_si256(to, values.first), _mm256_stream_si256(to + 1, values.last);
+    else
+        _mm256_storeu_si256(to, values.first), _mm256_storeu_si256(to + 1, values.last);
+}
+
+typedef struct {
+    __m256i low, high; /* bytes of the halves: a table in each lane */
+} nibbles_2;
+
+TARGET WM_INLINE nibbles_2 load_nibbles_2(const uint8_t *first, const uint8_t *second) {
+    const __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)first);
+    const __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)second), mask = _mm256_set1_epi16(0xFF);
+    const __m256i low = _mm256_packus_epi16(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
+    const __m256i high = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+    return (nibbles_2){_mm256_permute4x64_epi64(low, 0xD8), _mm256_permute4x64_epi64(high, 0xD8)};
+}
+
+TARGET WM_INLINE line look_nibbles_2(nibbles_2 t, const uint8_t *codes, int high_first) {
+    const __m128i both = _mm_loadu_si128((const __m128i *)(const void *)codes), mask = _mm_set1_epi8(15);
+    const __m128i low = _mm_and_si128(both, mask), high = _mm_and_si128(_mm_srli_epi16(both, 4), mask);
+    const __m128i even = high_first ? high : low, odd = high_first ? low : high;
+    const __m256i at = _mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd));
+    const __m256i below = _mm256_shuffle_epi8(t.low, at), above = _mm256_shuffle_epi8(t.high, at);
+    const __m256i a = _mm256_unpacklo_epi8(below, above), b = _mm256_unpackhi_epi8(below, above);
+    return (line){_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)};
+}
+
+typedef struct {
+    __m256i low, high; /* codes below 8, and from 8 on */
+} nibbles_4;
+
+TARGET WM_INLINE nibbles_4 load_nibbles_4(const uint8_t *table) {
+    const __m256i *from = (const __m256i *)(const void *)table;
+    return (nibbles_4){_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)};
+}
+
+TARGET WM_INLINE __m256i look_eight(nibbles_4 t, uint32_t codes, int high_first) {
+    const __m256i low = _mm256_set_epi32(28, 24, 20, 16, 12, 8, 4, 0), high = _mm256_set_epi32(24, 28, 16, 20, 8, 12, 0, 4);
+    const __m256i at = _mm256_srlv_epi32(_mm256_set1_epi32((int)codes), high_first ? high : low);
+    return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(_mm256_permutevar8x32_epi32(t.low, at)),
+                                                _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(t.high, at)),
+                                                _mm256_castsi256_ps(_mm256_slli_epi32(at, 28))));
+}
+
+TARGET WM_INLINE line look_nibbles_4(nibbles_4 t, const uint8_t *codes, int high_first) {
+    return (line){look_eight(t, load_le32(codes), high_first), look_eight(t, load_le32(codes + 4), high_first)};
+}
+
+#include "../coded_lanes.h"
+
+#include "../groups.h"
+#include "../lookup.h"
+#endif

@@ -1,0 +1,74 @@
+/* Values of codes by tables, and the decoding of groups, compiled for AVX-512. */
+#include "../groups_value.h"
+
+#if WM_X86
+#include <immintrin.h>
+
+#define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#define SUFFIX x86_avx512
+#define NIBBLES 1
+#define BYTES 1
+
+TARGET WM_INLINE void round_halves(const float *values, uint8_t *to) {
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph(_mm512_loadu_ps(values), _MM_FROUND_TO_NEAREST_INT));
+}
+
+typedef __m512i line, nibbles_2, nibbles_4;
+
+TARGET WM_INLINE void store_line(line values, uint8_t *out, int streaming) {
+    if (streaming)
+        _mm512_stream_si512((__m512i *)(void *)out, values);
+    else
+        _mm512_storeu_si512(out, values);
+}
+
+TARGET WM_INLINE nibbles_2 load_nibbles_2(const uint8_t *first, const uint8_t *second) {
+    const __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)first);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), _mm256_loadu_si256((const __m256i *)(const void *)second), 1);
+}
+
+/* A byte becomes two words, the code of each in the lowest bits; bit 4 says which table. */
+TARGET WM_INLINE line look_nibbles_2(nibbles_2 t, const uint8_t *codes, int high_first) {
+    const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)codes));
+    const __m512i low = _mm512_or_si512(both, _mm512_slli_epi32(both, 12));
+    const __m512i high = _mm512_or_si512(_mm512_srli_epi32(both, 4), _mm512_slli_epi32(both, 16));
+    const __m512i table = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+    const __m512i at = _mm512_ternarylogic_epi32(high_first ? high : low, _mm512_set1_epi16(15), table, 0xEA); /* a & b | c */
+    return _mm512_permutexvar_epi16(at, t);
+}
+
+TARGET WM_INLINE nibbles_4 load_nibbles_4(const uint8_t *table) { return _mm512_loadu_si512(table); }
+
+/* The same with two doublewords, of which the lowest four bits count. */
+TARGET WM_INLINE line look_nibbles_4(nibbles_4 t, const uint8_t *codes, int high_first) {
+    const __m512i both = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)(const void *)codes));
+    const __m512i low = _mm512_or_si512(both, _mm512_slli_epi64(both, 28));
+    const __m512i high = _mm512_or_si512(_mm512_srli_epi64(both, 4), _mm512_slli_epi64(both, 32));
+    return _mm512_permutexvar_epi32(high_first ? high : low, t);
+}
+
+typedef struct {
+    __m512i part[8];
+} bytes_2;
+
+TARGET WM_INLINE bytes_2 load_bytes_2(const uint8_t *table) {
+    bytes_2 t;
+    for (int i = 0; i < 8; i++) t.part[i] = _mm512_loadu_si512(table + LINE * i);
+    return t;
+}
+
+TARGET WM_INLINE line look_bytes_2(const bytes_2 *t, const uint8_t *codes) {
+    const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)codes));
+    __m512i quarter[4];
+    for (int i = 0; i < 4; i++) quarter[i] = _mm512_permutex2var_epi16(t->part[2 * i], at, t->part[2 * i + 1]);
+    const __mmask32 second = _mm512_movepi16_mask(_mm512_slli_epi16(at, 9)),
+                    last = _mm512_movepi16_mask(_mm512_slli_epi16(at, 8));
+    const __m512i low = _mm512_mask_blend_epi16(second, quarter[0], quarter[1]);
+    return _mm512_mask_blend_epi16(last, low, _mm512_mask_blend_epi16(second, quarter[2], quarter[3]));
+}
+
+#include "../coded_lanes.h"
+
+#include "../groups.h"
+#include "../lookup.h"
+#endif
