@@ -51,6 +51,7 @@ USES = {
             "TensorNotFoundError",
             "UnknownWordError",
             "FileChangedError",
+            "TrustError",
             "NotRegularFileError",
             "RemoteError",
             "MissingDependencyError",
