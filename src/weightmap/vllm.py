@@ -35,7 +35,15 @@ if TYPE_CHECKING:
     from weightmap.plans.sums import Check
     from weightmap.typing import Mode, Verify
 
-__all__ = ["Settings", "has_head", "loader_class", "model_files", "register", "register_sglang", "sglang_loader_class"]
+__all__ = [
+    "ExtraConfig",
+    "has_head",
+    "loader_class",
+    "model_files",
+    "register",
+    "register_sglang",
+    "sglang_loader_class",
+]
 
 _FORMATS = ("safetensors", "embd", "bintensors", "amb", "gguf")
 _USUAL_INDEX = "model.safetensors.index.json"
@@ -48,7 +56,7 @@ _GROUP = 512 << 20
 _LLAMA_CPP = re.compile(r"blk\.\d+\.")
 
 
-class Settings(NamedTuple):
+class ExtraConfig(NamedTuple):
     """What ``model_loader_extra_config`` sets."""
 
     mode: Mode | None = None
@@ -59,7 +67,7 @@ class Settings(NamedTuple):
     trust: Any = None
 
     @classmethod
-    def of(cls, config: Any) -> tuple[Settings, dict[str, Any]]:
+    def of(cls, config: Any) -> tuple[ExtraConfig, dict[str, Any]]:
         """Return the settings, and what the stock loader gets; the configuration itself stays as it is.
 
         Parameters
@@ -147,7 +155,7 @@ def model_files(folder: str) -> tuple[list[str], str]:
     return [inside(where, name) for name in files], _USUAL_INDEX
 
 
-def under_deltas(folder: str, settings: Settings) -> tuple[list[str], list[str]]:
+def under_deltas(folder: str, settings: ExtraConfig) -> tuple[list[str], list[str]]:
     """Return the files and the deltas of the version that the settings ask for.
 
     A model of several files is opened by its index then.
@@ -193,7 +201,7 @@ def has_head(paths: Iterable[str]) -> bool:
 
 def tensors(
     paths: Iterable[str],
-    settings: Settings,
+    settings: ExtraConfig,
     *,
     shared: bool,
     skip: Callable[[str], bool] = lambda _: False,
@@ -206,7 +214,7 @@ def tensors(
     Parameters
     ----------
     paths : iterable of str
-    settings : Settings
+    settings : ExtraConfig
     shared : bool
         Whether tensors may share the pages of files, copy-on-write, where the settings name no mode. Otherwise each is
         a copy of its own, for a driver that gets mapped pages may pin or migrate them.
@@ -272,9 +280,9 @@ def _in_turn(
                     left.result().close()
 
 
-def _stock_config(load_config: Any) -> tuple[Settings, Any]:
+def _stock_config(load_config: Any) -> tuple[ExtraConfig, Any]:
     """Return the settings, and a copy of a load configuration that the stock loader takes."""
-    settings, rest = Settings.of(load_config.model_loader_extra_config or {})
+    settings, rest = ExtraConfig.of(load_config.model_loader_extra_config or {})
     stock = copy.copy(load_config)  # other loaders get the same object
     stock.model_loader_extra_config = rest
     return settings, stock
@@ -318,7 +326,7 @@ def loader_class() -> Any:
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
     class WeightmapModelLoader(DefaultModelLoader):  # type: ignore[misc]
-        """Loads models by weightmap; see `Settings.of` for ``model_loader_extra_config``."""
+        """Loads models by weightmap; see `ExtraConfig.of` for ``model_loader_extra_config``."""
 
         counter_before_loading_weights: float = 0.0
 
@@ -438,7 +446,7 @@ def sglang_loader_class() -> Any:
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
     class WeightmapModelLoader(DefaultModelLoader):  # type: ignore[misc]
-        """Loads models by weightmap; see `Settings.of` for ``model_loader_extra_config``."""
+        """Loads models by weightmap; see `ExtraConfig.of` for ``model_loader_extra_config``."""
 
         counter_before_loading_weights: float = 0.0
 

@@ -219,7 +219,7 @@ def test_the_loader_of_vllm_takes_addresses(shards: int, objects: Objects, url: 
     files, _ = vllm.model_files(url.removesuffix("m") + "folder/")
     assert len(files) == shards
     objects.requests.clear()
-    found = dict(vllm.tensors(files, vllm.Settings(), shared=False))
+    found = dict(vllm.tensors(files, vllm.ExtraConfig(), shared=False))
     assert all(np.array_equal(found[name].numpy(), array) for name, array in FLOATS.items())
     assert len(objects.requests) <= NBYTES / (48 * KIB) + 4 * shards
     assert sum(request.end - request.begin for request in objects.requests) <= NBYTES + shards * 40 * KIB

@@ -466,13 +466,13 @@ def test_a_server_hands_out_what_was_hashed(tmp_path, mode):
         wm.save(tmp_path / f"m{number}.safetensors", {f"t{number}": np.full(9, number, np.float32)})
     paths = [str(tmp_path / f"m{number}.safetensors") for number in range(4)]
     digests = {Path(path).name: f"sha256:{sha256(path)}" for path in paths}
-    settings, _ = vllm.Settings.of({"trust": digests, "mode": mode} if mode else {"trust": digests})
+    settings, _ = vllm.ExtraConfig.of({"trust": digests, "mode": mode} if mode else {"trust": digests})
     found = []
     patched = vllm.read_tensor
     vllm.read_tensor = lambda file, name, array: (file.is_stable, array[0])  # without torch
     try:
         assert list(vllm.tensors(paths, settings, shared=False)) == [(f"t{n}", (mode is None, n)) for n in range(4)]
-        settings, _ = vllm.Settings.of({"trust": digests | {"m2.safetensors": f"sha256:{ZEROS}"}})
+        settings, _ = vllm.ExtraConfig.of({"trust": digests | {"m2.safetensors": f"sha256:{ZEROS}"}})
         with pytest.raises(wm.TrustError, match=r"m2\.safetensors"):
             found.extend(name for name, _ in vllm.tensors(paths, settings, shared=False))
         next(vllm.tensors(paths, settings, shared=False))  # stops early: files that were opened ahead are closed
@@ -480,7 +480,7 @@ def test_a_server_hands_out_what_was_hashed(tmp_path, mode):
         vllm.read_tensor = patched
     assert found == ["t0", "t1"]
     with pytest.raises(TypeError, match="trust is a int"):
-        vllm.Settings.of({"trust": 3})
+        vllm.ExtraConfig.of({"trust": 3})
 
 
 def test_lists_are_written_as_sha256sum_does(tmp_path):

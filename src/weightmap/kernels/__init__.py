@@ -132,7 +132,7 @@ _ON_DEMAND = {
     "_outcome": "Failed check_outcome",
     "_pages": "begin_flush cached_pages drop_pages file_system page_size read_runs resident_pages",
     "_part_sums": "PartSummer",
-    "_pq": "Codes",
+    "_pq": "ProductCodes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers sum_of_squares",
     "_quantize_file": "BlockEncoder Unwritten",
     "_ranges": "join_ranges",

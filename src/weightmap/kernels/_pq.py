@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Codes:
+class ProductCodes:
     """Codes and codebooks as a wm_pq of kernels.h; keeps their arrays alive.
 
     Parameters

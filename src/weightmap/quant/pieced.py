@@ -235,16 +235,6 @@ class PiecedTensor(QuantizedTensor):
         """The codes as they are stored: a view."""
         return self._pieces[self._coding.codes][1]
 
-    @property
-    def mask(self) -> None:
-        """None: the parameter has no mask."""
-        return
-
-    @property
-    def kinds(self) -> None:
-        """None: the parameter has no kinds of blocks."""
-        return
-
     # -------------------------------------------------------------------------------------------------- decoding
     def _check_scales(self) -> None:
         scales = self.scales

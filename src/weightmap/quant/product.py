@@ -144,16 +144,6 @@ class ProductQuantized(QuantizedTensor):
         """Raises AttributeError: product quantisation has no scales."""
         raise AttributeError("a product-quantised tensor has codebooks, no scales")
 
-    @property
-    def mask(self) -> None:
-        """None: product quantisation has no mask."""
-        return
-
-    @property
-    def kinds(self) -> None:
-        """None: product quantisation has no kinds of blocks."""
-        return
-
     def _check_scales(self) -> None:
         for name, part in (("codebooks", self._codebooks), ("projection", self._projection), ("norms", self._norms)):
             if part is not None and not np.isfinite(part).all():
@@ -165,7 +155,7 @@ class ProductQuantized(QuantizedTensor):
         if native is None:
             turned = None if self._projection is None else self._projection.T
             parts = map(_aligned, (self._codebooks, turned, self._norms))
-            native = kernels.Codes(np.require(self._codes, requirements="C"), *parts)
+            native = kernels.ProductCodes(np.require(self._codes, requirements="C"), *parts)
             self._native = native
         return native
 
