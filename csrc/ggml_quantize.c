@@ -12,8 +12,13 @@ int wm_ggml_encodes(int type) {
     case WM_GGML_q5_0:
     case WM_GGML_q5_1:
     case WM_GGML_q8_0:
+    case WM_GGML_q2_k:
+    case WM_GGML_q3_k:
     case WM_GGML_q4_k:
-    case WM_GGML_q6_k: return 1;
+    case WM_GGML_q5_k:
+    case WM_GGML_q6_k:
+    case WM_GGML_iq4_nl:
+    case WM_GGML_mxfp4: return 1;
     default: return 0;
     }
 }

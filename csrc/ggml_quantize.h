@@ -1,7 +1,8 @@
 /* Quantises to ggml's blocks. Each instruction set, and the portable C, defines TARGET and NAME and includes this file.
  *
- * q4_0 to q8_0 have one formula each and give the bytes of gguf-py and ggml. q4_k and q6_k have scales of scales, which can be
- * chosen in many ways; this search minimises the squared error:
+ * q4_0 to q8_0 have one formula each and give the bytes of gguf-py and ggml. mxfp4 and iq4_nl have one scale and a table of
+ * values: a few scales are tried. q2_k to q6_k have scales of scales, which can be chosen in many ways; this search minimises
+ * the squared error:
  *   1. For each group of 16 or 32 elements, sixteen lanes try a scale each: elements give codes, codes give the scale (and the
  *      minimum) of least squares. All lanes are refined, and the best result of any round wins.
  *   2. The scales of all groups are rounded to multiples of a float16; the multiples next to each are tried too. Then the
@@ -76,20 +77,61 @@ TARGET static void quantize_q8_0(const float *x, uint8_t *out) {
     }
 }
 
-/* ---------------------------------------------------------------------------------------------- q4_k and q6_k */
+/* ------------------------------------------------------------------------------------------------------- mxfp4 */
+/* Twice the magnitude of E2M1 that is nearest to a / 2, the smaller one of two. */
+static inline float twice_fp4(float a) {
+    static const float between[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5, 7, 10}, step[7] = {1, 1, 1, 1, 2, 2, 4};
+    float value = 0;
+    for (int k = 0; k < 7; k++) value += a > between[k] ? step[k] : 0;
+    return value;
+}
+
+/* Two powers of two are tried: with the first the largest element may be clipped from below 8 to 6, which is the choice of
+ * gguf-py; with the second none is. */
+TARGET static void quantize_mxfp4(const float *x, uint8_t *out) {
+    uint32_t most = 0;
+    for (int i = 0; i < 32; i++) {
+        const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
+        most = magnitude > most ? magnitude : most;
+    }
+    memset(out, 0, 17);
+    const int first = most >> 23 > 2 ? (int)(most >> 23) - 2 : 0;
+    float found[32];
+    double least = -1;
+    for (int e = first; e < first + 2 && e < 253; e++) { /* from 253 on, code 7 is infinite */
+        const double d = (double)float_of_bits(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23), inverse = 1 / d;
+        float code[32];
+        double error = 0;
+        for (int i = 0; i < 32; i++) {
+            const double magnitude = (double)(x[i] < 0 ? -x[i] : x[i]);
+            const float scaled = (float)(magnitude * inverse);
+            code[i] = twice_fp4(scaled);
+            const double difference = magnitude - d * (double)code[i];
+            error += difference * difference;
+        }
+        if (least < 0 || error < least) least = error, out[0] = (uint8_t)e, memcpy(found, code, sizeof found);
+    }
+    for (int i = 0; i < 32; i++) {
+        static const uint8_t code_of[13] = {0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7};
+        const uint8_t code = code_of[(int)found[i]];
+        out[1 + i % 16] |= (uint8_t)((x[i] < 0 && code ? code | 8 : code) << i / 16 * 4);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------- q2_k to q6_k */
 /* The integer nearest to a float of a magnitude below 2^22, as a float. */
 static inline float whole(float v) { return (v + 12582912.0f) - 12582912.0f; }
 
-/* Multiplies elements by a power of two that brings the largest near 1, so that no square overflows or vanishes; returns it. */
-TARGET static float unit_of(const float *x, float y[256]) {
+/* Multiplies n elements by a power of two that brings the largest near 1, so that no square overflows or vanishes; returns it. */
+TARGET WM_INLINE float unit_of(const float *x, int n, float *y) {
     uint32_t most = 0;
-    for (int i = 0; i < 256; i++) {
+    for (int i = 0; i < n; i++) {
         const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
         most = magnitude > most ? magnitude : most;
     }
     const int field = most ? 253 - (int)(most >> 23) : 127;
     const float unit = float_of_bits((uint32_t)(field < 1 ? 1 : field > 254 ? 254 : field) << 23);
-    for (int i = 0; i < 256; i++) y[i] = x[i] * unit;
+    for (int i = 0; i < n; i++) y[i] = x[i] * unit;
     return unit;
 }
 
@@ -139,18 +181,19 @@ TARGET static int largest_of(const float v[LANES]) {
     return best;
 }
 
-/* q6_k: the scale of least squares for 16 elements. */
-TARGET static float scale_of_16(const float *y) {
+/* Signed codes: the scale of least squares for 16 elements. The first tries give the largest element the code -(from + step * k)
+ * for k < 16. */
+TARGET WM_INLINE float scale_of_16(const float *y, float lowest, float highest, float from, float step) {
     float extreme = 0, inverse[LANES], best = 0, gain = 0;
     for (int i = 0; i < 16; i++) extreme = (y[i] < 0 ? -y[i] : y[i]) > (extreme < 0 ? -extreme : extreme) ? y[i] : extreme;
     if (extreme == 0) return 0;
     const float by_extreme = -1 / extreme;
-    for (int k = 0; k < LANES; k++) inverse[k] = (30.6f + 0.16f * (float)k) * by_extreme;
+    for (int k = 0; k < LANES; k++) inverse[k] = (from + step * (float)k) * by_extreme;
     for (int round = 0; round < 2; round++) {
         float yq[LANES] = {0}, qq[LANES] = {0}, found[LANES];
         for (int i = 0; i < 16; i++)
             for (int k = 0; k < LANES; k++) {
-                const float q = whole(clamp(y[i] * inverse[k], -32, 31));
+                const float q = whole(clamp(y[i] * inverse[k], lowest, highest));
                 yq[k] += y[i] * q;
                 qq[k] += q * q;
             }
@@ -162,11 +205,12 @@ TARGET static float scale_of_16(const float *y) {
     return best;
 }
 
-/* q4_k: scale and minimum of least squares for 32 elements; the minimum is not negative. For codes with the sums q1 and qq (of
- * squares), and with yq and y1 of the elements, scale and minimum are (32 yq - y1 q1) / det and (q1 yq - qq y1) / det. */
-TARGET static void fit_32(const float *y, float *scale, float *minimum) {
+/* Codes 0 to `highest`: scale and minimum of least squares for n elements; the minimum is not negative. The first tries give the
+ * largest element the code from + step * k for k < 16. For codes with the sums q1 and qq (of squares), and with yq and y1 of the
+ * elements, scale and minimum are (n yq - y1 q1) / det and (q1 yq - qq y1) / det. */
+TARGET WM_INLINE void fit(const float *y, int n, float highest, float from, float step, float *scale, float *minimum) {
     float least = 0, most = y[0], inverse[LANES], offset[LANES], y1 = 0, best = -1;
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < n; i++) {
         least = y[i] < least ? y[i] : least;
         most = y[i] > most ? y[i] : most;
         y1 += y[i];
@@ -175,23 +219,23 @@ TARGET static void fit_32(const float *y, float *scale, float *minimum) {
     if (!(most > least)) return;
     const float by_range = 1 / (most - least);
     if (!is_finite(by_range)) return;
-    for (int k = 0; k < LANES; k++) offset[k] = -least, inverse[k] = (13.0f + 0.2f * (float)k) * by_range;
+    for (int k = 0; k < LANES; k++) offset[k] = -least, inverse[k] = (from + step * (float)k) * by_range;
     for (int round = 0; round < 3; round++) {
         float q1[LANES] = {0}, qq[LANES] = {0}, yq[LANES] = {0}, s[LANES], m[LANES], gain[LANES];
-        for (int i = 0; i < 32; i++)
+        for (int i = 0; i < n; i++)
             for (int k = 0; k < LANES; k++) {
-                const float q = whole(clamp((y[i] + offset[k]) * inverse[k], 0, 15));
+                const float q = whole(clamp((y[i] + offset[k]) * inverse[k], 0, highest));
                 q1[k] += q;
                 qq[k] += q * q;
                 yq[k] += y[i] * q;
             }
         for (int k = 0; k < LANES; k++) {
-            const float det = 32 * qq[k] - q1[k] * q1[k], by_det = 1 / (det > 0 ? det : 1); /* whole numbers, exact */
-            const float slope = (32 * yq[k] - y1 * q1[k]) * by_det, shift = (q1[k] * yq[k] - qq[k] * y1) * by_det;
+            const float det = (float)n * qq[k] - q1[k] * q1[k], by_det = 1 / (det > 0 ? det : 1); /* whole numbers, exact */
+            const float slope = ((float)n * yq[k] - y1 * q1[k]) * by_det, shift = (q1[k] * yq[k] - qq[k] * y1) * by_det;
             const int plain = !(det > 0) || shift < 0;
             m[k] = plain ? 0 : shift;
             s[k] = plain ? yq[k] / (qq[k] > 0 ? qq[k] : 1) : slope;
-            const float loss = s[k] * s[k] * qq[k] + 32 * m[k] * m[k]; /* what the squares lose is the gain */
+            const float loss = s[k] * s[k] * qq[k] + (float)n * m[k] * m[k]; /* what the squares lose is the gain */
             gain[k] = s[k] > 0 ? 2 * (s[k] * yq[k] - m[k] * y1 + s[k] * m[k] * q1[k]) - loss : -1;
         }
         const int k = largest_of(gain);
@@ -264,56 +308,173 @@ TARGET static plan best_plan(const plan *wishes, const double *starts, int count
     return best;
 }
 
-TARGET static void quantize_q6_k(const float *x, uint8_t *out) {
-    float y[256], extreme = 0, codes[16];
+/* The plan of a super-block of sixteen groups with signed codes and scales; its d is 0 for zeros alone. */
+TARGET WM_INLINE plan plan_signed(const float *y, float unit, float lowest, float highest, float from, float step,
+                                  float s_least, float s_most) {
+    float extreme = 0;
     plan p = {.error = 0};
-    uint8_t q[256];
-    const float unit = unit_of(x, y);
     for (int g = 0; g < 16; g++) {
-        const float s = p.scale[g] = scale_of_16(y + 16 * g);
+        const float s = p.scale[g] = scale_of_16(y + 16 * g, lowest, highest, from, step);
         extreme = (s < 0 ? -s : s) > (extreme < 0 ? -extreme : extreme) ? s : extreme;
     }
-    memset(out, 0, 210);
-    if (extreme == 0) return;
-    const double starts[2] = {(double)extreme / -128, (double)extreme / 127};
-    p = best_plan(&p, starts, 2, 0, y, unit, 16, 16, -32, 31, -128, 127, 0);
-    for (int g = 0; g < 16; g++) {
-        codes_of(y + 16 * g, 16, p.d * p.s[g], 0, -32, 31, codes);
-        for (int i = 0; i < 16; i++) q[16 * g + i] = (uint8_t)((int)codes[i] + 32);
-        out[192 + g] = (uint8_t)(int)p.s[g];
+    if (extreme == 0) return p;
+    const double starts[2] = {(double)extreme / (double)s_least, (double)extreme / (double)s_most};
+    return best_plan(&p, starts, 2, 0, y, unit, 16, 16, lowest, highest, s_least, s_most, 0);
+}
+
+/* The plan of a super-block of groups of n elements with minimums; its d and least are 0 for zeros alone. */
+TARGET WM_INLINE plan plan_range(const float *y, float unit, int n, float highest, float from, float step, float s_most) {
+    float scale = 0, minimum = 0;
+    plan p = {.error = 0};
+    for (int g = 0; g < 256 / n; g++) {
+        fit(y + n * g, n, highest, from, step, &p.scale[g], &p.minimum[g]);
+        scale = p.scale[g] > scale ? p.scale[g] : scale, minimum = p.minimum[g] > minimum ? p.minimum[g] : minimum;
     }
-    put16(out + 208, p.d_bits);
-    for (int i = 0; i < 256; i++) {
-        const int half = i / 128, part = i % 128 / 32, k = i % 32;
-        out[64 * half + part % 2 * 32 + k] |= (uint8_t)((q[i] & 15) << part / 2 * 4);
-        out[128 + 32 * half + k] |= (uint8_t)((q[i] >> 4) << 2 * part);
+    if (scale == 0 && minimum == 0) return p;
+    const double start = (double)scale / (double)s_most;
+    return best_plan(&p, &start, 1, (double)minimum / (double)s_most, y, unit, 256 / n, n, 0, highest, 0, s_most, s_most);
+}
+
+/* The codes of a plan, plus `more`. */
+TARGET static void write_codes(const plan *p, const float *y, int n, float lowest, float highest, int more, uint8_t q[256]) {
+    float codes[32];
+    for (int g = 0; g < 256 / n; g++) {
+        codes_of(y + n * g, n, p->d * p->s[g], p->least * p->m[g], lowest, highest, codes);
+        for (int i = 0; i < n; i++) q[n * g + i] = (uint8_t)((int)codes[i] + more);
     }
 }
 
-TARGET static void quantize_q4_k(const float *x, uint8_t *out) {
-    float y[256], scale = 0, minimum = 0, codes[32];
-    plan p = {.error = 0};
-    const float unit = unit_of(x, y);
-    for (int g = 0; g < 8; g++) {
-        fit_32(y + 32 * g, &p.scale[g], &p.minimum[g]);
-        scale = p.scale[g] > scale ? p.scale[g] : scale, minimum = p.minimum[g] > minimum ? p.minimum[g] : minimum;
+/* Two bits of 256 codes, from bit `shift` on, as q2_k to q6_k store them: in each half, four times 32 codes side by side. */
+static void put_quarters_of(const uint8_t q[256], int shift, uint8_t *out) {
+    for (int i = 0; i < 256; i++) out[i / 128 * 32 + i % 32] |= (uint8_t)((q[i] >> shift & 3) << i % 128 / 32 * 2);
+}
+
+TARGET static void quantize_q2_k(const float *x, uint8_t *out) {
+    float y[256];
+    uint8_t q[256];
+    const float unit = unit_of(x, 256, y);
+    const plan p = plan_range(y, unit, 16, 3, 2.2f, 0.12f, 15);
+    memset(out, 0, 84);
+    put16(out + 80, p.d_bits);
+    put16(out + 82, p.least_bits);
+    for (int g = 0; g < 16; g++) out[g] = (uint8_t)((int)p.s[g] | (int)p.m[g] << 4);
+    write_codes(&p, y, 16, 0, 3, 0, q);
+    put_quarters_of(q, 0, out + 16);
+}
+
+TARGET static void quantize_q3_k(const float *x, uint8_t *out) {
+    float y[256];
+    uint8_t q[256];
+    const float unit = unit_of(x, 256, y);
+    const plan p = plan_signed(y, unit, -4, 3, 2.6f, 0.16f, -32, 31);
+    memset(out, 0, 110);
+    if (p.d_bits == 0) return;
+    put16(out + 108, p.d_bits);
+    for (int g = 0; g < 16; g++) {
+        const int s = (int)p.s[g] + 32;
+        out[96 + g % 8] |= (uint8_t)((s & 15) << g / 8 * 4);
+        out[104 + g % 4] |= (uint8_t)((s >> 4) << g / 4 * 2);
     }
-    memset(out, 0, 144);
-    if (scale == 0 && minimum == 0) return;
-    const double start = (double)scale / 63;
-    p = best_plan(&p, &start, 1, (double)minimum / 63, y, unit, 8, 32, 0, 15, 0, 63, 63);
+    write_codes(&p, y, 16, -4, 3, 4, q);
+    put_quarters_of(q, 0, out + 32);
+    for (int i = 0; i < 256; i++) out[i % 32] |= (uint8_t)((q[i] >> 2) << i / 32);
+}
+
+TARGET static void quantize_q6_k(const float *x, uint8_t *out) {
+    float y[256];
+    uint8_t q[256];
+    const float unit = unit_of(x, 256, y);
+    const plan p = plan_signed(y, unit, -32, 31, 30.6f, 0.16f, -128, 127);
+    memset(out, 0, 210);
+    if (p.d_bits == 0) return;
+    for (int g = 0; g < 16; g++) out[192 + g] = (uint8_t)(int)p.s[g];
+    put16(out + 208, p.d_bits);
+    write_codes(&p, y, 16, -32, 31, 32, q);
+    for (int i = 0; i < 256; i++) out[i / 128 * 64 + i % 64] |= (uint8_t)((q[i] & 15) << i % 128 / 64 * 4);
+    put_quarters_of(q, 4, out + 128);
+}
+
+/* The scales and minimums of q4_k and q5_k: six bits each. */
+static void put_six(const plan *p, uint8_t *out) {
+    for (int g = 0; g < 8; g++) {
+        const int s = (int)p->s[g], m = (int)p->m[g], k = g % 4;
+        if (g < 4) {
+            out[k] |= (uint8_t)s, out[4 + k] |= (uint8_t)m;
+        } else {
+            out[k] |= (uint8_t)(s >> 4 << 6), out[4 + k] |= (uint8_t)(m >> 4 << 6);
+            out[8 + k] = (uint8_t)((s & 15) | (m & 15) << 4);
+        }
+    }
+}
+
+TARGET WM_INLINE void quantize_45_k(const float *x, int bits, uint8_t *out) {
+    const float highest = bits == 4 ? 15 : 31;
+    float y[256];
+    uint8_t q[256];
+    const float unit = unit_of(x, 256, y);
+    const plan p = plan_range(y, unit, 32, highest, bits == 4 ? 13.0f : 28.5f, 0.2f, 63);
+    uint8_t *const high = out + 16, *const low = bits == 4 ? high : high + 32;
+    memset(out, 0, bits == 4 ? 144 : 176);
     put16(out, p.d_bits);
     put16(out + 2, p.least_bits);
-    for (int g = 0; g < 8; g++) {
-        const int s = (int)p.s[g], m = (int)p.m[g], k = g % 4;
-        if (g < 4) {
-            out[4 + k] |= (uint8_t)s, out[8 + k] |= (uint8_t)m;
-        } else {
-            out[4 + k] |= (uint8_t)(s >> 4 << 6), out[8 + k] |= (uint8_t)(m >> 4 << 6);
-            out[12 + k] = (uint8_t)((s & 15) | (m & 15) << 4);
+    put_six(&p, out + 4);
+    write_codes(&p, y, 32, 0, highest, 0, q);
+    for (int i = 0; i < 256; i++) {
+        low[i / 64 * 32 + i % 32] |= (uint8_t)((q[i] & 15) << i / 32 % 2 * 4);
+        if (bits == 5) high[i % 32] |= (uint8_t)(q[i] >> 4 << i / 32);
+    }
+}
+TARGET static void quantize_q4_k(const float *x, uint8_t *out) { quantize_45_k(x, 4, out); }
+TARGET static void quantize_q5_k(const float *x, uint8_t *out) { quantize_45_k(x, 5, out); }
+
+/* ------------------------------------------------------------------------------------------------------ iq4_nl */
+static const float iq4_steps[15] = {23, 21, 18, 16, 14, 13, 12, 11, 12, 12, 13, 15, 16, 20, 24};
+static const float iq4_between[15] = {-115.5f, -93.5f, -74, -57, -42, -28.5f, -16, -4.5f, 7, 19, 31.5f, 45.5f, 61, 79, 101};
+/* The value of the table that is nearest to v, the lower one of two. */
+static inline float iq4_nearest(float v) {
+    float value = -127;
+    for (int k = 0; k < 15; k++) value += v > iq4_between[k] ? iq4_steps[k] : 0;
+    return value;
+}
+
+TARGET static void quantize_iq4_nl(const float *x, uint8_t *out) {
+    float y[32], extreme = 0, best = 0;
+    double least = -1;
+    const float unit = unit_of(x, 32, y);
+    memset(out, 0, 2);
+    for (int i = 0; i < 32; i++) extreme = (y[i] < 0 ? -y[i] : y[i]) > (extreme < 0 ? -extreme : extreme) ? y[i] : extreme;
+    const float by_extreme = extreme != 0 ? 1 / extreme : 0;
+    for (int sign = 0; sign < 2 && extreme != 0; sign++) { /* the largest element may get the lowest value, or the highest */
+        float inverse[LANES], d[LANES] = {0}, best_gain = 0, found = 0;
+        for (int k = 0; k < LANES; k++) inverse[k] = (sign ? 105.0f + (float)k : -119.0f - (float)k) * by_extreme;
+        for (int round = 0; round < 3; round++) {
+            float yv[LANES] = {0}, vv[LANES] = {0}, gain[LANES];
+            for (int i = 0; i < 32; i++)
+                for (int k = 0; k < LANES; k++) {
+                    const float v = iq4_nearest(y[i] * inverse[k]);
+                    yv[k] += y[i] * v;
+                    vv[k] += v * v;
+                }
+            for (int k = 0; k < LANES; k++) gain[k] = yv[k] * yv[k] / vv[k], d[k] = yv[k] / vv[k];
+            const int k = largest_of(gain);
+            if (gain[k] > best_gain) best_gain = gain[k], found = d[k];
+            for (int j = 0; j < LANES; j++) inverse[j] = d[j] != 0 ? 1 / d[j] : inverse[j];
         }
-        codes_of(y + 32 * g, 32, p.d * p.s[g], p.least * p.m[g], 0, 15, codes);
-        for (int i = 0; i < 32; i++) out[16 + g / 2 * 32 + i] |= (uint8_t)((int)codes[i] << g % 2 * 4);
+        uint16_t bits;
+        const float scale = stored((double)found, unit, &bits);
+        const float by_scale = scale != 0 && is_finite(1 / scale) ? 1 / scale : 0;
+        double error = 0;
+        for (int i = 0; i < 32; i++) {
+            const float e = y[i] - scale * iq4_nearest(y[i] * by_scale);
+            error += (double)e * (double)e;
+        }
+        if (least < 0 || error < least) least = error, best = by_scale, put16(out, bits);
+    }
+    memset(out + 2, 0, 16);
+    for (int i = 0; i < 32; i++) {
+        int code = 0;
+        for (int k = 0; k < 15; k++) code += y[i] * best > iq4_between[k];
+        out[2 + i % 16] |= (uint8_t)(code << i / 16 * 4);
     }
 }
 
@@ -335,11 +496,26 @@ TARGET void NAME(int type, const float *x, uint64_t n, uint8_t *out) {
     case WM_GGML_q8_0:
         for (; n; n--, x += 32, out += 34) quantize_q8_0(x, out);
         break;
+    case WM_GGML_q2_k:
+        for (; n; n--, x += 256, out += 84) quantize_q2_k(x, out);
+        break;
+    case WM_GGML_q3_k:
+        for (; n; n--, x += 256, out += 110) quantize_q3_k(x, out);
+        break;
     case WM_GGML_q4_k:
         for (; n; n--, x += 256, out += 144) quantize_q4_k(x, out);
         break;
+    case WM_GGML_q5_k:
+        for (; n; n--, x += 256, out += 176) quantize_q5_k(x, out);
+        break;
     case WM_GGML_q6_k:
         for (; n; n--, x += 256, out += 210) quantize_q6_k(x, out);
+        break;
+    case WM_GGML_iq4_nl:
+        for (; n; n--, x += 32, out += 18) quantize_iq4_nl(x, out);
+        break;
+    case WM_GGML_mxfp4:
+        for (; n; n--, x += 32, out += 17) quantize_mxfp4(x, out);
         break;
     default: break;
     }

@@ -155,10 +155,10 @@ int wm_ggml_bytes(int type);
 /* Like wm_blocks_decode, for n elements in whole blocks. Every NaN among the values is the float32 0x7FC00000. */
 int wm_ggml_decode(const uint8_t *data, uint64_t size, int type, uint64_t n, uint64_t first, void *out, uint64_t count,
                    int half, int threads);
-/* Whether wm_ggml_encode knows a type: q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k. */
+/* Whether wm_ggml_encode knows a type: q4_0 to q8_0, q2_k to q6_k, iq4_nl and mxfp4. */
 int wm_ggml_encodes(int type);
 /* Quantises x[0, n), whole blocks, to such data in out[0, out_size). q4_0 to q8_0 get the bytes of gguf-py; a search for the
- * least squared error finds those of q4_k and q6_k. They depend neither on the CPU nor on the number of threads. A scale too
+ * least squared error finds those of the others. They depend neither on the CPU nor on the number of threads. A scale too
  * large for float16 becomes the largest finite one. `errors`, unless NULL, gets the sum of the squared errors of each block.
  * Returns -1 when done, the index of the first element that is NaN or infinite (nothing is written then), or -2 for a type or
  * sizes that do not fit. */

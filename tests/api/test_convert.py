@@ -448,23 +448,23 @@ def test_damage_is_found_when_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("name", "scheme", "said"),
     [
-        ("t.gguf", "int8", r"GGUF has no scheme int8: it is written with q4_0, .* q6_k; the nearest is q8_0$"),
+        ("t.gguf", "int8", r"GGUF has no scheme int8: it is written with q4_0, .* mxfp4; the nearest is q8_0$"),
         ("t.gguf", "Int4-Block", "GGUF has no scheme int4_block: .*; the nearest is q4_0$"),
         ("t.amb", "q4_k", "has no scheme q4_k: it is written with int8, .*, adaptive; the nearest is int4_block$"),
         ("t.safetensors", "int8", "safetensors has no scheme int8: it holds no quantised tensors, as AMB does$"),
         ("t.safetensors", "q4_K_M", "has no scheme q4_K_M: it holds no quantised tensors, as AMB and .* and GGUF do$"),
-        ("t.gguf", "q4_K_M", r"scheme is 'q4_K_M', expected one of q4_0, .*, q6_k; the nearest is q4_k$"),
-        ("t.gguf", "q5_k", r"scheme is 'q5_k', expected one of q4_0, .*, q6_k; the nearest is q5_0$"),
+        ("t.gguf", "q4_K_M", r"scheme is 'q4_K_M', expected one of q4_0, .*, mxfp4; the nearest is q4_k$"),
+        ("t.gguf", "iq4_xs", r"scheme is 'iq4_xs', expected one of q4_0, .*, mxfp4; the nearest is mxfp4$"),
         ("t.amb", "Q4_K_M", r"scheme is 'Q4_K_M', expected one of int8, .*, adaptive; the nearest is int4_block$"),
         ("t.amb", "q8", r"scheme is 'q8', expected one of int8, .*, adaptive; the nearest is int8$"),
-        ("t.gguf", "zip", r"scheme is 'zip', expected one of q4_0, [^;]*, q6_k$"),
+        ("t.gguf", "zip", r"scheme is 'zip', expected one of q4_0, [^;]*, mxfp4$"),
     ],
 )
 def test_a_scheme_that_the_target_lacks(put, tmp_path, name, scheme, said):
     source = put(st.build(MODEL), "a.safetensors")
     with pytest.raises(wm.EncodeError if "has no" in said else wm.QuantError, match=said) as caught:
         wm.convert(source, tmp_path / name, quantize=scheme)
-    assert "iq4_nl" not in str(caught.value)
+    assert "iq4_xs," not in str(caught.value)
     assert not (tmp_path / name).exists()
 
 

@@ -149,7 +149,7 @@ def test_an_end_that_is_not_where_it_should_be():
         ((2**64 - 16, 24), (8, 40)),
         ((0, 24), (24, 39)),
     ):
-        columns = columns_of([b"a", b"bc"], [(2, 3), (4,)], zip(begin, end, strict=True), [0, 0])
+        columns = columns_of([b"a", b"bc"], [(2, 3), (4,)], list(zip(begin, end, strict=True)), [0, 0])
         assert check(columns, 40) in {"TABLE_SIZE", "TABLE_RANGE"}
 
 

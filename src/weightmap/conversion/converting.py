@@ -115,9 +115,9 @@ def convert(
     quantize : Quantize or str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB, GGUF): see `weightmap.quantize`. Tensors that
         are one-dimensional, embeddings (by their names) or quantised already stay as they are. If rows are not whole
-        blocks of 256, q5_0 replaces q4_k and q8_0 replaces q6_k, as in llama.cpp; if they are not whole blocks of 32,
-        the tensor stays as it is. The report's warnings list both. Or "pq", for word embeddings in finalfusion: as
-        ``pq=Pq()`` of `weightmap.words.convert`.
+        blocks of 256, iq4_nl replaces q2_k and q3_k, q5_0 replaces q4_k, q5_1 q5_k and q8_0 q6_k, as in llama.cpp; if
+        they are not whole blocks of 32, the tensor stays as it is. The report's warnings list both. Or "pq", for word
+        embeddings in finalfusion: as ``pq=Pq()`` of `weightmap.words.convert`.
     weights : bool
         Convert the parameters of a quantised checkpoint, as `TensorFile.weights` has them, instead of its stored
         tensors. They are decoded: to `dtype`, by default to the model's own type. Without `dtype`, GGUF gets the same
@@ -488,9 +488,10 @@ def quantize(
     scheme : str
         "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4,
         int5 or float16 for each block, by its error): integers of few bits with scales of the least squared error,
-        found by a search. Or a type of GGUF's blocks: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" (32 elements each, the
-        bytes of gguf-py and llama.cpp), "q4_k" or "q6_k" (256 elements, scales found by a search); the last dimension
-        is a multiple of the block. Or "pq": product quantisation. Upper case and ``-`` for ``_`` mean the same.
+        found by a search. Or a type of GGUF's blocks, of which the last dimension is a multiple: "q4_0", "q4_1",
+        "q5_0", "q5_1", "q8_0" (32 elements each, the bytes of gguf-py and llama.cpp), "iq4_nl", "mxfp4" (32 elements,
+        scales found by a search), "q2_k" to "q6_k" (256 elements, likewise). Or "pq": product quantisation. Upper case
+        and ``-`` for ``_`` mean the same.
     dst : str, bytes or os.PathLike, optional
         Write a quantised copy of a model there, by ``convert(array, dst, quantize=Quantize(scheme, ...), ...)``.
     block_size : int

@@ -42,7 +42,7 @@ _KEEP = 64 << 20
 # Parts of the names of embeddings in models of Hugging Face and of llama.cpp.
 _EMBEDDINGS = ("embed", "embd")
 # llama.cpp's replacements for tensors whose rows are not whole blocks of 256.
-_INSTEAD = {"q4_k": "q5_0", "q6_k": "q8_0"}
+_INSTEAD = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 
 
 class Regrouper:

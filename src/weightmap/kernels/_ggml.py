@@ -138,7 +138,7 @@ def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> tuple[NDArray[n
     """Quantise to blocks of this type; return their bytes, and the sum of the squared errors of each block.
 
     The bytes are the same on every instruction set and with any number of threads. q4_0, q4_1, q5_0, q5_1 and q8_0 give
-    the bytes of gguf-py; q4_k and q6_k search for scales of least squared error. A scale too large for float16 becomes
+    the bytes of gguf-py; the others search for scales of least squared error. A scale too large for float16 becomes
     the largest finite one.
 
     Parameters

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Fewest bytes of a tensor in a JSON header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
 _JSON_ENTRY = 48
-# Dimensions a tensor to make room for; a header with more is scanned again, with room for as many as it can spell.
+# Dimensions reserved per tensor; a header with more is scanned again, with room for as many as it can spell.
 _DIMS = 4
 
 

@@ -202,8 +202,8 @@ def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTen
     array : array_like
         Real numbers, taken as float32; the last dimension is a multiple of the block size.
     scheme : str
-        "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" give the bytes of gguf-py; "q4_k", "q6_k" search for scales of least
-        squared error.
+        "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" give the bytes of gguf-py; "q2_k" to "q6_k", "iq4_nl" and "mxfp4" search
+        for scales of least squared error.
     threads : int
         At most this many threads share the work. The result does not depend on it.
 

@@ -47,8 +47,9 @@ def near(scheme: Any, writable: Sequence[str]) -> str:
     if scheme is None or scheme not in every:
         return ""
     able = [name for name in writable if name != "pq"]
-    distances = [(name != scheme, abs(_bits(name) - _bits(scheme)), -_bits(name), name) for name in able]
-    return f"; the nearest is {min(distances)[-1]}" if able else ""
+    # Of several as near, the first one listed: the plain scheme of that size.
+    best = min(able, key=lambda name: (name != scheme, abs(_bits(name) - _bits(scheme)), -_bits(name)), default=None)
+    return "" if best is None else f"; the nearest is {best}"
 
 
 def _bits(scheme: str) -> float:

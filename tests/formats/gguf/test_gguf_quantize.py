@@ -13,8 +13,8 @@ import weightmap as wm
 from weightmap import cli
 from weightmap.conversion import quantizer
 
-SCHEMES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k"]
-INSTEAD = {"q4_k": "q5_0", "q6_k": "q8_0"}
+SCHEMES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4"]
+INSTEAD = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 ARCHITECTURE = {"general.architecture": "llama"}
 MODEL = {
     "token_embd.weight": normal((7, 256), 1),
@@ -123,9 +123,9 @@ def test_what_is_refused(model, tmp_path):
     with pytest.raises(wm.EncodeError, match="has no scheme q4_k: it is written with int8, int4"):
         wm.convert(model, tmp_path / "q.amb", quantize="q4_k")
     with pytest.raises(
-        wm.QuantError, match=r"scheme is 'iq4_nl', expected one of q4_0, .*, q6_k; the nearest is q4_0$"
+        wm.QuantError, match=r"scheme is 'iq3_s', expected one of q4_0, .*, mxfp4; the nearest is q3_k$"
     ):
-        wm.convert(model, tmp_path / "q.gguf", quantize="iq4_nl")
+        wm.convert(model, tmp_path / "q.gguf", quantize="iq3_s")
     with pytest.raises(wm.QuantError, match="scale_type of q8_0 is 'fp32', expected 'fp16'"):
         wm.convert(model, tmp_path / "q.gguf", quantize=wm.Quantize("q8_0", scale_type="fp32"))
     with pytest.raises(wm.QuantError, match=r"shape of q8_0 is \[31\]"):
