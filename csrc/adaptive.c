@@ -121,8 +121,8 @@ static void put_halves(wm_sink *sink, const uint8_t *halves, uint64_t n) {
 /* Finds the beginning of a block by the plan. Returns 0 for a plan whose counts contradict each other. */
 static int find_block(const work *w, uint64_t block, const uint8_t **scales, const uint8_t **codes) {
     const uint64_t step = block / STEP, five = w->pairs[2 * step], halves = w->pairs[2 * step + 1];
-    uint64_t counts[KINDS] = {[INT4] = step * STEP - five - halves, [INT5] = five, [HALF] = halves};
     if (five > step * STEP || halves > step * STEP - five) return 0;
+    uint64_t counts[KINDS] = {[INT4] = step * STEP - five - halves, [INT5] = five, [HALF] = halves};
     count_kinds(w->mask, step * STEP, block, counts);
     *scales = w->scales + (counts[INT4] + counts[INT5]) * scale_bytes(w->scale_type);
     *codes = w->codes + codes_size(counts, w->block);

@@ -56,7 +56,7 @@ typedef struct {
     uint64_t at, dims[DIMS_MOST]; /* start of the tensor being read, and its dimensions */
 } walker;
 
-/* A field: its payload [begin, end) in the file, and for a varint its value. */
+/* A field: its payload [begin, end) in the file, and for a varint its value, else 0. */
 typedef struct {
     uint64_t at, number, kind, value, begin, end;
 } field;
@@ -101,7 +101,7 @@ static inline int read_varint(walker *w, uint64_t *pos, uint64_t end, uint64_t *
 /* Reads the field at *pos of a message that ends at `end`. */
 static inline int read_field(walker *w, uint64_t *pos, uint64_t end, field *f) {
     uint64_t tag, size;
-    f->at = *pos;
+    f->at = *pos, f->value = 0;
     if (!read_varint(w, pos, end, &tag)) return 0;
     f->number = w->out->number = tag >> 3, f->kind = tag & 7;
     if (f->number == 0 || tag > UINT32_MAX) return fail(w, WM_FAULT_ONNX_TAG, f->at, tag, 0);
@@ -442,7 +442,7 @@ int wm_onnx_scan(const wm_onnx_file *file, const wm_columns *columns, wm_onnx *o
  * fewer are signed or unsigned; those of six bits are codes. */
 static inline int put(uint8_t *out, uint64_t i, uint64_t value, uint64_t bits) {
     uint64_t width = bits / 8;
-    if (bits < 64 && value >> bits && (bits == 6 || value < -(UINT64_C(1) << (bits - 1)))) return 0;
+    if (bits < 64 && value >> bits && (bits == 6 || value < UINT64_MAX << (bits - 1))) return 0;
     if (bits == 6) {
         uint64_t bit = 6 * i, shifted = value << bit % 8;
         out[bit / 8] |= (uint8_t)shifted;

@@ -4,7 +4,13 @@
 #if WM_X86
 #include <immintrin.h>
 
-#define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+/* Loops become code for whole registers: by default compilers take half of one. */
+#define FEATURES "avx512f,avx512bw,avx512dq,avx512vl"
+#if defined(__clang__)
+#define TARGET WM_TARGET(FEATURES) __attribute__((min_vector_width(512)))
+#else
+#define TARGET WM_TARGET(FEATURES ",prefer-vector-width=512")
+#endif
 #define SUFFIX x86_avx512
 #define NIBBLES 1
 #define BYTES 1
