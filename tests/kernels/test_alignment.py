@@ -56,7 +56,7 @@ PLAN = kernels.adaptive_plan(bytes(7), 8, 8)
 
 
 def codes(array):
-    return kernels.Codes(
+    return kernels.ProductCodes(
         CODES, array(BOOKS), array(np.eye(16, dtype=np.float32)), array(np.arange(8, dtype=np.float32))
     )
 
@@ -139,8 +139,8 @@ INPUTS = {
         lambda out: kernels.unit_sums(a(F4), a(ROWS), a(ROWS[[1, 0]]), out, places=a(ROWS[:1])), (4, 8)
     ),
     "gather_rows": lambda a: filled(lambda out: kernels.gather_rows(a(F4), a(ROWS.view(np.int64)), out), (3, 8), out=a),
-    "Codes.decode": lambda a: filled(lambda out: codes(a).decode(out, rows=a(ROWS)), (3, 16)),
-    "Codes.sums": lambda a: filled(codes(a).sums and partial(codes(a).sums, a(F4[0]))),
+    "ProductCodes.decode": lambda a: filled(lambda out: codes(a).decode(out, rows=a(ROWS)), (3, 16)),
+    "ProductCodes.sums": lambda a: filled(codes(a).sums and partial(codes(a).sums, a(F4[0]))),
     "Columns": columns,
     "Pickle.tensors": tensors,
     "read_runs": lambda a: in_file(
@@ -179,8 +179,8 @@ OUTPUTS = {
         1,
         np.float32,
     ),
-    "Codes.decode": (lambda out: codes(np.asarray).decode(out, rows=ROWS), (3, 16), np.float32),
-    "Codes.sums": (lambda out: codes(np.asarray).sums(F4[0], out), 8, np.float32),
+    "ProductCodes.decode": (lambda out: codes(np.asarray).decode(out, rows=ROWS), (3, 16), np.float32),
+    "ProductCodes.sums": (lambda out: codes(np.asarray).sums(F4[0], out), 8, np.float32),
     "stage": (
         lambda out: kernels.stage(F4.view(np.uint8).ravel(), (ROWS,) * 3, np.zeros(8, np.uint8), crcs=out),
         3,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from weightmap.index.row import TensorInfo
     from weightmap.index.table import Table
     from weightmap.io.source import Source
+    from weightmap.model.pool import Pool
     from weightmap.model.residency import Residency
     from weightmap.model.verify_report import VerifyReport
     from weightmap.options import Options
@@ -374,6 +375,30 @@ class TensorFile(Mapping[str, Any]):
         from weightmap.model.residency import release  # noqa: PLC0415 - opening needs none of it
 
         return release(self, names)
+
+    def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Pool:
+        """Return a pool of tensors in memory of their own, for a model that is larger than memory.
+
+        ``with f.pool(8 << 30) as pool, pool.hold("layers.0.experts.w1", 5) as w: ...``: what is held is in memory, and
+        what was held before stays there as long as nothing else needs its room. See `weightmap.model.pool.Pool`.
+
+        Parameters
+        ----------
+        budget : int
+            Bytes of memory that its tensors take at most, in whole pages.
+        direct : bool, optional
+            Read past the page cache: by O_DIRECT where the file system has it, else by giving pages back after each
+            read. By default where the model is larger than the memory that is left.
+        threads : int, optional
+            At most this many read what is prefetched; 4 when not given.
+
+        Raises
+        ------
+        ClosedError
+        """
+        from weightmap.model.pool import Pool  # noqa: PLC0415 - opening needs none of it
+
+        return Pool(self, budget, direct=direct, threads=threads)
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None) -> VerifyReport:
         """Read the whole file once (by pread, with flat memory); check its structure, and its checksums if it has any.

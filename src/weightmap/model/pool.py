@@ -1,0 +1,594 @@
+"""`TensorFile.pool`: tensors in memory of their own, within a budget, for models that are larger than memory.
+
+A tensor, or an entry of its first dimension such as an expert, is read when it is held, and stays until others need
+its room. What was asked for least often is evicted: counts of all that was ever asked for are kept, and halved after a
+while, so that yesterday's favourites give way. Of equal counts the one used last goes, since whoever goes round a model
+needs it again last.
+
+Memory comes in slots, each a piece of anonymous memory of whole pages for one tensor: the next one of that size takes
+an evicted slot over, and for others it is given back, so nothing is lost between tensors of different sizes. Reads are
+those of `DirectReader`, never of a mapping.
+"""
+
+from __future__ import annotations
+
+import heapq
+import mmap
+import operator
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.dtypes import GGML_SCHEMES, numpy_dtype
+from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError, quoted
+from weightmap.io.direct import DirectReader
+from weightmap.io.memory import headroom
+from weightmap.model.parts import check_open, name_of, row_of, sources_of
+from weightmap.model.weights import Pieces, as_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    from weightmap.index.row import Row
+    from weightmap.io.source import Source
+
+    Key = tuple[str, int | None]
+
+# Counts are halved when the tensors in the pool were asked for so often, on average.
+_PERIOD = 8
+# Slots of so many bytes get huge pages where the system has them.
+_HUGE = 2 << 20
+_THREADS = 4
+# The heap of what may be evicted is made anew when it has so many times the entries that it needs.
+_OUTDATED = 4
+# More than any count: what was prefetched and not held yet is needed soon.
+_SOON = 1 << 62
+# References to the bytes of a slot that nobody uses: the slot's, and the argument that they are counted by.
+_UNUSED = 2
+
+
+class PoolStats(NamedTuple):
+    """What a pool did, and what it has.
+
+    Attributes
+    ----------
+    hits, misses : int
+        Holds that found their tensor in memory, or on its way there, and those that read it.
+    evictions : int
+    read_nbytes : int
+        Bytes read from files.
+    held_nbytes, resident_nbytes : int
+        Memory of tensors that are held now, and of all, in bytes.
+    """
+
+    hits: int
+    misses: int
+    evictions: int
+    read_nbytes: int
+    held_nbytes: int
+    resident_nbytes: int
+
+
+class _Reading(NamedTuple):
+    """How a tensor, or an entry of one, is made of bytes of files.
+
+    Attributes
+    ----------
+    ranges : sequence of (Source, int, int)
+        What to read: source, begin and end.
+    made : callable
+        Takes an array of bytes for each range, and returns the tensor.
+    nbytes : int or None
+        Bytes of the result, if it is in memory of its own; None for a view of what was read.
+    """
+
+    ranges: Sequence[tuple[Source, int, int]]
+    made: Callable[[list[NDArray[np.uint8]]], Any]
+    nbytes: int | None = None
+
+
+class _Entry:
+    """A tensor in the pool, or on its way there."""
+
+    __slots__ = ("cost", "error", "holds", "key", "octets", "ready", "stamp", "value")
+
+    def __init__(self, key: Key, cost: int) -> None:
+        self.key, self.cost = key, cost
+        self.holds = 0
+        self.ready = False
+        self.error: BaseException | None = None
+        self.stamp: tuple[int, int] = (0, 0)  # its place among those that may be evicted
+        self.octets: NDArray[np.uint8] | None = None  # its slot
+        self.value: Any = None
+
+
+class Hold:
+    """A tensor that stays in memory until this is left or released: ``with pool.hold(name) as tensor``."""
+
+    __slots__ = ("_entry", "_pool")
+
+    def __init__(self, pool: Pool, entry: _Entry) -> None:
+        self._pool, self._entry = pool, entry
+
+    def __enter__(self) -> Any:
+        entry = self._entry
+        if entry is None:
+            raise ClosedError("this hold was released")
+        return entry.value
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let the tensor go; once."""
+        entry, self._entry = self._entry, None  # type: ignore[assignment] # of a hold that was released
+        if entry is not None:
+            self._pool._let_go(entry)  # noqa: SLF001 - of this module
+
+
+class Pool:
+    """Tensors of a model in memory, within a budget: see `TensorFile.pool`.
+
+    Attributes
+    ----------
+    budget : int
+        Bytes.
+    direct : bool
+        Whether reads leave nothing in the page cache.
+    """
+
+    def __init__(self, file: Any, budget: int, *, direct: bool | None = None, threads: int | None = None) -> None:
+        check_open(file)
+        self.budget: int = operator.index(budget)
+        if self.budget < 1:
+            raise ValueError(f"budget is {budget}, expected bytes, 1 or more")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads is {threads}, expected 1 or more")
+        if direct is None:
+            left, size = headroom().left, sum(source.size for source in sources_of(file))
+            direct = left is not None and size > left
+        self.direct: bool = direct
+        self._file, self._threads = file, threads or _THREADS
+        self._process = os.getpid()
+        self._parameters: Any = None
+        self._readers: dict[Source, DirectReader] = {}
+        self._entries: dict[Key, _Entry] = {}
+        self._queued: set[Key] = set()  # asked for by `prefetch`, and no thread has begun
+        self._waiting: list[tuple[tuple[int, int], Key]] = []  # a heap of those that may be evicted; some are outdated
+        self._counts: dict[Key, int] = {}
+        self._ticks = self._asked = 0
+        self._spare: dict[int, list[NDArray[np.uint8]]] = {}  # slots of tensors that are about to be read
+        self._resident = self._hits = self._misses = self._evictions = self._read_nbytes = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._workers: ThreadPoolExecutor | None = None
+
+    # ---------------------------------------------------------------------------------------------------- for users
+    def hold(self, name: str, index: int | None = None) -> Hold:
+        """Bring a tensor into memory, and keep it there until the result is left or released.
+
+        Threads that want one tensor at once share one read.
+
+        Parameters
+        ----------
+        name : str
+            A tensor of the model, or a parameter of `TensorFile.weights`.
+        index : int, optional
+            Only this entry of the first dimension, such as one of stacked experts: no other bytes are read where it
+            lies apart in the file, as in dense tensors and in blocks of GGUF. Of other quantised tensors it is decoded.
+
+        Returns
+        -------
+        Hold
+            A context manager that gives the array, which is read-only, or `QuantizedTensor`. It does not move while it
+            is held; afterwards its memory may be read over.
+
+        Raises
+        ------
+        LimitError
+            When it does not fit beside what is held.
+        TensorNotFoundError, IndexError
+        TruncatedError, FileChangedError
+            When the file changed.
+        ClosedError
+            When the pool or the file is closed, and in a child process.
+        """
+        key = name, None if index is None else operator.index(index)
+        while True:
+            with self._changed:
+                self._check()
+                entry = self._entries.get(key)
+                if entry is None:
+                    reading, cost = self._reading(key)
+                    self._make_room(cost, key)
+                    if key in self._entries:  # by another thread, while this one waited
+                        continue
+                    entry = self._add(key, cost)
+                    self._misses += 1
+                    reads = True
+                else:
+                    self._hits += 1
+                    reads = key in self._queued
+                    if reads:  # nobody has begun
+                        self._queued.discard(key)
+                        reading = self._reading(key)[0]
+                self._count(key)
+                entry.holds += 1
+                if not reads:
+                    while not entry.ready and entry.error is None:
+                        self._changed.wait()
+            if reads:
+                self._read(entry, reading)
+            if entry.error is None:
+                return Hold(self, entry)
+            if reads or isinstance(entry.error, Exception):  # another thread's interrupt is not this one's
+                raise entry.error
+
+    def prefetch(self, wanted: Iterable[tuple[str, int | None] | str]) -> None:
+        """Begin to read tensors in the background, as far as the budget allows; return at once.
+
+        What does not fit beside what is held, or prefetched and not held yet, is left out. An error is raised by the
+        hold that follows.
+
+        Parameters
+        ----------
+        wanted : iterable of str or (str, int)
+            What `hold` takes.
+        """
+        with self._changed:
+            self._check()
+            found = []
+            for one in wanted:
+                name, index = (one, None) if isinstance(one, str) else one
+                key = name, None if index is None else operator.index(index)
+                if key in self._entries:
+                    continue
+                reading, cost = self._reading(key)
+                if not self._evict_for(cost, soon=False):
+                    continue
+                entry = self._add(key, cost)
+                self._queued.add(key)
+                found.append((entry, reading))
+            if found and self._workers is None:
+                self._workers = ThreadPoolExecutor(self._threads, "weightmap-pool")
+            for entry, reading in sorted(found, key=_place):
+                assert self._workers is not None  # noqa: S101 - for the type checker
+                self._workers.submit(self._read_queued, entry, reading)
+
+    @property
+    def stats(self) -> PoolStats:
+        """What the pool did, and what it has now."""
+        with self._changed:
+            held = sum(entry.cost for entry in self._entries.values() if entry.holds)
+            return PoolStats(self._hits, self._misses, self._evictions, self._read_nbytes, held, self._resident)
+
+    def close(self) -> None:
+        """Free what is not held. Idempotent.
+
+        Raises
+        ------
+        ClosedError
+            When something is held: the pool is closed all the same, and what is held stays valid until it is released.
+        """
+        with self._changed:
+            if self._closed or self._process != os.getpid():
+                return
+            self._closed = True
+            self._changed.notify_all()
+            workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown(cancel_futures=True)
+        with self._changed:
+            held = [entry.key for entry in self._entries.values() if entry.holds]
+            for key in [key for key, entry in self._entries.items() if not entry.holds]:
+                self._drop(self._entries[key])
+            self._spare.clear()
+        for reader in self._readers.values():
+            reader.close()
+        if held:
+            what = f"{_called(held[0])} is held while the pool is closed"
+            raise ClosedError(what, path=name_of(self._file))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except ClosedError:
+            if kind is None:  # or it would hide what went wrong
+                raise
+
+    def __repr__(self) -> str:
+        return f"<Pool of {name_of(self._file)!r}: {self._resident} of {self.budget} bytes>"
+
+    # ----------------------------------------------------------------------------------------------- under the lock
+    def _check(self) -> None:
+        if self._process != os.getpid():
+            raise ClosedError(
+                "the pool belongs to the parent process: open one in this process", path=name_of(self._file)
+            )
+        if self._closed:
+            raise ClosedError("the pool is closed", path=name_of(self._file))
+        check_open(self._file)
+
+    def _add(self, key: Key, cost: int) -> _Entry:
+        entry = self._entries[key] = _Entry(key, cost)
+        self._resident += cost
+        return entry
+
+    def _count(self, key: Key) -> None:
+        """Count a hold; halve all counts once in a while."""
+        self._counts[key] = self._counts.get(key, 0) + 1
+        self._asked += 1
+        if self._asked < _PERIOD * max(len(self._entries), 1):
+            return
+        self._asked = 0
+        self._counts = {own: count // 2 for own, count in self._counts.items() if count > 1}
+        for entry in self._entries.values():
+            if entry.ready and not entry.holds and entry.stamp[0] != _SOON:
+                self._offer(entry)
+
+    def _offer(self, entry: _Entry, *, soon: bool = False) -> None:
+        """Let an entry be evicted, in its turn."""
+        self._ticks += 1
+        entry.stamp = (_SOON if soon else self._counts.get(entry.key, 0), -self._ticks)
+        heapq.heappush(self._waiting, (entry.stamp, entry.key))
+        if len(self._waiting) > _OUTDATED * (len(self._entries) + _OUTDATED):
+            self._waiting = [(own.stamp, own.key) for own in self._entries.values() if own.ready and not own.holds]
+            heapq.heapify(self._waiting)
+
+    def _make_room(self, cost: int, key: Key) -> None:
+        """Evict for a hold. Raises `LimitError` if all that is not held is not enough."""
+        while not self._evict_for(cost, soon=True):
+            if self._queued:
+                for other in list(self._queued):
+                    self._drop(self._entries[other])
+                self._queued.clear()
+                continue
+            if not any(not entry.ready and not entry.holds for entry in self._entries.values()):
+                held = sum(entry.cost for entry in self._entries.values() if entry.holds)
+                expected = f"at most {self.budget - held}: the budget is {self.budget}, and {held} are held"
+                raise LimitError(f"memory for {_called(key)}", path=name_of(self._file), actual=cost, expected=expected)
+            self._changed.wait()  # for what is being prefetched
+            self._check()
+
+    def _evict_for(self, cost: int, *, soon: bool) -> bool:
+        """Evict until `cost` bytes fit; `soon`: also what was prefetched. Returns whether they do."""
+        self._spare.clear()
+        while self._resident + cost > self.budget:
+            if not self._waiting or (self._waiting[0][0][0] == _SOON and not soon):
+                return False
+            stamp, key = heapq.heappop(self._waiting)
+            entry = self._entries.get(key)
+            if entry is None or entry.stamp != stamp or entry.holds:
+                continue
+            self._evictions += 1
+            self._drop(entry)
+        return True
+
+    def _drop(self, entry: _Entry) -> None:
+        """Forget an entry; its slot is kept for the one that evicts it, if nobody uses the array any more."""
+        self._entries.pop(entry.key, None)
+        self._resident -= entry.cost
+        octets, entry.octets, entry.value = entry.octets, None, None
+        if octets is not None and sys.getrefcount(octets) == _UNUSED:
+            self._spare.setdefault(len(octets), []).append(octets)
+
+    def _let_go(self, entry: _Entry) -> None:
+        with self._changed:
+            entry.holds -= 1
+            if not entry.holds:
+                if self._closed:
+                    if self._entries.get(entry.key) is entry:
+                        self._drop(entry)
+                    self._spare.clear()
+                else:
+                    self._offer(entry)
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------------------------------------------ reading
+    def _read_queued(self, entry: _Entry, reading: _Reading) -> None:
+        with self._changed:
+            if entry.key not in self._queued or self._entries.get(entry.key) is not entry or self._closed:
+                return
+            self._queued.discard(entry.key)
+        self._read(entry, reading)
+
+    def _read(self, entry: _Entry, reading: _Reading) -> None:
+        """Read an entry. An error is kept in it, and the entry forgotten."""
+        try:
+            windows = [(self._reader(source), begin, end) for source, begin, end in reading.ranges]
+            bounds = [reader.window(begin, end) for reader, begin, end in windows]
+            size = sum(high - low for low, high in bounds)
+            slot, at, parts = self._slot(size), 0, []
+            whole = memoryview(slot) if size else memoryview(bytearray())
+            for (reader, begin, end), (low, high) in zip(windows, bounds, strict=True):
+                reader.read(low, end, whole[at : at + high - low])
+                parts.append(slot[at + begin - low : at + end - low])
+                at += high - low
+            value = reading.made(parts)
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            del parts, whole
+        except BaseException as error:
+            with self._changed:
+                entry.error = error
+                if self._entries.get(entry.key) is entry:
+                    self._drop(entry)
+                self._changed.notify_all()
+            if not isinstance(error, Exception):
+                raise
+            return
+        with self._changed:
+            entry.value, entry.ready = value, True
+            self._read_nbytes += size
+            if reading.nbytes is None:
+                entry.octets = slot
+            else:
+                self._resident += reading.nbytes - entry.cost
+                entry.cost = reading.nbytes
+            if self._closed and not entry.holds:
+                self._drop(entry)
+            elif not entry.holds:
+                self._offer(entry, soon=True)
+            self._changed.notify_all()
+
+    def _reader(self, source: Source) -> DirectReader:
+        with self._changed:
+            found = self._readers.get(source)
+            if found is None:
+                found = self._readers[source] = DirectReader(source, direct=self.direct)
+        return found
+
+    def _slot(self, size: int) -> NDArray[np.uint8]:
+        """Return memory of whole pages: a spare slot of that size, or a new one."""
+        with self._changed:
+            spare = self._spare.get(size)
+            slot = spare.pop() if spare else None
+            self._spare.clear()
+        if slot is not None:
+            return slot
+        if not size:
+            return np.empty(0, np.uint8)
+        memory = mmap.mmap(-1, size)
+        if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a system without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, np.uint8)
+
+    # --------------------------------------------------------------------------------------------- what is to be read
+    def _reading(self, key: Key) -> tuple[_Reading, int]:
+        """Return how a tensor is read, and the most memory that it takes. Raises errors for names and indices."""
+        name, index = key
+        row = self._row(name)
+        if index is not None:
+            count = row.shape[0] if row.shape else 0
+            if not -count <= index < count:
+                raise IndexError(f"index {index} of tensor {quoted(name)}, whose first dimension is {count}")
+            index %= count
+        if isinstance(row.geometry, Pieces):
+            reading = _of_pieces(row, row.geometry, index)
+        elif row.geometry is not None:
+            reading = _of_geometry(row, index)
+        else:
+            reading = _of_row(row, index)
+        windows = [(begin // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE) for _, begin, end in reading.ranges]
+        return reading, sum(high - low for low, high in windows) + (reading.nbytes or 0)
+
+    def _row(self, name: str) -> Row:
+        try:
+            return row_of(self._file, name)
+        except TensorNotFoundError:
+            if self._parameters is None:
+                self._parameters = as_parameters(self._file)
+            if name not in self._parameters:
+                raise
+        return row_of(self._parameters, name)
+
+
+_PAGE = 4096
+
+
+def _called(key: Key) -> str:
+    name, index = key
+    return f"tensor {quoted(name)}" if index is None else f"entry {index} of tensor {quoted(name)}"
+
+
+def _place(found: tuple[_Entry, _Reading]) -> tuple[str, int]:
+    """Return a key that sorts by file and place."""
+    ranges = found[1].ranges
+    return (ranges[0][0].name, ranges[0][1]) if ranges else ("", 0)
+
+
+def _of_row(row: Row, index: int | None) -> _Reading:
+    """Return how a tensor whose elements follow one another is read."""
+    if index is None:
+        return _Reading([(row.source, row.offset, row.offset + row.nbytes)], lambda parts: row.over(parts[0]))
+    if not row.dtype.quantized:
+        dtype, shape = row.viewed
+        each = prod(shape[1:]) * dtype.itemsize
+    elif row.dtype.name in GGML_SCHEMES and len(row.shape) > 1:
+        each = row.nbytes // row.shape[0]
+    else:
+        made = row.shape[1:]
+
+        def decoded(parts: list[NDArray[np.uint8]]) -> Any:
+            return np.ascontiguousarray(row.over(parts[0])[index])
+
+        return _Reading([(row.source, row.offset, row.offset + row.nbytes)], decoded, 4 * prod(made))
+    one = row._replace(shape=row.viewed[1][1:] if row.dtype.packed else row.shape[1:], nbytes=each)
+    begin = row.offset + index * each
+    return _Reading([(row.source, begin, begin + each)], lambda parts: one.over(parts[0]))
+
+
+def _of_geometry(row: Row, index: int | None) -> _Reading:
+    """Return how a tensor that is strided, deflated or made otherwise is read."""
+    geometry = row.geometry
+    assert geometry is not None  # noqa: S101 - that is which tensors these are
+    dtype, shape = row.viewed
+    axes: list[Any] = [(0, 1, size, True) for size in shape]
+    if index is not None:
+        axes[0] = (index, 1, 1, False)
+        shape = shape[1:]
+    begin, end = geometry.extent(row, axes)
+    nbytes = prod(shape) * dtype.itemsize
+
+    def made(parts: list[NDArray[np.uint8]]) -> Any:
+        return np.array(geometry.part(row, axes, parts[0])).reshape(shape)
+
+    return _Reading([(row.source, begin, end)], made, nbytes)
+
+
+def _of_pieces(row: Row, pieces: Pieces, index: int | None) -> _Reading:
+    """Return how a parameter of several tensors is read; an entry of the first dimension is decoded."""
+    rows = pieces.rows
+    if any(piece.geometry is not None for _, piece in rows.values()):
+        raise PlanError(f"parameter of {quoted(next(iter(rows.values()))[0])}", expected="pieces that are not deflated")
+    if index is None:
+        ranges = [(piece.source, piece.offset, piece.offset + piece.nbytes) for _, piece in rows.values()]
+
+        def over(parts: list[NDArray[np.uint8]]) -> Any:
+            arrays = [piece.over(octets) for (_, piece), octets in zip(rows.values(), parts, strict=True)]
+            for array in arrays:
+                array.flags.writeable = False
+            named = zip(rows.items(), arrays, strict=True)
+            return pieces.over({role: (name, array) for (role, (name, _)), array in named})
+
+        return _Reading(ranges, over)
+    coding = pieces.coding
+    low, high = coding.around(index, index + 1)
+    cut = coding.cut(low, high)
+    ranges, shapes = [], []
+    for role, (_, piece) in rows.items():
+        if role not in cut:
+            continue
+        begin, size, part = piece.offset, piece.nbytes, cut[role]
+        shape, rest = piece.shape, part
+        if isinstance(part, slice) and part.step is None and shape:
+            first, last, _ = part.indices(shape[0])
+            each = size // shape[0]
+            begin, size, shape, rest = begin + first * each, (last - first) * each, (last - first, *shape[1:]), None
+        ranges.append((piece.source, begin, begin + size))
+        shapes.append((role, piece, shape, rest))
+
+    def decoded(parts: list[NDArray[np.uint8]]) -> Any:
+        arrays = {}
+        for (role, piece, shape, rest), octets in zip(shapes, parts, strict=True):
+            array = piece._replace(shape=shape, nbytes=len(octets)).over(octets)
+            arrays[role] = array if rest is None else array[rest]
+        return np.array(coding.rows(arrays, low, high, numpy_dtype(pieces.own))[index - low])
+
+    return _Reading(ranges, decoded, prod(row.shape[1:]) * numpy_dtype(pieces.own).itemsize)

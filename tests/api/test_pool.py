@@ -1,0 +1,305 @@
+"""Pools: tensors in memory within a budget, read past mappings."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, gguf, normal
+from tests.builders import safetensors as st
+
+import weightmap as wm
+from weightmap.io import direct as direct_reading
+from weightmap.io.direct import ALIGN
+from weightmap.model.pool import Pool
+
+SIZE = 4 * ALIGN
+NAMES = [f"expert.{number}" for number in range(8)]
+WAYS = [True, False]
+
+
+def rows(name):
+    return np.full((4, ALIGN // 4), int(name[-1]) + 1, np.float32) + np.arange(4, dtype=np.float32)[:, None] / 8
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "m.safetensors"
+    wm.save(path, {name: rows(name) for name in NAMES} | {"scalar": np.float32(3), "empty": np.zeros((0, 2))})
+    with wm.open(path) as file:
+        yield file
+
+
+def check(pool, name, index=None):
+    with pool.hold(name, index) as found:
+        np.testing.assert_array_equal(found, rows(name) if index is None else rows(name)[index])
+        assert not found.flags.writeable
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_held_is_right_and_the_budget_is_kept(model, way):
+    budget = 3 * (SIZE + ALIGN)
+    with model.pool(budget, direct=way) as pool:
+        for name in [*NAMES, *reversed(NAMES)]:
+            check(pool, name)
+            for index in (0, -1):
+                check(pool, name, index)
+            assert pool.stats.resident_nbytes <= budget
+        with pool.hold("scalar") as scalar, pool.hold("empty") as empty:
+            assert (scalar, empty.shape) == (3, (0, 2))
+        stats = pool.stats
+        assert stats.hits + stats.misses == 6 * len(NAMES) + 2
+        assert stats.evictions > 0
+        assert stats.held_nbytes == 0
+        with pool.hold(NAMES[0], 1), pool.hold(NAMES[0], 1):
+            assert pool.stats.held_nbytes in {ALIGN, 2 * ALIGN}
+
+
+@pytest.mark.parametrize("format_", ["embd", "amb", "bintensors", "npz", "gguf"])
+def test_every_format(tmp_path, format_):
+    """Also tensors that are deflated, strided, swapped or quantised, and entries of these."""
+    path = tmp_path / f"m.{format_}"
+    if format_ == "npz":
+        np.savez_compressed(path, a=rows("x1"), b=np.asfortranarray(rows("x2")), c=rows("x3").astype(">f4"))
+    else:
+        wm.save(path, {"a": rows("x1")}, format=format_)
+    if format_ in {"amb", "gguf"}:
+        wm.convert(path, tmp_path / f"q.{format_}", quantize="int4_block" if format_ == "amb" else "q4_0")
+        path = tmp_path / f"q.{format_}"
+    with wm.open(path) as file, file.pool(1 << 20) as pool:
+        for name in file:
+            with pool.hold(name) as found:
+                np.testing.assert_array_equal(np.asarray(found), np.asarray(file[name]))
+            with pool.hold(name, 2) as found:
+                np.testing.assert_array_equal(np.asarray(found), np.asarray(file[name][2]))
+
+
+def test_experts_of_gguf_stay_quantised(put):
+    blocks = bytes(np.arange(3 * 2 * 18, dtype=np.uint8) & 0x3F)
+    path = put(gguf.build({"w": Tensor("q4_0", (3, 2, 32), blocks)}), "m.gguf")
+    with wm.open(path) as file, file.pool(1 << 16) as pool, pool.hold("w", 1) as expert:
+        assert expert.scheme == "q4_0"
+        assert expert.shape == (2, 32)
+        np.testing.assert_array_equal(expert.dequantize(), file["w"].dequantize()[1])
+        assert pool.stats.read_nbytes <= ALIGN
+
+
+def test_parameters_of_quantised_checkpoints(tmp_path):
+    """By the name of the parameter: whole ones stay quantised over their pieces, entries are decoded."""
+    rng = np.random.default_rng(1)
+    blocks = rng.integers(0, 256, (3, 4, 2, 16), np.uint8)
+    tensors = {"m.experts.up_blocks": blocks, "m.experts.up_scales": rng.integers(100, 130, (3, 4, 2), np.uint8)}
+    wm.save(tmp_path / "m.safetensors", tensors)
+    with (
+        wm.open(tmp_path / "m.safetensors", config={"quantization_config": {"quant_method": "mxfp4"}}) as file,
+        file.pool(1 << 20) as pool,
+    ):
+        (name,) = file.weights
+        expected = file.weights[name].dequantize()
+        with pool.hold(name) as found:
+            np.testing.assert_array_equal(found.dequantize(), expected)
+        with pool.hold(name, 1) as found:
+            np.testing.assert_array_equal(found, expected[1])
+        with pool.hold("m.experts.up_blocks", 2) as found:
+            np.testing.assert_array_equal(found, blocks[2])
+
+
+def test_what_is_asked_for_often_stays(model):
+    with model.pool(3 * (SIZE + ALIGN)) as pool:
+        for name in (NAMES[0], NAMES[0], NAMES[1], NAMES[1], *NAMES[2:]):
+            check(pool, name)
+        misses = pool.stats.misses
+        check(pool, NAMES[0])
+        check(pool, NAMES[1])
+        assert pool.stats.misses == misses
+
+
+def test_prefetching(model):
+    """In the background, within the budget; nothing that is needed soon is evicted for it."""
+    budget = 3 * (SIZE + ALIGN)
+    with model.pool(budget, threads=2) as pool:
+        pool.prefetch([*((name, None) for name in NAMES[:2]), NAMES[2], *NAMES[3:]])
+        for name in NAMES[:3]:
+            check(pool, name)
+        stats = pool.stats
+        assert (stats.hits, stats.misses, stats.evictions) == (3, 0, 0)
+        pool.prefetch([NAMES[0], (NAMES[5], 1)])
+        check(pool, NAMES[5], 1)
+        assert pool.stats.hits == 4
+        assert pool.stats.resident_nbytes <= budget
+
+
+def test_one_read_for_many_threads(model, monkeypatch):
+    """Whoever wants what another thread reads waits for it."""
+    begun, go, reads = threading.Event(), threading.Event(), []
+    read = direct_reading.DirectReader.read
+
+    def slow(self, at, end, memory):
+        reads.append(at)
+        begun.set()
+        assert go.wait(60)
+        read(self, at, end, memory)
+
+    monkeypatch.setattr(direct_reading.DirectReader, "read", slow)
+    with model.pool(1 << 20) as pool:
+        threads = [threading.Thread(target=check, args=(pool, NAMES[3])) for _ in range(4)]
+        threads[0].start()
+        assert begun.wait(60)
+        for thread in threads[1:]:
+            thread.start()
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert len(reads) == 1
+        stats = pool.stats
+        assert (stats.hits, stats.misses) == (3, 1)
+
+
+def test_many_threads_at_once(model):
+    failed = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        try:
+            for number in rng.integers(0, len(NAMES), 200).tolist():
+                if number % 3 == 0:
+                    pool.prefetch([NAMES[(number + 1) % len(NAMES)]])
+                check(pool, NAMES[number], None if number % 2 else number % 4)
+        except BaseException as error:  # noqa: BLE001 - seen by the test
+            failed.append(error)
+
+    with model.pool(6 * (SIZE + ALIGN), threads=2) as pool:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        assert pool.stats.resident_nbytes <= pool.budget
+
+
+def test_an_array_that_is_kept_is_not_read_over(model):
+    """Only memory that nobody looks at any more serves another tensor."""
+    with model.pool(SIZE + ALIGN) as pool:
+        with pool.hold(NAMES[0]) as kept:
+            pass
+        for name in NAMES[1:]:
+            check(pool, name)
+        np.testing.assert_array_equal(kept, rows(NAMES[0]))
+
+
+def test_what_does_not_fit_is_refused_at_once(model):
+    with model.pool(SIZE + ALIGN) as pool:
+        with pool.hold(NAMES[0]), pytest.raises(wm.LimitError, match=r"memory for tensor 'expert\.1' is .* are held"):
+            pool.hold(NAMES[1])
+        check(pool, NAMES[1])
+    with model.pool(ALIGN) as pool, pytest.raises(wm.LimitError, match="the budget is 4096"):
+        pool.hold(NAMES[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda pool: pool.hold("expert.9"), wm.TensorNotFoundError, "expert"),
+        (lambda pool: pool.hold(NAMES[0], 4), IndexError, "first dimension is 4"),
+        (lambda pool: pool.hold("scalar", 0), IndexError, "first dimension is 0"),
+        (lambda pool: pool.hold(NAMES[0], 1.5), TypeError, "float"),
+        (lambda pool: pool.prefetch(["nothing"]), wm.TensorNotFoundError, "nothing"),
+    ],
+)
+def test_wrong_arguments(model, call, error, match):
+    with model.pool(1 << 20) as pool, pytest.raises(error, match=match):
+        call(pool)
+
+
+def test_wrong_budgets(model):
+    for arguments in ({"budget": 0}, {"budget": 1, "threads": 0}):
+        with pytest.raises(ValueError, match="expected"):
+            model.pool(**arguments)
+
+
+def test_closing(model):
+    pool = model.pool(1 << 20)
+    hold = pool.hold(NAMES[0])
+    pool.prefetch(NAMES[1:3])
+    with pytest.raises(wm.ClosedError, match=r"tensor 'expert\.0' is held while the pool is closed"):
+        pool.close()
+    with hold as found:
+        np.testing.assert_array_equal(found, rows(NAMES[0]))
+    assert pool.stats.resident_nbytes == 0
+    for call in (lambda: pool.hold(NAMES[0]), lambda: pool.prefetch([]), hold.__enter__):
+        with pytest.raises(wm.ClosedError):
+            call()
+    with pytest.raises(wm.TensorNotFoundError), model.pool(1 << 20) as pool, pool.hold(NAMES[0]):  # is not hidden
+        pool.hold("nothing")
+    with pytest.raises(wm.TensorNotFoundError), model.pool(1 << 20) as pool:  # nor by what is held still
+        [pool.hold(name) for name in (NAMES[0], "nothing")]
+    with model.pool(1 << 20) as pool:
+        model.close()
+        with pytest.raises(wm.ClosedError):
+            pool.hold(NAMES[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("how", ["cut", "rewritten"])
+def test_files_that_change(tmp_path, way, how):
+    """An error and no fault; of a file that was replaced, the old one is read."""
+    path = tmp_path / "m.safetensors"
+    wm.save(path, {name: rows(name) for name in NAMES})
+    with wm.open(path) as file, file.pool(1 << 20, direct=way) as pool:
+        check(pool, NAMES[0])
+        if how == "cut":
+            os.truncate(path, 3 * SIZE)
+            with pytest.raises((wm.FileChangedError, wm.TruncatedError)):
+                pool.hold(NAMES[7])
+        else:
+            wm.save(path, {name: rows(name) + 1 for name in NAMES})
+            check(pool, NAMES[7])
+
+
+def test_a_file_cut_between_the_check_and_the_read(model, monkeypatch):
+    reader = direct_reading.DirectReader(model._source)
+    monkeypatch.setattr(model._source, "check_unchanged", lambda: None)
+    os.truncate(model.path, SIZE)
+    with pytest.raises(wm.TruncatedError, match="shorter"):
+        reader.read(0, 4 * SIZE, memoryview(bytearray(4 * SIZE)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_child_process_opens_its_own(model):
+    with model.pool(1 << 20) as pool:
+        check(pool, NAMES[0])
+        child = os.fork()
+        if not child:
+            try:
+                pool.hold(NAMES[0])
+            except wm.ClosedError as error:
+                os._exit(0 if "parent process" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_without_o_direct(model, monkeypatch):
+    """A file system that refuses, at opening or at the first read: pages are given back instead."""
+    real = os.preadv
+
+    def refuse(file, buffers, offset):
+        if file is reader._file:
+            raise OSError(22, "Invalid argument")
+        return real(file, buffers, offset)
+
+    reader = direct_reading.DirectReader(model._source)
+    monkeypatch.setattr(os, "preadv", refuse)
+    memory = memoryview(bytearray(model.nbytes + -model.nbytes % ALIGN))
+    reader.read(0, model.nbytes, memory)
+    assert bytes(memory[: model.nbytes]) == Path(model.path).read_bytes()
+    assert reader._file is None
+    assert reader._drops
+
+
+def test_buffers_and_pools_of_a_list():
+    with wm.open(st.build({"a": normal((4, 8), 1)})) as file, file.pool(1 << 16) as pool:
+        assert isinstance(pool, Pool)
+        with pool.hold("a", 1) as found:
+            np.testing.assert_array_equal(found, file["a"][1])
