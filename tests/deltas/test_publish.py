@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zstandard
 from tests.deltas.delta_files import SUMS, digests, model, payload, stepped, write_model
-from tests.remote.servers import AsyncStore, GenericError, Objects, Server
+from tests.remote.servers import Objects, Server, Taking
 
 import weightmap as wm
 from weightmap import deltas
@@ -183,23 +183,6 @@ def test_missing_packages_are_named(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(wm.MissingDependencyError, match=rf"{name} is needed .*pip install 'weightmap\[deltas\]'"):
         deltas.publish(base, after, tmp_path / "s", version=1, checksum="blake3" if name == "blake3" else "xxh3-128")
-
-
-class Taking(AsyncStore):
-    """A store that takes objects, after as many faults as it is given."""
-
-    def __init__(self, objects, faults=()):
-        super().__init__(objects)
-        self.faults, self.put = list(faults), []
-
-    async def put_async(self, key, path, mode="overwrite"):
-        if self.faults:
-            raise GenericError(f"Server returned status code: {self.faults.pop(0)} with a secret")
-        self.put.append(key.rpartition("/")[2])
-        objects = self._stored.of.objects
-        if mode == "create" and objects.setdefault(key, path.read_bytes()) != path.read_bytes():
-            raise type("AlreadyExistsError", (Exception,), {})
-        objects[key] = path.read_bytes()
 
 
 def test_versions_in_a_store(tmp_path, monkeypatch):

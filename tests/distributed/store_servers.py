@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hmac
+import http.client
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ import threading
 import time
 import urllib.request
 from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -207,3 +209,52 @@ def proxy(target):
         yield made
     finally:
         made.close()
+
+
+class Forwarder(BaseHTTPRequestHandler):
+    """Passes whole requests on to a server; refuses those whose path has `refuse` in it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def _pass_on(self):
+        own = self.server
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        own.asked.append(f"{self.command} {self.path}")
+        if own.refuse is not None and own.refuse in self.path:
+            status, headers, answer = 403, [], b""
+        else:
+            connection = http.client.HTTPConnection(*own.target)
+            connection.request(self.command, self.path, body, dict(self.headers))
+            response = connection.getresponse()
+            status, headers, answer = response.status, response.getheaders(), response.read()
+            connection.close()
+        left_out = {"connection", "transfer-encoding", "content-length"}
+        length = {name.lower(): value for name, value in headers}.get("content-length")
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in left_out:
+                self.send_header(name, value)
+        self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(answer)))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # the client gave this request up
+            self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815 - names of http.server
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def forwarder(target):
+    host, _, port = target.removeprefix("http://").partition(":")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forwarder) as made:
+        made.target, made.refuse, made.asked = (host, int(port)), None, []
+        made.daemon_threads, made.url = True, f"http://127.0.0.1:{made.server_port}"
+        thread = threading.Thread(target=made.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.shutdown()
+            thread.join()

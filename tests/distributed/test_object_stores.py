@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.distributed.store_servers import AZURE_KEYS, AZURITE, NGINX, azure, nginx, proxy, s3
+from tests.distributed.store_servers import AZURE_KEYS, AZURITE, NGINX, azure, forwarder, nginx, proxy, s3
 from tests.support import run_child
 
 import weightmap as wm
+from weightmap.cli import main
 from weightmap.errors import FileChangedError, LayoutError, RemoteError
 from weightmap.formats import FORMATS
 
@@ -223,6 +224,32 @@ def test_versions_are_published_to_s3_and_pulled_from_there(tmp_path, endpoint):
     key = "versions/weight_v000001/model.safetensors.index.json"
     with pytest.raises(Exception, match=r"(?i)already.?exists"):
         bucket(endpoint).put(key, b"another", mode="create")
+
+
+@pytest.mark.usefixtures("environment")
+def test_large_files_are_uploaded_in_parts(endpoint, monkeypatch):
+    """Of an upload that fails there is no object, and the store is told to drop its parts."""
+    store = bucket(endpoint)
+    tensors = {f"t{n}": np.full(1 << 20, n, np.float32) for n in range(4)}
+    with forwarder(endpoint) as made:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
+        made.refuse = "partNumber=2"
+        with pytest.raises(PermissionError):
+            wm.save("s3://bucket/up/m.safetensors", tensors)
+        assert not list(store.list("up").collect())
+        begun = [path for path in made.asked if path.startswith("POST") and "uploads" in path]
+        assert begun
+        assert len(begun) == sum(path.startswith("DELETE") and "uploadId=" in path for path in made.asked)
+        made.refuse, made.asked[:] = None, []
+        wm.save("s3://bucket/up/m.safetensors", tensors)
+        assert sum("partNumber=" in path for path in made.asked) == 4
+        made.asked.clear()
+        folder = "s3://bucket/up/model/"
+        assert main(["convert", "s3://bucket/up/m.safetensors", folder, "--max-shard-size", "5MiB"]) == 0
+        written = [path.partition("?")[0].rpartition("/")[2] for path in made.asked if "POST" in path or "PUT" in path]
+        assert written[-1] == "model.safetensors.index.json"
+        with wm.open("s3://bucket/up/model") as file:
+            assert all(np.array_equal(array, tensors[name]) for name, array in file.items())
 
 
 def test_a_bucket_that_lists_less_than_the_index_names(endpoint):

@@ -262,3 +262,22 @@ class AsyncStore:
 
     async def list_with_delimiter_async(self, prefix):
         return self._stored.list_with_delimiter(prefix)
+
+
+class Taking(AsyncStore):
+    """A store that takes objects; `faults` has the answers to the next requests to write, by status, 0 for none."""
+
+    def __init__(self, objects, faults=()):
+        super().__init__(objects)
+        self.objects, self.faults, self.put = objects.objects, list(faults), []
+
+    async def put_async(self, key, path, mode="overwrite"):
+        if self.faults and (fault := self.faults.pop(0)):
+            raise GenericError(f"Server returned status code: {fault} with a secret")
+        self.put.append(key.rpartition("/")[2])
+        if mode == "create" and self.objects.setdefault(key, path.read_bytes()) != path.read_bytes():
+            raise type("AlreadyExistsError", (Exception,), {})
+        self.objects[key] = path.read_bytes()
+
+    async def delete_async(self, key):
+        del self.objects[key]

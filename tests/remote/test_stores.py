@@ -22,7 +22,6 @@ from weightmap.cli import main
 from weightmap.compat import safe_open
 from weightmap.errors import (
     ClosedError,
-    EncodeError,
     LayoutError,
     LimitError,
     MissingDependencyError,
@@ -479,13 +478,6 @@ def test_a_store_takes_addresses_or_keys(objects):
         assert wm.open(file.path)["w"].shape == (2, 2)
     with pytest.raises(TypeError, match="is a bytes"):
         wm.open(b"content", store=store)
-
-
-def test_files_are_not_saved_to_addresses(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(EncodeError, match="is an address"):
-        wm.save("s3://bucket/m.safetensors", FLOATS)
-    assert not list(tmp_path.iterdir())
 
 
 # --------------------------------------------------------------------------------------------------------- credentials

@@ -24,6 +24,7 @@ from weightmap.model.reports import ConvertReport
 from weightmap.model.saving import aligned_to, choose_layout, format_named, meant_by_suffix
 from weightmap.model.sharding import beside, bytes_of_size, is_folder, sharded_target
 from weightmap.model.single import check_replaceable
+from weightmap.model.uploading import takes_addresses
 from weightmap.model.weights import as_parameters, storage_of
 from weightmap.options import Limits, validated_limits
 from weightmap.quant import quantizing
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from weightmap.quant.blocks import QuantizedTensor
 
 
+@takes_addresses("dst", 1)
 def convert(
     src: Any,
     dst: str | bytes | os.PathLike[Any],
@@ -84,14 +86,14 @@ def convert(
         embeddings of another program: word2vec binary, text with or without a line of dimensions
         (GloVe), a dense fastText model: as `weightmap.words.convert` does by default.
     dst : str, bytes or os.PathLike
-        Always a path, written atomically, as by `save`; never that of the source, which would lose what is left out. A
-        directory (one that exists, a path that ends in a slash, or, from a model directory, a name without a suffix) or
-        an ``*.index.json`` gets numbered shards, one for each file of the source that has tensors to write; scales go
-        to the shard of their weights. It must not hold such a model yet. From a Hugging Face directory, or a file or
-        index beside a ``config.json``, to a directory, configuration, tokenizer, chat template, licence, code
-        (``*.py`` beside a ``config.json``) and the modules of sentence-transformers go along as files, before the
-        index, so that it is one again; no file there is replaced, and beside a path that names a file nothing is
-        copied.
+        A path, or an address in a store without `run`, written atomically, as by `save`; never that of the source,
+        which would lose what is left out. A directory (one that exists, a path that ends in a slash, or, from a model
+        directory, a name without a suffix) or an ``*.index.json`` gets numbered shards, one for each file of the source
+        that has tensors to write; scales go to the shard of their weights. It must not hold such a model yet. From a
+        Hugging Face directory, or a file or index beside a ``config.json``, to a directory, configuration, tokenizer,
+        chat template, licence, code (``*.py`` beside a ``config.json``) and the modules of sentence-transformers go
+        along as files, before the index, so that it is one again; no file there is replaced, and beside a path that
+        names a file nothing is copied.
         transformers, vLLM and llama.cpp find shards of safetensors and GGUF by their names; transformers loads
         directories of all formats within `weightmap.compat.patched`.
     format, layout : str, optional

@@ -31,6 +31,7 @@ from weightmap.model.along import Along
 from weightmap.model.opening import open_with
 from weightmap.model.parts import dense_rows, name_of, rows_of, sources_of
 from weightmap.model.sharding import ShardTarget, bytes_of_size, holding
+from weightmap.model.uploading import upload
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
@@ -177,10 +178,8 @@ def _publish_to_store(base: Any, new: Any, address: Any, how: dict[str, Any]) ->
         made = os.path.join(room, version_name(report.version))
         names = [os.path.relpath(os.path.join(at, name), made) for at, _, files in os.walk(made) for name in files]
         last = INDEX if INDEX in names else SINGLE
-        for name in sorted(set(names) - {last}):
-            inside(final, name).put(os.path.join(made, name))  # type: ignore[attr-defined]
         try:
-            inside(final, last).put(os.path.join(made, last), new=True)  # type: ignore[attr-defined]
+            upload(final, made, [*sorted(set(names) - {last}), last], new=True)  # type: ignore[arg-type]
         except FileExistsError:
             raise _exists(final) from None
     return report._replace(seconds=time.perf_counter() - started)

@@ -128,6 +128,8 @@ def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreEr
     return StoreError(kinds.get(status, "refused"), words)
 
 
+# Parts of an upload, and their size in bytes.
+_PARTS, _PART = 9000, 5 << 20
 # The classes of obstore's exceptions by name, since importing it takes long and other stores have the same names.
 _KINDS = {
     "FileNotFoundError": ("missing", "there is no such object"),
@@ -361,12 +363,32 @@ class Access:
             close()
         return Pin.of(answer.meta)
 
+    @property
+    def takes_objects(self) -> bool:
+        """Whether the store has a method that writes."""
+        return hasattr(self.store, "put_async") or hasattr(self.store, "put")
+
+    async def remove(self, key: str) -> None:
+        """Remove an object. Raises `StoreError`."""
+        remove, blocking = getattr(self.store, "delete_async", None), getattr(self.store, "delete", None)
+        try:
+            async with asyncio.timeout(self.deadline):
+                if remove is not None:
+                    await remove(key)
+                elif blocking is not None:
+                    await self.call(blocking, key)
+        except Exception as error:  # noqa: BLE001 - raised again, or what it says
+            fault = _fault_of(error)
+            raise error if fault is None else fault from None
+
     async def put(self, key: str, path: str, size: int, *, new: bool) -> None:
         """Write an object from a file of that size; with `new` only if there is none yet. Raises `StoreError`."""
         put, blocking = getattr(self.store, "put_async", None), getattr(self.store, "put", None)
-        if put is None and blocking is None:
+        if not self.takes_objects:
             raise StoreError("refused", "this store is for reading alone")
-        options = {"mode": "create"} if new else {}
+        options: dict[str, Any] = {"mode": "create"} if new else {}
+        if size > _PARTS * _PART:  # an upload has at most 10,000 parts, and obstore makes them of 5 MiB
+            options["chunk_size"] = -(-size // _PARTS)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with asyncio.timeout(self.deadline + size / SLOWEST):

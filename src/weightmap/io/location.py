@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -95,8 +96,13 @@ class Location(str):
         """Whether objects lie below it; if the store cannot list, whether it is marked as a folder."""
         return self.is_folder or bool(self._listed(self.key))
 
+    @property
+    def takes_objects(self) -> bool:
+        """Whether the store can be written to."""
+        return self.access.takes_objects
+
     def put(self, path: str, *, new: bool = False) -> None:
-        """Write the object from a file; with `new` only if there is none yet.
+        """Write the object from a file, a large one in several parts; with `new` only if there is none yet.
 
         Raises
         ------
@@ -112,6 +118,11 @@ class Location(str):
             if fault.kind == "denied":
                 fail(fault, str(self))
             raise RemoteError(f"it cannot be written to its store: {fault.words}", path=str(self)) from None
+
+    def remove(self) -> None:
+        """Remove an object that was just written, if the store can: an error is being raised already."""
+        with contextlib.suppress(StoreError):
+            self.access.run(self.access.remove(self.key))
 
     @property
     def cached(self) -> str | None:

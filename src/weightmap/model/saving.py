@@ -15,6 +15,7 @@ from weightmap.formats import FORMATS, Format, Payload, Request, Tensors, Unfit,
 from weightmap.io.atomic import directory_given, write_plan
 from weightmap.model.payload import from_arrays
 from weightmap.model.single import INDEX_SUFFIX, check_replaceable
+from weightmap.model.uploading import takes_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -186,6 +187,7 @@ def check_mappings(tensors: Any, **optional: Any) -> None:
             raise mistyped(name, given, "a mapping")
 
 
+@takes_addresses("path", 0)
 def save(
     path: str | bytes | os.PathLike[Any],
     tensors: Mapping[str, TensorLike],
@@ -210,7 +212,9 @@ def save(
     ----------
     path : str, bytes or os.PathLike
         An existing file is replaced; the new one gets its permissions, without setuid, setgid and sticky bits. A
-        symbolic link is followed.
+        symbolic link is followed. Or an address in a store that takes objects (``s3://``, ``gs://``, ``az://``): files
+        are made in the system's directory for temporary files, and written once they are complete, large ones in
+        parts, the index last. One object is replaced; of several none may be there.
     tensors : mapping of str to array_like, torch.Tensor, jax.Array or QuantizedTensor
         Arrays of any shape, strides and byte order, written row-major and little-endian. Torch tensors may be on any
         device, require gradients, and be bfloat16 or float8; tensors that share memory are each written in full. The

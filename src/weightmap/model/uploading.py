@@ -1,0 +1,143 @@
+"""Writing to stores: files are made in a folder of the system, and become objects once all of them are complete.
+
+A store renames nothing, and an object appears with its last byte. So one file replaces its object in one step; of
+several files, none of which may be there, the index comes last, and a failure removes those that were written. Ours,
+for the specifications leave it open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from weightmap.errors import EncodeError, TargetError, TensorFileError
+from weightmap.io.beside import read_small
+from weightmap.io.open_source import path_of
+from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from weightmap.io.location import Location
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+_SUMS = "SHA256SUMS"
+
+
+def takes_addresses(target: str, at: int) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
+    """Let a function that writes to the path `target`, its argument number `at`, write to addresses in stores too."""
+
+    def decorate(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+        @wraps(function)
+        def call(*args: _Given.args, **options: _Given.kwargs) -> _Made:
+            given = args[at] if at < len(args) else options.get(target)
+            address: Any = path_of(given)
+            if address is None or type(address) is str:
+                return function(*args, **options)
+            run: Any = options.get("run")
+            if run is not None and (run.executor, run.manifest, run.world_size) != (None, None, 1):
+                raise ValueError(f"run deals shards out in a file system, and {address} is an address")
+            if at:
+                _check_source(args[0] if args else options.get("src"), address)
+            with _filled(address, overwrite=bool(options.get("overwrite", True))) as path:
+                positions: Any = [path if i == at else own for i, own in enumerate(args)]
+                others: Any = options if at < len(args) else {**options, target: path}
+                made: Any = function(*positions, **others)
+                if hasattr(made, "dst"):
+                    made = made._replace(dst=_at(address, path, os.path.abspath(made.dst)))
+            return made  # type: ignore[no-any-return]
+
+        return call
+
+    return decorate
+
+
+@contextlib.contextmanager
+def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
+    """Yield a path; what is there in the end, and what was made beside it, is written to the address."""
+    if not address.takes_objects:
+        raise EncodeError("files are written to folders and to stores, and this address is for reading", path=address)
+    with tempfile.TemporaryDirectory(prefix="weightmap-") as room:
+        is_folder = address.has_names
+        path = os.path.join(room, address.rstrip("/").rpartition("/")[2] or "model")
+        if is_folder:
+            os.mkdir(path)
+            _check_free(address, USUAL_NAMES)
+        else:
+            _check_free(address.folder, [address.called + INDEX_SUFFIX, *(() if overwrite else [address.called])])
+            sums = read_small(address.beside(_SUMS))
+            if sums is not None:
+                with open(os.path.join(room, _SUMS), "wb") as file:
+                    file.write(sums)
+        try:
+            yield os.path.join(path, "") if is_folder else path
+        except TensorFileError as error:
+            if error.path is not None and error.path.startswith(room):
+                error.path = _at(address, path, error.path)
+            raise
+        at, folder = (path, address) if os.path.isdir(path) else (room, address.folder)
+        names = sorted(os.path.relpath(os.path.join(up, name), at) for up, _, own in os.walk(at) for name in own)
+        if not is_folder and sums is not None and (room, _SUMS) == (at, names[0]):
+            with open(os.path.join(room, _SUMS), "rb") as file:
+                names = names[1:] if file.read() == sums else names
+        made = [name for name in names if at == path or name != _SUMS]
+        if len(made) > 1:
+            _check_free(folder, made)
+        last = next((name for name in made if name.endswith(INDEX_SUFFIX)), made[0])
+        upload(folder, at, [*(name for name in names if name != last), last], new=len(made) > 1 or not overwrite)
+
+
+def upload(folder: Location, at: str, names: Iterable[str], *, new: bool) -> None:
+    """Write files of the folder `at` as objects, one after another; with `new` remove them if one fails.
+
+    Raises
+    ------
+    FileExistsError
+        With `new`, when the last one is there already: what makes the others a model.
+    PermissionError, RemoteError
+    """
+    *others, last = [(folder.inside(name), os.path.join(at, name)) for name in names]
+    done = []
+    try:
+        for location, path in others:
+            location.put(path)
+            done.append(location)
+        last[0].put(last[1], new=new)
+    except FileExistsError:
+        raise  # another one's: it may have these objects too
+    except BaseException:
+        for location in done if new else ():
+            location.remove()
+        raise
+
+
+def _check_free(folder: Location, names: Iterable[str]) -> None:
+    """Raise `TargetError` if one of these objects is there."""
+    wanted = {name.replace(os.sep, "/").partition("/")[0] for name in names}
+    try:
+        found = {name.rstrip("/") for name in folder.inside("").names(sorted(wanted))} & wanted
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if found:
+        what = "this object exists already, and is not replaced: remove it, or choose another target"
+        raise TargetError(what, path=folder.inside(min(found)))
+
+
+def _check_source(source: Any, address: Location) -> None:
+    """Raise `TargetError` for the source's own address, or one in its folder."""
+    name = path_of(source) if isinstance(source, (str, os.PathLike)) else getattr(source, "path", None)
+    own = str(name).rstrip("/")
+    own = own.rpartition("/")[0] if own.endswith(INDEX_SUFFIX) else own
+    if own and f"{address.rstrip('/')}/".startswith(f"{own}/"):
+        raise TargetError("the target is the source, or lies in its folder", path=address)
+
+
+def _at(address: Location, path: str, made: str) -> str:
+    """Return the address that a file gets which was made at a path, or beside it."""
+    folder, at = (address, path) if os.path.isdir(path) else (address.folder, os.path.dirname(path))
+    name = os.path.relpath(made, at)
+    return str(address if name == "." else folder.inside(name))

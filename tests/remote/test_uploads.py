@@ -1,0 +1,106 @@
+"""Writing to stores: complete objects, the index last, nothing left of what failed."""
+
+import json
+import tempfile
+
+import numpy as np
+import pytest
+from tests.remote.servers import Objects, Server, Taking
+
+import weightmap as wm
+from weightmap.io import fetching
+from weightmap.io.stores import location_of
+
+TENSORS = {f"t{n}": np.full(1000, n, np.float32) for n in range(4)}
+SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    """A store of our own, and a folder for temporary files that is empty at the end."""
+    monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield Taking(Objects({}))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("weightmap-")]
+
+
+def at(store, key):
+    return location_of(f"s3://bucket/{key}", store=store)
+
+
+def right(address):
+    with wm.open(address) as file:
+        assert {name: array.tobytes() for name, array in file.items()} == {
+            name: array.tobytes() for name, array in TENSORS.items()
+        }
+
+
+def test_files_shards_and_folders_become_objects(store, tmp_path):
+    wm.save(at(store, "a/m.safetensors"), TENSORS, sha256sums=True)
+    wm.save(at(store, "a/m.weights"), TENSORS, sha256sums=True)
+    assert [line.split("  ")[1] for line in store.objects["a/SHA256SUMS"].decode().splitlines()] == [
+        "m.safetensors",
+        "m.weights",
+    ]
+    store.put.clear()
+    wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
+    assert store.put == [*SHARDS, INDEX]
+    wm.save(tmp_path / INDEX, TENSORS, max_shard_size=8000, format="safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x"}))
+    store.put.clear()
+    report = wm.convert(tmp_path, at(store, "c/"), sha256sums=True)
+    assert report.dst.startswith("s3://bucket/c")
+    assert store.put == ["SHA256SUMS", "config.json", *SHARDS, INDEX]
+    report = wm.convert(src=at(store, "c/"), dst=at(store, "d/m.gguf"))
+    assert (report.src.rstrip("/"), report.dst) == ("s3://bucket/c", "s3://bucket/d/m.gguf")
+    for key in ("a/m.safetensors", "a/m.weights", "b/", f"b/{INDEX}", "c/", "d/m.gguf"):
+        right(at(store, key))
+
+
+def test_what_is_there_is_kept(store, tmp_path):
+    one, shards = at(store, "a/m.weights"), at(store, "b/model.safetensors")
+    wm.save(one, {"old": np.ones(1, np.float32)})
+    wm.save(one, TENSORS)  # one object is replaced
+    right(one)
+    wm.save(shards, TENSORS, max_shard_size=8000)
+    wm.save(tmp_path / "m.safetensors", {"new": np.ones(3)})
+    before = dict(store.objects)
+    refused = [
+        lambda: wm.save(shards, {"new": np.ones(3)}),
+        lambda: wm.save(shards, TENSORS, max_shard_size=4000),
+        lambda: wm.save(at(store, "b/"), TENSORS, max_shard_size=8000, format="safetensors"),
+        lambda: wm.convert(tmp_path / "m.safetensors", one, overwrite=False),
+        lambda: wm.convert(one, one),
+        lambda: wm.convert(at(store, "b/"), at(store, f"b/{SHARDS[0]}")),
+        lambda: wm.convert(at(store, f"b/{INDEX}"), at(store, "b/x.gguf")),
+    ]
+    for call in refused:
+        with pytest.raises(wm.TargetError, match="s3://bucket/"):
+            call()
+    with pytest.raises(ValueError, match="run deals"):
+        wm.convert(one, at(store, "x/"), run=wm.Run(world_size=2))
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.convert(one, at(store, "x.weights"), rename=dict.fromkeys(TENSORS, "same"))
+    assert caught.value.path == "s3://bucket/x.weights"
+    assert store.objects == before
+
+
+def test_what_fails_leaves_nothing(store):
+    """A fault of any object of several; one that passes is tried again."""
+    shards = at(store, "b/model.safetensors")
+    for number in range(3):
+        for fault, error in ((403, PermissionError), (400, wm.RemoteError)):
+            store.faults[:] = [0] * number + [fault]
+            with pytest.raises(error, match="s3://bucket/b/model") as caught:
+                wm.save(shards, TENSORS, max_shard_size=8000)
+            assert "secret" not in str(caught.value)
+            assert not store.objects
+    store.faults[:] = [503, 0, 500]
+    wm.save(shards, TENSORS, max_shard_size=8000)
+    right(shards.folder)
+
+
+def test_addresses_for_reading_are_refused():
+    with Server(Objects({})) as server, pytest.raises(wm.EncodeError, match="is for reading"):
+        wm.save(f"{server.url}m.weights", TENSORS)
