@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.deltas.sums import new_sum, package
 from weightmap.errors import DeltaError, quoted
 from weightmap.io.buffers import room
+from weightmap.model.tensor_sums import new_sum, package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -19,7 +19,6 @@ from weightmap.arguments import as_integer, as_path, check_progress
 from weightmap.conversion.converting import convert
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
 from weightmap.deltas.report import DeltaReport
-from weightmap.deltas.sums import CHECKSUMS, new_sum
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
 from weightmap.dtypes import DTYPES
 from weightmap.errors import DeltaError, EncodeError, TargetError, quoted
@@ -31,6 +30,7 @@ from weightmap.model.along import Along
 from weightmap.model.opening import open_with
 from weightmap.model.parts import dense_rows, name_of, rows_of, sources_of
 from weightmap.model.sharding import ShardTarget, bytes_of_size, holding
+from weightmap.model.tensor_sums import CHECKSUMS, new_sum
 from weightmap.model.uploading import upload
 from weightmap.options import DEFAULT_LIMITS, Options
 

@@ -17,7 +17,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weightmap.deltas.frames import ENCODINGS, Frame
-from weightmap.deltas.sums import CHECKSUMS
 from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError, quoted
 from weightmap.io import strict_json
 from weightmap.io.beside import KEPT
@@ -25,6 +24,7 @@ from weightmap.io.open_source import MISSING, beside, from_path, inside, names_i
 from weightmap.model.listing import shard_name
 from weightmap.model.parts import rows_of, sources_of
 from weightmap.model.single import USUAL_NAMES, open_file
+from weightmap.model.tensor_sums import CHECKSUMS
 from weightmap.options import Options
 
 if TYPE_CHECKING:

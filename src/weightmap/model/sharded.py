@@ -10,6 +10,7 @@ import numpy as np
 
 from weightmap.errors import (
     LayoutError,
+    MissingDependencyError,
     NotRegularFileError,
     TensorFileError,
     UnknownFormatError,
@@ -149,7 +150,21 @@ class ShardedContent(Content):
             report = file.verify(progress=run.onwards(), threads=run.threads)
             run.checks += [f"{name}: {check}" for check in report.checks]
             run.warnings += [f"{name}: {warning}" for warning in report.warnings]
-            run.reasons.append(report.structure_only)
+            run.reasons.append(None if self._sums(run, name, file) else report.structure_only)
+
+    def _sums(self, run: Verification, name: str, file: TensorFile) -> bool:
+        """Check the checksums that a shard has of its tensors; say whether there are any."""
+        from weightmap.model.tensor_sums import check_tensors, kind_in  # noqa: PLC0415 - opening needs no zlib
+
+        kind = kind_in(self._own)
+        try:
+            if kind is not None:
+                check_tensors(file, kind)
+                run.checked(f"{name}: {kind} of every tensor")
+        except MissingDependencyError as error:
+            run.warn(f"{name}: checksums of tensors are not compared: {error}")
+            return False
+        return kind is not None
 
 
 def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:

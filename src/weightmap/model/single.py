@@ -87,6 +87,7 @@ def _admit(source: Source, options: Options) -> None:
             try:
                 opened = open_file(source.absolute, source.absolute, asked)
                 try:
+                    _check_tensors(opened, asked)
                     opened.verify()
                 finally:
                     opened.close()
@@ -95,6 +96,25 @@ def _admit(source: Source, options: Options) -> None:
             except (TensorFileError, OSError):  # no file of tensors at all
                 pass
         raise
+
+
+def _check_tensors(file: TensorFile, options: Options) -> None:
+    """Compare the tensors of a shard with the checksums that the index beside it speaks of, if any."""
+    from weightmap.io.beside import open_beside  # noqa: PLC0415 - as the others: for files that are damaged
+    from weightmap.model.listing import read_listing  # noqa: PLC0415
+    from weightmap.model.parts import parts_of  # noqa: PLC0415
+    from weightmap.model.tensor_sums import check_tensors, kind_in  # noqa: PLC0415
+
+    try:
+        index = open_beside(parts_of(file)[0], USUAL_NAMES[0])
+    except TensorFileError:
+        return
+    try:
+        kind = kind_in(read_listing(index, options).metadata)
+    finally:
+        index.close()
+    if kind is not None:
+        check_tensors(file, kind)
 
 
 def open_opened(source: Source, options: Options) -> TensorFile:
