@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import LimitError
+from weightmap.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from typing import Self
@@ -110,6 +111,27 @@ def check_expansion(limits: Limits, nbytes: int, stored: int, what: str, path: s
         raise LimitError(what, path=path, field="max_copy_bytes", actual=nbytes, expected=expected)
 
 
+class Rare(NamedTuple):
+    """Arguments of `weightmap.open` that few callers give: together, for each attribute is a hundredth of opening.
+
+    Attributes
+    ----------
+    deltas : tuple of str
+        Directories of deltas over the model, as absolute paths or addresses.
+    config : mapping or str, optional
+        The configuration of the model, or the path of one, by default that beside the file: see `TensorFile.weights`.
+    trust : weightmap.trust.checking.Trust, optional
+        The digests that the files must have.
+    direct : bool
+        Whether copies are read past the page cache.
+    """
+
+    deltas: tuple[str, ...] = ()
+    config: Any = None
+    trust: Any = None
+    direct: bool = False
+
+
 class Options:
     """The arguments of `weightmap.open`.
 
@@ -121,10 +143,7 @@ class Options:
     limits : Limits
     private : bool
         See `Source.private`.
-    rare : tuple of (deltas, config, trust), optional
-        What few callers give, together, for each attribute is a hundredth of opening: directories of deltas over the
-        model, which are absolute paths or addresses; its configuration, or the path of one, by default that beside the
-        file (see `TensorFile.weights`); a `weightmap.trust.checking.Trust`, the digests that the files must have.
+    rare : Rare, optional
     checked : bool
         Whether the index is validated: `verify` is not "none".
     """
@@ -154,7 +173,7 @@ class Options:
         strict: bool = True,
         advise: str | None = None,
         private: bool = False,
-        rare: tuple[tuple[str, ...], Any, Any] | None = None,
+        rare: Rare | None = None,
     ) -> None:
         self.format: str | None = format
         self.mode: str | None = mode
@@ -163,23 +182,23 @@ class Options:
         self.limits: Limits = limits
         self.advise: str | None = advise
         self.private: bool = private
-        self.rare: tuple[tuple[str, ...], Any, Any] | None = rare
+        self.rare: Rare | None = rare
         self.checked: bool = verify != "none"
 
     @property
     def deltas(self) -> tuple[str, ...]:
         """Directories of deltas over the model."""
-        return () if self.rare is None else self.rare[0]
+        return () if self.rare is None else self.rare.deltas
 
     @property
     def config(self) -> Any:
         """The configuration of the model, or the path of one, where it was given."""
-        return None if self.rare is None else self.rare[1]
+        return None if self.rare is None else self.rare.config
 
     @property
     def trust(self) -> Any:
         """The digests that the files must have, where they were given."""
-        return None if self.rare is None else self.rare[2]
+        return None if self.rare is None else self.rare.trust
 
     def keywords(self, **other: Any) -> dict[str, Any]:
         """Return keyword arguments that make equal options, some of them replaced by `other`."""
@@ -201,5 +220,5 @@ class ImportOptions(Options):
     importing = True
 
     def __init__(self, limits: Limits, *, lossy: bool, strict: bool = True, trust: Any = None) -> None:
-        super().__init__(limits, private=True, strict=strict, rare=None if trust is None else ((), None, trust))
+        super().__init__(limits, private=True, strict=strict, rare=None if trust is None else Rare(trust=trust))
         self.lossy: bool = lossy

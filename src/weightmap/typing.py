@@ -49,3 +49,4 @@ class OpenOptions(TypedDict, total=False):
     deltas: "Sequence[str | PathLike[str]] | None"
     config: "Mapping[str, Any] | str | PathLike[str] | None"
     trust: Any
+    direct: bool

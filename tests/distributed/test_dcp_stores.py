@@ -62,7 +62,9 @@ def test_ranks_load_from_a_bucket(from_s3):
         for rank in ranks if name not in ABSENT else ():
             assert (rank.error, rank.wrong) == (None, []), name
             assert rank.local_nbytes
-            assert rank.report.nbytes <= 1.02 * rank.report.wanted_nbytes, name
+            # Columns that lie close together come with what is between them: a request for each would take longer.
+            more = WORLD if name.endswith("1") else 1.02
+            assert rank.report.nbytes <= more * rank.report.wanted_nbytes, name
     whole = np.dtype("f4").itemsize * SHAPE[0] * SHAPE[1]
     for kind, nbytes in (("safetensors", whole), ("amb", wm.quantize(np.zeros(SHAPE, "f4"), "int4_block").nbytes)):
         for placement, parts in (("0", WORLD), ("1", WORLD), ("R", 1)):

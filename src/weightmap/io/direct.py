@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,19 @@ import numpy as np
 from weightmap.kernels import take_ownership
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
     from weightmap.io.source import Source
     from weightmap.kernels import Descriptor
 
 # O_DIRECT wants offsets, sizes and addresses that are multiples of the device's block; no device has larger ones.
 ALIGN = 4096
+# Bytes read at once where the caller's memory is not aligned.
+PIECE = 4 << 20
+# Runs with less than so many bytes between them are read together.
+_CLOSE = 64 << 10
 # What file systems without O_DIRECT answer, and systems without /proc.
 _LACKING = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT, errno.EACCES, errno.EPERM)
 
@@ -36,6 +45,7 @@ class DirectReader:
         self._source = source
         self._file: Descriptor | None = None
         self._drops = False
+        self._rooms: list[memoryview] = []  # memory for pieces that nobody uses
         if not direct or source.in_memory or not source.has_pages or source.store is not None:
             return
         flag = getattr(os, "O_DIRECT", None)
@@ -84,6 +94,50 @@ class DirectReader:
         if self._drops and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(source.descriptor, at, len(memory), os.POSIX_FADV_DONTNEED)
 
+    def pieces(
+        self,
+        begin: int,
+        end: int,
+    ) -> Iterator[memoryview]:
+        """Yield these bytes in pieces; each is valid until the next one."""
+        room = self._rooms.pop() if self._rooms else memoryview(mmap.mmap(-1, PIECE))
+        try:
+            while begin < end:
+                low, high = self.window(begin, min(end, begin // ALIGN * ALIGN + PIECE))
+                stop = min(high, end)
+                self.read(low, stop, room[: high - low])
+                yield room[begin - low : stop - low]
+                begin = stop
+        finally:
+            self._rooms.append(room)
+
+    def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
+        """Fill a contiguous array with the bytes from `offset` on: see `Source.read_into`."""
+        at = 0
+        for piece in self.pieces(offset, offset + len(target)):
+            target[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+            at += len(piece)
+
+    def read_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
+        """Fill a contiguous array with runs of `length` bytes: see `Source.read_runs`."""
+        rows, place = target.reshape(len(starts), length), 0
+        while place < len(starts):
+            # What lies close together is read together: there is no page cache that keeps what was read for nothing.
+            low = int(starts[place])
+            fits = int(np.searchsorted(starts, low + PIECE - 2 * ALIGN - length, side="right"))
+            apart = np.flatnonzero(np.diff(starts[place:fits]) > length + _CLOSE)
+            last = max(place + int(apart[0]) + 1 if len(apart) else fits, place + 1)
+            if last == place + 1:
+                self.read_into(low, rows[place])
+            else:
+                octets = np.empty(int(starts[last - 1]) + length - low, np.uint8)
+                self.read_into(low, octets)
+                for number in range(place, last):
+                    begin = int(starts[number]) - low
+                    rows[number] = octets[begin : begin + length]
+            place = last
+
     def close(self) -> None:
-        """Close its descriptor."""
+        """Close its descriptor, and free its memory."""
         self._file = None
+        self._rooms.clear()

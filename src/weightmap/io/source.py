@@ -121,6 +121,7 @@ class Source:
     digest: str | None = None  # as the store states it
     trust: Any = None  # the digests that files beside this one must have: see weightmap.trust
     watch: Callable[[memoryview], None] | None = None  # gets each piece that is copied, in order
+    past_cache = False  # whether copies are read past the page cache
 
     def __init__(
         self,
@@ -337,6 +338,8 @@ class Source:
         if other._advice is not None:
             self.advise(other._advice)
         self.private = self.private or other.private
+        if other.past_cache:
+            self.past_cache = True
         limits = other._limits
         if other.trust is not None:
             other.trust.admit(self, other._limits or DEFAULT_LIMITS)
@@ -420,7 +423,7 @@ class Source:
                     self._short(got, self.size)
                 return data, data
             try:
-                file = seal(self._watched(self.chunks(0, self.size)))
+                file = seal(self._watched(self._past_cache() if self.past_cache else self.chunks(0, self.size)))
             except OSError as error:
                 raise error if error.filename is not None else self._named(error) from None
         self._sealed = file
@@ -428,13 +431,23 @@ class Source:
 
     def _filled(self, file: Descriptor, view: memoryview) -> int:
         """Read the file into memory; return how many bytes there were. Pieces are watched while a cache has them."""
-        if self.watch is None:
+        got, watch = 0, self.watch
+        if self.past_cache:
+            for piece in self._watched(self._past_cache()):
+                view[got : got + len(piece)] = piece
+                got += len(piece)
+            return got
+        if watch is None:
             return read_into(file, view, 0, self.name)
-        got = 0
         while got < len(view) and (count := read_into(file, view[got : got + CHUNK], got, self.name)):
-            self.watch(view[got : got + count])
+            watch(view[got : got + count])
             got += count
         return got
+
+    def _past_cache(self) -> Iterator[memoryview]:
+        from weightmap.io.direct import DirectReader  # noqa: PLC0415 - few handles need it
+
+        return DirectReader(self).pieces(0, self.size)
 
     def _watched(self, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
         for piece in pieces:

@@ -14,7 +14,7 @@ from weightmap.io.open_source import beside, from_path, path_of, take_over
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import identities, parts_of
 from weightmap.model.single import INDEX_SUFFIX, open_file, open_opened
-from weightmap.options import DEFAULT_LIMITS, ImportOptions, Limits, Options, validated_limits
+from weightmap.options import DEFAULT_LIMITS, ImportOptions, Limits, Options, Rare, validated_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +42,7 @@ def open(
     deltas: Sequence[str | os.PathLike[str]] | None = None,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     trust: Any = None,
+    direct: bool = False,
     store: Any = None,
     concurrency: int | None = None,
     deadline: float | None = None,
@@ -93,6 +94,9 @@ def open(
         LFS pointer, or what `weightmap.trust.signature` returns. A file that has another digest, or none in the list,
         raises `TrustError`. In modes "copy" and "sealed" the bytes that were hashed are the bytes of the tensors; in
         "mmap" and "cow" a file is hashed, then mapped, which `weightmap.trust` says more about.
+    direct : bool
+        Copy past the page cache, so that the model is in memory once: by O_DIRECT where the file system has it, else by
+        giving pages back after each read. For modes "copy", which it makes the default, and "sealed".
     store : optional
         The store that holds the object, of obstore or with its interface: for credentials, endpoints and clients of
         your own. `source` is then the address of the object, or its key in the store. Default: the store of the
@@ -160,20 +164,24 @@ def open(
         bounds = {"concurrency": concurrency, "deadline": deadline}
         source = _located(source, store=store, **bounds, redirects=redirects, unversioned=unversioned)
     rare = None
-    if deltas is not None or config is not None or trust is not None:
+    if deltas is not None or config is not None or trust is not None or direct:
         if config is not None and not isinstance(config, Mapping):
             if not isinstance(config, (str, os.PathLike)):
                 raise TypeError(f"config is a {type(config).__name__}, expected a mapping or the path of a config.json")
             config = os.path.abspath(config)
         over = () if deltas is None else _directories(deltas)
-        rare = over, config, None if trust is None else _bound(trust, source, over)
+        if direct:
+            mode = "copy" if mode is None else mode
+            if mode not in {"copy", "sealed"}:
+                raise ValueError(f"direct=True is for copies, and mode is {mode!r}, expected 'copy' or 'sealed'")
+        rare = Rare(over, config, None if trust is None else _bound(trust, source, over), direct)
     options = Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise, rare=rare)
     return open_with(source, options)
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
-    rare = None if trust is None else ((), None, _bound(trust, source))
+    rare = None if trust is None else Rare(trust=_bound(trust, source))
     return open_with(source, Options(validated_limits(limits), strict=strict, private=True, rare=rare))
 
 
@@ -185,7 +193,7 @@ def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool, tr
 def open_with(source: Any, options: Options) -> TensorFile:
     """Open a source with valid options: see `open`."""
     if options.rare is not None and options.deltas:
-        base = open_with(source, Options(**options.keywords(rare=((), options.config, options.trust))))
+        base = open_with(source, Options(**options.keywords(rare=options.rare._replace(deltas=()))))
         return overlay(base, options.deltas, options)  # type: ignore[no-any-return]
     path = source if type(source) is str and "://" not in source else path_of(source)
     if path is not None and path.endswith(INDEX_SUFFIX):

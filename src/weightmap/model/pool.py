@@ -463,7 +463,7 @@ class Pool:
             return slot
         if not size:
             return np.empty(0, np.uint8)
-        memory = mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, **_PRIVATE)
         if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a system without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
@@ -500,6 +500,8 @@ class Pool:
 
 
 _PAGE = 4096
+# Memory of this process alone: by default it would be shared with children.
+_PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 
 def _called(key: Key) -> str:

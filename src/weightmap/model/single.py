@@ -126,8 +126,10 @@ def open_opened(source: Source, options: Options) -> TensorFile:
             source.advise(options.advise)
         if options.private:
             source.private = True
-        if options.rare is not None and options.trust is not None:
-            _admit(source, options)
+        if options.rare is not None:
+            source.past_cache = options.rare.direct
+            if options.trust is not None:
+                _admit(source, options)
         explicit = options.mode is not None
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)

@@ -9,6 +9,7 @@ import numpy as np
 from weightmap import kernels
 from weightmap.errors import quoted
 from weightmap.io.descriptor import aligned
+from weightmap.io.direct import DirectReader
 from weightmap.io.pages import ask_for, give_back, reads_ahead
 from weightmap.plans.indices import Indices, Shard, arranged, axes_of, runs_of
 from weightmap.plans.part import PartReader, Runs
@@ -51,6 +52,8 @@ class Delivery(PartReader):
         Gap and over-read that bound joining the ranges of a part into one read: see `kernels.join_ranges`.
     release : bool
         Whether consumed pages are given back.
+    direct : bool
+        Whether the page cache is passed by.
     sums : sequence of Sum
         Checksums to be checked: before the first tensor that they cover is handed out or, with `last`, before the last.
     last : bool
@@ -73,6 +76,7 @@ class Delivery(PartReader):
         gap: int,
         within: tuple[int, float],
         release: bool,
+        direct: bool = False,
         sums: Sequence[Sum] = (),
         last: bool = False,
         into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
@@ -92,7 +96,10 @@ class Delivery(PartReader):
         self._consumed: list[tuple[int, int]] = []
         self._stored, self._last = sums, last
         self._sums: Sums
-        super().__init__(self.source.ahead(reads), chunk=chunk, gap=within[0], most=within[1])
+        reader: Any = self.source.ahead(reads)
+        if direct and reader is self.source and reader.has_pages:
+            reader = DirectReader(self.source)
+        super().__init__(reader, chunk=chunk, gap=within[0], most=within[1])
         self._gap = gap
 
     # ------------------------------------------------------------------------------------------------- giving back

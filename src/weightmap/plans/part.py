@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.row import Row
+    from weightmap.io.direct import DirectReader
     from weightmap.io.source import Source
     from weightmap.plans.indices import Axis
     from weightmap.quant.places import Heads
@@ -82,7 +83,7 @@ class PartReader:
 
     Parameters
     ----------
-    source : Source
+    source : Source or DirectReader
         Of the rows; one that `Source.ahead` returned fetches in advance.
     chunk : int
         Bytes read at once.
@@ -90,7 +91,7 @@ class PartReader:
         Bounds on joining runs into one read: see `kernels.join_ranges`.
     """
 
-    def __init__(self, source: Source, *, chunk: int, gap: int, most: float) -> None:
+    def __init__(self, source: Source | DirectReader, *, chunk: int, gap: int, most: float) -> None:
         self._reader = source
         self.chunk: int = chunk
         self.gap: int = gap

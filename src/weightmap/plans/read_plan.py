@@ -199,6 +199,7 @@ class ReadPlan:
         how: str = "auto",
         *,
         release: bool = False,
+        direct: bool = False,
         verify: Check = False,
         into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
         cut: Callable[[str, Any], Iterable[Any]] | None = None,
@@ -217,6 +218,9 @@ class ReadPlan:
         release : bool
             Give the pages of a tensor back to the system when the next one is asked for. Views stay valid: touching
             them reads the file again.
+        direct : bool
+            Read files past the page cache, and leave nothing of them there: arrays are in memory of their own. See
+            `weightmap.open`.
         verify : bool or "last"
             Check the checksums that cover a tensor before it is handed out, where the file has any. Archives (.npz,
             checkpoints of PyTorch) have one per entry. EMBD's covers all tensors at once, so everything is read before
@@ -244,11 +248,13 @@ class ReadPlan:
         check_when(verify)
         check_unchanged(self.file)
         bound = self._bound()
-        ways = [self._way(file, how) for file in range(len(self._spans.sources))]
+        if direct and how == "map":
+            raise ValueError("direct=True reads: how is 'map', expected 'read' or 'auto'")
+        ways = ["read" if direct else self._way(file, how) for file in range(len(self._spans.sources))]
         if bound is not None:
             self._check_bound(bound, ways, cut=cut is not None)
             release = release or self.nbytes > bound
-        return self._run(ways, bound, release=release, verify=verify, into=into, cut=cut)
+        return self._run(ways, bound, release=release, direct=direct, verify=verify, into=into, cut=cut)
 
     def parts(self) -> Iterator[tuple[Source, list[tuple[int, Any]], list[tuple[int, int]]]]:
         """Yield what is wanted of each file: its source, the numbers and indices of its tensors, and its reads.
@@ -312,7 +318,7 @@ class ReadPlan:
                 raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
 
     def _run(
-        self, ways: Sequence[str], bound: int | None, *, release: bool, verify: Check, into: Any, cut: Any
+        self, ways: Sequence[str], bound: int | None, *, release: bool, direct: bool, verify: Check, into: Any, cut: Any
     ) -> Iterator[tuple[str, Any]]:
         spans, numbers = self._spans, self._numbers
         most = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
@@ -331,6 +337,7 @@ class ReadPlan:
                 gap=self.gap,
                 within=self._within,
                 release=release,
+                direct=direct,
                 sums=sums_of(spans.sources[file]) if verify else (),
                 last=verify == "last",
                 into=into,

@@ -37,6 +37,7 @@ def load_file(
     dtype: Any = None,
     weights: bool = False,
     trust: Any = None,
+    direct: bool = False,
 ) -> dict[str, Any]:
     """Return the tensors of a file.
 
@@ -62,6 +63,8 @@ def load_file(
     trust : optional
         As for `weightmap.open`, which says what is hashed. The file is read into memory, and the tensors are made of
         the bytes that were hashed, on the way to a device too.
+    direct : bool
+        Read past the page cache into memory, as `weightmap.open` does.
 
     Returns
     -------
@@ -83,6 +86,8 @@ def load_file(
     if plan is not None:
         if trust is not None:
             raise TypeError("trust= goes with a path: open the file of a plan with it")
+        if direct:
+            raise TypeError("direct=True goes with a path")
         if weights:
             raise TypeError("weights=True goes with plan= no further than weightmap.plan(..., weights=True)")
         if not hasattr(plan, "run"):
@@ -95,8 +100,9 @@ def load_file(
                 check_copied(plan.file, name, array.nbytes)
             tensors[name] = to_torch(array)
         return tensors if dtype is None else {name: _cast(plan.file, name, t, dtype) for name, t in tensors.items()}
-    mode: Mode | None = "copy" if trust is not None else writable_mode() if where.type == "cpu" else None
-    with open_model(path, mode=mode, trust=trust) as file:
+    copies = trust is not None or direct
+    mode: Mode | None = "copy" if copies else writable_mode() if where.type == "cpu" else None
+    with open_model(path, mode=mode, trust=trust, direct=direct) as file:
         if weights:
             tensors = _parameters(file, where, verify=verify)
         elif where.type != "cpu":
