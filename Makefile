@@ -199,7 +199,7 @@ finalfusion-test: $(MODULE) $(VENV)/.extra-test $(OTHER)/.installed
 # Another folder, such as one made before: make clients-test CLIENTS=/tmp/clients
 CLIENTS := .venv-clients
 CLIENTS_TESTS := $(addprefix tests/integration/test_,clients.py compat.py compat_surface.py compat_others.py compat_suite.py compat_torch.py \
-    dlpack.py docs.py jax.py load_into.py torch.py)
+    dlpack.py docs.py::test_the_snippets_of_a_guide_run jax.py load_into.py torch.py)
 $(CLIENTS)/.installed: requirements/clients.txt
 	@echo "Installing PyTorch, jax and the clients of safetensors in $(CLIENTS)"
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)

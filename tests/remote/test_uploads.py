@@ -101,6 +101,17 @@ def test_what_fails_leaves_nothing(store):
     right(shards.folder)
 
 
+def test_a_list_of_digests_is_changed_behind_what_it_lists(store):
+    """It belongs to other models too: what fails neither changes nor removes it."""
+    wm.save(at(store, "a/old.weights"), TENSORS, sha256sums=True)
+    before = dict(store.objects)
+    for name, options, faults in (("new.weights", {}, [403]), ("m.safetensors", {"max_shard_size": 8000}, [0, 0, 403])):
+        store.faults[:] = faults
+        with pytest.raises(PermissionError):
+            wm.save(at(store, f"a/{name}"), TENSORS, sha256sums=True, **options)
+        assert store.objects == before
+
+
 def test_addresses_for_reading_are_refused():
     with Server(Objects({})) as server, pytest.raises(wm.EncodeError, match="is for reading"):
         wm.save(f"{server.url}m.weights", TENSORS)

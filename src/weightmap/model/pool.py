@@ -18,7 +18,6 @@ import operator
 import os
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +33,7 @@ from weightmap.model.weights import Pieces, as_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import ThreadPoolExecutor
     from types import TracebackType
     from typing import Self
 
@@ -260,6 +260,8 @@ class Pool:
                 self._queued.add(key)
                 found.append((entry, reading))
             if found and self._workers is None:
+                from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - its hooks of forks come too late
+
                 self._workers = ThreadPoolExecutor(self._threads, "weightmap-pool")
             for entry, reading in sorted(found, key=_place):
                 assert self._workers is not None  # noqa: S101 - for the type checker

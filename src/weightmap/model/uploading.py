@@ -88,7 +88,11 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
         if len(made) > 1:
             _check_free(folder, made)
         last = next((name for name in made if name.endswith(INDEX_SUFFIX)), made[0])
-        upload(folder, at, [*(name for name in names if name != last), last], new=len(made) > 1 or not overwrite)
+        upload(folder, at, [*(name for name in made if name != last), last], new=len(made) > 1 or not overwrite)
+        # A list that is shared with other models comes behind them all: a failure leaves it as it was.
+        for name in names:
+            if name not in made:
+                folder.inside(name).put(os.path.join(at, name))
 
 
 def upload(folder: Location, at: str, names: Iterable[str], *, new: bool) -> None:
