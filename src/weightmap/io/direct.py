@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.io.source import Source
     from weightmap.kernels import Descriptor
 
 # O_DIRECT wants offsets, sizes and addresses that are multiples of the device's block; no device has larger ones.
@@ -41,8 +40,8 @@ class DirectReader:
         Whether to read past the page cache. Sources that are in memory or in a store are read as they are.
     """
 
-    def __init__(self, source: Source, *, direct: bool = True) -> None:
-        self._source = source
+    def __init__(self, source: Any, *, direct: bool = True) -> None:
+        self._source = source  # not typed: its module imports this one
         self._file: Descriptor | None = None
         self._drops = False
         self._rooms: list[memoryview] = []  # memory for pieces that nobody uses
