@@ -87,7 +87,13 @@ def play(tmp_path, monkeypatch):
     return run
 
 
-GUIDES = {"safetensors.md": "safetensors", "torch.md": "torch", "jax.md": "jax", "memmap.md": "numpy"}
+GUIDES = {
+    "safetensors.md": "safetensors",
+    "torch.md": "torch",
+    "jax.md": "jax",
+    "memmap.md": "numpy",
+    "pool.md": "numpy",
+}
 
 
 @pytest.mark.parametrize("page", GUIDES)
