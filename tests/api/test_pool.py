@@ -303,3 +303,46 @@ def test_buffers_and_pools_of_a_list():
         assert isinstance(pool, Pool)
         with pool.hold("a", 1) as found:
             np.testing.assert_array_equal(found, file["a"][1])
+
+
+# ---------------------------------------------------------------------------------------------- past the page cache
+def halves(path, dim):
+    """The second halves of all tensors."""
+    with wm.plan(path, {name: wm.shard(name, dim, 1, 2) for name in NAMES}) as plan:
+        return dict(plan.run(direct=True))
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        (lambda path: wm.load(path, direct=True), ...),
+        (lambda path: wm.load(path, direct=True, mode="sealed"), ...),
+        (lambda path: dict(wm.plan(path).run(release=True, direct=True)), ...),
+        (lambda path: dict(wm.plan(path, chunk=5000).run("read", direct=True)), ...),
+        (lambda path: halves(path, 0), (slice(2, 4),)),
+        (lambda path: halves(path, 1), (slice(None), slice(ALIGN // 8, None))),
+    ],
+)
+def test_whole_models_past_the_page_cache(tmp_path, monkeypatch, call, part):
+    path, counted = tmp_path / "m.safetensors", []
+    wm.save(path, {name: rows(name) for name in NAMES})
+    read = direct_reading.DirectReader.read
+    monkeypatch.setattr(
+        direct_reading.DirectReader,
+        "read",
+        lambda self, *given: (counted.append(given[1] - given[0]), read(self, *given)),
+    )
+    found = call(path)
+    assert list(found) == NAMES
+    for name in NAMES:
+        np.testing.assert_array_equal(found[name], rows(name)[part])
+    assert sum(counted) >= sum(array.nbytes for array in found.values())
+
+
+def test_mappings_are_not_past_the_page_cache(model):
+    for call, match in (
+        (lambda: wm.open(model.path, direct=True, mode="mmap"), "mode is 'mmap', expected 'copy' or 'sealed'"),
+        (lambda: wm.plan(model).run("map", direct=True), "how is 'map', expected 'read' or 'auto'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call()
