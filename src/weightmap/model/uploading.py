@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from weightmap.errors import EncodeError, TargetError, TensorFileError
-from weightmap.io.beside import read_small
 from weightmap.io.open_source import path_of
 from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES
 
@@ -61,6 +59,10 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
     """Yield a path; what is there in the end, and what was made beside it, is written to the address."""
     if not address.takes_objects:
         raise EncodeError("files are written to folders and to stores, and this address is for reading", path=address)
+    import tempfile  # noqa: PLC0415 - for addresses alone, with all that these import
+
+    from weightmap.io.beside import read_small  # noqa: PLC0415
+
     with tempfile.TemporaryDirectory(prefix="weightmap-") as room:
         is_folder = address.has_names
         path = os.path.join(room, address.rstrip("/").rpartition("/")[2] or "model")
