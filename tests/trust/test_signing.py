@@ -265,4 +265,11 @@ def test_commands(model, keys, capsys):
     assert cli.main(["verify", str(model), "--trust", "recorded"]) == 1
     assert "no digest of this file is beside it" in capsys.readouterr().out
     assert cli.main(["verify", str(model), "--key", "x"]) == 2
+    signed(model, keys, by_key=False)
+    by = ["verify", str(model), "--trust", bundle, "--certificate"]
+    assert cli.main([*by, str(keys / "own.root")]) == 0
+    assert cli.main([*by, str(keys / "own.root"), "--identity", "a@example.org"]) == 0
+    assert cli.main([*by, str(keys / "own.root"), "--identity", "b"]) == 1
+    assert "identity of the signer is 'signer', 'a@example.org', expected 'b'" in capsys.readouterr().out
+    assert cli.main([*by, str(keys / "other.root")]) == 1
     assert cli.main(["sign", str(model), "--key", str(keys / "own.pub")]) == 3

@@ -6,15 +6,18 @@ import os
 import pickle
 import shutil
 import subprocess
+import threading
 import time
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.device_support import FakeDevice
 
 import weightmap as wm
 from weightmap import trust
+from weightmap.device import Staging, load
 from weightmap.io import source as sources
 from weightmap.trust import checking, record
 
@@ -257,52 +260,111 @@ def test_every_file_that_is_opened_is_listed(tmp_path):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_byte_is_read_once(tmp_path, mode):
-    path = tmp_path / NAME
-    wm.save(path, {"w": np.arange(1 << 22, dtype=np.float32)})
-    digests = {NAME: f"sha256:{sha256(path)}"}
-    wm.open(path, trust=digests, mode=mode).close()  # imports what it needs
+@pytest.mark.parametrize("shards", [1, 4])
+def test_each_byte_is_read_once(tmp_path, mode, shards):
+    tensors = {f"t{n}": np.full(1 << 20, n, np.float32) for n in range(4)}
+    folder = tmp_path / "model"
+    folder.mkdir()
+    wm.save(folder / NAME, tensors, max_shard_size=(17 << 20) // shards)
+    digests = {own.name: f"sha256:{sha256(own)}" for own in folder.iterdir()}
+    assert len(digests) == (1 if shards == 1 else shards + 1)  # and their index
+    wm.open(folder, trust=digests, mode=mode).close()  # imports what it needs
     trust.forget()
     before = bytes_read()
-    with wm.open(path, trust=digests, mode=mode) as file:
-        file["w"]
+    with wm.open(folder, trust=digests, mode=mode) as file:
+        file["t3"]
         assert file.is_stable is (mode in {"copy", "sealed"})
-    assert 1 <= (bytes_read() - before) / path.stat().st_size < 1.001
+    assert 1 <= (bytes_read() - before) / sum(own.stat().st_size for own in folder.iterdir()) < 1.001
 
 
 def bytes_read():
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-@pytest.mark.parametrize("mode", ["copy", "sealed"])
-@pytest.mark.parametrize("swap", ["in place", "by rename"])
-@pytest.mark.parametrize("step", range(8))
-def test_a_swap_at_any_step_hands_out_no_other_bytes(model, monkeypatch, mode, swap, step):
-    path = model / NAME
-    good, other = path.read_bytes(), (model / "other")
-    wm.save(other.with_suffix(".safetensors"), {"w": -np.arange(200_000, dtype=np.float32)})
-    other.with_suffix(".safetensors").rename(other)
-    count = 0
+def looked_up(folder, trust, mode):
+    with wm.open(folder, trust=trust, mode=mode) as file:
+        yield from file.items()
 
-    def swapped(function):
+
+def planned(folder, trust, mode):
+    with wm.open(folder, trust=trust, mode=mode) as file:
+        yield from wm.plan(file, budget=1 << 20).run(verify=True)
+
+
+def uploaded(folder, trust, mode):
+    with wm.open(folder, trust=trust, mode=mode) as file:
+        yield from load(wm.plan(file), FakeDevice(), staging=Staging(2, 1 << 18), group=1 << 18)
+
+
+def served(folder, trust, mode):
+    settings, _ = wm.vllm.ExtraConfig.of({"trust": trust, "mode": mode})
+    yield from wm.vllm.tensors(sorted(map(str, folder.glob("*.safetensors"))), settings, shared=False)
+
+
+class Steps:
+    """Counts steps, and does something before one of them."""
+
+    def __init__(self, at, what):
+        self.at, self.what, self.count = at, what, 0
+        self.lock = threading.Lock()
+
+    def step(self):
+        with self.lock:
+            if self.count == self.at:
+                self.what()
+            self.count += 1
+
+    def before(self, function):
         def call(*args):
-            nonlocal count
-            if count == step:
-                other.replace(path) if swap == "by rename" else path.write_bytes(other.read_bytes())
-            count += 1
+            self.step()
             return function(*args)
 
         return call
 
-    monkeypatch.setattr(sources, "read_into", swapped(sources.read_into))
-    monkeypatch.setattr(checking, "_Sum", swapped(checking._Sum))
-    try:
-        file = wm.open(path, mode=mode, trust={NAME: f"sha256:{hashlib.sha256(good).hexdigest()}"})
-    except (wm.TrustError, wm.FileChangedError):
-        assert step < 5
-    else:
-        assert file["w"].tobytes() == good[-800_000:]
-    assert count == 5  # of the sum and four pieces
+
+@pytest.mark.parametrize("use", [looked_up, planned, uploaded, served])
+@pytest.mark.parametrize("mode", ["copy", "sealed"])
+@pytest.mark.parametrize("swap", ["in place", "by rename"])
+def test_a_swap_at_any_step_hands_out_no_other_bytes(tmp_path, monkeypatch, use, mode, swap):
+    """Steps are each read of a file, each digest that is begun, and each tensor that is handed out."""
+    tensors = {f"t{n}": np.full(200_000, n, np.float32) for n in range(4)}
+    good, other = tmp_path / "good", tmp_path / "other"
+    wm.save(good / NAME, tensors, max_shard_size=1_700_000)
+    wm.save(other / NAME, {name: -1 - array for name, array in tensors.items()}, max_shard_size=1_700_000)
+    digests = {own.name: f"sha256:{sha256(own)}" for own in good.iterdir()}
+    monkeypatch.setattr(wm.vllm, "read_tensor", lambda file, name, array: array)  # without torch
+    finished = refused = 0
+    for at in range(100):
+        model = tmp_path / f"model{at}"
+        shutil.copytree(good, model)
+
+        def swapped(model=model):
+            for own in model.glob("*.safetensors"):
+                raw = (other / own.name).read_bytes()
+                if swap == "by rename":
+                    (model / "new").write_bytes(raw)
+                    (model / "new").replace(own)
+                else:
+                    own.write_bytes(raw)
+
+        steps = Steps(at, swapped)
+        with monkeypatch.context() as patched:
+            patched.setattr(sources, "read_into", steps.before(sources.read_into))
+            patched.setattr(checking, "_Sum", steps.before(checking._Sum))
+            try:
+                for name, array in use(model, digests, mode):
+                    assert array[0] == array[-1] == tensors[name][0], (at, name)
+                    steps.step()
+            except (wm.TrustError, wm.FileChangedError):
+                refused += 1
+            else:
+                finished += 1
+        shutil.rmtree(model)
+        if steps.count <= at:
+            break
+    assert at > 10
+    assert refused >= 1
+    assert finished >= 1
 
 
 # ------------------------------------------------------------------------------------------------------ the record
@@ -370,10 +432,20 @@ def as_if(change):
 
 
 def reused(path, cache):
-    """A new file with the inode, size and modification time of the old one: only the change time differs."""
-    status = path.stat()
-    rewrite(path)
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
+    """Another file with the inode, size and modification time of the old one: only the change time differs."""
+    status, raw = path.stat(), bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.unlink()
+    for number in range(1000):  # ext4 and tmpfs give the number again at once, others when they have run through all
+        path.write_bytes(raw)
+        if path.stat().st_ino == status.st_ino:
+            break
+        path.rename(path.with_name(f"{number}.taken"))
+    else:
+        pytest.skip("this file system does not give the number of an inode again")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    new = path.stat()
+    assert (new.st_ino, new.st_size, new.st_mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 ATTACKS = {

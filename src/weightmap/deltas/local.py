@@ -93,7 +93,7 @@ def step(name: str) -> None:
     """Do nothing: tests replace it, and stop here."""
 
 
-class Change(NamedTuple):
+class Journal(NamedTuple):
     """The way to the next version, as the journal has it. Paths are relative to ``next/`` and to the directory.
 
     Attributes
@@ -202,7 +202,7 @@ class Local:
         except FormatError as error:
             raise DeltaError(error.what, path=path, offset=error.offset) from None
 
-    def _journal(self) -> Change | None:
+    def _journal(self) -> Journal | None:
         """Return what the journal says; None where there is none, or not one of ours."""
         try:
             found = self._read(_JOURNAL)
@@ -216,14 +216,14 @@ class Local:
             ]
             patches = [(str(old), str(new)) for old, new in found.get("patches", ())]
             base = found["base_version"]
-            change = Change(int(found["version"]), base, moves, switch, remove, coming, before, patches)
+            change = Journal(int(found["version"]), base, moves, switch, remove, coming, before, patches)
         except (DeltaError, KeyError, TypeError, ValueError, AttributeError):
             return None
         pairs = [*change.renamed(), *patches]
         names = [*(name for pair in pairs for name in pair), switch[1], *remove, *change.before]
         return change if all(map(stays_inside, names)) else None
 
-    def _has_switched(self, change: Change) -> bool:
+    def _has_switched(self, change: Journal) -> bool:
         old, new = change.switch
         return not os.path.lexists(self.inside(new) if old is None else self.staged(old))
 
@@ -322,7 +322,7 @@ class Local:
                         break
         return found
 
-    def commit(self, change: Change) -> None:
+    def commit(self, change: Journal) -> None:
         """Go to the next version: everything that it needs is in ``next/``, complete and on the disk."""
         flush_folder(self._own(_NEXT))
         self._drop_spares()  # those that are left are neither of use now nor later
@@ -342,7 +342,7 @@ class Local:
         for name in _names(self._own(_SPARE)):
             os.unlink(self._own(_SPARE, name))
 
-    def _take(self, change: Change) -> None:
+    def _take(self, change: Journal) -> None:
         """Move the files that are to be changed in place to ``next/``."""
         for name, staged in change.patches:
             step("take")
@@ -352,7 +352,7 @@ class Local:
             flush_folder(self._own(_NEXT))
             flush_folder(folder)
 
-    def _give_back(self, change: Change, *, recorded: bool) -> NoReturn:
+    def _give_back(self, change: Journal, *, recorded: bool) -> NoReturn:
         for name, staged in change.patches:
             os.rename(self.staged(staged), self.inside(name))
             flush_folder(os.path.dirname(self.inside(name)))
@@ -361,8 +361,8 @@ class Local:
             self.record(change.base_version)
         raise TargetError("the model was opened while it was to be changed in place: pull again", path=self.folder)
 
-    def _patch(self, change: Change) -> Change:
-        """Change files in place, as far as that is not done; return, and write to the journal, what is left."""
+    def _patch(self, change: Journal) -> Journal:
+        """Journal files in place, as far as that is not done; return, and write to the journal, what is left."""
         self._take(change)
         step("patch")
         log = take_ownership(os.open, self.staged(CHANGES), os.O_RDONLY | os.O_CLOEXEC)
@@ -376,7 +376,7 @@ class Local:
         self._write(_JOURNAL, change._asdict())
         return change
 
-    def _complete(self, change: Change) -> None:
+    def _complete(self, change: Journal) -> None:
         """Do what the journal says, as far as it is not done."""
         if change.patches:
             change = self._patch(change)
@@ -398,7 +398,7 @@ class Local:
         self.record(change.version)
         self._tidy(change)
 
-    def _tidy(self, change: Change) -> None:
+    def _tidy(self, change: Journal) -> None:
         """Remove what a change leaves behind: files that the model does not have."""
         current = self.files()
         for name in (*change.remove, *(new for _, new in change.moves if new.endswith(".safetensors"))):
@@ -448,7 +448,7 @@ class Local:
                 os.unlink(self._own(_JOURNAL))
             self.abandon()
 
-    def _is_complete(self, change: Change) -> bool:
+    def _is_complete(self, change: Journal) -> bool:
         """Whether each file of a change is in ``next/`` or, unchanged, where it goes, or has stayed there."""
         changed = {staged: name for name, staged in change.patches}
         return self._are_seen(change, change.staying()) and all(
@@ -461,7 +461,7 @@ class Local:
             for old, new in change.renamed()
         )
 
-    def _are_seen(self, change: Change, names: Iterable[str]) -> bool:
+    def _are_seen(self, change: Journal, names: Iterable[str]) -> bool:
         return all(seen(self.inside(name)) == change.before[name] for name in names)
 
 

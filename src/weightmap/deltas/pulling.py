@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap import kernels
 from weightmap.arguments import as_integer, as_path, check_progress, mistyped
 from weightmap.deltas.changes import write_changes
-from weightmap.deltas.local import Change, Local, seen
+from weightmap.deltas.local import Journal, Local, seen
 from weightmap.deltas.overlay import AT_ONCE, Patched, check_chain, overlaid, read_delta
 from weightmap.deltas.report import DeltaReport
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, newest_in, read_version, split_version, version_name
@@ -147,7 +147,7 @@ def pull(
         By default the newest that is finished; nothing happens when a newer one is there already. An older one is
         rebuilt.
     in_place : bool
-        Change the files themselves where the way begins at the version that is there and nobody has them open, so that
+        Journal the files themselves where the way begins at the version that is there and nobody has them open, so that
         the disk needs room only for what changes in them, which is written first. Nobody who opens the model meanwhile
         gets a mixture: `weightmap.open` says that it is being changed, and, if that was stopped, to pull again. Files
         that somebody has open, or of which the system does not tell (network file systems), are written beside.
@@ -364,7 +364,7 @@ def _stage(
     *,
     own: bool,
     in_place: bool,
-) -> Change:
+) -> Journal:
     """Write what a version needs to ``next/``, all of it or what changes, and return the change that it takes."""
     parts = {name: sources_of(shard)[0] for name, shard in base.shards.items()}
     path = sources_of(file)[0].path  # of the index, or of the only file
@@ -417,7 +417,7 @@ def _stage(
     gone = (set(names) if sharded else set()) if own else old - {switch[1], *(new for _, new in moves)}
     patches = [*names.items()] if in_place else []
     before = {name: seen(place.inside(name)) for name in old}
-    change = Change(target, at, moves, switch, sorted(gone), {}, before, patches)
+    change = Journal(target, at, moves, switch, sorted(gone), {}, before, patches)
     return change._replace(coming={name: seen(place.staged(name)) for name, _ in change.renamed()})
 
 

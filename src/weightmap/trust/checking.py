@@ -27,6 +27,8 @@ _ALGORITHMS: dict[str, Callable[[], Any]] = {
     "blake3": later("blake3", "blake3"),
 }
 _RECORDED = "recorded"
+# Bytes read at a time: threads that hash at once wait for each other's calls, so there are few of these.
+_PIECE = 1 << 20
 # Folders and files of git and of downloads, which no list has.
 _UNLISTED = (".git", ".gitattributes", ".gitignore", ".cache")
 
@@ -138,7 +140,7 @@ class Trust:
                 own.known()
             return
         settled = record.is_settled(before)
-        for piece in source.chunks(0, source.size):
+        for piece in source.chunks(0, source.size, _PIECE):
             for own in sums:
                 own.update(piece)
         source.check_unchanged()
