@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests.remote.servers import Objects, Server
+from tests.weights.checkpoints import awq
 
 import weightmap as wm
 from weightmap import compat
+from weightmap.conversion import packing
 from weightmap.io import ahead
 from weightmap.io.ahead import Pattern
 from weightmap.io.open_source import open_source, path_of
+from weightmap.model import parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,25 +101,69 @@ CALLS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
 }
 
 
+@contextlib.contextmanager
+def together(count: int, objects: Objects, *, first: int) -> Iterator[None]:
+    """Let so many requests behind the first ones wait for each other: those of a caller that has fewer fail."""
+    barrier, numbers = threading.Barrier(count), itertools.count()
+
+    def enter() -> None:
+        if first <= next(numbers) < first + count:
+            barrier.wait(20)
+
+    objects.entered = enter
+    yield
+    assert next(numbers) >= first + count
+    assert not barrier.broken
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_several_requests_are_under_way(call: str, objects: Objects, url: str, tmp_path: Path) -> None:
     """Behind the first request, which opens the model, three wait for each other; each byte is asked for once."""
-    together, lock, number = threading.Barrier(3), threading.Lock(), 0
-
-    def enter() -> None:
-        nonlocal number
-        with lock:
-            number += 1
-            waits = 1 < number <= 4
-        if waits:
-            together.wait(20)
-
-    objects.entered = enter
-    found = CALLS[call](url, tmp_path)
+    with together(3, objects, first=1):
+        found = CALLS[call](url, tmp_path)
     assert found.keys() == FLOATS.keys()
     assert all(np.array_equal(found[name], array) for name, array in FLOATS.items())
     assert objects.nbytes <= NBYTES + 40 * KIB
     assert len(objects.requests) <= 2 + NBYTES / (48 * KIB)
+
+
+QUANTISED: dict[str, Callable[[str, Path], Any]] = {
+    "items": lambda url, _: [(name, w.dequantize()) for name, w in wm.open(url).weights.items()],
+    "values": lambda url, _: [w.dequantize() for w in wm.open(url).weights.values()],
+    "plan": lambda url, _: list(wm.plan(url, weights=True).run()),
+    "convert": lambda url, tmp: converted(url, tmp, weights=True).items(),
+    "diff": lambda url, tmp: wm.diff(url, tmp / "model.safetensors", weights=True).equal,
+}
+
+
+@pytest.mark.parametrize("call", QUANTISED)
+def test_the_pieces_of_parameters_are_requested_ahead(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of a parameter lie apart; those of several parameters are under way at once, and each byte comes once."""
+    monkeypatch.setattr(ahead, "PART", 48 * KIB)
+    monkeypatch.setattr(parts, "BETWEEN", 0)
+    monkeypatch.setattr(packing, "BETWEEN", 0)
+    checkpoint = awq(columns=4096)
+    tensors = {
+        f"layers.{i}.{name}": array + np.array(i, array.dtype)
+        for name, array in checkpoint.tensors.items()
+        for i in range(12)
+    }
+    checkpoint.tensors = tensors
+    path = checkpoint.write(tmp_path)
+    objects = Objects({"m": path.read_bytes(), "config.json": (tmp_path / "config.json").read_bytes()})
+    with Server(objects) as server, together(3, objects, first=3):
+        found = QUANTISED[call](server.url + "m", tmp_path)
+    if call != "diff":
+        with wm.open(path) as file:
+            values = {name: w.dequantize().tobytes() for name, w in file.weights.items()}
+        if call == "values":
+            assert [w.tobytes() for w in found] == list(values.values())
+        else:
+            assert {name: np.asarray(w).tobytes() for name, w in found} == values
+    assert found
+    assert objects.nbytes <= len(objects.objects["m"]) + 60 * KIB
 
 
 @pytest.mark.parametrize(
@@ -150,19 +199,9 @@ def test_headers_are_asked_for_at_once(suffix: str, objects: Objects, url: str, 
     else:
         wm.save(tmp_path / "model.amb", FLOATS)
     objects.objects["m"] = (tmp_path / f"model{suffix}").read_bytes()
-    together, lock, number = threading.Barrier(20), threading.Lock(), 0
-
-    def enter() -> None:
-        nonlocal number
-        with lock:
-            number += 1
-            waits = 2 < number <= 22
-        if waits:
-            together.wait(20)
-
-    objects.entered = enter
-    assert wm.open(url).keys() == FLOATS.keys()
-    assert number <= 2 + len(FLOATS)
+    with together(20, objects, first=2):
+        assert wm.open(url).keys() == FLOATS.keys()
+    assert len(objects.requests) <= 2 + len(FLOATS)
 
 
 @pytest.mark.parametrize(

@@ -70,21 +70,25 @@ class Packed(Tensors):
 
     def __iter__(self) -> Iterator[Payload]:
         kinds, places, new, renamed = self.kinds, self._places, tuple.__new__, self._renamed
-        ahead = {place.source: place.source.ahead(self._ranges(place.source), BETWEEN) for place in places}
+        files = {source for place in places for source, _, _ in place.reads()}
+        ahead = {source: source.ahead(self._ranges(source), BETWEEN) for source in files}
+        over = [place.source.reading(ahead) for place in places]
         for name, number, offset in zip(self.origins(), self._numbers, self._offsets, strict=True):
-            dtype, shape, source, _, nbytes, geometry, quantized = places[number]
-            place = new(Row, (dtype, shape, ahead[source], offset, nbytes, geometry, quantized))
+            dtype, shape, _, _, nbytes, geometry, quantized = places[number]
+            place = new(Row, (dtype, shape, over[number], offset, nbytes, geometry, quantized))
             tensor = kinds[number].again(name, place)
             if renamed:
                 tensor.name = renamed.get(name, name)
             yield tensor
 
-    def _ranges(self, source: Source) -> Iterator[tuple[int, int]]:
-        """Yield the bytes of the tensors that lie in a file, in order."""
+    def _ranges(self, file: Source) -> Iterator[tuple[int, int]]:
+        """Yield the bytes of a file that tensors are made of, in order."""
         places = self._places
         for number, offset in zip(self._numbers, self._offsets, strict=True):
-            if places[number].source is source:
-                yield offset, offset + places[number].nbytes
+            place = places[number]
+            for source, begin, end in place.source.reads(offset, offset + place.nbytes):
+                if source is file:
+                    yield begin, end
 
     def names(self) -> Iterator[str]:
         """Yield the names in the new file."""

@@ -65,10 +65,9 @@ def both(a: TensorFile, b: TensorFile, names: Iterable[str]) -> Iterator[tuple[s
     """
     made = [0, 0]
     common = list(names)
-    lefts = in_order(a, (row_of(a, name) for name in common))
-    rights = in_order(b, (row_of(b, name) for name in common))
-    for name, one, other in zip(common, lefts, rights, strict=True):
-        left, right = one.dense, other.dense
+    lefts = in_order(a, (row_of(a, name).dense for name in common))
+    rights = in_order(b, (row_of(b, name).dense for name in common))
+    for name, left, right in zip(common, lefts, rights, strict=True):
         if left.shape == right.shape:
             for side, (file, place) in enumerate(((a, left), (b, right))):
                 made[side] += place.nbytes

@@ -11,7 +11,7 @@ from weightmap.errors import TensorFileError
 from weightmap.lazy import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -84,6 +84,18 @@ class Row(NamedTuple):
         if self.geometry is None:
             return self.offset, self.offset + self.nbytes
         return self.geometry.extent(self, [(0, 1, size, True) for size in self.viewed[1]])
+
+    def reads(self) -> Iterator[tuple[Source, int, int]]:
+        """Yield the ranges (source, begin, end) that `array` reads from files, in order."""
+        if self.geometry is None:
+            return self.source.reads(self.offset, self.offset + self.nbytes)
+        return self.geometry.reads(self)
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Row:
+        """Return the row over other sources of the same bytes."""
+        if self.geometry is None:
+            return self._replace(source=self.source.reading(ahead))
+        return self.geometry.reading(self, ahead)  # type: ignore[no-any-return]
 
     @property
     def dense(self) -> Row:

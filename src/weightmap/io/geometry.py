@@ -17,7 +17,7 @@ from weightmap.io.descriptor import aligned
 from weightmap.io.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -65,6 +65,14 @@ class Geometry:
     def part(self, row: Any, axes: Axes, octets: NDArray[np.uint8]) -> NDArray[Any]:
         """Return the selected elements, each axis in the order of the file, over the bytes of their `extent`."""
         raise NotImplementedError
+
+    def reads(self, row: Any) -> Iterator[tuple[Source, int, int]]:
+        """Yield the ranges (source, begin, end) that `array` reads, in order."""
+        yield row.source, *row.extent
+
+    def reading(self, row: Any, ahead: Mapping[Source, Source]) -> Any:
+        """Return the row over other sources of the same bytes."""
+        return row._replace(source=row.source.reading(ahead))
 
 
 class Strided(Geometry):
@@ -270,6 +278,10 @@ class Derived(Source):
         self.path, self.name, self.mode, self.size = parent.path, parent.name, parent.mode, base + size
         self._parent, self._base = parent, base
 
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - unknown here
+        """Implement `Source.reads`; yields nothing where the order is not known before."""
+        return iter(())
+
     def check_size(self, what: str, nbytes: int) -> None:
         """Implement `Source.check_size`, for the file."""
         self._parent.check_size(what, nbytes)
@@ -421,12 +433,24 @@ class _StridedSource(Derived):
             part[...] = np.ndarray(part.shape, out.dtype, raw, 0, strides)
 
 
-class _InflatedSource(Derived):
-    """The elements of a `Deflated` tensor in row-major order; `row` is its row."""
+class _WholeSource(Derived):
+    """The elements of a tensor of which every part needs all stored bytes; `row` is its row."""
 
-    def __init__(self, row: Any, how: Deflated) -> None:
+    def __init__(self, row: Any, how: Any) -> None:
         super().__init__(row.source, row.offset, row.nbytes)
         self._row, self._how = row, how
+
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - any part needs all
+        """Implement `Source.reads`."""
+        yield self._parent, *self._row.extent
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:
+        """Implement `Source.reading`."""
+        return type(self)(self._how.reading(self._row, ahead), self._how)
+
+
+class _InflatedSource(_WholeSource):
+    """The elements of a `Deflated` tensor in row-major order."""
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
         how, parent, base = self._how, self._parent, self._base
@@ -443,12 +467,8 @@ class _InflatedSource(Derived):
                 yield np.frombuffer(part, np.uint8)
 
 
-class DecodedSource(Derived):
-    """The elements of a `Decoded` tensor; `row` is its row."""
-
-    def __init__(self, row: Any, how: Decoded) -> None:
-        super().__init__(row.source, row.offset, row.nbytes)
-        self._row, self._how = row, how
+class DecodedSource(_WholeSource):
+    """The elements of a `Decoded` tensor."""
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
         yield self._how.octets(self._row)[start:stop]

@@ -36,7 +36,7 @@ from weightmap.lazy import later
 from weightmap.options import DEFAULT_LIMITS, check_expansion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -291,6 +291,14 @@ class Source:
     def ahead(self, ranges: Iterable[tuple[int, int]], gap: int = 0) -> Source:  # noqa: ARG002 - see RemoteSource
         """Return a source of the same bytes for reading these ranges (begin, end), in order."""
         return self
+
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
+        """Yield the ranges (source, begin, end) that reading these bytes reads from files, in order."""
+        yield self, begin, end
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:
+        """Return a source of the same bytes that reads from others than its files."""
+        return ahead.get(self, self)
 
     def _named(self, error: OSError, during: str = "it") -> OSError:
         """Add the file name to the error of a call on a descriptor, and the part of the file being read, if any."""

@@ -152,9 +152,10 @@ def in_order(file: Any, rows: Iterable[Row]) -> Iterable[Row]:
         return rows
     every, extents = list(rows), defaultdict[Source, list[tuple[int, int]]](list)
     for row in every:
-        extents[row.source].append(row.extent)
+        for source, begin, end in row.reads():
+            extents[source].append((begin, end))
     ahead = {source: source.ahead(ranges, BETWEEN) for source, ranges in extents.items()}
-    return (row._replace(source=ahead[row.source]) for row in every)
+    return (row.reading(ahead) for row in every)
 
 
 def check_made(file: Any, what: str, nbytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +55,14 @@ class Weights(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._model)
+
+    def values(self) -> ValuesView[Any]:
+        """Return a view of all parameters, in file order."""
+        return self._model.values()  # type: ignore[no-any-return]
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return a view of all pairs of name and parameter, in file order."""
+        return self._model.items()  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<Weights of {escape(repr(self._model))}>"
@@ -314,6 +322,20 @@ class Pieces(Geometry):
             found[role] = name, piece.array()
         return self.over(found)
 
+    def reads(self, row: Any) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - the pieces know where they lie
+        """Yield the ranges of the pieces."""
+        for _, piece in self.rows.values():
+            yield from piece.reads()
+
+    def reading(self, row: Any, ahead: Mapping[Source, Source]) -> Row:
+        """Return the row over other sources of the pieces."""
+        return row._replace(geometry=self.over_sources(ahead))  # type: ignore[no-any-return]
+
+    def over_sources(self, ahead: Mapping[Source, Source]) -> Pieces:
+        """Return the same of other sources."""
+        rows = {role: (name, piece.reading(ahead)) for role, (name, piece) in self.rows.items()}
+        return Pieces(self.coding, self.own, rows)
+
     def over(self, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> PiecedTensor:
         """Return the parameter over arrays of its pieces."""
         return PiecedTensor(self.coding, numpy_dtype(self.own), pieces)
@@ -360,6 +382,14 @@ def _read(row: Row) -> NDArray[Any]:
     return np.frombuffer(dense.source.pread(dense.offset, dense.nbytes), dtype).reshape(shape)
 
 
+def _rows(row: Row, key: slice) -> tuple[int, int, int]:
+    """Return where some rows of a piece begin and end in its source, and their number."""
+    count = row.viewed[1][0]
+    first, last, _ = key.indices(count)
+    each = row.nbytes // max(count, 1)
+    return row.offset + first * each, row.offset + last * each, last - first
+
+
 class _Decoded(Derived):
     """The values of a quantised parameter, or its blocks, made of pieces that are read piecewise; `row` is its row."""
 
@@ -370,17 +400,41 @@ class _Decoded(Derived):
     def check_size(self, what: str, nbytes: int) -> None:
         """Implement `Source.check_size`: a code of a bit or more is stored for each element."""
 
-    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
+        """Implement `Source.reads`: of each piece rows, or all of it once."""
+        known = set()
+        for _, _, cut in self._groups(begin - self._base, end - self._base):
+            for role, key in cut.items():
+                row = self._pieces_of.rows[role][1].dense
+                if type(key) is slice:
+                    begin, end, _ = _rows(row, key)
+                    yield from row.source.reads(begin, end)
+                elif role not in known:
+                    known.add(role)
+                    yield from row.reads()
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:
+        """Implement `Source.reading`."""
+        return _Decoded(self._row, self._pieces_of.over_sources(ahead))
+
+    def _groups(self, start: int, stop: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Yield first and last row of the groups that are decoded at once, and the parts of the pieces for them."""
+        row, coding = self._row, self._pieces_of.coding
         if start == stop:
             return
-        row, coding = self._row, self._pieces_of.coding
         width = row.nbytes // row.shape[0]
         most = max(PIECE // math.prod(coding.shape[1:]) // coding.step, 1) * coding.step
-        whole: dict[str, NDArray[Any]] = {}  # pieces of which other parts than rows are needed
         first, end = start // width // coding.step * coding.step, -(-stop // width)
         for begin in range(first, end, most):
             _, last = coding.around(begin, min(begin + most, end))
-            parts = {role: self._part(role, key, whole) for role, key in coding.cut(begin, last).items()}
+            yield begin, last, coding.cut(begin, last)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        row, coding = self._row, self._pieces_of.coding
+        whole: dict[str, NDArray[Any]] = {}  # pieces of which other parts than rows are needed
+        for begin, last, cut in self._groups(start, stop):
+            width = row.nbytes // row.shape[0]
+            parts = {role: self._part(role, key, whole) for role, key in cut.items()}
             if row.dtype.quantized:
                 made = coding.blocks(parts, begin, last)
             else:
@@ -393,10 +447,8 @@ class _Decoded(Derived):
         row = self._pieces_of.rows[role][1].dense
         dtype, shape = row.viewed
         if type(key) is slice:
-            first, last, _ = key.indices(shape[0])
-            each = row.nbytes // max(shape[0], 1)
-            octets = row.source.pread(row.offset + first * each, (last - first) * each)
-            return np.frombuffer(octets, dtype).reshape(last - first, *shape[1:])
+            begin, end, count = _rows(row, key)
+            return np.frombuffer(row.source.pread(begin, end - begin), dtype).reshape(count, *shape[1:])
         if role not in known:
             known[role] = _read(row)
         return known[role] if key is None else known[role][key]
