@@ -106,7 +106,7 @@ def test_doctor_says_what_and_what_to_do(path, run, tmp_path):
     assert status == 0
     facts, _, advice = out.partition("\n\n")
     labels = [line.split("  ")[0] for line in facts.splitlines()]
-    assert labels[:3] == ["file", "format", "reads"]
+    assert labels[:3] == ["file", "format", "parameters"]
     assert {"in memory", "alignment", "memory", "budget"} <= set(labels)
     assert all(line.startswith("* ") for line in advice.splitlines())
     folder = tmp_path / "model"

@@ -116,7 +116,7 @@ def test_verify_checks_pieces(tmp_path):
 
 
 def test_commands(tmp_path, capsys):
-    """--weights of inspect, convert, diff, verify and report."""
+    """--weights of inspect, convert, diff and verify."""
     source = str(TRUTH / "awq_gemm")
     assert cli.main(["inspect", "--weights", "--json", source]) == 0
     tensors = {about["name"]: about for about in json.loads(capsys.readouterr().out)["tensors"]}
@@ -138,7 +138,40 @@ def test_commands(tmp_path, capsys):
     assert "parameters" in capsys.readouterr().out
     assert cli.main(["inspect", "--weights", str(TRUTH / "malformed" / "gptq_gidx_high")]) == 3
     assert "g_idx" in capsys.readouterr().err
-    assert cli.main(["report", "--weights", source, str(tmp_path / "x.html")]) == 2
+
+
+def test_parameters_are_counted(tmp_path, capsys):
+    """inspect --weights, doctor and report count parameters, and bits that are stored for one of them."""
+    source = TRUTH / "gptoss"
+    with wm.open(source) as f:
+        elements = {name: w.size for name, w in f.weights.items()}
+        quantised = {name: w for name, w in f.weights.items() if isinstance(w, wm.QuantizedTensor)}
+        nbytes = sum(w.nbytes for w in f.weights.values())
+    count, inner = sum(elements.values()), sum(w.size for w in quantised.values())
+    wanted = {"parameters": count, "bits_per_weight": 8 * nbytes / count}
+    wanted |= {"quantized": inner, "quantized_bits_per_weight": 4.25}
+    for command in (["inspect", "--weights"], ["doctor"]):
+        assert cli.main([*command, "--json", str(source)]) == 0
+        assert json.loads(capsys.readouterr().out)["weight"] == pytest.approx(wanted)
+        assert cli.main([*command, str(source)]) == 0
+        assert f"{inner:,} of them quantised, of 4.250 bits" in capsys.readouterr().out
+    pages = {}
+    for options in ([], ["--weights"]):
+        assert cli.main(["report", *options, str(source), str(tmp_path / "x.html")]) == 0
+        pages[bool(options)] = (tmp_path / "x.html").read_text(encoding="utf-8")
+        assert f"{count:,} elements" in pages[bool(options)]
+    assert ("mxfp4 gpt-oss" in pages[True], "mxfp4 gpt-oss" in pages[False]) == (True, False)
+    assert all("down_proj_blocks" in page for page in pages.values())  # the map of the file
+    damaged = str(TRUTH / "malformed" / "gptq_gidx_high")
+    capsys.readouterr()
+    assert cli.main(["doctor", "--json", damaged]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["weight"] is None
+    assert "g_idx" in found["problem"]
+    assert cli.main(["doctor", damaged]) == 0
+    assert "g_idx" in capsys.readouterr().out
+    assert cli.main(["report", damaged, str(tmp_path / "x.html")]) == 0
+    assert cli.main(["report", "--weights", damaged, str(tmp_path / "x.html")]) == 3
 
 
 def halved(example):

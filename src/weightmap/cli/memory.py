@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import weightmap as wm
 from weightmap.amounts import brief, size
 from weightmap.cli import show
-from weightmap.cli.outcome import OK
+from weightmap.cli.outcome import OK, reason
 from weightmap.errors import counted
 from weightmap.model.opening import open_privately
+from weightmap.model.weights import weight_of_model
 
 if TYPE_CHECKING:
     import argparse
@@ -25,11 +26,18 @@ def doctor(args: argparse.Namespace) -> int:
     with open_privately(args.file, strict=not args.lenient) as file:
         report = wm.plan(file).explain()
         kind, shards = show.kind(file.format, file.layout), len(file.shards)
+        weight, problem = None, None
+        try:
+            weight = weight_of_model(file)
+        except (wm.TensorFileError, OSError) as error:  # of the configuration beside the file: it is still usable
+            problem = reason(error)
     if args.json:
-        show.emit_json({"command": "doctor", **report.as_dict(), "path": args.file})
+        found = {"weight": weight and weight._asdict(), "problem": problem}
+        show.emit_json({"command": "doctor", **report.as_dict(), **found, "path": args.file})
         return OK
     tensors = f"{counted(report.tensors, 'tensor')}{f' in {shards:,} files' if shards else ''}"
-    pairs = [("file", args.file), ("format", f"{kind}, {tensors}"), *report.lines()]
+    told = ("parameters", str(weight) if problem is None else f"not known: {problem}")
+    pairs = [("file", args.file), ("format", f"{kind}, {tensors}"), told, *report.lines()]
     show.emit_pairs([(label, show.clean(value)) for label, value in pairs])
     show.emit("")
     for line in report.advice or ("nothing to do",):

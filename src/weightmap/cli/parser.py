@@ -172,7 +172,7 @@ def _add_readers(command: _Command) -> None:
     sub.add_argument("other", metavar="OTHER", nargs="?", help="a model to compare it with")
     sub.add_argument("out", metavar="OUT", help="the page to write, whose name ends in .html")
     sub.add_argument("--no-verify", action="store_true", help="do not read the whole file to verify it")
-    _add_weights(sub, "compare")
+    _add_weights(sub, "show")
     _add_json(sub)
 
     sub = command(

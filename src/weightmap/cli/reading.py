@@ -18,8 +18,8 @@ from weightmap.errors import QuantError, TensorFileError, counted, quoted
 from weightmap.globs import takes
 from weightmap.model.modules import module_tree, separator
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import dense_rows, rows_of, warnings_of
-from weightmap.model.weights import as_parameters, storage_of
+from weightmap.model.parts import dense_rows, warnings_of
+from weightmap.model.weights import as_parameters, storage_of, stored_rows, weight_of
 
 if TYPE_CHECKING:
     import argparse
@@ -48,11 +48,11 @@ def inspect(args: argparse.Namespace) -> int:
             if selective and not chosen:
                 continue
             if args.json:
-                documents.append(_inspect_document(path, file, chosen))
+                documents.append(_inspect_document(path, file, chosen, weights=args.weights))
             else:
                 if found:
                     show.emit("")
-                _inspect_text(path, file, chosen, tree=tree, selective=selective)
+                _inspect_text(path, file, chosen, tree=tree, selective=selective, weights=args.weights)
             found = True
     if not found:
         given = [f"--{name} {quoted(glob)}" for name in ("include", "exclude") for glob in getattr(args, name) or ()]
@@ -65,17 +65,11 @@ def inspect(args: argparse.Namespace) -> int:
 
 def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
     """Return the tensors to list, in the order to list them."""
-    every = map(_stored, file, rows_of(file)) if args.weights else zip(file.infos(), dense_rows(file), strict=True)
+    every = stored_rows(file) if args.weights else zip(file.infos(), dense_rows(file), strict=True)
     chosen = [(info, row) for info, row in every if takes(info.name, args.include, args.exclude)]
     if args.sort is not None:
         chosen.sort(key=lambda one: (-one[0].nbytes if args.sort == "nbytes" else 0, one[0].name))
     return chosen
-
-
-def _stored(name: str, row: Row) -> tuple[wm.TensorInfo, Row]:
-    """Return a parameter with the scheme and bytes in which it is stored."""
-    info, how = row.info(name), storage_of(row)
-    return info if how is None else info._replace(dtype=how[0], nbytes=how[3]), row
 
 
 def _totals(chosen: _Chosen) -> dict[str, dict[str, int]]:
@@ -126,7 +120,7 @@ def _types(file: wm.TensorFile) -> dict[str, str]:
     return getattr(file.metadata.copy(), "types", {})  # type: ignore[attr-defined]  # what a file's metadata is a view of
 
 
-def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen) -> dict[str, object]:
+def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen, *, weights: bool) -> dict[str, object]:
     vocab, tokenizer, shards = file.vocab, file.tokenizer, _shards(file)
     return {
         "path": path,
@@ -153,11 +147,14 @@ def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen) -> dict[s
             for info, how in _storage(chosen)
         ],
         "totals": _totals(chosen),
+        **({"weight": weight_of(chosen)._asdict()} if weights else {}),
         "warnings": warnings_of(file),
     }
 
 
-def _inspect_text(path: str, file: wm.TensorFile, chosen: _Chosen, *, tree: bool, selective: bool) -> None:
+def _inspect_text(
+    path: str, file: wm.TensorFile, chosen: _Chosen, *, tree: bool, selective: bool, weights: bool
+) -> None:
     if selective:
         show.emit_pairs([("file", show.clean(path))])
     else:
@@ -174,6 +171,8 @@ def _inspect_text(path: str, file: wm.TensorFile, chosen: _Chosen, *, tree: bool
             [(dtype, f"{of['tensors']:,}", sizes(of["nbytes"])) for dtype, of in _totals(chosen).items()],
             right=("tensors", "bytes"),
         )
+        if weights:
+            show.emit(f"\nparameters: {weight_of(chosen)}")
     for warning in warnings_of(file):
         show.emit(f"\nwarning: {show.clean(warning)}")
 

@@ -21,8 +21,6 @@ def report(args: argparse.Namespace) -> int:
 
     if not args.out.lower().endswith(".html"):
         raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .html")
-    if args.weights and args.other is None:
-        raise UsageError("--weights: only with OTHER, whose parameters are compared")
     start = time.perf_counter()
     with show.progress_bar(f"report {Path(args.file).name}") as progress:
         damage = write_page(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
-from weightmap.errors import FormatError, TensorFileError, escape, quoted
+from weightmap.errors import FormatError, TensorFileError, counted, escape, quoted
 from weightmap.formats import Content
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
@@ -20,7 +20,7 @@ from weightmap.io.beside import read_small
 from weightmap.io.geometry import Derived, Geometry, ascending
 from weightmap.io.open_source import beside
 from weightmap.kernels import GGML_TYPES, ggml_size
-from weightmap.model.parts import check_index, parts_of
+from weightmap.model.parts import check_index, parts_of, rows_of
 from weightmap.quant import PIECE
 from weightmap.quant.checkpoints import FLOATS, HALVES, Group, Method, as_settings, method_of
 from weightmap.quant.ggml import GgmlTensor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
-    from weightmap.index.row import Row
+    from weightmap.index.row import Row, TensorInfo
     from weightmap.index.table import Place, Run
     from weightmap.io.source import Source
     from weightmap.quant.pieced import Coding
@@ -97,6 +97,61 @@ def storage_of(row: Row) -> tuple[str, int, str, int] | None:
     coding, rows = pieces.coding, [piece for _, piece in pieces.rows.values()]
     scale_type = pieces.rows[coding.scales][1].dtype.name
     return coding.scheme, coding.block_size, scale_type, sum(piece.nbytes for piece in rows)
+
+
+def stored_rows(file: Any) -> Iterator[tuple[TensorInfo, Row]]:
+    """Yield the entry of every parameter, with the scheme and the bytes in which it is stored, and its row."""
+    for name, row in zip(file, rows_of(file), strict=True):
+        info, how = row.info(name), storage_of(row)
+        yield info if how is None else info._replace(dtype=how[0], nbytes=how[3]), row
+
+
+class Weight(NamedTuple):
+    """How much a model weighs.
+
+    Attributes
+    ----------
+    parameters : int
+        Elements of all parameters.
+    bits_per_weight : float or None
+        Bits that are stored for one of them; None where there is none.
+    quantized : int
+        Those of them that are quantised.
+    quantized_bits_per_weight : float or None
+        Bits that are stored for one of these.
+    """
+
+    parameters: int
+    bits_per_weight: float | None
+    quantized: int
+    quantized_bits_per_weight: float | None
+
+    def __str__(self) -> str:
+        if self.bits_per_weight is None:
+            return "none"
+        text = f"{counted(self.parameters, 'element')} of {self.bits_per_weight:.3f} bits"
+        if self.quantized_bits_per_weight is not None and self.quantized < self.parameters:
+            text += f"; {self.quantized:,} of them quantised, of {self.quantized_bits_per_weight:.3f} bits"
+        return text
+
+
+def weight_of(tensors: Iterable[tuple[TensorInfo, Row]]) -> Weight:
+    """Weigh parameters, as `stored_rows` yields them."""
+    elements, nbytes = [0, 0], [0, 0]
+    for info, row in tensors:
+        kind = row.dtype.quantized or isinstance(row.geometry, Pieces)
+        elements[kind] += math.prod(info.shape)
+        nbytes[kind] += info.nbytes
+    bits = [
+        8 * stored / count if count else None
+        for stored, count in ((sum(nbytes), sum(elements)), (nbytes[1], elements[1]))
+    ]
+    return Weight(sum(elements), bits[0], elements[1], bits[1])
+
+
+def weight_of_model(file: Any) -> Weight:
+    """Weigh the parameters of a model. Raises what `as_parameters` and looking them up raise."""
+    return weight_of(stored_rows(as_parameters(file)))
 
 
 class _Content(Content):

@@ -70,6 +70,7 @@ def _about(name: str, found: Survey) -> Section:
         ("format", text(found.format if found.layout in {None, found.format} else f"{found.format}, {found.layout}")),
         ("size", sizes(found.nbytes)),
         ("tensors", f"{len(found.tensors):,}, of {counted(elements, 'element')}"),
+        *([("parameters", str(found.weight))] if found.weight is not None else []),
         (
             "types",
             ", ".join(f"{text(dtype)}: {brief(sum(each))} in {len(each):,}" for dtype, each in kinds.items()),
@@ -159,7 +160,7 @@ def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, An
             | {"nbytes": gap.end - gap.begin, "align": None, "resident": None}
             for gap in file.gaps
         ]
-    for tensor in found.tensors:
+    for tensor in found.stored:
         info = tensor.info
         rows.append(
             {
@@ -181,10 +182,10 @@ def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, An
         for gap in file.gaps:
             totals[gap.kind].append(gap.end - gap.begin)
     alignments: dict[int, int] = {}
-    for tensor in found.tensors:
+    for tensor in found.stored:
         at = alignment(tensor.info.offset)
         alignments[at] = alignments.get(at, 0) + 1
-    known = [tensor.resident for tensor in found.tensors if tensor.resident is not None]
+    known = [tensor.resident for tensor in found.stored if tensor.resident is not None]
     lines = [(kind, f"{brief(sum(each))} in {len(each):,}") for kind, each in totals.items() if each]
     lines.append(
         (
@@ -203,7 +204,7 @@ def _places(found: Survey) -> str:
     columns = [("tensor", False), ("type", False), ("offset", True), ("bytes", True), ("aligned to", True)]
     columns += [("in memory", True), *([("file", False)] if several else [])]
     rows = []
-    for tensor in found.tensors:
+    for tensor in found.stored:
         info = tensor.info
         share = None if tensor.resident is None or not info.nbytes else tensor.resident / info.nbytes
         rows.append(
@@ -217,7 +218,7 @@ def _places(found: Survey) -> str:
                 *([Cell(text(tensor.file))] if several else []),
             ]
         )
-    kinds = dict.fromkeys(tensor.info.dtype for tensor in found.tensors)
+    kinds = dict.fromkeys(tensor.info.dtype for tensor in found.stored)
     return table("places", "Where each tensor lies in its file", columns, rows, kinds=kinds)
 
 

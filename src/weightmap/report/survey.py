@@ -8,25 +8,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import QuantError, TensorFileError
 from weightmap.model.parts import names_of, rows_of
+from weightmap.model.weights import Weight, as_parameters, stored_rows, weight_of_model
 from weightmap.report.sampling import Cost, Numbers, budget, costs_of, numbers_of, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.index.row import TensorInfo
+    from weightmap.index.row import Row, TensorInfo
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.model.residency import Residency
     from weightmap.model.verify_report import VerifyReport
 
 
-class Tensor(NamedTuple):
-    """A tensor of the report: its entry, its file, its sample, the costs of quantising it."""
+class Stored(NamedTuple):
+    """A tensor as it lies in a file: its entry, its file, and how much of it is in memory."""
 
     info: TensorInfo
     file: str
-    quantized: bool
     resident: int | None
+
+
+class Tensor(NamedTuple):
+    """A tensor of the report: its entry, its sample, the costs of quantising it."""
+
+    info: TensorInfo
+    quantized: bool
     numbers: Numbers | None
     costs: dict[str, Cost]
     problem: str | None
@@ -59,7 +66,12 @@ class Survey(NamedTuple):
     tokens : int or None
         Length of the vocabulary.
     files : tuple of File
+    stored : tuple of Stored
+        The tensors of the files.
     tensors : tuple of Tensor
+        The same, or the parameters that they make.
+    weight : Weight or None
+        Of the parameters; None where the configuration beside the file cannot be used.
     verified : VerifyReport or None
         None where verification failed or was not asked for.
     damage : str or None
@@ -74,15 +86,23 @@ class Survey(NamedTuple):
     metadata: dict[str, Any]
     tokens: int | None
     files: tuple[File, ...]
+    stored: tuple[Stored, ...]
     tensors: tuple[Tensor, ...]
+    weight: Weight | None
     verified: VerifyReport | None
     damage: str | None
     per_tensor: int
 
 
-def survey(file: TensorFile, *, verify: bool, progress: Callable[[int, int], None] | None) -> Survey:
-    """Survey a model; `progress` gets bytes read and bytes in all, first of the verification."""
-    infos = list(file.infos())
+def survey(
+    file: TensorFile, *, verify: bool, weights: bool = False, progress: Callable[[int, int], None] | None
+) -> Survey:
+    """Survey a model; `progress` gets bytes read and bytes in all, first of the verification.
+
+    With `weights`, its parameters, as in `TensorFile.weights`. Raises `FormatError` if then pieces make none.
+    """
+    entries = [(info, row.dense) for info, row in (stored_rows(as_parameters(file)) if weights else _stored(file))]
+    infos = [info for info, _ in entries]
     most = budget(len(infos))
     before = file.nbytes if verify else 0
     whole = before + sum(min(info.nbytes, most * 4) for info in infos)
@@ -103,8 +123,7 @@ def survey(file: TensorFile, *, verify: bool, progress: Callable[[int, int], Non
     if len(sources) == 1:
         sources = dict.fromkeys(sources, "the file")
     done = before
-    for info, row in zip(infos, rows_of(file), strict=True):
-        place = row.dense
+    for info, place in entries:
         numbers, costs, problem = None, {}, None
         try:
             values = sample(place, most)
@@ -113,22 +132,35 @@ def survey(file: TensorFile, *, verify: bool, progress: Callable[[int, int], Non
                 costs = costs_of(info.name, place, values)
         except QuantError as error:
             problem = str(error)
-        there = None if resident is None else resident[info.name].resident if info.name in resident else 0
-        tensors.append(Tensor(info, sources[row.source], place.dtype.quantized, there, numbers, costs, problem))
+        tensors.append(Tensor(info, place.dtype.quantized, numbers, costs, problem))
         done += min(info.nbytes, most * 4)
         tell(done)
+    stored = [Stored(info, sources[row.source], _resident(resident, info.name)) for info, row in _stored(file)]
+    weight = None
+    with contextlib.suppress(TensorFileError, OSError):
+        weight = weight_of_model(file)
     return Survey(
         file.format,
         file.layout,
         file.nbytes,
         dict(file.metadata),
         None if file.vocab is None else len(file.vocab),
-        tuple(_files(sources, tensors)),
+        tuple(_files(sources, stored)),
+        tuple(stored),
         tuple(tensors),
+        weight,
         verified,
         damage,
         most,
     )
+
+
+def _stored(file: TensorFile) -> Iterator[tuple[TensorInfo, Row]]:
+    return zip(file.infos(), rows_of(file), strict=True)
+
+
+def _resident(resident: dict[str, Residency] | None, name: str) -> int | None:
+    return None if resident is None else resident[name].resident if name in resident else 0
 
 
 def _residency(file: TensorFile) -> dict[str, Residency] | None:
@@ -138,7 +170,7 @@ def _residency(file: TensorFile) -> dict[str, Residency] | None:
     return None
 
 
-def _files(sources: dict[Source, str], tensors: list[Tensor]) -> Iterator[File]:
+def _files(sources: dict[Source, str], tensors: list[Stored]) -> Iterator[File]:
     places: dict[str, list[tuple[int, int]]] = {name: [] for name in sources.values()}
     for tensor in tensors:
         places[tensor.file].append((tensor.info.offset, tensor.info.nbytes))

@@ -46,7 +46,7 @@ def write_report(
     verify : bool
         Read the whole file and check it, as `TensorFile.verify` does; not for two models.
     weights : bool
-        Compare the parameters of two models, as in `TensorFile.weights`, not their stored tensors.
+        Show or compare parameters, as in `TensorFile.weights`, not stored tensors; the map of the file has the latter.
     progress : callable, optional
         ``progress(done, total)``, in bytes.
 
@@ -62,8 +62,6 @@ def write_report(
     MissingDependencyError
         Without the package vl-convert-python, in the extra ``[report]``.
     """
-    if weights and b is None:
-        raise ValueError("weights=True is for two models, whose parameters are compared")
     return write_page(out, a, b, verify=verify, weights=weights, progress=progress) is None
 
 
@@ -80,13 +78,13 @@ def write_page(
         for file in files:
             check_not_read(file, target)
         names = [name_of(file) for file in files]
-        files = [as_parameters(file) for file in files] if weights else files
         damage = None
         if b is None:
-            found = survey(files[0], verify=verify, progress=progress)
+            found = survey(files[0], verify=verify, weights=weights, progress=progress)
             damage = found.damage
             page = model_page(names[0], found)
         else:
+            files = [as_parameters(file) for file in files] if weights else files
             page = pair_page(names, [file.nbytes for file in files], comparison(files[0], files[1], progress))
     write_plan(target, WritePlan(len(page), lambda sink: sink.write(page)))
     return damage
