@@ -215,6 +215,106 @@ def test_integers_and_scales_go_to_gguf_as_they_are(tmp_path):
     each(REPACKED, check)
 
 
+# The scheme, block size and type of scales in AMB.
+IN_AMB = {
+    **dict.fromkeys(("gptq 4", "gptq 4 v2", "awq", "awq without zeros", "packed 4"), ("int4_block", 32, "fp16")),
+    "gptq, one group": ("int4_block", 128, "fp16"),
+    "int8 tensor": ("int8", 0, "fp16"),
+}
+
+
+def test_integers_and_scales_go_to_amb_as_they_are(tmp_path):
+    """Values in AMB's blocks, as long as groups, equal the decoded ones; scales beyond float16 are float32."""
+
+    def check(name):
+        for half in (True, False):
+            example = EXAMPLES[name]()
+            example.key = "gptq 4" if name == "gptq, one group" else name
+            example = halved(example)
+            role = next(role for role in example.tensors if role.endswith(("scales", "weight_scale")))
+            if not half:  # bfloat16 has scales that float16 lacks
+                example.tensors[role] = (example.tensors[role].astype(np.float32) * 2.0**-30).astype(ml_dtypes.bfloat16)
+            source = example.write(tmp_path / name)
+            wm.convert(source, tmp_path / "x.amb", weights=True)
+            with wm.open(source) as f, wm.open(tmp_path / "x.amb") as g:
+                q = g[example.name]
+                scheme, size, kind = IN_AMB[name]
+                assert (q.scheme, q.block_size, q.scale_type) == (scheme, size, kind if half else "fp32")
+                assert q.dequantize().tobytes() == f.weights[example.name].dequantize("float32").tobytes()
+            how = wm.Quantize(scheme, block_size=size // 2 or 32, scale_type="fp16")
+            if not half:
+                with pytest.raises(wm.EncodeError, match="q_proj"):
+                    wm.convert(source, tmp_path / "y.amb", weights=True, quantize=how)
+                continue
+            wm.convert(source, tmp_path / "y.amb", weights=True, quantize=how)
+            with wm.open(tmp_path / "y.amb") as g:
+                assert g[example.name].block_size == size // 2
+                assert g[example.name].dequantize().tobytes() == q.dequantize().tobytes()
+
+    each(IN_AMB, check)
+    for name in ("gptq 8", "int8 channel", "mxfp4", "packed by tensor"):  # 43 columns are no pairs
+        source = halved(EXAMPLES[name]() if name != "gptq 8" else keyed("gptq 8")).write(tmp_path / name)
+        report = wm.convert(source, tmp_path / "x.amb", weights=True)
+        assert any("1 parameter decoded" in warning for warning in report.warnings)
+
+
+def keyed(name):
+    example = EXAMPLES[name]()
+    example.key = name
+    return example
+
+
+def nvfp4(name, *, factor=None, scale=None):
+    """An example of NVFP4 with scales that ggml has."""
+    example = EXAMPLES[name]()
+    for role, array in example.tensors.items():
+        if role.endswith("weight_scale"):
+            octets = np.arange(array.size, dtype=np.uint8) % 0x7F
+            octets.flat[3] = octets.flat[3] if scale is None else scale
+            example.tensors[role] = octets.reshape(array.shape).view(array.dtype)
+        if factor is not None and role.endswith(("weight_scale_2", "weight_global_scale")):
+            example.tensors[role] = np.full(array.shape, factor, np.float32)
+    return example
+
+
+def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
+    """Codes and scales are those stored; the scale of the tensor stands beside it. What is not exact is decoded."""
+    target = tmp_path / "x.gguf"
+    scale = NAME.replace("weight", "scale")
+    for name, factor, inverse in (("modelopt nvfp4", None, None), ("nvfp4", 64, 1 / 64), ("nvfp4", 0.125, 8)):
+        example = nvfp4(name, factor=factor)
+        source = example.write(tmp_path / name)
+        wm.convert(source, target, weights=True)
+        wanted = example.tensors[f"{MODULE}.weight_scale_2"] if inverse is None else inverse
+        with wm.open(source) as f, wm.open(target) as g:
+            assert list(g) == [NAME, scale]
+            assert (g[NAME].scheme, g[scale].dtype, g[scale].shape) == ("nvfp4", np.float32, (1,))
+            assert g[scale][0] == wanted
+            codes = g[NAME].payload.reshape(len(example.values), -1, 36)
+            stored_scales = next(array for role, array in example.tensors.items() if role.endswith("weight_scale"))
+            assert codes[..., :4].tobytes() == stored_scales.tobytes()
+            # The scale is rounded once with the tensor's in the checkpoint, the product once more there.
+            values = g[NAME].dequantize() * np.float32(wanted)
+            np.testing.assert_allclose(values, f.weights[NAME].dequantize("float32"), rtol=2**-22)
+    taken = nvfp4("modelopt nvfp4")
+    taken.tensors[scale] = np.ones(1, np.float32)
+    inexact = {
+        "global": nvfp4("nvfp4", factor=777.25),
+        "zero": nvfp4("nvfp4", factor=0),
+        "signed": nvfp4("modelopt nvfp4", scale=0x83),
+        "nan": nvfp4("modelopt nvfp4", scale=0x7F),
+        "taken": taken,
+        "left out": nvfp4("modelopt nvfp4"),
+    }
+    for key, example in inexact.items():
+        include = ["*.weight"] if key == "left out" else None
+        report = wm.convert(example.write(tmp_path / key), target, weights=True, include=include)
+        assert any("1 parameter decoded" in warning for warning in report.warnings), key
+        with wm.open(target) as g:
+            assert isinstance(g[NAME], np.ndarray)
+            assert (scale in g) is (key == "taken")
+
+
 def test_what_is_not_exact_is_decoded_or_refused(tmp_path):
     """Without `quantize` it is decoded; asked for by `quantize` it is an EncodeError that names it."""
     for name in (

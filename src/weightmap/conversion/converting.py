@@ -123,9 +123,11 @@ def convert(
     weights : bool
         Convert the parameters of a quantised checkpoint, as `TensorFile.weights` has them, instead of its stored
         tensors. They are decoded: to `dtype`, by default to the model's own type. Without `dtype`, GGUF gets the same
-        integers and scales where one of its types holds them: MXFP4, and Q4_0 and Q8_0 of symmetric integers with
-        groups of 32 columns or more whose scales float16 has. With `quantize`, a parameter that this scheme does not
-        hold exactly is an EncodeError. A ``config.json`` that goes along loses its ``quantization_config``.
+        integers and scales where one of its types holds them: MXFP4, NVFP4 (with its float32 scale as a tensor
+        ``*.scale`` beside ``*.weight``), and Q4_0 and Q8_0 of symmetric integers with groups of 32 columns or more
+        whose scales float16 has; AMB gets int4_block of the group size, and int8 of one scale. With `quantize`, a
+        parameter that this scheme does not hold exactly is an EncodeError. A ``config.json`` that goes along loses its
+        ``quantization_config``.
     align : int, optional
         Align tensors in the file to multiples of this power of two, from 8 to 4096: jax shares memory aligned to 64
         bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. In safetensors, and in
@@ -316,7 +318,7 @@ def _decoded(file: TensorFile, spec: Spec) -> list[str]:
     if not spec.weights:
         return []
     names = [name for name, row in zip(file, rows_of(file), strict=True) if spec.takes(name) and storage_of(row)]
-    if not (names and spec.repacked):
+    if not (names and spec.repacked.schemes):
         return []
     what = f"{counted(len(names), 'parameter')} decoded, such as {quoted(names[0])}"
     return [f"{what}: no type of {spec.target_format.title} holds the same integers and scales"]

@@ -16,7 +16,7 @@ from weightmap.formats import Format, by_name
 from weightmap.globs import matches, takes
 from weightmap.options import Limits
 from weightmap.quant.quantizing import quantize, scheme_named
-from weightmap.quant.repacking import BY_BITS
+from weightmap.quant.repacking import REPACKED, Held
 from weightmap.quant.schemes import BLOCKED
 
 if TYPE_CHECKING:
@@ -140,14 +140,12 @@ class Spec:
         return None if self.dtype is None or self.quantize is not None else "float32"
 
     @property
-    def repacked(self) -> frozenset[str]:
-        """The schemes of ggml that quantised parameters are repacked to, where these hold the same numbers."""
-        held = frozenset().union(*self.target_format.schemes.values())
-        if self.quantize is not None:
-            held &= {self.quantize.scheme}
-        elif self.dtype is not None:
-            return frozenset()
-        return held & {*BY_BITS.values(), "mxfp4"}
+    def repacked(self) -> Held:
+        """What quantised parameters are repacked to, where it holds the same numbers."""
+        how, held = self.quantize, REPACKED & frozenset().union(*self.target_format.schemes.values())
+        if how is not None:
+            return Held(held & {how.scheme}, how.block_size, how.scale_type, self.takes)
+        return Held(held if self.dtype is None else frozenset(), takes=self.takes)
 
     def takes(self, name: str) -> bool:
         """Say whether a tensor of this name is converted."""

@@ -13,27 +13,37 @@ import numpy as np
 from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
 from weightmap.errors import FormatError, TensorFileError, counted, escape, quoted
 from weightmap.formats import Content
+from weightmap.index.row import Row
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
 from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.geometry import Derived, Geometry, ascending
 from weightmap.io.open_source import beside
-from weightmap.kernels import GGML_TYPES, ggml_size
+from weightmap.kernels import GGML_TYPES, blocks_size, ggml_size
 from weightmap.model.parts import check_index, parts_of, rows_of
 from weightmap.quant import PIECE
+from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.checkpoints import FLOATS, HALVES, Group, Method, as_settings, method_of
 from weightmap.quant.ggml import GgmlTensor
 from weightmap.quant.pieced import PiecedTensor
+from weightmap.quant.repacking import Held, head
+from weightmap.quant.schemes import BITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
-    from weightmap.index.row import Row, TensorInfo
+    from weightmap.index.row import TensorInfo
     from weightmap.index.table import Place, Run
     from weightmap.io.source import Source
     from weightmap.quant.pieced import Coding
+    from weightmap.quant.repacking import Layout
+
+
+_NOTHING = Held()
+# What the scale of a whole tensor is called beside it, as llama.cpp has it.
+_WHOLE = ".scale"
 
 
 class Weights(Mapping[str, Any]):
@@ -68,11 +78,11 @@ class Weights(Mapping[str, Any]):
         return f"<Weights of {escape(repr(self._model))}>"
 
 
-def as_parameters(file: Any, dtype: str | None = None, schemes: frozenset[str] = frozenset()) -> Any:
+def as_parameters(file: Any, dtype: str | None = None, held: Held = _NOTHING) -> Any:
     """Return a handle on the same files whose tensors are the parameters; of a model that is not quantised, itself.
 
     Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read; but
-    where one of these `schemes` of ggml holds the same integers and scales, they are tensors of that.
+    where a target holds the same integers and scales, they are tensors of its scheme, perhaps with another beside it.
     Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter.
     """
     check_index(file)
@@ -82,7 +92,7 @@ def as_parameters(file: Any, dtype: str | None = None, schemes: frozenset[str] =
     if settings is None:
         return file
     try:
-        table = _Parameters(content.table, method_of(settings), _type_of(config), dtype, schemes)
+        table = _Parameters(content.table, method_of(settings), _type_of(config), dtype, held)
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
     table.belongs_to(source, file.format)
@@ -228,20 +238,44 @@ class _Parameters(Table):
         The type of the model's parameters, where it is known.
     dtype : str or None
         The type to decode to, if not that.
-    schemes : frozenset of str
-        Those of ggml to repack parameters to.
+    held : Held
+        The schemes to repack parameters to.
     """
 
-    def __init__(
-        self, stored: Table, method: Method, own: str | None, dtype: str | None, schemes: frozenset[str]
-    ) -> None:
-        self._stored, self._method, self._own, self._wanted, self._schemes = stored, method, own, dtype, schemes
+    def __init__(self, stored: Table, method: Method, own: str | None, dtype: str | None, held: Held) -> None:
+        self._stored, self._method, self._own, self._wanted, self._held = stored, method, own, dtype, held
         self.rules = stored.rules
         names, self._entries = _grouped(stored, method)
+        self._known: dict[int, Row] = {}
+        if "nvfp4" in held.schemes:
+            names, self._entries = self._with_wholes(names)
         self._names = StringTable.of(names, "tensor name")
         self.count = len(names)
         self._looked = True
-        self._known: dict[int, Row] = {}
+
+    def _with_wholes(self, names: list[str]) -> tuple[list[str], list[Any]]:
+        """Return names and entries with the scales of whole tensors beside those that are repacked to nvfp4.
+
+        Where there is no place for such a scale, the parameter is decoded.
+        """
+        texts, entries, taken = list[str](), list[Any](), set(names)
+        for name, entry in zip(names, self._entries, strict=True):
+            texts.append(name)
+            entries.append(entry)
+            if type(entry) is int or not {"weight_scale_2", "weight_global_scale"} & entry.keys():
+                continue
+            beside = name.removesuffix(self._method.parameter) + _WHOLE
+            held = self._held
+            if beside in taken or not (held.takes(name) and held.takes(beside)):
+                held = _NOTHING
+            row = entries[-1] = self._parameter(entry, held)
+            layout = row.source.layout if isinstance(row.source, _Decoded) else None
+            whole = None if layout is None else layout.whole
+            if whole is not None:
+                texts.append(beside)
+                source = _Made(row.source, row.offset, whole)
+                entries.append(Row(DTYPES["float32"], whole.shape, source, row.offset, whole.nbytes))
+        return texts, entries
 
     @property
     def is_mapped(self) -> bool:  # type: ignore[override]
@@ -257,12 +291,14 @@ class _Parameters(Table):
         entry = self._entries[i]
         if type(entry) is int:
             return self._stored.row(entry)
+        if isinstance(entry, Row):
+            return entry
         found = self._known.get(i)
         if found is None:
-            found = self._known[i] = self._parameter(entry)  # type: ignore[arg-type] # it is a dict
+            found = self._known[i] = self._parameter(entry, self._held)
         return found
 
-    def _parameter(self, numbers: dict[str, int]) -> Row:
+    def _parameter(self, numbers: dict[str, int], held: Held) -> Row:
         rows = {role: self._stored.row(number) for role, number in numbers.items()}
         named = {role: (self._stored.names[number], rows[role]) for role, number in numbers.items()}
         role, (name, first) = next(iter(named.items()))
@@ -278,9 +314,9 @@ class _Parameters(Table):
         dtype = DTYPES[self._wanted or own]
         nbytes = math.prod(coding.shape) * dtype.bits // 8
         pieces = Pieces(coding, DTYPES[own], {role: (name, row) for role, (name, row) in named.items()})
-        scheme = coding.counterpart(lambda role: _read(rows[role])) if self._schemes else None
-        if scheme is not None and scheme in self._schemes:
-            return _repacked(first, pieces, scheme)
+        layout = coding.counterpart(lambda role: _read(rows[role]), held) if held.schemes else None
+        if layout is not None:
+            return _repacked(first, pieces, layout, head(layout, _read(rows[coding.scales])))
         return first._replace(dtype=dtype, shape=coding.shape, nbytes=nbytes, geometry=pieces, quantized=None)
 
     def place(self, i: int) -> Place:
@@ -314,7 +350,7 @@ class _Parameters(Table):
         """Do nothing: the stored tensors report theirs."""
 
 
-def _grouped(stored: Table, method: Method) -> tuple[list[str], list[int | dict[str, int]]]:
+def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
     """Return the names of all parameters, and of each the number of its tensor, or numbers by role.
 
     A parameter stands where the first of its pieces stands. Raises `FormatError` for one that is stored twice.
@@ -412,22 +448,32 @@ class Pieces(Geometry):
 class _Blocks:
     """What a table knows of quantised tensors, for those that are repacked: see `Table.quantized`."""
 
-    def __call__(self, row: Row, octets: NDArray[np.uint8]) -> GgmlTensor:
-        return GgmlTensor(row.dtype.name, row.shape, octets)
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
+        scheme, size, scale_type, _ = self._layout
+        if scheme in GGML_TYPES:
+            return GgmlTensor(scheme, row.shape, octets)
+        return QuantizedTensor(scheme, row.shape, octets, block_size=size, scale_type=scale_type)
 
     def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
         """Return offset of the payload, elements of a block, and type of scales."""
-        del head
-        return 0, GGML_TYPES[row.dtype.name].block_size, "e8m0" if row.dtype.name == "mxfp4" else "fp16"
+        del row, head
+        return 0, self._layout.block_size, self._layout.scale_type
 
 
-def _repacked(first: Row, pieces: Pieces, scheme: str) -> Row:
-    """Return the row of a parameter as blocks of ggml; experts are then the stored matrices, not their transposes."""
-    shape = pieces.coding.shape
+def _repacked(first: Row, pieces: Pieces, layout: Layout, head: bytes) -> Row:
+    """Return the row of a parameter as blocks; experts are then the stored matrices, not their transposes."""
+    shape, scheme = pieces.coding.shape, layout.scheme
     shape = (shape[0], shape[2], shape[1]) if len(shape) > 2 else shape
-    nbytes = ggml_size(math.prod(shape), scheme)
-    row = first._replace(dtype=SCHEMES[scheme], shape=shape, nbytes=nbytes, geometry=None, quantized=_Blocks())
-    return row._replace(source=_Decoded(row, pieces))
+    if scheme in GGML_TYPES:
+        nbytes = ggml_size(math.prod(shape), scheme)
+    else:
+        size, scale_type = layout.block_size, layout.scale_type
+        nbytes = blocks_size(math.prod(shape), bits=BITS[scheme], block_size=size, scale_type=scale_type)
+    row = first._replace(dtype=SCHEMES[scheme], shape=shape, nbytes=nbytes, geometry=None, quantized=_Blocks(layout))
+    return row._replace(source=_Decoded(row, pieces, layout, head))
 
 
 def _read(row: Row) -> NDArray[Any]:
@@ -445,12 +491,31 @@ def _rows(row: Row, key: slice) -> tuple[int, int, int]:
     return row.offset + first * each, row.offset + last * each, last - first
 
 
-class _Decoded(Derived):
-    """The values of a quantised parameter, or its blocks, made of pieces that are read piecewise; `row` is its row."""
+class _Made(Derived):
+    """An array as the bytes of a tensor beside another one."""
 
-    def __init__(self, row: Any, pieces: Pieces) -> None:
+    def __init__(self, parent: Source, base: int, array: NDArray[Any]) -> None:
+        super().__init__(parent, base, array.nbytes)
+        self._made = array.view(np.uint8)
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:  # noqa: ARG002 - nothing is read
+        """Implement `Source.reading`."""
+        return self
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        yield self._made[start:stop]
+
+
+class _Decoded(Derived):
+    """The values of a quantised parameter, or its blocks, made of pieces that are read piecewise; `row` is its row.
+
+    Blocks are those of a `layout`, behind the bytes of `head`.
+    """
+
+    def __init__(self, row: Any, pieces: Pieces, layout: Layout | None = None, head: bytes = b"") -> None:
         super().__init__(row.source, row.offset, row.nbytes)
-        self._row, self._pieces_of = row, pieces
+        self._row, self._pieces_of, self.layout, self._head = row, pieces, layout, head
+        self._width = (row.nbytes - len(head)) // max(row.shape[0], 1)
 
     def check_size(self, what: str, nbytes: int) -> None:
         """Implement `Source.check_size`: a code of a bit or more is stored for each element."""
@@ -458,7 +523,7 @@ class _Decoded(Derived):
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
         """Implement `Source.reads`: of each piece rows, or all of it once."""
         known = set()
-        for _, _, cut in self._groups(begin - self._base, end - self._base):
+        for _, _, cut in self._groups(*self._behind_head(begin - self._base, end - self._base)):
             for role, key in cut.items():
                 row = self._pieces_of.rows[role][1].dense
                 if type(key) is slice:
@@ -470,14 +535,17 @@ class _Decoded(Derived):
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Implement `Source.reading`."""
-        return _Decoded(self._row, self._pieces_of.over_sources(ahead))
+        return _Decoded(self._row, self._pieces_of.over_sources(ahead), self.layout, self._head)
+
+    def _behind_head(self, start: int, stop: int) -> tuple[int, int]:
+        before = len(self._head)
+        return max(start - before, 0), max(stop - before, 0)
 
     def _groups(self, start: int, stop: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """Yield first and last row of the groups that are decoded at once, and the parts of the pieces for them."""
-        row, coding = self._row, self._pieces_of.coding
+        coding, width = self._pieces_of.coding, self._width
         if start == stop:
             return
-        width = row.nbytes // row.shape[0]
         most = max(PIECE // math.prod(coding.shape[1:]) // coding.step, 1) * coding.step
         first, end = start // width // coding.step * coding.step, -(-stop // width)
         for begin in range(first, end, most):
@@ -485,13 +553,15 @@ class _Decoded(Derived):
             yield begin, last, coding.cut(begin, last)
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        row, coding = self._row, self._pieces_of.coding
+        row, coding, width = self._row, self._pieces_of.coding, self._width
+        if start < len(self._head):
+            yield np.frombuffer(self._head[start:stop], np.uint8)
+        start, stop = self._behind_head(start, stop)
         whole: dict[str, NDArray[Any]] = {}  # pieces of which other parts than rows are needed
         for begin, last, cut in self._groups(start, stop):
-            width = row.nbytes // row.shape[0]
             parts = {role: self._part(role, key, whole) for role, key in cut.items()}
-            if row.dtype.quantized:
-                made = coding.blocks(parts, begin, last)
+            if self.layout is not None:
+                made = coding.blocks(parts, begin, last, self.layout)
             else:
                 made = coding.rows(parts, begin, last, numpy_dtype(row.dtype))
             octets = np.ascontiguousarray(made).reshape(-1).view(np.uint8)

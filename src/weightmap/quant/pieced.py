@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.quant.repacking import Held, Layout
+
     Pieces = Mapping[str, NDArray[Any]]
 
 # Pieces of elements that are decoded in one call where no array is made of them.
@@ -93,15 +95,15 @@ class Coding:
         """Return rows `first` to `last`, given the parts of the pieces that `cut` selects."""
         raise NotImplementedError
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:  # noqa: ARG002 - most have none
-        """Return the scheme of ggml that holds the same integers and scales; None where there is none.
+    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:  # noqa: ARG002 - most have none
+        """Return the layout in which a target holds the same integers and scales; None where it has none.
 
         ``read(role)`` returns a piece: scales and zero points.
         """
         return None
 
-    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
-        """Return rows `first` to `last` as blocks of that scheme, uint8, shape (rows, bytes): see `decode`."""
+    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+        """Return rows `first` to `last` as blocks of that layout, uint8, shape (rows, bytes): see `decode`."""
         raise NotImplementedError
 
     def coded(self, pieces: Pieces, first: int, last: int) -> Codes | None:  # noqa: ARG002 - some have none

@@ -1,65 +1,165 @@
-"""ggml's blocks of the integers and scales of checkpoints: nothing is decoded, nothing is rounded.
+"""Blocks of GGUF and AMB of the integers and scales of checkpoints: nothing is decoded, nothing is rounded.
 
-Blocks have 32 elements of a row. ``q4_0`` and ``q8_0`` begin with a float16 scale, which is repeated where a group of
-the checkpoint is longer, ``mxfp4`` with an exponent. Of 4 bits, element j is the low nibble of byte j, element j + 16
-the high one; those of q4_0 have 8 added, as in checkpoints.
+Blocks lie along the rows. A scale is repeated where a group of the checkpoint is longer than a block.
+
+==============  =====================================================================================================
+``q4_0 q8_0``   32 elements: a float16 scale, and codes; those of q4_0 have 8 added, as in checkpoints
+``mxfp4``       32 elements: an exponent, and e2m1 codes
+``nvfp4``       64 elements: four float8_e4m3fn scales, and e2m1 codes, for 16 elements each. The scale of the tensor,
+                which multiplies, is a float32 tensor beside it
+``int4_block``  of AMB, as many elements as a group: a float16 or float32 scale, and codes in two's complement
+``int8``        of AMB: one scale of the tensor, and codes
+==============  =====================================================================================================
+
+Of 4 bits, element j of a half is the low nibble of byte j, the other half the high ones; int4_block has neighbours in a
+byte.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
-_BLOCK = 32
+_BLOCK, _QUARTER = 32, 16
 # The schemes of ggml that hold integers of so many bits.
-BY_BITS = {4: "q4_0", 8: "q8_0"}
+_BY_BITS = {4: "q4_0", 8: "q8_0"}
+# All schemes that hold what checkpoints do.
+REPACKED = frozenset({*_BY_BITS.values(), "mxfp4", "nvfp4", "int4_block", "int8"})
+# Of AMB, the most elements of a block.
+_LONGEST = 0xFFFF
+# Scales of nvfp4 from here on are NaN, or have their sign.
+_NOT_A_SCALE = 0x7F
 
 
-def integers_fit(bits: int, columns: int, width: int, scales: NDArray[Any]) -> str | None:
-    """Return the scheme for integers with a scale for each `width` columns; None where float16 lacks a scale."""
-    if bits not in BY_BITS or columns % _BLOCK or (width % _BLOCK and width < columns):
-        return None
+class Held(NamedTuple):
+    """What a target holds.
+
+    Attributes
+    ----------
+    schemes : frozenset of str
+    block_size : int or None
+        Of int4_block, where only one will do.
+    scale_type : str or None
+        Of the schemes of AMB, where only one will do.
+    takes : callable
+        Says whether a tensor of a name is wanted.
+    """
+
+    schemes: frozenset[str] = frozenset()
+    block_size: int | None = None
+    scale_type: str | None = None
+    takes: Callable[[str], bool] = bool
+
+
+class Layout(NamedTuple):
+    """A scheme that holds a parameter, elements of a block (0 for one scale of all), and type of scales.
+
+    `whole` is the scale of an nvfp4 tensor.
+    """
+
+    scheme: str
+    block_size: int
+    scale_type: str
+    whole: NDArray[np.float32] | None = None
+
+
+_SCALES = {"fp16": np.float16, "fp32": np.float32}
+
+
+def integers_fit(bits: int, columns: int, width: int, scales: NDArray[Any], held: Held) -> Layout | None:
+    """Return the layout of integers with a scale for each `width` columns; None where the target has none."""
     exact = scales.astype(np.float32)
+    if bits not in _BY_BITS or not columns or not bool(np.isfinite(exact).all()):
+        return None
     with np.errstate(over="ignore"):
-        fits = bool((exact.astype(np.float16).astype(np.float32) == exact).all())  # a NaN is not equal to itself
-    return BY_BITS[bits] if fits and bool(np.isfinite(exact).all()) else None
+        halves = bool((exact.astype(np.float16).astype(np.float32) == exact).all())
+    width = min(width, columns)
+    scheme = _BY_BITS[bits]
+    if scheme in held.schemes and halves and not columns % _BLOCK and (not width % _BLOCK or width == columns):
+        return Layout(scheme, _BLOCK, "fp16")
+    scale_type = held.scale_type or ("fp16" if halves else "fp32")
+    if scale_type == "fp16" and not halves:
+        return None
+    if bits == 8:
+        return Layout("int8", 0, scale_type) if "int8" in held.schemes and scales.size == 1 else None
+    size = held.block_size or width
+    fits = not (size % 2 or width % size or columns % size) and size <= _LONGEST
+    return Layout("int4_block", size, scale_type) if fits and "int4_block" in held.schemes else None
 
 
-def integer_blocks(bits: int, codes: NDArray[Any], scales: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the blocks of rows: unsigned codes of 4 bits, or signed ones of 8, and a scale for each element.
+def integer_blocks(layout: Layout, codes: NDArray[Any], scales: NDArray[Any], width: int) -> NDArray[np.uint8]:
+    """Return the blocks of rows: unsigned codes of 4 bits, or signed ones of 8.
 
     Parameters
     ----------
     codes : ndarray of uint8 or int8, shape (rows, columns)
-    scales : ndarray, shape (rows, columns / 32)
+    scales : ndarray, shape (rows or 1, groups)
+    width : int
+        Columns of a group.
 
     Returns
     -------
     ndarray of uint8, shape (rows, bytes)
     """
-    rows, count = len(codes), codes.shape[1] // _BLOCK
-    grouped = codes.reshape(rows, count, _BLOCK)
-    parts = np.ascontiguousarray(scales.astype(np.float16))[..., None].view(np.uint8)
-    packed = _halves(grouped) if bits < 8 else grouped.view(np.uint8)
+    rows, columns = codes.shape
+    if not layout.block_size:  # the scale is the head
+        return codes.view(np.uint8)
+    grouped = codes.reshape(rows, -1, layout.block_size)
+    each = np.atleast_2d(scales)[:, np.arange(0, columns, layout.block_size) // width]
+    stored = np.broadcast_to(each, grouped.shape[:2]).astype(_SCALES[layout.scale_type])
+    if layout.scheme == "int4_block":
+        packed = (grouped[..., ::2] | grouped[..., 1::2] << 4) ^ 0x88
+    else:
+        packed = _halves(grouped) if layout.scheme == "q4_0" else grouped.view(np.uint8)
+    return np.concatenate([stored[..., None].view(np.uint8), packed.astype(np.uint8, copy=False)], -1).reshape(rows, -1)
+
+
+def head(layout: Layout, scales: NDArray[Any]) -> bytes:
+    """Return what lies before the codes of all rows."""
+    return b"" if layout.block_size else scales.astype(_SCALES[layout.scale_type]).tobytes()
+
+
+def exponents_fit(exponents: NDArray[Any], held: Held) -> Layout | None:
+    """Return the layout of e2m1 codes with an exponent for each 32; None where one is NaN."""
+    fits = "mxfp4" in held.schemes and not bool((exponents.view(np.uint8) == 0xFF).any())
+    return Layout("mxfp4", _BLOCK, "e8m0") if fits else None
+
+
+def floats_fit(columns: int, scales: NDArray[Any], whole: NDArray[Any], held: Held, *, divides: bool) -> Layout | None:
+    """Return the layout of e2m1 codes with float8 scales for each 16, and one of the tensor."""
+    factor = whole.astype(np.float32).reshape(1)
+    if divides:
+        with np.errstate(all="ignore"):
+            inverse = np.float32(1) / factor
+        # Only the reciprocal of a power of two is exact.
+        if not np.isfinite(inverse[0]) or abs(np.frexp(factor[0])[0]) != 0.5 or inverse[0] * factor[0] != 1:
+            return None
+        factor = inverse
+    fits = "nvfp4" in held.schemes and not columns % (4 * _QUARTER) and bool(np.isfinite(factor).all())
+    return Layout("nvfp4", 4 * _QUARTER, "ue4m3", factor) if fits and _are_scales(scales) else None
+
+
+def _are_scales(scales: NDArray[Any]) -> bool:
+    return not bool((scales.view(np.uint8) >= _NOT_A_SCALE).any())
+
+
+def float_blocks(layout: Layout, codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the blocks of mxfp4 or nvfp4 of rows of e2m1 codes."""
+    rows = len(codes)
+    if layout.scheme == "mxfp4":
+        parts, packed = scales.reshape(rows, -1, 1), _halves(codes.reshape(rows, -1, _BLOCK))
+    else:
+        parts, packed = scales.reshape(rows, -1, 4), _halves(codes.reshape(rows, -1, 4, _QUARTER)).reshape(rows, -1, 32)
     return np.concatenate([parts, packed], -1).reshape(rows, -1)
 
 
-def float_blocks(codes: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the blocks of mxfp4 of rows of e2m1 codes, with an exponent for each 32 of them."""
-    grouped = codes.reshape(len(codes), -1, _BLOCK)
-    return np.concatenate([exponents.reshape(len(codes), -1, 1), _halves(grouped)], -1).reshape(len(codes), -1)
-
-
-def per_block(scales: NDArray[Any], columns: int, width: int, rows: int) -> NDArray[Any]:
-    """Return the scale of each block of 32, given those of groups of columns: of each row, or of all."""
-    found = np.atleast_2d(scales)[:, np.arange(0, columns, _BLOCK) // width]
-    return np.broadcast_to(found, (rows, columns // _BLOCK))
-
-
 def _halves(codes: NDArray[Any]) -> NDArray[np.uint8]:
-    octets: NDArray[np.uint8] = (codes[..., :16] | codes[..., 16:] << 4).astype(np.uint8)
+    half = codes.shape[-1] // 2
+    octets: NDArray[np.uint8] = (codes[..., :half] | codes[..., half:] << 4).astype(np.uint8)
     return octets

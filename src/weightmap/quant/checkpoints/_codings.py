@@ -9,7 +9,7 @@ import numpy as np
 from weightmap import kernels
 from weightmap.quant.checkpoints import FLOATS, Group, blocks_of
 from weightmap.quant.pieced import E2M1, Codes, Coding, low_first, to_float32
-from weightmap.quant.repacking import float_blocks, integer_blocks, integers_fit, per_block
+from weightmap.quant.repacking import exponents_fit, float_blocks, floats_fit, integer_blocks, integers_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Pieces
+    from weightmap.quant.repacking import Held, Layout
 
 
 # Each byte.
@@ -74,16 +75,17 @@ class Scaled(Coding):
             values = values - self.each(pieces[self.zeros].astype(np.float32), first, last)
         return values * self.each(self.scale(pieces), first, last)
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
         """Implement `Coding.counterpart`: of symmetric integers with scales of rows or of all."""
         if self.zeros is not None or not self.integers or (self.height > 1 and self.height < self.shape[0]):
             return None
-        return integers_fit(8, self.shape[1], self.width, read(self.scales))
+        return integers_fit(8, self.shape[1], self.width, read(self.scales), held)
 
-    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
+        del first, last
         scales = pieces[self.scales].reshape(-1, blocks_of(self.shape[1], self.width))
-        return integer_blocks(8, pieces[self.codes], per_block(scales, self.shape[1], self.width, last - first))
+        return integer_blocks(layout, pieces[self.codes], scales, self.width)
 
     def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""
@@ -146,15 +148,16 @@ class Fp4(Scaled):
         found = {self.codes: slice(first, last), self.scales: slice(first, last)}
         return found if self.whole is None else found | {self.whole: None}
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
-        """Implement `Coding.counterpart`: where scales are exponents, none of them NaN."""
-        exponents = self.whole is None and not bool((read(self.scales).view(np.uint8) == 0xFF).any())
-        return "mxfp4" if exponents else None
+    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
+        """Implement `Coding.counterpart`."""
+        if self.whole is None:
+            return exponents_fit(read(self.scales), held)
+        return floats_fit(self.shape[1], read(self.scales), read(self.whole), held, divides=self.divides)
 
-    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
-        return float_blocks(low_first(pieces[self.codes].view(np.uint8)), pieces[self.scales].view(np.uint8))
+        return float_blocks(layout, low_first(pieces[self.codes].view(np.uint8)), pieces[self.scales].view(np.uint8))
 
     def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""

@@ -9,7 +9,7 @@ import numpy as np
 from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
 from weightmap.quant.checkpoints._codings import Transposed
 from weightmap.quant.pieced import low_first
-from weightmap.quant.repacking import integer_blocks, integers_fit, per_block
+from weightmap.quant.repacking import integer_blocks, integers_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Coding, Pieces
+    from weightmap.quant.repacking import Held, Layout
 
 # The nibble of a word that has each of its eight outputs.
 _NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -49,16 +50,17 @@ class AwqCoding(Transposed):
             return _outputs(pieces["qzeros"])
         return np.full((len(pieces["scales"]), last - first), _MIDDLE, np.float32)
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
         """Implement `Coding.counterpart`: where every z is 8."""
         if self.zeros and bool((_outputs(read("qzeros")) != _MIDDLE).any()):
             return None
-        return integers_fit(4, self.shape[1], self.block_size, read("scales"))
+        return integers_fit(4, self.shape[1], self.block_size, read("scales"), held)
 
-    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
-        scales = per_block(pieces["scales"].T, self.shape[1], self.block_size, last - first)
-        return integer_blocks(4, _outputs(pieces["qweight"]).T.astype(np.uint8), scales)
+        del first, last
+        codes = _outputs(pieces["qweight"]).T.astype(np.uint8)
+        return integer_blocks(layout, codes, pieces["scales"].T, self.block_size)
 
 
 def _outputs(words: NDArray[Any]) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Pieces
+    from weightmap.quant.repacking import Held
 
 # What the library multiplies int8 values by: 1 / 127 in float32.
 _ONE_127TH = np.float32(0.007874015718698502)
@@ -113,7 +114,7 @@ class EightBits(Scaled):
         """Implement `Coding.coded`."""
         return super().coded(pieces, first, last)._replace(factor=float(_ONE_127TH))
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> None:
         """Implement `Coding.counterpart`: two factors are no scale of ggml's."""
 
 

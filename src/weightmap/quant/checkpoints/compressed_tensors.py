@@ -13,7 +13,7 @@ from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method
 from weightmap.quant.checkpoints._codings import fp4, scaled
 from weightmap.quant.checkpoints.gptq import checked_groups
 from weightmap.quant.pieced import Codes, Coding, unpacked
-from weightmap.quant.repacking import integer_blocks, integers_fit, per_block
+from weightmap.quant.repacking import integer_blocks, integers_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Pieces
+    from weightmap.quant.repacking import Held, Layout
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
@@ -105,17 +106,18 @@ class PackedCoding(Coding):
             return found._replace(before=first % height, zeros=zeros)
         return found._replace(before=first % height, values=every - np.float32(1 << self.bits - 1))
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
         """Implement `Coding.counterpart`: symmetric, and groups in the order of columns."""
         if self.zeros or self.groups is not None:
             return None
-        return integers_fit(self.bits, self.shape[1], self.block_size, read("weight_scale"))
+        return integers_fit(self.bits, self.shape[1], self.block_size, read("weight_scale"), held)
 
-    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
+        del first, last
         codes = self._codes(pieces["weight_packed"], self.shape[1])
-        scales = per_block(pieces["weight_scale"], self.shape[1], self.block_size, last - first)
-        return integer_blocks(self.bits, codes if self.bits < 8 else (codes ^ 0x80).view(np.int8), scales)
+        codes = codes if self.bits < 8 else (codes ^ 0x80).view(np.int8)
+        return integer_blocks(layout, codes, pieces["weight_scale"], self.block_size)
 
     def _codes(self, words: NDArray[Any], count: int) -> NDArray[np.uint8]:
         if self.spans:

@@ -10,7 +10,7 @@ import numpy as np
 from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
 from weightmap.quant.checkpoints._codings import Transposed
 from weightmap.quant.pieced import unpacked
-from weightmap.quant.repacking import integer_blocks, integers_fit, per_block
+from weightmap.quant.repacking import integer_blocks, integers_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Coding, Pieces
+    from weightmap.quant.repacking import Held, Layout
 
 _BITS = (2, 3, 4, 8)
 
@@ -57,7 +58,7 @@ class GptqCoding(Transposed):
         z = unpacked(pieces["qzeros"], self.bits, last - first)
         return (z + np.uint8(self.added) & np.uint8((1 << self.bits) - 1)).astype(np.float32)
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
         """Implement `Coding.counterpart`: groups in the order of columns, and every z in the middle."""
         columns, middle = self.shape[1], 1 << self.bits - 1
         if self.groups is not None and bool((self.groups != np.arange(columns) // self.block_size).any()):
@@ -65,13 +66,14 @@ class GptqCoding(Transposed):
         zeros = unpacked(read("qzeros"), self.bits, self.shape[0]) + np.uint8(self.added)
         if bool((zeros != middle).any()):
             return None
-        return integers_fit(self.bits, columns, self.block_size, read("scales"))
+        return integers_fit(self.bits, columns, self.block_size, read("scales"), held)
 
-    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
+        del first, last
         codes = unpacked(pieces["qweight"].T, self.bits, self.shape[1])
-        scales = per_block(pieces["scales"].T, self.shape[1], self.block_size, last - first)
-        return integer_blocks(self.bits, codes if self.bits < 8 else (codes ^ 0x80).view(np.int8), scales)
+        codes = codes if self.bits < 8 else (codes ^ 0x80).view(np.int8)
+        return integer_blocks(layout, codes, pieces["scales"].T, self.block_size)
 
 
 class Gptq(Method):

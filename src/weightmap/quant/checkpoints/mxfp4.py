@@ -8,7 +8,7 @@ import numpy as np
 
 from weightmap.quant.checkpoints import EXPONENTS, Group, Method
 from weightmap.quant.pieced import E2M1, Coding, low_first, to_float32
-from weightmap.quant.repacking import float_blocks
+from weightmap.quant.repacking import exponents_fit, float_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.quant.pieced import Pieces
+    from weightmap.quant.repacking import Held, Layout
 
 _WIDTH = 32
 
@@ -41,15 +42,15 @@ class ExpertsCoding(Coding):
         values = E2M1[low_first(pieces["blocks"])] * to_float32(pieces["scales"])[..., None]
         return np.swapaxes(values.reshape(last - first, self.shape[2], self.shape[1]), 1, 2)
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]]) -> str | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
         """Implement `Coding.counterpart`; ggml's blocks lie along in, so the matrices are those stored."""
-        return None if bool((read("scales").view(np.uint8) == 0xFF).any()) else "mxfp4"
+        return exponents_fit(read("scales"), held)
 
-    def blocks(self, pieces: Pieces, first: int, last: int) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`: (experts, rows * bytes)."""
         rows = (last - first) * self.shape[2]
         codes = low_first(pieces["blocks"]).reshape(rows, -1)
-        return float_blocks(codes, pieces["scales"].view(np.uint8).reshape(rows, -1)).reshape(last - first, -1)
+        return float_blocks(layout, codes, pieces["scales"].view(np.uint8).reshape(rows, -1)).reshape(last - first, -1)
 
 
 class Mxfp4(Method):
