@@ -35,7 +35,7 @@ help:
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
 	@echo "make torch-test     checkpoints that PyTorch writes, beside its own loader: an environment of its own"
-	@echo "make quantised-test  quantised models of compressed-tensors and bitsandbytes decoded beside them: an environment of 1 GB"
+	@echo "make quantised-test  quantised models of transformers and its libraries decoded beside them: an environment of 1 GB"
 	@echo "make modelexpress-test  versions of models written and read by ModelExpress beside ours: an environment of its own"
 	@echo "make gensim-test    gensim's files and answers beside ours: an environment of its own"
 	@echo "make browser-test   the pages of weightmap report in a headless Chromium, which the system has"
@@ -232,10 +232,11 @@ torch-test: $(MODULE) $(TORCH)/.installed
 
 # The libraries that write quantised checkpoints, as oracles. Another folder: make quantised-test QUANTISED=/tmp/quantised
 QUANTISED := .venv-quantised
-$(QUANTISED)/.installed: requirements/quantised.txt
-	@echo "Installing transformers, compressed-tensors and bitsandbytes in $(QUANTISED)"
+$(QUANTISED)/.installed: requirements/quantised.txt requirements/quantised-gptq.txt
+	@echo "Installing transformers, compressed-tensors, gptqmodel and bitsandbytes in $(QUANTISED)"
 	@test -x $(QUANTISED)/bin/python || $(PYTHON) -m venv $(QUANTISED)
 	@$(QUANTISED)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@$(QUANTISED)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps -r requirements/quantised-gptq.txt
 	@touch $@
 
 quantised-test: $(MODULE) $(QUANTISED)/.installed

@@ -1,9 +1,10 @@
-"""Quantised Llamas that transformers, compressed-tensors and bitsandbytes write, decoded beside them.
+"""Quantised Llamas that transformers, compressed-tensors, gptqmodel and bitsandbytes write, decoded beside them.
 
 `make quantised-test` runs this in an environment of its own.
 """
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,15 +15,30 @@ if not os.environ.get("WEIGHTMAP_QUANTISED"):
     pytest.skip("opt-in: make quantised-test", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
-import bitsandbytes.functional as bnb  # noqa: E402 - nothing here makes sense without torch
-from compressed_tensors.compressors import ModelCompressor  # noqa: E402
+from compressed_tensors.compressors import ModelCompressor  # noqa: E402 - nothing here makes sense without torch
 from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, disable_quantization  # noqa: E402
+from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # noqa: E402
+from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear  # noqa: E402
+from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from tqdm import tqdm  # noqa: E402
-from transformers import BitsAndBytesConfig, CompressedTensorsConfig, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    BitsAndBytesConfig,
+    CompressedTensorsConfig,
+    FineGrainedFP8Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+from transformers.integrations.finegrained_fp8 import Fp8Quantize  # noqa: E402
 
 tqdm.monitor_interval = 0  # it would leave a thread behind
-# transformers warns of quantization_config, with which alone it can be told to decode.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    # transformers uses a name that it renames, and quantization_config is the only way to tell it to decode.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning"),
+    # A temporary directory of gptqmodel's.
+    pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning"),
+]
 # Of the presets of compressed-tensors, those whose weights it writes in a format that is specified.
 PRESETS = (
     *("W2A16", "W3A16", "W4A16", "W4A16_ASYM", "W5A16", "W6A16", "W7A16", "W8A16", "W8A8"),
@@ -42,23 +58,23 @@ BITS_AND_BYTES = {
 }
 
 
-def plain():
-    """A tiny Llama with random weights, in bfloat16."""
+def plain(dtype=torch.bfloat16):
+    """A tiny Llama with random weights."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 64}
-    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, dtype="bfloat16")
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1, "vocab_size": 64}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, dtype=dtype)
     model = LlamaForCausalLM(config).eval()
     for p in model.parameters():  # buffers stay float32, as from_pretrained has them
-        p.data = p.data.to(torch.bfloat16)
+        p.data = p.data.to(dtype)
     return model
 
 
-def decoded(folder):
+def decoded(folder, dtype):
     """The parameters of a model as weightmap gives them, as tensors, and the names of those that are quantised."""
     with wm.open(folder) as f:
         quantised = [name for name in f.weights if isinstance(f.weights[name], wm.QuantizedTensor)]
         arrays = {name: np.array(w) for name, w in f.weights.items()}
-    return {name: torch.from_numpy(a.view(np.uint16)).view(torch.bfloat16) for name, a in arrays.items()}, quantised
+    return {name: torch.from_numpy(a.view(np.uint16)).view(dtype) for name, a in arrays.items()}, quantised
 
 
 def same(ours, theirs):
@@ -72,13 +88,43 @@ def logits(model):
         return model(torch.arange(16).reshape(1, 16)).logits
 
 
-def with_weights(weights):
-    """The plain model with these weights."""
-    model = plain()
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert set(missing) <= {"lm_head.weight"}
-    return model
+def check(folder, reference, layout=torch.clone):
+    """Parameters have the bits of the reference, and so have the logits of the plain model with them.
+
+    `layout` gives matrices the order in memory that the reference multiplies, since sums depend on it.
+    """
+    weights, names = decoded(folder, reference.dtype)
+    assert len(names) == 7
+    for name in names:
+        same(weights[name], weight_of(reference, name))
+        weights[name] = layout(weights[name])
+    model = plain(reference.dtype)
+    for name, tensor in weights.items():
+        model.get_parameter(name).data = tensor
+    same(logits(model), logits(reference))
+
+
+def weight_of(model, name):
+    """A weight as a model has it, or as its layer decodes it."""
+    module = model.get_submodule(name.removesuffix(".weight"))
+    if isinstance(module, TorchLinear):
+        return module.dequantize_weight().T
+    if isinstance(module, AwqTorchLinear):
+        like = torch.empty(1, module.in_features, dtype=model.dtype)
+        return module._dequantize_weight_for_inference(like, dtype=model.dtype).T
+    return module.weight
+
+
+def transposed(matrix):
+    """The same matrix, its columns contiguous."""
+    return matrix.T.contiguous().T
+
+
+def write(model, folder, tensors, config):
+    """Write a model of these tensors, quantised as this configuration says."""
+    model.config.quantization_config = config
+    model.config.save_pretrained(folder)
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -108,37 +154,93 @@ def test_compressed_tensors(tmp_path, preset):
     compressor.compress_model(model)
     model.save_pretrained(tmp_path)
     compressor.update_config(tmp_path)
-    weights, quantised = decoded(tmp_path)
-    assert len(quantised) == 7
     reference = LlamaForCausalLM.from_pretrained(
         tmp_path, quantization_config=CompressedTensorsConfig(dequantize=True), dtype=torch.bfloat16
     ).eval()
-    held = dict(reference.named_parameters())
-    for name in quantised:
-        same(weights[name], held[name])
     reference.apply(disable_quantization)  # its layers would round weights and activations once more
-    same(logits(with_weights(weights)), logits(reference))
+    check(tmp_path, reference)
+
+
+@pytest.mark.parametrize("scale_fmt", ["float", "ue8m0"])
+@pytest.mark.parametrize("block", [(128, 128), (64, 32), None])
+def test_fp8(tmp_path, block, scale_fmt):
+    """transformers quantises the layers of a Llama, and decodes them as it loads the file."""
+    model = plain()
+    config = FineGrainedFP8Config(weight_block_size=block, scale_fmt=scale_fmt, modules_to_not_convert=["lm_head"])
+    quantise, tensors = Fp8Quantize(SimpleNamespace(quantization_config=config)), {}
+    for name, t in model.state_dict().items():
+        tensors |= quantise.convert({name: t}) if "proj" in name else {name: t}
+    write(model, tmp_path, tensors, config.to_dict())
+    check(tmp_path, LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval())
+
+
+GROUP = 64
+
+
+def layers(model, make):
+    """The tensors of a model, those of its layers quantised."""
+    tensors = {}
+    for name, t in model.state_dict().items():
+        module = name.removesuffix(".weight")
+        pieces = make(model.get_submodule(module)).state_dict() if "proj" in name else None
+        tensors |= {name: t} if pieces is None else {f"{module}.{role}": piece for role, piece in pieces.items()}
+    return tensors
+
+
+def sizes(layer):
+    return {"in_features": layer.in_features, "out_features": layer.out_features, "bias": False, "group_size": GROUP}
+
+
+def drawn(layer, most):
+    """Random scales and zero points of the groups of a layer."""
+    scales = torch.rand(layer.out_features, layer.in_features // GROUP) * 0.01 + 0.002
+    return scales, torch.randint(1, most, scales.shape)
+
+
+@pytest.mark.parametrize(("bits", "version"), [(2, "gptq"), (3, "gptq_v2"), (3, "gptq"), (4, "gptq"), (8, "gptq_v2")])
+def test_gptq(tmp_path, bits, version):
+    """gptqmodel packs the layers of a Llama, groups in any order; transformers loads it with gptqmodel's layers."""
+
+    def make(layer):
+        made = TorchLinear(bits=bits, sym=False, desc_act=True, register_buffers=True, **sizes(layer))
+        scales, zeros = drawn(layer, 1 << bits)
+        groups = torch.arange(layer.in_features)[torch.randperm(layer.in_features)] // GROUP
+        made.pack_original(layer, scales, zeros.float(), groups.int())
+        if version == "gptq":
+            convert_gptq_v2_to_v1_format_module(made, SimpleNamespace(bits=bits, pack_dtype=torch.int32))
+        return made
+
+    model = plain(torch.float16)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "desc_act": True, "sym": False}
+    config |= {"checkpoint_format": version, "backend": "gptq_torch"}
+    write(model, tmp_path, layers(model, make), config)
+    reference = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float16, device_map="cpu").eval()
+    check(tmp_path, reference, transposed)
+
+
+def test_awq(tmp_path):
+    """The same of AWQ."""
+
+    def make(layer):
+        made = AwqTorchLinear(bits=4, sym=False, desc_act=False, register_buffers=True, **sizes(layer))
+        scales, zeros = drawn(layer, 16)
+        made.pack(layer, scales.half(), zeros.half())
+        return made
+
+    model = plain(torch.float16)
+    config = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+    write(model, tmp_path, layers(model, make), config | {"backend": "torch_awq"})
+    reference = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float16, device_map="cpu").eval()
+    check(tmp_path, reference, transposed)
 
 
 @pytest.mark.parametrize("kind", BITS_AND_BYTES)
 def test_bitsandbytes(tmp_path, kind):
-    """Weights are those of its own functions, and the logits those of a model that has them."""
+    """Parameters and logits are those of the model that transformers loads and turns back."""
     plain().save_pretrained(tmp_path / "plain")
     config = BitsAndBytesConfig(**BITS_AND_BYTES[kind], llm_int8_skip_modules=["lm_head"])
-    model = LlamaForCausalLM.from_pretrained(
-        tmp_path / "plain", quantization_config=config, device_map="cpu", dtype=torch.bfloat16
-    )
-    model.save_pretrained(tmp_path / "quantised")
-    weights, quantised = decoded(tmp_path / "quantised")
-    assert len(quantised) == 7
-    theirs = dict(weights)
-    for name in quantised:
-        w = model.get_parameter(name)
-        if kind == "int8":
-            whole = w.data.to(torch.float32) * w.SCB.reshape(-1, 1) * 0.007874015718698502
-            theirs[name] = whole.to(torch.bfloat16)
-            same(theirs[name], bnb.int8_vectorwise_dequant(w.data, w.SCB).to(torch.bfloat16))
-        else:
-            theirs[name] = bnb.dequantize_4bit(w.data, w.quant_state)
-        same(weights[name], theirs[name])
-    same(logits(with_weights(weights)), logits(with_weights(theirs)))
+    options = {"device_map": "cpu", "dtype": torch.bfloat16}
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config, **options)
+    folder = tmp_path / "quantised"
+    model.save_pretrained(folder)
+    check(folder, LlamaForCausalLM.from_pretrained(folder, **options).dequantize().eval())

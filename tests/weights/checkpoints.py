@@ -269,6 +269,10 @@ def fp8(scale: str, method: str = "fp8") -> Checkpoint:
         s, each = exponents(21, shape)
         s = s if scale == "u8" else s.view(ml_dtypes.float8_e8m0fnu)
         config["scale_fmt"] = "ue8m0"
+    elif scale == "tensor e8m0":
+        s, each = exponents(24, (1, 1))
+        height, width, s = rows, columns, s.view(ml_dtypes.float8_e8m0fnu)
+        del config["weight_block_size"]
     elif scale in {"tensor", "rows"}:
         height, width, role = (rows if scale == "tensor" else 1), columns, "weight_scale"
         each = scales(22, (rows // height, 1), np.float32)
@@ -353,7 +357,7 @@ EXAMPLES: dict[str, Callable[[], Checkpoint]] = {
     **{f"float8 {s}": (lambda s=s: whole("float", s)) for s in ("tensor", "channel", "group", "block")},
     **{kind: (lambda kind=kind: fp4(kind)) for kind in ("nvfp4", "mxfp4", "experts", "modelopt nvfp4")},
     "mxfp8": mxfp8,
-    **{f"fp8 {s}": (lambda s=s: fp8(s)) for s in ("f32", "bf16", "u8", "e8m0", "own", "e5m2", "tensor")},
+    **{f"fp8 {s}": (lambda s=s: fp8(s)) for s in ("f32", "bf16", "u8", "e8m0", "own", "e5m2", "tensor", "tensor e8m0")},
     "fbgemm": lambda: fp8("rows", "fbgemm_fp8"),
     "gpt-oss": experts,
     **{f"{k}, nested {n}": (lambda k=k, n=n: four_bits(k, nested=n)) for k in ("nf4", "fp4") for n in (False, True)},

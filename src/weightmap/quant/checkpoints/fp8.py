@@ -22,7 +22,7 @@ class Fp8(Method):
     ``weight``          float8_e4m3fn (``fmt: "e5m2"``: float8_e5m2), shape (out, in)
     ``weight_scale_inv``  shape (ceil(out / bh), ceil(in / bw)), with ``weight_block_size: [bh, bw]``; DeepSeek's own
                         repositories call it ``scale``. float32, bfloat16, or E8M0 exponents as bytes
-    ``weight_scale``    one float32, without ``weight_block_size``; perhaps called ``weight_scale_inv`` too
+    ``weight_scale``    one number of these types, without ``weight_block_size``; perhaps called ``weight_scale_inv`` too
     ``input_scale``     of static activations: not decoded
     ==================  ===========================================================================================
 
@@ -55,9 +55,9 @@ class Fp8(Method):
         group.only("weight", scales, "input_scale")
         if self.fp4 and group.row("weight").dtype.name == "int8":
             return fp4(group, "fp8 fp4 experts", "weight", scales, 32, EXPONENTS, stored=("int8",))
-        if self.block is None:
-            return scaled(group, "fp8", "weight", scales, (self.stored,), 0, 0)
         kinds = (*FLOATS, *EXPONENTS)
+        if self.block is None:
+            return scaled(group, "fp8", "weight", scales, (self.stored,), 0, 0, kinds=kinds)
         return scaled(group, "fp8 blocks", "weight", scales, (self.stored,), *self.block, kinds=kinds)
 
 
