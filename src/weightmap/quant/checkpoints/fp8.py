@@ -22,7 +22,7 @@ class Fp8(Method):
     ``weight``          float8_e4m3fn (``fmt: "e5m2"``: float8_e5m2), shape (out, in)
     ``weight_scale_inv``  shape (ceil(out / bh), ceil(in / bw)), with ``weight_block_size: [bh, bw]``; DeepSeek's own
                         repositories call it ``scale``. float32, bfloat16, or E8M0 exponents as bytes
-    ``weight_scale``    one number of these types, without ``weight_block_size``; perhaps called ``weight_scale_inv`` too
+    ``weight_scale``    one number of these types, without ``weight_block_size``; or called ``weight_scale_inv``
     ``input_scale``     of static activations: not decoded
     ==================  ===========================================================================================
 
