@@ -56,7 +56,7 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
 
 def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
     text = (ROOT / "docs" / "quantisation.md").read_text("utf-8")
-    block, checkpoint = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(block, "quantisation.md", "exec"), names)
@@ -64,12 +64,6 @@ def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
     assert (q.scheme, q.shape, q.block_size) == ("int4_block", (512, 384), 32)
     assert (q.scales.shape, q.codes.shape, names["rows"].shape) == ((6144,), (6144, 16), (3, 384))
     assert [info.name for info in names["report"].quantized] == ["bias"]
-    names["f"].close()
-    shutil.copytree(
-        ROOT / "tests" / "weights" / "groundtruth" / "awq_gemm", re.search(r'wm.open\("(.*?)"\)', checkpoint)[1]
-    )
-    exec(compile(checkpoint, "quantisation.md", "exec"), names)
-    assert (names["w"].scheme, names["w"].shape, len(names["w"].pieces)) == ("awq gemm", (32, 128), 3)
     names["f"].close()
 
 
@@ -105,6 +99,13 @@ def test_the_snippets_of_a_guide_run(page, play):
 def test_the_example_of_reports_runs(play):
     assert play("report.md")["sound"] is True
     assert Path("report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_the_example_of_checkpoints_runs(play, tmp_path):
+    shutil.copytree(ROOT / "tests" / "weights" / "groundtruth" / "awq_gemm", tmp_path / "Qwen2.5-7B-Instruct-AWQ")
+    names = play("checkpoints.md")
+    assert (names["w"].scheme, names["w"].shape, len(names["w"].pieces)) == ("awq gemm", (32, 128), 3)
+    names["f"].close()
 
 
 def test_the_example_of_gguf_runs(play):
