@@ -276,3 +276,28 @@ def test_mutants(tmp_path):
                 assert repr(w)
 
     each(range(400), check)
+
+
+def test_mutants_are_repacked_or_refused(tmp_path):
+    """Whatever is changed, a conversion writes a target that verifies, or raises an error of ours and writes none."""
+
+    def check(number):
+        rng = random.Random(number)
+        example = EXAMPLES[rng.choice(list(EXAMPLES))]()
+        damage(rng, example)
+        source = example.write(tmp_path / "model")
+        if rng.random() < 0.3:  # a byte of config.json
+            config = tmp_path / "model" / "config.json"
+            octets = bytearray(config.read_bytes())
+            octets[rng.randrange(len(octets))] = rng.choice(b'{}[]",:0e-\xff\\')
+            config.write_bytes(octets[: rng.choice((len(octets), rng.randrange(len(octets))))])
+        target = tmp_path / f"x.{rng.choice(('gguf', 'amb', 'safetensors'))}"
+        target.unlink(missing_ok=True)
+        try:
+            wm.convert(source, target, weights=True)
+        except wm.TensorFileError:
+            assert not target.exists()
+        else:
+            wm.verify(target)
+
+    each(range(200), check)

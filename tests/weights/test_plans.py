@@ -82,6 +82,37 @@ def test_only_what_rows_need_is_read(tmp_path):
             assert part.nbytes == part.wanted_nbytes
 
 
+def test_reads_are_the_rows_of_each_piece(tmp_path):
+    """Of pieces that lie row by row, and of their scales, exactly the bytes of rows 8 to 11; of the others all."""
+
+    def check(name):
+        example = EXAMPLES[name]()
+        path = example.write(tmp_path / name)
+        with wm.open(path) as f:
+            plan = wm.plan(f, {example.name: np.s_[8:12]}, weights=True, gap=0, max_over_read=1)
+            wanted = []
+            for info in f.infos():
+                count = info.shape[0] if len(info.shape) == 2 else 1
+                height = len(example.values) / count  # rows of the parameter for one of the piece
+                first, last = (int(8 // height), int(-(-12 // height))) if count > 1 else (0, count)
+                each = info.nbytes // count
+                if not info.name.endswith("weight_shape"):  # looked at before
+                    wanted.append((info.offset + first * each, (last - first) * each))
+            assert {(begin, size) for _, begin, size in plan.reads} == joined(wanted)
+            assert plan.nbytes == sum(size for _, size in wanted)
+
+    def joined(ranges):
+        found = []
+        for begin, size in sorted(ranges):
+            if found and sum(found[-1]) == begin:
+                found[-1] = (found[-1][0], found[-1][1] + size)
+            else:
+                found.append((begin, size))
+        return set(found)
+
+    each(("packed 4", "int8 channel", "int8 tensor", "mxfp4", "nvfp4", "fbgemm", "experts"), check)
+
+
 def test_what_plans_refuse(tmp_path):
     """Unknown parameters, stored names, indices out of range, and several indices of one."""
     example = EXAMPLES["awq"]()
