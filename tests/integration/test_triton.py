@@ -22,7 +22,7 @@ triton_kernels = pytest.importorskip("weightmap.torch._triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RNG = np.random.default_rng(7)
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
-GGML = ("q4_0", "q8_0", "q4_k", "q6_k")
+GGML = ("q4_0", "q8_0", "q4_k", "q6_k", "mxfp4", "nvfp4")  # nothing here quantises to the last one
 OUTPUTS = [torch.float32, torch.float16, torch.bfloat16]
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's numpy warns of infinities
 
@@ -60,7 +60,8 @@ def test_integers_and_scales(scheme, scale_type, dtype):
 @pytest.mark.parametrize("dtype", OUTPUTS, ids=str)
 @pytest.mark.parametrize("scheme", GGML)
 def test_blocks_of_ggml(scheme, dtype):
-    assert_decoded(quantize_ggml(RNG.standard_normal((3, 1024)).astype(np.float32), scheme), dtype)
+    if scheme != GGML[-1]:
+        assert_decoded(quantize_ggml(RNG.standard_normal((3, 1024)).astype(np.float32), scheme), dtype)
     kind = kernels.GGML_TYPES[scheme]
     for _ in range(5):
         octets = RNG.integers(0, 256, 60 * kind.block_bytes, np.uint8)
@@ -96,7 +97,7 @@ def test_files_arrive_as_the_cpu_decodes_them(tmp_path, slot, dtype):
     values = RNG.standard_normal((64, 512)).astype(np.float32)
     tensors = {scheme: wm.quantize(values, scheme) for scheme in (*BITS, "adaptive")}
     wm.save(tmp_path / "a.amb", tensors)
-    wm.save(tmp_path / "a.gguf", {scheme: quantize_ggml(values, scheme) for scheme in GGML})
+    wm.save(tmp_path / "a.gguf", {scheme: quantize_ggml(values, scheme) for scheme in GGML[:-1]})
     for name in ("a.amb", "a.gguf"):
         with wm.open(tmp_path / name) as file:
             for index in (..., np.s_[16:48], np.s_[5:9, ::-1]):

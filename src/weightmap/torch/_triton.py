@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 _BLOCK = tl.constexpr(1024)
 _BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
-_GGML = {"q4_0": (32, 18), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}
+_GGML = {
+    "q4_0": (32, 18),
+    "q8_0": (32, 34),
+    "q4_k": (256, 144),
+    "q6_k": (256, 210),
+    "mxfp4": (32, 17),
+    "nvfp4": (64, 36),
+}
 SCHEMES = frozenset({*_BITS, *_GGML, "adaptive"})
 
 
@@ -175,6 +182,43 @@ def _q6_k(data, out, n, KIND: tl.constexpr):
     _put(out, i, _number(s * q.to(tl.float32)), mask, KIND)
 
 
+@triton.jit
+def _e2m1(q):
+    """Return twice the value of a code; of 8, 0."""
+    size, fraction = (q & 7) >> 1, q & 1
+    twice = tl.where(size == 0, fraction, (2 + fraction) << tl.maximum(size - 1, 0))
+    return tl.where(q > 7, -twice, twice).to(tl.float32)
+
+
+@triton.jit
+def _mxfp4(data, out, n, KIND: tl.constexpr):
+    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    mask = i < n
+    begin, k = i // 32 * 17, i % 32
+    e = _byte(data, begin, mask)
+    # 2**(e - 128); the two smallest are subnormal.
+    scale = tl.where(e < 2, 0x00200000 << tl.minimum(e, 1), (e - 1) << 23).to(tl.float32, bitcast=True)
+    q = (_byte(data, begin + 1 + k % 16, mask) >> (k // 16 * 4)) & 15
+    _put(out, i, scale * _e2m1(q), mask, KIND)
+
+
+@triton.jit
+def _nvfp4(data, out, n, KIND: tl.constexpr):
+    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    mask = i < n
+    begin, part, k = i // 64 * 36, i % 64 // 16, i % 16
+    # Half of an E4M3 without a sign; 0x7F stands for 0.
+    s = _byte(data, begin + part, mask)
+    exponent, fraction = (s >> 3) & 15, s & 7
+    normal = (((exponent + 119) << 23) | (fraction << 20)).to(tl.float32, bitcast=True)
+    scale = tl.where(exponent == 0, fraction.to(tl.float32) * 0.0009765625, normal)
+    q = (_byte(data, begin + 4 + part * 8 + k % 8, mask) >> (k // 8 * 4)) & 15
+    _put(out, i, tl.where(s == 0x7F, 0.0, scale) * _e2m1(q), mask, KIND)
+
+
+_KERNELS = {"q4_0": _q4_0, "q8_0": _q8_0, "q4_k": _q4_k, "q6_k": _q6_k, "mxfp4": _mxfp4, "nvfp4": _nvfp4}
+
+
 def _offsets(data: Any, change: Change) -> tuple[Any, Any, Any]:
     """Return kind, place of the scale and place of the codes of each block of an adaptive tensor."""
     size, width = change.block_size, 4 if change.scale_type == "fp32" else 2
@@ -206,7 +250,7 @@ def decode(data: Any, change: Change, out: Any) -> None:
     grid = (triton.cdiv(n, _BLOCK.value),)
     how = {"KIND": kind, "num_warps": 4, "enable_fp_fusion": False}
     if change.stored in _GGML:
-        kernel = {"q4_0": _q4_0, "q8_0": _q8_0, "q4_k": _q4_k, "q6_k": _q6_k}[change.stored]
+        kernel = _KERNELS[change.stored]
         kernel[grid](data, target, n, **how)
         return
     wide = change.scale_type == "fp32"
