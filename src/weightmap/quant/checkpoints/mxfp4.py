@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from weightmap import kernels
 from weightmap.quant.checkpoints import EXPONENTS, Group, Method
-from weightmap.quant.pieced import E2M1, Coding, low_first, to_float32
+from weightmap.quant.pieced import E2M1, E8M0, Coding, low_first, to_float32
 from weightmap.quant.repacking import exponents_fit, float_blocks
 
 if TYPE_CHECKING:
@@ -41,6 +42,29 @@ class ExpertsCoding(Coding):
         """Implement `Coding.decode`."""
         values = E2M1[low_first(pieces["blocks"])] * to_float32(pieces["scales"])[..., None]
         return np.swapaxes(values.reshape(last - first, self.shape[2], self.shape[1]), 1, 2)
+
+    def rows(
+        self,
+        pieces: Pieces,
+        first: int,
+        last: int,
+        dtype: np.dtype[Any],
+        out: NDArray[Any] | None = None,
+        threads: int = 1,
+    ) -> NDArray[Any]:
+        """Implement `Coding.rows`: each expert as it is stored, then transposed."""
+        if dtype.name not in kernels.CODED:
+            return super().rows(pieces, first, last, dtype, out, threads)
+        target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
+        _, columns, rows = self.shape
+        made = np.empty((rows, columns), dtype)
+        for expert, blocks, exponents in zip(target, pieces["blocks"], pieces["scales"], strict=True):
+            codes, which = np.ascontiguousarray(blocks), np.ascontiguousarray(exponents).view(np.uint8)
+            kernels.look_up(
+                codes.reshape(rows, -1), 4, E2M1, E8M0, made, height=1, width=_WIDTH, which=which, threads=threads
+            )
+            expert[...] = made.T
+        return target
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
         """Implement `Coding.counterpart`; ggml's blocks lie along in, so the matrices are those stored."""
