@@ -163,10 +163,26 @@ class _Download:
         partial = os.path.join(self._store.folder, "incomplete", os.path.basename(blob))
         for path in (blob, partial):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        digest = _digest_of(entry)
+        held, found = self._filled(name, entry, partial)
+        if held and found not in (None, entry.digest):  # what was there may be of a disk that was full, or broke
+            os.unlink(partial)
+            self._tell(-entry.size)
+            _, found = self._filled(name, entry, partial)
+        if found is None:
+            return
+        if found != entry.digest:
+            os.unlink(partial)
+            expected = f"{entry.digest}, which the Hub states"
+            raise ChecksumError(f"digest of {quoted(name)}", path=str(self._location), actual=found, expected=expected)
+        os.replace(partial, blob)
+
+    def _filled(self, name: str, entry: Entry, partial: str) -> tuple[int, str | None]:
+        """Fetch what a partial file lacks; return how much it had, and its digest: None if another file has failed."""
+        digest, held = _digest_of(entry), 0
         with open(partial, "a+b") as file:
+            if file.tell() > entry.size:
+                file.truncate(0)
             file.seek(0)
-            held = 0
             while piece := file.read(_PIECE):
                 digest.update(piece)
                 held += len(piece)
@@ -175,19 +191,14 @@ class _Download:
                 source = RemoteSource(self._store.location(self._location, name))
                 for chunk in source.chunks(held, entry.size - held, _PIECE):
                     if self._failed:
-                        return
+                        return held, None
                     file.write(chunk)
                     digest.update(chunk)
                     self._tell(len(chunk))
                 source.close()
             file.flush()
             os.fsync(file.fileno())
-        if digest.hexdigest() != entry.digest:
-            os.unlink(partial)
-            what = f"digest of {quoted(name)}"
-            expected = f"{entry.digest}, which the Hub states"
-            raise ChecksumError(what, path=str(self._location), actual=digest.hexdigest(), expected=expected)
-        os.replace(partial, blob)
+        return held, digest.hexdigest()
 
 
 def _digest_of(entry: Entry) -> Any:

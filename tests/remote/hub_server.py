@@ -14,10 +14,11 @@ from urllib.parse import unquote
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Asked", "Hub", "git_hash", "sha256"]
+__all__ = ["STALL", "Asked", "Hub", "git_hash", "sha256"]
 
 # Larger files are stored elsewhere, as LFS files are.
 SMALL = 600
+STALL = -1
 
 
 @functools.lru_cache(1024)
@@ -54,16 +55,28 @@ class Hub:
         Repositories whose conditions nobody has accepted.
     faults : dict of str to list of (int, dict)
         By kind of request: status and headers for the next ones.
+        The status 0 cuts the body in half, and `STALL` answers nothing before the test ends; None is no fault.
     together : threading.Barrier or None
         What the first requests for bytes of large files wait for.
+    held_from : int or None
+        Requests for bytes of large files from there on wait for `released`.
+    renamed : dict of str to str
+        Repositories that are called otherwise now.
+    prefix : str
+        What stands before every path, as of a mirror.
     """
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
         self.tokens: dict[str, set[str]] = {}
         self.gated: set[str] = set()
-        self.faults: dict[str, list[tuple[int, dict[str, str]]]] = defaultdict(list)
+        self.faults: dict[str, list[tuple[int, dict[str, str]] | None]] = defaultdict(list)
         self.together: threading.Barrier | None = None
+        self.first = 1  # requests for bytes that wait for nobody
+        self.held_from: int | None = None
+        self.released = threading.Event()
+        self.renamed: dict[str, str] = {}
+        self.prefix = ""
         self.signed = 0  # how often addresses expired
         self.etags: dict[str, str] = {}  # other digests for files than their own
         self.spoilt: set[str] = set()  # digests of files whose bytes are wrong
@@ -94,8 +107,10 @@ class Hub:
             faults = self.faults[what]
             fault = faults.pop(0) if faults else None
             number = sum(asked.what == "data" for asked in self.asked)
-        if self.together is not None and what == "data" and 1 < number <= 1 + self.together.parties:
+        if self.together is not None and what == "data" and self.first < number <= self.first + self.together.parties:
             self.together.wait(20)
+        if fault is not None and fault[0] == STALL:
+            self.released.wait(60)
         return fault
 
     def count(self, what: str) -> int:
@@ -108,6 +123,7 @@ class Hub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.released.set()
         for server in self._servers:
             server.shutdown()
             server.server_close()
@@ -150,6 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
             begin, end, status = int(first), min(int(last) + 1 if last else end, end), 206
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
         fault = self.hub.take(what, path, end - begin, self.headers.get("Authorization"))
+        if what == "data" and self.hub.held_from is not None and begin >= self.hub.held_from:
+            self.hub.released.wait(60)
         if fault is not None and fault[0] == 0:  # the body is cut
             self.send_response(status)
             for name, value in {"Content-Length": str(end - begin), **headers}.items():
@@ -166,9 +184,19 @@ class _Handler(BaseHTTPRequestHandler):
 class _Front(_Handler):
     def do_GET(self) -> None:
         """Answer about a repository, or redirect to the bytes of a file."""
-        hub, path = self.hub, unquote(self.path.partition("?")[0]).strip("/")
-        if path.startswith("api/models/"):
-            name, _, revision = path.removeprefix("api/models/").partition("/revision/")
+        hub, path = self.hub, unquote(self.path.partition("?")[0])
+        if not path.startswith(f"{hub.prefix}/"):
+            hub.take("elsewhere", path, 0, self.headers.get("Authorization"))
+            self.answer(404)
+            return
+        path = path.removeprefix(hub.prefix).strip("/")
+        for old, new in hub.renamed.items():
+            if f"{old}/" in f"{path}/":
+                hub.take("renamed", path, 0, self.headers.get("Authorization"))
+                self.answer(307, Location=f"{hub.prefix}/{path.replace(old, new)}")
+                return
+        if path.startswith(("api/models/", "api/datasets/", "api/spaces/")):
+            name, _, revision = path.removeprefix("api/").removeprefix("models/").partition("/revision/")
             self._about(name, revision or "main")
             return
         name, _, rest = path.partition("/resolve/")
@@ -229,13 +257,12 @@ class _Data(_Handler):
     def do_GET(self) -> None:
         """Answer with a range of a file, by its digest."""
         digest, _, sign = self.path.strip("/").partition("?sign=")
-        data = next(
-            data
-            for branches in self.hub.repositories.values()
-            for files in branches.values()
-            for data in files.values()
-            if sha256(data) == digest
-        )
+        every = [files for branches in self.hub.repositories.values() for files in branches.values()]
+        data = next((data for files in every for data in files.values() if sha256(data) == digest), None)
+        if data is None:
+            self.hub.take("elsewhere", self.path, 0, self.headers.get("Authorization"))
+            self.answer(404)
+            return
         if sign != str(self.hub.signed):
             self.hub.take("data", digest, 0, self.headers.get("Authorization"))
             self.answer(403)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
 import os
 import pickle
+import subprocess
 import sys
 import threading
+import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +21,24 @@ import numpy as np
 import pytest
 from tests import builders
 from tests.builders import safetensors as safe
-from tests.remote.hub_server import Hub, git_hash, sha256
+from tests.remote.hub_server import STALL, Hub, git_hash, sha256
+from tests.support import SOURCES
 
 import weightmap as wm
 import weightmap.hub
+from weightmap import compat
 from weightmap.cli import main
 from weightmap.errors import ChecksumError, FileChangedError, MissingDependencyError, RemoteError
 from weightmap.io import fetching
+from weightmap.io.open_source import path_of
 
 hub_library = pytest.importorskip("huggingface_hub")
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NAME = "owner/model"
+ONE = "model-00001-of-00001.safetensors"
 TENSORS = {f"layers.{i}.w": np.arange(64 * 64, dtype=np.float32).reshape(64, 64) + i for i in range(12)}
 
 
@@ -92,11 +101,14 @@ def cache(file: str, **options: Any) -> str:
         "@v1%2Fx/",
         "@refs/pr/7",
         "@COMMIT/model.safetensors.index.json",
+        "/a folder/of it",
+        "/a folder/of it/",
     ],
 )
 def test_every_form_of_an_address(path: str, hub: Hub) -> None:
     """A repository, a folder of it, a file; the main branch, another one, a pull request, a commit."""
     hub.repositories[NAME] |= {"v1/x": sharded(2), "refs/pr/7": sharded(1)}
+    hub.repositories[NAME]["main"] |= {f"a folder/of it/{name}": data for name, data in sharded(2).items()}
     address = f"hf://{NAME}{path}".replace("COMMIT", git_hash(f"{NAME} main".encode()))
     assert equal(wm.load(address))
     assert hub.count("api") == 1
@@ -129,6 +141,58 @@ def test_one_file_of_another_format(hub: Hub, tmp_path: Path) -> None:
         assert file.path == f"hf://{NAME}/gguf/m.gguf"
         with pickle.loads(pickle.dumps(file)) as copy:
             assert equal(dict(copy))
+
+
+def test_datasets_and_spaces_are_repositories_too(hub: Hub) -> None:
+    """The kind stands before the owner, as in the addresses of pages."""
+    for kind in ("datasets", "spaces"):
+        hub.repositories[f"{kind}/{NAME}"] = {"main": {"vectors/m.safetensors": sharded(1)[ONE]}}
+        assert equal(wm.load(f"hf://{kind}/{NAME}/vectors/m.safetensors"))
+        assert Path(weightmap.hub.download(f"hf://{kind}/{NAME}")).parent.parent.name == f"{kind}--owner--model"
+
+
+def loaded_by_safe_open(address: str, _: Path) -> dict[str, Any]:
+    """Read tensors as users of safetensors do."""
+    with compat.safe_open(address, "np") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+
+
+def pulled(address: str, tmp_path: Path) -> Any:
+    """Make a local copy, and pull nothing to it: the version is that of the base."""
+    wm.convert(address, tmp_path / "local.safetensors")
+    return wm.load(tmp_path / "local.safetensors")
+
+
+CALLS = {
+    "plan": lambda address, _: dict(wm.plan(address).run()),
+    "convert": pulled,
+    "compat.load_file": lambda address, _: compat.load_file(address),
+    "compat.safe_open": loaded_by_safe_open,
+    "pickled": lambda address, _: dict(pickle.loads(pickle.dumps(wm.open(address)))),
+    "config of another one": lambda address, _: dict(wm.open(address, config={"model_type": "toy"})),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("path", ["", "/model.gguf"])
+def test_addresses_are_taken_by(call: str, path: str, hub: Hub, tmp_path: Path) -> None:
+    """Models of several files and single files, wherever an address is taken."""
+    wm.save(tmp_path / "m.gguf", TENSORS)
+    hub.repositories[NAME]["main"]["model.gguf"] = (tmp_path / "m.gguf").read_bytes()
+    assert equal(CALLS[call](f"hf://{NAME}{path}", tmp_path))
+
+
+def test_a_mirror_has_a_path(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint may have a path, which stands before that of every request."""
+    from huggingface_hub import constants
+
+    hub.prefix = "/a mirror"
+    endpoint = hub.url + "/a%20mirror"
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    assert equal(wm.load(f"hf://{NAME}"))
+    assert hub.count("elsewhere") == 0
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +287,45 @@ def test_the_token_goes_to_the_hub_alone(hub: Hub, monkeypatch: pytest.MonkeyPat
         assert asked.token == (None if asked.what == "data" else "Bearer hf_secret")
 
 
+def test_a_repository_that_was_renamed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub redirects to the new name, and the token goes along there, and nowhere else."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.renamed["old/name"] = NAME
+    hub.tokens[NAME] = {"hf_secret"}
+    assert equal(wm.load("hf://old/name"))
+    assert hub.count("renamed") > 1
+    assert {asked.token for asked in hub.asked if asked.what != "data"} == {"Bearer hf_secret"}
+    assert {asked.token for asked in hub.asked if asked.what == "data"} == {None}
+
+
+@pytest.mark.parametrize("what", ["api", "resolve"])
+def test_a_redirect_to_another_host_gets_no_token(what: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the list of files, and of a file: who answers there never sees the token."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.faults[what] += [(307, {"Location": f"{hub.data_url}/somewhere"})]
+    with pytest.raises((FileNotFoundError, RemoteError), match=r"hf://owner/model") as caught:
+        wm.open(f"hf://{NAME}")
+    assert [asked.token for asked in hub.asked if asked.what == "elsewhere"] == [None]
+    assert "hf_secret" not in str(caught.value)
+
+
+REFUSED = (401, {"X-Error-Message": "Invalid credentials in Authorization header"})
+
+
+@pytest.mark.parametrize("what", ["api", "resolve"])
+@pytest.mark.parametrize("fault", [REFUSED, (403, {})])
+def test_a_token_that_is_refused(
+    what: str, fault: tuple[int, dict[str, str]], hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has expired, or may read other repositories: it is not asked again, and the message names neither."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.faults[what] += [fault] * 200
+    with pytest.raises(PermissionError, match=rf"{fault[0]} .*the token may not read {NAME}; log in with") as caught:
+        wm.open(f"hf://{NAME}")
+    assert "secret" not in str(caught.value)
+    assert hub.count(what) == 1
+
+
 # ------------------------------------------------------------------------------------------------------------- faults
 def test_what_is_not_there_is_named(hub: Hub) -> None:
     """A repository, a revision, a file: the message names it, and what to do."""
@@ -235,6 +338,13 @@ def test_what_is_not_there_is_named(hub: Hub) -> None:
     hub.gated.add(NAME)
     with pytest.raises(PermissionError, match=rf"owner/model is gated: accept its conditions at {hub.url}/{NAME}"):
         wm.open(f"hf://{NAME}")
+    with pytest.raises(PermissionError, match="owner/model is gated"):
+        weightmap.hub.download(f"hf://{NAME}")
+    for status in (401, 403):  # of the list of files too, and for those who did not log in
+        hub.faults["api"] += [(status, {"X-Error-Code": "GatedRepo"})]
+        with pytest.raises(PermissionError, match="owner/model is gated"):
+            wm.open(f"hf://{NAME}")
+    assert not blobs()
 
 
 @pytest.mark.parametrize("what", ["api", "resolve", "data"])
@@ -253,10 +363,65 @@ def test_the_rate_limit_is_explained(what: str, hub: Hub) -> None:
         wm.open(f"hf://{NAME}")
 
 
-def test_bodies_that_are_cut_go_on(hub: Hub) -> None:
-    """A read goes on where a connection broke."""
-    hub.faults["data"] += [(0, {})] * 2
+@pytest.mark.parametrize("what", ["api", "resolve", "data"])
+@pytest.mark.parametrize("status", [500, 503])
+def test_faults_that_stay(what: str, status: int, hub: Hub) -> None:
+    """A server that goes on failing is one error, which names the repository, after five attempts."""
+    hub.faults[what] += [(status, {})] * 200
+    with pytest.raises(RemoteError, match=rf"hf://{NAME}") as caught:
+        wm.open(f"hf://{NAME}")
+    assert str(status) in str(caught.value)
+    assert "secret" not in str(caught.value)
+    hub.faults[what].clear()
     assert equal(wm.load(f"hf://{NAME}"))
+
+
+@pytest.mark.parametrize("what", ["api", "resolve", "data"])
+def test_as_long_as_the_hub_asks_for(what: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Retry-After`` is the wait before the next attempt."""
+    waits, pause = [], fetching.pause
+
+    def noted(failed: int, after: float) -> float:
+        waits.append(pause(failed, after))
+        return 0.0
+
+    monkeypatch.setattr(fetching, "pause", noted)
+    monkeypatch.setattr("weightmap.io.hub.pause", noted)
+    hub.faults[what] += [(429, {"Retry-After": "7"})]
+    assert equal(wm.load(f"hf://{NAME}"))
+    assert waits == [7.0]
+
+
+@pytest.mark.parametrize("what", ["api", "resolve", "data"])
+def test_a_hub_that_does_not_answer(what: str, hub: Hub) -> None:
+    """The deadline ends it; the message names the repository and says what to do."""
+    hub.faults[what] += [(STALL, {})] * 200
+    with pytest.raises(RemoteError, match=rf"hf://{NAME}.*took too long.*deadline"):
+        wm.open(f"hf://{NAME}", deadline=0.1)
+    hub.released.set()
+    hub.faults[what].clear()
+    assert equal(wm.load(f"hf://{NAME}"))
+
+
+@pytest.mark.parametrize("what", ["api", "resolve", "data"])
+def test_bodies_that_are_cut_go_on(what: str, hub: Hub) -> None:
+    """A read goes on where a connection broke; a list of files is asked for again."""
+    hub.faults[what] += [(0, {})] * 2
+    assert equal(wm.load(f"hf://{NAME}"))
+
+
+def test_bytes_that_are_not_there(hub: Hub) -> None:
+    """A server that has fewer bytes than the list of files says: an error, or another file once it was opened."""
+    hub.faults["data"] += [(416, {})]
+    with pytest.raises(RemoteError, match=rf"hf://{NAME}.*416"):
+        wm.open(f"hf://{NAME}")
+    large = {"w": np.zeros((64, 1024), np.float32)}
+    hub.repositories[NAME]["main"] = {"model.safetensors": safe.build({"w": builders.tensor(large["w"])})}
+    with wm.open(f"hf://{NAME}") as file:
+        hub.faults["data"] += [(416, {})]
+        with pytest.raises(FileChangedError, match=rf"hf://{NAME}/model.safetensors"):
+            file["w"]
+        assert np.array_equal(file["w"], large["w"])
 
 
 def test_signed_addresses_expire(hub: Hub) -> None:
@@ -271,6 +436,20 @@ def test_another_digest_is_another_file(hub: Hub) -> None:
     hub.etags["model-00002-of-00003.safetensors"] = "0" * 64
     with pytest.raises(FileChangedError, match="changed, replaced or deleted"):
         wm.open(f"hf://{NAME}")
+    with pytest.raises(FileChangedError, match="changed, replaced or deleted"):
+        weightmap.hub.download(f"hf://{NAME}")
+
+
+def test_a_file_that_changes_after_it_was_opened(hub: Hub) -> None:
+    """The Hub sends a handle elsewhere when a signed address has expired: to the same file, or there is an error."""
+    name = "model.safetensors"
+    large = builders.tensor(np.zeros((64, 1024), np.float32))
+    hub.repositories[NAME]["main"] = {name: safe.build({"w": large})}
+    with wm.open(f"hf://{NAME}") as file:
+        hub.signed += 1
+        hub.etags[name] = "0" * 64
+        with pytest.raises(FileChangedError, match="changed, replaced or deleted"):
+            file["w"]
 
 
 def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,12 +466,14 @@ def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch)
 
 # ------------------------------------------------------------------------------------------------------- the commands
 def test_the_commands_take_addresses(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``inspect``, ``verify``, ``diff`` and ``convert`` of a repository; its configuration goes along."""
+    """``inspect``, ``verify``, ``diff``, ``report``, ``convert`` of a repository; its configuration goes along."""
     hub.repositories[NAME]["v2"] = dict(hub.repositories[NAME]["main"])
     assert main(["inspect", f"hf://{NAME}", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["tensors"]) == 12
     assert main(["verify", f"hf://{NAME}"]) == 0
     assert main(["diff", f"hf://{NAME}", f"hf://{NAME}@v2"]) == 0
+    assert main(["report", "--no-verify", f"hf://{NAME}", str(tmp_path / "report.html")]) == 0
+    assert "layers.3.w" in (tmp_path / "report.html").read_text()
     assert main(["convert", f"hf://{NAME}", str(tmp_path / "new") + "/"]) == 0
     assert equal(wm.load(tmp_path / "new"))
     assert (tmp_path / "new" / "config.json").read_bytes() == hub.repositories[NAME]["main"]["config.json"]
@@ -340,22 +521,82 @@ def test_some_files_are_downloaded(hub: Hub) -> None:
         weightmap.hub.download("https://host/model")
 
 
-def test_a_download_goes_on_where_it_ended(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an interrupted download has is not asked for again, and it gets no blob's name."""
-    data = np.random.default_rng(1).bytes(3 << 20)
+def environment(hub: Hub) -> dict[str, str]:
+    """The variables by which another process has this Hub and this cache."""
+    from huggingface_hub import constants
+
+    path = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
+    cache = {"HF_HUB_CACHE": constants.HF_HUB_CACHE, "HF_HUB_DISABLE_XET": "1"}
+    return {**os.environ, "PYTHONPATH": path, "HF_ENDPOINT": hub.url, **cache}
+
+
+@contextlib.contextmanager
+def running(code: str, hub: Hub) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs a program, and does not outlive the test."""
+    with subprocess.Popen([sys.executable, "-c", code, NAME], env=environment(hub)) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for what another process does."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+IN_PIECES = """
+import sys
+import weightmap.hub
+from weightmap.io import ahead
+ahead.PART = 1 << 18
+weightmap.hub.download(f"hf://{sys.argv[1]}")
+"""
+BY_ANOTHER = """
+import sys
+import huggingface_hub
+huggingface_hub.hf_hub_download(sys.argv[1], "large.bin")
+"""
+
+
+def test_a_download_that_was_killed_goes_on_where_it_ended(hub: Hub) -> None:
+    """What a killed download has is not asked for again, and it has no blob's name before the rest is there."""
+    from huggingface_hub import constants
+
+    data, there = np.random.default_rng(1).bytes(2 << 20), 1 << 20
     hub.repositories[NAME] = {"main": {"large.bin": data}}
-
-    def stop(done: int, _: int) -> None:
-        if done > 1 << 20:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        weightmap.hub.download(f"hf://{NAME}", progress=stop)
+    hub.held_from = there
+    partial = Path(constants.HF_HUB_CACHE) / "models--owner--model" / "incomplete" / sha256(data)
+    with running(IN_PIECES, hub):
+        wait_until(lambda: partial.exists() and partial.stat().st_size == there)
     assert not blobs()
+    hub.held_from = None
+    hub.released.set()
     hub.asked.clear()
     folder = weightmap.hub.download(f"hf://{NAME}")
     assert (Path(folder) / "large.bin").read_bytes() == data
-    assert sum(asked.nbytes for asked in hub.asked if asked.what == "data") <= len(data) - (1 << 20) + (32 << 10)
+    assert blobs() == {sha256(data)}
+    assert not partial.exists()
+    assert sum(asked.nbytes for asked in hub.asked if asked.what == "data") <= len(data) - there + (32 << 10)
+
+
+@pytest.mark.parametrize("held", [b"other bytes", bytes(4 << 20)], ids=["shorter", "longer"])
+def test_what_a_broken_disk_has_kept_is_fetched_again(held: bytes, hub: Hub) -> None:
+    """The beginning of a file that an earlier download left may be wrong: the file is fetched anew, once."""
+    data = np.random.default_rng(1).bytes(2 << 20)
+    hub.repositories[NAME] = {"main": {"large.bin": data}}
+    hub.spoilt.add(sha256(data))
+    with pytest.raises(ChecksumError):
+        weightmap.hub.download(f"hf://{NAME}")
+    hub.spoilt.clear()
+    store = path_of(f"hf://{NAME}").access.store
+    partial = Path(store.folder) / "incomplete" / sha256(data)
+    partial.write_bytes(held)
+    folder = weightmap.hub.download(f"hf://{NAME}")
+    assert (Path(folder) / "large.bin").read_bytes() == data
 
 
 def test_wrong_bytes_get_no_name(hub: Hub) -> None:
@@ -370,26 +611,52 @@ def test_wrong_bytes_get_no_name(hub: Hub) -> None:
     assert equal(wm.load(weightmap.hub.download(f"hf://{NAME}")))
 
 
-def test_a_full_disk_leaves_no_blob(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the system passes through, and nothing gets a blob's name."""
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_leaves_no_blob(call: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the system passes through, and nothing gets a blob's name; with room again, the download goes on."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    class Full(io.FileIO):
+        def write(self, _: Any) -> int:
+            raise full
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        weightmap.hub.download(f"hf://{NAME}")
+    with monkeypatch.context() as patch:
+        if call == "write":
+            patch.setattr(weightmap.hub, "open", Full, raising=False)
+        else:
+            patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
+        with pytest.raises(OSError, match="No space left"):
+            weightmap.hub.download(f"hf://{NAME}")
     assert not blobs()
+    assert equal(wm.load(weightmap.hub.download(f"hf://{NAME}")))
 
 
-def test_two_downloads_share_the_work(hub: Hub) -> None:
-    """Each file is fetched by one of them: both end with all of it."""
+def test_two_processes_share_the_work(hub: Hub) -> None:
+    """Eight files are under way at once, four in each process, and each byte is fetched by one of them alone."""
     rng = np.random.default_rng(2)
-    hub.repositories[NAME] = {"main": {f"{number}.bin": rng.bytes(1 << 20) for number in range(8)}}
-    hub.together = threading.Barrier(2)
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(weightmap.hub.download, [f"hf://{NAME}"] * 2)
-    assert first == second
-    files = hub.repositories[NAME]["main"]
-    assert all((Path(first) / name).read_bytes() == data for name, data in files.items())
+    files = {f"{number}.bin": rng.bytes(1 << 20) for number in range(8)}
+    hub.repositories[NAME] = {"main": files}
+    hub.together, hub.first = threading.Barrier(8), 0
+    with running(IN_PIECES, hub) as first, running(IN_PIECES, hub) as second:
+        assert (first.wait(60), second.wait(60)) == (0, 0)
+    assert not hub.together.broken
+    folder = weightmap.hub.download(f"hf://{NAME}")
+    assert all((Path(folder) / name).read_bytes() == data for name, data in files.items())
     assert sum(asked.nbytes for asked in hub.asked if asked.what == "data") == sum(map(len, files.values()))
+
+
+def test_what_huggingface_hub_downloads_is_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock of a file is ours: one of both downloads it."""
+    data = np.random.default_rng(3).bytes(2 << 20)
+    hub.repositories[NAME] = {"main": {"large.bin": data}}
+    hub.held_from = 0
+    looked = threading.Event()
+    monkeypatch.setattr(weightmap.hub, "time", types.SimpleNamespace(sleep=lambda _: looked.set() or time.sleep(0.01)))
+    with running(BY_ANOTHER, hub) as child, ThreadPoolExecutor(1) as pool:
+        wait_until(lambda: hub.count("data"))
+        ours = pool.submit(weightmap.hub.download, f"hf://{NAME}")
+        assert looked.wait(60)
+        hub.released.set()
+        assert child.wait(60) == 0
+        assert (Path(ours.result()) / "large.bin").read_bytes() == data
+    assert hub.count("data") == 1

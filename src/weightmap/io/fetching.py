@@ -143,12 +143,13 @@ _KINDS = {
     "NotSupportedError": ("refused", "the store ignores ranges"),
     "InvalidPathError": ("refused", "the store takes no such name"),
 }
+TOO_LONG = "took too long: deadline= gives it more time"
 # Patterns in foreign error texts, and our safe wording
 _WORDS = (
     (r"169\.254\.169\.254|metadata\.google", "again", "no credentials were found"),
     (r"StartTooLarge", "beyond", "there are no such bytes"),
     (r"UnexpectedRange|Requested \d+\.\.\d+, got", "refused", "the answer has other bytes than requested"),
-    (r"(?i)tim(ed? ?out|eout)", "again", "the request took too long"),
+    (r"(?i)tim(ed? ?out|eout)", "again", f"the request {TOO_LONG}"),
     (r"BadScheme", "refused", "plain HTTP is not allowed: AWS_ALLOW_HTTP=true, or its like, allows it"),
     (r"(?i)refused", "again", "the connection was refused"),
     (r"(?i)reset|broken pipe|abort", "again", "the connection was reset"),

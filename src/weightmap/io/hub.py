@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote
 
 from weightmap.errors import MissingDependencyError
-from weightmap.io.fetching import ATTEMPTS, Access, StoreError, fault_of_status, pause
+from weightmap.io.fetching import ATTEMPTS, TOO_LONG, Access, StoreError, fault_of_status, pause
 from weightmap.io.location import Location
 from weightmap.io.web import WebStore
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _FORM = "hf://owner/name[@revision][/path]"
 _COMMIT = re.compile("[0-9a-f]{40}")
+_CLIENTS = frozenset({"httpx", "httpx2", "httpcore", "requests"})
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -93,14 +94,13 @@ class HubStore:
                 return self._held("the Hub is switched off by HF_HUB_OFFLINE")
             except hub.errors.HfHubHTTPError as error:
                 fault = self._words.fault(error.response.status_code, error.response.headers)
-            except OSError as error:  # of the client too: time-outs, refused connections, unknown hosts
-                timed_out = isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower()
-                fault = StoreError("again", "the Hub took too long" if timed_out else "the Hub cannot be reached")
             except Exception as error:
-                if type(error).__module__.partition(".")[0] not in {"httpx", "httpx2", "httpcore", "requests"}:
+                # An OSError, or one of the client: time-outs, refused connections, unknown hosts
+                if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in _CLIENTS:
                     raise
-                timed_out = "timeout" in type(error).__name__.lower()
-                fault = StoreError("again", "the Hub took too long" if timed_out else "the Hub cannot be reached")
+                timed_out = isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower()
+                words = f"the Hub {TOO_LONG}" if timed_out else "the Hub cannot be reached"
+                fault = StoreError("again", words)
             else:
                 files = {
                     entry.rfilename: Entry(entry.size or 0, entry.lfs.sha256 if entry.lfs else entry.blob_id)
@@ -205,16 +205,14 @@ class HubStore:
             raise StoreError("refused", f"{found.offline}, and the cache does not have it")
         if options["range"][0] >= entry.size:
             raise StoreError("beyond", "there are no such bytes")
+        base = f"{self._hub.constants.ENDPOINT}/"
         with self._lock:
             if self._web is None:
-                endpoint = self._hub.constants.ENDPOINT
                 headers = self._hub.utils.build_hf_headers(library_name="weightmap")
-                self._web = WebStore(
-                    f"{endpoint}/", self._deadline, redirects=True, private=headers, fault=self._words.fault
-                )
+                self._web = WebStore(base, self._deadline, redirects=True, private=headers, fault=self._words.fault)
             web = self._web
         address = self._hub.hf_hub_url(self.name, path, repo_type=self.kind, revision=found.commit)
-        answer = web.get(address.split("/", 3)[3], options={"range": options["range"]})
+        answer = web.get(address.removeprefix(base), options={"range": options["range"]})
         tag = (answer.meta["e_tag"] or "").removeprefix("W/").strip('"')
         # A signed address answers with a tag of its own, but the Hub's redirect with that of the file.
         if answer.meta["size"] != entry.size or (answer.linked and entry.digest and tag != entry.digest):
