@@ -260,11 +260,12 @@ distributed-test: $(MODULE) $(DISTRIBUTED)/.installed
 	@WEIGHTMAP_DISTRIBUTED=1 PYTHONPATH=$(CURDIR)/src $(DISTRIBUTED)/bin/python -m pytest -p no:cacheprovider -rs \
 	    $(DISTRIBUTED_TESTS)
 
-# Loading to GPUs. Without one, Triton's interpreter runs the kernels that decode, and the other tests are skipped visibly.
+# Loading to GPUs. Without one, Triton's interpreter runs the kernels that decode, its compiler makes their machine code, and
+# the other tests are skipped visibly.
 # Another folder, such as one with PyTorch for processors: make device-test DEVICE=/tmp/device
 DEVICE := .venv-device
-DEVICE_TESTS := tests/integration/test_device_gpu.py tests/integration/test_triton.py tests/integration/test_torch.py \
-    tests/integration/test_load_into.py tests/plans/test_device.py
+DEVICE_TESTS := $(addprefix tests/integration/test_,device_gpu.py triton.py triton_compiled.py torch.py load_into.py) \
+    tests/plans/test_device.py
 $(DEVICE)/.installed: requirements/device.txt
 	@echo "Installing PyTorch, Triton and the other loaders in $(DEVICE)"
 	@test -x $(DEVICE)/bin/python || $(PYTHON) -m venv $(DEVICE)

@@ -56,7 +56,11 @@ CONTENDERS = ours(by("weightmap")) | {
     "InstantTensor": rival(by("InstantTensor", "safetensors", "instanttensor")),
 }
 GROUPS = {
-    f"{WHAT}, warm": CONTENDERS | {"pinned copies": limit(by("pinned copies"))},
+    f"{WHAT}, warm": CONTENDERS
+    | {
+        "InstantTensor": rival(by("InstantTensor, buffered", "safetensors", "instanttensor")),
+        "pinned copies": limit(by("pinned copies")),
+    },
     f"{WHAT}, cold": CONTENDERS | {"pread": limit(by("pread"))},
     PACKED: ours(by("weightmap, bfloat16", "amb")) | {"the same as bfloat16": rival(by("weightmap"))},
 }

@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +20,7 @@ torch = pytest.importorskip("torch")
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
 from weightmap.device import Staging, _loader  # noqa: E402
-from weightmap.torch import _files, from_torch, load_plan, to_device, to_torch  # noqa: E402
+from weightmap.torch import _device, _files, from_torch, load_plan, to_device, to_torch  # noqa: E402
 
 theirs = pytest.importorskip("safetensors")
 theirs_torch = pytest.importorskip("safetensors.torch")
@@ -307,6 +308,36 @@ def test_another_device_gets_quantised_tensors_piece_by_piece(tmp_path, device):
     assert sum(copies.copied) <= values.nbytes
     assert max(copies.copied) <= slots.slot_bytes
     assert peak < (slots.slots + 1) * slots.slot_bytes + (1 << 20)
+
+
+def no_compiler(data, change, out):
+    raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
+
+
+@pytest.mark.parametrize(
+    ("decode", "why"), [(no_compiler, "Failed to find C compiler"), (lambda *_: None, "it gives wrong values")]
+)
+def test_the_cpu_decodes_where_no_kernel_of_triton_runs(tmp_path, monkeypatch, caplog, decode, why):
+    """One launch is tried, and one warning says why there are no others."""
+    launches = []
+
+    def launch(data, change, out):
+        launches.append(change.stored)
+        out.fill_(-1)
+        decode(data, change, out)
+
+    kernels = SimpleNamespace(SCHEMES={"int4_block", "q8_0"}, interpreted=lambda: True, decode=launch)
+    monkeypatch.setattr(_device, "_kernels", lambda: kernels)
+    _device._launches.cache_clear()
+    tensors = {name: wm.quantize(np.arange(640, dtype=np.float32).reshape(2, 320), "int4_block") for name in "ab"}
+    wm.save(tmp_path / "q.amb", tensors)
+    for _ in range(2):
+        with wm.plan(tmp_path / "q.amb") as plan:
+            for name, tensor in load_plan(plan, "cpu"):
+                assert bits(tensor) == tensors[name].dequantize().tobytes()
+    assert launches == ["q8_0"]
+    assert [why in record.getMessage() for record in caplog.records] == [True]
+    _device._launches.cache_clear()
 
 
 @pytest.mark.parametrize("name", DTYPES)

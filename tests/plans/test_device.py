@@ -645,3 +645,63 @@ def test_a_node_that_memory_cannot_lie_on():
     assert kernels.prefer_node(memory, -1) in {errno.EINVAL, errno.ENOSYS}
     assert kernels.prefer_node(memory, 1023) != 0
     assert kernels.prefer_node(memory, 0) in {0, errno.ENOSYS, errno.EPERM}
+
+
+# --------------------------------------------------------------------------------------------------- staging memory
+@pytest.mark.parametrize(
+    ("staging", "group", "problem"),
+    [
+        (Staging(slots=1), None, "slots is 1, expected 2 to 1,024"),
+        (Staging(slots=-3), None, "slots is -3, expected 2 to 1,024"),
+        (Staging(slots=10**12), None, "slots is 1000000000000, expected 2 to 1,024"),
+        (Staging(slot_bytes=0), None, "slot_bytes is 0, expected 256 to 68,719,476,736"),
+        (Staging(slot_bytes=1 << 70), None, "slot_bytes is 1180591620717411303424, expected 256 to 68,719,476,736"),
+        (Staging(threads=0), None, "threads is 0, expected at least 1"),
+        (None, 0, "group is 0, expected at least 1"),
+        (Staging(slots=2.5), None, "slots must be an integer, not float"),
+        (Staging(slot_bytes="64K"), None, "slot_bytes must be an integer, not str"),
+        (Staging(threads="all"), None, "threads must be an integer, not str"),
+        ((2, 1 << 14), None, "staging must be a Staging, not tuple"),
+        (None, "1G", "group must be an integer, not str"),
+    ],
+)
+def test_impossible_staging_is_refused_before_memory_is_taken(models, staging, group, problem):
+    device = FakeDevice()
+    expected = TypeError if " must be " in problem else wm.PlanError
+    with wm.plan(models["a.amb"]) as plan, pytest.raises(expected) as caught:
+        next(iter(load(plan, device, staging=staging, group=group)))
+    assert (type(caught.value), str(caught.value)) == (expected, problem)
+    assert device.log == []
+
+
+@pytest.mark.parametrize("slot", [256, 1000, 4097])
+def test_quantised_blocks_longer_than_a_slot_are_decoded_by_the_cpu(tmp_path, slot):
+    """The longest that AMB has: 40 kB, and of adaptive tensors four blocks of 128 kB."""
+    values = numbers(3, 65528)
+    tensors = {
+        name: wm.quantize(values, name, block_size=65528 if name != "adaptive" else 65520)
+        for name in ("int4_block", "int5_block", "adaptive")
+    }
+    wm.save(tmp_path / "a.amb", tensors)
+    wm.save(tmp_path / "a.gguf", GGML)
+    for path, expected in ((tmp_path / "a.amb", tensors), (tmp_path / "a.gguf", GGML)):
+        device = FakeDevice()
+        with wm.plan(path) as plan:
+            got = dict(load(plan, device, staging=Staging(2, slot)))
+        for name, tensor in expected.items():
+            assert_same(got[name], tensor.dequantize())
+    assert ("change", "q6_k") not in device.log or slot > 4 * 210
+
+
+def test_pieces_that_kernels_decode_stay_below_two_to_the_31_bits():
+    class Cargo:
+        name, source, most = "a tensor", None, []
+
+        def pieces(self, most):
+            self.most.append(most)
+            return iter(())
+
+    for slot in (1 << 16, 1 << 30):
+        with Loader(FakeDevice(), Staging(2, slot)) as loader:
+            loader.send(Cargo(), None, 0)
+    assert Cargo.most == [1 << 14, 64 << 20]

@@ -165,7 +165,7 @@ class Cargo:
             done += nbytes // itemsize
 
     def _packed(self, most: int) -> Iterator[Piece] | None:
-        """Return the pieces of a quantised tensor as stored; None if no piece is a tensor by itself."""
+        """Return the pieces of a quantised tensor as stored; None if one is no tensor by itself, or too long."""
         scheme, layout = self.ref.dtype.name, self.ref.layout()
         if scheme in GGML_SCHEMES:
             kind = kernels.GGML_TYPES[scheme]
@@ -173,8 +173,9 @@ class Cargo:
         if layout is None:
             return None
         begin, block_size, scale_type = layout
-        if scheme == "adaptive":
-            return None if self._axes is not None else self._adaptive(begin, block_size, scale_type, most)
+        if scheme == "adaptive":  # at least four blocks, of which a byte of the mask tells; the longest are of float16
+            long = 4 * 2 * block_size + 1 > most
+            return None if self._axes is not None or long else self._adaptive(begin, block_size, scale_type, most)
         if block_size:
             return self._blocks(
                 scheme, scale_type, block_size, block_bytes(scheme, block_size, scale_type), begin, most
@@ -185,6 +186,8 @@ class Cargo:
         self, scheme: str, scale_type: str, block_size: int, nbytes: int, begin: int, most: int
     ) -> Iterator[Piece] | None:
         """Return pieces of whole blocks, if the runs consist of them: the tensor's last block may be shorter."""
+        if nbytes > most:
+            return None
         starts, length = self._runs()
         total = math.prod(self._whole)
         if (starts % block_size).any() or (length % block_size and int(starts[-1]) + length != total):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.arguments import mistyped
 from weightmap.device._slots import Slots, Staging
 from weightmap.errors import TensorFileError, quoted
 from weightmap.io.pages import ask_for, resident_in
@@ -31,6 +32,8 @@ ALIGN = 256
 _UNIT = 1 << 20
 # Threads when copying from memory, and when waiting for a disk
 _COPYING, _WAITING = 16, 32
+# Longest piece that the device changes, in bytes: kernels count its bits in 32 bits, of which one is the sign.
+_LONGEST = 64 << 20
 # A slot with less room than this, in bytes, is sent before a tensor begins.
 _REST = 1 << 16
 # Slots that are not pinned are small: nothing overlaps with filling them.
@@ -46,11 +49,18 @@ class Loader:
     ----------
     backend : Backend
     staging : Staging, optional
+
+    Raises
+    ------
+    PlanError, TypeError
+        As from `Staging.checked`, and for another type of staging.
     """
 
     def __init__(self, backend: Backend, staging: Staging | None = None) -> None:
+        if not isinstance(staging, Staging | None):
+            raise mistyped("staging", staging, "a Staging")
         self.backend = backend
-        self._staging: Staging = staging or (Staging() if backend.pinned else _UNPINNED)
+        self._staging: Staging = (Staging() if backend.pinned else _UNPINNED) if staging is None else staging.checked()
         self._slots: Slots | None = None
         self._slot: Slot | None = None
         self._used = 0  # bytes of the slot
@@ -135,7 +145,7 @@ class Loader:
     def send(self, cargo: Cargo | ArrayCargo, buffer: Any, at: int, source: Source | None = None) -> None:
         """Send a tensor to device memory, from byte `at` on; `finish` waits for it."""
         given = cargo.source if source is None else source
-        for piece in cargo.pieces(self._staging.slot_bytes // 4):
+        for piece in cargo.pieces(min(self._staging.slot_bytes // 4, _LONGEST)):
             if piece.change is not None:
                 self._free(piece.nbytes)
                 self._changes.append((self._used, self._used + piece.nbytes, piece.change, buffer, at + piece.at))

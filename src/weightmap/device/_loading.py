@@ -12,6 +12,7 @@ from weightmap.device._loader import ALIGN, Loader
 from weightmap.dtypes import DTYPES, FLOATING
 from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.model.parts import check_unchanged, parts_of
+from weightmap.plans.indices import at_least
 from weightmap.plans.parameters import ParameterPlan
 from weightmap.plans.sums import Sums, check_when
 
@@ -59,9 +60,10 @@ def load(
     TruncatedError, FileChangedError
         When a file changes before its last tensor was handed out.
     PlanError, UnsupportedError, QuantError
-        As from `ReadPlan.run`, and for types that the device lacks.
+        As from `ReadPlan.run` and `Staging.checked`, and for types that the device lacks.
     """
     check_when(verify)
+    group = None if group is None else at_least(1, "group", group)
     check_unchanged(plan.file)
     with Loader(backend, staging) as loader:
         if isinstance(plan, ParameterPlan):

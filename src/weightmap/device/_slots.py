@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightmap import kernels
+from weightmap.arguments import as_integer
+from weightmap.errors import PlanError
+from weightmap.plans.indices import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -25,15 +28,38 @@ class Staging(NamedTuple):
     Attributes
     ----------
     slots : int
-        At least 2, so that one is filled while the device copies from another.
+        2 to 1,024: one is filled while the device copies from another.
     slot_bytes : int
+        256 to 2**36. Quantised tensors whose blocks are longer than a quarter of a slot are decoded by the CPU.
     threads : int, optional
-        At most this many read at once. By default one for each CPU, up to 16; more when waiting for a disk.
+        At most this many read at once, 1 or more. By default one for each CPU, up to 16; more when waiting for a disk.
     """
 
     slots: int = 3
     slot_bytes: int = 32 << 20
     threads: int | None = None
+
+    def checked(self) -> Staging:
+        """Return the same numbers as plain integers.
+
+        Raises
+        ------
+        PlanError
+            For a number out of range.
+        TypeError
+            For anything but integers.
+        """
+        threads = None if self.threads is None else at_least(1, "threads", self.threads)
+        return Staging(
+            _between(2, 1 << 10, "slots", self.slots), _between(256, 1 << 36, "slot_bytes", self.slot_bytes), threads
+        )
+
+
+def _between(least: int, most: int, what: str, value: int) -> int:
+    number = as_integer(what, value)
+    if not least <= number <= most:
+        raise PlanError(what, field=what, actual=number, expected=f"{least:,} to {most:,}")
+    return number
 
 
 class Slot:

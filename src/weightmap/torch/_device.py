@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightmap.device import Backend, Loader, Staging, load
+from weightmap.device import Backend, Change, Loader, Staging, load
 from weightmap.device._cargo import ArrayCargo
 from weightmap.device._loading import sent
-from weightmap.errors import UnsupportedError
+from weightmap.errors import UnsupportedError, escape
 from weightmap.model.foreign import PAIRS
 from weightmap.model.parts import dense_row
 from weightmap.plans.parameters import ParameterPlan
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.device import Change
     from weightmap.device._cargo import Cargo
     from weightmap.plans.read_plan import ReadPlan
     from weightmap.plans.sums import Check
@@ -118,11 +118,11 @@ class TorchBackend(Backend):
 
     # ----------------------------------------------------------------------------------------------------------- types
     def decodes(self, scheme: str) -> bool:
-        """Whether Triton, a device for it and a kernel for the scheme exist."""
+        """Whether Triton has a kernel for the scheme and runs kernels on this device."""
         kernels = _kernels()
         if kernels is None or scheme not in kernels.SCHEMES:
             return False
-        return self.pinned or (self.device.type == "cpu" and kernels.interpreted())
+        return (self.pinned or (self.device.type == "cpu" and kernels.interpreted())) and _launches(self.device)
 
     def change(self, source: Any, begin: int, end: int, change: Change, buffer: Any, at: int) -> None:
         """Convert as torch does, or decode by Triton's kernels."""
@@ -172,6 +172,33 @@ class _Reached:
     def wait(self) -> None:
         """Wait for it."""
         self._event.synchronize()
+
+
+# A block of q8_0: scale 1, and the codes 0 to 31.
+_PROBE = bytes([0x00, 0x3C, *range(32)])
+
+
+@functools.cache
+def _launches(device: Any) -> bool:
+    """Whether a kernel runs on a device and decodes a block: tried once, as Triton compiles only when it launches.
+
+    It needs a C compiler, an assembler and a folder to write to, which an image may lack.
+    """
+    torch, change = imported_torch(), Change("q8_0", quantized=True, dtype="float32", elements=32)
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            data = torch.frombuffer(bytearray(_PROBE), dtype=torch.uint8).to(device)
+            found = torch.empty(32, device=device)
+            kernels: Any = _kernels()
+            kernels.decode(data, change, found)
+            problem: object = "" if found.tolist() == list(range(32)) else "it gives wrong values"
+    except Exception as error:  # noqa: BLE001 - Triton, its compiler and CUDA raise what they like
+        problem = error
+    if not problem:
+        return True
+    what = "Triton runs no kernels on %s: the CPU decodes quantised tensors (%s)"
+    logging.getLogger("weightmap").warning(what, device, escape(str(problem).strip()) or type(problem).__name__)
+    return False
 
 
 @functools.cache

@@ -8,7 +8,10 @@ Three things keep the bits those of csrc/intblock.c and csrc/ggml_blocks.h:
 * A product and the sum after it are rounded separately. Compilers for GPUs fuse them into one instruction that rounds
   once; launches with ``enable_fp_fusion=False`` forbid that.
 * A NaN from a decoded code is 0x7FC00000; GPUs make 0x7FFFFFFF. A stored half keeps its sign and fraction.
-* bfloat16 is rounded from the bits of float32, to nearest, ties to even.
+* bfloat16 is rounded from the bits of float32, to nearest, ties to even. A NaN keeps its sign and the upper bits of its
+  fraction, there and in float16, of which GPUs make 0x7FFF.
+
+Places are counted in 32 bits: a piece has at most `weightmap.device`'s 64 MiB, whose codes have fewer bits than that.
 """
 # Triton compiles these functions: arguments have no Python types, and constants are upper case.
 # ruff: noqa: ANN001, ANN202, N803, FBT003
@@ -80,15 +83,17 @@ def _number(value):
 
 @triton.jit
 def _put(out, at, value, mask, KIND: tl.constexpr):
-    """Store float32 values as such, as float16, or as the bits of bfloat16."""
+    """Store float32 values as such, or as the bits of float16 or bfloat16."""
+    bits = value.to(tl.int32, bitcast=True)
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     if KIND == 0:
         tl.store(out + at, value, mask=mask)
     elif KIND == 1:
-        tl.store(out + at, value.to(tl.float16), mask=mask)
+        half = value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
+        nan = ((bits >> 16) & 0x8000) | 0x7E00 | ((bits >> 13) & 0x3FF)
+        tl.store(out + at, tl.where(is_nan, nan, half).to(tl.int16), mask=mask)
     else:
-        bits = value.to(tl.int32, bitcast=True)
         rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
         tl.store(out + at, (tl.where(is_nan, bits | 0x400000, rounded) >> 16).to(tl.int16), mask=mask)
 
 
@@ -246,7 +251,7 @@ def decode(data: Any, change: Change, out: Any) -> None:
     """
     kinds = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
     kind, n = kinds[out.dtype], change.elements
-    target = out.view(torch.int16) if kind == 2 else out
+    target = out.view(torch.int16) if kind else out
     grid = (triton.cdiv(n, _BLOCK.value),)
     how = {"KIND": kind, "num_warps": 4, "enable_fp_fusion": False}
     if change.stored in _GGML:
