@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz fuzz-guided lint format clients-test torch-test quantised-test vllm-test distributed-test device-test device-bench browser-test gensim-test modelexpress-test bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test test-all fuzz fuzz-guided lint format clients-test torch-test experts-test quantised-test vllm-test distributed-test device-test device-bench browser-test gensim-test modelexpress-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -35,6 +35,7 @@ help:
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
 	@echo "make torch-test     checkpoints that PyTorch writes, beside its own loader: an environment of its own"
+	@echo "make experts-test   mixtures of experts of transformers 5 and 4 whose experts come from a pool: an environment of its own"
 	@echo "make quantised-test  quantised models of transformers and its libraries decoded beside them: an environment of 1 GB"
 	@echo "make modelexpress-test  versions of models written and read by ModelExpress beside ours: an environment of its own"
 	@echo "make gensim-test    gensim's files and answers beside ours: an environment of its own"
@@ -138,7 +139,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-quantised .venv-vllm .venv-gensim .venv-modelexpress .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-experts .venv-quantised .venv-vllm .venv-gensim .venv-modelexpress .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json benchmark-device.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -229,6 +230,22 @@ $(TORCH)/.installed: requirements/torch.txt
 torch-test: $(MODULE) $(TORCH)/.installed
 	@WEIGHTMAP_TORCH=1 PYTHONPATH=$(CURDIR)/src $(TORCH)/bin/python -m pytest -p no:cacheprovider \
 	    tests/integration/test_checkpoints.py fuzz/pickles
+
+# Experts from a pool, with transformers 5 and then with 4, which lies in a folder of its own before it. Another folder:
+# make experts-test EXPERTS=/tmp/experts
+EXPERTS := .venv-experts
+$(EXPERTS)/.installed: requirements/experts.txt requirements/experts-4.txt
+	@echo "Installing PyTorch and transformers in $(EXPERTS)"
+	@test -x $(EXPERTS)/bin/python || $(PYTHON) -m venv $(EXPERTS)
+	@$(EXPERTS)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@$(EXPERTS)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --upgrade --target $(EXPERTS)/transformers-4 \
+	    -r requirements/experts-4.txt
+	@touch $@
+
+experts-test: $(MODULE) $(EXPERTS)/.installed
+	@for older in "" :$(abspath $(EXPERTS))/transformers-4; do \
+	    WEIGHTMAP_EXPERTS=1 PYTHONPATH=$(CURDIR)/src$$older $(EXPERTS)/bin/python -m pytest -p no:cacheprovider \
+	        tests/integration/test_experts.py || exit 1; done
 
 # The libraries that write quantised checkpoints, as oracles. Another folder: make quantised-test QUANTISED=/tmp/quantised
 QUANTISED := .venv-quantised

@@ -1,7 +1,10 @@
 """Pools: tensors in memory within a budget, read past mappings."""
 
 import os
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from tests.builders import safetensors as st
 
 import weightmap as wm
 from weightmap.io import direct as direct_reading
+from weightmap.io.arena import Arena
 from weightmap.io.direct import ALIGN
 from weightmap.model.pool import Pool
 
@@ -130,16 +134,106 @@ def test_prefetching(model):
         assert pool.stats.resident_nbytes <= budget
 
 
+@pytest.fixture
+def at_once(monkeypatch):
+    """Let workers read where they are told to, before `prefetch` returns; list what is read: begin, end, places."""
+    counted, read = [], direct_reading.DirectReader.read
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda _, call, *given: call(*given))
+    monkeypatch.setattr(
+        direct_reading.DirectReader,
+        "read",
+        lambda self, at, end, parts: (counted.append((at, end, len(parts))), read(self, at, end, parts))[1],
+    )
+    return counted
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_neighbours_are_read_together(model, at_once, way):
+    """Each into its own slot; they share pages, since no tensor begins at one. Far ones and other sizes lie between."""
+    with model.pool(1 << 20, direct=way) as pool:
+        pool.prefetch([NAMES[5], NAMES[2], NAMES[3], (NAMES[0], 1), (NAMES[0], 3), NAMES[4], "scalar", "empty"])
+        reads = len(at_once)
+        check(pool, NAMES[0], 1)
+        check(pool, NAMES[0], 3)
+        for name in NAMES[2:6]:
+            check(pool, name)
+        assert pool.stats.misses == 0
+        assert len(at_once) == reads
+        if model._source.has_pages and pool._readers[model._source]._file is not None:
+            assert reads == 1
+            assert pool.stats.read_nbytes <= model.nbytes + ALIGN
+
+
+def test_what_lies_apart_is_read_apart(tmp_path, at_once):
+    far = np.zeros(direct_reading.CLOSE, np.float32)
+    wm.save(tmp_path / "m.safetensors", {"a": rows("x1"), "b": far, "c": rows("x2"), "d": rows("x3")})
+    with wm.open(tmp_path / "m.safetensors") as file, file.pool(1 << 20, direct=True) as pool:
+        pool.prefetch(["c", "d", "a"])
+        assert len(at_once) >= 2
+        assert pool.stats.read_nbytes < file.nbytes - far.nbytes + 4 * ALIGN
+        for name, own in (("a", "x1"), ("c", "x2"), ("d", "x3")):
+            with pool.hold(name) as found:
+                np.testing.assert_array_equal(found, rows(own))
+
+
+def test_an_error_is_that_of_the_tensor_that_it_concerns(model, at_once, monkeypatch):
+    """Although it was read with its neighbours."""
+    bad, read = model.info(NAMES[4]).offset + SIZE // 2, direct_reading.DirectReader.read
+
+    def fail(self, at, end, parts):
+        if at <= bad < end:
+            raise wm.TruncatedError("the file ends")
+        read(self, at, end, parts)
+
+    monkeypatch.setattr(direct_reading.DirectReader, "read", fail)
+    with model.pool(1 << 20) as pool:
+        pool.prefetch(NAMES)
+        for name in NAMES:
+            if name != NAMES[4]:
+                check(pool, name)
+        assert pool.stats.misses == 0
+        with pytest.raises(wm.TruncatedError):
+            pool.hold(NAMES[4])
+        assert pool.stats.resident_nbytes == sum(entry.cost for entry in pool._entries.values())
+
+
+def test_arrays_begin_at_a_page_and_are_joined(model, tmp_path):
+    """Where tensors lie in their file does not show, nor that there were several."""
+    with model.pool(1 << 20) as pool:
+        for name in (NAMES[1], "scalar", (NAMES[3], NAMES[0]), tuple(NAMES[1:4])):
+            with pool.hold(name) as found:
+                several = [name] if isinstance(name, str) else name
+                expected = [model[own] for own in several]
+                np.testing.assert_array_equal(found, np.concatenate(expected) if found.ndim else expected[0])
+                assert pool.shape_of(name) == found.shape
+                assert found.ctypes.data % ALIGN == 0
+                assert not found.flags.writeable
+        assert pool.shape_of(NAMES[1], 2) == rows(NAMES[1])[2].shape
+        for wrong, error in (
+            ((NAMES[0], "empty"), wm.PlanError),
+            (("scalar", "scalar"), wm.PlanError),
+            ((NAMES[0], "none"), wm.TensorNotFoundError),
+        ):
+            with pytest.raises(error):
+                pool.hold(wrong)
+        with pytest.raises(TypeError, match="expected one name"):
+            pool.hold((NAMES[0], NAMES[1]), 1)
+    wm.save(tmp_path / "m.gguf", {"a": rows("x1"), "b": rows("x2")})
+    wm.convert(tmp_path / "m.gguf", tmp_path / "q.gguf", quantize="q4_0")
+    with wm.open(tmp_path / "q.gguf") as file, file.pool(1 << 20) as pool, pool.hold(("a", "b")) as found:
+        np.testing.assert_array_equal(found, np.concatenate([file[name].dequantize() for name in "ab"]))
+
+
 def test_one_read_for_many_threads(model, monkeypatch):
     """Whoever wants what another thread reads waits for it."""
     begun, go, reads = threading.Event(), threading.Event(), []
     read = direct_reading.DirectReader.read
 
-    def slow(self, at, end, memory):
+    def slow(self, at, end, parts):
         reads.append(at)
         begun.set()
         assert go.wait(60)
-        read(self, at, end, memory)
+        read(self, at, end, parts)
 
     monkeypatch.setattr(direct_reading.DirectReader, "read", slow)
     with model.pool(1 << 20) as pool:
@@ -187,6 +281,67 @@ def test_an_array_that_is_kept_is_not_read_over(model):
         for name in NAMES[1:]:
             check(pool, name)
         np.testing.assert_array_equal(kept, rows(NAMES[0]))
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+import numpy as np
+import weightmap as wm
+
+def resident():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+rng, most, budget = np.random.default_rng(0), 0, 8 << 20
+with wm.open(sys.argv[1]) as file:
+    names = list(file)
+    with file.pool(budget, direct=True) as pool:
+        before = resident()
+        for number in rng.integers(0, len(names), 400).tolist():
+            pool.prefetch([names[number - 1], names[number - 2]])
+            with pool.hold(names[number]) as array:
+                assert array.all()
+            most = max(most, resident() - before)
+    print(most - budget, resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the memory of a process as Linux does")
+def test_memory_stays_within_the_budget(tmp_path):
+    """Whatever the sizes of tensors that follow each other; 4 MiB are for the pool itself and its threads."""
+    sizes = np.random.default_rng(1).permutation(np.geomspace(500, 1_000_000, 60).astype(int)).tolist()
+    wm.save(tmp_path / "m.safetensors", {f"t{size}": np.ones(size, np.uint8) for size in sizes})
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "m.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    over, left = map(int, done.stdout.split())
+    assert over < 4 << 20
+    assert left < 4 << 20
+
+
+def test_an_arena_takes_what_it_is_allowed():
+    """Arrays keep their bytes; free pages are given back where an array of another size needs others."""
+    arena, most, rng, live = Arena(), 64 * ALIGN, np.random.default_rng(3), []
+    for number in range(600):
+        pages = int(rng.integers(1, 12))
+        while live and sum(len(array) for array, _ in live) + pages * ALIGN > most:
+            array, mark = live.pop(int(rng.integers(len(live))))
+            assert (array == mark).all()
+            del array
+        array = arena.allocate(pages * ALIGN, most)
+        array[:] = number % 251
+        live.append((array, number % 251))
+        assert arena.nbytes <= most
+        assert len(arena._segments) == 1
+    large = arena.allocate(100 << 20, most)
+    assert arena.nbytes == len(large) + sum(len(array) for array, _ in live)
+    del large
+    live.clear()
+    del array
+    assert arena.nbytes > 100 << 20
+    arena.trim()
+    assert arena.nbytes == 0
+    assert [size for size, _ in arena._sizes] == sorted(len(segment) for segment in arena._segments)
+    assert arena.allocate(0, most).size == 0
 
 
 def test_what_does_not_fit_is_refused_at_once(model):
@@ -263,7 +418,7 @@ def test_a_file_cut_between_the_check_and_the_read(model, monkeypatch):
     monkeypatch.setattr(model._source, "check_unchanged", lambda: None)
     os.truncate(model.path, SIZE)
     with pytest.raises(wm.TruncatedError, match="shorter"):
-        reader.read(0, 4 * SIZE, memoryview(bytearray(4 * SIZE)))
+        reader.read(0, 4 * SIZE, [memoryview(bytearray(4 * SIZE))])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
@@ -292,7 +447,7 @@ def test_without_o_direct(model, monkeypatch):
     reader = direct_reading.DirectReader(model._source)
     monkeypatch.setattr(os, "preadv", refuse)
     memory = memoryview(bytearray(model.nbytes + -model.nbytes % ALIGN))
-    reader.read(0, model.nbytes, memory)
+    reader.read(0, model.nbytes, [memory])
     assert bytes(memory[: model.nbytes]) == Path(model.path).read_bytes()
     assert reader._file is None
     assert reader._drops

@@ -147,7 +147,9 @@ def test_the_table_of_formats_is_that_of_the_builders():
         assert f"\n| {builder.title} | `{builder.suffix}` | yes | {written} | {builder.holds} |\n" in text
 
 
-@pytest.mark.parametrize("name", ["embed", "larger_than_memory", "ranks_jax", "ranks_mpi", "versions", "walk_through"])
+@pytest.mark.parametrize(
+    "name", ["embed", "larger_than_memory", "moe_pool", "ranks_jax", "ranks_mpi", "versions", "walk_through"]
+)
 def test_an_example_without_arguments_says_what_it_takes(name):
     path = ROOT / "examples" / f"{name}.py"
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)

@@ -5,20 +5,18 @@ its room. What was asked for least often is evicted: counts of all that was ever
 while, so that yesterday's favourites give way. Of equal counts the one used last goes, since whoever goes round a model
 needs it again last.
 
-Memory comes in slots, each a piece of anonymous memory of whole pages for one tensor: the next one of that size takes
-an evicted slot over, and for others it is given back, so nothing is lost between tensors of different sizes. Reads are
-those of `DirectReader`, never of a mapping.
+Memory is that of an `Arena`: a slot of whole pages for each tensor, and of an evicted one the pages serve the next.
+Reads are those of `DirectReader`, never of a mapping: of the whole pages around a tensor at once, straight into its
+slot, and of neighbours that were asked for together in one call.
 """
 
 from __future__ import annotations
 
 import heapq
-import mmap
 import operator
 import os
-import sys
 import threading
-from contextlib import suppress
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +24,8 @@ import numpy as np
 
 from weightmap.dtypes import GGML_SCHEMES, numpy_dtype
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError, quoted
-from weightmap.io.direct import DirectReader
+from weightmap.io.arena import Arena
+from weightmap.io.direct import CLOSE, PIECE, DirectReader, window
 from weightmap.io.memory import headroom
 from weightmap.model.parts import check_open, name_of, row_of, sources_of
 from weightmap.model.weights import Pieces, as_parameters
@@ -42,19 +41,16 @@ if TYPE_CHECKING:
     from weightmap.index.row import Row
     from weightmap.io.source import Source
 
-    Key = tuple[str, int | None]
+    Name = str | tuple[str, ...]
+    Key = tuple[Name, int | None]
 
 # Counts are halved when the tensors in the pool were asked for so often, on average.
 _PERIOD = 8
-# Slots of so many bytes get huge pages where the system has them.
-_HUGE = 2 << 20
 _THREADS = 4
 # The heap of what may be evicted is made anew when it has so many times the entries that it needs.
 _OUTDATED = 4
 # More than any count: what was prefetched and not held yet is needed soon.
 _SOON = 1 << 62
-# References to the bytes of a slot that nobody uses: the slot's, and the argument that they are counted by.
-_UNUSED = 2
 
 
 class PoolStats(NamedTuple):
@@ -90,26 +86,28 @@ class _Reading(NamedTuple):
         Takes an array of bytes for each range, and returns the tensor.
     nbytes : int or None
         Bytes of the result, if it is in memory of its own; None for a view of what was read.
+    joined : bool
+        Whether `made` takes one array of the bytes of all ranges instead.
     """
 
     ranges: Sequence[tuple[Source, int, int]]
     made: Callable[[list[NDArray[np.uint8]]], Any]
     nbytes: int | None = None
+    joined: bool = False
 
 
 class _Entry:
     """A tensor in the pool, or on its way there."""
 
-    __slots__ = ("cost", "error", "holds", "key", "octets", "ready", "stamp", "value")
+    __slots__ = ("cost", "error", "holds", "key", "made", "ready", "stamp", "value")
 
-    def __init__(self, key: Key, cost: int) -> None:
-        self.key, self.cost = key, cost
+    def __init__(self, key: Key, cost: int, made: int) -> None:
+        self.key, self.cost, self.made = key, cost, made  # `made`: bytes of its value, if that is not in a slot
         self.holds = 0
         self.ready = False
         self.error: BaseException | None = None
         self.stamp: tuple[int, int] = (0, 0)  # its place among those that may be evicted
-        self.octets: NDArray[np.uint8] | None = None  # its slot
-        self.value: Any = None
+        self.value: Any = None  # while it lives, so does its slot
 
 
 class Hold:
@@ -167,22 +165,24 @@ class Pool:
         self._waiting: list[tuple[tuple[int, int], Key]] = []  # a heap of those that may be evicted; some are outdated
         self._counts: dict[Key, int] = {}
         self._ticks = self._asked = 0
-        self._spare: dict[int, list[NDArray[np.uint8]]] = {}  # slots of tensors that are about to be read
+        self._arena = Arena()
+        self._made = 0  # bytes of values that are not in slots
         self._resident = self._hits = self._misses = self._evictions = self._read_nbytes = 0
         self._closed = False
         self._changed = threading.Condition()
         self._workers: ThreadPoolExecutor | None = None
 
     # ---------------------------------------------------------------------------------------------------- for users
-    def hold(self, name: str, index: int | None = None) -> Hold:
+    def hold(self, name: str | tuple[str, ...], index: int | None = None) -> Hold:
         """Bring a tensor into memory, and keep it there until the result is left or released.
 
         Threads that want one tensor at once share one read.
 
         Parameters
         ----------
-        name : str
-            A tensor of the model, or a parameter of `TensorFile.weights`.
+        name : str or tuple of str
+            A tensor of the model, or a parameter of `TensorFile.weights`. Several are joined along the first dimension,
+            into one array; quantised ones are decoded.
         index : int, optional
             Only this entry of the first dimension, such as one of stacked experts: no other bytes are read where it
             lies apart in the file, as in dense tensors and in blocks of GGUF. Of other quantised tensors it is decoded.
@@ -198,12 +198,14 @@ class Pool:
         LimitError
             When it does not fit beside what is held.
         TensorNotFoundError, IndexError
+        PlanError
+            When tensors to be joined differ in their type, or in other dimensions than the first.
         TruncatedError, FileChangedError
             When the file changed.
         ClosedError
             When the pool or the file is closed, and in a child process.
         """
-        key = name, None if index is None else operator.index(index)
+        key = _key(name, index)
         while True:
             with self._changed:
                 self._check()
@@ -213,7 +215,7 @@ class Pool:
                     self._make_room(cost, key)
                     if key in self._entries:  # by another thread, while this one waited
                         continue
-                    entry = self._add(key, cost)
+                    entry = self._add(key, cost, reading)
                     self._misses += 1
                     reads = True
                 else:
@@ -228,44 +230,61 @@ class Pool:
                     while not entry.ready and entry.error is None:
                         self._changed.wait()
             if reads:
-                self._read(entry, reading)
+                self._read([(entry, reading)])
             if entry.error is None:
                 return Hold(self, entry)
             if reads or isinstance(entry.error, Exception):  # another thread's interrupt is not this one's
                 raise entry.error
 
-    def prefetch(self, wanted: Iterable[tuple[str, int | None] | str]) -> None:
+    def prefetch(self, wanted: Iterable[tuple[str | tuple[str, ...], int | None] | str]) -> None:
         """Begin to read tensors in the background, as far as the budget allows; return at once.
 
-        What does not fit beside what is held, or prefetched and not held yet, is left out. An error is raised by the
-        hold that follows.
+        Those that lie beside each other in a file are read together. What does not fit beside what is held, or
+        prefetched and not held yet, is left out. An error is raised by the hold that follows.
 
         Parameters
         ----------
-        wanted : iterable of str or (str, int)
+        wanted : iterable of str or (name, index)
             What `hold` takes.
         """
         with self._changed:
             self._check()
-            found = []
+            found: list[tuple[_Entry, _Reading]] = []
             for one in wanted:
-                name, index = (one, None) if isinstance(one, str) else one
-                key = name, None if index is None else operator.index(index)
+                key = (one, None) if isinstance(one, str) else _key(*one)
                 if key in self._entries:
                     continue
                 reading, cost = self._reading(key)
                 if not self._evict_for(cost, soon=False):
                     continue
-                entry = self._add(key, cost)
+                entry = self._add(key, cost, reading)
                 self._queued.add(key)
                 found.append((entry, reading))
             if found and self._workers is None:
                 from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - its hooks of forks come too late
 
                 self._workers = ThreadPoolExecutor(self._threads, "weightmap-pool")
-            for entry, reading in sorted(found, key=_place):
+            for group in _neighbours(found):
                 assert self._workers is not None  # noqa: S101 - for the type checker
-                self._workers.submit(self._read_queued, entry, reading)
+                self._workers.submit(self._read_queued, group)
+
+    def shape_of(self, name: str | tuple[str, ...], index: int | None = None) -> tuple[int, ...]:
+        """Return the shape of what `hold` of the same arguments gives; nothing is read.
+
+        Raises
+        ------
+        TensorNotFoundError, IndexError, PlanError, ClosedError
+            As `hold`.
+        """
+        key = _key(name, index)
+        with self._changed:
+            self._check()
+            self._reading(key)
+            shapes = [self._row(own).shape for own in ((name,) if isinstance(name, str) else name)]
+        if not shapes[0]:
+            return ()
+        rest = shapes[0][1:]
+        return rest if index is not None else (sum(shape[0] for shape in shapes), *rest)
 
     @property
     def stats(self) -> PoolStats:
@@ -294,7 +313,7 @@ class Pool:
             held = [entry.key for entry in self._entries.values() if entry.holds]
             for key in [key for key, entry in self._entries.items() if not entry.holds]:
                 self._drop(self._entries[key])
-            self._spare.clear()
+        self._arena.trim()
         for reader in self._readers.values():
             reader.close()
         if held:
@@ -326,9 +345,10 @@ class Pool:
             raise ClosedError("the pool is closed", path=name_of(self._file))
         check_open(self._file)
 
-    def _add(self, key: Key, cost: int) -> _Entry:
-        entry = self._entries[key] = _Entry(key, cost)
+    def _add(self, key: Key, cost: int, reading: _Reading) -> _Entry:
+        entry = self._entries[key] = _Entry(key, cost, reading.nbytes or 0)
         self._resident += cost
+        self._made += entry.made
         return entry
 
     def _count(self, key: Key) -> None:
@@ -369,7 +389,6 @@ class Pool:
 
     def _evict_for(self, cost: int, *, soon: bool) -> bool:
         """Evict until `cost` bytes fit; `soon`: also what was prefetched. Returns whether they do."""
-        self._spare.clear()
         while self._resident + cost > self.budget:
             if not self._waiting or (self._waiting[0][0][0] == _SOON and not soon):
                 return False
@@ -382,12 +401,11 @@ class Pool:
         return True
 
     def _drop(self, entry: _Entry) -> None:
-        """Forget an entry; its slot is kept for the one that evicts it, if nobody uses the array any more."""
+        """Forget an entry; its slot is free once nobody uses the array any more."""
         self._entries.pop(entry.key, None)
         self._resident -= entry.cost
-        octets, entry.octets, entry.value = entry.octets, None, None
-        if octets is not None and sys.getrefcount(octets) == _UNUSED:
-            self._spare.setdefault(len(octets), []).append(octets)
+        self._made -= entry.made
+        entry.value = None
 
     def _let_go(self, entry: _Entry) -> None:
         with self._changed:
@@ -396,57 +414,89 @@ class Pool:
                 if self._closed:
                     if self._entries.get(entry.key) is entry:
                         self._drop(entry)
-                    self._spare.clear()
                 else:
                     self._offer(entry)
             self._changed.notify_all()
 
     # ------------------------------------------------------------------------------------------------------ reading
-    def _read_queued(self, entry: _Entry, reading: _Reading) -> None:
+    def _read_queued(self, group: list[tuple[_Entry, _Reading]]) -> None:
         with self._changed:
-            if entry.key not in self._queued or self._entries.get(entry.key) is not entry or self._closed:
+            if self._closed:
                 return
-            self._queued.discard(entry.key)
-        self._read(entry, reading)
+            group = [
+                (entry, reading)
+                for entry, reading in group
+                if entry.key in self._queued and self._entries.get(entry.key) is entry
+            ]
+            self._queued.difference_update([entry.key for entry, _ in group])
+        if group:
+            self._read(group)
 
-    def _read(self, entry: _Entry, reading: _Reading) -> None:
-        """Read an entry. An error is kept in it, and the entry forgotten."""
+    def _read(self, group: list[tuple[_Entry, _Reading]]) -> None:
+        """Read entries together. An error is kept in the entry that it concerns, and that one forgotten."""
         try:
-            windows = [(self._reader(source), begin, end) for source, begin, end in reading.ranges]
-            bounds = [reader.window(begin, end) for reader, begin, end in windows]
-            size = sum(high - low for low, high in bounds)
-            slot, at, parts = self._slot(size), 0, []
-            whole = memoryview(slot) if size else memoryview(bytearray())
-            for (reader, begin, end), (low, high) in zip(windows, bounds, strict=True):
-                reader.read(low, end, whole[at : at + high - low])
-                parts.append(slot[at + begin - low : at + end - low])
-                at += high - low
-            value = reading.made(parts)
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
-            del parts, whole
+            values, nbytes = self._values([reading for _, reading in group])
         except BaseException as error:
+            if len(group) > 1 and isinstance(error, Exception):
+                for one in group:
+                    self._read([one])
+                return
             with self._changed:
-                entry.error = error
-                if self._entries.get(entry.key) is entry:
-                    self._drop(entry)
+                for entry, _ in group:
+                    entry.error = error
+                    if self._entries.get(entry.key) is entry:
+                        self._drop(entry)
                 self._changed.notify_all()
             if not isinstance(error, Exception):
                 raise
             return
         with self._changed:
-            entry.value, entry.ready = value, True
-            self._read_nbytes += size
-            if reading.nbytes is None:
-                entry.octets = slot
-            else:
-                self._resident += reading.nbytes - entry.cost
-                entry.cost = reading.nbytes
-            if self._closed and not entry.holds:
-                self._drop(entry)
-            elif not entry.holds:
-                self._offer(entry, soon=True)
+            self._read_nbytes += nbytes
+            for (entry, _), value in zip(group, values, strict=True):
+                entry.value, entry.ready = value, True
+                if entry.made:  # and its slot is free again
+                    self._resident += entry.made - entry.cost
+                    entry.cost = entry.made
+                if self._closed and not entry.holds:
+                    self._drop(entry)
+                elif not entry.holds:
+                    self._offer(entry, soon=True)
             self._changed.notify_all()
+
+    def _values(self, readings: Sequence[_Reading]) -> tuple[list[Any], int]:
+        """Return what readings make, and how many bytes were read for it."""
+        windows: dict[DirectReader, list[tuple[int, int, memoryview]]] = {}
+        slots, moves = [], []
+        for reading in readings:
+            bounds = [window(begin, end) for _, begin, end in reading.ranges]
+            slot = self._arena.allocate(sum(high - low for low, high in bounds), self.budget - self._made)
+            at, to, own = 0, 0, []
+            for (source, begin, end), (low, high) in zip(reading.ranges, bounds, strict=True):
+                if high > low:
+                    part = memoryview(slot[at : at + high - low])
+                    windows.setdefault(self._reader(source), []).append((low, end, part))
+                to = to if reading.joined else at
+                own.append((to, at + begin - low, end - begin))
+                at, to = at + high - low, to + end - begin
+            slots.append(slot)
+            moves.append(own)
+        nbytes = sum(reader.read_windows(some) for reader, some in windows.items())
+        parts = []
+        for reading, slot, own in zip(readings, slots, moves, strict=True):
+            # To the begin of a page: products of matrices that are not aligned differ in the last bit.
+            for to, at, size in own:
+                if to != at:
+                    slot[to : to + size] = slot[at : at + size]
+            if reading.joined:
+                parts.append([slot[: sum(size for _, _, size in own)]])
+            else:
+                parts.append([slot[to : to + size] for to, _, size in own])
+        values = [reading.made(own) for reading, own in zip(readings, parts, strict=True)]
+        del slots
+        for value in values:
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+        return values, nbytes
 
     def _reader(self, source: Source) -> DirectReader:
         with self._changed:
@@ -455,26 +505,23 @@ class Pool:
                 found = self._readers[source] = DirectReader(source, direct=self.direct)
         return found
 
-    def _slot(self, size: int) -> NDArray[np.uint8]:
-        """Return memory of whole pages: a spare slot of that size, or a new one."""
-        with self._changed:
-            spare = self._spare.get(size)
-            slot = spare.pop() if spare else None
-            self._spare.clear()
-        if slot is not None:
-            return slot
-        if not size:
-            return np.empty(0, np.uint8)
-        memory = mmap.mmap(-1, size, **_PRIVATE)
-        if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a system without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        return np.frombuffer(memory, np.uint8)
-
     # --------------------------------------------------------------------------------------------- what is to be read
     def _reading(self, key: Key) -> tuple[_Reading, int]:
         """Return how a tensor is read, and the most memory that it takes. Raises errors for names and indices."""
         name, index = key
+        if isinstance(name, str):
+            reading = self._alone(name, index)
+        elif index is None:
+            reading = _joined([self._row(own) for own in name], [self._alone(own, None) for own in name], name)
+        else:
+            raise TypeError("an entry of several tensors: expected one name, or index=None")
+        cost = reading.nbytes or 0
+        for _, begin, end in reading.ranges:
+            low, high = window(begin, end)
+            cost += high - low
+        return reading, cost
+
+    def _alone(self, name: str, index: int | None) -> _Reading:
         row = self._row(name)
         if index is not None:
             count = row.shape[0] if row.shape else 0
@@ -482,13 +529,8 @@ class Pool:
                 raise IndexError(f"index {index} of tensor {quoted(name)}, whose first dimension is {count}")
             index %= count
         if isinstance(row.geometry, Pieces):
-            reading = _of_pieces(row, row.geometry, index)
-        elif row.geometry is not None:
-            reading = _of_geometry(row, index)
-        else:
-            reading = _of_row(row, index)
-        windows = [(begin // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE) for _, begin, end in reading.ranges]
-        return reading, sum(high - low for low, high in windows) + (reading.nbytes or 0)
+            return _of_pieces(row, row.geometry, index)
+        return _of_row(row, index) if row.geometry is None else _of_geometry(row, index)
 
     def _row(self, name: str) -> Row:
         try:
@@ -501,20 +543,63 @@ class Pool:
         return row_of(self._parameters, name)
 
 
-_PAGE = 4096
-# Memory of this process alone: by default it would be shared with children.
-_PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+def _key(name: Name, index: int | None) -> Key:
+    return name if isinstance(name, str) else tuple(name), None if index is None else operator.index(index)
 
 
 def _called(key: Key) -> str:
     name, index = key
-    return f"tensor {quoted(name)}" if index is None else f"entry {index} of tensor {quoted(name)}"
+    called = f"tensor {quoted(name)}" if isinstance(name, str) else "tensors " + " and ".join(map(quoted, name))
+    return called if index is None else f"entry {index} of {called}"
 
 
-def _place(found: tuple[_Entry, _Reading]) -> tuple[str, int]:
+def _neighbours(found: list[tuple[_Entry, _Reading]]) -> Iterable[list[tuple[_Entry, _Reading]]]:
+    """Return what is read together, in groups; that with the one asked for first comes first."""
+    groups: list[list[int]] = []
+    last, end, nbytes = None, 0, 0
+    for number in sorted(range(len(found)), key=lambda number: _place(found[number][1])):
+        ranges = found[number][1].ranges
+        source, begin = (ranges[0][0], ranges[0][1]) if ranges else (None, 0)
+        if not groups or source is not last or begin > end + CLOSE or nbytes >= PIECE:
+            groups.append([])
+            nbytes = 0
+        groups[-1].append(number)
+        nbytes += found[number][0].cost
+        last, end = source, ranges[-1][2] if ranges else 0
+    return [[found[number] for number in group] for group in sorted(groups, key=min)]
+
+
+def _place(reading: _Reading) -> tuple[str, int]:
     """Return a key that sorts by file and place."""
-    ranges = found[1].ranges
+    ranges = reading.ranges
     return (ranges[0][0].name, ranges[0][1]) if ranges else ("", 0)
+
+
+def _joined(rows: list[Row], readings: list[_Reading], names: tuple[str, ...]) -> _Reading:
+    """Return how tensors are read that become one array."""
+    first = rows[0]
+    for row, name in zip(rows, names, strict=True):
+        if not row.shape or row.dtype != first.dtype or row.shape[1:] != first.shape[1:]:
+            expected = f"{first.dtype.name} {first.shape}, but for the first dimension"
+            raise PlanError(
+                f"tensor {quoted(name)} to be joined", actual=f"{row.dtype.name} {row.shape}", expected=expected
+            )
+    ranges = [one for reading in readings for one in reading.ranges]
+    if all(row.geometry is None and not row.dtype.quantized and not row.dtype.packed for row in rows):
+        whole = first._replace(
+            shape=(sum(row.shape[0] for row in rows), *first.shape[1:]), nbytes=sum(row.nbytes for row in rows)
+        )
+        return _Reading(ranges, lambda parts: whole.over(parts[0]), joined=True)
+    ends = list(accumulate(len(reading.ranges) for reading in readings))
+
+    def made(parts: list[NDArray[np.uint8]]) -> Any:
+        own = [parts[end - len(reading.ranges) : end] for reading, end in zip(readings, ends, strict=True)]
+        values = [reading.made(some) for reading, some in zip(readings, own, strict=True)]
+        return np.concatenate([value if isinstance(value, np.ndarray) else value.dequantize() for value in values])
+
+    itemsize = 4 if first.dtype.quantized else first.viewed[0].itemsize
+    nbytes = sum(row.nbytes if row.dtype.packed else prod(row.shape) * itemsize for row in rows)
+    return _Reading(ranges, made, nbytes + sum(reading.nbytes or 0 for reading in readings))
 
 
 def _of_row(row: Row, index: int | None) -> _Reading:

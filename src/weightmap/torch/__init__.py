@@ -15,6 +15,7 @@ NumPy lacks bfloat16 and float8; arrays with the types of ml_dtypes become tenso
 
 from weightmap.model.foreign import from_torch
 from weightmap.torch._device import TorchBackend, load_plan, to_device
+from weightmap.torch._experts import serve_experts
 from weightmap.torch._files import load_file, load_tensors, read_tensor, writable_mode
 from weightmap.torch._modules import StateError, load_into, load_state
 from weightmap.torch._tensors import to_torch, torch_device
@@ -29,6 +30,7 @@ __all__ = [
     "load_state",
     "load_tensors",
     "read_tensor",
+    "serve_experts",
     "to_device",
     "to_torch",
     "torch_device",

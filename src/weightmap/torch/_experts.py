@@ -1,0 +1,202 @@
+"""Mixtures of experts on the CPU: experts come from a pool one by one, as tokens are routed to them."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.errors import TensorNotFoundError, UnsupportedError, quoted
+from weightmap.model.foreign import check_module
+from weightmap.torch._modules import StateError
+from weightmap.torch._tensors import imported_torch, to_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from weightmap.model.pool import Pool
+
+    Key = tuple[str | tuple[str, ...], int | None]
+
+# What checkpoints call the matrices that transformers 5 stacks, expert by expert.
+_SEPARATE = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
+# What transformers 5 calls a block, and the checkpoint.
+_RENAMED = (".mlp.", ".block_sparse_moe.")
+_MATRIX = 2
+
+
+def serve_experts(module: Any, pool: Pool, *, name: Callable[[str], str] | None = None) -> None:
+    """Let the experts of a transformers model on the CPU come from a pool, each while it multiplies.
+
+    Every module called ``experts`` loses its parameters, which may be on the device "meta": where it computes, it
+    takes them from the pool, and has those read ahead to which tokens are routed. Logits are those of the resident
+    model to the bit; of transformers 5 those of ``experts_implementation="eager"``, which goes from expert to expert.
+    It serves inference: no gradient reaches an expert. `load_into` fills the other parameters.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Its experts are stacked in parameters such as ``experts.gate_up_proj``, as in transformers 5, or a
+        ``torch.nn.ModuleList`` of modules of ``torch.nn.Linear``, as in transformers 4.
+    pool : Pool
+        Of the model's files: see `TensorFile.pool`. Their experts may be stacked too, or lie apart under the names of
+        Mixtral or Qwen; then matrices that the model wants as one are joined in the pool. Quantised ones are decoded
+        at each use. Values take the type of the parameter that they replace.
+    name : callable, optional
+        Takes the name of a parameter, and returns what the files call it.
+
+    Raises
+    ------
+    TensorNotFoundError
+        The files have no tensor for a parameter.
+    StateError
+        A tensor has another shape than the parameter. As for the others, the module is unchanged.
+    UnsupportedError
+        There are no experts, or they have parameters of other modules than these.
+    """
+    check_module("module", module)
+    torch = imported_torch()
+    named = name or (lambda own: own)
+    found: list[tuple[str, Any, dict[str, _Served], bool]] = []
+    for prefix, part in module.named_modules():
+        if prefix.rpartition(".")[2] != "experts":
+            continue
+        stacked = not isinstance(part, torch.nn.ModuleList)
+        for path, inner in [("", part)] if stacked else part.named_modules():
+            own = dict(inner.named_parameters(recurse=False))
+            where = f"{prefix}.{path}".rstrip(".")
+            if not own and (not stacked or len(list(part.parameters())) == 0):
+                continue
+            if not own or not (stacked or type(inner) is torch.nn.Linear):
+                expected = "stacked parameters, or a ModuleList of modules of torch.nn.Linear"
+                raise UnsupportedError(f"experts {quoted(where)}", expected=expected, actual=type(inner).__name__)
+            served = {
+                key: _Served(pool, _keys(pool, f"{where}.{key}", value, named, stacked=stacked), value)
+                for key, value in own.items()
+            }
+            found.append((f"{prefix}.{path.partition('.')[0]}", inner, served, stacked))
+    if not found:
+        raise UnsupportedError(
+            "module", expected="modules called experts with parameters", actual=type(module).__name__
+        )
+    experts: dict[str, list[_Served]] = {}
+    for path, inner, served, stacked in found:
+        for key, one in served.items():
+            del inner._parameters[key]  # noqa: SLF001 - or torch refuses what is no parameter
+            setattr(inner, key, one)
+        inner.forward = _stacked(inner, pool, served) if stacked else _linear(served)
+        if not stacked:
+            experts.setdefault(path, []).extend(served.values())
+    for path, matrices in experts.items():
+        wanted = [one.keys[0] for one in matrices]
+        module.get_submodule(path).register_forward_pre_hook(lambda *_, wanted=wanted: pool.prefetch(wanted))
+
+
+class _Served:
+    """Stands where a parameter was; an entry is held from where it is asked for until the next one is, in a thread."""
+
+    def __init__(self, pool: Pool, keys: list[Key], like: Any) -> None:
+        self._pool, self.keys, self._dtype = pool, keys, like.dtype
+        self._own = threading.local()
+
+    def __getitem__(self, index: Any) -> Any:
+        self.release()
+        hold = self._own.hold = self._pool.hold(*self.keys[int(index)])
+        return _tensor(hold.__enter__()).to(self._dtype)
+
+    def release(self) -> None:
+        hold, self._own.hold = getattr(self._own, "hold", None), None
+        if hold is not None:
+            hold.release()
+
+    @contextmanager
+    def whole(self) -> Iterator[Any]:
+        """Hold the only entry."""
+        with self._pool.hold(*self.keys[0]) as values:
+            yield _tensor(values).to(self._dtype)
+
+
+def _stacked(module: Any, pool: Pool, served: dict[str, _Served]) -> Callable[..., Any]:
+    """Return a ``forward`` for a module of stacked experts, which goes from expert to expert."""
+    torch = imported_torch()
+    forward = type(module).forward
+    forward = getattr(forward, "__wrapped__", forward)  # of transformers 5: whatever the configuration chooses
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and value.dtype == torch.int64:
+                routed = [index for index in value.unique().tolist() if index < len(next(iter(served.values())).keys)]
+                pool.prefetch([one.keys[index] for index in routed for one in served.values()])
+                break
+        try:
+            return forward(module, *args, **kwargs)
+        finally:
+            for one in served.values():
+                one.release()
+
+    return call
+
+
+def _linear(served: dict[str, _Served]) -> Callable[[Any], Any]:
+    """Return a ``forward`` for a ``torch.nn.Linear``."""
+    torch = imported_torch()
+
+    def call(values: Any) -> Any:
+        with served["weight"].whole() as weight:
+            if "bias" not in served:
+                return torch.nn.functional.linear(values, weight)
+            with served["bias"].whole() as bias:
+                return torch.nn.functional.linear(values, weight, bias)
+
+    return call
+
+
+def _keys(pool: Pool, own: str, value: Any, named: Callable[[str], str], *, stacked: bool) -> list[Key]:
+    """Return what the pool is asked for in place of a parameter: for each expert where these are stacked."""
+    if not stacked:
+        return [_key(pool, [(named(own), None)], own, tuple(value.shape))]
+    prefix, _, matrix = own.rpartition(".")
+    shape = tuple(value.shape[1:])
+    keys = []
+    for index in range(value.shape[0]):
+        wanted: list[Key] = [(named(own), index)]
+        for pieces in _SEPARATE.get(matrix, ()):
+            names = tuple(named(f"{prefix}.{index}.{piece}.weight") for piece in pieces)
+            both = names, tuple(one.replace(*_RENAMED) for one in names)
+            wanted += [(some if len(some) > 1 else some[0], None) for some in both]
+        keys.append(_key(pool, wanted, own, shape))
+    return keys
+
+
+def _key(pool: Pool, wanted: list[Key], own: str, shape: tuple[int, ...]) -> Key:
+    """Return the first of these that the files have."""
+    missing: TensorNotFoundError | None = None
+    for name, index in wanted:
+        try:
+            got = pool.shape_of(name, index)
+        except TensorNotFoundError as error:
+            missing = missing or error
+            continue
+        if got != shape:
+            raise StateError(f"experts for {quoted(own)}", actual=f"shape {got}", expected=f"{shape}")
+        return name, index
+    assert missing is not None  # noqa: S101 - that is why nothing was returned
+    raise missing
+
+
+class _Writable:
+    """Gives the same bytes as an array that is not read-only: torch has no other tensors, and experts are only read."""
+
+    def __init__(self, octets: np.ndarray[Any, Any]) -> None:
+        self._octets = octets
+        self.__array_interface__ = octets.__array_interface__ | {"data": (octets.ctypes.data, False)}
+
+
+def _tensor(values: Any) -> Any:
+    """Return a tensor over memory of the pool, which is no mapping of a file; quantised values are decoded."""
+    if isinstance(values, np.ndarray) and values.flags.c_contiguous and values.size:
+        octets = values.reshape(-1).view(np.uint8)
+        values = np.ndarray(values.shape, values.dtype, np.asarray(_Writable(octets)))
+    return to_torch(values)
