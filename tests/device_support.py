@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_ALIGN = 256
+
 __all__ = ["DECODED", "FakeDevice", "LateError"]
 
 DECODED = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "q4_0", "q8_0", "q4_k", "q6_k")
@@ -25,10 +28,6 @@ DECODED = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "q4_0
 
 class LateError(AssertionError):
     """Memory was used in a way that a device with work under way does not bear."""
-
-
-class Memory(np.ndarray):
-    """Device memory; a class of its own, so that the device can count what is alive."""
 
 
 class Point:
@@ -51,6 +50,12 @@ class FakeDevice(Backend):
         What was asked for: ("copy", bytes), ("change", scheme), ("event",), ("synchronize",) …
     fails : dict of str to int
         After how many calls a method raises an error.
+    before, after : callable
+        Called with the name of each method: before it does anything, and when it has done its work.
+    capacity : int, optional
+        Bytes of memory that may be alive.
+    peak : int
+        The most bytes that were alive.
     """
 
     def __init__(self, key: str = "fake:0", *, decodes: tuple[str, ...] = DECODED, **fails: int) -> None:
@@ -61,9 +66,12 @@ class FakeDevice(Backend):
         self.done = 0
         self._scheme = decodes
         self._asked: list[Callable[[], None]] = []
+        self._lock = threading.RLock()  # for a load asks and waits in two threads
         self._alive: list[weakref.ref[Any]] = []
-        self._freed: set[int] = set()
+        self.capacity: int | None = None
+        self.peak = 0
         self.before: Callable[[str], None] = lambda _: None
+        self.after: Callable[[str], None] = lambda _: None
 
     def _call(self, what: str, *more: Any) -> None:
         self.before(what)
@@ -80,16 +88,25 @@ class FakeDevice(Backend):
 
     @property
     def alive(self) -> int:
-        """Pieces of memory that were not freed and that somebody refers to."""
-        return sum((memory := ref()) is not None and id(memory) not in self._freed for ref in self._alive)
+        """Pieces of memory that were not freed and that somebody refers to, be it by a tensor."""
+        return len(self._rooms())
+
+    @property
+    def alive_nbytes(self) -> int:
+        """Their bytes."""
+        return sum(len(room) - _ALIGN for room in self._rooms())
+
+    def _rooms(self) -> list[NDArray[np.uint8]]:
+        return [room for ref in self._alive if (room := ref()) is not None]
 
     def work(self, upto: int | None = None) -> None:
         """Do what was asked for, in order."""
-        upto = len(self._asked) if upto is None else upto
-        while self.done < upto:
-            self._asked[self.done]()
-            self._asked[self.done] = lambda: None  # which refers to no memory
-            self.done += 1
+        with self._lock:
+            upto = len(self._asked) if upto is None else upto
+            while self.done < upto:
+                self._asked[self.done]()
+                self._asked[self.done] = lambda: None  # which refers to no memory
+                self.done += 1
 
     def forget(self) -> None:
         """Do nothing of what was asked for."""
@@ -104,23 +121,31 @@ class FakeDevice(Backend):
     def allocate(self, nbytes: int) -> Any:
         """Return memory that holds no zeros."""
         self._call("allocate", nbytes)
-        room = np.full(nbytes + 256, 0xEE, np.uint8)
-        start = -room.ctypes.data % 256
-        memory = room[start : start + nbytes].view(Memory)
-        self._alive.append(weakref.ref(memory))
-        return memory
+        if self.capacity is not None and self.alive_nbytes + nbytes > self.capacity:
+            raise MemoryError(f"the device has no {nbytes} bytes")
+        # numpy makes this array the base of all views, so it lives as long as one of them.
+        room = np.full(nbytes + _ALIGN, 0xEE, np.uint8)
+        start = -room.ctypes.data % _ALIGN
+        self._alive.append(weakref.ref(room))
+        self.peak = max(self.peak, self.alive_nbytes)
+        return room[start : start + nbytes]
 
     def free(self, buffer: Any) -> None:
         """Note that memory is free."""
         self._call("free", len(buffer))
         if not self.idle:
             raise LateError("memory is freed that copies are under way to")
-        self._freed.add(id(buffer))
+        rest = [ref for ref in self._alive if ref() is not buffer.base]
+        if len(rest) == len(self._alive):
+            raise LateError("memory is freed that is not this device's, or for the second time")
+        self._alive = rest
+        buffer[:] = 0xDD
 
     def pin(self, memory: NDArray[np.uint8]) -> None:
         """Note that memory is pinned."""
         self._call("pin", len(memory))
         self.pins.add(memory.ctypes.data)
+        self.after("pin")
 
     def unpin(self, memory: NDArray[np.uint8]) -> None:
         """Note that it is not any more."""

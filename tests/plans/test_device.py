@@ -262,6 +262,36 @@ def _raise(error):
     raise error
 
 
+def test_the_fake_device_sees_what_lives():
+    """A tensor keeps its memory alive, though numpy forgets the array that it was made of; freed memory is not."""
+    device = FakeDevice()
+    buffer = device.allocate(1024)
+    tensor = device.tensor(buffer, 256, "float32", (3,))
+    del buffer
+    assert (device.alive, device.alive_nbytes) == (1, 1024)
+    del tensor
+    assert device.alive == 0
+    buffer = device.allocate(512)
+    device.free(buffer)
+    assert (device.alive, device.peak) == (0, 1024)
+    with pytest.raises(LateError, match="second time"):
+        device.free(buffer)
+
+
+def test_a_tensor_that_is_kept_keeps_its_group(models):
+    """Tensors of a group share memory: it lives as long as one of them."""
+    device = FakeDevice()
+    with wm.plan(models["a.safetensors"]) as plan:
+        held = [tensor for _, tensor in load(plan, device) if tensor.size]
+        assert device.alive == 1
+        held = held[:1]
+        assert device.alive == 1
+        held.clear()
+        assert device.alive == 0
+        held = [tensor for _, tensor in load(plan, device, group=1) if tensor.size]
+        assert device.alive == len(held) == 5
+
+
 def test_what_is_in_memory_or_in_a_store_needs_no_file(tmp_path, monkeypatch):
     path = _saved(tmp_path / "a.safetensors", DENSE)
     for verify in (False, True):
