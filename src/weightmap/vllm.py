@@ -50,8 +50,9 @@ _USUAL_INDEX = "model.safetensors.index.json"
 # A setting of the stock loader that concerns no file: whether every parameter has to come from the checkpoint.
 _STOCK = ("enable_weights_track",)
 _CHOICES = {"mode": ("mmap", "cow", "copy", "sealed"), "verify": ("header", "full", "none")}
-# Bytes of tensors that are on a GPU beside the model's own.
-_GROUP = 512 << 20
+# Bytes of tensors that share a piece of a GPU's memory. Beside the model there are three: the one that vLLM copies
+# from, the next one, and that of the tensor which its loop still holds.
+_GROUP = (512 << 20) // 3
 # What llama.cpp calls the tensors of layers.
 _LLAMA_CPP = re.compile(r"blk\.\d+\.")
 

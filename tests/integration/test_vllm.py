@@ -287,6 +287,23 @@ def test_tensors_of_a_model_on_a_gpu_go_there_some_at_a_time(registered, tmp_pat
         np.testing.assert_array_equal(found[f"p.{name}"], array)
 
 
+def test_tensors_on_a_gpu_take_little_memory_beside_the_model(registered, tmp_path, monkeypatch):
+    """The page promises 512 MiB: here a thousandth of that, and a loop whose variable holds the last tensor."""
+    model = {f"w{number:03}": np.full(4096, number, np.float32) for number in range(200)}
+    wm.save(tmp_path / "model.safetensors", model)
+    assert 3 * ours._GROUP <= 512 << 20
+    monkeypatch.setattr(ours, "_GROUP", ours._GROUP // 1024)
+    device, most = FakeDevice(), 0
+    monkeypatch.setattr(ours, "load_plan", lambda plan, where, **named: load(plan, device, **named))
+    made = loader()
+    made._gpu = types.SimpleNamespace(type="cuda")
+    for name, tensor in made._get_weights_iterator(Source(str(tmp_path))):
+        most = max(most, device.alive_nbytes)
+        assert tensor[0] == int(name[1:])
+    assert device.count("allocate") > 10
+    assert most <= device.peak <= 512 << 10
+
+
 @pytest.mark.parametrize(("tied", "head"), [(True, True), (True, False), (False, True)])
 def test_a_head_of_its_own_is_not_tied(registered, tmp_path, tied, head):
     """A model that is declared tied and has an lm_head gets it: vLLM looks for it in safetensors only."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.device._backend import Backend
+    from weightmap.device._backend import Backend, Event
     from weightmap.device._cargo import ArrayCargo, Cargo, Piece
     from weightmap.device._slots import Slot
     from weightmap.io.source import Source
@@ -75,6 +75,7 @@ class Loader:
         self._moves: list[tuple[int, int, Any, int]] = []
         self._changes: list[tuple[int, int, Any, Any, int]] = []
         self._scratch: Any = None
+        self._stopped = False
 
     def __enter__(self) -> Self:
         self._slots = Slots(self.backend, self._staging)
@@ -114,14 +115,19 @@ class Loader:
             else:
                 return interrupt
 
-    def give_up(self, buffer: Any) -> None:
+    def stop(self) -> None:
+        """Let a call of `send` in another thread end, with an error, at the next slot."""
+        self._stopped = True
+
+    def give_up(self, buffers: Sequence[Any]) -> None:
         """Free device memory that is not handed out, once nothing is copied to it any more."""
         self._slot = None
         try:
             interrupt = self._settle()
         except Exception:  # noqa: BLE001 - the device is lost, and its memory with it; the cause is being raised
             return
-        self.backend.free(buffer)
+        for buffer in buffers:
+            self.backend.free(buffer)
         if interrupt is not None:
             raise interrupt
 
@@ -143,7 +149,7 @@ class Loader:
             self._cold = begin, end
 
     def send(self, cargo: Cargo | ArrayCargo, buffer: Any, at: int, source: Source | None = None) -> None:
-        """Send a tensor to device memory, from byte `at` on; `finish` waits for it."""
+        """Send a tensor to device memory, from byte `at` on; `finish` tells when it is there."""
         given = cargo.source if source is None else source
         for piece in cargo.pieces(min(self._staging.slot_bytes // 4, _LONGEST)):
             if piece.change is not None:
@@ -163,17 +169,17 @@ class Loader:
         self._ship()
         self.backend.end()
 
-    def finish(self) -> None:
-        """Send the rest of the slot, and wait until the device has everything."""
+    def finish(self) -> Event:
+        """Send the rest of the slot, check the checksums, and return the event after all copies."""
         self._ship()
-        self.backend.synchronize()
         if self._sums is not None:
             self._sums.finish(self._end)
+        return self.backend.event()
 
     # ------------------------------------------------------------------------------------------------- in the slot
     def _current(self) -> Slot:
         if self._slot is None:
-            if self._slots is None:
+            if self._slots is None or self._stopped:
                 raise ValueError("a loader is used within its block")
             self._slot, self._used = self._slots.next(), 0
         return self._slot
