@@ -381,6 +381,15 @@ def test_a_plan_loads_by_torch_as_it_is_in_the_file(model, monkeypatch, slot):
             assert bits(tensor) == bits(whole.flip(0)[::2, 1:3])
 
 
+def test_a_caller_in_inference_mode_gets_tensors_of_it(tmp_path):
+    """The mode belongs to a thread, and another one fills the groups that come next."""
+    wm.save(tmp_path / "a.safetensors", {name: np.arange(3, dtype=np.float32) for name in "abc"})
+    with wm.plan(tmp_path / "a.safetensors") as plan, torch.inference_mode():
+        for _, tensor in load_plan(plan, "cpu", dtype=torch.float16, group=1):
+            assert tensor.is_inference()
+            assert tensor.tolist() == [0, 1, 2]
+
+
 def test_staging_refuses_dtypes_that_torch_lacks():
     with pytest.raises(wm.UnsupportedError, match="datetime64"):
         to_device(np.zeros(2, "M8[s]"), "cpu")

@@ -95,12 +95,18 @@ class TorchBackend(Backend):
         if self._stream is not None:
             self._torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
-    def _ours(self) -> Any:
-        return contextlib.nullcontext() if self._stream is None else self._torch.cuda.stream(self._stream)
+    @contextlib.contextmanager
+    def _ours(self, buffer: Any) -> Iterator[None]:
+        """Work on the stream, and write to a buffer in the mode of the thread that allocated it."""
+        with (
+            self._torch.inference_mode(buffer.is_inference()),
+            contextlib.nullcontext() if self._stream is None else self._torch.cuda.stream(self._stream),
+        ):
+            yield
 
     def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
         """Copy bytes; from pinned memory this returns at once."""
-        with self._ours():
+        with self._ours(buffer):
             buffer[at : at + len(memory)].copy_(self._torch.from_numpy(memory), non_blocking=self.pinned)
 
     def event(self) -> Any:
@@ -128,7 +134,7 @@ class TorchBackend(Backend):
         """Convert as torch does, or decode by Triton's kernels."""
         dtype = getattr(self._torch, change.dtype)
         target = buffer[at : at + change.elements * dtype.itemsize].view(dtype)
-        with self._ours():
+        with self._ours(target):
             if not change.quantized:
                 target.copy_(source[begin:end].view(getattr(self._torch, change.stored)))
                 return
