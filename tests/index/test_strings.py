@@ -31,6 +31,12 @@ def test_spans_and_texts_are_found_as_in_a_dictionary(kind, built):
     assert (table.index is None) == (kind == "flooded")
 
 
+@pytest.mark.parametrize("kind", NAMES)
+def test_what_is_no_text_of_a_file_is_missing(kind):
+    table = StringTable.of([*NAMES[kind](), "é", "𝄞"], "word")
+    assert [table.find(text) for text in ("é", "𝄞", "\ud834", b"word 1", 1, None)] == [200, 201, *[-1] * 4]
+
+
 @pytest.mark.parametrize("empty", [0, 1, 2], ids=["first", "within", "last"])
 def test_tables_are_joined_an_empty_one_too(empty):
     parts = [["a", "", "bc"], ["d"]]

@@ -1,5 +1,6 @@
 """The table of tensors in C, against a plain definition of what a sound table is."""
 
+import gc
 import math
 import random
 import re
@@ -224,6 +225,23 @@ def columns_of(names):
     dims = np.zeros(count, np.uint64)
     dim_bounds = np.arange(count + 1, dtype=np.uint32)
     return kernels.Columns(b"".join(names), bounds, np.zeros(count, np.uint8), dims, dim_bounds, zeros, zeros)
+
+
+def test_rows_are_read_within_the_columns_alone():
+    """The function that reads rows owns the columns, knows their end, and refuses bounds that lie."""
+    names = [bytes([65 + i]) for i in range(26)]
+    read = columns_of(names).raw
+    gc.collect()
+    assert [read(i) for i in range(26)] == [(0, (0,), 0)] * 26
+    for i in (-1, 26, 1 << 63):
+        with pytest.raises((IndexError, OverflowError)):
+            read(i)
+    for first, last in ((2, 1), (0, 3)):
+        lying = np.array([first, last], np.uint32)
+        names, ones = np.arange(2, dtype=np.uint32), np.ones(2, np.uint64)
+        columns = kernels.Columns(b"x", names, np.zeros(1, np.uint8), ones, lying, ones[:1])
+        with pytest.raises(IndexError, match="no row 0"):
+            columns.raw(0)
 
 
 def test_columns_find_by_one_pass():

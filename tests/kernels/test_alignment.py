@@ -29,7 +29,7 @@ OWN = {
         "columns and structs that a scan fills",
     ),
     **dict.fromkeys(("wm_quantize_numbers", "wm_adaptive_encode"), "bytes, at any address, and buffers of the object"),
-    "wm_index_find": "the hash index of one string, for C",
+    **dict.fromkeys(("wm_index_find", "wm_index_lookup"), "the hash index of one string, for C"),
     **dict.fromkeys(
         ("wm_f16_to_f32", "wm_bf16_to_f32"), "bytes, and outputs that are refused below; called by a table"
     ),

@@ -28,7 +28,7 @@ from_buffer = ffi.from_buffer
 module = _kernels
 mistyped = later("weightmap.arguments", "mistyped")
 
-if lib.wm_python_arrays() or lib.wm_python_owners():  # pragma: no cover
+if lib.wm_python_arrays() or lib.wm_python_owners() or lib.wm_python_lookups():  # pragma: no cover
     raise ImportError("the built-in functions of weightmap._kernels could not be added")
 # Built-in functions for the usual arrays: True if they did the work, False if they wrote nothing.
 widen_array = _kernels.widen

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, Fault, as_input, as_items, as_output, fault_of, ffi, from_buffer, lib
+from weightmap.kernels._native import (
+    NULL,
+    Fault,
+    as_input,
+    as_items,
+    as_output,
+    fault_of,
+    ffi,
+    from_buffer,
+    lib,
+    module,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,9 +52,12 @@ class Columns:
         Numbers of tensors, of dimensions and of bytes of names.
     native : wm_columns
         Its pointers are attributes of this object too.
+    raw : callable
+        ``raw(i)`` returns dtype code, shape and begin of row i. Made at the first use.
     """
 
-    __slots__ = ("_memory", "_row", "count", "n_dims", "names_len", "native")
+    __slots__ = ("_memory", "count", "n_dims", "names_len", "native", "raw")
+    raw: Callable[[int], tuple[int, tuple[int, ...], int]]
 
     def __init__(
         self,
@@ -67,7 +81,6 @@ class Columns:
             *(as_items("uint64_t[]", column) for column in (begin, end) if column is not None),
         )
         self.native: Any = ffi.new("wm_columns *", (self.count, self.n_dims, self.names_len, *self._memory))
-        self._row: Any = None
 
     @classmethod
     def scratch(cls, size: int, count: int, n_dims: int) -> Columns:
@@ -78,13 +91,15 @@ class Columns:
         words = n_dims + 3 * count + (size + count) // 8 + 2
         self._memory = memory = _new_words("uint64_t[]", words)
         self.native = ffi.new("wm_columns *", (count, n_dims, size))
-        self._row = None
         if lib.wm_columns_place(self.native, memory, words):
             msg = f"no memory for a table of {8 * words} bytes"
             raise MemoryError(msg)
         return self
 
     def __getattr__(self, name: str) -> Any:
+        if name == "raw":
+            self.raw = module.row_reader(int(ffi.cast("uintptr_t", self.native)), self._memory)
+            return self.raw
         return getattr(self.native, name)
 
     def array(self, column: Any, count: int, dtype: str) -> NDArray[Any]:
@@ -155,16 +170,6 @@ class Columns:
             *((self.dim_bounds, n + 1, "<u4"), (self.begin, n, "<u8"), (self.end, n, "<u8")),
         )
         return self.text(), *(self.array(*column).tobytes() for column in columns)
-
-    def raw(self, i: int) -> tuple[int, tuple[int, ...], int]:
-        """Return dtype code, shape and begin of row i."""
-        row = self._row
-        if row is None:
-            columns = self.native
-            row = self._row = (columns.dtype, columns.dims, columns.dim_bounds, columns.begin)
-        dtype, dims, bounds, begin = row
-        first = bounds[i]
-        return dtype[i], tuple(ffi.unpack(dims + first, bounds[i + 1] - first)), begin[i]
 
     def find(self, name: bytes) -> int:
         """Return the row of the tensor called `name`, or -1, by one pass over the names."""
@@ -262,20 +267,10 @@ def index_finder(
     data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]
 ) -> Callable[[object], int]:
     """Return a function from a text to the number of the string equal to it, or -1; it keeps the arrays alive."""
-    buffer, starts, table = as_input(data), as_items("uint32_t[]", bounds), as_items("uint32_t[]", slots)
+    keep = (as_input(data), as_items("uint32_t[]", bounds), as_items("uint32_t[]", slots))
+    buffer, starts, table = keep
     index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots)))
-    keep = (buffer, starts, table)
-    lookup = lib.wm_index_lookup
-
-    def finder(text: object, _keep: Any = keep) -> int:
-        try:
-            raw = text.encode()  # type: ignore[attr-defined]
-        except (AttributeError, UnicodeEncodeError):  # no text, or a lone surrogate, which no file can hold
-            return -1
-        row: int = lookup(index, raw, len(raw))
-        return row
-
-    return finder
+    return module.finder(int(ffi.cast("uintptr_t", index)), keep)
 
 
 def index_find_many(
