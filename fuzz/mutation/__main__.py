@@ -38,7 +38,7 @@ MODULES = (
 # Those that look into files and at the functions that do; the first of them that notices decides.
 SUITES = (
     *("attacks", "kernel_bounds", "writer_bounds", "index", "scan", "table", "sharded"),
-    *("formats", "guard_pages", "roundtrip", "save", "ceilings", "limits"),
+    *("formats", "guard_pages", "roundtrip", "save", "limits"),
     *("nesting", "kinds", "strict_json", "gguf_scan", "quant", "align", "plan_spans", "plan_reads", "plan_run"),
 )
 TESTS = (FORMAT_TESTS, "tests/api/test_ggml.py", *map(suite, SUITES))

@@ -1,6 +1,5 @@
 """Many shards: converted, verified and quantised by executors and ranks, started again by manifests."""
 
-import io
 import json
 import multiprocessing
 import os
@@ -426,23 +425,6 @@ def test_errors_name_files_as_the_caller_did(model, tmp_path, monkeypatch, pool,
 
 
 # ------------------------------------------------------------------------------------------------------ small tasks
-@pytest.mark.parametrize(
-    ("weights", "sizes"),
-    [
-        ([], []),
-        ([5] * 31, [1] * 31),
-        ([5] * 33, [2] * 16 + [1]),
-        ([5] * 2000, [16] * 125),
-        ([20 << 20] * 160, [3] * 53 + [1]),
-        ([1, 65 << 20, 1, 1] * 16, [1, 1, *[3, 1] * 15, 2]),
-    ],
-)
-def test_small_tasks_are_one_call(weights, sizes):
-    """At most 16 tasks and 64 MiB, so many calls that workers have work to the end, in the order of tasks."""
-    tasks = list(range(len(weights)))
-    found = running.bundled(tasks, weights)
-    assert [task for bundle in found for task in bundle] == tasks
-    assert [len(bundle) for bundle in found] == sizes
 
 
 @pytest.fixture
@@ -823,17 +805,3 @@ def test_dask_is_asked_for_when_it_is_missing(model, tmp_path, run, monkeypatch)
     monkeypatch.setitem(sys.modules, "distributed", None)
     status, _, err = run("convert", model, f"{tmp_path}/o/", "--format", "amb", "--dask", "tcp://127.0.0.1:1")
     assert (status, "pip install dask distributed" in err) == (4, True)
-
-
-def test_a_manifest_is_replaced_as_a_whole(tmp_path):
-    path = tmp_path / "m"
-    first = running.Manifest(str(path), "verify", "r", {"n": int}, wm.Limits())
-    for number in range(3):
-        first.add(f"s{number}", "k", n=number)
-        first.write()
-        again = running.Manifest(str(path), "verify", "r", {"n": int}, wm.Limits())
-        assert again.find(f"s{number}", "k") == {"key": "k", "n": number}
-        assert again.find(f"s{number}", "other") is None
-    assert io.StringIO(path.read_text()).readline() == (
-        '{"weightmap_manifest": 1, "work": "verify", "run": "r", "shards": {\n'
-    )

@@ -240,20 +240,6 @@ def test_out_is_filled_in_place(scheme, block_size):
     assert (room[::2, ::2] == 7).all()
 
 
-def test_out_that_does_not_fit_is_refused():
-    tensor, _ = make("int4_block", (5, 13), 32)
-    wrong, fixed = np.zeros((13, 5), np.float32), np.zeros((5, 13), np.float32)
-    fixed.flags.writeable = False
-    for out, error, said in (
-        (wrong, ValueError, r"\(13, 5\).*\(5, 13\)"),
-        (fixed, ValueError, "read-only"),
-        ([0.0], TypeError, "out must be an array, not list"),
-    ):
-        with pytest.raises(error, match=said):
-            tensor.dequantize(out=out)
-        assert not np.any(out)
-
-
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])
 def test_large_tensors_in_pieces_and_threads(scheme):
     generator = np.random.default_rng(1)
@@ -498,23 +484,6 @@ def test_what_no_tensor_can_be_is_refused(arguments, message):
 SCHEMES = [("int8", 32), ("int4", 32), ("int5", 32), ("int4_block", 32), ("int5_block", 32), ("adaptive", 32)]
 
 
-@pytest.mark.parametrize("scale_type", SCALES)
-@pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
-def test_a_value_is_off_by_half_a_step_and_rarely_more(scheme, block_size, scale_type):
-    """Decoded values are near the original's, and their error is no more than that of the largest-value scale."""
-    values = np.random.default_rng(2).normal(size=(40, 33)).astype(np.float32)
-    tensor = wm.quantize(values, scheme, block_size=block_size, scale_type=scale_type)
-    assert (tensor.scheme, tensor.shape, tensor.scale_type) == (scheme, values.shape, scale_type)
-    assert tensor.block_size == (block_size if "block" in scheme or scheme == "adaptive" else 0)
-    largest = 2 ** (BITS.get(scheme, 4) - 1) - 1
-    flat = np.pad(values.reshape(-1), (0, -values.size % 32))
-    blocks = flat.reshape(1, -1) if not tensor.block_size else flat.reshape(-1, 32)
-    step = np.abs(blocks).max(axis=1, keepdims=True) / largest
-    naive = np.square(np.rint(blocks / step) * step - blocks).sum()
-    error = np.square(tensor.dequantize() - values).sum()
-    assert 0 < error <= naive * 1.001
-
-
 @pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_refused_with_its_index(scheme, block_size, bad):
@@ -524,19 +493,6 @@ def test_what_is_no_number_is_refused_with_its_index(scheme, block_size, bad):
         wm.quantize(values, scheme, block_size=block_size)
     with pytest.raises(wm.QuantError, match="element 1"):
         wm.quantize([1.0, 1e300], scheme, block_size=block_size)
-
-
-@pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
-def test_zeros_and_small_values_survive(scheme, block_size):
-    """Values so small that their scale is a denormal number are not flushed to zero, with either type of scale."""
-    zeros, partly = np.zeros((3, 50), np.float32), np.zeros(128, np.float32)
-    partly[64:96] = np.arange(32)
-    for scale_type, least in (("fp16", 2.0**-24), ("fp32", 2.0**-149)):
-        small = np.tile([0.0, 7 * least, -7 * least, 3 * least], 16).astype(np.float32)
-        for values in (zeros, small):
-            tensor = wm.quantize(values, scheme, block_size=block_size, scale_type=scale_type)
-            assert np.array_equal(tensor.dequantize(), values)
-        assert not wm.quantize(partly, scheme, block_size=block_size, scale_type=scale_type)[:64].any()
 
 
 @pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)

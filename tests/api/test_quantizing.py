@@ -1,16 +1,14 @@
 """Quantisation on the way from one file to another: which tensors, how, with what error, and in how much memory."""
 
-import copy
 import json
 import math
 import os
-import pickle
 import re
 import struct
 
 import numpy as np
 import pytest
-from tests.builders import Tensor, amb, embd, noise, normal, tensor
+from tests.builders import amb, embd, noise, normal, tensor
 from tests.builders import safetensors as st
 from tests.support import listing, run_child
 
@@ -106,21 +104,6 @@ def test_the_bytes_are_those_of_quantize(model, tmp_path, scheme, scale_type):
                 (scheme, expected.shape, expected.block_size, scale_type)
             )
             assert found.payload.tobytes() == expected.payload.tobytes(), name
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("block_size", [24, 40])
-def test_a_tensor_of_several_pieces(put, tmp_path, scheme, block_size):
-    """A tensor that is read in pieces gives the same bytes, though blocks are of no size that divides a piece."""
-    value = normal((3, 270_001), 8)
-    source = put(st.build({"w": value}), "big.safetensors")
-    options = of_its_own(scheme, block_size, 6)
-    [info] = wm.convert(source, tmp_path / "q.amb", quantize=wm.Quantize(scheme, **options)).quantized
-    expected = wm.quantize(value.array, scheme, **options)
-    with wm.open(tmp_path / "q.amb") as file:
-        assert file["w"].payload.tobytes() == expected.payload.tobytes()
-    error = expected.dequantize(np.float64) - value.array
-    assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
 
 
 def test_adaptive_tensors_too_large_to_be_kept(model, tmp_path, monkeypatch):
@@ -238,22 +221,6 @@ def quantised(tmp_path):
     return path, tensors
 
 
-def test_saved_tensors_come_back(quantised):
-    path, tensors = quantised
-    with wm.open(path) as file:
-        for name, value in tensors.items():
-            if name == "dense":
-                assert np.array_equal(file[name], value)
-                continue
-            found = file[name]
-            assert (found.scheme, found.block_size, found.scale_type) == (
-                value.scheme,
-                value.block_size,
-                value.scale_type,
-            )
-            assert found.payload.tobytes() == value.payload.tobytes()
-
-
 @pytest.mark.parametrize("quantize", [None, "int5_block"])
 def test_amb_to_amb_keeps_quantised_tensors(quantised, tmp_path, quantize):
     path, tensors = quantised
@@ -333,16 +300,6 @@ def test_reading_dense(quantised, mode, threads):
             assert np.array_equal(out, exact)
             with pytest.raises(ValueError, match="shape"):
                 file.read(name, out=np.zeros((2, 2), np.float32))
-
-
-def test_a_pickled_handle_has_the_same_tensors(quantised):
-    path, tensors = quantised
-    with wm.open(path) as file, pickle.loads(pickle.dumps(file)) as again:
-        for name, value in tensors.items():
-            found = again[name]
-            assert np.asarray(found).tobytes() == np.asarray(value).tobytes()
-            twin = copy.deepcopy(found)
-            assert np.asarray(twin).tobytes() == np.asarray(value).tobytes()
 
 
 def test_files_written_by_hand_are_converted(put, tmp_path):
@@ -466,17 +423,6 @@ def test_codes_that_mean_the_same_are_no_difference(tmp_path):
     a, b, c = save("a.amb", 0.0, 1), save("b.amb", 0.0, 3), save("c.amb", 0.0, -1)
     assert wm.diff(a, b).equal
     assert wm.diff(a, c).changed[0].n_different == 8
-
-
-def test_empty_and_single_tensors(tmp_path):
-    values = {"none": np.zeros((0, 3), np.float32), "one": np.full((1, 1), 7, np.float32)}
-    source = {name: Tensor("float32", value.shape, value.tobytes()) for name, value in values.items()}
-    (tmp_path / "a.safetensors").write_bytes(st.build(source))
-    for scheme in SCHEMES:
-        wm.convert(tmp_path / "a.safetensors", tmp_path / "q.amb", quantize=scheme)
-        with wm.open(tmp_path / "q.amb") as file:
-            assert all(np.array_equal(np.asarray(file[name]), value) for name, value in values.items())
-            file.verify()
 
 
 @pytest.mark.parametrize("how", ["convert", "command"])

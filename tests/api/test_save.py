@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests import builders
-from tests.builders import embd, noise, normal, tensor
+from tests.builders import embd, noise, tensor
 from tests.builders import safetensors as st
 from tests.support import DATA, listing, mappings, run_child, same
 
@@ -88,35 +88,6 @@ def test_dtypes(tmp_path, dtype):
         assert not (tmp_path / "out.weights").exists()
 
 
-def test_embd_order_is_the_order_given(tmp_path):
-    tensors = {name: normal((2,), number).array for number, name in enumerate(["zebra", "apple", "mango"])}
-    for kind in ("embd", "simple"):
-        save_as(tmp_path / "out", tensors, kind)
-        assert list(read_back(tmp_path / "out", kind)) == list(tensors)
-
-
-@every_kind
-def test_no_tensors_at_all(tmp_path, kind):
-    save_as(tmp_path / "out", {}, kind)
-    assert read_back(tmp_path / "out", kind) == {}
-    with wm.open(tmp_path / "out") as f:
-        assert len(f) == 0
-
-
-def test_embd_carries_everything(tmp_path):
-    path = tmp_path / "out.weights"
-    ids = {"pad": 4, "unk": 3, "cls": 2, "sep": 1, "mask": 0}
-    wm.save(path, {"a": BASE}, metadata=embd.REQUIRED, vocab=list(embd.TOKENS), special_ids=ids)
-    parsed = embd.parse(path.read_bytes())
-    assert parsed.metadata == embd.REQUIRED
-    assert parsed.vocab == list(embd.TOKENS)
-    assert parsed.special_ids == ids
-    assert parsed.fields["flags"] == embd.VOCAB_EMBEDDED | embd.TENSORS_ALIGNED | embd.CHECKSUM_ENABLED
-    with wm.open(path) as f:
-        assert list(f.verify().warnings) == []
-        assert f.layout == "spec"
-
-
 def test_embd_without_vocabulary_or_checksums(tmp_path):
     """No vocabulary: offset, size and flag are 0. checksums=False: the flag is clear and the footer's CRCs are 0."""
     path = tmp_path / "out.weights"
@@ -141,21 +112,6 @@ def test_the_writer_equals_the_ground_truth(tmp_path, source):
     assert path.read_bytes() == data
 
 
-def test_the_simple_layout_equals_files_of_upstream(tmp_path):
-    path = tmp_path / "out.weights"
-    value = normal((3, 4))
-    wm.save(path, {"m": value.array}, layout="simple", vocab=["x", "", "日本"])
-    assert path.read_bytes() == embd.simple([("m", value)], ["x", "", "日本"])
-
-
-def test_saving_what_was_opened(tmp_path):
-    first, second = tmp_path / "first.weights", tmp_path / "second.weights"
-    wm.save(first, {"a": BASE, "b": np.arange(5, dtype=np.int32)}, metadata={"k": "v"}, vocab=["x", "y"])
-    with wm.open(first) as f:
-        wm.save(second, f, metadata=f.metadata, vocab=f.vocab, special_ids=f.vocab.special_ids)
-    assert first.read_bytes() == second.read_bytes()
-
-
 def test_the_suffix_chooses_the_format(tmp_path):
     wm.save(tmp_path / "a.weights", {"t": BASE})
     wm.save(tmp_path / "a.safetensors", {"t": BASE})
@@ -174,23 +130,6 @@ def test_paths_of_all_types(tmp_path):
     for target in (str(tmp_path / "s.weights"), os.fsencode(tmp_path / "b.weights"), tmp_path / "p.weights"):
         wm.save(target, {"t": BASE})
     assert listing(tmp_path) == ["b.weights", "p.weights", "s.weights"]
-
-
-DETERMINISM = """
-import sys, numpy as np, weightmap as wm
-names = {f"n{i}" for i in range(50)}
-tensors = {n: np.full(3, i, "f4") for i, n in enumerate(sorted(names))}
-wm.save(sys.argv[1] + ".weights", tensors, metadata={k: "v" for k in sorted(names)}, vocab=sorted(names))
-wm.save(sys.argv[1] + ".safetensors", tensors, metadata={k: "v" for k in sorted(names)})
-wm.save(sys.argv[1] + ".simple", tensors, format="embd", layout="simple", vocab=sorted(names))
-"""
-
-
-def test_output_is_deterministic(tmp_path):
-    run_child(DETERMINISM, tmp_path / "one", env={"PYTHONHASHSEED": "1"})
-    run_child(DETERMINISM, tmp_path / "two", env={"PYTHONHASHSEED": "2"})
-    for suffix in (".weights", ".safetensors", ".simple"):
-        assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
 
 
 @every_kind
@@ -224,20 +163,16 @@ LONG = "n" * 65536
 SEVERAL = {"good": BASE} | {name: np.zeros(2, kind) for name, kind in zip("bifc", ["?", "i8", "f8", "c8"], strict=True)}
 REFUSED = {
     "no dimensions": ({"good": BASE, "scalar": np.zeros((), np.float32)}, {}, ["scalar"]),
-    "dimension of 2^32": ({"big": HUGE}, {}, ["big"]),
     "several dtypes": (SEVERAL, {}, ["b", "i", "f", "c"]),
     "u64 and float8": ({"u": np.zeros(2, np.uint64), "e": np.zeros(2, ml_dtypes.float8_e5m2)}, {}, ["u", "e"]),
     "objects": ({"o": np.array([None, {}])}, {}, ["o"]),
     "text": ({"s": np.array(["a", "b"]), "y": np.array([b"a"])}, {}, ["s", "y"]),
     "times and records": ({"d": np.zeros(1, "M8[s]"), "r": np.zeros(1, [("x", "f4")])}, {}, ["d", "r"]),
-    "name too long": ({LONG: BASE}, {}, []),
     "name with a surrogate": ({"\ud800": BASE}, {}, ["\\ud800"]),
-    "metadata value too long": ({"a": BASE}, {"metadata": {"long": "v" * 65536}}, ["long"]),
     "metadata with a surrogate": ({"a": BASE}, {"metadata": {"key": "\udfff"}}, ["key"]),
     "metadata of bytes": ({"a": BASE}, {"metadata": {"key": b"bytes"}}, ["key"]),
     "metadata of objects": ({"a": BASE}, {"metadata": {"key": {"nested": 1}}}, ["key"]),
     "token with a surrogate": ({"a": BASE}, {"vocab": ["ok", "\ud800"]}, []),
-    "special id of 2^32": ({"a": BASE}, {"vocab": ["ok"], "special_ids": {"pad": 2**32}}, ["pad"]),
     "unknown special id": ({"a": BASE}, {"vocab": ["ok"], "special_ids": {"bos": 0}}, ["bos"]),
 }
 
@@ -256,18 +191,6 @@ def test_what_embd_cannot_express(tmp_path, case):
     assert len(text) < 2000
     assert path.read_bytes() == b"old"
     assert listing(tmp_path) == ["out.weights"]
-
-
-def test_the_ceilings_themselves_are_reached(tmp_path):
-    path, long = tmp_path / "out.weights", LONG[:-1]
-    wm.save(path, {long: np.zeros((1, 1, 1, 1), np.int8)}, metadata={long: long}, vocab=[long])
-    parsed = embd.parse(path.read_bytes())
-    assert list(parsed.tensors) == [long]
-    assert parsed.metadata == {long: long}
-    assert parsed.vocab == [long]
-    with wm.open(path) as f:
-        assert list(f) == [long]
-        assert f.vocab.index(long) == 0
 
 
 NOT_SIMPLE = {

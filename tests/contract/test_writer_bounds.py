@@ -7,12 +7,13 @@ import math
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.formats import Payload, Request, Tensors, _writing, by_name
+from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.formats.amb import writing as amb_writing
 from weightmap.formats.embd import writing as embd_writing
 from weightmap.quant import PQShape
@@ -71,12 +72,6 @@ def test_embd_has_one_to_four_dimensions(layout, ndim):
         assert refused("embd", given, layout=layout).endswith(f": {reason}")
 
 
-@pytest.mark.parametrize("shape", [(1,) * 4, (1,) * 5])
-def test_a_dtype_alone_is_reported(shape):
-    text = refused("embd", tensor(shape=shape, dtype="float64"))
-    assert ("dtype float64" in text, "dimensions" in text, "a name" in text) == (True, len(shape) > 4, False)
-
-
 EMBD_TYPES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
 
 
@@ -96,12 +91,6 @@ def test_tensors_of_one_reason_are_reported_together():
     assert error_of(*many).refused == tuple(f"tensor 't{i}': {why}" for i in range(3000))
     assert pickle.loads(pickle.dumps(error_of(*many))).refused == error_of(*many).refused
     assert str(error_of(many[7])) == f"EMBD cannot express this: tensor 't7': {why}"
-
-
-@pytest.mark.parametrize(("length", "whole"), [(48, True), (49, False)])
-def test_names_of_one_reason_take_300_characters(length, whole):
-    text = str(error_of(*(tensor(letter * length, dtype="float64") for letter in "abcdef")))
-    assert ("more" not in text) is whole
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])
@@ -187,22 +176,6 @@ def test_content_beyond_its_bound_is_refused(format, content, why):
     assert why in refused(format, tensor(), **content)
 
 
-def test_names_in_messages():
-    assert _writing.listed(["n" * 80]) == repr("n" * 80)
-    assert _writing.listed(["n" * 81]) == f"{'n' * 80!r}..."
-    three, less = ["a" * 78] * 3, ["b" * 58, "b" * 59]
-    assert _writing.listed([*three, less[0]]) == ", ".join(map(repr, [*three, less[0]]))
-    assert _writing.listed([*three, less[1]]) == f"{', '.join(map(repr, three))} and 1 more"
-
-
-def test_reasons_in_messages():
-    reasons = [_writing.Unfit("tensor", name, "why") for name in "ab"]
-    assert _writing._together(reasons[:1]) == "tensor 'a': why"
-    assert _writing._together(reasons) == "tensors 'a', 'b': why"
-    assert _writing._together(["x" * 400, "y" * 600]) == f"{'x' * 400}; {'y' * 600}"
-    assert _writing._together(["x" * 400, "y" * 601]) == f"{'x' * 400}; and 1 reason more"
-
-
 LOW = 1000
 
 
@@ -252,6 +225,29 @@ def test_the_last_place_where_data_may_begin(monkeypatch, bound, good):
         assert planned("embd", given) == 960 + 4 + 16
     else:
         assert "tensor data would begin at byte 960" in refused("embd", given)
+
+
+# --------------------------------------------------------------------------------------- safetensors and BinTensors
+
+HEADER_MOST = 100_000_000
+
+
+@pytest.mark.parametrize("suffix", [".bt", ".safetensors"])
+def test_a_header_of_100_000_000_bytes_and_no_more(tmp_path, suffix):
+    probe, path, more = (tmp_path / f"{name}{suffix}" for name in ("probe", "most", "more"))
+    length, small = 100_000, np.zeros((1, 1), np.int8)
+    wm.save(probe, {"n" * length: small}, durable=False)
+    length += HEADER_MOST - int.from_bytes(probe.read_bytes()[:8], "little")
+    wm.save(path, {"n" * length: small}, durable=False)
+    with path.open("rb") as file:
+        assert int.from_bytes(file.read(8), "little") == HEADER_MOST
+    with wm.open(path) as f:
+        [name] = f
+        assert len(name) == length
+        assert f[name].item() == 0
+    with pytest.raises(wm.EncodeError, match="a header of 100000008 bytes"):
+        wm.save(more, {"n" * (length + 8): small})
+    assert not more.exists()
 
 
 # ---------------------------------------------------------------------------------------------------------- CNN v2
@@ -366,18 +362,6 @@ def test_dimensions_of_a_matrix_and_of_norms(ndim):
     assert (plan_of([other], vocab=["w"]) == "") == (ndim == 2)
     norms = [tensor("embeddings", (1, 1)), tensor("norms", (1,) * ndim)]
     assert (plan_of(norms, vocab=["w"]) == "") == (ndim == 1)
-
-
-def test_of_a_vocabulary_that_is_wrong_nothing_follows():
-    """Where words or subwords cannot be written, that is the one reason: no rows are compared with them."""
-    matrix = tensor("embeddings", (7, 1))
-    found = plan_of([matrix], vocab=["a", "\ud800"])
-    assert found.endswith("cannot express this: word 1 is '\\ud800' (Unicode text)")
-    words = Words(["w"], kind="fasttext", min_n=0, max_n=1, size=3)
-    assert plan_of([matrix], vocab=words).count(";") == 0
-    words = Words(["w"], kind="bucket", min_n=1, max_n=1, size=3)
-    assert plan_of([matrix], vocab=words).count(";") == 0
-    assert "rows" in plan_of([matrix], vocab=Words(["w"], kind="fasttext", min_n=1, max_n=1, size=3))
 
 
 @pytest.mark.parametrize("rows", range(4))

@@ -218,18 +218,6 @@ def test_a_mapped_index_is_not_touched_when_the_file_is_gone(tmp_path):
     assert run_child(MAPPED, tmp_path / "a.weights", tmp_path / "b.weights").stdout.split() == ["alive"]
 
 
-@pytest.mark.parametrize("mode", ["copy", *SEALED])
-def test_a_copy_does_not_care_what_becomes_of_the_file(tmp_path, mode):
-    path = tmp_path / "model.weights"
-    wm.save(path, {"w": np.arange(5000, dtype=np.float32)}, vocab=["a", "b"])
-    with wm.open(path, mode=mode) as f:
-        os.truncate(path, 0)
-        path.unlink()
-        for use in LOOK_UPS.values():
-            use(f, "w")
-        assert list(f.vocab) == ["a", "b"]
-
-
 # ------------------------------------------------------------------------------------------------- exhausted limits
 
 SHRINK = """

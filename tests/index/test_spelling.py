@@ -1,8 +1,6 @@
 """Suggestions for a missing name: the right ones, with little work for any names."""
 
-import itertools
 import json
-import random
 from collections import Counter
 
 import numpy as np
@@ -37,31 +35,6 @@ def test_the_likest_name_comes_first(wanted):
 def test_what_is_like_nothing_gets_nothing(wanted):
     """No name is better than a wrong one."""
     assert alike(wanted, [*LAYERS, "", "w" * 401]) == []
-
-
-def plain_common(a, b):
-    row = [0] * (len(b) + 1)
-    for x in a:
-        above = row
-        row = [0]
-        for j, y in enumerate(b):
-            row.append(above[j] + 1 if x == y else max(above[j + 1], row[j]))
-    return row[-1]
-
-
-def plain_ends(a, b):
-    start = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-    end = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a[::-1], b[::-1], strict=False)))
-    return min(start + end, len(a), len(b))
-
-
-def test_the_counts_are_those_of_plain_loops():
-    """Both measures are what loops over characters say, also where all of one name stands in the other."""
-    draws = random.Random(5)
-    for _ in range(3000):
-        a, b = ("".join(draws.choices("abc", k=draws.randrange(12))) for _ in range(2))
-        assert spelling._Common(a).count(b) == plain_common(a, b), (a, b)
-        assert spelling._shared_ends(a, b) == plain_ends(a, b), (a, b)
 
 
 @pytest.mark.parametrize("length", [1, 199, 400])

@@ -457,19 +457,6 @@ def test_empty_rows_whose_other_dimensions_can_just_be_counted():
                     use()
 
 
-def test_data_of_a_row_ends_with_the_section():
-    for offset in (0, 91, 92):
-        table = record_table((0, 2, 0, 2, 1, 0, 0, offset))
-        assert table.place(0)[2:4] == (500 + offset, 8)
-        assert [row.offset for row in table.rows()] == [500 + offset]
-    for offset in (93, 2**63, 2**64 - 8):
-        table = record_table((0, 2, 0, 2, 1, 0, 0, offset))
-        for use in (lambda table=table: table.place(0), lambda table=table: list(table.rows())):
-            with pytest.raises(wm.LayoutError, match="end of its data") as caught:
-                use()
-            assert caught.value.actual == offset + 8
-
-
 @pytest.mark.parametrize("size", [4, 5, 6])
 def test_names_of_rows_end_with_the_index(size):
     """Names that take five bytes together need as many behind the rows, and more do not matter."""
@@ -480,18 +467,6 @@ def test_names_of_rows_end_with_the_index(size):
         with pytest.raises(wm.LayoutError, match="sum of their lengths") as caught:
             list(table.names)
         assert (caught.value.actual, caught.value.expected) == (5, "4, the size of their section")
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_names_that_are_checked_one_by_one(place):
-    names = [b"ab", b"cd"]
-    record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
-    names[place] = b"a\xff"
-    with pytest.raises(wm.FormatError, match="is not UTF-8") as caught:
-        record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
-    assert caught.value.offset == 1000 + 32 * place
-    with pytest.raises(wm.LayoutError, match="tensors 0 and 1 are both called"):
-        record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"abab").check_names()
 
 
 def test_where_a_row_lies():

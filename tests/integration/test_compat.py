@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -118,33 +117,6 @@ def test_metadata_that_is_empty_is_not_none(tmp_path, metadata):
     compat.save_file({"x": np.zeros(1, np.int8)}, path, metadata)
     with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
         assert ours.metadata() == theirs.metadata() == metadata
-
-
-SLICES = [
-    np.s_[:],
-    np.s_[...],
-    np.s_[()],
-    np.s_[2],
-    np.s_[-1],
-    np.s_[1:3],
-    np.s_[:, ::2],
-    np.s_[1:, ..., 2],
-    np.s_[:, :, 1:5:3],
-    np.s_[:, -1],
-    np.s_[0:0],
-    np.s_[1, 2, 3],
-    np.int64(3),
-]
-
-
-@pytest.mark.parametrize("index", SLICES, ids=repr)
-def test_slices_agree_with_safetensors(matrix, index):
-    path, values = matrix
-    with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
-        expected, got = theirs.get_slice("a")[index], ours.get_slice("a")[index]
-        assert type(got) is np.ndarray
-        np.testing.assert_array_equal(got, expected, strict=True)
-        np.testing.assert_array_equal(got, values[index])
 
 
 def test_scalars_slice_to_arrays(matrix):
@@ -288,15 +260,6 @@ def test_values_that_are_no_arrays_are_refused_before_writing(tmp_path):
     with pytest.raises(wm.errors.EncodeError, match="wrong"):
         compat.save_file({"wrong": [1, 2]}, tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
-
-
-def test_torch_is_needed_only_for_torch(matrix, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert compat.load_file(matrix[0])["s"] == 1.5
-    with pytest.raises(wm.errors.MissingDependencyError, match="torch"):
-        compat.safe_open(matrix[0], "pt")
-    with pytest.raises(ImportError):
-        compat.load_file(matrix[0], framework="pt")
 
 
 def test_shards_are_one_model(tmp_path):

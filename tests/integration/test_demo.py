@@ -263,27 +263,6 @@ def test_rounded_weights_give_nearly_the_same_embeddings(checkpoint, encoder, tm
     assert least < cosines.min() <= cosines.max() < 1.000001
 
 
-def test_only_the_rows_that_occur_are_decoded():
-    """Rows of a quantised table are those of the decoded one, and a scale that no row needs is not looked at."""
-    table = weightmap.quantize(np.arange(50 * 32, dtype=np.float32).reshape(50, 32), "int5_block")
-    payload = bytearray(table.payload.tobytes())
-    ids = np.array([[3, 7, 3], [0, 49, 7]])
-    expected = table.dequantize()[ids]
-    for row in set(range(50)) - set(ids.flat):
-        payload[22 * row : 22 * row + 2] = b"\xff\xff"  # a scale that is NaN
-    poisoned = weightmap.QuantizedTensor("int5_block", (50, 32), payload, block_size=32)
-    decode, decoded = weightmap.QuantizedTensor._decode, []
-
-    def counted(self, start, stop, *rest):
-        decoded.append(stop - start)
-        return decode(self, start, stop, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weightmap.QuantizedTensor, "_decode", counted)
-        assert np.array_equal(bert.rows(poisoned, ids), expected)
-    assert decoded == [32] * 4
-
-
 def test_a_matrix_at_a_time_is_decoded(quantised):
     """Embedding a sentence takes less than 8 MiB at any time, though the decoded matrices would take 41."""
     with weightmap.open(quantised) as file:

@@ -1,6 +1,5 @@
 """The scan of GGUF's header in pieces: how many bytes it asks for."""
 
-import numpy as np
 import pytest
 from tests.builders import gguf, normal
 
@@ -58,26 +57,6 @@ def test_tensor_infos_are_expected_to_go_on_as_they_begin(read):
     assert columns.count <= 100
     each = info + 1 if read else 20
     assert scan.wanted == min(len(data), START + read * info + (100 - read) * each)
-
-
-def test_what_no_caller_may_ask():
-    """Positions behind the data, and limits that 32 bits do not count, are refused."""
-    data = gguf.header([], [KV("k", "u64", 1), KV("", "u8", 1)])
-    for scan, given in (
-        (scan_of(data), data[: START - 1]),
-        (scan_of(data, 2**32 - 1), data),
-        (scan_of(data, len(data) - 1), data),
-    ):
-        fault = scan.values(given)
-        assert not isinstance(fault, bool)
-        assert fault.kind == "COLUMN"
-    scan = scan_of(data, 2**32 - 2)
-    assert scan.values(data) is True
-    behind = np.zeros(100, np.uint8)[:50]  # an array of nothing, to one who reads on
-    assert scan.skip(behind, 50) == scan.skip(behind, 51) == -1
-    assert scan.find(data, b"k") == START + 9
-    assert scan.find(data, b"") == len(data) - 5
-    assert scan.find(data, b"l") == -1
 
 
 def test_the_last_number_of_a_file_is_asked_for():

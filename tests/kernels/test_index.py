@@ -137,22 +137,6 @@ def test_collision_flood_is_refused():
     assert Index([*words(1000), *colliding()[:300]], capacity=1 << 16).result == FLOOD
 
 
-def test_look_up_of_a_colliding_name_is_bounded():
-    """A name that has the hash of sixty-five others and is none of them is not found."""
-    names = colliding()[:67]
-    index = Index(names[:65])
-    assert index.result == 0
-    assert index.find(names[65]) == -1
-    assert index.find_many(names) == [*range(65), -1, -1]
-
-
-def test_duplicates_among_colliding_names():
-    names = colliding()[:60]
-    index = Index(names * 3)
-    assert index.result == 120
-    assert index.twins == (60, 0)
-
-
 def test_flood_of_one_place_is_refused():
     numbers = np.arange(100_000)
     blocks = np.stack([numbers // 26**k % 26 + 97 for k in range(4)], axis=1).astype(np.uint8)

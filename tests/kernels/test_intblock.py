@@ -5,8 +5,6 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import weightmap as wm
 from weightmap import kernels
@@ -186,21 +184,6 @@ def test_output_beyond_the_caches(isa, bits, dtype, step):
         assert np.array_equal(part.view(np.uint8), small[start:].view(np.uint8))
 
 
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_anything_legal(data):
-    bits = data.draw(st.sampled_from([4, 5, 8]))
-    size = data.draw(st.integers(0, 40)) * STEP[bits]
-    n = data.draw(st.integers(0, 400))
-    scale_type = data.draw(st.sampled_from(list(SCALES)))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    raw, values = example(rng, n, bits, size, scale_type, ODD)
-    start = data.draw(st.integers(0, n))
-    stop = data.draw(st.integers(start, n))
-    got = decode(raw, n, bits, size, scale_type, start=start, stop=stop)
-    assert got.tobytes() == values[start:stop].tobytes()
-
-
 @pytest.mark.parametrize(
     ("bits", "n", "size", "scale_type", "missing", "match"),
     [
@@ -223,23 +206,6 @@ def test_what_does_not_fit_is_a_quant_error(bits, n, size, scale_type, missing, 
     data = bytes(max(0, blocks * (width + bits * max(0, min(size, 64)) // 8) - missing))
     with pytest.raises(wm.QuantError, match=match):
         DEQUANTIZE[bits](data, n, size, scale_type=scale_type)
-
-
-@pytest.mark.parametrize(
-    "out",
-    [
-        np.empty(63, np.float32),
-        np.empty(64, np.float64),
-        np.empty(64, ">f4"),
-        np.empty(128, np.float32)[::2],
-        np.frombuffer(bytes(256), np.float32),
-        np.empty(257, np.uint8)[1:].view(np.float32),
-    ],
-)
-def test_an_unfit_out_is_a_value_error(out):
-    """`out` of another size or dtype, with gaps, read-only or misaligned is a ValueError."""
-    with pytest.raises(ValueError, match="out is "):
-        kernels.dequantize_int4(bytes(36), 64, 32, out=out)
 
 
 def test_other_misuse():

@@ -34,37 +34,12 @@ def walk_oracle(data, count, width):
     return pos, [*bounds, pos + width]
 
 
-def pairs_oracle(data, count):
-    if count > len(data) // 4:
-        return "NAME_RANGE", len(data) // 4
-    keys, pos = [], 0
-    for i in range(count):
-        key, value = struct.unpack_from("<HH", data, pos) if pos + 4 <= len(data) else (0, 0)
-        if pos + 4 + key + value > len(data):
-            return "NAME_RANGE", i
-        keys.append(data[pos + 4 : pos + 4 + key])
-        pos += 4 + key + value
-        if not (is_utf8(keys[-1]) and is_utf8(data[pos - value : pos])):
-            return "NAME_UTF8", i
-    if pos != len(data):
-        return "NAME_RANGE", count
-    return next((("NAME_DUPLICATE", i) for i in range(count) if keys[i] in keys[:i]), None)
-
-
 def walk(data, count, width):
     """Walk in C, the data flush against a page that must not be touched."""
     bounds = np.zeros(min(count, len(data)) + 1, np.uint32)
     walked = lib.wm_walk_strings(ARENA.put(data), len(data), count, width, u32(bounds))
     assert lib.wm_walk_strings(ARENA.put(data), len(data), count, width, ffi.NULL) == walked
     return walked, (bounds[: count + 1].tolist() if walked >= 0 else None)
-
-
-def check_pairs(data, count):
-    """Check pairs in C, the data flush against a page that must not be touched."""
-    fault = ffi.new("wm_fault *")
-    if lib.wm_pairs_check(ARENA.put(data), len(data), count, fault) == 0:
-        return None
-    return next(word for word, code in kernels.faults().items() if code == fault.code), fault.row
 
 
 def first_bad(strings, width=0):
@@ -98,13 +73,6 @@ def test_walk_of_junk(data, count, width):
     assert walk(data, count, width) == walk_oracle(data, count, width)
 
 
-@given(st.one_of(st.binary(max_size=60), st.lists(st.sampled_from([0, 1, 2, 65]), max_size=40).map(bytes)), st.data())
-def test_pairs_of_junk(data, draw):
-    """On any bytes, the check of pairs finds what the plain definition finds, and reads nothing else."""
-    count = draw.draw(st.integers(0, len(data) // 4 + 1))
-    assert check_pairs(data, count) == pairs_oracle(data, count)
-
-
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_walk_truncated_at_every_byte(width):
     strings = [b"", b"a", b"word", b"", b"x" * 300, b"end"]
@@ -113,16 +81,6 @@ def test_walk_truncated_at_every_byte(width):
         result = walk(blob[:length], len(strings), width)
         assert result == walk_oracle(blob[:length], len(strings), width)
         assert result[0] < 0
-
-
-def test_pairs_truncated_at_every_byte():
-    pairs = [(b"", b""), (b"key", b"value"), (b"k", b"v" * 300), (b"a", b"x"), (b"y", b"")]
-    blob = b"".join(struct.pack("<HH", len(k), len(v)) + k + v for k, v in pairs)
-    assert check_pairs(blob, len(pairs)) is None
-    for length in range(len(blob)):
-        found = check_pairs(blob[:length], len(pairs))
-        assert found == pairs_oracle(blob[:length], len(pairs))
-        assert found[0] == "NAME_RANGE"
 
 
 def test_walk_with_absurd_counts_ends_at_the_end_of_the_data():

@@ -308,15 +308,6 @@ def test_a_slice_of_every_tensor_is_that_of_each(data, dim, world, draw):
                 assert (array.shape, array.tobytes()) == (expected.shape, expected.tobytes())
 
 
-def test_a_slice_of_every_quantised_tensor():
-    with wm.open(memoryview(amb.every_scheme())) as f:
-        for dim, rank in ((0, 0), (0, 1), (1, 1)):
-            part = wm.shard("", dim, rank, 2)
-            for name, rows in wm.plan(f, part).run("read"):
-                expected = f[name][part.of(f[name].shape)] if dim < f[name].ndim else f[name]
-                assert np.array_equal(np.asarray(rows), np.asarray(expected), equal_nan=True)
-
-
 # --------------------------------------------------------------------------------------------------------- errors
 
 

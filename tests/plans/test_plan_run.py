@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from tests import builders
-from tests.builders import Tensor, amb, embd, normal, npz
+from tests.builders import Tensor, embd, normal, npz
 from tests.builders import safetensors as safe
 from tests.builders import torch as checkpoints
 from tests.plans.test_plan_reads import indices, models, rules
@@ -106,17 +106,6 @@ def test_tensors_that_do_not_lie_row_major(suffix, tmp_path):
                 for name, part in found.items():
                     expected = f[name] if key is None else f[name][key]
                     assert equal(part, np.asarray(expected) if isinstance(part, np.ndarray) else expected), (name, key)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_runs_over_quantised_tensors(way):
-    with wm.open(memoryview(amb.every_scheme())) as f:
-        for name, tensor in wm.plan(f).run(way):
-            assert tensor.scheme == f[name].scheme
-            assert np.array_equal(tensor.dequantize(), f[name].dequantize(), equal_nan=True)
-        for key in (0, slice(1, None), slice(None, None, -1), ...):
-            for name, rows in wm.plan(f, dict.fromkeys(f, key)).run(way):
-                assert np.array_equal(rows, np.asarray(f[name][key]), equal_nan=True)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -5,7 +5,6 @@ import csv
 import errno
 import re
 import string
-import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from tests.attacks import TESTS, cases, rows, sound
 from tests.attacks.__main__ import OUTCOMES, write_all
-from tests.attacks.others import Child, table
 from tests.attacks.rows import parts
 from tests.support import each, exercise, run_child
 
@@ -190,23 +188,6 @@ def test_all_attacks_within_half_a_gibibyte(tmp_path):
         rows = list(csv.DictReader(table))
     assert len(rows) > 1000
     assert run_child(f"{LIMITED}\n{OUTCOMES}", tmp_path, env={"OPENBLAS_NUM_THREADS": "1"}).stdout.strip() == "[]"
-
-
-def test_other_libraries_can_be_tried_on_the_attacks(tmp_path):
-    child = Child("weightmap", sys.executable)
-    try:
-        good = tmp_path / "good"
-        good.write_bytes(sound()["safetensors"])
-        assert child.outcome(good) == "accepted"
-        some = [case for case in CASES if case.row == "C9" and case.kind == "safetensors"]
-        assert {child.outcome(case.write(tmp_path)) for case in some} == {"refused"}
-        assert child.outcome(tmp_path / "missing") == "FileNotFoundError"
-    finally:
-        child.close()
-    counts = {"one": {row: Counter() for row in rows()}, "two": {row: Counter() for row in rows()}}
-    counts["one"]["C9"].update({"refused": 3})
-    counts["two"]["C9"].update({"refused": 2, "accepted": 1})
-    assert [line.split(" | ")[2:] for line in table(counts)][2:] == [["refuses all 3", "of 3: accepted 1 |"]]
 
 
 # ------------------------------------------------------------------------------------- attacks that are not files

@@ -6,7 +6,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tests import builders
 from tests.bounds_support import refused
 from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, noise, normal, safetensors
 from tests.builders import finalfusion as ff
@@ -14,9 +13,6 @@ from tests.support import run_child
 from tests.word_files import fasttext, fasttext_hash, ngrams
 
 import weightmap as wm
-from weightmap import kernels
-from weightmap.embeddings.subwords import Subwords
-from weightmap.index.strings import StringTable
 from weightmap.words import convert as convert_words
 
 WORDS = ["one", "two", "drei"]
@@ -97,21 +93,6 @@ def test_the_largest_header_that_the_references_read(format):
         assert (type(error), error.field) == (cls, field)
     error = refused(struct.pack("<Q", 10**8 + 1) + start, format=format)
     assert type(error) is wm.LimitError
-
-
-GROWING = {kind: make for builder in builders.known().values() for kind, make in builder.growing.items()}
-
-
-@pytest.mark.parametrize("kind", GROWING)
-def test_as_many_tensors_as_allowed(kind):
-    data = GROWING[kind](5)
-    with wm.open(data) as f:
-        count = len(f)
-    wm.open(data, limits=wm.Limits(max_tensors=count)).close()
-    for most in range(count):
-        error = refused(data, limits=wm.Limits(max_tensors=most))
-        assert isinstance(error, wm.LimitError)
-        assert "max_tensors" in str(error)
 
 
 @pytest.mark.parametrize("format", ["embd", "amb"])
@@ -318,18 +299,3 @@ def test_a_batch_of_long_words_takes_little_memory(tmp_path):
     assert peak < 32 << 20
     assert np.diff(bounds.astype(np.int64)).tolist() == [(len(word) + 2) * (len(word) + 3) // 2 for word in words]
     assert len(rows) == bounds[-1]
-
-
-def test_words_are_divided_where_hashes_collide_too(monkeypatch):
-    """n-grams that are looked up in a dictionary come a few words at a time as well."""
-    monkeypatch.setattr(kernels, "NGRAMS_MOST", 10)
-    monkeypatch.setattr(StringTable, "index", None)
-    table = StringTable.of(["a", "b"], "n-gram")
-    subwords = Subwords("explicit", 7, 1, 1, 2, lambda: (table, np.arange(2, dtype=np.uint64)))
-    words = ["ab" * 4, "b" * 7, "a" * 8]
-    assert [first for first, _, _ in subwords.parts(words)] == [0, 1, 2]
-    rows, bounds = subwords.rows_of(words)
-    assert rows.tolist() == [7, 8] * 4 + [8] * 7 + [7] * 8
-    assert bounds.tolist() == [0, 8, 15, 23]
-    with pytest.raises(wm.LimitError, match="more than 10"):
-        subwords.rows_of(["ab", "c" * 9])

@@ -79,11 +79,6 @@ def test_json_is_nested_128_deep_at_most(place, make, tmp_path):
         PLACES[place](folder, make(DEEPEST + 1))
 
 
-def test_brackets_in_strings_do_not_count():
-    text = rb'{"a": "\"[[[\\", "b": "%s"}' % (b"[{" * 1000)
-    assert set(wm.open(amb.build(metadata=text)).metadata) == {"a", "b"}
-
-
 def plain_depth(text):
     """Depth by its definition: character by character."""
     deepest = depth = 0

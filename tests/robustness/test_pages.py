@@ -195,15 +195,6 @@ def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path, monkeypatch):
         assert not prefetching._worker.own._wanted
 
 
-def test_what_populate_returns(path):
-    """The kernel's errors are numbers and no exceptions: 0 for what is mapped, EINVAL for what lies outside."""
-    with wm.open(path) as f:
-        array = f["t0"].view(np.uint8)
-        assert kernels.populate(array, 0, 0) in (0, 22)
-        assert kernels.populate(array, array.nbytes, 1) != 0
-        assert kernels.populate(array, 1 << 63, 1 << 63) != 0
-
-
 class Slow:
     """Stands for `kernels.populate`: each piece waits until it is let through."""
 

@@ -17,7 +17,6 @@ from tests.word_support import WORDS, listed, unit_sum, vocabulary
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap._kernels import ffi, lib
 from weightmap.embeddings import embeddings as module
 from weightmap.embeddings import rows as rows_module
 from weightmap.embeddings.embeddings import Embeddings
@@ -176,20 +175,6 @@ def test_norms_of_the_file_are_returned():
     assert Embeddings(vocabulary(WORDS), rows).embedding_with_norm("a")[1] == pytest.approx(np.linalg.norm(rows[1]))
 
 
-def test_out_is_filled_or_left_alone():
-    rows = noise(len(WORDS) + 64)
-    e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), rows)
-    out = np.empty(24, np.float64)
-    assert e.embedding("a", out=out) is out
-    assert np.array_equal(out, rows[1])
-    assert e.embedding("unknown", out=out) is out
-    assert np.array_equal(out, e["unknown"])
-    plain = Embeddings(vocabulary(WORDS), rows[: len(WORDS)])
-    assert plain.embedding("unknown", out=out) is None
-    assert np.array_equal(out, e["unknown"])
-    assert plain.get("unknown", 5) == 5
-
-
 def test_what_is_no_word_has_no_vector():
     e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), noise(len(WORDS) + 64))
     assert e.get(5) is None
@@ -207,16 +192,6 @@ def test_a_row_that_the_matrix_lacks_is_an_error():
         for look in (lambda e=e: e["b"], lambda e=e: e.batch(["a", "b"])):
             with pytest.raises(wm.LayoutError, match="row of an n-gram is 3, expected less than 3"):
                 look()
-
-
-def test_files_of_other_formats_have_embeddings(tmp_path):
-    rows = noise(3)
-    for name, tensors in {"dense": {"e": rows, "b": rows[0]}, "two": {"e": rows, "f": rows}}.items():
-        wm.save(tmp_path / f"{name}.weights", tensors, vocab=["a", "b", "c"])
-    with wm.open(tmp_path / "dense.weights") as f:
-        assert np.array_equal(f.embeddings["b"], rows[1])
-    with wm.open(tmp_path / "two.weights") as f:
-        assert f.embeddings is None
 
 
 @pytest.mark.parametrize("layout", ["spec", "simple"])
@@ -251,16 +226,6 @@ def test_vectors_that_no_row_bounds_are_no_embeddings(tmp_path, suffix, dims):
             rows, found = f.embeddings.batch(["a"])
             assert rows.shape == (1, dims)
             assert not found.any()
-
-
-def test_damaged_codes_are_an_error_in_every_look_up():
-    q = codes(len(WORDS) + 64)
-    spoilt = q.codes.copy()
-    spoilt[:, 2] = 99
-    e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), ProductQuantized(spoilt, q.codebooks))
-    for look in (lambda: e["a"], lambda: e["unknown"], lambda: e.batch(["a"]), lambda: e.batch(["unknown"])):
-        with pytest.raises(wm.QuantError, match="code 2 of row"):
-            look()
 
 
 # ------------------------------------------------------------------------------------------------------- the kernels
@@ -313,10 +278,6 @@ def test_gathering_copies_rows_and_makes_zeros(rows, dims):
     assert np.array_equal(out, np.array(expected, np.uint8).reshape(-1, dims))
     with pytest.raises(ValueError, match="out has shape"):
         kernels.gather_rows(matrix, np.zeros(len(rows) + 1, np.int64), out)
-
-
-def test_gathering_rows_of_no_bytes_is_nothing():
-    assert lib.wm_gather_rows(ffi.NULL, 0, 0, ffi.NULL, 5, ffi.NULL, 0, 1) == 0
 
 
 @pytest.mark.parametrize("kind", ["float32", "quantised"])

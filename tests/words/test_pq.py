@@ -1,17 +1,13 @@
 """Product quantisation: decoding against its definition, damaged codes, and similarities without decoding."""
 
-import json
 import pickle
 
 import numpy as np
 import pytest
-from tests.support import DATA, in_one_item
+from tests.support import in_one_item
 
 import weightmap as wm
-from weightmap._kernels import ffi, lib
 from weightmap.quant.product import ProductQuantized
-
-GROUND = sorted(path for path in (DATA / "finalfusion").glob("*.npz") if "__pq" in path.name or "_pq" in path.name)
 
 
 def make(rows=40, pieces=3, centroids=7, width=5, *, projection=False, norms=False, seed=0):
@@ -77,24 +73,6 @@ def test_every_way_to_read_gives_the_same_bits(kind):
     out = np.zeros((40_000, 15), np.float32)[::2]
     assert np.array_equal(q.dequantize(out=out), whole)
     assert np.array_equal(q.dequantize(np.float16), whole.astype(np.float16))
-
-
-@pytest.mark.parametrize("path", GROUND, ids=lambda path: path.stem)
-def test_files_of_finalfusion_decode_as_recorded(path):
-    """Decoded values of a file are those of finalfusion-python but for four roundings of the largest of them."""
-    recorded = np.load(path)
-    with wm.open(path.with_suffix(".fifu")) as f:
-        q = f["embeddings"]
-        assert isinstance(q, ProductQuantized)
-        assert f.info("embeddings").dtype == q.scheme == "pq"
-        assert np.array_equal(q.codes, recorded["codes"])
-        assert np.array_equal(q.codebooks, recorded["quantizers"])
-        for name, part in (("projection", q.projection), ("storage_norms", q.norms)):
-            assert (part is None) == (name not in recorded)
-            assert part is None or np.array_equal(part, recorded[name])
-        expected = recorded["reconstructed"]
-        assert np.abs(np.asarray(q) - expected).max() <= 4 * 2**-24 * np.abs(expected).max()
-        assert json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["shape"] == list(q.shape)
 
 
 def test_its_parts_are_views():
@@ -173,12 +151,6 @@ def test_parts_that_do_not_fit_are_refused(which):
         name = ("codes", "codebooks", "projection", "norms")[which]
 
 
-def test_parts_at_odd_addresses_decode():
-    parts = make(projection=True, norms=True)
-    askew = [np.frombuffer(b"x" + part.tobytes(), part.dtype, part.size, 1).reshape(part.shape) for part in parts]
-    assert np.array_equal(np.asarray(ProductQuantized(*askew)), by_definition(*parts))
-
-
 def test_numbers_that_are_none_are_refused_on_request():
     for which, name in ((1, "codebooks"), (2, "projection"), (3, "norms")):
         parts = make(projection=True, norms=True)
@@ -206,37 +178,3 @@ def test_dot_products_and_norms_are_those_of_the_decoded_rows(turn, norms):
 
 
 # ------------------------------------------------------------------------------------------------------- the kernels
-def test_kernels_refuse_rows_and_sizes_that_do_not_fit():
-    """Rows past the end, too little scratch and sizes that do not fit are -2, before anything is read or written."""
-    codes, books, projection, _ = make(projection=True)
-    f = [ffi.from_buffer("float[]", array) for array in (books, projection)]
-    sizes = {"codes_size": 120, "codebooks_size": 105, "projection_size": 225, "norms_size": 0}
-    numbers = {"n_rows": 40, "pieces": 3, "n_centroids": 7, "width": 5}
-    whole = {"codes": ffi.from_buffer("uint8_t[]", codes), "codebooks": f[0], "projection": f[1], **sizes, **numbers}
-    rows = np.array([40], np.uint64)
-    out, scratch = (np.zeros(n, np.float32) for n in (15, lib.WM_PQ_TOGETHER * 15))
-    to, pointer, n = ffi.from_buffer("float[]", out), ffi.from_buffer("float[]", scratch), len(scratch)
-    pq = ffi.new("wm_pq *", whole)
-    assert lib.wm_pq_decode(pq, ffi.NULL, 39, 1, to, 15, pointer, n, 1) == -1
-    calls = [
-        (ffi.NULL, 40, 1, ffi.NULL, 15, pointer, n, 1),
-        (ffi.NULL, 41, 0, ffi.NULL, 0, pointer, n, 1),
-        (ffi.NULL, 1, 2**64 - 1, ffi.NULL, 2**64 - 15, pointer, n, 1),
-        (ffi.from_buffer("uint64_t[]", rows), 0, 1, ffi.NULL, 15, pointer, n, 1),
-        (ffi.NULL, 0, 1, ffi.NULL, 15, pointer, n - 1, 1),
-        (ffi.NULL, 0, 1, ffi.NULL, 14, pointer, n, 1),
-        (ffi.NULL, 0, 1, ffi.NULL, 16, pointer, n, 1),
-        (ffi.NULL, 0, 0, ffi.NULL, 1, pointer, n, 1),
-    ]
-    assert [lib.wm_pq_decode(pq, *call) for call in calls] == [-2] * len(calls)
-    assert [lib.wm_pq_sums(pq, ffi.NULL, 21, 40, 1, ffi.NULL, 1), lib.wm_pq_sums(pq, ffi.NULL, 20, 0, 1, to, 1)] == [
-        -2,
-        -2,
-    ]
-    lies = [{name: value + by} for name, value in whole.items() if name in {*sizes, *numbers} for by in (-1, 1)]
-    lies = [lie for lie in lies if "norms_size" not in lie]
-    lies += [{"width": 2**31, "pieces": 2**33}, {"n_rows": 2**63 + 40}, {"n_centroids": 0}, {"pieces": 0}]
-    lies += [{"norms": f[0], "norms_size": 39}, {"norms": f[0], "norms_size": 41}]
-    for lie in lies:
-        pq = ffi.new("wm_pq *", whole | lie)
-        assert lib.wm_pq_decode(pq, ffi.NULL, 0, 1, to, 15, pointer, n, 1) == -2, lie

@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scan_support import Arena
 from tests.word_files import ngrams
 from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, table, vocabulary
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap._kernels import ffi, lib
 from weightmap.embeddings.subwords import Subwords
 from weightmap.index.strings import StringTable
 
-TEXTS, ROWS = Arena(1 << 16), Arena(1 << 16)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
 
 
@@ -192,51 +189,3 @@ def test_a_vocabulary_returns_the_rows_of_ngrams():
 
 
 # ------------------------------------------------------------------------------------------------------- the kernel
-def call(kind, text, cap, *, min_n=1, max_n=6, size=8, bounds=None, n=1, ngrams_index=ffi.NULL):
-    """Call the kernel with text and rows that end at a forbidden page; return its result and the rows."""
-    subwords = ffi.new("wm_subwords *", (kind, min_n, max_n, size, 0, ngrams_index, ffi.NULL, 0))
-    starts = np.array([0, len(text)] if bounds is None else bounds, np.uint32)
-    rows, row_bounds = ROWS.array(cap, "u8"), np.zeros(len(starts), np.uint64)
-    pointers = (ffi.from_buffer("uint64_t[]", rows), cap, ffi.from_buffer("uint64_t[]", row_bounds))
-    found = lib.wm_subword_rows(
-        subwords, TEXTS.put(text), len(text), ffi.from_buffer("uint32_t[]", starts), n, *pointers
-    )
-    return found, rows
-
-
-@pytest.mark.parametrize("kind", [lib.WM_SUBWORDS_BUCKET, lib.WM_SUBWORDS_FASTTEXT])
-@given(text=st.binary(max_size=40))
-def test_any_bytes_stay_within_memory(kind, text):
-    """Bytes that are no UTF-8, cut characters, no brackets: a result, and no access outside of text and rows."""
-    total, _ = call(kind, text, 0)
-    assert 0 <= total <= 6 * len(text)
-    assert call(kind, text, total)[0] == total
-    assert call(kind, text, total // 2)[0] == total
-
-
-@given(text=st.binary(max_size=40))
-def test_any_bytes_can_be_looked_up(text):
-    data, bounds, gap, slots = table(["a", "ab", "é"]).index
-    pointers = [ffi.from_buffer(f"{t}[]", a) for t, a in (("uint8_t", data), ("uint32_t", bounds), ("uint32_t", slots))]
-    index = ffi.new("wm_index *", (pointers[0], len(data), pointers[1], 3, gap, pointers[2], len(slots)))
-    assert call(lib.WM_SUBWORDS_EXPLICIT, text, 0, ngrams_index=index)[0] == 0  # there are no indices for them
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"kind": 3},
-        {"kind": -1},
-        {"kind": lib.WM_SUBWORDS_EXPLICIT},
-        {"min_n": 0},
-        {"min_n": 7},
-        {"size": 0},
-        {"size": 6},
-        {"kind": lib.WM_SUBWORDS_FASTTEXT, "size": 1 << 32},
-        {"bounds": [0, 4]},
-        {"bounds": [3, 2]},
-        {"bounds": [0, 1, 2, 9], "n": 3},
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(wrong):
-    assert call(**{"kind": lib.WM_SUBWORDS_BUCKET, "text": b"<a>", "cap": 64} | wrong)[0] == -1

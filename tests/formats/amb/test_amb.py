@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from tests.attacks import amb as lies
 from tests.builders import amb, noise, normal
-from tests.scan_support import Arena
 from tests.support import DATA, listing, same
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap._kernels import ffi, lib
 from weightmap.formats.amb import layout
 from weightmap.io.open_source import from_buffer, from_path
 from weightmap.kernels import _scans
@@ -196,35 +194,6 @@ def test_opening_reads_no_data(tmp_path):
     assert path.stat().st_blocks * 512 < 1 << 20
 
 
-ARENAS = [Arena(4096) for _ in range(7)]
-
-
-@pytest.mark.parametrize("missing", ["", "cap", "dims_cap", "names_cap", "all"])
-def test_kernel_writes_nothing_outside_its_columns(missing):
-    """Columns flush against forbidden pages are filled as far as they go, and counts are right in any case."""
-    shapes = [(), (2, 1), (0,), (1, 1, 3), (4,)]
-    records = [amb.dense("n" * i, noise("int8", shape, i)) for i, shape in enumerate(shapes)]
-    data = amb.build(records)
-    needed = {"cap": 5, "dims_cap": 7, "names_cap": 10}
-    room = {key: 0 if missing == "all" else need - (key == missing) for key, need in needed.items()}
-    types = ("uint8_t *", "uint32_t *", "uint8_t *", "uint64_t *", "uint32_t *", "uint64_t *", "uint64_t *")
-    sizes = (1, 4, 1, 8, 4, 8, 8)
-    cap, dims_cap = room["cap"], room["dims_cap"]
-    counts = (room["names_cap"], cap + 1, cap, dims_cap, cap + 1, cap, cap)
-    ends = [arena.end(n * size, kind) for arena, n, size, kind in zip(ARENAS, counts, sizes, types, strict=True)]
-    columns = ffi.new("wm_columns *", (room["cap"], room["dims_cap"], room["names_cap"], *ends))
-    found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
-    section = ffi.new("wm_amb_section *", (-1, 0, ffi.from_buffer(data), len(data), 28, len(data), 0, 9, 99, 0, 0))
-    assert lib.wm_amb_walk(section, columns, found, fault) == 0
-    assert (found.n_tensors, found.n_dims, found.names_len) == tuple(needed.values())
-    if not missing:
-        assert bytes(ffi.buffer(columns.names, 10)) == b"nnnnnnnnnn"
-        assert list(ffi.unpack(columns.dim_bounds, 6)) == [0, 0, 2, 3, 6, 7]
-        assert list(ffi.unpack(columns.dims, 7)) == [2, 1, 0, 1, 1, 3, 4]
-        begins, ends = ffi.unpack(columns.begin, 5), ffi.unpack(columns.end, 5)
-        assert [data[28 + a : 28 + b] for a, b in zip(begins, ends, strict=True)] == [r.data for r in records]
-
-
 # ------------------------------------------------------------------------------------------------- verify
 
 
@@ -343,16 +312,6 @@ def test_a_tokenizer_of_any_kind_is_written(tmp_path, given):
     assert tokens == amb.tokenizer(2, (5, amb.NO_ID, amb.NO_ID, amb.NO_ID, 65534), b"a\nb\n")
 
 
-def test_read_and_written_again_a_file_is_the_same(tmp_path):
-    first, second = tmp_path / "first.amb", tmp_path / "second.amb"
-    wm.save(first, arrays(), metadata={"a": 1}, config={"b": [1]}, tokenizer={"type": 3, "payload": b"x"})
-    with wm.open(first) as f:
-        wm.save(second, f, metadata=f.metadata, config=f.config, tokenizer=f.tokenizer)
-    assert second.read_bytes() == first.read_bytes()
-    wm.convert(first, tmp_path / "third.amb")
-    assert (tmp_path / "third.amb").read_bytes() == first.read_bytes()
-
-
 def test_everything_that_cannot_be_written_is_named_at_once(tmp_path):
     tensors = {
         "f8": np.zeros(2, np.float64),
@@ -403,28 +362,6 @@ def test_what_has_no_place_is_refused(tmp_path):
         with pytest.raises(wm.EncodeError, match=words):
             wm.save(tmp_path / "x.amb", {}, **options)
     assert listing(tmp_path) == []
-
-
-def test_dimensions_at_the_edge_of_32_bits(tmp_path):
-    path = tmp_path / "x.amb"
-    wm.save(path, {"w": np.empty((0, 2**32 - 1), np.int8)})
-    assert wm.open(path)["w"].shape == (0, 2**32 - 1)
-    with pytest.raises(wm.EncodeError, match=r"below 2\*\*32"):
-        wm.save(tmp_path / "y.amb", {"w": np.empty((0, 2**32), np.int8)})
-    assert listing(tmp_path) == ["x.amb"]
-
-
-def test_to_and_from_other_formats(tmp_path):
-    path, other, back = tmp_path / "x.amb", tmp_path / "x.safetensors", tmp_path / "y.amb"
-    tensors = {name: array for name, array in arrays().items() if array.dtype.byteorder != ">"}
-    wm.save(path, tensors, config={"n_vocab": 1}, tokenizer={"type": 0})
-    report = wm.convert(path, other)
-    assert any("configuration" in line for line in report.warnings)
-    assert any("tokenizer" in line for line in report.warnings)
-    wm.convert(other, back)
-    with wm.open(back) as f:
-        assert set(f) == set(tensors)
-        assert all(f[name].tobytes() == np.ascontiguousarray(array).tobytes() for name, array in tensors.items())
 
 
 # ------------------------------------------------------------------------------------ however little is read at once

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 from tests.bounds_support import around, error_of, warnings_of
 from tests.builders import amb, normal
-from tests.support import address, mappings
 
 import weightmap as wm
-from weightmap.dtypes import SCHEMES
 from weightmap.formats.amb import scales
-from weightmap.formats.amb.quantized import quantization
-from weightmap.index.row import Row
 from weightmap.quant.blocks import QuantizedTensor
 
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
@@ -110,25 +106,6 @@ def test_shapes_of_more_dimensions_are_flattened_row_major(put):
         wanted = np.array(amb.decode(stored.data[4:], 4, 35, 32, 1), np.float32).reshape(5, 7)
         np.testing.assert_array_equal(f["q"][3], wanted[3])
         np.testing.assert_array_equal(f["q"][1:4], wanted[1:4])
-
-
-@pytest.mark.parametrize(("scheme", "block_size"), [("int4", 0), ("int8", 0), ("int4_block", 32), ("int5_block", 8)])
-def test_tensors_without_elements(put, scheme, block_size):
-    with wm.open(put(amb.build([record(scheme, 0, block_size).but(shape=(0, 3))]))) as f:
-        assert np.asarray(f["q"]).shape == (0, 3)
-        f.verify()
-
-
-def test_scales_and_codes_are_views_of_the_file(put):
-    path = put(amb.build([record("int4_block", 96, 32)]))
-    with wm.open(path) as f:
-        q = f["q"]
-        [(start, end)] = mappings(path)
-        for part, offset in ((q.scales, 0), (q.codes, 2)):
-            assert start <= address(part) < end
-            assert address(part) - start == f.info("q").offset + 4 + offset
-            assert part.strides[0] == 18
-            assert not part.flags.writeable
 
 
 def test_int8_is_dense_or_quantised_by_its_size(put):
@@ -254,21 +231,6 @@ def small():
     return amb.build(records, b'{"n": 1}', b'{"quant": {"block_size": 32}}')
 
 
-def test_truncation_of_a_quantised_file():
-    """Every proper prefix is refused, also one whose section sizes were corrected."""
-    data = small()
-    sizes = struct.unpack_from("<3I", data, 8)
-    start = 28 + sum(sizes)
-    _, _, _, records = amb.parse(data)
-    whole = {start, *(at + len(stored.data) + -(at + len(stored.data)) % 8 for stored, at in records)}
-    for end in range(len(data)):
-        with pytest.raises(wm.FormatError):
-            wm.open(data[:end])
-        if end > start and end not in whole:
-            with pytest.raises(wm.TensorFileError):
-                wm.open(data[:20] + struct.pack("<Q", end - start) + data[28:end])
-
-
 # ------------------------------------------------------------------------------------------------- writing
 
 
@@ -364,35 +326,6 @@ def test_sizes_of_quantised_data(code, block, scale_type):
             assert str(error.expected) == f"{least if size < least else most} by its shape, block size and scale type"
 
 
-@pytest.mark.parametrize("code", [*CODE_BITS, amb.ADAPTIVE])
-def test_block_sizes_of_quantised_data(code):
-    step = STEPS.get(code, 0)
-    for block in (*range(34), 65534, 65535):
-        good = block > 0 and block % step == 0 if step else block == 0
-        size = 4 + sizes(code, 3, block, 2)[0]
-        error = error_of(stored(code, 3, size, block, 1))
-        if good:
-            assert error is None
-            continue
-        assert type(error) is wm.QuantError
-        assert (error.field, error.actual) == ("block_size", block)
-        assert error.expected == (f"a positive multiple of {step}" if step else "0: there is one scale")
-
-
-@pytest.mark.parametrize("code", [*CODE_BITS, amb.ADAPTIVE])
-def test_types_of_quantised_data_and_of_scales(code):
-    block = STEPS.get(code, 0)
-    for kind in range(9):
-        error = error_of(stored(code, 3, 4 + sizes(code, 3, block, 2)[0], block, 1, kind=kind))
-        assert (error is None) == (kind == code - 2)
-        if error is not None:
-            assert (error.field, error.actual, error.expected) == ("quant_type", kind, f"{code - 2} by its dtype")
-    for scale in range(5):
-        error = error_of(stored(code, 3, 4 + sizes(code, 3, block, 2 if scale else 4)[0], block, scale))
-        assert (error is None) == (scale <= 1)
-        assert error is None or (error.field, error.actual) == ("scale_type", scale)
-
-
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 16])
 def test_sizes_of_int8(n):
     """int8 is dense where it takes a byte for each element, quantised with a header and one scale, else wrong."""
@@ -425,56 +358,6 @@ def test_block_sizes_that_a_configuration_may_have(block, odd):
     assert any("'quant' is not an object" in text for text in found) == odd
 
 
-def row(scheme, n, nbytes):
-    return Row(SCHEMES[scheme], (n,), None, 100, nbytes)
-
-
-@pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])
-def test_quantised_data_is_checked_again_when_it_is_used(scheme):
-    """A file may change after it was opened: headers are checked by the same rules at each use."""
-    code = {**amb.SCHEMES, "adaptive": amb.ADAPTIVE}[scheme]
-    right, step = code - 2, STEPS.get(code, 0)
-    block = step
-
-    def problem(head, nbytes):
-        try:
-            return "" if quantization(row(scheme, 24, nbytes), head, None).start == 4 else "no header"
-        except wm.QuantError as error:
-            return str(error).partition(": ")[2].removesuffix(" (at byte 100)")
-
-    size = {"int8": 28, "adaptive": 999}.get(scheme) or sizes(code, 24, block, 2)[0] + 4
-    size = 24 + 2 + 4 if scheme == "int8" else size
-    for kind in range(8):
-        found = problem(struct.pack("<BHB", kind, block, 1), size)
-        assert found == ("" if kind == right else f"quant_type is {kind}, expected {right}")
-    for other in range(34):
-        good = other > 0 and other % step == 0 if step else other == 0
-        found = problem(struct.pack("<BHB", right, other, 1), size)
-        assert (found == f"block_size is {other}") == (not good)
-    for scale in range(4):
-        found = problem(struct.pack("<BHB", right, block, scale), size)
-        assert (found == f"scale_type is {scale}, expected 0 or 1") == (scale > 1)
-    for cut in range(4):
-        assert problem(struct.pack("<BHB", right, block, 1)[:cut], size) == "its data ends within its header"
-    for other in around(size):
-        found = problem(struct.pack("<BHB", right, block, 1), other)
-        assert found == ("" if other == size or scheme == "adaptive" else f"data_size is {other}, expected {size}")
-
-
-def test_blocks_without_a_header_when_they_are_used():
-    for scheme, step in (("int4_block", 2), ("int5_block", 8)):
-        code = amb.SCHEMES[scheme]
-        for block in range(1, 34):
-            size = sizes(code, 64, block, 2)[0]
-            for nbytes in around(size):
-                try:
-                    found = quantization(row(scheme, 64, nbytes), b"\xee\xee\xee\xee", (block, 2))
-                except wm.QuantError:
-                    found = None
-                expected = (0, block, "fp16") if nbytes == size and block % step == 0 else None
-                assert found == expected, (scheme, block)
-
-
 def scaled(bad, count=12):
     """A file with a tensor of blocks, some of whose scales are infinite."""
     blocks = [(math.inf if i in bad else 1.0, [0] * 8) for i in range(count)]
@@ -495,36 +378,3 @@ def test_infinite_scales_in_the_pieces_that_are_read(monkeypatch, piece, count):
     [found] = warnings_of(amb.build([amb.quantised("q", (160,), amb.ADAPTIVE, data, 8, 1)]))
     bad = [b for b in range(2, 2 + count) if b % 3 != 2]  # blocks of halves have no scale
     assert found == f"tensor 'q': NaN or infinite scale of blocks {', '.join(map(str, bad[:5]))}"
-
-
-@pytest.mark.parametrize("count", [1, 3, 4, 5, 7, 8, 9, 17])
-@pytest.mark.parametrize("scale_type", [0, 1])
-def test_masks_of_adaptive_data(count, scale_type):
-    for kinds in ([0], [1], [2], [0, 1, 2], [2, 1, 0, 0]):
-        blocks = [(kinds[i % len(kinds)], 0.5, [0.25 if kinds[i % len(kinds)] == 2 else 1] * 8) for i in range(count)]
-        payload = amb.pack_adaptive(blocks, 8, scale_type)
-        for more in (-1, 0, 1):
-            data = payload[:-1] if more < 0 else payload + bytes(more)
-            least, most = sizes(amb.ADAPTIVE, 8 * count, 8, 2 if scale_type else 4)
-            if not least <= len(data) <= most:
-                continue
-            file = amb.build([amb.quantised("q", (8 * count,), amb.ADAPTIVE, data, 8, scale_type)])
-            if more == 0:
-                assert warnings_of(file) == ()
-            else:
-                with wm.open(memoryview(file)) as f, pytest.raises(wm.QuantError, match="data_size"):
-                    f.verify()
-    for place in range(count % 4, 4) if count % 4 else ():
-        wrong = bytearray(amb.pack_adaptive([(0, 0.5, [1] * 8)] * count, 8, scale_type))
-        wrong[count // 4] |= 1 << 2 * place
-        file = amb.build([amb.quantised("q", (8 * count,), amb.ADAPTIVE, bytes(wrong), 8, scale_type)])
-        with wm.open(memoryview(file)) as f, pytest.raises(wm.QuantError, match="the mask after the last block"):
-            f.verify()
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_checked_tensors_are_counted(count):
-    records = [amb.quantised(f"q{i}", (8,), amb.INT4, amb.pack_scale(1.0, 1) + bytes(4), 0, 1) for i in range(count)]
-    with wm.open(memoryview(amb.build(records))) as f:
-        checks = f.verify().checks
-    assert f"sizes, masks and scales of {count} quantised tensor{'s' * (count > 1)}" in checks

@@ -1,16 +1,13 @@
 """The scan of BinTensors headers in C, of both layouts: its bounds, its faults, its columns."""
 
 import itertools
-import random
 
 import pytest
 from tests.bounds_support import around, refused
 from tests.builders import bintensors as bt
-from tests.scan_support import Arena
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap._kernels import ffi, lib
 
 ROW = bt.Row("a", 1, (3,), 0, 3)
 every_layout = pytest.mark.parametrize("layout", bt.LAYOUTS)
@@ -68,64 +65,6 @@ def test_a_map_with_aliases_that_is_cut_off(cut):
     head = bt.header(rows, index=entries)
     error = refused(bt.raw(head[:-cut], bytes(3)), strict=False, format="bintensors")
     assert isinstance(error, wm.FormatError)
-
-
-@pytest.mark.parametrize("room", range(4))
-def test_dimensions_that_columns_have_room_for(room):
-    text = bt.header([bt.Row("a", 1, (1, 3), 0, 3)], layout="current")
-    columns = kernels.Columns.scratch(len(text), 1, 9)
-    columns.native.dims_cap = room
-    out, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
-    done = lib.wm_bintensors_scan(text, len(text), 2, columns.native, out, fault)
-    assert (done, fault.code) == ((0, 0) if room >= 2 else (-1, kernels.faults()["CAPACITY"]))
-
-
-def test_pieces_that_the_scan_can_count():
-    out, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
-    small = kernels.Columns.scratch(0, 1, 1)
-    for len_, names, dims, code in (
-        (2**32 - 1, 2**32, 1, "COLUMN"),
-        (0, 0, 2**32 - 1, "COLUMN"),
-        (1, 0, 1, "COLUMN"),
-        (2**32 - 2, 2**32, 1, "BIN_OPTION"),
-        (0, 0, 2**32 - 2, "BIN_END"),
-        (0, 0, 1, "BIN_END"),
-    ):
-        columns = ffi.new("wm_columns *", small.native[0])
-        columns.names_cap, columns.dims_cap = names, dims
-        assert lib.wm_bintensors_scan(b"\2" * 4096, len_, 3, columns, out, fault) == -1
-        assert fault.code == kernels.faults()[code]
-
-
-def test_the_scan_stays_within_its_memory():
-    """With the header and every column flush against a page that nobody may touch, any header is read within bounds."""
-    dice = random.Random(3)
-    arenas = [Arena(8192) for _ in range(8)]
-    types = ("uint8_t *", "uint32_t *", "uint8_t *", "uint64_t *", "uint32_t *", "uint64_t *", "uint64_t *")
-    found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
-    heads = [bt.padded(bt.header(bt.rows_of(bt.RANKS), {"k": "v", "l": ""}, layout)) for layout in bt.LAYOUTS]
-    heads += [bytes([0, count]) + bytes(size * count) for count in (1, 7, 40) for size in (3, 4, 5, 6, 7)]
-    seen = set()
-    for _ in range(6000):
-        head = bytearray(dice.choice(heads))
-        for _ in range(dice.randrange(4)):
-            head[dice.randrange(len(head))] = dice.choice(
-                (0, 1, 2, 5, 32, 40, 250, 251, 252, 253, 254, dice.randrange(256))
-            )
-        del head[dice.randrange(2, len(head) + 1) :]
-        size = len(head)
-        cap = dice.choice((size // 5 + 1, size // 5 + 1, 0, 1, 3))
-        sizes = (size, 4 * (cap + 1), cap, 8 * size, 4 * (cap + 1), 8 * cap, 8 * cap)
-        pointers = [arena.end(*each) for arena, each in zip(arenas[1:], zip(sizes, types, strict=True), strict=True)]
-        columns = ffi.new("wm_columns *", (cap, size, size, *pointers))
-        failed = lib.wm_bintensors_scan(arenas[0].put(bytes(head)), size, dice.choice((1, 2, 3)), columns, found, fault)
-        assert bool(failed) == (fault.code != 0)
-        assert fault.code != kernels.faults()["COLUMN"]
-        if cap > size // 5:
-            # The columns that kernels.h says suffice do suffice.
-            assert fault.code != kernels.faults()["CAPACITY"], bytes(head)
-        seen.add(fault.code)
-    assert len(seen) > 8
 
 
 def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names():

@@ -13,8 +13,7 @@ from tests.builders import safetensors as st
 from tests.support import DATA, listing, same
 
 import weightmap as wm
-from weightmap import cli, kernels
-from weightmap._kernels import ffi, lib
+from weightmap import kernels
 
 TRUTH = DATA / "cnn_v2" / "ourreading" / "spec_example_v2.bin"
 MALFORMED = DATA / "malformed" / "cnn_v2_ourreading"
@@ -126,20 +125,6 @@ def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch):
     assert (caught.value.field, caught.value.offset) == ("num_layers", 8)
 
 
-def test_a_hundred_thousand_layers(tmp_path):
-    count = 100_000
-    parts = b"".join(cnn.record(1, 1, 1, number) for number in range(count))
-    values = np.arange(count) % 1000
-    path = tmp_path / "many.bin"
-    path.write_bytes(cnn.header(count, count) + parts + values.astype("<f2").tobytes())
-    with wm.open(path, verify="full") as f:
-        assert len(f) == count
-        for number in (0, 9, 10, 99, 1000, 12_345, count - 1):
-            assert f[f"layer.{number}.weight"].item() == number % 1000
-        assert list(f)[-1] == f"layer.{count - 1}.weight"
-        assert f"layer.{count}.weight" not in f
-
-
 def test_the_largest_layer_that_can_be(tmp_path):
     path = tmp_path / "huge.bin"
     with path.open("wb") as file:
@@ -201,23 +186,6 @@ def test_damaged_files_open_when_the_rules_still_allow_them():
 
 
 # ------------------------------------------------------------------------------------------------- the scan in C
-
-
-def test_the_scan_refuses_columns_that_are_too_short():
-    """Called with fewer records or less room than layers, the C function writes nothing and says so."""
-    found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
-    records = cnn.record(1, 1, 1, 0) * 2
-    for length, n, room in ((39, 2, 64), (40, 3, 96), (40, 2, 63), (40, 2**61, 2**63), (0, 1, 32)):
-        nothing = ffi.new("wm_columns *", (n, 4 * n, room, *[ffi.NULL] * 7))
-        assert lib.wm_cnn_layers(records, length, n, nothing, found, fault) == -1
-        assert fault.code == kernels.faults()["COLUMN"]
-    for cap, dims_cap in ((1, 8), (2, 7)):
-        nothing = ffi.new("wm_columns *", (cap, dims_cap, 64, *[ffi.NULL] * 7))
-        assert lib.wm_cnn_layers(records, 40, 2, nothing, found, fault) == -1
-        assert fault.code == kernels.faults()["COLUMN"]
-    many = ffi.new("wm_columns *", (2**40, 2**40, 2**40, *[ffi.NULL] * 7))
-    assert lib.wm_cnn_layers(records, 2**40, 2**27, many, found, fault) == -1
-    assert fault.code == kernels.faults()["CAPACITY"]
 
 
 def test_the_scan_reads_records_alone():
@@ -284,23 +252,6 @@ def test_the_writers_bytes_are_those_of_the_specification(tmp_path, version):
             assert path.read_bytes() == cnn.build(layers, mip_level, version)
     with pytest.raises(ValueError, match="v2, v1"):
         wm.save(path, {}, layout="v3")
-
-
-def test_arrays_of_any_strides_and_byte_order(tmp_path):
-    """Transposed, strided, Fortran-order and big-endian arrays are written row-major and little-endian."""
-    base = np.random.default_rng(3).standard_normal((3, 3, 8, 10)).astype(np.float16)
-    given = {
-        "layer.0.weight": base.transpose(2, 3, 0, 1),
-        "layer.1.weight": base.transpose(2, 3, 0, 1)[::2, 1::3],
-        "layer.2.weight": np.asfortranarray(base.transpose(3, 2, 1, 0)),
-        "layer.3.weight": base.transpose(2, 3, 0, 1).astype(">f2"),
-        "layer.4.weight": np.broadcast_to(np.float16(1.5), (2, 2, 1, 1)),
-    }
-    path = tmp_path / "out.bin"
-    wm.save(path, given)
-    layers, _ = cnn.parse(path.read_bytes())
-    for value, array in zip(layers, given.values(), strict=True):
-        np.testing.assert_array_equal(value.array, array)
 
 
 def test_the_layout_follows_the_metadata_unless_it_is_given(tmp_path):
@@ -415,23 +366,3 @@ def test_a_foreign_version_needs_a_layout(put, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- the command line
-
-
-def test_inspect_shows_layers_and_metadata(put, capsys):
-    path = put(cnn.build([cnn.layer(4, 12, 3)] * 2, 1), "network.bin")
-    assert cli.main(["inspect", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert all(word in text for word in ("cnn_v2", "v2", "mip_level", "layer.1.weight", "float16"))
-    assert cli.main(["inspect", "--json", str(path)]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["format"], document["layout"]) == ("cnn_v2", "v2")
-    assert document["metadata"] == {"version": 2, "mip_level": 1}
-    assert [entry["shape"] for entry in document["tensors"]] == [[4, 12, 3, 3]] * 2
-    assert [entry["offset"] for entry in document["tensors"]] == [60, 60 + 864]
-
-
-def test_the_command_line_converts_and_verifies(put, tmp_path):
-    path, out = put(cnn.build(cnn.ODD), "in.bin"), tmp_path / "out.bin"
-    assert cli.main(["convert", str(path), str(out), "--layout", "v1"]) == 0
-    assert out.read_bytes() == cnn.build(cnn.ODD, version=1)
-    assert cli.main(["verify", str(out)]) == 0

@@ -8,14 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from tests.bounds_support import around
 from tests.builders import Tensor, embd, noise, normal
-from tests.support import DATA, listing, run_child, same
+from tests.support import DATA, run_child, same
 
 import weightmap as wm
 from weightmap.formats import Verification
-from weightmap.formats.embd import _begins_spec, writing
-from weightmap.formats.embd.layout import ALIGNMENT, HEADER, OFFSETS
 from weightmap.io.source import Source
 
 TRUTH = DATA / "embd"
@@ -66,13 +63,6 @@ def test_ground_truth_of_the_simple_layout(name):
             assert f[key].dtype == np.float32
         assert list(f.vocab) == truth["vocab"]
         f.verify()
-
-
-def test_the_builder_agrees_with_the_ground_truth():
-    data = (TRUTH / "spec_ourreading" / "all_dtypes_aligned.weights").read_bytes()
-    parsed = embd.parse(data)
-    again = embd.Draft(parsed.tensors.items(), parsed.metadata, parsed.vocab, list((parsed.special_ids or {}).values()))
-    assert again.seal() == data
 
 
 def _verdicts(folder, table):
@@ -144,48 +134,6 @@ def test_a_file_that_was_saved_lacks_keys_where_it_has_one_of_them(tmp_path, met
     assert ("metadata" if lacking else "metadata: none of the keys of cpp_embedder's models") in report.checks
 
 
-def test_empty_names_and_odd_names_are_legal():
-    """Names may be empty (verify warns), hold control characters, path-like text or 65,535 bytes."""
-    names = ["", "../../etc/passwd", "\x1b[31mred", "a\0b", "\ufeffbom", "n" * 65535, "名" * 21845]
-    with wm.open(memoryview(embd.Draft([(name, normal((2,), 3)) for name in names]).seal())) as f:
-        assert list(f) == names
-        assert all(same(f[name], normal((2,), 3)) for name in names)
-        assert f.verify().warnings
-
-
-def test_names_with_one_hash_are_distinguished():
-    assert embd.fnv1a32(b"costarring") == embd.fnv1a32(b"liquid")
-    for names in (["costarring", "liquid"], ["liquid", "costarring"], ["x", "liquid", "y", "costarring", "z"]):
-        tensors = [(name, normal((3,), number)) for number, name in enumerate(names)]
-        with wm.open(memoryview(embd.Draft(tensors).seal())) as f:
-            assert all(same(f[name], value) for name, value in tensors)
-    with wm.open(memoryview(embd.Draft([("liquid", normal((3,)))]).seal())) as f:
-        assert "costarring" not in f
-        with pytest.raises(wm.TensorNotFoundError):
-            f["costarring"]
-
-
-def test_zero_in_a_used_dimension_is_an_empty_tensor():
-    huge = 2**32 - 1
-    tensors = [("z1", Tensor("float32", (0,), b"")), ("z4", Tensor("int8", (huge, 2, 2, 0), b"")), ("a", normal((2,)))]
-    with wm.open(memoryview(embd.Draft(tensors).seal())) as f:
-        assert f["z1"].shape == (0,)
-        assert f.info("z4").shape == (huge, 2, 2, 0)
-        assert f.info("z4").nbytes == 0
-        assert same(f["a"], normal((2,)))
-
-
-def test_empty_tensors_with_shapes_that_numpy_refuses():
-    """A zero-size shape whose other dimensions overflow numpy is refused or served, but never a bare ValueError."""
-    huge = 2**32 - 1
-    data = embd.Draft([("z", Tensor("float32", (huge, huge, huge, 0), b""))]).seal()
-    try:
-        with wm.open(memoryview(data)) as f:
-            assert f["z"].size == 0
-    except wm.FormatError:
-        pass
-
-
 def test_checksums_may_be_absent():
     data = draft(checksums=False).footer(data_checksum=1, file_checksum=2).seal()
     with wm.open(memoryview(data), verify="full") as f:
@@ -224,15 +172,6 @@ def test_verify_notices_a_header_that_changed():
         data[6] ^= 1
         with pytest.raises(wm.LayoutError, match="the header changed"):
             f.verify()
-
-
-def test_the_index_is_bounded_by_the_limits():
-    d = embd.Draft([(f"{i:060}", normal((1,))) for i in range(20)])
-    data, size = d.seal(), d.data_offset - d.index_offset
-    wm.open(data, limits=wm.Limits(max_header_bytes=size)).close()
-    with pytest.raises(wm.LimitError, match=f"size of the tensor index is {size}") as caught:
-        wm.open(data, limits=wm.Limits(max_header_bytes=size - 1))
-    assert caught.value.offset == 28
 
 
 @pytest.mark.parametrize(("checksums", "value"), [(True, 1), (True, 0), (False, 1), (False, 2**32 - 1)])
@@ -452,154 +391,7 @@ def test_an_error_is_reported_as_of_the_layout_that_was_meant():
 # ------------------------------------------------------------------------------------------------- refusals
 
 
-W = np.zeros(2, np.float32)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"tensors": {"w": W}, "special_ids": {"pad": 0}}, "special_ids without a vocabulary"),
-        ({"tensors": {"w": W}, "metadata": {"k": "v" * 300}}, "metadata of 305 bytes"),
-        ({"tensors": {"w": W}, "vocab": ["t" * 300]}, "a vocabulary of 302 bytes"),
-        ({"tensors": {"w" * 60 + str(i): W for i in range(3)}}, "tensor data would begin at byte 384"),
-        ({"tensors": {f"w{i}": W for i in range(301)}, "layout": "simple"}, "301 tensors"),
-        ({"tensors": {"w": W}, "layout": "simple", "vocab": ["t" * 301]}, "token 0: "),
-    ],
-    ids=["ids alone", "metadata", "tokens", "names", "tensors", "a token"],
-)
-def test_what_has_no_place_is_refused(tmp_path, options, words, monkeypatch):
-    monkeypatch.setattr(writing, "U32_MAX", 300)
-    wm.save(tmp_path / "fits.weights", {"w": W}, metadata={"k": "v"}, vocab=["[PAD]"], special_ids={"pad": 0})
-    with pytest.raises(wm.EncodeError, match=words):
-        wm.save(tmp_path / "x.weights", **options)
-    assert listing(tmp_path) == ["fits.weights"]
-
-
 # ------------------------------------------------------------------------------------------- the places of sections
-
-
-def three(vocab):
-    tensors = [("a", normal((2, 3))), ("b", noise("int8", (5,))), ("c", noise("float16", (2, 2)))]
-    return embd.Draft(tensors, metadata={"k": "v"}, vocab=vocab)
-
-
-def refusal(data):
-    try:
-        wm.open(data, limits=wm.Limits(max_header_bytes=2**62, max_tensors=2**62)).close()
-    except wm.TensorFileError as error:
-        return error
-    return None
-
-
-def misplaced(fields, size):
-    """The error for the place of a section, by the documents: the class, and words of the message."""
-    limit, end = size - 16, 64
-    sections = [("metadata", fields["metadata_size"], "metadata_size")]
-    sections += [("vocab", fields["vocab_size"], "vocab_size")]
-    sections += [("tensor_index", 32 * fields["tensor_index_count"], "tensor_index_count")]
-    sections += [("tensor_data", fields["tensor_data_size"], "tensor_data_size")]
-    for name, bytes_, sized in sections:
-        field = f"{name}_offset"
-        start = fields[field]
-        if name in {"metadata", "vocab"} and not bytes_ and not (name == "metadata" and start):
-            continue
-        if start < end:
-            return "LayoutError", field, f"two sections overlap: {field} is {start}, expected at least {end}"
-        if name != "tensor_data" and start - end >= 64:
-            return "LayoutError", field, f"there is a hole before a section: {field} is {start}"
-        if start > limit:
-            return "LayoutError", field, f"begins past the end of the file: {field} is {start}"
-        if start + bytes_ > limit:
-            cls = "TruncatedError" if start + bytes_ > size else "LayoutError"
-            return cls, sized, f"the section at {field} does not fit in the file: its end is {start + bytes_}"
-        end = start + bytes_
-    if limit - end >= 64:
-        return "LayoutError", "tensor_data_size", "there is a hole behind the tensor data"
-    return None
-
-
-PLACED = ("two sections overlap", "there is a hole", "past the end of the file", "does not fit in the file")
-
-
-@pytest.mark.parametrize("vocab", [embd.TOKENS, None])
-@pytest.mark.parametrize(
-    "field", [name for name in embd.HEADER_FIELDS if name.startswith(("metadata_", "vocab_", "tensor_"))]
-)
-def test_sections_of_embd(field, vocab):
-    """A section may begin up to 63 bytes behind the one before it, and end with the file: to the byte."""
-    sound = three(vocab)
-    size, width = len(sound.data), {"I": 32, "Q": 64}[embd.HEADER_FIELDS[field][1]]
-    right = embd.fields_of(sound.seal())[field]
-    if vocab is None and field.startswith("vocab_"):
-        return  # a matter of the flag
-    values = {*around(right, 200), *around(size, 140), *around(size // 32, 5), 0, 1, 2**31}
-    for value in sorted(values | {2 ** (width - 1), 2**width - 1}):
-        data = three(vocab).header(**{field: value}).seal()
-        fields = embd.fields_of(data)
-        if field == "vocab_size" and value == 0:
-            continue
-        expected, error = misplaced(fields, size), refusal(data)
-        if expected is not None:
-            assert error is not None, value
-            assert (type(error).__name__, error.field) == expected[:2], (value, str(error))
-            assert expected[2] in str(error), value
-        else:
-            end = fields["tensor_index_offset"] + 32 * fields["tensor_index_count"] + 3
-            hole = fields["tensor_data_offset"] - end >= 64
-            assert not any(words in str(error) for words in PLACED) or hole, (value, str(error))
-
-
-END = HEADER.size
-SECTIONS = {
-    "an index behind the header": ((0, 0, 0, 0, END), True),
-    "an index within the header": ((0, 0, 0, 0, END - 1), False),
-    "an index behind padding": ((0, 0, 0, 0, END + ALIGNMENT - 1), True),
-    "an index behind more than padding": ((0, 0, 0, 0, END + ALIGNMENT), False),
-    "metadata behind the header": ((END, 8, 0, 0, END + 8), True),
-    "metadata within the header": ((END - 1, 9, 0, 0, END + 8), False),
-    "metadata behind padding": ((END + ALIGNMENT - 1, 1, 0, 0, END + ALIGNMENT), True),
-    "metadata behind more than padding": ((END + ALIGNMENT, 1, 0, 0, END + ALIGNMENT + 1), False),
-    "a vocabulary within metadata": ((END, 8, END + 7, 9, END + 16), False),
-}
-
-
-def test_headers_whose_sections_follow_one_another():
-    """A short file has the specification's layout where each section begins within the padding behind the last one."""
-    for name, (places, found) in SECTIONS.items():
-        head = bytes(OFFSETS["metadata_offset"]) + struct.pack("<5I", *places)
-        assert _begins_spec(head) == found, name
-
-
-SHORT = {
-    "no flags": (b"", True),
-    "all flags": (struct.pack("<I", 7), True),
-    "a reserved flag, or 8 tensors": (struct.pack("<I", 8), False),
-    "a part of the flags": (b"\x09\0\0", False),
-    "no metadata": (struct.pack("<2I", 7, 0), False),
-    "metadata within the header": (struct.pack("<2I", 7, END - 1), False),
-    "metadata behind the header": (struct.pack("<2I", 7, END), True),
-    "metadata behind padding": (struct.pack("<2I", 7, END + ALIGNMENT - 1), True),
-    "metadata behind more than padding": (struct.pack("<2I", 7, END + ALIGNMENT), False),
-    "a part of a place": (struct.pack("<2I", 7, 8)[:-1], True),
-}
-
-
-def test_beginnings_of_headers():
-    """Of a header that ends before its sections, the flags and the place of the metadata decide."""
-    for name, (rest, found) in SHORT.items():
-        head = b"EMBD\1\0\0\0" + rest
-        assert _begins_spec(head) == found, name
-        assert _begins_spec(head + bytes(31 - len(head))) == (found and "behind" in name), name
-        assert not _begins_spec(head[:7]), name
-
-
-def test_an_empty_record_of_large_dimensions_is_refused_when_it_is_used():
-    data = draft().descriptor(0, shape0=0, shape1=2**32 - 1, shape2=2**32 - 1, ndim=3).seal()
-    f = wm.open(memoryview(data), verify="none")
-    for use in (lambda: f["a"], lambda: list(f.values()), lambda: f.read("a")):
-        with pytest.raises(wm.LayoutError, match="product of its shape") as caught:
-            use()
-        assert (caught.value.path, caught.value.format) == ("<memoryview>", "embd")
 
 
 # ------------------------------------------------------------------------------------ however little is read at once

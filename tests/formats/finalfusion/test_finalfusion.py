@@ -18,15 +18,11 @@ from tests.attacks import finalfusion as lies
 from tests.builders import finalfusion as ff
 from tests.builders import noise, normal
 from tests.fifu_support import Parts, Words, explicit, pairs_of, reconstruct, same_product, subwords_of
-from tests.scan_support import Arena, u8
 from tests.support import DATA, each, exercise, listing, mappings, same
 
 import weightmap as wm
-from weightmap import kernels
-from weightmap._kernels import ffi, lib
 from weightmap.cli import main
 from weightmap.formats.finalfusion import layout, vocabulary, writing
-from weightmap.formats.finalfusion.verify import numbered
 from weightmap.io.source import Source
 from weightmap.quant.product import ProductQuantized
 
@@ -127,16 +123,6 @@ def test_what_is_read_is_written_again_to_the_byte(name, tmp_path):
         assert again == data
 
 
-@pytest.mark.parametrize("name", OF_PYTHON)
-def test_conversion_to_the_same_format_changes_nothing(name, tmp_path):
-    """`convert` carries vocabulary, n-grams, norms, codes and the text of the metadata along."""
-    source, first, second = TRUTH / f"{name}.fifu", tmp_path / "first.fifu", tmp_path / "second.fifu"
-    with wm.open(source) as f:
-        wm.save(first, dict(f), vocab=f.vocab, metadata=f.metadata if f.has_metadata else None)
-    wm.convert(source, second)
-    assert second.read_bytes() == first.read_bytes()
-
-
 # Where finalfusion-python 0.7.1 accepts and this package refuses, or the other way round, and why.
 DIFFERENT = {
     "norms_then_trailing_bytes": "nothing may stand behind the last chunk",
@@ -234,14 +220,6 @@ def test_product_quantised_matrices_are_read_as_views_and_written_to_the_byte(
         assert info.nbytes == sum(part.nbytes for part in parts if part is not None)
         wm.save(again, dict(f), vocab=f.vocab)
     assert again.read_bytes() == data
-
-
-def test_arrays_of_any_strides_and_byte_order_are_written(tmp_path):
-    """A transposed, a big-endian and a strided matrix are written row-major and little-endian."""
-    base = np.arange(24, dtype=np.float32).reshape(4, 6)
-    for array in (base.T.copy().T, base.astype(">f4"), np.repeat(base, 2, axis=1)[:, ::2]):
-        wm.save(tmp_path / "t.fifu", {"embeddings": array}, vocab=list("abcd"))
-        np.testing.assert_array_equal(wm.load(tmp_path / "t.fifu")["embeddings"], base)
 
 
 def test_ngrams_are_written_in_the_order_of_their_indices(tmp_path):
@@ -648,60 +626,4 @@ def test_a_length_that_leads_to_no_matrix(left):
         assert list(f.vocab) == lies.WORDS
 
 
-def test_indices_numbered_by_appearance():
-    """The first index is 0, and each new one is one more than the largest before it."""
-    for indices in ([], [0], [0, 0, 1], [0, 1, 0, 2], [0, 1, 2, 1, 3]):
-        assert numbered(np.array(indices, np.uint64)), indices
-    for indices in ([1], [0, 2], [0, 1, 3], [0, 1, 1, 3]):
-        assert not numbered(np.array(indices, np.uint64)), indices
-
-
 # ------------------------------------------------------------------------------------------------------ kernels
-
-
-def entries(strings, tail):
-    return b"".join(struct.pack("<I", len(s)) + s + bytes([i & 255] * tail) for i, s in enumerate(strings))
-
-
-LISTS = [[], [b""], [b"a"], [b"", b""], [b"abc", b"", b"x" * 300], [bytes(k) for k in range(40)]]
-
-
-@pytest.mark.parametrize("tail", [0, 8])
-@pytest.mark.parametrize("strings", LISTS, ids=len)
-def test_skip_stops_before_an_incomplete_character(strings, tail):
-    """The walk of every prefix takes its whole entries alone, and reads no byte past its end."""
-    data = entries(strings, tail)
-    ends = list(itertools.accumulate((4 + len(s) + tail for s in strings), initial=0))
-    arena = Arena(len(data))
-    walked = ffi.new("uint64_t *")
-    for size in range(len(data) + 1):
-        found = lib.wm_finalfusion_skip(arena.put(data[:size]), size, len(strings) + 5, tail, walked)
-        assert walked[0] == max(k for k, end in enumerate(ends) if end <= size)
-        assert found == ends[walked[0]]
-    for count in range(len(strings)):
-        assert kernels.skip_strings(data, count, tail) == (ends[count], count)
-
-
-@pytest.mark.parametrize("strings", LISTS, ids=len)
-def test_ngrams_are_found_with_their_indices(strings):
-    """Bounds and indices of a list are right, and each proper prefix of it is refused at the right n-gram."""
-    data = entries(strings, 8)
-    walked, bounds, indices = kernels.walk_indexed(data, len(strings))
-    assert walked == len(data)
-    assert [data[bounds[i] : bounds[i + 1] - 12] for i in range(len(strings))] == strings
-    assert indices.tolist() == [int.from_bytes(bytes([i & 255] * 8), "little") for i in range(len(strings))]
-    ends = list(itertools.accumulate((12 + len(s) for s in strings), initial=0))
-    arena = Arena(len(data))
-    for size in range(len(data)):
-        filled, numbers = np.zeros(len(strings) + 1, np.uint32), np.zeros(len(strings), np.uint64)
-        out = ffi.from_buffer("uint32_t[]", filled), ffi.from_buffer("uint64_t[]", numbers)
-        bad = lib.wm_finalfusion_ngrams(arena.put(data[:size]), size, len(strings), *out)
-        assert -1 - bad == max(k for k, end in enumerate(ends) if end <= size)
-
-
-def test_lengths_past_the_end_are_refused():
-    for length in (5, 2**31, 2**32 - 1):
-        data = struct.pack("<I", length) + b"abcd"
-        assert kernels.skip_strings(data, 1, 0) == kernels.skip_strings(data, 1, 8) == (0, 0)
-        assert kernels.walk_indexed(data + bytes(7), 1)[0] == -1
-    assert lib.wm_finalfusion_ngrams(u8(b""), 0, 0, ffi.new("uint32_t[1]"), ffi.NULL) == 0

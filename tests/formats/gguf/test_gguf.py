@@ -14,7 +14,6 @@ from tests.support import DATA
 
 import weightmap as wm
 from weightmap import cli, kernels
-from weightmap.formats import gguf as reading
 
 KV = gguf.KeyValue
 TRUTH = sorted((DATA / "gguf").glob("*.gguf"))
@@ -273,16 +272,6 @@ def test_a_given_vocabulary_counts_more_than_metadata(tmp_path):
     assert found["tokenizer.ggml.cls_token_id"] == ("u32", 1)
 
 
-@pytest.mark.parametrize("count", [1, 9, 12])
-def test_a_given_vocabulary_of_any_length(count, tmp_path):
-    """Other tokens replace those of the metadata, be they fewer, as many or more, or begin alike."""
-    for tokens in (["<unk>", *(f"x{i}" for i in range(1, count))], [f"y{i}" for i in range(count)]):
-        with opened(gguf.build({}, gguf.VOCAB)) as f:
-            wm.save(tmp_path / "t.gguf", {}, metadata=f.metadata, vocab=tokens)
-        with wm.open(tmp_path / "t.gguf") as f:
-            assert list(f.vocab) == tokens
-
-
 def test_tokens_and_special_ids_that_cannot_be(tmp_path):
     for ids in ({"other": 1}, {"bos": -1}, {"bos": 2**32}, {"bos": "x"}):
         with pytest.raises(wm.EncodeError, match="special id"):
@@ -491,20 +480,6 @@ def test_a_key_value_that_a_piece_cuts(tmp_path):
             assert f.metadata["a"][0].tolist() == [1, 2]
 
 
-def test_a_header_larger_than_the_limit(tmp_path):
-    path = tmp_path / "t.gguf"
-    path.write_bytes(gguf.tokens(50_000))
-    for limit in (24, 100, 4096, 100_000):
-        with pytest.raises(wm.LimitError, match="max_header_bytes"):
-            wm.open(path, limits=wm.Limits(max_header_bytes=limit))
-    path.write_bytes(gguf.many(5_000))
-    with pytest.raises(wm.LimitError, match="max_header_bytes"):
-        wm.open(path, limits=wm.Limits(max_header_bytes=10_000))
-    with pytest.raises(wm.LimitError, match="max_tensors"):
-        wm.open(path, limits=wm.Limits(max_tensors=4_999))
-    wm.open(path, limits=wm.Limits(max_tensors=5_000)).close()
-
-
 def test_a_header_past_positions_of_32_bits(tmp_path):
     path = tmp_path / "t.gguf"
     with path.open("wb") as file:  # of a text of more than 4 GiB, in a file of holes
@@ -560,12 +535,6 @@ def test_a_limit_one_byte_below(tmp_path):
             wm.open(path, limits=wm.Limits(max_header_bytes=len(data) - 1))
 
 
-@pytest.mark.parametrize(("count", "shown"), [(6, "'5']"), (7, "'5', ... 7 strings]")])
-def test_texts_that_are_shown(count, shown):
-    with opened(gguf.build({}, [KV("s", ["str"], [str(i) for i in range(count)])])) as f:
-        assert repr(f.metadata["s"]).endswith(shown)
-
-
 def test_the_largest_of_each_type(tmp_path):
     deep = [1]
     for _ in range(kernels.GGUF_DEEPEST):
@@ -578,19 +547,6 @@ def test_the_largest_of_each_type(tmp_path):
         assert f.vocab.special_ids == {"bos": 2**32 - 1}
     with pytest.raises(wm.EncodeError, match="nested more than 65 deep"):
         wm.save(tmp_path / "t.gguf", {}, metadata={"deep": [deep]})
-
-
-def test_rules_of_files():
-    rules, dtypes = reading._rules.__wrapped__, reading._dtypes(big=True)
-    for alignment in (8, 32, 64):
-        for big in (False, True):
-            assert rules(alignment, big=big).alignment == alignment
-            assert rules(alignment, big=big).max_gap == alignment - 1
-    for name, code in gguf.DENSE.items():
-        dtype = dtypes[code]
-        assert dtype.name == name
-        if name != "bfloat16":
-            assert dtype.numpy == np.dtype(name).newbyteorder(">")
 
 
 def test_metadata_is_pickled_as_plain_values():

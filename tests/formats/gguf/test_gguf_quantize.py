@@ -95,30 +95,6 @@ def test_a_scalar_that_is_asked_for_stays(put, tmp_path):
     assert "stayed dense" in report.warnings[0]
 
 
-@pytest.mark.parametrize("scheme", ["q4_0", "q6_k"])
-def test_a_tensor_of_several_pieces(put, tmp_path, scheme):
-    value = normal((700, 1280), 8)
-    source = put(st.build({"w": value}), "big.safetensors")
-    [info] = wm.convert(source, tmp_path / "q.gguf", quantize=scheme, threads=2).quantized
-    expected = wm.quantize(value.array, scheme)
-    with wm.open(tmp_path / "q.gguf") as file:
-        assert file["w"].payload.tobytes() == expected.payload.tobytes()
-    error = expected.dequantize(np.float64) - value.array
-    assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
-
-
-@pytest.mark.parametrize("scheme", ["q4_0", "q6_k"])
-def test_what_is_no_number_is_named(put, tmp_path, scheme):
-    """A NaN deep in a later piece is a QuantError with tensor and index, and leaves nothing behind."""
-    values = np.ones((2, 256_000), np.float32)
-    values[1, 234_567] = np.nan
-    source = put(st.build({"a": tensor(values)}), "a.safetensors")
-    before = listing(tmp_path)
-    with pytest.raises(wm.QuantError, match=r"tensor 'a': element 490567 .* nan"):
-        wm.convert(source, tmp_path / "q.gguf", quantize=scheme)
-    assert listing(tmp_path) == before
-
-
 def test_what_is_refused(model, tmp_path):
     with pytest.raises(wm.EncodeError, match="has no scheme q4_k: it is written with int8, int4"):
         wm.convert(model, tmp_path / "q.amb", quantize="q4_k")

@@ -5,7 +5,6 @@ import struct
 
 import numpy as np
 import pytest
-from tests.support import in_one_item
 from tests.zip_files import NARROW, Entry, archive
 
 from weightmap import kernels
@@ -37,7 +36,6 @@ def extra(kind, size, data):
 
 EIGHT = struct.pack("<Q", 8)
 HEADER = ("ZIP_HEADER", 0, 0, 0)
-DIRECTORY = ("ZIP_DIRECTORY", 0, 0, 0)
 EXTRAS = {
     "both sizes": (WIDE, extra(1, 16, EIGHT * 2), None),
     "one more byte": (WIDE, extra(1, 17, EIGHT * 2 + b"\0"), None),
@@ -144,50 +142,6 @@ def test_headers_that_a_function_reads(step):
     assert (fault.code, fault.actual) == (kernels.faults()["ZIP_READ"], errno.EIO)
 
 
-def order_of(places, end, order=None):
-    entries = kernels.ZipEntries(len(places), 1)
-    for i, (begin, stop, later) in enumerate(places):
-        entries.offset[i], entries.data[i], entries.stored[i], entries.later[i] = begin, begin, stop - begin, later
-    columns, _keep = entries.native()
-    fault = ffi.new("wm_fault *")
-    given = ffi.NULL if order is None else ffi.new("uint64_t[]", order)
-    if not lib.wm_zip_order(columns, given, end, fault):
-        assert entries.check_order(end) is None
-        return None
-    found = entries.check_order(end)
-    assert found.code == fault.code
-    return found.kind, found.row, found.at, found.actual
-
-
-ORDERS = {
-    "nothing": (([], 0), None),
-    "nothing, and a byte": (([], 1), ("ZIP_GAP", 0, 0, 1)),
-    "two": (([(0, 40, 0), (40, 80, 0)], 80), None),
-    "in another order": (([(40, 80, 0), (0, 40, 0)], 80, [1, 0]), None),
-    "a byte too many": (([(0, 41, 0), (40, 80, 0)], 80), ("ZIP_OVERLAP", 1, 40, 40)),
-    "a byte into the directory": (([(0, 40, 0)], 39), ("ZIP_OVERLAP", 1, 39, 39)),
-    "a byte between": (([(0, 40, 0), (41, 80, 0)], 80), ("ZIP_GAP", 0, 40, 1)),
-    "two gaps": (([(0, 40, 0), (41, 80, 0)], 82), ("ZIP_GAP", 0, 40, 1)),
-    "a gap, and an overlap": (([(1, 40, 0), (39, 80, 0)], 80), ("ZIP_OVERLAP", 1, 39, 39)),
-    "something before the first": (([(12, 40, 1)], 40), ("ZIP_GAP", 0, 0, 12)),
-    "twelve bytes, and no flag": (([(0, 40, 0), (52, 80, 1)], 80), ("ZIP_GAP", 0, 40, 12)),
-    "the flag of the next": (([(0, 40, 0), (40, 80, 1)], 92), None),
-    **{
-        f"{size} bytes": (
-            ([(0, 40, 1), (40 + size, 80, 0)], 80),
-            None if size in (0, 12, 16, 20, 24) else ("ZIP_GAP", 0, 40, size),
-        )
-        for size in (0, 4, 8, 11, 12, 13, 16, 20, 24, 25, 28)
-    },
-}
-
-
-@in_one_item("given, found", ORDERS.values())
-def test_entries_one_behind_the_other(given, found):
-    """Entries follow one another; behind one with the flag there may be a descriptor of four sizes."""
-    assert order_of(*given) == found
-
-
 def test_the_first_name():
     head = archive([Entry(b"ab", DATA)])
     assert first_name(head) == b"ab"
@@ -204,14 +158,3 @@ def test_where_headers_are_expected():
     expected = [(0, 2 + 512), (second, second + 1 + 512), (third, third + 512)]
     assert list(_headers(memoryview(central))) == expected
     assert list(_headers(memoryview(central[:-1]))) == expected[:2]
-
-
-def test_a_directory_of_4_gib():
-    """Names have positions of 32 bits: a longer directory is refused before it is looked at."""
-    source, fault = ffi.new("wm_zip_source *", (-1, ffi.NULL, 0)), ffi.new("wm_fault *")
-    entries = ffi.new("wm_zip_entries *")
-    entries.bounds = bounds = ffi.new("uint32_t[]", 1)
-    for length, kind in ((2**32 - 1, "ZIP_DIRECTORY"), (2**32, "COLUMN")):
-        assert lib.wm_zip_scan(source, ffi.NULL, length, entries, fault) == -1
-        assert fault.code == kernels.faults()[kind]
-    assert bounds[0] == 0

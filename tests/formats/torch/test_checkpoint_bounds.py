@@ -9,8 +9,6 @@ from tests.builders import torch as files
 from tests.zip_files import Entry, archive
 
 import weightmap as wm
-from weightmap.dtypes import DTYPES
-from weightmap.formats.torch.program import DTYPE_NAMES, dtypes
 
 TENSOR = files.Stored("0", "float32", 2, 0, (2,), (1,))
 DATA = struct.pack("<2f", 1, 2)
@@ -33,11 +31,6 @@ def test_the_length_of_the_folder():
         with wm.open(files.zipped(PROGRAM, {"0": DATA}, prefix="x" * folder)) as f:
             assert f["a"].tolist() == [1, 2]
     assert refused(files.zipped(PROGRAM, {"0": DATA}, prefix="x" * 255)).actual == 256
-
-
-def test_an_unknown_byte_order_is_shown_where_it_is_short():
-    for size, shown in ((6, "'xxxxxx'"), (7, "7 bytes")):
-        assert shown in str(refused(files.zipped(PROGRAM, {"0": DATA}, order="x" * size)))
 
 
 def test_a_deflated_storage_behind_a_stored_one():
@@ -112,30 +105,3 @@ def test_the_end_of_the_last_storage(elements):
             wm.open(data[:-cut])
         assert caught.value.field == "storage"
         assert caught.value.expected == f"at least {len(data)} bytes"
-
-
-def test_a_long_name_is_shortened():
-    """Of a name that is refused, messages show 80 letters."""
-    for length in (80, 81):
-        name = "x" * (length - len("os."))
-        told = str(refused(files.zipped(b"\x80\2" + files.named("os", name) + b".", {})))
-        assert (f"os.{name}" in told, "..." in told) == (length == 80, length == 81)
-
-
-def test_protocols_and_opcodes_are_told_apart():
-    """A protocol above 5 is shown as a number, an opcode in hexadecimal."""
-    for code, what in ((b"\x80\6.", "protocol is 6"), (b"\x7f.", "opcode is 0x7f"), (b"\x83.", "opcode is 0x83")):
-        assert what in str(refused(files.zipped(code, {})))
-
-
-def test_types_of_big_endian_files():
-    """Elements of one byte have no byte order; the others are big-endian, where numpy has them."""
-    for name, found in zip(DTYPE_NAMES, dtypes(big=True), strict=False):
-        known = DTYPES[name]
-        if known.bits == 8:
-            assert found is known
-        elif known.numpy is None:
-            assert found is None
-        else:
-            assert found.numpy == known.numpy.newbyteorder(">")
-            assert found.numpy != known.numpy

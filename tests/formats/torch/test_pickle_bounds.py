@@ -9,7 +9,6 @@ from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap._kernels import ffi, lib
 from weightmap.formats.torch.program import DTYPE_NAMES
 
 # Bytes of a program that are read at once: see csrc/pickle_read.h.
@@ -60,30 +59,6 @@ def test_an_entry_that_is_put_in_again():
     code = files.Plain(b"Nq\1" + b"0K\7q\1" + b"0h\1")
     with wm.open(files.zipped(files.dump({"a": code}), {})) as f:
         assert f.metadata == {"a": 7}
-
-
-@pytest.mark.parametrize("size", range(1, 10))
-def test_integers_of_every_size(size):
-    """Integers are two's complement, whatever number of bytes the pickler chose."""
-    most = 2 ** (8 * size - 1)
-    for value in (-most, 1 - most, -1, 0, 1, most - 1):
-        code = b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
-        with wm.open(files.zipped(files.dump({"a": files.Plain(code)}), {})) as f:
-            assert f.metadata == {"a": value}
-
-
-@pytest.mark.parametrize(("length", "words"), [(1, 1), (255, 1), (256, 2), (511, 2), (512, 3)])
-def test_an_arena_without_room(length, words):
-    """A program starts where the directory of the memo fits, and not in one word less."""
-    out, found = ffi.new("wm_pickle *"), ffi.new("wm_fault *")
-    arena = ffi.new("uint64_t[]", words)
-    code = b"." + b"N" * (length - 1)
-    source = ffi.new("wm_pickle_source *", (-1, ffi.from_buffer("uint8_t[]", code), 0, length))
-    assert lib.wm_pickle_run(source, arena, words, out, found) == -1
-    assert found.code == kernels.faults()["PICKLE_STACK"]
-    assert lib.wm_pickle_run(source, arena, words - 1, out, found) == -1
-    assert found.code == kernels.faults()["PICKLE_MEMORY"]
-    assert (found.actual, found.expected) == (words - 1, words)
 
 
 def storage(count, key=1, kind="ComplexDoubleStorage", more=b""):
@@ -314,34 +289,6 @@ def test_every_type():
         assert f.metadata == {name: f"torch.{name}" for name in DTYPE_NAMES}
 
 
-STORAGE_WORDS, TENSOR_WORDS, LIST_WORDS, CHUNK_WORDS, VALUE_WORDS = 4, 3, 3, 2, 2
-ALONE = STORAGE_WORDS + TENSOR_WORDS + 1
-# Programs, and the words that they leave in the pool; each is followed by values that fill the stack.
-WORDS = {
-    "a storage": (storage(1), STORAGE_WORDS),
-    "a tensor": (A_TENSOR, ALONE),
-    "a tensor of two dimensions": (tensor((1, 2), (2, 1)).removesuffix(b"."), STORAGE_WORDS + TENSOR_WORDS + 2),
-    "a parameter": (REMADE + PARAMETERS[3] + b"R", ALONE),
-    # The page of the memo has 256 entries.
-    "a shape that is remembered": (b"K\2\x85q\0h\0" + b"0" + A_TENSOR, 256 * VALUE_WORDS + VALUE_WORDS + ALONE),
-    "a shape in a list": (b"]K\2\x85a" + A_TENSOR, LIST_WORDS + VALUE_WORDS + CHUNK_WORDS + VALUE_WORDS + ALONE),
-}
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_words_that_are_left_in_the_pool(name):
-    code, left = WORDS[name]
-    spare = 200  # values that take more than the arguments of a call did
-    program = b"(" + code + b"N" * spare + b"1N."
-    depth = spare + 2 + name.count(" in a ") + name.count("remembered")  # the mark and what `code` pushes
-    words = len(program) // 256 + 1 + left + depth * VALUE_WORDS
-    out, found, arena = ffi.new("wm_pickle *"), ffi.new("wm_fault *"), ffi.new("uint64_t[]", words)
-    source = ffi.new("wm_pickle_source *", (-1, ffi.from_buffer("uint8_t[]", program), 0, len(program)))
-    assert lib.wm_pickle_run(source, arena, words, out, found) == 0
-    assert lib.wm_pickle_run(source, arena, words - 1, out, found) == -1
-    assert found.code == kernels.faults()["PICKLE_MEMORY"]
-
-
 @pytest.mark.parametrize("size", [SLOT - 1, SLOT, SLOT + 1, 2 * SLOT - 1])
 def test_programs_that_end_around_a_part_that_is_read(tmp_path, size):
     code = b"T" + struct.pack("<I", size - 6) + b"x" * (size - 6) + b"."
@@ -364,43 +311,3 @@ def test_names_that_end_around_a_part_that_is_read(tmp_path, before):
     with path.open("rb") as file:
         values = kernels.Pickle(None, 10, 1000, fd=file.fileno(), size=len(code)).values()
     assert values.names.tobytes() == name
-
-
-# What is one less: the rows of the columns, or their room for names or dimensions.
-SHORT = {
-    "tensors": ("columns", "cap"),
-    "values": ("values", "cap"),
-    "names": ("columns", "names_cap"),
-    "dimensions": ("columns", "dims_cap"),
-    "names of values": ("values", "names_cap"),
-}
-
-
-@pytest.mark.parametrize("short", SHORT)
-def test_columns_with_one_row_less(short):
-    code = b"}(" + files.text("a") + A_TENSOR + files.text("b") + b"Nu."
-    out, found, arena = ffi.new("wm_pickle *"), ffi.new("wm_fault *"), ffi.new("uint64_t[]", 9999)
-    source = ffi.new("wm_pickle_source *", (-1, ffi.from_buffer("uint8_t[]", code), 0, len(code)))
-    assert lib.wm_pickle_run(source, arena, 9999, out, found) == 0
-    args, begins = (source, arena, 10, 100), ffi.new("uint64_t[]", 1)
-    for fewer in (False, True):
-        tensors, values = ffi.new("wm_pickle_tensors *"), ffi.new("wm_pickle_values *")
-        columns = tensors.columns = ffi.new("wm_columns *")
-        tensors.storages = begins
-        columns.cap, columns.dims_cap, columns.names_cap, values.cap, values.names_cap = 1, 1, 1, 1, 1
-        if fewer:
-            owner, field = SHORT[short]
-            setattr({"columns": columns, "values": values}[owner], field, 0)
-        keep = [columns]
-
-        def room(owner, keep=keep, **fields):
-            for name, ctype in fields.items():
-                keep.append(ffi.new(f"{ctype}[]", 9))
-                setattr(owner, name, keep[-1])
-
-        room(columns, names="uint8_t", dtype="uint8_t", dims="uint64_t", begin="uint64_t", end="uint64_t")
-        room(columns, bounds="uint32_t", dim_bounds="uint32_t")
-        room(values, names="uint8_t", bounds="uint32_t", kind="uint8_t", length="uint32_t", at="uint64_t")
-        path = ffi.new("uint8_t[]", 99)
-        assert lib.wm_pickle_walk(*args, tensors, values, path, out, found) == (-1 if fewer else 0)
-        assert found.code == kernels.faults()["COLUMN" if fewer else "NONE"]

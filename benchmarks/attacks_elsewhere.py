@@ -1,9 +1,10 @@
-"""What other libraries make of the attacks: ``python -m tests.attacks.others [LIBRARY=INTERPRETER ...] [--into FILE]``.
+"""What other libraries make of the attacks.
 
-Prints tables in Markdown: what was tried and when; by row, how many attacks each library lets through, answers with
-something other than an error of its own or a ValueError, or does not survive, in 4 GiB of address space; and what it
-does in a few situations. ``--into docs/reliability.md`` puts the last one there, between two marks. A library is tried
-where the interpreter has it; ``finalfusion=/path/to/python`` names another interpreter for one.
+``python -m benchmarks.attacks_elsewhere [LIBRARY=INTERPRETER ...] [--into FILE]`` prints tables in Markdown: what was
+tried and when; by row, how many attacks each library lets through, answers with something other than an error of its
+own or a ValueError, or does not survive, in 4 GiB of address space; and what it does in a few situations. ``--into
+docs/reliability.md`` puts the last one there, between two marks. A library is tried where the interpreter has it;
+``finalfusion=/path/to/python`` names another interpreter for one.
 """
 
 import argparse
@@ -17,8 +18,8 @@ import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from . import cases, rows, sound
-from .table import put_between
+from tests.attacks import cases, rows, sound
+from tests.attacks.table import put_between
 
 # How a library reads all of a file, and the kinds of cases that are for it. The specification's own layouts are not for
 # those who read another one only.
@@ -73,6 +74,8 @@ PATIENCE = 10  # seconds for one file
 
 
 class Child:
+    """A process that reads files by one library and tells the outcome of each."""
+
     def __init__(self, library, interpreter):
         self._command = [interpreter, "-c", CHILD.format(read=READ[library])]
         self._process = None
@@ -104,6 +107,7 @@ class Child:
 
 
 def chosen(library):
+    """The attacks on the formats that a library reads."""
     for case in cases():
         theirs = case.kind.startswith(KINDS[library]) and "specification" not in case.name
         if theirs and case.error and case.size is None:
@@ -111,6 +115,7 @@ def chosen(library):
 
 
 def table(found):
+    """The lines of the table by row, of rows that some library lets through."""
     libraries = list(found)
     yield "| row | attack | " + " | ".join(libraries) + " |"
     yield "|---|---|" + "---|" * len(libraries)
@@ -121,6 +126,7 @@ def table(found):
 
 
 def cell(outcomes):
+    """How many attacks a library refuses, or else what became of the others."""
     total = outcomes.total()
     if not total:
         return ""
@@ -190,6 +196,7 @@ except BaseException as error:
 
 
 def scene(library, interpreter, name):
+    """What a library does in one of the situations."""
     if "save(" in SCENES[name] and library not in SAVE:
         return ""
     code = "\n".join((READ[library], SAVE.get(library, ""), SCENES[name]))
@@ -204,6 +211,7 @@ def scene(library, interpreter, name):
 
 
 def version(library, interpreter):
+    """The version of a library that an interpreter has."""
     code = {"weightmap": "import weightmap; print(weightmap.__version__)"}.get(
         library, f"import importlib.metadata as m; print(m.version({library!r}))"
     )
@@ -211,6 +219,7 @@ def version(library, interpreter):
 
 
 def lines(interpreters, *, attacks):
+    """The lines of the tables, for the libraries that are there."""
     found = {}
     scenes = {name: [] for name in SCENES}
     versions = []
@@ -243,7 +252,8 @@ def lines(interpreters, *, attacks):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.others", description=__doc__)
+    """Print the tables, or put the one of situations into a document."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks_elsewhere", description=__doc__)
     parser.add_argument("interpreters", nargs="*", metavar="LIBRARY=INTERPRETER", help="where a library is installed")
     parser.add_argument("--into", type=Path, metavar="FILE", help="a document with the two marks")
     args = parser.parse_args()
@@ -254,7 +264,7 @@ def main():
     if args.into is None:
         print("\n".join(text))  # noqa: T201 - a command
     else:
-        put_between(args.into, "tests.attacks.others", text)
+        put_between(args.into, "benchmarks.attacks_elsewhere", text)
 
 
 if __name__ == "__main__":
