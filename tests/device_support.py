@@ -54,6 +54,10 @@ class FakeDevice(Backend):
         Called with the name of each method: before it does anything, and when it has done its work.
     capacity : int, optional
         Bytes of memory that may be alive.
+    pins : dict of int to int
+        The addresses of pinned memory, and the bytes there.
+    pinnable : int, optional
+        How many bytes can be pinned in all.
     peak : int
         The most bytes that were alive.
     """
@@ -62,7 +66,8 @@ class FakeDevice(Backend):
         self.key = key
         self.fails = fails
         self.log: list[tuple[Any, ...]] = []
-        self.pins: set[int] = set()
+        self.pins: dict[int, int] = {}
+        self.pinnable: int | None = None
         self.done = 0
         self._scheme = decodes
         self._asked: list[Callable[[], None]] = []
@@ -144,7 +149,9 @@ class FakeDevice(Backend):
     def pin(self, memory: NDArray[np.uint8]) -> None:
         """Note that memory is pinned."""
         self._call("pin", len(memory))
-        self.pins.add(memory.ctypes.data)
+        if self.pinnable is not None and sum(self.pins.values()) + len(memory) > self.pinnable:
+            raise RuntimeError("no memory left to pin")
+        self.pins[memory.ctypes.data] = len(memory)
         self.after("pin")
 
     def unpin(self, memory: NDArray[np.uint8]) -> None:
@@ -152,7 +159,10 @@ class FakeDevice(Backend):
         self._call("unpin", len(memory))
         if not self.idle:
             raise LateError("memory is unpinned that copies are under way from")
-        self.pins.remove(memory.ctypes.data)
+        if memory.ctypes.data not in self.pins:
+            raise RuntimeError("this memory is not pinned")
+        del self.pins[memory.ctypes.data]
+        self.after("unpin")
 
     def begin(self) -> None:
         """Note it."""

@@ -232,7 +232,7 @@ class _Sent(TorchBackend):
 @pytest.fixture
 def away(monkeypatch):
     """Backends of other devices copy to the CPU, through slots of a few bytes; gives what was copied at once."""
-    monkeypatch.setattr(_loader, "_UNPINNED", Staging(2, 1024))
+    monkeypatch.setattr(_loader, "UNPINNED", Staging(2, 1024))
     monkeypatch.setattr(_modules, "TorchBackend", _Sent)
     _Sent.copied = []
     return _Sent.copied
@@ -275,7 +275,7 @@ def test_values_are_converted_on_their_device(tmp_path, away):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
 def test_elements_are_poured_into_tensors_of_any_strides_and_type(monkeypatch, dtype):
-    monkeypatch.setattr(_loader, "_UNPINNED", Staging(2, 256))
+    monkeypatch.setattr(_loader, "UNPINNED", Staging(2, 256))
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     for target in (
         torch.zeros(3, 4, dtype=dtype),

@@ -1,5 +1,6 @@
 """Tensors of PyTorch over the mapped file. Skipped where torch is not installed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -270,7 +271,7 @@ def test_another_device_gets_staged_copies(tmp_path, device):
         assert (tuple(tensor.shape), str(tensor.dtype)) == (expected[name].shape, f"torch.{expected[name].dtype.name}")
         if device != "meta":
             assert bits(tensor.cpu()) == np.ascontiguousarray(expected[name]).tobytes()
-    slots = Staging() if device == "cuda" else _loader._UNPINNED
+    slots = Staging() if device == "cuda" else _loader.UNPINNED
     assert sum(copies.copied) == sum(array.nbytes for array in expected.values())
     assert max(copies.copied) <= slots.slot_bytes
     assert peak < slots.slots * slots.slot_bytes + (1 << 20)
@@ -304,7 +305,7 @@ def test_another_device_gets_quantised_tensors_piece_by_piece(tmp_path, device):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert (tensor.device.type, tensor.shape, tensor.dtype) == (device, values.shape, torch.float32)
-    slots = Staging() if device == "cuda" else _loader._UNPINNED
+    slots = Staging() if device == "cuda" else _loader.UNPINNED
     assert sum(copies.copied) <= values.nbytes
     assert max(copies.copied) <= slots.slot_bytes
     assert peak < (slots.slots + 1) * slots.slot_bytes + (1 << 20)
@@ -344,7 +345,7 @@ def test_the_cpu_decodes_where_no_kernel_of_triton_runs(tmp_path, monkeypatch, c
 @pytest.mark.parametrize("slot", [256, 1024, 1 << 20])
 def test_staging_keeps_every_bit(monkeypatch, name, slot):
     """Arrays of every type and of any strides arrive whole, however little is copied at once."""
-    monkeypatch.setattr(_loader, "_UNPINNED", Staging(2, slot))
+    monkeypatch.setattr(_loader, "UNPINNED", Staging(2, slot))
     base = np.arange(4 * 5 * 6).reshape(4, 5, 6).astype(np.float32).astype(getattr(ml_dtypes, name, name))
     for array in (
         base, base[::-1, 1:, ::-2], base.T, base[:, :1], base[1, 2, 3], base[:0], base[..., :0], base[1, 2],
@@ -358,7 +359,7 @@ def test_staging_keeps_every_bit(monkeypatch, name, slot):
 @pytest.mark.parametrize("slot", [1024, 1 << 20])
 def test_a_plan_loads_by_torch_as_it_is_in_the_file(model, monkeypatch, slot):
     """Through the backend of a device without streams: every type, slices in either direction, and other types."""
-    monkeypatch.setattr(_loader, "_UNPINNED", Staging(2, slot))
+    monkeypatch.setattr(_loader, "UNPINNED", Staging(2, slot))
     path, tensors = model
     with wm.plan(path) as plan:
         found = dict(load_plan(plan, "cpu"))
@@ -388,6 +389,70 @@ def test_a_caller_in_inference_mode_gets_tensors_of_it(tmp_path):
         for _, tensor in load_plan(plan, "cpu", dtype=torch.float16, group=1):
             assert tensor.is_inference()
             assert tensor.tolist() == [0, 1, 2]
+
+
+class CodeError(RuntimeError):
+    """`torch.cuda.CudaError`, which needs CUDA to name a code."""
+
+
+class Cuda(SimpleNamespace):
+    """What `TorchBackend` uses of `torch` for a GPU: a runtime that keeps its last error for whoever looks next."""
+
+    def __init__(self):
+        self.last = self.code = 0
+        self.capturing = False
+        stream = SimpleNamespace(wait_stream=lambda _: None)
+        runtime = SimpleNamespace(cudaHostRegister=self.register, cudaHostUnregister=self.register)
+        within = contextlib.nullcontext()
+        self.cuda = SimpleNamespace(
+            CudaError=CodeError, Stream=lambda _: stream, current_device=lambda: 0, current_stream=lambda _: stream,
+            device=lambda _: within, get_device_properties=lambda _: None, cudart=lambda: runtime,
+            is_current_stream_capturing=lambda: self.capturing,
+        )  # fmt: skip
+        self.device, self.uint8 = torch.device, torch.uint8
+
+    def register(self, *_):
+        self.last = self.code or self.last
+        return self.code
+
+    def empty(self, *_, **__):
+        def fill_(_):
+            last, self.last = self.last, 0
+            if last:
+                raise RuntimeError(f"CUDA error {last}")
+
+        return SimpleNamespace(fill_=fill_)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    made = Cuda()
+    monkeypatch.setattr(_device, "imported_torch", lambda: made)
+    monkeypatch.setattr(_device, "torch_device", torch.device)
+    return made
+
+
+def test_an_error_of_pinning_does_not_stay_in_cuda(cuda):
+    """Otherwise the caller's next kernel would raise it."""
+    backend, memory = _device.TorchBackend("cuda"), np.zeros(1, np.uint8)
+    backend.pin(memory)
+    cuda.code = 2
+    for call in (backend.pin, backend.unpin):
+        with pytest.raises(CodeError, match="2"):
+            call(memory)
+        assert cuda.last == 0
+
+
+def test_nothing_is_loaded_while_a_graph_is_captured(cuda, tmp_path):
+    """Pinning and allocating would end the capture, and reading is no part of a graph; nothing is called."""
+    wm.save(tmp_path / "a.safetensors", {"a": np.zeros(3, np.float32)})
+    cuda.capturing = True
+    cuda.cuda.cudart = None
+    with (
+        wm.plan(tmp_path / "a.safetensors") as plan,
+        pytest.raises(wm.UnsupportedError, match="while a CUDA graph is being captured: load before that, or after"),
+    ):
+        dict(load_plan(plan, "cuda"))
 
 
 def test_staging_refuses_dtypes_that_torch_lacks():

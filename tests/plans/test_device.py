@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -427,7 +428,7 @@ def test_a_slot_waits_for_the_copies_out_of_it(tmp_path, monkeypatch):
         device.forget()
 
 
-CALLS = ("allocate", "copy", "change", "event", "pin", "begin", "synchronize")
+CALLS = ("allocate", "copy", "change", "event", "begin", "synchronize")
 
 
 def ending(what):
@@ -548,6 +549,61 @@ def test_a_device_that_is_lost_keeps_its_slots(tmp_path):
             pass
     for slot in _slots._lost:
         slot._backend.forget()
+
+
+@pytest.mark.parametrize(
+    ("pinnable", "size", "warned"), [(24 << 20, 8 << 20, 0), (4 << 20, 1 << 20, 0), (1 << 20, 0, 1), (0, 0, 1)]
+)
+def test_memory_that_cannot_be_pinned_is_asked_for_in_smaller_slots(models, caplog, pinnable, size, warned):
+    """Then it is not pinned, and one warning says so; later loads try nothing in vain."""
+    device = FakeDevice()
+    device.pinnable = pinnable
+    for number in range(2):
+        with wm.plan(models["a.amb"]) as plan:
+            for name, value in load(plan, device):
+                assert_same(value, as_on_the_host(plan.file[name], None))
+        assert set(device.pins.values()) == ({size} if size else set())
+        assert len(device.pins) == (3 if size else 0)
+        if number == 0:
+            asked = device.count("pin")
+    assert device.count("pin") == asked
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
+    assert all("cannot be pinned for fake:0 (no memory left to pin)" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("what", ["pin", "unpin"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_interrupt_behind_a_call_that_pins_leaves_nothing_pinned(models, what, number):
+    """Memory may be pinned, or unpinned, and the call that did it not have returned."""
+    device, calls = FakeDevice(), []
+
+    def interrupt(called):
+        calls.append(called)
+        if calls.count(what) == number and called == what:
+            raise KeyboardInterrupt
+
+    device.after = interrupt
+    with wm.plan(models["a.safetensors"]) as plan:
+        error = ending(lambda: (dict(load(plan, device, staging=Staging(2, 1 << 14))), release_slots()))
+    assert isinstance(error, KeyboardInterrupt)
+    del error
+    gc.collect()
+    assert device.pins == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux empties memory for a child")
+def test_a_child_process_shares_no_page_of_a_slot():
+    """Shared, a page would be copied when the parent writes, and the device would go on reading the old one."""
+    device = FakeDevice()
+    slots = Slots(device, Staging(2, 1 << 16))
+    memory = slots.next().memory
+    memory[:] = 7
+    child = os.fork()
+    if not child:
+        os._exit(int(memory.any()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (memory == 7).all()
+    slots.give_back()
 
 
 def test_slots_of_a_parent_are_not_used_by_a_child(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.arguments import mistyped
-from weightmap.device._slots import Slots, Staging
+from weightmap.device._slots import UNPINNED, Slots, Staging
 from weightmap.errors import TensorFileError, quoted
 from weightmap.io.pages import ask_for, resident_in
 
@@ -36,8 +36,6 @@ _COPYING, _WAITING = 16, 32
 _LONGEST = 64 << 20
 # A slot with less room than this, in bytes, is sent before a tensor begins.
 _REST = 1 << 16
-# Slots that are not pinned are small: nothing overlaps with filling them.
-_UNPINNED = Staging(2, 4 << 20)
 
 
 class Loader:
@@ -60,7 +58,7 @@ class Loader:
         if not isinstance(staging, Staging | None):
             raise mistyped("staging", staging, "a Staging")
         self.backend = backend
-        self._staging: Staging = (Staging() if backend.pinned else _UNPINNED) if staging is None else staging.checked()
+        self._staging: Staging = (Staging() if backend.pinned else UNPINNED) if staging is None else staging.checked()
         self._slots: Slots | None = None
         self._slot: Slot | None = None
         self._used = 0  # bytes of the slot
@@ -78,8 +76,9 @@ class Loader:
         self._stopped = False
 
     def __enter__(self) -> Self:
-        self._slots = Slots(self.backend, self._staging)
         self.backend.begin()
+        self._slots = Slots(self.backend, self._staging)
+        self._staging = self._slots.staging
         return self
 
     def __exit__(

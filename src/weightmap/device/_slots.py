@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import sys
 from _thread import allocate_lock
@@ -72,52 +74,113 @@ class Slot:
         Set when the requested copies out of it have ended.
     """
 
-    def __init__(self, backend: Backend, nbytes: int) -> None:
+    def __init__(self, backend: Backend, nbytes: int, *, pinned: bool) -> None:
         self.event: Event | None = None
-        self._backend: Backend | None = None  # the one that pinned it
+        self._backend: Backend | None = None  # the one that pinned it, or is about to
         self._owner = os.getpid()
-        room = kernels.empty(nbytes + _PAGE, np.uint8)
-        start = -room.ctypes.data % _PAGE
-        self.memory: NDArray[np.uint8] = room[start : start + nbytes]
+        self.memory: NDArray[np.uint8] = _new_memory(nbytes)
         if backend.node is not None:
             kernels.prefer_node(self.memory, backend.node)  # memory of another node works, but slower
-        if backend.pinned:
+        if not pinned:
+            return
+        self._backend = backend  # now: an interrupt may come when the memory is pinned and before `pin` returns
+        try:
             backend.pin(self.memory)
-            self._backend = backend
+        except Exception:
+            self._backend = None
+            raise
 
     def release(self) -> None:
-        """Unpin the memory; once. A child process leaves that to its parent, and the end of a process to the system."""
-        backend, self._backend = self._backend, None
-        if backend is not None and self._owner == os.getpid() and not sys.is_finalizing():
-            backend.unpin(self.memory)
+        """Unpin the memory. A child process leaves that to its parent, and the end of a process to the system."""
+        if self._backend is not None and self._owner == os.getpid() and not sys.is_finalizing():
+            self._backend.unpin(self.memory)
+        self._backend = None  # after that: a call that was interrupted is made again
 
     def __del__(self) -> None:
-        self.release()
+        if self._backend is not None:
+            with contextlib.suppress(Exception):  # of memory that was not pinned yet, or is unpinned already
+                self.release()
 
 
-_PAGE = 4096
+def _new_memory(nbytes: int) -> NDArray[np.uint8]:
+    """Return memory of its own pages, which a child process finds empty.
+
+    A page that parent and child share is copied when one of them writes to it, and the device goes on reading the old
+    page. Pages that the child lacks altogether would be a hole, in which something else may lie when it is unmapped.
+    """
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    unit = _LARGE if nbytes >= _LARGE else mmap.PAGESIZE
+    room = mmap.mmap(-1, nbytes + (unit if unit == _LARGE else 0), **private)
+    for advice in (_WIPE_ON_FORK, getattr(mmap, "MADV_HUGEPAGE", None)):
+        if sys.platform == "linux" and advice is not None:
+            with contextlib.suppress(OSError):
+                room.madvise(advice)
+    octets = np.frombuffer(room, np.uint8)
+    start = -octets.ctypes.data % unit
+    return octets[start : start + nbytes]
+
+
+# Huge pages
+_LARGE = 2 << 20
+# Of <linux/mman.h>
+_WIPE_ON_FORK = 18
+# Slots that cannot be pinned become smaller, but not smaller than this.
+_LEAST = 1 << 20
+# Slots that are not pinned have at most so many bytes: nothing overlaps with filling them.
+UNPINNED = Staging(2, 4 << 20)
 # Unused slots, by the key of the backend and their size.
 _idle: dict[tuple[Hashable, int], list[Slot]] = {}
 _lost: list[Slot] = []
+# Where the system pinned no slots of this size: how large those are that it does pin, or 0.
+_smaller: dict[tuple[Hashable, int], int] = {}
 _lock = allocate_lock()
 
 
 class Slots:
-    """The slots of one load: taken from the pool, and given back when no copy out of them is under way."""
+    """The slots of one load: taken from the pool, and given back when no copy out of them is under way.
+
+    Where the system does not pin as much as is asked for, slots are smaller, and in the end not pinned.
+
+    Attributes
+    ----------
+    staging : Staging
+        What they are.
+    """
 
     def __init__(self, backend: Backend, staging: Staging) -> None:
-        self._key = (backend.key, staging.slot_bytes)
-        self._kept = staging.slots if backend.pinned else 0
         self._slots: list[Slot] = []
         self._next = 0
+        wanted = (backend.key, staging.slot_bytes)
+        size = _smaller.get(wanted, staging.slot_bytes) if backend.pinned else 0
+        while size:
+            try:
+                self._take(backend, staging._replace(slot_bytes=size))
+            except Exception as error:  # noqa: BLE001 - each library has errors of its own
+                self._slots.clear()
+                size = size // 2 if size // 2 >= _LEAST else 0
+                _smaller[wanted] = size
+                if not size:
+                    import logging  # noqa: PLC0415 - 6 ms, for a rare event
+
+                    what = "memory cannot be pinned for %s (%s): loading from memory that is not, several times slower"
+                    logging.getLogger("weightmap").warning(what, backend.key, error)
+            else:
+                return
+        self._take(backend, staging._replace(slot_bytes=min(staging.slot_bytes, UNPINNED.slot_bytes)), pinned=False)
+
+    def _take(self, backend: Backend, staging: Staging, *, pinned: bool = True) -> None:
+        """Take slots from the pool, and make those that it lacks."""
+        self.staging = staging
+        self._key = (backend.key, staging.slot_bytes)
+        self._kept = staging.slots if pinned else 0
         with _lock:
             idle = _idle.get(self._key, [])
-            while idle and len(self._slots) < staging.slots:
+            while pinned and idle and len(self._slots) < staging.slots:
                 slot = idle.pop()
                 if slot._owner == os.getpid():  # noqa: SLF001 - of this module
                     self._slots.append(slot)
         while len(self._slots) < staging.slots:
-            self._slots.append(Slot(backend, staging.slot_bytes))
+            self._slots.append(Slot(backend, staging.slot_bytes, pinned=pinned))
 
     def next(self) -> Slot:
         """Return the least recently used slot, once the device has copied its content."""
@@ -151,5 +214,6 @@ def release_slots() -> None:
     with _lock:
         slots = [slot for idle in _idle.values() for slot in idle]
         _idle.clear()
+        _smaller.clear()
     for slot in slots:
         slot.release()

@@ -62,9 +62,8 @@ class TorchBackend(Backend):
     # ---------------------------------------------------------------------------------------------------------- memory
     def allocate(self, nbytes: int) -> Any:
         """Return bytes on the device. Copies to them wait for earlier users of this memory."""
-        buffer = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self.device)
         self.begin()
-        return buffer
+        return self._torch.empty(nbytes, dtype=self._torch.uint8, device=self.device)
 
     def free(self, buffer: Any) -> None:
         """Free the memory, though the error at hand may refer to it."""
@@ -81,13 +80,19 @@ class TorchBackend(Backend):
             self._check(self._torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data))
 
     def _check(self, error: Any) -> None:
-        if int(error):
-            raise self._torch.cuda.CudaError(int(error))
+        if not int(error):
+            return
+        # CUDA keeps the error, and torch would raise it for the next kernel: let it do so for one that nobody needs.
+        with contextlib.suppress(RuntimeError):
+            self._torch.empty(1, device=self.device).fill_(0)
+        raise self._torch.cuda.CudaError(int(error))
 
     # ---------------------------------------------------------------------------------------------------------- copies
     def begin(self) -> None:
-        """Let copies wait for the current stream's work so far."""
+        """Let copies wait for the current stream's work so far. Raises `UnsupportedError` while a graph is captured."""
         if self._stream is not None:
+            if self._torch.cuda.is_current_stream_capturing():
+                raise UnsupportedError("loading while a CUDA graph is being captured: load before that, or after it")
             self._stream.wait_stream(self._torch.cuda.current_stream(self.device))
 
     def end(self) -> None:
