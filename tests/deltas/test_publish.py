@@ -193,9 +193,10 @@ def test_versions_in_a_store(tmp_path, monkeypatch):
     store = Taking(Objects({}), (503, 500))
     place = location_of("s3://bucket/source", store=store)
     deltas.publish(old, new, place, version=1, max_shard_size=2000)
-    assert (len(store.put), store.put[-1]) == (3, "model.safetensors.index.json")
+    assert (len(store.put), store.put[-1]) == (4, "model.safetensors.index.json")
     deltas.publish(old, new, place, version=2, full=True)
-    assert store.put[3:] == ["config.json", "model.safetensors"]
+    assert store.put[4:] == ["model.safetensors.upload", "config.json", "model.safetensors"]
+    assert not [key for key in store.objects if key.endswith(".upload")]
     for version in (1, 2):
         deltas.pull(tmp_path / "local", place, base=old, version=version)
         assert digests(wm.load(tmp_path / "local")) == digests(wm.load(new))

@@ -20,6 +20,7 @@ import weightmap as wm
 from weightmap.cli import main
 from weightmap.errors import FileChangedError, LayoutError, RemoteError
 from weightmap.formats import FORMATS
+from weightmap.io.stores import location_of
 
 obstore = pytest.importorskip("obstore", reason="needs obstore: requirements/distributed.txt")
 pytest.importorskip("moto", reason="needs moto[server]: requirements/distributed.txt")
@@ -227,6 +228,26 @@ def test_versions_are_published_to_s3_and_pulled_from_there(tmp_path, endpoint):
 
 
 @pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("whole", [32 << 20, 0], ids=["whole", "in parts"])
+def test_an_object_of_another_writer_stays(whole, tmp_path, monkeypatch):
+    """With ``overwrite=False``; and of objects that are removed after a failure, only those with the tag of ours."""
+    monkeypatch.setattr("weightmap.io.fetching._WHOLE", whole)
+    wm.save(tmp_path / "m.safetensors", {"w": np.arange(2 << 20, dtype=np.float32)})
+    location = location_of("s3://bucket/tagged/m.safetensors")
+    tag = location.put(str(tmp_path / "m.safetensors"), new=True)
+    with pytest.raises(FileExistsError):
+        location.put(str(tmp_path / "m.safetensors"), new=True)
+    with pytest.raises(wm.TargetError):
+        wm.convert(tmp_path / "m.safetensors", str(location), overwrite=False)
+    location.remove('"another"')
+    with wm.open(str(location)) as file:
+        assert file["w"][-1] == (2 << 20) - 1
+    location.remove(tag)
+    with pytest.raises(FileNotFoundError):
+        wm.open(str(location))
+
+
+@pytest.mark.usefixtures("environment")
 def test_large_files_are_uploaded_in_parts(endpoint, monkeypatch):
     """Of an upload that fails there is no object, and the store is told to drop its parts."""
     store = bucket(endpoint)
@@ -246,8 +267,9 @@ def test_large_files_are_uploaded_in_parts(endpoint, monkeypatch):
         made.asked.clear()
         folder = "s3://bucket/up/model/"
         assert main(["convert", "s3://bucket/up/m.safetensors", folder, "--max-shard-size", "5MiB"]) == 0
-        written = [path.partition("?")[0].rpartition("/")[2] for path in made.asked if "POST" in path or "PUT" in path]
-        assert written[-1] == "model.safetensors.index.json"
+        asked = [path for path in made.asked if ("POST" in path or "PUT" in path) and "?delete" not in path]
+        assert asked[-1].partition("?")[0].rpartition("/")[2] == "model.safetensors.index.json"
+        assert not [path for path in store.list("up").collect() if path["path"].endswith(".upload")]
         with wm.open("s3://bucket/up/model") as file:
             assert all(np.array_equal(array, tensors[name]) for name, array in file.items())
 

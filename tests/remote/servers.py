@@ -265,19 +265,35 @@ class AsyncStore:
 
 
 class Taking(AsyncStore):
-    """A store that takes objects; `faults` has the answers to the next requests to write, by status, 0 for none."""
+    """A store that takes objects; `faults` has the answers to the next requests to write, by status, 0 for none.
+
+    The answer "lost" comes after the object was written. `entered` is called before an object is there.
+    """
 
     def __init__(self, objects, faults=()):
         super().__init__(objects)
-        self.objects, self.faults, self.put = objects.objects, list(faults), []
+        self.objects, self.faults, self.put, self.removed = objects.objects, list(faults), [], []
+        self.entered = lambda key: None
+        self._tags = objects.etags
 
     async def put_async(self, key, path, mode="overwrite"):
-        if self.faults and (fault := self.faults.pop(0)):
+        fault = self.faults.pop(0) if self.faults else 0
+        if fault and fault != "lost":
             raise GenericError(f"Server returned status code: {fault} with a secret")
         self.put.append(key.rpartition("/")[2])
-        if mode == "create" and self.objects.setdefault(key, path.read_bytes()) != path.read_bytes():
+        self.entered(key)
+        if mode == "create" and key in self.objects:
             raise type("AlreadyExistsError", (Exception,), {})
         self.objects[key] = path.read_bytes()
+        self._tags[key] = f'"{len(self.put)}"'
+        if fault:
+            raise GenericError("hyper IncompleteBody")
+        return {"e_tag": self._tags[key], "version": None}
 
     async def delete_async(self, key):
+        self.removed.append(key)
         del self.objects[key]
+
+    def write(self, key, data):
+        """Write an object as another writer does."""
+        self.objects[key], self._tags[key] = data, '"another"'

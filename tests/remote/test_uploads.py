@@ -14,6 +14,7 @@ from weightmap.io.stores import location_of
 TENSORS = {f"t{n}": np.full(1000, n, np.float32) for n in range(4)}
 SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
 INDEX = "model.safetensors.index.json"
+CLAIM = f"{INDEX}.upload"
 
 
 @pytest.fixture
@@ -45,13 +46,13 @@ def test_files_shards_and_folders_become_objects(store, tmp_path):
     ]
     store.put.clear()
     wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
-    assert store.put == [*SHARDS, INDEX]
+    assert store.put == [CLAIM, *SHARDS, INDEX]
     wm.save(tmp_path / INDEX, TENSORS, max_shard_size=8000, format="safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "x"}))
     store.put.clear()
     report = wm.convert(tmp_path, at(store, "c/"), sha256sums=True)
     assert report.dst.startswith("s3://bucket/c")
-    assert store.put == ["SHA256SUMS", "config.json", *SHARDS, INDEX]
+    assert store.put == [CLAIM, "SHA256SUMS", "config.json", *SHARDS, INDEX]
     report = wm.convert(src=at(store, "c/"), dst=at(store, "d/m.gguf"))
     assert (report.src.rstrip("/"), report.dst) == ("s3://bucket/c", "s3://bucket/d/m.gguf")
     for key in ("a/m.safetensors", "a/m.weights", "b/", f"b/{INDEX}", "c/", "d/m.gguf"):
@@ -99,6 +100,73 @@ def test_what_fails_leaves_nothing(store):
     store.faults[:] = [503, 0, 500]
     wm.save(shards, TENSORS, max_shard_size=8000)
     right(shards.folder)
+
+
+def test_an_answer_that_is_lost_is_no_other_writer(store):
+    """What is there already, when an object is written again, may be our own."""
+    store.faults[:] = ["lost"] * 3
+    wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
+    right(at(store, "b/"))
+    assert CLAIM not in {key.rpartition("/")[2] for key in store.objects}
+
+
+@pytest.mark.parametrize("whole", [32 << 20, 0], ids=["small", "large"])
+@pytest.mark.parametrize("theirs", [SHARDS[1], INDEX])
+def test_what_another_writer_has_written_meanwhile_stays(theirs, whole, store, monkeypatch):
+    """An index or a shard of an equal name appears during an upload: it stays, and ours are removed."""
+    monkeypatch.setattr(fetching, "_WHOLE", whole)
+    store.entered = lambda key: key == f"b/{SHARDS[0]}" and store.write(f"b/{theirs}", b"theirs")
+    with pytest.raises(wm.TargetError, match=f"s3://bucket/b/{theirs}: another process has written this object"):
+        wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
+    assert store.objects == {f"b/{theirs}": b"theirs"}
+
+
+def test_what_another_writer_has_written_over_ours_stays(store):
+    """Of objects that are removed after a failure, none is another writer's."""
+    store.entered = lambda key: key == f"b/{SHARDS[1]}" and store.write(f"b/{SHARDS[0]}", b"theirs")
+    store.faults[:] = [0, 0, 0, 403]
+    with pytest.raises(PermissionError):
+        wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
+    assert store.objects == {f"b/{SHARDS[0]}": b"theirs"}
+
+
+def test_two_writers_of_one_model(store):
+    """A claim is there while objects are written, and refuses whoever comes meanwhile, or after one that was killed."""
+    held = []
+    store.entered = lambda key: held.append(f"b/{CLAIM}" in store.objects)
+    wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
+    assert held == [False, True, True, True]
+    store.write(f"c/{CLAIM}", b"another writer's")
+    before = dict(store.objects)
+    with pytest.raises(wm.TargetError, match=rf"s3://bucket/c/{CLAIM}: another process writes this model.*remove"):
+        wm.save(at(store, "c/model.safetensors"), TENSORS, max_shard_size=8000)
+    assert store.objects == before
+
+
+@pytest.mark.parametrize("whole", [32 << 20, 0], ids=["small", "large"])
+def test_one_object_is_new_if_it_is_to_be(whole, store, tmp_path, monkeypatch):
+    """With ``overwrite=False``, whatever its size: one that appears while it is made stays."""
+    monkeypatch.setattr(fetching, "_WHOLE", whole)
+    wm.save(tmp_path / "m.safetensors", TENSORS)
+    for key in ("a/m.gguf", "a/n.gguf"):
+        wm.convert(tmp_path / "m.safetensors", at(store, key), overwrite=False)
+        right(at(store, key))
+        before = dict(store.objects)
+        with pytest.raises(wm.TargetError, match=key):
+            wm.convert(tmp_path / "m.safetensors", at(store, key), overwrite=False)
+        assert store.objects == before
+    names = store.list_with_delimiter_async
+
+    async def changing(prefix):
+        found = await names(prefix)
+        if prefix == "a":
+            store.write("a/new.gguf", b"theirs")
+        return found
+
+    store.list_with_delimiter_async = changing
+    with pytest.raises(wm.TargetError, match=r"a/new.gguf: another process has written"):
+        wm.convert(tmp_path / "m.safetensors", at(store, "a/new.gguf"), overwrite=False)
+    assert store.objects["a/new.gguf"] == b"theirs"
 
 
 def test_a_list_of_digests_is_changed_behind_what_it_lists(store):

@@ -130,6 +130,8 @@ def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreEr
 
 # Parts of an upload, and their size in bytes.
 _PARTS, _PART = 9000, 5 << 20
+# Most bytes of an object that is written whole, on condition that there is none.
+_WHOLE = 32 << 20
 # The classes of obstore's exceptions by name, since importing it takes long and other stores have the same names.
 _KINDS = {
     "FileNotFoundError": ("missing", "there is no such object"),
@@ -342,20 +344,18 @@ class Access:
             if close is not None:
                 close()
 
-    async def empty(self, key: str) -> Pin | None:
-        """Return the state of an empty object, which has no range to request; None for any other."""
+    async def look(self, key: str) -> Pin:
+        """Return the state of an object, which may be empty. Raises `StoreError`."""
         options = {"head": True}
         get = getattr(self.store, "get_async", None)
         try:
             async with asyncio.timeout(self.deadline):
                 if get is None:
-                    pin = await self.call(self._look, key, options)
-                else:
-                    pin = Pin.of((await get(key, options=options)).meta)
+                    return await self.call(self._look, key, options)  # type: ignore[no-any-return]
+                return Pin.of((await get(key, options=options)).meta)
         except Exception as error:  # noqa: BLE001 - raised again, or what it says
             fault = _fault_of(error)
             raise error if fault is None else fault from None
-        return None if pin.size else pin
 
     def _look(self, key: str, options: dict[str, Any]) -> Pin:
         answer = self.store.get(key, options=options)
@@ -382,18 +382,24 @@ class Access:
             fault = _fault_of(error)
             raise error if fault is None else fault from None
 
-    async def put(self, key: str, path: str, size: int, *, new: bool) -> None:
-        """Write an object from a file of that size; with `new` only if there is none yet. Raises `StoreError`."""
+    async def put(self, key: str, path: str, size: int, *, new: bool) -> str | None:
+        """Write an object from a file of that size, with `new` only if there is none yet; return its tag.
+
+        obstore writes a large object in parts, and has no condition for these: of a large one that is to be new, the
+        store is asked before. Raises `StoreError`.
+        """
         put, blocking = getattr(self.store, "put_async", None), getattr(self.store, "put", None)
         if not self.takes_objects:
             raise StoreError("refused", "this store is for reading alone")
-        options: dict[str, Any] = {"mode": "create"} if new else {}
+        options: dict[str, Any] = {"mode": "create"} if new and size <= _WHOLE else {}
         if size > _PARTS * _PART:  # an upload has at most 10,000 parts, and obstore makes them of 5 MiB
             options["chunk_size"] = -(-size // _PARTS)
+        if new and not options and await self._exists(key):
+            raise StoreError("exists", _KINDS["AlreadyExistsError"][1])
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with asyncio.timeout(self.deadline + size / SLOWEST):
-                    await (
+                    result = await (
                         self.call(blocking, key, Path(path), **options)
                         if put is None
                         else put(key, Path(path), **options)
@@ -402,11 +408,32 @@ class Access:
                 fault = _fault_of(error)
                 if fault is None:
                     raise
+                if fault.kind in {"exists", "changed"} and attempt > 1 and await self._holds(key, path, size):
+                    return (await self.look(key)).etag  # an answer was lost, and the object is ours
                 if fault.kind != "again" or attempt == ATTEMPTS:
                     raise fault from None
             else:
-                return
+                return (result or {}).get("e_tag")
             await asyncio.sleep(min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT))
+        raise AssertionError  # pragma: no cover - the last attempt returns or raises
+
+    async def _exists(self, key: str) -> bool:
+        try:
+            await self.look(key)
+        except StoreError as fault:
+            if fault.kind != "missing":
+                raise
+            return False
+        return True
+
+    async def _holds(self, key: str, path: str, size: int) -> bool:
+        """Whether an object has the bytes of a file."""
+        found = bytearray(size)
+        try:
+            pin = await self.fetch(key, 0, size, memoryview(found), None)
+        except StoreError:
+            return False
+        return pin.size == size and await self.call(Path(path).read_bytes) == found
 
     async def names(self, prefix: str) -> Iterable[str] | None:
         """Return the names directly below a prefix, folders with a slash; None if the store cannot list."""

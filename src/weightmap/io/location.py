@@ -101,8 +101,10 @@ class Location(str):
         """Whether the store can be written to."""
         return self.access.takes_objects
 
-    def put(self, path: str, *, new: bool = False) -> None:
-        """Write the object from a file, a large one in several parts; with `new` only if there is none yet.
+    def put(self, path: str, *, new: bool = False) -> str | None:
+        """Write the object from a file, a large one in several parts, and return its tag.
+
+        With `new` only if there is none yet.
 
         Raises
         ------
@@ -111,18 +113,23 @@ class Location(str):
         PermissionError, RemoteError
         """
         try:
-            self.access.run(self.access.put(self.key, path, os.path.getsize(path), new=new))
+            tag: str | None = self.access.run(self.access.put(self.key, path, os.path.getsize(path), new=new))
         except StoreError as fault:
             if fault.kind == "exists" or (new and fault.kind == "changed"):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self)) from None
             if fault.kind == "denied":
                 fail(fault, str(self))
             raise RemoteError(f"it cannot be written to its store: {fault.words}", path=str(self)) from None
+        return tag
 
-    def remove(self) -> None:
-        """Remove an object that was just written, if the store can: an error is being raised already."""
+    def remove(self, tag: str | None = None) -> None:
+        """Remove an object that was just written, if the store can: an error is being raised already.
+
+        With its tag, an object that another writer has put in its place stays.
+        """
         with contextlib.suppress(StoreError):
-            self.access.run(self.access.remove(self.key))
+            if tag is None or self.access.run(self.access.look(self.key)).etag == tag:
+                self.access.run(self.access.remove(self.key))
 
     @property
     def cached(self) -> str | None:
@@ -252,7 +259,8 @@ def _opened_without(fault: StoreError, location: Location) -> Pin:
     access, pin, folder = location.access, None, False
     try:
         if fault.kind == "beyond":
-            pin = access.run(access.empty(location.key))
+            found = access.run(access.look(location.key))
+            pin = None if found.size else found
         elif fault.kind == "missing":
             folder = bool(access.run(access.names(location.key)))
     except StoreError:

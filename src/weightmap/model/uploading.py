@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 _SUMS = "SHA256SUMS"
+_CLAIM = ".upload"
+_EXISTS = "this object exists already, and is not replaced: remove it, or choose another target"
+_WRITTEN = "another process has written this object meanwhile, and it is not replaced: choose another target"
 
 
 def takes_addresses(target: str, at: int) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
@@ -90,7 +93,10 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
         if len(made) > 1:
             _check_free(folder, made)
         last = next((name for name in made if name.endswith(INDEX_SUFFIX)), made[0])
-        upload(folder, at, [*(name for name in made if name != last), last], new=len(made) > 1 or not overwrite)
+        try:
+            upload(folder, at, [*(name for name in made if name != last), last], new=len(made) > 1 or not overwrite)
+        except FileExistsError as error:
+            raise TargetError(_WRITTEN, path=error.filename) from None
         # A list that is shared with other models comes behind them all: a failure leaves it as it was.
         for name in names:
             if name not in made:
@@ -98,27 +104,47 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
 
 
 def upload(folder: Location, at: str, names: Iterable[str], *, new: bool) -> None:
-    """Write files of the folder `at` as objects, one after another; with `new` remove them if one fails.
+    """Write files of the folder `at` as objects, one after another.
+
+    With `new`, none of them may be there, and if one fails those that were written are removed. A store has no locks:
+    a small object, the claim, tells other writers that these objects are being written.
 
     Raises
     ------
     FileExistsError
-        With `new`, when the last one is there already: what makes the others a model.
+        With `new`, when one is there already.
+    TargetError
+        With `new`, when another process writes them.
     PermissionError, RemoteError
     """
-    *others, last = [(folder.inside(name), os.path.join(at, name)) for name in names]
+    every = [(folder.inside(name), os.path.join(at, name)) for name in names]
     done = []
+    last, path = every[-1]
+    with _claimed(last, path + _CLAIM) if new and len(every) > 1 else contextlib.nullcontext():
+        try:
+            for location, path in every:
+                done.append((location, location.put(path, new=new)))
+        except BaseException:
+            for location, tag in done if new else ():
+                location.remove(tag)
+            raise
+
+
+@contextlib.contextmanager
+def _claimed(last: Location, path: str) -> Iterator[None]:
+    """Claim a model of several objects while they are written: by an object beside its last one, made at a path."""
+    claim = last.beside(last.called + _CLAIM)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"{os.urandom(16).hex()}: {last.called} is being written by weightmap\n")
     try:
-        for location, path in others:
-            location.put(path)
-            done.append(location)
-        last[0].put(last[1], new=new)
+        tag = claim.put(path, new=True)
     except FileExistsError:
-        raise  # another one's: it may have these objects too
-    except BaseException:
-        for location in done if new else ():
-            location.remove()
-        raise
+        what = "another process writes this model, or was killed while it did: if none does, remove this object"
+        raise TargetError(what, path=claim) from None
+    try:
+        yield
+    finally:
+        claim.remove(tag)
 
 
 def _check_free(folder: Location, names: Iterable[str]) -> None:
@@ -129,8 +155,7 @@ def _check_free(folder: Location, names: Iterable[str]) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     if found:
-        what = "this object exists already, and is not replaced: remove it, or choose another target"
-        raise TargetError(what, path=folder.inside(min(found)))
+        raise TargetError(_EXISTS, path=folder.inside(min(found)))
 
 
 def _check_source(source: Any, address: Location) -> None:
