@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import weightmap as wm
-from weightmap.device import Backend, Change
+from weightmap.device import Backend, Change, Exchange
 from weightmap.dtypes import GGML_SCHEMES, dtype_named
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import GgmlTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
 _ALIGN = 256
 
-__all__ = ["DECODED", "FakeDevice", "LateError"]
+__all__ = ["DECODED", "FakeDevice", "LateError", "Ranks"]
 
 DECODED = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "q4_0", "q8_0", "q4_k", "q6_k")
 
@@ -39,6 +39,34 @@ class Point:
     def wait(self) -> None:
         """Let the device do what was asked for before."""
         self._device.work(self._upto)
+
+
+class Ranks(Exchange):
+    """One of several ranks, each in a thread of its own, that exchange parts through the memory of this process."""
+
+    def __init__(self, rank: int, meeting: threading.Barrier, table: dict[int, Any]) -> None:
+        self.rank, self.world_size = rank, meeting.parties
+        self._meeting, self._table = meeting, table
+
+    @classmethod
+    def of(cls, count: int) -> list[Ranks]:
+        """Return all ranks."""
+        meeting, table = threading.Barrier(count, timeout=20), {}
+        return [cls(rank, meeting, table) for rank in range(count)]
+
+    def tell(self, value: Any) -> list[Any]:
+        """Put a value on the table, and read those of all."""
+        self._table[self.rank] = value
+        self._meeting.wait()
+        found = [self._table[rank] for rank in range(self.world_size)]
+        self._meeting.wait()
+        return found
+
+    def share(self, buffer: Any, bounds: Sequence[int]) -> None:
+        """Send what the device has by now."""
+        begin, end = bounds[self.rank : self.rank + 2]
+        for rank, part in enumerate(self.tell(buffer[begin:end].copy())):
+            buffer[bounds[rank] : bounds[rank + 1]] = part
 
 
 class FakeDevice(Backend):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import os
 import re
 import time
@@ -25,13 +26,15 @@ from weightmap.io.open_source import beside, inside, names_in, path_of
 from weightmap.model.opening import open as open_model
 from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES
 from weightmap.plans.planning import plan
-from weightmap.torch import load_plan, read_tensor, writable_mode
+from weightmap.torch import TorchExchange, load_plan, read_tensor, writable_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
+    from weightmap.device import Exchange
     from weightmap.model.file import TensorFile
+    from weightmap.plans.read_plan import ReadPlan
     from weightmap.plans.sums import Check
     from weightmap.typing import Mode, Verify
 
@@ -64,6 +67,7 @@ class ExtraConfig(NamedTuple):
     verify: Verify = "full"
     threads: int | None = None
     upload: bool = True
+    exchange: bool = True
     deltas: str | None = None
     trust: Any = None
 
@@ -79,11 +83,12 @@ class ExtraConfig(NamedTuple):
             before the last of them; "header" and "none" as for `weightmap.open`; ``threads``, how many bring a file
             into memory before its tensors are used, 8 by default and 0 for none; ``upload``, whether tensors for a
             model on a GPU go there by `weightmap.device` before the model takes its parts of them, which is the
-            default; ``deltas``, a directory of published versions (see `weightmap.deltas`): the model is loaded as the
-            newest one, or as the one that the path names, ``DIR/weight_vNNNNNN``, which several ranks need; ``trust``,
-            as for `weightmap.open` ("recorded", the path of a list, or a mapping of digests): each file is then read
-            into memory, unless ``mode`` says otherwise, and its tensors are made of the bytes that were hashed, while
-            the next file is being read and hashed.
+            default; ``exchange``, whether ranks of a tensor-parallel model read a part of the bytes each then, and get
+            the others from the other devices, which is the default; ``deltas``, a directory of published versions (see
+            `weightmap.deltas`): the model is loaded as the newest one, or as the one that the path names,
+            ``DIR/weight_vNNNNNN``, which several ranks need; ``trust``, as for `weightmap.open` ("recorded", the path
+            of a list, or a mapping of digests): each file is then read into memory, unless ``mode`` says otherwise, and
+            its tensors are made of the bytes that were hashed, while the next file is being read and hashed.
 
         Raises
         ------
@@ -103,8 +108,9 @@ class ExtraConfig(NamedTuple):
         threads = config.get("threads", 0)
         if type(threads) is not int or threads < 0:
             raise ValueError(f"threads is {threads!r}, expected a number, 0 for none")
-        if not isinstance(config.get("upload", True), bool):
-            raise ValueError(f"upload is {config['upload']!r}, expected True or False")  # noqa: TRY004 - as for others
+        for key in ("upload", "exchange"):
+            if not isinstance(config.get(key, True), bool):
+                raise ValueError(f"{key} is {config[key]!r}, expected True or False")  # noqa: TRY004 - as for others
         if not isinstance(config.get("deltas", ""), str):
             raise ValueError(f"deltas is {config['deltas']!r}, expected a directory of versions")  # noqa: TRY004 - as for others
         if not isinstance(config.get("trust"), (str, os.PathLike, dict, type(None))):
@@ -209,6 +215,7 @@ def tensors(
     local: tuple[int, int] = (0, 1),
     device: Any = None,
     deltas: Sequence[str] = (),
+    exchange: Exchange | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield names and tensors of files in the order of their bytes.
 
@@ -229,6 +236,8 @@ def tensors(
         Where tensors go, some at a time, if the settings allow it; by default they stay on the CPU.
     deltas : sequence of str
         Directories of the deltas over the one file, or index, in `paths`.
+    exchange : Exchange, optional
+        Ranks that load the same model to devices of their own. Those that want other tensors read them alone.
     """
     trusted = settings.trust is not None
     mode = settings.mode or ("copy" if trusted else writable_mode() if shared else "mmap")
@@ -237,11 +246,14 @@ def tensors(
     check: Check = "last" if settings.verify == "full" else False
     opened: Verify = "header" if check else settings.verify
     done: set[str] = set()  # the first file of a split model opens all
+    paths = list(paths)
+    if not away or (exchange is not None and not _agree(exchange, [os.path.basename(path) for path in paths])):
+        exchange = None
 
     def open_one(path: str) -> TensorFile:
         return open_model(path, mode=mode, verify=opened, deltas=deltas or None, trust=settings.trust)
 
-    for path, model in _in_turn(list(paths), open_one, done, ahead=trusted):
+    for path, model in _in_turn(paths, open_one, done, ahead=trusted):
         with model as file:
             done.update(beside(path, name) for name in file.shards)
             names = [name for name in file if not skip(name)]
@@ -249,14 +261,28 @@ def tensors(
                 expected = "those of Hugging Face, such as model.layers.0.input_layernorm.weight"
                 raise UnsupportedError("names of tensors", path=path, actual="those of llama.cpp", expected=expected)
             reads = plan(file, names, local_rank=local[0], local_world=local[1])
-            # A single process reads by many threads anyway on the way to a device.
-            if settings.threads != 0 and mode in {"mmap", "cow"} and (local[1] > 1 or not away):
+            together = exchange if exchange is not None and _agree(exchange, _outline(reads)) else None
+            # A rank reads by many threads anyway on the way to a device: what others read, too, is brought in by turns.
+            if together is None and settings.threads != 0 and mode in {"mmap", "cow"} and (local[1] > 1 or not away):
                 reads.warm(settings.threads)
             if away:
-                yield from load_plan(reads, device, verify=check, group=_GROUP)
+                yield from load_plan(reads, device, verify=check, group=_GROUP, exchange=together)
                 continue
             for name, array in reads.run(verify=check):
                 yield name, read_tensor(file, name, array)
+
+
+def _agree(exchange: Exchange, value: Any) -> bool:
+    """Whether all ranks tell the same."""
+    told = exchange.tell(value)
+    return told.count(value) == len(told)
+
+
+def _outline(reads: ReadPlan) -> str:
+    """Return a digest of what a plan loads."""
+    infos = map(reads.file.info, reads.names)
+    described = repr([(info.name, info.offset, info.nbytes) for info in infos])
+    return hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _in_turn(
@@ -402,6 +428,7 @@ def loader_class() -> Any:
                 local=_local_ranks(),
                 device=self._gpu,
                 deltas=over,
+                exchange=_tensor_parallel() if self._settings.exchange and self._gpu is not None else None,
             )
             return ((source.prefix + name, tensor) for name, tensor in every)
 
@@ -418,6 +445,17 @@ def _local_ranks() -> tuple[int, int]:
         return 0, 1
     local: tuple[int, int] = group.local_rank, group.world_size // nodes
     return local if 0 <= local[0] < local[1] else (0, 1)
+
+
+def _tensor_parallel() -> Exchange | None:
+    """Return the ranks of vLLM that hold parts of the same layers, this one among them; None if it is alone."""
+    from vllm.distributed import parallel_state
+
+    try:
+        group = parallel_state.get_tp_group()
+    except AssertionError:  # outside of a worker
+        return None
+    return TorchExchange(group.device_group, group.cpu_group) if group.world_size > 1 else None
 
 
 # ----------------------------------------------------------------------------------------------------------- SGLang

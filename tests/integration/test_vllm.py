@@ -112,7 +112,7 @@ def registered(monkeypatch):
         filter_mm_encoder_only_safetensors_files=lambda files, folder, index, prefixes, weights_mapper: files[1:],
     )
     module("vllm.distributed")
-    module("vllm.distributed.parallel_state", get_world_group=outside, get_node_count=outside)
+    module("vllm.distributed.parallel_state", get_world_group=outside, get_node_count=outside, get_tp_group=outside)
     module("sglang")
     module("sglang.srt")
     module("sglang.srt.model_loader")
@@ -270,9 +270,9 @@ def test_tensors_of_a_model_on_a_gpu_go_there_some_at_a_time(registered, tmp_pat
     device = FakeDevice()
     asked = []
 
-    def load_plan(plan, where, *, verify, group):
+    def load_plan(plan, where, **named):
         asked.append(where.type)
-        return load(plan, device, verify=verify, group=group)
+        return load(plan, device, **named)
 
     monkeypatch.setattr(ours, "load_plan", load_plan)
     monkeypatch.setattr(ours, "_GROUP", 1)
@@ -285,6 +285,26 @@ def test_tensors_of_a_model_on_a_gpu_go_there_some_at_a_time(registered, tmp_pat
     assert device.count("allocate") == (3 if there else 0)
     for name, array in arrays("a", "b", "c").items():
         np.testing.assert_array_equal(found[f"p.{name}"], array)
+
+
+@pytest.mark.parametrize(("world", "gpu", "setting", "asked"), [
+    (4, True, {}, True), (4, True, {"exchange": False}, False), (4, False, {}, False), (1, True, {}, False),
+])  # fmt: skip
+def test_ranks_of_a_tensor_parallel_model_exchange_what_they_read(
+    registered, tmp_path, monkeypatch, world, gpu, setting, asked
+):
+    wm.save(tmp_path / "model.safetensors", arrays("a", "b"))
+    state, seen = sys.modules["vllm.distributed.parallel_state"], []
+    state.get_tp_group = lambda: types.SimpleNamespace(device_group="gpus", cpu_group="cpus", world_size=world)
+    exchange = types.SimpleNamespace(tell=lambda value: [value] * world)
+    monkeypatch.setattr(ours, "TorchExchange", lambda *groups: seen.append(groups) or exchange)
+    monkeypatch.setattr(ours, "load_plan", lambda plan, where, **named: seen.append(named["exchange"]) or iter(()))
+    made = loader(**setting)
+    made._gpu = types.SimpleNamespace(type="cuda") if gpu else None
+    list(made._get_weights_iterator(Source(str(tmp_path))))
+    assert seen == ([("gpus", "cpus"), exchange] if asked else [None] * gpu)
+    with pytest.raises(ValueError, match="exchange is 1, expected True or False"):
+        loader(exchange=1)
 
 
 def test_tensors_on_a_gpu_take_little_memory_beside_the_model(registered, tmp_path, monkeypatch):

@@ -6,12 +6,13 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.device_support import DECODED, FakeDevice, LateError
+from tests.device_support import DECODED, FakeDevice, LateError, Ranks
 
 import weightmap as wm
 from weightmap import kernels
@@ -209,6 +210,94 @@ def test_whole_tensors_are_dealt_out(models):
         with wm.plan(models["a.safetensors"], rank=rank, world_size=3) as plan:
             found |= dict(load(plan, FakeDevice()))
     assert set(found) == set(DENSE)
+
+
+def on_ranks(path, ranks, devices, wants=None, **options):
+    """What each of several ranks gets, in a thread of its own: a dict, or its error."""
+
+    def one(exchange, device):
+        with wm.plan(path, wants) as plan:
+            try:
+                return dict(load(plan, device, exchange=exchange, **options))
+            except (RuntimeError, wm.TensorFileError) as error:
+                return error
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, ranks, devices))
+
+
+@pytest.mark.parametrize("group", [None, 20_000])
+@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("name", MODELS)
+def test_ranks_read_a_part_each_and_exchange_them(models, staged, name, count, group):
+    """Together they read and send over what one does alone, and each gets all. Quantised tensors are not divided."""
+    devices, staging = [FakeDevice(f"fake:{rank}") for rank in range(count + 1)], Staging(2, 1 << 14)
+    with wm.plan(models[name]) as plan:
+        expected = dict(load(plan, devices[-1], group=group, staging=staging))
+        largest = max(plan.file.info(tensor).nbytes for tensor in plan.names)
+    alone = sum(staged)
+    staged.clear()
+    for found in on_ranks(models[name], Ranks.of(count), devices[:-1], group=group, staging=staging):
+        assert list(found) == list(expected)
+        for tensor, value in expected.items():
+            assert_same(found[tensor], value)
+    assert sum(staged) == alone
+    sent = [sum(size for _, size in _sized(device, "copy")) for device in devices]
+    assert abs(sum(sent[:-1]) - sent[-1]) <= 256 * 30
+    assert max(sent[:-1]) <= sent[-1] / count + 2 * largest
+
+
+def test_ranks_divide_large_tensors_and_slices_evenly(tmp_path, staged):
+    tensors = {"a": numbers(100_000), "b": numbers(700, 100), "c": numbers(3)}
+    path = _saved(tmp_path / "a.safetensors", tensors)
+    for wants in (None, {"b": np.s_[::3, 10:90]}):
+        staged.clear()
+        devices = [FakeDevice(f"fake:{rank}") for rank in range(4)]
+        expected = tensors if wants is None else {name: tensors[name][key] for name, key in wants.items()}
+        for found in on_ranks(path, Ranks.of(4), devices, wants):
+            for name, value in found.items():
+                assert_same(value, expected[name])
+        nbytes = sum(value.nbytes for value in expected.values())
+        assert sum(staged) == nbytes
+        for device in devices:
+            assert abs(sum(size for _, size in _sized(device, "copy")) - nbytes // 4) < 1024
+
+
+@pytest.mark.parametrize("verify", [True, "last"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_ranks_check_checksums_together(tmp_path, staged, verify, damaged):
+    """Each computes that of its part; a wrong byte is an error of all."""
+    tensors = {f"w{i}": numbers(3000 + i) for i in range(6)}
+    path = _saved(tmp_path / "a.weights", tensors)
+    if damaged:
+        with wm.open(path) as file:
+            _damaged(path, file.info("w4").offset + 5000)
+    devices = [FakeDevice(f"fake:{rank}") for rank in range(3)]
+    for found in on_ranks(path, Ranks.of(3), devices, verify=verify, group=30_000):
+        if damaged:
+            assert isinstance(found, wm.ChecksumError)
+        else:
+            for name, value in tensors.items():
+                assert_same(found[name], value)
+    if not damaged:
+        assert sum(staged) == sum(value.nbytes for value in tensors.values())
+
+
+@pytest.mark.parametrize("what", ["allocate", "copy", "event", "begin"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_an_error_of_one_rank_is_one_of_all(models, what, after):
+    """Nobody waits for what does not come, and nothing is left."""
+    devices = [FakeDevice(f"fake:{rank}", **({what: after} if rank == 1 else {})) for rank in range(3)]
+    found = on_ranks(models["a.safetensors"], Ranks.of(3), devices, group=30_000, staging=Staging(2, 1 << 14))
+    if what == "begin" and after:
+        return  # it is called once
+    assert f"failed: {what}" in str(found[1])
+    for other in (found[0], found[2]):
+        assert isinstance(other, wm.PlanError)
+        assert f"rank 1 could not read its part: RuntimeError('the device failed: {what}')" in str(other)
+    del other, found
+    gc.collect()
+    assert [(device.idle, device.alive) for device in devices] == [(True, 0)] * 3
 
 
 def test_neighbours_go_over_in_one_copy(tmp_path, staged):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -43,6 +43,25 @@ class Event(Protocol):
 
     def wait(self) -> None:
         """Return when the device has done all earlier work."""
+
+
+class Exchange(Protocol):
+    """The ranks that load the same plan at the same time, each to its own device; all of them make the same calls.
+
+    Attributes
+    ----------
+    rank, world_size : int
+        The number of this one, and how many there are.
+    """
+
+    rank: int
+    world_size: int
+
+    def tell(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+
+    def share(self, buffer: Any, bounds: Sequence[int]) -> None:
+        """Send the bytes from ``bounds[rank]`` to ``bounds[rank + 1]`` of device memory to all, and get their parts."""
 
 
 class Backend(ABC):

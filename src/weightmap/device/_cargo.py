@@ -110,6 +110,18 @@ class Cargo:
         """The source of the bytes."""
         return self.ref.source
 
+    @property
+    def cut(self) -> bool:
+        """Whether an index selects a part."""
+        return self._axes is not None
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the bytes go to the device as they are stored, so that any of them may be sent alone."""
+        row = self.ref
+        made = row.dtype.quantized or row.dtype.swapped or row.geometry is not None
+        return not made and self.dtype == self._stored
+
     def delivered(self, backend: Backend, tensor: Any) -> Any:
         """Apply the index to a tensor with the elements in the order of the file."""
         if self._axes is None:

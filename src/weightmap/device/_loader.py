@@ -147,8 +147,18 @@ class Loader:
         if there < (end - begin) // 10 * 9:
             self._cold = begin, end
 
-    def send(self, cargo: Cargo | ArrayCargo, buffer: Any, at: int, source: Source | None = None) -> None:
-        """Send a tensor to device memory, from byte `at` on; `finish` tells when it is there."""
+    def send(
+        self,
+        cargo: Cargo | ArrayCargo,
+        buffer: Any,
+        at: int,
+        source: Source | None = None,
+        part: tuple[int, int] | None = None,
+    ) -> None:
+        """Send a tensor to device memory, from byte `at` on; `finish` tells when it is there.
+
+        Of a divisible one, `part` is sent alone: where it begins and ends, in bytes of the tensor.
+        """
         given = cargo.source if source is None else source
         for piece in cargo.pieces(min(self._staging.slot_bytes // 4, _LONGEST)):
             if piece.change is not None:
@@ -156,9 +166,9 @@ class Loader:
                 self._changes.append((self._used, self._used + piece.nbytes, piece.change, buffer, at + piece.at))
                 self._take(cargo.name, given, piece, 0, piece.nbytes)
                 continue
-            done = 0
-            while done < piece.nbytes:
-                room = self._room(buffer, at + piece.at + done, piece.nbytes - done)
+            done, end = (0, piece.nbytes) if part is None else part
+            while done < end:
+                room = self._room(buffer, at + piece.at + done, end - done)
                 self._move(room, buffer, at + piece.at + done)
                 self._take(cargo.name, given, piece, done, room)
                 done += room

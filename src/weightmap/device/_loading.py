@@ -7,24 +7,23 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from weightmap.device._cargo import ArrayCargo, Cargo
-from weightmap.device._loader import ALIGN, Loader
+from weightmap.device._cargo import ArrayCargo
+from weightmap.device._groups import groups_of
+from weightmap.device._loader import Loader
 from weightmap.device._worker import Worker
 from weightmap.dtypes import DTYPES, FLOATING
-from weightmap.errors import TensorFileError, counted, quoted
-from weightmap.model.parts import check_unchanged, parts_of
+from weightmap.errors import PlanError, quoted
+from weightmap.model.parts import check_unchanged
 from weightmap.plans.indices import at_least
 from weightmap.plans.parameters import ParameterPlan
-from weightmap.plans.sums import Sums, check_when
+from weightmap.plans.sums import check_when
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from weightmap.device._backend import Backend, Event
+    from weightmap.device._backend import Backend, Exchange
+    from weightmap.device._groups import Group
     from weightmap.device._slots import Staging
-    from weightmap.io.source import Source
     from weightmap.plans.read_plan import ReadPlan
     from weightmap.plans.sums import Check
 
@@ -37,6 +36,7 @@ def load(
     verify: Check = False,
     group: int | None = None,
     staging: Staging | None = None,
+    exchange: Exchange | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a plan on a device, in its order.
 
@@ -56,6 +56,9 @@ def load(
         all tensors of one checksum stay together. While a group is used, the next one is read: three pieces are alive
         at once where a loop still holds the last tensor of the group before.
     staging : Staging, optional
+    exchange : Exchange, optional
+        Ranks that load the same plan: each reads a part of the bytes of each group, and gets the others from the other
+        devices. An error of one is an error of all; one that ends otherwise lets the others wait.
 
     Notes
     -----
@@ -80,7 +83,8 @@ def load(
                 kind = dtype if array.dtype.name in FLOATING else None
                 yield name, sent(loader, ArrayCargo(f"parameter {quoted(name)}", array, kind))
         return
-    yield from _in_turn(Loader(backend, staging), _groups(plan, backend, dtype, group, verify=verify))
+    groups = groups_of(plan, backend, dtype, group, exchange, verify=verify)
+    yield from _Turns(Loader(backend, staging), groups, exchange)
 
 
 def sent(loader: Loader, made: ArrayCargo) -> Any:
@@ -97,166 +101,100 @@ def sent(loader: Loader, made: ArrayCargo) -> Any:
     return backend.tensor(buffer, 0, made.dtype, made.shape)
 
 
-class _Group:
-    """Tensors of one file that are handed out together, and the pieces of device memory that they share.
+class _Turns:
+    """Groups in their order: each is filled while the one before is used."""
 
-    Attributes
-    ----------
-    buffers : list
-        The pieces, until the first tensor is handed out.
-    """
+    def __init__(self, loader: Loader, groups: Iterable[Group], exchange: Exchange | None) -> None:
+        self._loader, self._left, self._exchange = loader, iter(groups), exchange
+        self._worker = Worker()
+        self._alive: list[Group] = []  # with memory that nobody has yet
+        self._postponed = False
+        self._failed: BaseException | None = None  # raised when its turn comes
 
-    def __init__(self, source: Source, ahead: Source, cargos: list[Cargo], sums: Sums | None, *, cuts: bool) -> None:
-        self.buffers: list[Any] = []
-        self._source, self._ahead, self._cargos, self._sums, self._cuts = source, ahead, cargos, sums, cuts
-        self._places: list[tuple[Cargo, Any, int]] = []
-        self._event: Event | None = None
-
-    def reserve(self, backend: Backend, *, divide: bool) -> list[_Group]:
-        """Allocate memory: one piece, or, if `divide` and there is no room for it, several ones.
-
-        Returns what is left of the group, where that may be handed out later: in smaller groups, for a caller holds
-        the last tensor of one while the next is allocated.
-        """
-        waiting = [self._cargos]
-        while waiting:
-            cargos = waiting.pop()
-            sizes = np.array([cargo.nbytes + -cargo.nbytes % ALIGN for cargo in cargos], np.int64)
-            total = int(sizes.sum())
-            try:
-                buffer = backend.allocate(total)
-            except Exception as error:
-                if divide and len(cargos) > 1:
-                    half = int(np.searchsorted(np.cumsum(sizes), total // 2)) + 1
-                    half = min(half, len(cargos) - 1)
-                    waiting += [cargos[half:], cargos[:half]]
-                    continue
-                error.add_note(
-                    f"while asking for {total} bytes for {counted(len(cargos), 'tensor')} of {self._source.name}"
-                )
-                raise
-            if waiting and self._cuts:
-                # So much there is room for, and half of it beside as much that a caller still holds.
-                backend.free(buffer)
-                self._cargos, *left = _divided(self._cargos, total // 2, None)
-                self.reserve(backend, divide=False)
-                return [_Group(self._source, self._ahead, later, self._sums, cuts=True) for later in left]
-            self.buffers.append(buffer)
-            self._places += zip(cargos, [buffer] * len(cargos), (np.cumsum(sizes) - sizes).tolist(), strict=True)
-        return []
-
-    def fill(self, loader: Loader) -> None:
-        """Read the tensors, and let the device copy them."""
-        rows = [cargo.ref for cargo, _, _ in self._places]
-        begin, end = min(row.offset for row in rows), max(row.offset + row.nbytes for row in rows)
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        failed: BaseException | None = None
         try:
-            loader.expect(self._ahead, begin, end, self._sums)
-            for cargo, buffer, place in self._places:
-                loader.send(cargo, buffer, place, self._ahead)
-            self._event = loader.finish()
-            self._ahead.check_unchanged()
-        except TensorFileError as error:
-            raise error.located(path=self._source.name, format=self._source.format) from None
+            group = self._first()
+            while group is not None or self._failed is not None:
+                failed, self._failed = self._failed, None
+                following = self._begun() if failed is None else None
+                _told(self._exchange, failed)
+                if group is not None:
+                    group.meet()
+                    yield from group.tensors(self._loader.backend)
+                    self._alive.remove(group)
+                self._finish(following)
+                group = following
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            self._loader.stop()
+            interrupt = self._worker.end(partial(_close, self._loader, self._alive, failed))
+            failed = None
+            if interrupt is not None:
+                raise interrupt
 
-    def tensors(self, backend: Backend) -> Iterator[tuple[str, Any]]:
-        """Yield the tensors, once the device has all of them; what was handed out is not held here."""
-        if self._event is not None:
-            self._event.wait()
-        made = [
-            (cargo.name, cargo.delivered(backend, backend.tensor(buffer, place, cargo.dtype, cargo.shape)))
-            for cargo, buffer, place in reversed(self._places)
-        ]
-        self.buffers, self._places = [], []
-        while made:
-            yield made.pop()
+    def _reserve(self, group: Group, *, divide: bool) -> None:
+        if group not in self._alive:
+            self._alive.append(group)
+        # Ranks have the same groups.
+        rest = group.reserve(self._loader.backend, divide=divide and self._exchange is None)
+        self._left = chain(rest, self._left)
 
-
-def _groups(
-    plan: ReadPlan, backend: Backend, dtype: str | None, most: int | None, *, verify: Check
-) -> Iterator[_Group]:
-    """Yield the groups of a plan, in the order of its files."""
-    content = parts_of(plan.file)[1]
-    for source, wanted, reads in plan.parts():
-        spans, sums = plan.spans, None
+    def _first(self) -> Group | None:
+        """Fill the first group."""
+        group = None
         try:
-            cargos = [Cargo(backend, spans.name(number), spans.of(number), key, dtype) for number, key in wanted]
-            if verify:
-                rows = [cargo.ref for cargo in cargos]
-                begins, ends = [row.offset for row in rows], [row.offset + row.nbytes for row in rows]
-                sums = Sums(source, content.sums(source), begins, ends, last=verify == "last")
-            ahead = source.ahead(reads)
-        except TensorFileError as error:
-            raise error.located(path=source.name, format=source.format) from None
-        # Divided before anything is read: checksums that were checked are forgotten.
-        for together in list(_divided(cargos, most, sums)):
-            yield _Group(source, ahead, together, sums, cuts=verify is not True)
-
-
-def _divided(cargos: list[Cargo], most: int | None, sums: Sums | None) -> Iterator[list[Cargo]]:
-    """Yield groups of tensors to send: at most `most` bytes, or one tensor, or all tensors of one checksum."""
-    begin = nbytes = end = 0
-    for number, cargo in enumerate(cargos):
-        row = cargo.ref
-        over = most is not None and number > begin and nbytes + cargo.nbytes > most
-        if over and (sums is None or not sums.join(end, row.offset)):
-            yield cargos[begin:number]
-            begin, nbytes = number, 0
-        nbytes += cargo.nbytes
-        end = max(end, row.offset + row.nbytes)
-    yield cargos[begin:]
-
-
-def _in_turn(loader: Loader, groups: Iterable[_Group]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of groups, and fill each group while the one before is used."""
-    backend, left, worker = loader.backend, iter(groups), Worker()
-    alive: list[_Group] = []  # with memory that nobody has yet
-
-    def reserved(group: _Group, *, divide: bool) -> _Group:
-        nonlocal left
-        if group not in alive:
-            alive.append(group)
-        left = chain(group.reserve(backend, divide=divide), left)
+            self._loader.__enter__()
+            group = next(self._left, None)
+            if group is not None:
+                self._reserve(group, divide=True)
+                group.fill(self._loader)
+        except Exception as error:  # noqa: BLE001 - raised when the other ranks know of it
+            self._failed = error
         return group
 
-    failed: BaseException | None = None
-    try:
-        loader.__enter__()
-        group = next(left, None)
-        if group is not None:
-            reserved(group, divide=True).fill(loader)
-        while group is not None:
-            following = postponed = None
-            try:
-                following = next(left, None)
-                if following is not None:
-                    postponed = following
-                    reserved(following, divide=False)
-                    postponed = None
-                    worker.begin(partial(following.fill, loader))
-            except Exception as error:  # noqa: BLE001 - raised when those before are handed out
-                failed = error
-            yield from group.tensors(backend)
-            alive.remove(group)
-            if postponed is not None:  # what was handed out may be free by now
-                failed = None
-                reserved(postponed, divide=True).fill(loader)
-            elif failed is not None:
-                raise failed  # noqa: TRY301 - its turn has come
-            elif following is not None:
-                worker.wait()
-            group = following
-    except BaseException as error:
-        failed = error
-        raise
-    finally:
-        loader.stop()
-        interrupt = worker.end(partial(_close, loader, alive, failed))
-        failed = None
-        if interrupt is not None:
-            raise interrupt
+    def _begun(self) -> Group | None:
+        """Begin to fill the next group; where there is no memory for it yet, that is postponed."""
+        group = None
+        try:
+            group = next(self._left, None)
+            if group is not None:
+                self._postponed = True
+                self._reserve(group, divide=False)
+                self._postponed = False
+                self._worker.begin(partial(group.fill, self._loader))
+        except Exception as error:  # noqa: BLE001 - raised when what was there before is handed out
+            self._failed = error
+        return group
+
+    def _finish(self, group: Group | None) -> None:
+        """Return when the next group is filled, or cannot be."""
+        if group is None:
+            return
+        try:
+            if self._postponed:  # what was handed out may be free by now
+                self._failed, self._postponed = None, False
+                self._reserve(group, divide=True)
+                group.fill(self._loader)
+            else:
+                self._worker.wait()
+        except Exception as error:  # noqa: BLE001 - raised when the other ranks know of it
+            self._failed = error
 
 
-def _close(loader: Loader, alive: list[_Group], failed: BaseException | None) -> None:
+def _told(exchange: Exchange | None, failed: BaseException | None) -> None:
+    """Raise the error of this rank, or of another one, once all know of it."""
+    told = [] if exchange is None else exchange.tell(None if failed is None else repr(failed))
+    if failed is not None:
+        raise failed
+    for rank, error in enumerate(told):
+        if error is not None:
+            raise PlanError(f"rank {rank} could not read its part: {error}")
+
+
+def _close(loader: Loader, alive: list[Group], failed: BaseException | None) -> None:
     """Free the memory that nobody has, and give the slots back."""
     buffers = [buffer for group in alive for buffer in group.buffers]
     try:

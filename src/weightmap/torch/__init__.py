@@ -14,7 +14,7 @@ NumPy lacks bfloat16 and float8; arrays with the types of ml_dtypes become tenso
 """
 
 from weightmap.model.foreign import from_torch
-from weightmap.torch._device import TorchBackend, load_plan, to_device
+from weightmap.torch._device import TorchBackend, TorchExchange, load_plan, to_device
 from weightmap.torch._experts import serve_experts
 from weightmap.torch._files import load_file, load_tensors, read_tensor, writable_mode
 from weightmap.torch._modules import StateError, load_into, load_state
@@ -23,6 +23,7 @@ from weightmap.torch._tensors import to_torch, torch_device
 __all__ = [
     "StateError",
     "TorchBackend",
+    "TorchExchange",
     "from_torch",
     "load_file",
     "load_into",

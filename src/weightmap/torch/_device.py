@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightmap.device import Backend, Change, Loader, Staging, load
+from weightmap.device import Backend, Change, Exchange, Loader, Staging, load
 from weightmap.device._cargo import ArrayCargo
 from weightmap.device._loading import sent
 from weightmap.errors import UnsupportedError, escape
@@ -18,7 +19,7 @@ from weightmap.plans.parameters import ParameterPlan
 from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -167,6 +168,38 @@ class TorchBackend(Backend):
         return tensor.view(same).flip(axes).view(tensor.dtype)
 
 
+class TorchExchange(Exchange):
+    """The ranks of a process group of `torch.distributed`, which load the same plan: each reads a part of the bytes.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        One that sends tensors of the device, by default that of all processes.
+    cpu : ProcessGroup, optional
+        The same ranks, for what they tell each other; by default `group`. One of "gloo" spares a device that.
+    """
+
+    def __init__(self, group: Any = None, cpu: Any = None) -> None:
+        self._distributed = distributed = imported_torch().distributed
+        self._group = distributed.group.WORLD if group is None else group
+        self._cpu = self._group if cpu is None else cpu
+        self.rank: int = distributed.get_rank(self._group)
+        self.world_size: int = distributed.get_world_size(self._group)
+
+    def tell(self, value: Any) -> list[Any]:
+        """Return the values of all ranks."""
+        found: list[Any] = [None] * self.world_size
+        self._distributed.all_gather_object(found, value, group=self._cpu)
+        return found
+
+    def share(self, buffer: Any, bounds: Sequence[int]) -> None:
+        """Let each rank send its part; the current stream waits for that."""
+        for rank, (begin, end) in enumerate(pairwise(bounds)):
+            if begin < end:
+                source = self._distributed.get_global_rank(self._group, rank)
+                self._distributed.broadcast(buffer[begin:end], source, group=self._group)
+
+
 class _Done:
     """An event of a device whose calls return when they are done."""
 
@@ -241,10 +274,12 @@ def load_plan(
     verify: Check = False,
     group: int | None = None,
     staging: Staging | None = None,
+    exchange: Exchange | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a plan on a device of torch; see `weightmap.device.load`."""
     wanted = None if dtype is None else str(dtype).removeprefix("torch.")
-    found = load(plan, TorchBackend(device), dtype=wanted, verify=verify, group=group, staging=staging)
+    options: dict[str, Any] = {"verify": verify, "group": group, "staging": staging, "exchange": exchange}
+    found = load(plan, TorchBackend(device), dtype=wanted, **options)
     for name, tensor in found:
         parameters = isinstance(plan, ParameterPlan)  # whose names are not those of the file
         yield name, tensor if parameters else in_pairs(tensor, dense_row(plan.file, name))

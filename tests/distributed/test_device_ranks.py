@@ -1,0 +1,66 @@
+"""Ranks of a gloo group load one model by the device path: each reads a part, and gets the rest from the others."""
+
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.distributed.ranks import PATIENCE, counters, spawned
+
+import weightmap as wm
+
+pytest.importorskip("torch", reason="needs PyTorch: make distributed-test")
+if sys.platform != "linux":
+    pytest.skip("the bytes of a process are counted on Linux alone", allow_module_level=True)
+
+WORLD = 2
+
+
+def _rank(rank, folder):
+    import torch.distributed as dist
+
+    from weightmap import vllm as ours
+    from weightmap.torch import TorchExchange, load_plan
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=WORLD)
+    exchange, found = TorchExchange(), []
+    for path in sorted(Path(folder).glob("*.safetensors")) + sorted(Path(folder).glob("*.weights")):
+        settings = ours.ExtraConfig(threads=0)
+        for turn in range(2):  # the first one imports
+            before = counters()["rchar"]
+            if turn:
+                got = dict(ours.tensors([str(path)], settings, shared=False, device="cpu", exchange=exchange))
+            else:
+                with wm.plan(path) as plan:
+                    got = dict(load_plan(plan, "cpu", exchange=exchange, verify=True, group=1 << 20))
+            read = counters()["rchar"] - before
+        with wm.open(path) as file:
+            wrong = [name for name in file if not np.array_equal(got[name].numpy(), file[name])]
+            found.append((path.name, read, wrong, list(got) == list(file)))
+    # Ranks that want other tensors read them alone.
+    options = {"shared": False, "device": "cpu", "exchange": exchange, "skip": lambda name: name == str(rank)}
+    other = dict(ours.tensors([str(path)], settings, **options))
+    found.append(sorted(other))
+    Path(folder, f"rank{rank}").write_bytes(pickle.dumps(found))
+    end = time.monotonic() + PATIENCE
+    while len(list(Path(folder).glob("rank?"))) < WORLD and time.monotonic() < end:
+        time.sleep(0.01)
+    os._exit(0)  # as the ranks of `run` do
+
+
+def test_two_processes_read_a_file_once(tmp_path):
+    """Counted by the kernel, through the loader of vLLM too, and with a checksum over all that each reads a part of."""
+    tensors = {str(n): np.random.default_rng(n).standard_normal(700_000 + n, np.float32) for n in range(4)}
+    for name in ("a.safetensors", "a.weights"):
+        wm.save(tmp_path / name, tensors)
+    spawned(_rank, WORLD, (str(tmp_path),), tmp_path)
+    told = [pickle.loads((tmp_path / f"rank{rank}").read_bytes()) for rank in range(WORLD)]
+    size = sum(array.nbytes for array in tensors.values())
+    for of_rank in zip(*(found[:-1] for found in told), strict=True):
+        assert [(wrong, ordered) for _, _, wrong, ordered in of_rank] == [([], True)] * WORLD
+        assert size <= sum(read for _, read, _, _ in of_rank) <= 1.02 * size
+        assert max(read for _, read, _, _ in of_rank) <= 0.51 * size
+    assert [found[-1] for found in told] == [["1", "2", "3"], ["0", "2", "3"]]
