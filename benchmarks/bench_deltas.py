@@ -27,6 +27,7 @@ from timing import Timed, each_contender, limit, need, ours, rival
 from weightmap import deltas
 from weightmap.deltas.frames import BLOCK, patched
 from weightmap.deltas.versions import read_version
+from weightmap.io import buffers
 from weightmap.options import DEFAULT_LIMITS, Options
 
 TENSORS, CHANGED = 16, 0.01
@@ -234,17 +235,19 @@ def test_publish(compare, case, group, who):
 
 
 def looping(case):
-    """Decode, XOR and sum up the tensors of a model in memory, into nothing."""
+    """Decode, XOR and sum up the tensors of a model in memory, to the other state and back."""
     options = Options(DEFAULT_LIMITS, private=True)
-    delta, old = read_version(str(case.delta(1)), options), memoryview((case.model(0) / FILE).read_bytes())
+    there, back = (read_version(str(case.delta(version)), options) for version in (1, 2))
+    memory, turns = np.fromfile(case.model(0) / FILE, np.uint8), cycle((there, back))
     places, _ = layout(case.model(0) / FILE)
 
     def call():
-        for name, frame in delta.frames.items():
-            begin, end = places[name]
-            pieces = (old[at : min(at + BLOCK, end)] for at in range(begin, end, BLOCK))
-            for _ in patched([frame], pieces, end - begin):
-                pass
+        with buffers.keeping():
+            for name, frame in next(turns).frames.items():
+                begin, end = places[name]
+                blocks = (memory[at : min(at + BLOCK, end)] for at in range(begin, end, BLOCK))
+                for _ in patched([frame], blocks, end - begin):
+                    pass
 
     return Timed(call)
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import zstandard
 from tests import zip_files
 from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, gguf, onnx, safetensors, torch
 from tests.table_support import rules
@@ -37,6 +38,7 @@ LEFT_OUT = {
     "wm_fstat": "one struct",
     "wm_prefer_node": "memory, which the system moves and nobody reads",
     "wm_unchanged": "one struct",
+    "wm_frame_begin": "the room of wm_frame_decode, for which it is called",
 }
 FILL = 0xA5  # what outputs hold before a call
 
@@ -965,6 +967,35 @@ def _wm_zip_order(p: Place, size: int) -> Any:
         for order in (given, ffi.NULL)
         for end in (20 * size, 20 * size + 1)
     ]
+
+
+@cache
+def frame(size: int) -> bytes:
+    """A frame of zstd whose payload has so many bytes, most of them zero."""
+    data = np.frombuffer(noise(size), np.uint8) * (np.arange(size) % 23 == 0)
+    packed: bytes = zstandard.ZstdCompressor(level=1).compress(data.astype(np.uint8))
+    return packed
+
+
+def _wm_frame_header(p: Place, size: int) -> Any:
+    found, data = ffi.new("wm_frame *"), frame(size)
+    given = (data[:18], data[: size % 18], noise(size)[:18])
+    return [(lib.wm_frame_header(p.give(some), len(some), found), fields(found)) for some in given]
+
+
+def _wm_frame_decode(p: Place, size: int) -> Any:
+    told, data, found = [], frame(size), ffi.new("wm_frame *")
+    assert lib.wm_frame_header(data, len(data), found)
+    for sparse in (0, 1):
+        # Behind the header, and all but its last byte.
+        for given in (data[found.header :], data[found.header : -1]):
+            room = np.full(lib.wm_frame_room(found.window), FILL, np.uint8)  # larger than a place may be
+            memory = ffi.from_buffer("uint8_t[]", room)
+            lib.wm_frame_begin(memory, found.window, found.window, sparse)
+            counts, out = ffi.new("uint64_t[2]"), p.room(size)
+            how = lib.wm_frame_decode(memory, p.give(given), len(given), out, size, 0, counts, counts + 1)
+            told.append((how, *counts, bytes(ffi.buffer(out, counts[1]))))
+    return told
 
 
 CALLS: dict[str, Callable[[Place, int], Any]] = {

@@ -24,7 +24,7 @@ OWN = {
             *("wm_gguf_values", "wm_gguf_tensors", "wm_gguf_find", "wm_gguf_strings", "wm_npy_scan", "wm_zip_scan"),
             *("wm_zip_order", "wm_pickle_run", "wm_pickle_walk", "wm_pickle_list", "wm_finalfusion_skip"),
             *("wm_finalfusion_ngrams", "wm_records_check", "wm_pairs_check", "wm_differing", "wm_quantize_room"),
-            *("wm_onnx_scan", "wm_onnx_numbers"),
+            *("wm_onnx_scan", "wm_onnx_numbers", "wm_frame_header", "wm_frame_decode"),
         ),
         "columns and structs that a scan fills",
     ),

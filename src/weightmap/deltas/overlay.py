@@ -15,6 +15,7 @@ from weightmap.deltas.versions import Delta, read_version
 from weightmap.errors import DeltaError, TensorFileError, UnsupportedError, counted, quoted
 from weightmap.formats import Content
 from weightmap.index.joined import JoinedTable
+from weightmap.io.buffers import room
 from weightmap.io.geometry import Decoded, DecodedSource
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import parts_of, warnings_of
@@ -54,15 +55,15 @@ class Patched(Decoded):
 
     def pieces(self, row: Row) -> Iterator[memoryview]:
         """Yield the new bytes, compared with their checksums once the last piece was taken."""
-        return patched(self.frames, self._old(row), row.nbytes)
+        return map(memoryview, patched(self.frames, self._old(row), row.nbytes))
 
     def stages(
-        self, row: Row, at_once: int, back: Callable[[], Iterator[memoryview]]
+        self, row: Row, at_once: int, back: Callable[[], Iterator[NDArray[np.uint8]]]
     ) -> Iterator[Iterator[memoryview]]:
         """Yield iterators as `pieces` is one, each of the bytes after some more versions; the last has the new bytes.
 
         Each frame that is decoded takes some memory: long chains go over the bytes again, from where the caller has put
-        them meanwhile, piece by piece.
+        them meanwhile, block by block.
 
         Parameters
         ----------
@@ -70,35 +71,39 @@ class Patched(Decoded):
         at_once : int
             Most frames that are decoded side by side.
         back : callable
-            Returns the bytes that the iterator before yielded, in pieces of at most `BLOCK` bytes. A piece may be
-            overwritten once it was used.
+            Returns the bytes that the iterator before yielded, in blocks of at most `BLOCK` bytes, which may be written
+            to. A block may be used again once it was taken.
         """
         for start in range(0, len(self.frames), at_once):
             old = back() if start else self._old(row)
-            yield patched(self.frames[start : start + at_once], old, row.nbytes)
+            yield map(memoryview, patched(self.frames[start : start + at_once], old, row.nbytes))
 
     def pairs(self, row: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
         """Yield old and new bytes, as `pieces` does; at most `BLOCK` each."""
-        old = memoryview(b"")
+        kept = np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8)
 
-        def read() -> Iterator[memoryview]:
-            nonlocal old
-            for old in self._old(row):  # noqa: UP028 - `old` is what the caller gets
-                yield old
+        def read() -> Iterator[NDArray[np.uint8]]:
+            for block in self._old(row):
+                kept[: len(block)] = block
+                yield block
 
         for new in patched(self.frames, read(), row.nbytes):
-            yield np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8)
+            yield kept[: len(new)], new
 
     @staticmethod
-    def _old(row: Row) -> Iterator[memoryview]:
-        source = row.source.ahead([(row.offset, row.offset + row.nbytes)])
-        return source.chunks(row.offset, row.nbytes, BLOCK)
+    def _old(row: Row) -> Iterator[NDArray[np.uint8]]:
+        end = row.offset + row.nbytes
+        source, block = row.source.ahead([(row.offset, end)]), np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8)
+        for at in range(row.offset, end, BLOCK):
+            piece = block[: end - at]
+            source.read_into(at, piece)
+            yield piece
 
     def fill(self, row: Row, out: NDArray[np.uint8]) -> None:
         """Implement `Decoded.fill`."""
 
-        def back() -> Iterator[memoryview]:
-            return (memoryview(out[at : at + BLOCK]) for at in range(0, len(out), BLOCK))
+        def back() -> Iterator[NDArray[np.uint8]]:
+            return (out[at : at + BLOCK] for at in range(0, len(out), BLOCK))
 
         for stage in self.stages(row, AT_ONCE, back):
             at = 0

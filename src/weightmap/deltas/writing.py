@@ -7,6 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from weightmap import kernels
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
@@ -15,6 +17,8 @@ from weightmap.io.sink import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from weightmap.index.row import Row
     from weightmap.io.sink import WritePlan
@@ -101,9 +105,9 @@ def write_files(
         os.fsync(fd)
 
 
-def _written(fd: Descriptor, offset: int, nbytes: int) -> Iterator[memoryview]:
+def _written(fd: Descriptor, offset: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
     """Yield bytes of a file in blocks."""
-    room = memoryview(bytearray(min(BLOCK, nbytes)))
+    room = np.empty(min(BLOCK, nbytes), np.uint8)
     for at in range(offset, offset + nbytes, BLOCK):
         block, got = room[: min(BLOCK, offset + nbytes - at)], 0
         while got < len(block):

@@ -1,0 +1,69 @@
+"""Frames of zstd, decoded block by block: csrc/zstd.c."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightmap.kernels._native import as_input, ffi, from_buffer, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightmap.kernels._native import Buffer
+
+# Most bytes of a header, and of a block with its own.
+FRAME_HEAD, FRAME_BLOCK = 18, (1 << 17) + 3
+# How `FrameDecoder.decode` ends: with `out` full; without the whole of the next block; at the end of the frame.
+FRAME_FULL, FRAME_HUNGRY, FRAME_ENDED, FRAME_DAMAGED = range(4)
+_UNKNOWN = (1 << 64) - 1
+
+
+class FrameHeader(NamedTuple):
+    """What a frame says of itself: bytes of its payload if it does, those that a match may go back, of its header."""
+
+    size: int | None
+    window: int
+    nbytes: int
+
+
+def frame_header(data: Buffer) -> FrameHeader | None:
+    """Read the header of a frame, up to `FRAME_HEAD` bytes; None where none begins, or one that needs a dictionary."""
+    buffer, found = as_input(data), ffi.new("wm_frame *")
+    if not lib.wm_frame_header(buffer, len(buffer), found):
+        return None
+    return FrameHeader(None if found.size == _UNKNOWN else found.size, found.window, found.header)
+
+
+class FrameDecoder:
+    """The blocks of a frame.
+
+    Parameters
+    ----------
+    header : FrameHeader
+    most : int
+        Bytes of the payload that will be asked for: no more of its window are kept.
+    new_room : callable
+        Returns memory of so many bytes, aligned to eight.
+    sparse : bool
+        Most bytes of the payload will be zero.
+    """
+
+    def __init__(self, header: FrameHeader, most: int, new_room: Callable[[int], memoryview], *, sparse: bool) -> None:
+        window = min(header.window, most)
+        self._memory = as_input(new_room(lib.wm_frame_room(window)))
+        self._counts = ffi.new("uint64_t[2]")
+        lib.wm_frame_begin(self._memory, window, header.window, sparse)
+
+    def decode(self, data: Buffer, out: NDArray[np.uint8], *, exclusive: bool) -> tuple[int, int, int]:
+        """Decode the next bytes of the payload from data that follow those taken before.
+
+        With `exclusive`, they are XORed to what is in `out`. Returns how it ended, and the bytes taken and made.
+        """
+        given, target, counts = as_input(data), from_buffer("uint8_t[]", out, require_writable=True), self._counts
+        how: int = lib.wm_frame_decode(
+            self._memory, given, len(given), target, len(target), exclusive, counts, counts + 1
+        )
+        return how, counts[0], counts[1]

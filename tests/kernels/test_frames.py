@@ -1,0 +1,167 @@
+"""Frames of zstd, decoded by csrc/zstd.c: what zstd writes, in every way that it writes it, and what nobody should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zstandard
+
+from weightmap import kernels
+
+# Windows are at most so wide here.
+MOST = 1 << 23
+
+
+def room(nbytes):
+    """Memory that held something else before."""
+    return memoryview(np.full(nbytes, 0xA5, np.uint8))
+
+
+def decode(data, most, *, sparse, piece=1 << 18, read=1 << 17):
+    """The payload of a frame, taken and read in pieces, and how it ended."""
+    header = kernels.frame_header(data[: kernels.FRAME_HEAD])
+    decoder = kernels.FrameDecoder(header, most, room, sparse=sparse)
+    out = np.zeros(most + 1, np.uint8) if sparse else np.full(most + 1, 0x5A, np.uint8)
+    at = end = header.nbytes
+    done = 0
+    while True:
+        # XOR to zeros is the payload too.
+        given = out[done : done + piece]
+        how, taken, made = decoder.decode(data[at:end], given, exclusive=sparse)
+        at, done = at + taken, done + made
+        if how == kernels.FRAME_HUNGRY and end < len(data):
+            end = min(end + read, len(data))
+        elif how != kernels.FRAME_FULL or done == len(out):
+            return how, out[:done].tobytes()
+
+
+def payloads():
+    """Payloads of every kind: zeros, differences of few and many elements, text, noise, runs, and far repetitions."""
+    rng = np.random.default_rng(7)
+    for size in (0, 1, 1000, 70_000, 300_001):
+        yield f"zeros {size}", bytes(size)
+        yield f"noise {size}", rng.integers(0, 256, size, np.uint8).tobytes()
+        yield f"one {size}", b"\x07" * size
+        for share in (0.01, 0.06, 0.3):
+            flips = rng.integers(1, 4, size // 2 + 1, np.uint16) * (rng.random(size // 2 + 1) < share)
+            yield f"{share} {size}", flips.astype(np.uint16).tobytes()[:size]
+    sparse = (rng.integers(1, 200, 1 << 19, np.uint8) * (rng.random(1 << 19) < 0.01)).astype(np.uint8).tobytes()
+    dense = rng.integers(0, 4, 1 << 18, np.uint8).tobytes()
+    yield "sparse, dense, sparse", sparse[: 1 << 18] + dense[:150_000] + sparse[1 << 18 :]
+    yield "far", sparse + sparse[: 1 << 18] + dense[:1000] + sparse
+    yield "text", b"".join(b"%d tensors of %d bytes\n" % (i, i * i % 977) for i in range(30_000))
+
+
+PAYLOADS = dict(payloads())
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+@pytest.mark.parametrize("level", [1, 3, 19])
+def test_what_zstd_writes(name, level):
+    """Of any level, with and without its size and its checksum, in blocks of any size, in pieces of any size."""
+    data = PAYLOADS[name]
+    for declared, window in ((len(data), 0), (-1, 0), (len(data), 12), (-1, 15)):
+        how = (
+            zstandard.ZstdCompressionParameters.from_level(
+                level, source_size=len(data), window_log=window or None, write_checksum=declared < 0
+            )
+            if window
+            else None
+        )
+        given = {"compression_params": how} if window else {"level": level, "write_checksum": declared < 0}
+        packer = zstandard.ZstdCompressor(**given).compressobj(size=declared)
+        packed = packer.compress(data[:1001])
+        if declared < 0:
+            packed += packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        packed += packer.compress(data[1001:]) + packer.flush()
+        header = kernels.frame_header(packed[: kernels.FRAME_HEAD])
+        assert header.size == (None if declared < 0 else len(data))
+        assert header.window == zstandard.get_frame_parameters(packed).window_size
+        for sparse in (False, True):
+            for piece, read in ((1 << 18, 1 << 17), (4099, 10_007)):
+                found = decode(packed, len(data), sparse=sparse, piece=piece, read=read)
+                assert found == (kernels.FRAME_ENDED, data)
+
+
+def test_damaged_frames():
+    """A byte that is another one, or is not there: never more than the payload, and what both accept is the same."""
+    rng = np.random.default_rng(5)
+    outcomes = {"same": 0, "refused": 0, "accepted by us alone": 0}
+    for name in ("0.01 1000", "0.06 70000", "noise 1000", "text", "0.3 70000", "one 1000"):
+        data = PAYLOADS[name][:70_000]
+        for level in (1, 19):
+            packed = zstandard.ZstdCompressor(level=level).compress(data)
+            for _ in range(150):
+                broken = bytearray(packed)
+                for _ in range(int(rng.integers(1, 3))):
+                    broken[int(rng.integers(4, len(broken)))] ^= 1 << int(rng.integers(8))
+                if rng.random() < 0.2:
+                    del broken[int(rng.integers(6, len(broken))) :]
+                broken = bytes(broken)
+                header = kernels.frame_header(broken[: kernels.FRAME_HEAD])
+                if header is None or header.window > MOST:
+                    continue
+                found = [decode(broken, len(data), sparse=sparse) for sparse in (False, True)]
+                assert found[0] == found[1]
+                how, ours = found[0]
+                try:
+                    reader = zstandard.ZstdDecompressor(max_window_size=MOST).stream_reader(broken)
+                    theirs = reader.read(len(data) + 1)
+                except zstandard.ZstdError:
+                    theirs = None
+                if how == kernels.FRAME_DAMAGED:
+                    assert theirs != data  # zstd forgives bits that are left over
+                    outcomes["refused"] += 1
+                elif theirs is None:
+                    outcomes["accepted by us alone"] += 1
+                else:
+                    assert ours.startswith(theirs) or theirs.startswith(ours)
+                    outcomes["same"] += 1
+    assert min(outcomes["same"], outcomes["refused"]) > 100, outcomes
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x28\xb5\x2f\xfd",
+        b"\x27\xb5\x2f\xfd\x20\x01\x01\0\0",  # another number
+        b"\x50\x2a\x4d\x18\4\0\0\0abcd",  # skippable
+        b"\x28\xb5\x2f\xfd\x28\x01\x01\0\0",  # a reserved bit
+        b"\x28\xb5\x2f\xfd\x21\x07\x01\x01\0\0",  # a dictionary
+        b"\x28\xb5\x2f\xfd\xe0\x01\0\0",  # the end of its header is missing
+    ],
+)
+def test_what_is_no_frame(data):
+    """Or one that needs what nobody has."""
+    assert kernels.frame_header(data) is None
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"\x07\0\0",  # reserved
+        b"\x01\0\x20" + bytes(1 << 18),  # larger than blocks may be
+        b"\x15\0\0\0\x01",  # literals, and then less than a sequence
+        b"\x1d\0\0\x00\x01\x54",  # tables that are used again, before there is one
+        b"\x1d\0\0\x03\x00\x00",  # the same of literals
+        b"\x25\0\0\x00\x01\x00\x00",  # bits without their mark
+    ],
+)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_blocks_that_are_refused(block, sparse):
+    """Not a byte is made."""
+    frame = b"\x28\xb5\x2f\xfd\x00\x00" + block
+    assert decode(frame, 1 << 18, sparse=sparse) == (kernels.FRAME_DAMAGED, b"")
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_matches_stay_in_the_window(sparse):
+    """One that goes further back is refused."""
+    data = PAYLOADS["far"]
+    packed = bytearray(zstandard.ZstdCompressor(level=19).compress(data))
+    assert decode(bytes(packed), len(data), sparse=sparse)[0] == kernels.FRAME_ENDED
+    # The same blocks in a frame that declares the narrowest window for them.
+    size = kernels.frame_header(packed[:18]).nbytes
+    narrow = b"\x28\xb5\x2f\xfd\x00\x38" + bytes(packed[size:])
+    assert decode(narrow, len(data), sparse=sparse)[0] == kernels.FRAME_DAMAGED
