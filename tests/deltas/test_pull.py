@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.deltas.delta_files import EXPECTED, digests, lay, model, stepped, write_delta, write_model
 from tests.remote.servers import Objects, Server
@@ -324,6 +325,45 @@ def test_in_place_needs_room_for_the_changes_alone(chain, tmp_path, monkeypatch)
     shutil.copy(alone, tmp_path / "alone.safetensors")
     with pytest.raises(wm.TargetError, match="give its directory"):
         deltas.apply(tmp_path / "alone.safetensors", source / "weight_v000001", in_place=True)
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_where_files_can_share_their_bytes(tmp_path, monkeypatch, able):
+    """With reflinks, room is needed for changed tensors alone, and nothing else is written; else a file is written."""
+    old = {f"w{number}": np.full(40_000, number, np.uint8) for number in range(5)}
+    states = [old, {**old, "w3": old["w3"] ^ np.arange(40_000).astype(np.uint8)}]
+    states.append({name: value ^ np.uint8(1) for name, value in states[1].items()})
+    base, source, folder = write_model(tmp_path / "base", old), tmp_path / "source", tmp_path / "local"
+    for version in (1, 2):
+        write_delta(source, version, *states[version - 1 : version + 1])
+    deltas.pull(folder, source, base=base, version=0)
+    cloned, written, pwrite = [], [], os.pwrite
+
+    def clone(new, file):
+        if not able:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        os.sendfile(new, file, 0, os.fstat(file).st_size)
+        cloned.append(new)
+
+    def counted(file, data, at):
+        written.extend([len(data)] * (file in cloned))
+        return pwrite(file, data, at)
+
+    monkeypatch.setattr(places, "clone", clone)
+    monkeypatch.setattr(os, "pwrite", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 1000, 15, 15, 10, 10, 10, 0, 255)))
+        if not able:
+            with pytest.raises(wm.TargetError, match="left for the new version"):
+                deltas.pull(folder, source, version=1)
+            patch.undo()
+        deltas.pull(folder, source, version=1)
+    assert (sum(written), bool(cloned)) == (40_000 * able, able)
+    assert digests(wm.load(folder)) == digests(states[1])
+    cloned.clear()
+    deltas.pull(folder, source, version=2)  # all of it changes: a spare file is written over
+    assert not cloned
+    assert digests(wm.load(folder)) == digests(states[2])
 
 
 @pytest.mark.parametrize("step", ["journal", "forget", "move", "switch", "record", "remove", "clean"])

@@ -15,10 +15,11 @@ each reader finds one version or the other, those that know nothing of us too. S
 no version before had, and lie beside the old ones before the index names them; the old ones go after it. An index that
 comes to nothing (from shards to a single file) is removed instead. The order, ``|`` where it waits for the disk::
 
-    next/* | journal.json | state.json goes | new names | THE STEP | state.json | old files go, journal.json goes
+    next/* | journal.json | state.json goes | new names | THE STEP | old files go | state.json | journal.json goes
 
 Version and files change together, because `version` asks the journal as long as there is no ``state.json``: the step
-moves a file out of ``next/`` (or the old index away), and whether that has happened *is* the version.
+moves a file out of ``next/`` (or the old index away), and whether that has happened *is* the version. Beside
+``state.json`` there are never files of another version, for programs that take all that end in ``.safetensors``.
 
 What each reader sees, when everything stops (kill -9, power) at any moment
 --------------------------------------------------------------------------------
@@ -26,7 +27,7 @@ What each reader sees, when everything stops (kill -9, power) at any moment
 * With the journal, ``state.json`` still there: the old version; the journal is void.
 * With the journal alone: one version or the other, by the step. Whoever holds the lock next does the rest of the list;
   each of its entries may be done twice. All of its files were verified and are on the disk.
-* With ``state.json`` again: the new version; what is left is to be tidied up.
+* With ``state.json`` again: the new version; the journal is void and goes.
 * SGLang, which knows only ``state.json``, starts from a full version or the base where there is none, and never
   continues from a version that may be half there. It then writes ``state.json``, which makes a journal void.
 * Files are replaced by rename and never written to, so arrays over old files keep their bytes. A spare file is written
@@ -59,6 +60,7 @@ import re
 import shutil
 import signal
 import stat
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap import kernels
@@ -75,7 +77,7 @@ from weightmap.model.sharded import find_model
 from weightmap.model.single import INDEX_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from weightmap.kernels import Descriptor
 
@@ -86,7 +88,7 @@ CHANGES = "changes"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _VERSIONED = re.compile(r"(.+?)(?:\.v\d{6,}(?:-\d+)?)?(\.[^.]+)", re.DOTALL)
-_F_SETSIG = 10
+_F_SETSIG, _FICLONE = 10, 0x40049409
 
 
 def step(name: str) -> None:
@@ -262,8 +264,22 @@ class Local:
                 return found
         raise TargetError("there is no free name for a shard", path=self.inside(name))
 
-    def begin(self, sizes: dict[str, int]) -> dict[str, Descriptor]:
-        """Make the files of the version to come, with room for their bytes. Their content is undefined.
+    def begin(
+        self, sizes: dict[str, int], like: Mapping[str, tuple[str, int]]
+    ) -> tuple[dict[str, Descriptor], set[str]]:
+        """Make the files of the version to come, with room for their bytes.
+
+        Parameters
+        ----------
+        sizes : dict of str to int
+        like : mapping of str to (str, int)
+            For some, the file of the model of which they are to keep a part, and the bytes that are written to them.
+
+        Returns
+        -------
+        dict of str to Descriptor, set of str
+            The files, and those whose bytes are the ones of that file, which they share: where the file system can do
+            that, and the better part is kept. The content of the others is undefined.
 
         Raises
         ------
@@ -271,30 +287,48 @@ class Local:
             When the disk has not the room.
         """
         os.makedirs(self._own(_NEXT))
-        reused = self._take_spares(sizes)
-        needed = sum(size for name, size in sizes.items() if name not in reused)
+        made = {name: file for name, (old, written) in like.items() if (file := self._cloned(old, name, written))}
+        cloned = set(made)
+        made |= self._take_spares({name: size for name, size in sizes.items() if name not in made})
+        needed = sum(like[name][1] for name in cloned)
+        needed += sum(size for name, size in sizes.items() if name not in made)
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
         if room.f_blocks and free < needed:
             self._no_room(needed, free)
         for name, size in sizes.items():
-            if name not in reused:
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                reused[name] = take_ownership(os.open, self.staged(name), flags, 0o666)
+            if name not in made:
+                made[name] = self._new(name)
                 try:
-                    reserve(reused[name], size)
-                    os.ftruncate(reused[name], size)
+                    reserve(made[name], size)
+                    os.ftruncate(made[name], size)
                 except OSError as error:
                     if error.errno not in _NO_ROOM:
                         raise
                     self._no_room(needed, free)
-        return reused
+        return made, cloned
+
+    def _new(self, name: str) -> Descriptor:
+        return take_ownership(os.open, self.staged(name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def _cloned(self, old: str, name: str, written: int) -> Descriptor | None:
+        """Return a new file that shares the bytes of one of the model until it is written to; None if it cannot."""
+        file = take_ownership(os.open, self.inside(old), os.O_RDONLY | os.O_CLOEXEC)
+        if 2 * written > os.fstat(file).st_size:  # a spare file costs no new pages
+            return None
+        found = self._new(name)
+        try:
+            clone(found, file)
+        except OSError:
+            os.unlink(self.staged(name))
+            return None
+        return found
 
     def begin_changes(self) -> Descriptor:
         """Make the file for the changes of a step in place."""
         self._drop_spares()  # they take room
         os.makedirs(self._own(_NEXT))
-        return take_ownership(os.open, self.staged(CHANGES), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return self._new(CHANGES)
 
     def is_unused(self) -> bool:
         """Whether nobody has a file of the model open, this process included, as far as the system tells."""
@@ -395,10 +429,12 @@ class Local:
             step("switch")
             _move(self.staged(coming), self.inside(name))
         flush_folder(self.folder)
+        self._remove_old(change)
+        flush_folder(self.folder)
         self.record(change.version)
         self._tidy(change)
 
-    def _tidy(self, change: Journal) -> None:
+    def _remove_old(self, change: Journal) -> None:
         """Remove what a change leaves behind: files that the model does not have."""
         current = self.files()
         for name in (*change.remove, *(new for _, new in change.moves if new.endswith(".safetensors"))):
@@ -406,6 +442,10 @@ class Local:
                 step("remove")
                 if not self._keep(name):
                     os.unlink(self.inside(name))
+
+    def _tidy(self, change: Journal) -> None:
+        """Remove what is left of a change, the journal last but one."""
+        self._remove_old(change)
         step("clean")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._own(_JOURNAL))
@@ -491,6 +531,15 @@ def _move(old: str, new: str) -> None:
     except FileNotFoundError:
         if not os.path.lexists(new):
             raise
+
+
+def clone(new: Descriptor, old: Descriptor) -> None:
+    """Let a new file share the bytes of another, as btrfs, XFS and bcachefs can. Raises OSError on others."""
+    if sys.platform != "linux":
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+    import fcntl  # noqa: PLC0415 - Windows has none
+
+    fcntl.ioctl(new, _FICLONE, int(old))
 
 
 def _lock(file: Descriptor) -> None:

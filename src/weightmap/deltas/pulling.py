@@ -396,9 +396,10 @@ def _stage(
         write_changes([of[source] for source in parts.values()], place.begin_changes(), threads, work.add)
     else:
         work.begin(sum(sizes.values()))
-        opened = place.begin(sizes)
+        like = {names[name]: (name, sum(row.nbytes for row in of[source])) for name, source in parts.items()}
+        opened, shared = place.begin(sizes, like if own else {})
         if plan is None:
-            files = [(source, of[source], opened[names[name]]) for name, source in parts.items()]
+            files = [(source, of[source], opened[names[name]], names[name] in shared) for name, source in parts.items()]
             write_files(files, work.threads, work.add)
         else:
             write_planned(plan, opened[SINGLE], work.add)

@@ -52,12 +52,13 @@ def pieces(source: Source, offset: int, nbytes: int, row: Row | None) -> Iterato
 
 
 def write_files(
-    files: Iterable[tuple[Source, Sequence[Row], Descriptor]],
+    files: Iterable[tuple[Source, Sequence[Row], Descriptor, bool]],
     threads: int,
     progress: Callable[[int], None],
 ) -> None:
     """Write files, each from its source and its changed rows, and flush them to the disk.
 
+    Of a file that shares the bytes of its source already, by the last entry, the changed rows alone are written.
     `progress` is called with the bytes that were written since its last call. The first error ends the work.
     """
     lock, failed = threading.Lock(), threading.Event()
@@ -88,7 +89,7 @@ def write_files(
                             progress(at - start)
 
     listed = list(files)
-    given = [(fd, source, part) for source, rows, fd in listed for part in _shared(segments(source, rows))]
+    given = list(_to_write(listed, progress))
     # The largest first, so that no thread is left with one at the end.
     given.sort(key=lambda each: -each[2][1])
     with ThreadPoolExecutor(max_workers=threads) as pool:
@@ -101,8 +102,19 @@ def write_files(
             for one in done:
                 one.cancel()
             raise
-    for _, _, fd in listed:
+    for _, _, fd, _ in listed:
         os.fsync(fd)
+
+
+def _to_write(
+    files: Iterable[tuple[Source, Sequence[Row], Descriptor, bool]], progress: Callable[[int], None]
+) -> Iterator[tuple[Descriptor, Source, tuple[int, int, Row | None]]]:
+    for source, rows, fd, shares in files:
+        for part in _shared(segments(source, rows)):
+            if shares and part[2] is None:
+                progress(part[1])
+            else:
+                yield fd, source, part
 
 
 def _written(fd: Descriptor, offset: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:

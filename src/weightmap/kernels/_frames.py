@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
     from weightmap.kernels._native import Buffer
 
-# Most bytes of a header, and of a block with its own.
-FRAME_HEAD, FRAME_BLOCK = 18, (1 << 17) + 3
+# Most bytes of a header.
+FRAME_HEAD = 18
 # How `FrameDecoder.decode` ends: with `out` full; without the whole of the next block; at the end of the frame.
-FRAME_FULL, FRAME_HUNGRY, FRAME_ENDED, FRAME_DAMAGED = range(4)
+FRAME_FULL: int = lib.WM_FRAME_FULL
+FRAME_HUNGRY: int = lib.WM_FRAME_HUNGRY
+FRAME_ENDED: int = lib.WM_FRAME_ENDED
+FRAME_DAMAGED: int = lib.WM_FRAME_DAMAGED
 _UNKNOWN = (1 << 64) - 1
 
 
