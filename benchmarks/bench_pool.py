@@ -18,9 +18,9 @@ from timing import each_contender, need, ours, rival
 
 CHILD = Path(__file__).with_name("pool_child.py")
 GROUPS_OF_SYSTEM = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-LAYERS, EXPERTS, MEBIBYTES = 24, 32, 768
+LAYERS, EXPERTS, MEBIBYTES = 24, 32, 3072
 # What the process may fill, what the pool may, and tokens.
-SHORT, ENOUGH = (256, 200, 40), (2048, 900, 400)
+SHORT, ENOUGH = (1024, 800, 40), (8192, 3400, 400)
 
 
 @pytest.fixture(scope="module")

@@ -23,44 +23,90 @@ if TYPE_CHECKING:
 
     Place = tuple[int, int]  # number of a segment, offset there
 
-# Bytes of addresses that are taken at once.
+# Bytes of addresses that are taken at once, and of a huge page. A read past the page cache looks up every page: into
+# huge ones it takes a fifth of the processor's time. Where the first touch of one is dear, as in virtual machines that
+# give free memory back to their host, that pays only where pages are read to again and again.
 _SEGMENT = 64 << 20
+_HUGE = 2 << 20
 # Memory of this process alone: by default it would be shared with children.
 _PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 _GIVE_BACK = getattr(mmap, "MADV_DONTNEED", None)
 
 
-class Arena:
-    """Arrays of whole pages. Many threads may use it at once."""
+class _Runs:
+    """Free runs by their size, and by where they begin and end."""
 
     def __init__(self) -> None:
+        self.nbytes = 0
+        self.sizes: list[tuple[int, Place]] = []  # sorted
+        self._begins: dict[Place, int] = {}
+        self._ends: dict[Place, int] = {}
+
+    def add(self, place: Place, size: int) -> None:
+        """Add a run, joined to those beside it."""
+        segment, begin = place
+        if (before := self.before(place)) is not None:
+            size += self.remove((segment, before))
+            begin = before
+        if (after := (segment, begin + size)) in self._begins:
+            size += self.remove(after)
+        insort(self.sizes, (size, (segment, begin)))
+        self._begins[segment, begin] = size
+        self._ends[segment, begin + size] = begin
+        self.nbytes += size
+
+    def remove(self, place: Place) -> int:
+        """Remove a run, and return its size."""
+        size = self._begins.pop(place)
+        del self._ends[place[0], place[1] + size]
+        del self.sizes[bisect_left(self.sizes, (size, place))]
+        self.nbytes -= size
+        return size
+
+    def before(self, place: Place) -> int | None:
+        """Return where the run begins that ends at a place."""
+        return self._ends.get(place)
+
+    def fitting(self, nbytes: int) -> Place | None:
+        """Return the smallest run of at least so many bytes."""
+        at = bisect_left(self.sizes, (nbytes,))
+        return self.sizes[at][1] if at < len(self.sizes) else None
+
+
+class Arena:
+    """Arrays of whole pages. Many threads may use it at once.
+
+    Parameters
+    ----------
+    huge : bool
+        Whether to ask for huge pages.
+    """
+
+    def __init__(self, *, huge: bool) -> None:
+        self._page = _HUGE if huge and hasattr(mmap, "MADV_HUGEPAGE") else mmap.PAGESIZE
         self._lock = threading.Lock()
-        self._segments: list[mmap.mmap] = []
+        self._segments: list[tuple[mmap.mmap, int]] = []  # with where the first huge page begins
         self._arrays: dict[Place, weakref.ref[Any]] = {}  # with a callback: that of a dead reference is never called
         self._returned: deque[tuple[Place, int]] = deque()  # runs whose array is gone; a callback may take no lock
-        # Free runs: by size, by where they begin (with size, and how much of it has pages), and by where they end.
-        self._sizes: list[tuple[int, Place]] = []
-        self._begins: dict[Place, tuple[int, int]] = {}
-        self._ends: dict[Place, int] = {}
-        self._paged: dict[Place, None] = {}  # those with pages, the oldest first
-        self._used = self._free = 0
+        self._empty, self._paged = _Runs(), _Runs()  # without pages, and with all of them
+        self._used = 0
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes at most: pages of arrays, and of free runs that keep theirs."""
         with self._lock:
             self._collect()
-            return self._used + self._free
+            return self._used + self._paged.nbytes
 
-    def allocate(self, nbytes: int, most: int) -> NDArray[np.uint8]:
+    def allocate(self, nbytes: int, spare: int) -> NDArray[np.uint8]:
         """Return an array of bytes of any value.
 
         Parameters
         ----------
         nbytes : int
             A multiple of the size of a page.
-        most : int
-            What the arena may take with it. Arrays that are in use may make it more; then no free run keeps pages.
+        spare : int
+            Bytes that free runs may keep then.
 
         Raises
         ------
@@ -73,18 +119,21 @@ class Arena:
             self._collect()
             place = self._take(nbytes)
             self._used += nbytes
-            self._give_back(most)
-            segment, offset = place
-            array = np.frombuffer(memoryview(self._segments[segment])[offset : offset + nbytes], np.uint8)
+            memory, first = self._segments[place[0]]
+            begin = first + place[1]
+            array = np.frombuffer(memoryview(memory)[begin : begin + nbytes], np.uint8)
+            if self._paged.nbytes > spare:
+                array[-1] = 0  # the rest of its huge page is given back, so it must be there
+                self._give_back(spare)
             returned = self._returned
             self._arrays[place] = weakref.ref(array, lambda _: returned.append((place, nbytes)))
         return array
 
-    def trim(self, most: int = 0) -> None:
-        """Give pages of free runs back until the arena takes at most so many bytes."""
+    def trim(self) -> None:
+        """Give the pages of all free runs back."""
         with self._lock:
             self._collect()
-            self._give_back(most)
+            self._give_back(0)
 
     # ----------------------------------------------------------------------------------------------- under the lock
     def _collect(self) -> None:
@@ -93,54 +142,52 @@ class Arena:
             place, nbytes = self._returned.popleft()
             del self._arrays[place]
             self._used -= nbytes
-            self._put(place, nbytes, nbytes)
+            self._paged.add(place, nbytes)
 
     def _take(self, nbytes: int) -> Place:
-        """Remove a run from the free ones: the smallest that is large enough, or of a new segment."""
-        at = bisect_left(self._sizes, (nbytes,))
-        if at == len(self._sizes):
-            size = max(_SEGMENT, nbytes)
-            self._segments.append(mmap.mmap(-1, size, **_PRIVATE))
-            self._put((len(self._segments) - 1, 0), size, 0)
-            at = len(self._sizes) - 1
-        place = self._sizes[at][1]
-        size, paged = self._remove(place)
-        if size > nbytes:
-            self._put((place[0], place[1] + nbytes), size - nbytes, min(paged, size - nbytes))
-        return place
-
-    def _put(self, place: Place, size: int, paged: int) -> None:
-        """Add a free run, joined to those beside it."""
+        """Remove a run from the free ones: one with pages, if there is one that is large enough."""
+        if (place := self._paged.fitting(nbytes)) is not None:
+            if rest := self._paged.remove(place) - nbytes:
+                self._paged.add((place[0], place[1] + nbytes), rest)
+            return place
+        place = self._empty.fitting(nbytes)
+        if place is None:
+            size = -(-max(_SEGMENT, nbytes) // _HUGE) * _HUGE
+            place = len(self._segments), 0
+            self._segments.append(self._segment(size))
+            self._empty.add(place, size)
         segment, begin = place
-        if (before := self._ends.get(place)) is not None:
-            more, pages = self._remove((segment, before))
-            begin, size, paged = before, size + more, paged + pages
-        if (after := (segment, begin + size)) in self._begins:
-            more, pages = self._remove(after)
-            size, paged = size + more, paged + pages
-        place = segment, begin
-        insort(self._sizes, (size, place))
-        self._begins[place] = size, paged
-        self._ends[segment, begin + size] = begin
-        self._free += paged
-        if paged:
-            self._paged[place] = None
+        stop = begin + self._empty.remove(place)
+        if (before := self._paged.before(place)) is not None:  # the rest of the last huge page
+            self._paged.remove((segment, before))
+            begin = before
+        end = begin + nbytes
+        # The rest of a huge page gets its pages with the array.
+        paged = min(-(-end // self._page) * self._page, stop)
+        if paged > end:
+            self._paged.add((segment, end), paged - end)
+        if stop > paged:
+            self._empty.add((segment, paged), stop - paged)
+        return segment, begin
 
-    def _remove(self, place: Place) -> tuple[int, int]:
-        size, paged = self._begins.pop(place)
-        del self._ends[place[0], place[1] + size]
-        del self._sizes[bisect_left(self._sizes, (size, place))]
-        self._paged.pop(place, None)
-        self._free -= paged
-        return size, paged
-
-    def _give_back(self, most: int) -> None:
-        while self._free and self._used + self._free > most:
-            place = next(iter(self._paged))
-            size, paged = self._begins[place]
+    def _give_back(self, spare: int) -> None:
+        """Give pages back until free runs have at most so many bytes of them."""
+        while (excess := self._paged.nbytes - max(spare, 0)) > 0:
+            size, place = self._paged.sizes[-1]
+            kept = max(size - excess, 0) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._paged.remove(place)
+            memory, first = self._segments[place[0]]
             if _GIVE_BACK is not None:
                 with suppress(OSError):  # of pages that are locked, which nobody asked for
-                    self._segments[place[0]].madvise(_GIVE_BACK, place[1], size)
-            self._begins[place] = size, 0
-            self._free -= paged
-            del self._paged[place]
+                    memory.madvise(_GIVE_BACK, first + place[1] + kept, size - kept)
+            if kept:
+                self._paged.add(place, kept)
+            self._empty.add((place[0], place[1] + kept), size - kept)
+
+    def _segment(self, size: int) -> tuple[mmap.mmap, int]:
+        """Return memory, and where its first page begins."""
+        memory = mmap.mmap(-1, size + self._page, **_PRIVATE)
+        if self._page > mmap.PAGESIZE:
+            with suppress(OSError):  # a system without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory, -np.frombuffer(memory, np.uint8).ctypes.data % self._page

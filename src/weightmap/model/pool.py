@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 # Counts are halved when the tensors in the pool were asked for so often, on average.
 _PERIOD = 8
 _THREADS = 4
+# Tensors begin at multiples of so many bytes.
+_LINE = 64
 # The heap of what may be evicted is made anew when it has so many times the entries that it needs.
 _OUTDATED = 4
 # More than any count: what was prefetched and not held yet is needed soon.
@@ -99,14 +101,15 @@ class _Reading(NamedTuple):
 class _Entry:
     """A tensor in the pool, or on its way there."""
 
-    __slots__ = ("cost", "error", "holds", "key", "made", "ready", "stamp", "value")
+    __slots__ = ("allocated", "cost", "error", "holds", "key", "made", "ready", "stamp", "tick", "value")
 
     def __init__(self, key: Key, cost: int, made: int) -> None:
         self.key, self.cost, self.made = key, cost, made  # `made`: bytes of its value, if that is not in a slot
         self.holds = 0
-        self.ready = False
+        self.ready = self.allocated = False
         self.error: BaseException | None = None
-        self.stamp: tuple[int, int] = (0, 0)  # its place among those that may be evicted
+        self.tick = 0  # when it was let go
+        self.stamp: tuple[int, int] | None = None  # its place in the heap of those that may be evicted
         self.value: Any = None  # while it lives, so does its slot
 
 
@@ -152,24 +155,29 @@ class Pool:
             raise ValueError(f"budget is {budget}, expected bytes, 1 or more")
         if threads is not None and threads < 1:
             raise ValueError(f"threads is {threads}, expected 1 or more")
+        size = sum(source.size for source in sources_of(file))
         if direct is None:
-            left, size = headroom().left, sum(source.size for source in sources_of(file))
-            direct = left is not None and size > left
+            left = headroom().left
+            direct = left is not None and size + min(self.budget, size) > left
         self.direct: bool = direct
+        self._source = sources_of(file)[0]
         self._file, self._threads = file, threads or _THREADS
         self._process = os.getpid()
         self._parameters: Any = None
         self._readers: dict[Source, DirectReader] = {}
         self._entries: dict[Key, _Entry] = {}
         self._queued: set[Key] = set()  # asked for by `prefetch`, and no thread has begun
-        self._waiting: list[tuple[tuple[int, int], Key]] = []  # a heap of those that may be evicted; some are outdated
+        # A heap of those that may be evicted, by count and time; of those that were asked for since, both have grown.
+        self._waiting: list[tuple[tuple[int, int], Key]] = []
         self._counts: dict[Key, int] = {}
         self._ticks = self._asked = 0
-        self._arena = Arena()
-        self._made = 0  # bytes of values that are not in slots
+        self._arena = Arena(huge=self.budget < size)
+        self._awaited = 0  # bytes of slots that are not allocated yet
         self._resident = self._hits = self._misses = self._evictions = self._read_nbytes = 0
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._sleepers = 0  # threads that wait for a change
         self._workers: ThreadPoolExecutor | None = None
 
     # ---------------------------------------------------------------------------------------------------- for users
@@ -205,9 +213,21 @@ class Pool:
         ClosedError
             When the pool or the file is closed, and in a child process.
         """
-        key = _key(name, index)
+        key = (name, index) if type(name) is str and type(index) is int else _key(name, index)
+        with self._lock:
+            self._check()
+            entry = self._entries.get(key)
+            if entry is not None and entry.ready:
+                self._hits += 1
+                self._count(key)
+                entry.holds += 1
+                return Hold(self, entry)
+        return self._hold(key)
+
+    def _hold(self, key: Key) -> Hold:
+        """Hold a tensor that has to be read, or waited for."""
         while True:
-            with self._changed:
+            with self._lock:
                 self._check()
                 entry = self._entries.get(key)
                 if entry is None:
@@ -220,7 +240,7 @@ class Pool:
                     reads = True
                 else:
                     self._hits += 1
-                    reads = key in self._queued
+                    reads = not entry.ready and key in self._queued
                     if reads:  # nobody has begun
                         self._queued.discard(key)
                         reading = self._reading(key)[0]
@@ -228,7 +248,7 @@ class Pool:
                 entry.holds += 1
                 if not reads:
                     while not entry.ready and entry.error is None:
-                        self._changed.wait()
+                        self._sleep()
             if reads:
                 self._read([(entry, reading)])
             if entry.error is None:
@@ -247,7 +267,7 @@ class Pool:
         wanted : iterable of str or (name, index)
             What `hold` takes.
         """
-        with self._changed:
+        with self._lock:
             self._check()
             found: list[tuple[_Entry, _Reading]] = []
             for one in wanted:
@@ -277,7 +297,7 @@ class Pool:
             As `hold`.
         """
         key = _key(name, index)
-        with self._changed:
+        with self._lock:
             self._check()
             self._reading(key)
             shapes = [self._row(own).shape for own in ((name,) if isinstance(name, str) else name)]
@@ -289,7 +309,7 @@ class Pool:
     @property
     def stats(self) -> PoolStats:
         """What the pool did, and what it has now."""
-        with self._changed:
+        with self._lock:
             held = sum(entry.cost for entry in self._entries.values() if entry.holds)
             return PoolStats(self._hits, self._misses, self._evictions, self._read_nbytes, held, self._resident)
 
@@ -301,15 +321,15 @@ class Pool:
         ClosedError
             When something is held: the pool is closed all the same, and what is held stays valid until it is released.
         """
-        with self._changed:
+        with self._lock:
             if self._closed or self._process != os.getpid():
                 return
             self._closed = True
-            self._changed.notify_all()
+            self._wake()
             workers, self._workers = self._workers, None
         if workers is not None:
             workers.shutdown(cancel_futures=True)
-        with self._changed:
+        with self._lock:
             held = [entry.key for entry in self._entries.values() if entry.holds]
             for key in [key for key, entry in self._entries.items() if not entry.holds]:
                 self._drop(self._entries[key])
@@ -337,6 +357,8 @@ class Pool:
 
     # ----------------------------------------------------------------------------------------------- under the lock
     def _check(self) -> None:
+        if self._process == os.getpid() and not self._closed and not self._source.closed:
+            return
         if self._process != os.getpid():
             raise ClosedError(
                 "the pool belongs to the parent process: open one in this process", path=name_of(self._file)
@@ -345,10 +367,21 @@ class Pool:
             raise ClosedError("the pool is closed", path=name_of(self._file))
         check_open(self._file)
 
+    def _sleep(self) -> None:
+        self._sleepers += 1
+        try:
+            self._changed.wait()
+        finally:
+            self._sleepers -= 1
+
+    def _wake(self) -> None:
+        if self._sleepers:
+            self._changed.notify_all()
+
     def _add(self, key: Key, cost: int, reading: _Reading) -> _Entry:
         entry = self._entries[key] = _Entry(key, cost, reading.nbytes or 0)
         self._resident += cost
-        self._made += entry.made
+        self._awaited += cost - entry.made
         return entry
 
     def _count(self, key: Key) -> None:
@@ -359,18 +392,31 @@ class Pool:
             return
         self._asked = 0
         self._counts = {own: count // 2 for own, count in self._counts.items() if count > 1}
-        for entry in self._entries.values():
-            if entry.ready and not entry.holds and entry.stamp[0] != _SOON:
-                self._offer(entry)
+        self._sort()
 
     def _offer(self, entry: _Entry, *, soon: bool = False) -> None:
         """Let an entry be evicted, in its turn."""
         self._ticks += 1
-        entry.stamp = (_SOON if soon else self._counts.get(entry.key, 0), -self._ticks)
-        heapq.heappush(self._waiting, (entry.stamp, entry.key))
-        if len(self._waiting) > _OUTDATED * (len(self._entries) + _OUTDATED):
-            self._waiting = [(own.stamp, own.key) for own in self._entries.values() if own.ready and not own.holds]
-            heapq.heapify(self._waiting)
+        entry.tick = -self._ticks
+        if (
+            soon or entry.stamp is None or entry.stamp[0] == _SOON
+        ):  # else its count and time have grown, so it waits longer
+            entry.stamp = _SOON if soon else self._counts.get(entry.key, 0), entry.tick
+            heapq.heappush(self._waiting, (entry.stamp, entry.key))
+            if len(self._waiting) > _OUTDATED * (len(self._entries) + _OUTDATED):
+                self._sort()
+
+    def _sort(self) -> None:
+        """Make the heap anew."""
+        self._waiting = []
+        for entry in self._entries.values():
+            if not entry.ready or entry.holds:
+                entry.stamp = None
+                continue
+            if entry.stamp is None or entry.stamp[0] != _SOON:
+                entry.stamp = self._counts.get(entry.key, 0), entry.tick
+            self._waiting.append((entry.stamp, entry.key))
+        heapq.heapify(self._waiting)
 
     def _make_room(self, cost: int, key: Key) -> None:
         """Evict for a hold. Raises `LimitError` if all that is not held is not enough."""
@@ -384,7 +430,7 @@ class Pool:
                 held = sum(entry.cost for entry in self._entries.values() if entry.holds)
                 expected = f"at most {self.budget - held}: the budget is {self.budget}, and {held} are held"
                 raise LimitError(f"memory for {_called(key)}", path=name_of(self._file), actual=cost, expected=expected)
-            self._changed.wait()  # for what is being prefetched
+            self._sleep()  # for what is being prefetched
             self._check()
 
     def _evict_for(self, cost: int, *, soon: bool) -> bool:
@@ -394,7 +440,14 @@ class Pool:
                 return False
             stamp, key = heapq.heappop(self._waiting)
             entry = self._entries.get(key)
-            if entry is None or entry.stamp != stamp or entry.holds:
+            if entry is None or entry.stamp is not stamp:  # it left the pool, or was held after it was prefetched
+                continue
+            if entry.holds:
+                entry.stamp = None
+                continue
+            if stamp[0] != _SOON and stamp[1] != entry.tick:
+                entry.stamp = self._counts.get(key, 0), entry.tick
+                heapq.heappush(self._waiting, (entry.stamp, key))
                 continue
             self._evictions += 1
             self._drop(entry)
@@ -404,23 +457,24 @@ class Pool:
         """Forget an entry; its slot is free once nobody uses the array any more."""
         self._entries.pop(entry.key, None)
         self._resident -= entry.cost
-        self._made -= entry.made
+        if not entry.allocated:
+            self._awaited -= entry.cost - entry.made
         entry.value = None
 
     def _let_go(self, entry: _Entry) -> None:
-        with self._changed:
+        with self._lock:
             entry.holds -= 1
             if not entry.holds:
-                if self._closed:
-                    if self._entries.get(entry.key) is entry:
-                        self._drop(entry)
-                else:
+                if not self._closed:
                     self._offer(entry)
-            self._changed.notify_all()
+                elif self._entries.get(entry.key) is entry:
+                    self._drop(entry)
+            if self._sleepers:
+                self._changed.notify_all()
 
     # ------------------------------------------------------------------------------------------------------ reading
     def _read_queued(self, group: list[tuple[_Entry, _Reading]]) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             group = [
@@ -435,22 +489,22 @@ class Pool:
     def _read(self, group: list[tuple[_Entry, _Reading]]) -> None:
         """Read entries together. An error is kept in the entry that it concerns, and that one forgotten."""
         try:
-            values, nbytes = self._values([reading for _, reading in group])
+            values, nbytes = self._values(group)
         except BaseException as error:
             if len(group) > 1 and isinstance(error, Exception):
                 for one in group:
                     self._read([one])
                 return
-            with self._changed:
+            with self._lock:
                 for entry, _ in group:
                     entry.error = error
                     if self._entries.get(entry.key) is entry:
                         self._drop(entry)
-                self._changed.notify_all()
+                self._wake()
             if not isinstance(error, Exception):
                 raise
             return
-        with self._changed:
+        with self._lock:
             self._read_nbytes += nbytes
             for (entry, _), value in zip(group, values, strict=True):
                 entry.value, entry.ready = value, True
@@ -461,37 +515,50 @@ class Pool:
                     self._drop(entry)
                 elif not entry.holds:
                     self._offer(entry, soon=True)
-            self._changed.notify_all()
+            self._wake()
 
-    def _values(self, readings: Sequence[_Reading]) -> tuple[list[Any], int]:
-        """Return what readings make, and how many bytes were read for it."""
+    def _slot(self, entry: _Entry) -> NDArray[np.uint8]:
+        """Return memory for what an entry is read to."""
+        nbytes = entry.cost - entry.made
+        with self._lock:
+            if not entry.allocated:
+                entry.allocated = True
+                self._awaited -= nbytes
+            # The slots of what was evicted are kept for those who did it.
+            spare = self.budget - self._resident + self._awaited
+        return self._arena.allocate(nbytes, spare)
+
+    def _values(self, group: list[tuple[_Entry, _Reading]]) -> tuple[list[Any], int]:
+        """Return the tensors of entries, and how many bytes were read for them."""
         windows: dict[DirectReader, list[tuple[int, int, memoryview]]] = {}
         slots, moves = [], []
-        for reading in readings:
+        for entry, reading in group:
             bounds = [window(begin, end) for _, begin, end in reading.ranges]
-            slot = self._arena.allocate(sum(high - low for low, high in bounds), self.budget - self._made)
-            at, to, own = 0, 0, []
+            slot, at, to = self._slot(entry), 0, 0
+            own: list[tuple[int, int, int]] = []
             for (source, begin, end), (low, high) in zip(reading.ranges, bounds, strict=True):
                 if high > low:
                     part = memoryview(slot[at : at + high - low])
                     windows.setdefault(self._reader(source), []).append((low, end, part))
-                to = to if reading.joined else at
-                own.append((to, at + begin - low, end - begin))
+                begins = at + begin - low
+                if not own or not reading.joined:
+                    # Products of matrices that are not aligned differ in the last bit.
+                    to = begins // _LINE * _LINE
+                own.append((to, begins, end - begin))
                 at, to = at + high - low, to + end - begin
             slots.append(slot)
             moves.append(own)
         nbytes = sum(reader.read_windows(some) for reader, some in windows.items())
         parts = []
-        for reading, slot, own in zip(readings, slots, moves, strict=True):
-            # To the begin of a page: products of matrices that are not aligned differ in the last bit.
+        for (_, reading), slot, own in zip(group, slots, moves, strict=True):
             for to, at, size in own:
                 if to != at:
                     slot[to : to + size] = slot[at : at + size]
             if reading.joined:
-                parts.append([slot[: sum(size for _, _, size in own)]])
+                parts.append([slot[own[0][0] : own[-1][0] + own[-1][2]]])
             else:
                 parts.append([slot[to : to + size] for to, _, size in own])
-        values = [reading.made(own) for reading, own in zip(readings, parts, strict=True)]
+        values = [reading.made(own) for (_, reading), own in zip(group, parts, strict=True)]
         del slots
         for value in values:
             if isinstance(value, np.ndarray):
@@ -499,7 +566,7 @@ class Pool:
         return values, nbytes
 
     def _reader(self, source: Source) -> DirectReader:
-        with self._changed:
+        with self._lock:
             found = self._readers.get(source)
             if found is None:
                 found = self._readers[source] = DirectReader(source, direct=self.direct)
