@@ -18,6 +18,7 @@ from weightmap.conversion import packing
 from weightmap.io import ahead
 from weightmap.io.ahead import Pattern
 from weightmap.io.open_source import open_source, path_of
+from weightmap.io.remote import RemoteSource
 from weightmap.model import parts
 
 if TYPE_CHECKING:
@@ -189,6 +190,52 @@ def test_pieces_have_their_size_wherever_requests_end(objects: Objects, url: str
     pieces = [bytes(piece) for piece in source.chunks(9 * KIB, 395 * KIB, 7 * KIB)]
     assert b"".join(pieces) == data[9 * KIB : 404 * KIB]
     assert {len(piece) for piece in pieces[:-1]} == {7 * KIB}
+
+
+@pytest.mark.parametrize("call", ["load", "items", "plan", "compat.load_file"])
+def test_arrays_are_received_in_their_own_memory(
+    call: str, objects: Objects, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes go from the connection to the arrays: nothing is copied but what came with the header."""
+    copied, fill = list[int](), RemoteSource.fill
+
+    def filled(self: RemoteSource, begin: int, target: memoryview) -> None:
+        copied.append(len(target))
+        fill(self, begin, target)
+
+    monkeypatch.setattr(RemoteSource, "fill", filled)
+    found = CALLS[call](url, tmp_path)
+    assert all(np.array_equal(found[name], array) for name, array in FLOATS.items())
+    assert sum(copied) <= 64 * KIB
+    assert all(array.ctypes.data % 64 == 0 for array in found.values() if array.base is not None)
+
+
+def test_received_arrays_share_nothing(objects: Objects, url: str) -> None:
+    """Ranges that overlap, or are read twice, are memory of their own: to write to one array changes no other one."""
+    data, size = objects.objects["m"], 100 * KIB
+    begins = [100 * KIB, 100 * KIB, 150 * KIB, 300 * KIB, 100 * KIB]
+    ranges = [(begin, begin + size) for begin in begins]
+    source = open_source(url, path_of(url), "mmap").ahead(ranges, arrays=ranges)
+    found = []
+    for begin in begins:
+        array = source.array(np.dtype(np.uint8), (size,), begin, size)
+        assert array.tobytes() == data[begin : begin + size]
+        array[:] = 0
+        found.append(array)
+    assert not any(array.any() for array in found)
+    assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(found, 2))
+
+
+def test_a_late_answer_writes_to_no_array(objects: Objects, url: str) -> None:
+    """Once a request was given up, what its server still sends goes nowhere: the array is the caller's."""
+    source = open_source(url, path_of(f"{url}"), "mmap")
+    source._stored.access.deadline = 0.3  # type: ignore[attr-defined]
+    objects.faults = ["drip"]
+    array = source.array(np.dtype(np.uint8), (64 * KIB,), 200 * KIB, 64 * KIB)
+    assert array.tobytes() == objects.objects["m"][200 * KIB : 264 * KIB]
+    array[:] = 7
+    objects.released.set()
+    assert (array == 7).all()
 
 
 @pytest.mark.parametrize("suffix", [".amb", ".npz"])

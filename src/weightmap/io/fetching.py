@@ -15,8 +15,10 @@ import random
 import re
 import sys
 import time
+from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock, Thread
 from types import MappingProxyType
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.io.process import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from concurrent.futures import Future
 
 # A read fails after this many requests in a row with less than a MiB each; first and longest wait between two, in s.
@@ -181,14 +183,31 @@ def _fault_of(error: Exception) -> StoreError | None:
     return StoreError("again", "the store cannot be reached")
 
 
+class Pieces:
+    """The memory of a request: several pieces, one behind the other. A slice of it ends where its piece ends."""
+
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        self._pieces = pieces
+        self._ends = list(accumulate(map(len, pieces)))
+
+    def __getitem__(self, part: slice) -> memoryview:
+        number = bisect_right(self._ends, part.start)
+        if number == len(self._ends):
+            return memoryview(b"")
+        piece = self._pieces[number]
+        before = self._ends[number] - len(piece)
+        return piece[part.start - before : part.stop - before]
+
+
 class _Attempt:
     """One request, and the memory for its answer."""
 
-    def __init__(self, begin: int, end: int, target: memoryview, pin: Pin | None) -> None:
+    def __init__(self, begin: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> None:
         self.done, self.end, self.pin = begin, end, pin
         self._begin, self._target = begin, target
         self._lock = Lock()
         self._over = False
+        self._abort: Callable[[], None] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -206,20 +225,42 @@ class _Attempt:
         if (first, stop) != (self.done, self.end):
             raise StoreError("refused", "the answer has other bytes than requested")
 
+    def _room(self, count: int) -> memoryview:
+        """Return memory for the next bytes, at most so many."""
+        at = self.done - self._begin
+        return self._target[at : at + count]
+
     def take(self, chunk: bytes) -> bool:
         """Copy bytes to the target; False once nobody waits for them: then the memory is no longer ours."""
         with self._lock:
             if self._over:
                 return False
-            at = self.done - self._begin
             if len(chunk) > self.end - self.done:
                 raise StoreError("refused", "the answer has more bytes than requested")
-            self._target[at : at + len(chunk)] = chunk
-            self.done += len(chunk)
+            left = memoryview(chunk)
+            while left:
+                room = self._room(len(left))
+                room[:] = left[: len(room)]
+                left = left[len(room) :]
+                self.done += len(room)
         return True
 
+    def receive(self, answer: Any) -> None:
+        """Let an answer write its bytes to the target, until all are there or nobody waits for them."""
+        self._abort = answer.abort
+        while self.done < self.end:
+            with self._lock:
+                if self._over:
+                    return
+                count = answer.readinto1(self._room(min(_CHUNK, self.end - self.done)))
+                self.done += count
+            if not count:
+                return
+
     def give_up(self) -> None:
-        """Take no more bytes."""
+        """Take no more bytes. An answer that is writing some ends."""
+        if self._abort is not None and self.done < self.end:
+            self._abort()
         with self._lock:
             self._over = True
 
@@ -288,7 +329,7 @@ class Access:
             self._slots, self._threads = (loop, (large, small)), None
         return self._slots[1][nbytes <= _SMALL]
 
-    async def fetch(self, key: str, begin: int, end: int, target: memoryview, pin: Pin | None) -> Pin:
+    async def fetch(self, key: str, begin: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> Pin:
         """Fill memory with the bytes from `begin` to `end` of an object, or to its end; return its state.
 
         What came before a connection broke stays. Raises `StoreError`.
@@ -335,9 +376,12 @@ class Access:
         answer = self.store.get(key, options=attempt.options)
         try:
             attempt.begin(answer)
-            for chunk in answer:
-                if not attempt.take(chunk):
-                    return
+            if hasattr(answer, "readinto1"):
+                attempt.receive(answer)
+            else:
+                for chunk in answer:
+                    if not attempt.take(chunk):
+                        return
             attempt.finish()
         finally:
             close = getattr(answer, "close", None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Self
 
-    from weightmap.io.fetching import Access, Pin
+    from weightmap.io.fetching import Access, Pieces, Pin
 
 # Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.
 _FIRST = 32 << 10
@@ -231,7 +231,7 @@ class Stored:
             fail(StoreError("refused", f"{words} was replaced between two requests: {remedy}"), str(location))
         return cls(location, pin), bytes(head[: pin.size])
 
-    def fetch(self, begin: int, end: int, target: memoryview) -> Future[Any]:
+    def fetch(self, begin: int, end: int, target: memoryview | Pieces) -> Future[Any]:
         """Request the bytes from `begin` to `end` into memory; return the handle for `wait`."""
         return self.access.submit(self.access.fetch(self._key, begin, end, target, self.pin))
 

@@ -7,6 +7,7 @@ each, or by the joined requests of a plan, several at a time.
 from __future__ import annotations
 
 import copy
+import math
 import os
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # Smallest request; shorter ones are rounded up.
 _NEAR = 16 << 10
+# Smallest array that its bytes are received into.
+_APART = 64 << 10
 
 
 # Open objects of stores that tell digests.
@@ -230,15 +233,33 @@ class RemoteSource(Source):
         """Implement `Source.read_into`, by one request."""
         self.fill(offset, memoryview(target))
 
-    def ahead(self, ranges: Iterable[tuple[int, int]], gap: int = 0) -> RemoteSource:
+    def ahead(
+        self, ranges: Iterable[tuple[int, int]], gap: int = 0, arrays: Iterable[tuple[int, int]] = ()
+    ) -> RemoteSource:
         """Return a source of the same bytes that requests these ranges (begin, end) ahead of reading, in order.
 
         Neighbours with at most `gap` bytes between them are requested together. The beginning of a range is not
-        requested again if it came with a header.
+        requested again if it came with a header. What will be read as an array, with these bounds, arrives in it.
         """
         made = copy.copy(self)
-        made.queue = Queue(self._stored, ((begin + len(self._here(begin, end)), end) for begin, end in ranges), gap)
+        missing = ((begin + len(self._here(begin, end)), end) for begin, end in ranges)
+        made.queue = Queue(self._stored, missing, gap, self._apart(arrays))
         return made
+
+    def _apart(self, arrays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Yield those of these ranges that are worth memory of their own, and share no byte, in file order."""
+        given = None if self._limits is None else self._limits.max_copy_bytes
+        most, reached = math.inf if given is None else given, 0
+        for begin, end in sorted(arrays):
+            if reached <= begin <= end - _APART and end - begin <= most and end <= self.size:
+                reached = end
+                yield begin, end
+
+    def received(self, begin: int, end: int) -> NDArray[np.uint8] | None:
+        """Implement `Source.received`."""
+        if self.closed:
+            self.fail_closed()
+        return None if self.queue is None else self.queue.own(begin, end, self._here(begin, end))
 
     # ------------------------------------------------------------------------------------------------- memory
     @property
@@ -255,6 +276,9 @@ class RemoteSource(Source):
             self._short(self.size, offset + nbytes)
         if self._limits is not None:
             self._limits.check("max_copy_bytes", nbytes, "size of the bytes to fetch")
+        there = self.received(offset, offset + nbytes)
+        if there is not None:
+            return there
         data = aligned(nbytes)
         if nbytes:
             self.fill(offset, memoryview(data))

@@ -288,9 +288,18 @@ class Source:
             start = int(starts[got // length])
             self._short(start + got % length, start + length)
 
-    def ahead(self, ranges: Iterable[tuple[int, int]], gap: int = 0) -> Source:  # noqa: ARG002 - see RemoteSource
-        """Return a source of the same bytes for reading these ranges (begin, end), in order."""
+    def ahead(
+        self,
+        ranges: Iterable[tuple[int, int]],  # noqa: ARG002 - see RemoteSource
+        gap: int = 0,  # noqa: ARG002
+        arrays: Iterable[tuple[int, int]] = (),  # noqa: ARG002
+    ) -> Source:
+        """Return a source of the same bytes for reading these ranges (begin, end), in order; some of them as arrays."""
         return self
+
+    def received(self, begin: int, end: int) -> NDArray[np.uint8] | None:  # noqa: ARG002 - see RemoteSource
+        """Return bytes that were requested ahead for an array, in memory that is the caller's; None elsewhere."""
+        return None
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
         """Yield the ranges (source, begin, end) that reading these bytes reads from files, in order."""

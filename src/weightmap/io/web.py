@@ -6,11 +6,13 @@ its server alone.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import http.client
 import io
 import os
 import re
+import socket
 import string
 import weakref
 from email.utils import parsedate_to_datetime
@@ -23,7 +25,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from weightmap.io.fetching import SLOWEST, StoreError, fault_of_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 _CHUNK = 1 << 18
 _MOST_REDIRECTS = 5
@@ -40,7 +42,7 @@ _HOST = re.compile(r"[^\x00-\x20\x7f]+")
 
 
 class _Answer:
-    """The answer to a request: see obstore's GetResult. Iterating yields its bytes.
+    """The answer to a request: see obstore's GetResult. `readinto1` takes its bytes.
 
     `close` closes the connection, unless all bytes were taken: then `give_back` got it.
     """
@@ -50,27 +52,34 @@ class _Answer:
         meta: dict[str, Any],
         span: tuple[int, int],
         connection: http.client.HTTPConnection,
-        response: http.client.HTTPResponse,
+        response: _Response,
         give_back: Callable[[http.client.HTTPConnection], None],
     ) -> None:
         self.meta = meta
-        self.range = span
+        self.range, self._left = span, span[1] - span[0]
         self.linked = False  # whether its tag is that of a redirect, which stands for the file
         self._connection: http.client.HTTPConnection | None = connection
         self._response = response
         self._give_back = give_back
 
-    def __iter__(self) -> Iterator[bytes]:
-        response, left = self._response, self.range[1] - self.range[0]
-        while piece := response.read1(_CHUNK):
-            yield piece
-            left -= len(piece)
-            if left <= 0 and response.length is None and not response.chunked:  # without a length, the range ends it
-                return
-        if response.length == 0 and not response.will_close and self._connection is not None:
-            response.close()
-            connection, self._connection = self._connection, None
-            self._give_back(connection)
+    def readinto1(self, room: memoryview) -> int:
+        """Fill memory with bytes that have come; return how many, 0 at the end."""
+        response, connection = self._response, self._connection
+        count = response.receive(room)
+        self._left -= count
+        if self._left <= 0 and connection is not None:
+            if response.length:
+                raise StoreError("refused", "the answer has more bytes than requested")
+            if response.length == 0 and not response.will_close:
+                response.close()
+                self._connection = None
+                self._give_back(connection)
+        return count
+
+    def abort(self) -> None:
+        """Let a thread that waits for bytes get an end instead."""
+        if self._connection is not None:
+            self._response.abort()
 
     def close(self) -> None:
         """Close the connection, if it is not given back."""
@@ -102,7 +111,24 @@ class _Response(http.client.HTTPResponse):
 
     def __init__(self, until: float, sock: Any, **options: Any) -> None:
         super().__init__(sock, **options)
+        self._sock = sock
         self.fp = io.BufferedReader(_Timed(self.fp.detach(), until))
+
+    def receive(self, room: memoryview) -> int:
+        """Do what `read1` does, into memory."""
+        if self.fp is None or self.chunked:
+            piece = self.read1(len(room))
+            room[: len(piece)] = piece
+            return len(piece)
+        count: int = self.fp.readinto1(room if self.length is None else room[: self.length])
+        if self.length is not None:
+            self.length -= count
+        return count
+
+    def abort(self) -> None:
+        """End what another thread waits for."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
 
 class _Host(NamedTuple):
@@ -216,7 +242,7 @@ class WebStore:
                 self._moved[path] = address, tag
         return answer
 
-    def _finish(self, host: _Host, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+    def _finish(self, host: _Host, connection: http.client.HTTPConnection, response: _Response) -> None:
         """Read the short text of an answer, and keep the connection."""
         if response.length is None or response.length > _CHUNK or response.will_close:
             _close(connection, response)
@@ -245,7 +271,7 @@ class WebStore:
 
     def _ask(
         self, host: _Host, method: str, address: str, headers: dict[str, str], until: float
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    ) -> tuple[http.client.HTTPConnection, _Response]:
         parts = urlsplit(address)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         target = quote(target, safe=string.punctuation, errors="surrogateescape")
@@ -254,7 +280,7 @@ class WebStore:
             connection.response_class = partial(_Response, until)  # type: ignore[assignment]
             try:
                 connection.request(method, target, headers=headers)
-                return connection, connection.getresponse()
+                return connection, connection.getresponse()  # type: ignore[return-value]
             except (ConnectionError, http.client.BadStatusLine):
                 connection.close()
                 if not reused:  # else the server has closed it meanwhile
@@ -277,7 +303,7 @@ class WebStore:
         self,
         host: _Host,
         connection: http.client.HTTPConnection,
-        response: http.client.HTTPResponse,
+        response: _Response,
         span: tuple[int, int] | None,
     ) -> _Answer:
         if response.status not in (_OK, _PARTIAL):
@@ -313,7 +339,7 @@ class WebStore:
         return keep
 
 
-def _close(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+def _close(connection: http.client.HTTPConnection, response: _Response) -> None:
     """Close a connection, and its response, which holds the connection if the server closes it after this answer."""
     response.close()
     connection.close()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.index.row import Row
 
+_Ranges = defaultdict[Source, list[tuple[int, int]]]
 # Runs of fewer tensors are made one by one.
 _RUN = 4
 
@@ -146,15 +147,20 @@ def named_rows(file: Any) -> Iterator[tuple[str, Row]]:
     return zip(file, dense_rows(file), strict=True)
 
 
-def in_order(file: Any, rows: Iterable[Row]) -> Iterable[Row]:
-    """Return rows that are read one after another: of a file in a store, the next ones are requested meanwhile."""
+def in_order(file: Any, rows: Iterable[Row], *, arrays: bool = False) -> Iterable[Row]:
+    """Return rows that are read one after another: of a file in a store, the next ones are requested meanwhile.
+
+    With `arrays`, `Row.array` of each is used.
+    """
     if not is_remote(file):
         return rows
-    every, extents = list(rows), defaultdict[Source, list[tuple[int, int]]](list)
+    every, extents, whole = list(rows), _Ranges(list), _Ranges(list)
     for row in every:
         for source, begin, end in row.reads():
             extents[source].append((begin, end))
-    ahead = {source: source.ahead(ranges, BETWEEN) for source, ranges in extents.items()}
+            if arrays and row.geometry is None:
+                whole[source].append((begin, end))
+    ahead = {source: source.ahead(ranges, BETWEEN, whole[source]) for source, ranges in extents.items()}
     return (row.reading(ahead) for row in every)
 
 
@@ -183,7 +189,7 @@ def arrays(file: Any) -> Iterator[Any]:
     try:
         source.check_unchanged()
         if is_remote(file):
-            for row in in_order(file, file._table.rows()):
+            for row in in_order(file, file._table.rows(), arrays=True):
                 yield row.array()
             return
         for row, count, step in file._table.runs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,9 +97,8 @@ class Delivery(PartReader):
         self._consumed: list[tuple[int, int]] = []
         self._stored, self._last = sums, last
         self._sums: Sums
-        reader: Any = self.source.ahead(reads)
-        if direct and reader is self.source and reader.has_pages:
-            reader = DirectReader(self.source)
+        self._reads, self._ahead = reads, self.source
+        reader = DirectReader(self.source) if direct and self.source.has_pages else self.source
         super().__init__(reader, chunk=chunk, gap=within[0], most=within[1])
         self._gap = gap
 
@@ -182,29 +182,46 @@ class Delivery(PartReader):
         spans = self.spans
         begins, ends = spans.begin[numbers], spans.begin[numbers] + spans.nbytes[numbers]
         self._sums = self._sums_of(begins, ends)
+        batches = partial(self._batches, numbers, begins, ends)
+        whole = ((first, last) for batch, first, last in batches() if batch[0] not in self.keys)
+        self._ahead = self.source.ahead(self._reads, arrays=whole)
+        if self._ahead is not self.source:
+            self._reader = self._ahead
+        for batch, first, last in batches():
+            number = batch[0]
+            if number in self.keys:
+                self._sums.finish(last)
+                name = spans.name(number)
+                for key in self._pieces(name, number):
+                    yield name, self._part(number, name, key)
+                self.consumed(first, last)
+            else:
+                yield from self._batch(batch, first, last)
+
+    def _batches(
+        self, numbers: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> Iterator[tuple[list[int], int, int]]:
+        """Yield the tensors that are read together, and between which two bytes of the file; each part for itself."""
         batch: list[int] = []
         first = reached = 0
         for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
             joins = batch and begin - reached < max(self._gap, 1) and max(end, reached) - first <= self.chunk
             inside = batch and end <= reached  # of a tensor that shares its bytes with one before
-            if number in self.keys or not (joins or inside):
-                yield from self._batch(batch, first, reached)
-                batch, first, reached = [], begin, end
+            if batch and (number in self.keys or not (joins or inside)):
+                yield batch, first, reached
+                batch = []
             if number in self.keys:
-                self._sums.finish(end)
-                name = spans.name(number)
-                for key in self._pieces(name, number):
-                    yield name, self._part(number, name, key)
-                self.consumed(begin, end)
+                yield [number], begin, end
                 continue
+            if not batch:
+                first = reached = begin
             batch.append(number)
             reached = max(reached, end)
-        yield from self._batch(batch, first, reached)
+        if batch:
+            yield batch, first, reached
 
     def _batch(self, numbers: list[int], first: int, last: int) -> Iterator[tuple[str, Any]]:
         """Yield whole tensors that lie between two bytes of the file, read into one piece of memory."""
-        if not numbers:
-            return
         octets = self._fetch(first, last)
         for number in numbers:
             self._sums.finish(int(self.spans.begin[number] + self.spans.nbytes[number]))
@@ -222,9 +239,13 @@ class Delivery(PartReader):
     def _fetch(self, begin: int, end: int) -> NDArray[np.uint8]:
         """Return bytes of the file in new memory, aligned as they are in the file."""
         self.source.check_unchanged()
-        skip = begin % 64
-        octets = aligned(end - begin + skip)[skip:]
-        self.fill(octets, begin)
+        octets = self._ahead.received(begin, end)
+        if octets is not None:
+            self.note(begin, octets)
+        else:
+            skip = begin % 64
+            octets = aligned(end - begin + skip)[skip:]
+            self.fill(octets, begin)
         octets.flags.writeable = self.source.mode != "mmap"
         return octets
 
