@@ -11,6 +11,8 @@ from weightmap import kernels
 from weightmap.arguments import mistyped
 from weightmap.device._slots import UNPINNED, Slots, Staging
 from weightmap.errors import TensorFileError, quoted
+from weightmap.io.direct import ALIGN as BLOCK
+from weightmap.io.direct import DirectReader
 from weightmap.io.pages import ask_for, resident_in
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ _COPYING, _WAITING = 16, 32
 _LONGEST = 64 << 20
 # A slot with less room than this, in bytes, is sent before a tensor begins.
 _REST = 1 << 16
+
+
+_NOWHERE = np.empty(0, np.uint64)
 
 
 class Loader:
@@ -69,6 +74,8 @@ class Loader:
         self._sums: Sums | None = None
         self._end = 0  # end of the bytes covered by them
         self._cold: tuple[int, int] | None = None  # ends of the prefetched and of the announced bytes
+        self._direct: DirectReader | None = None  # of bytes that are not in memory
+        self._readers: dict[Source, DirectReader] = {}
         # The device's copies and conversions out of the slot: begin and end there, and the destination.
         self._moves: list[tuple[int, int, Any, int]] = []
         self._changes: list[tuple[int, int, Any, Any, int]] = []
@@ -85,6 +92,9 @@ class Loader:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         slots, self._slots, self._slot = self._slots, None, None
+        self._direct = None
+        for reader in self._readers.values():
+            reader.close()
         scratch, self._scratch = self._scratch, None
         if slots is None:
             return
@@ -134,7 +144,7 @@ class Loader:
     def expect(self, source: Source, begin: int, end: int, sums: Sums | None = None) -> None:
         """Announce the next bytes of a source, in order, and their checksums."""
         self._fill()
-        self._sums, self._end, self._cold = sums, end, None
+        self._sums, self._end, self._cold, self._direct = sums, end, None, None
         end = min(end, source.size)  # an entry of an archive may be larger than what it is stored in
         if not source.has_pages or end <= begin:
             return
@@ -146,6 +156,11 @@ class Loader:
             return
         if there < (end - begin) // 10 * 9:
             self._cold = begin, end
+        if there < (end - begin) // 10:
+            reader = self._readers.get(source)
+            if reader is None:
+                reader = self._readers[source] = DirectReader(source)
+            self._direct = reader if reader.passes_cache else None
 
     def send(
         self,
@@ -168,7 +183,8 @@ class Loader:
                 continue
             done, end = (0, piece.nbytes) if part is None else part
             while done < end:
-                room = self._room(buffer, at + piece.at + done, end - done)
+                place = int(piece.starts[0]) + done if len(piece.starts) == 1 else None
+                room = self._room(buffer, at + piece.at + done, end - done, place)
                 self._move(room, buffer, at + piece.at + done)
                 self._take(cargo.name, given, piece, done, room)
                 done += room
@@ -201,9 +217,20 @@ class Loader:
             self._ship()
             self._current()
 
-    def _room(self, buffer: Any, at: int, nbytes: int) -> int:
-        """Make room for some of `nbytes` for byte `at` of a buffer; return for how many."""
+    def _room(self, buffer: Any, at: int, nbytes: int, place: int | None) -> int:
+        """Make room for some of `nbytes`, which lie at a `place` in the file, for byte `at` of a buffer.
+
+        Returns for how many. What is read past the page cache lies in the slot as in the blocks of the file.
+        """
         slot = self._current()
+        if self._direct is not None and place is not None and nbytes >= _UNIT:
+            used = self._used + (place - self._used) % BLOCK
+            if used + min(nbytes, _UNIT) > len(slot.memory):
+                self._ship()
+                slot = self._current()
+                used = place % BLOCK
+            self._used, left = used, len(slot.memory) - used
+            return nbytes if nbytes <= left else left - (place + left) % BLOCK
         skipped = -self._used % ALIGN
         if self._moves:
             begin, end, other, before = self._moves[-1]
@@ -240,7 +267,7 @@ class Loader:
         if source is not self._source:
             self._fill()
             self._source = source
-        starts, sizes = _within(piece.starts, piece.sizes, begin, begin + nbytes)
+        starts, sizes = _within(piece.starts, piece.sizes, begin, begin + nbytes, 1 if self._direct is None else BLOCK)
         to = used + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.uint64)
         self._runs.append((starts, to.astype(np.uint64), sizes, name))
 
@@ -267,7 +294,12 @@ class Loader:
         else:
             file, memory = source.scanned
             given = memory if file == -1 else file
-            failed, error = kernels.stage(given, (starts, to, sizes), slot.memory, crcs=crcs, threads=self._threads())
+            direct = self._direct if self._direct is not None and self._direct.passes_cache else None
+            how: dict[str, Any] = {"crcs": crcs, "threads": self._threads()}
+            if direct is None:
+                failed, error = kernels.stage(given, (starts, to, sizes), slot.memory, **how)
+            else:
+                failed, error = direct.stage((starts, to, sizes), slot.memory, **how)
             if failed >= 0:
                 start, during = int(starts[failed]), f"tensor {quoted(name(failed))}"
                 source.fail_reading(start, start + int(sizes[failed]), error, during=during)
@@ -281,7 +313,7 @@ class Loader:
 
     def _ask(self, source: Source, reached: int) -> None:
         """Let the system prefetch the next bytes, so that the disk is busy while the device copies."""
-        if self._cold is None:
+        if self._cold is None or (self._direct is not None and self._direct.passes_cache):
             return
         asked, end = self._cold
         until = min(reached + self._staging.slots * self._staging.slot_bytes, end)
@@ -329,15 +361,19 @@ def _joined(changes: Sequence[tuple[int, int, Any, Any, int]], scratch: Any) -> 
 
 
 def _within(
-    starts: NDArray[np.uint64], sizes: NDArray[np.uint64], begin: int, end: int
+    starts: NDArray[np.uint64], sizes: NDArray[np.uint64], begin: int, end: int, block: int = 1
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return bytes `begin` to `end` of the joined runs, as runs; none of them is long."""
+    """Return bytes `begin` to `end` of the joined runs, as runs; none of them is long.
+
+    One run is divided at multiples of `block`, into its head, whole blocks, and its tail.
+    """
     if len(starts) == 1:
-        first = int(starts[0]) + begin
-        found = np.arange(first, first + end - begin, _UNIT, dtype=np.uint64)
-        lengths = np.full(len(found), _UNIT, np.uint64)
-        lengths[-1] = first + end - begin - int(found[-1])
-        return found, lengths
+        first, last = int(starts[0]) + begin, int(starts[0]) + end
+        low, high = min(-(-first // block) * block, last), max(last // block * block, first)
+        inner = np.arange(low, high, _UNIT, dtype=np.uint64) if low < high else _NOWHERE
+        ends = np.array([high, last], np.uint64)
+        edges = np.unique(np.concatenate([np.array([first], np.uint64), inner, ends]))
+        return edges[:-1], np.diff(edges)
     ends = np.cumsum(sizes)
     low, high = (int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(ends, end, "left")) + 1)
     found, lengths = starts[low:high].copy(), sizes[low:high].copy()

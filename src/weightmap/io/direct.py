@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap import kernels
 from weightmap.kernels import take_ownership
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 ALIGN = 4096
 # Bytes read at once where the caller's memory is not aligned.
 PIECE = 4 << 20
+# Shorter pieces are read through the page cache: it is the number of requests that takes long.
+_LEAST = 64 << 10
 # Runs with less than so many bytes between them are read together.
 CLOSE = 64 << 10
 # Most places that one call of preadv takes.
@@ -67,6 +70,11 @@ class DirectReader:
         self._drops = self._file is None
         if self._file is not None:
             self._unwanted = memoryview(mmap.mmap(-1, CLOSE))
+
+    @property
+    def passes_cache(self) -> bool:
+        """Whether the file system has O_DIRECT, as far as is known."""
+        return self._file is not None
 
     def read(self, at: int, end: int, parts: Sequence[memoryview]) -> None:
         """Read a window, which begins at `at`, of which the bytes before `end` are wanted: at once into several places.
@@ -139,6 +147,38 @@ class DirectReader:
                 after[:ALIGN] = before[-ALIGN:]
             total += high - low
         return total
+
+    def stage(
+        self,
+        pieces: tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]],
+        out: NDArray[np.uint8],
+        *,
+        crcs: NDArray[np.uint32] | None = None,
+        threads: int = 1,
+    ) -> tuple[int, int]:
+        """Copy pieces of the file to a buffer: see `kernels.stage`.
+
+        Those of whole blocks, in the file and in memory, go past the page cache; others, such as the head and the tail
+        of a tensor, through it, and so do all once the file system has refused one.
+        """
+        starts, to, sizes = pieces
+        file = self._file
+        blocks = (starts | sizes | (to + np.uint64(out.ctypes.data))) % np.uint64(ALIGN) == 0
+        whole = blocks & (sizes >= _LEAST) & (file is not None)
+        for chosen, descriptor in ((np.flatnonzero(whole), file), (np.flatnonzero(~whole), self._source.descriptor)):
+            if not len(chosen) or descriptor is None:
+                continue
+            some = None if crcs is None else np.empty(len(chosen), np.uint32)
+            columns = starts[chosen], to[chosen], sizes[chosen]
+            failed, error = kernels.stage(int(descriptor), columns, out, crcs=some, threads=threads)
+            if failed >= 0 and descriptor is file and error in _LACKING:
+                self._file = None
+                return self.stage(pieces, out, crcs=crcs, threads=threads)
+            if failed >= 0:
+                return int(chosen[failed]), error
+            if crcs is not None and some is not None:
+                crcs[chosen] = some
+        return -1, 0
 
     def pieces(
         self,
