@@ -14,6 +14,7 @@ from tests.integration.test_torch import _Copies, permissions  # noqa: E402
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap.device import Loader, Staging, _loader  # noqa: E402
 from weightmap.device._cargo import ArrayCargo  # noqa: E402
+from weightmap.io import pages  # noqa: E402
 from weightmap.torch import StateError, TorchBackend, _modules, from_torch, load_file, load_into, to_torch  # noqa: E402
 from weightmap.torch._device import pour  # noqa: E402
 
@@ -246,6 +247,35 @@ def moved(module):
                     away = tensor.detach().as_subclass(_Away)
                     names[name] = torch.nn.Parameter(away, tensor.requires_grad) if names is owner._parameters else away
     return module
+
+
+@pytest.mark.parametrize("resident", [0, 1])
+def test_what_is_cold_is_asked_for_before_it_is_read(net, tmp_path, away, monkeypatch, resident):
+    """In the order of the module, not of the file, each once; what is in memory is not."""
+    _, path = net
+    events = []
+    monkeypatch.setattr(_modules, "_AHEAD", 300)
+    monkeypatch.setattr(pages, "resident_in", lambda source, starts, sizes: sizes * resident)
+    monkeypatch.setattr(pages, "ask_for", lambda source, offset, nbytes: events.append(("asked", offset, nbytes)))
+    real = _modules.pour
+
+    def pour(loader, cargo, target):
+        events.append(("read", cargo.ref.offset))
+        real(loader, cargo, target)
+
+    monkeypatch.setattr(_modules, "pour", pour)
+    other = moved(Net())
+    other.head.weight = other.embed.weight
+    load_into(other, path)
+    asked = [event[1] for event in events if event[0] == "asked"]
+    read = [event[1] for event in events if event[0] == "read"]
+    assert asked == (sorted(read, key=read.index) if not resident else [])
+    if not resident:
+        for offset in read[1:]:
+            assert events.index(("read", offset)) > [event[:2] for event in events].index(("asked", offset))
+        before = [event[0] for event in events]
+        assert before[:2] == ["asked", "asked"]  # more than the one at hand
+        assert before[-2:] == ["read", "read"]
 
 
 def test_other_devices_are_filled_by_staging(net, tmp_path, away):

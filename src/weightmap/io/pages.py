@@ -5,6 +5,7 @@ The page cache belongs to the system: a count may be outdated a moment later.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -18,7 +19,7 @@ from weightmap.io.descriptor import map_file
 from weightmap.io.filesystem import file_system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -175,6 +176,38 @@ def _smaps(address: int) -> dict[str, int]:
             elif within and rest.endswith(" kB\n"):
                 found[label[:-1]] = int(rest.split()[0]) * 1024
     return found
+
+
+class Ahead:
+    """Asks the system for bytes that are about to be read one range after another, where they are not in memory.
+
+    Parameters
+    ----------
+    ranges : sequence of (Source, int, int)
+        Source, offset and bytes, in the order of the reads.
+    window : int
+        Bytes asked for beyond the read at hand.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[Source, int, int]], window: int) -> None:
+        self._ranges, self._window, self._next = ranges, window, 0
+        self._before = [0, *np.cumsum([nbytes for _, _, nbytes in ranges], dtype=np.int64).tolist()]
+        self._cold = [False] * len(ranges)
+        for source in dict.fromkeys(source for source, _, _ in ranges):
+            numbers = [number for number, one in enumerate(ranges) if one[0] is source]
+            starts, sizes = np.array([ranges[number][1:] for number in numbers], np.int64).T.copy()
+            with contextlib.suppress(OSError):  # the system does not say
+                there = resident_in(source, starts, sizes)
+                for number, some in zip(numbers, (there * 10 < sizes * 9).tolist(), strict=True):
+                    self._cold[number] = some
+
+    def reading(self, number: int) -> None:
+        """Ask for what comes after a read, by its number."""
+        until = self._before[number + 1] + self._window
+        while self._next < len(self._ranges) and self._before[self._next] < until:
+            if self._cold[self._next]:
+                ask_for(*self._ranges[self._next])
+            self._next += 1
 
 
 def ask_for(source: Source, offset: int, nbytes: int) -> None:

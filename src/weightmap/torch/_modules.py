@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.device import Loader
 from weightmap.device._cargo import ArrayCargo, Cargo
 from weightmap.errors import TensorFileError, quoted
+from weightmap.io.pages import Ahead
 from weightmap.model.foreign import check_module, from_torch
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_unchanged, row_of
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from weightmap.model.file import TensorFile
+
+
+# Bytes of a file asked for ahead.
+_AHEAD = 64 << 20
 
 
 class StateError(TensorFileError, RuntimeError):
@@ -179,13 +184,21 @@ def _finish(
         placed = {name: made.get(id(tensor), tensor) for name, tensor in state.items()}
         module.load_state_dict(placed, strict=False, assign=True)
         return
-    done: list[tuple[Any, Any]] = []
+    wanted: dict[str, None] = {}  # tensors to be read for other devices, in the order of the module
+    if file is not None:
+        there = [name for name, tensor in own.items() if name in state and tensor.device.type not in {"cpu", "meta"}]
+        found = (names.get(id(state[name])) for name in there)
+        wanted = dict.fromkeys(name for name in found if name is not None)
+        rows = [row_of(file, name) for name in wanted]
+        ahead = Ahead([(row.source, row.offset, row.nbytes) for row in rows], _AHEAD)
+    places = {name: number for number, name in enumerate(wanted)}
+    done: dict[tuple[int, int], tuple[Any, Any]] = {}  # which keeps both alive, and so their numbers
     loaders: dict[Any, Loader] = {}
 
     def fill(copy: Any, target: Any, source: Any) -> None:
-        if any(target is other and source is given for other, given in done):  # a tied parameter
+        if (id(target), id(source)) in done:  # a tied parameter
             return
-        done.append((target, source))
+        done[id(target), id(source)] = target, source
         if target.device.type == "cpu" or source.device.type != "cpu":
             copy(target, source)
             return
@@ -196,6 +209,8 @@ def _finish(
         if name is None or file is None:  # a hook made the tensor
             pour(loader, ArrayCargo("a tensor", from_torch(source), dtype), target)
         else:
+            if name in places:
+                ahead.reading(places[name])
             pour(loader, Cargo(loader.backend, name, row_of(file, name), None, dtype), target)
 
     with contextlib.ExitStack() as open_loaders, _copying()(fill):
