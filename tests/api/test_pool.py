@@ -495,6 +495,47 @@ def test_whole_models_past_the_page_cache(tmp_path, monkeypatch, call, part):
     assert sum(counted) >= sum(array.nbytes for array in found.values())
 
 
+def held(path):
+    """All tensors, copied from a pool."""
+    with wm.open(path) as file, file.pool(1 << 30, direct=True) as pool:
+        pool.prefetch(list(file))
+        found = {}
+        for name in file:
+            with pool.hold(name) as array:
+                found[name] = array.copy()
+        return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts pages as Linux does")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: wm.load(path, direct=True),
+        lambda path: wm.load(path, direct=True, mode="sealed"),
+        lambda path: dict(wm.plan(path).run(release=True, direct=True)),
+        lambda path: dict(wm.plan(path, chunk=1 << 20).run("read", release=True, direct=True, verify="last")),
+        lambda path: halves(path, 0),
+        lambda path: halves(path, 1),
+        held,
+    ],
+)
+def test_nothing_of_a_file_stays_in_the_page_cache(tmp_path, call):
+    """But for what was read of its head, and what lay there before, as on a file system in memory."""
+    path = tmp_path / "m.safetensors"
+    wm.save(path, {name: np.ones((64, 8192), np.float32) for name in NAMES})
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def cached():
+        with wm.open(path) as file:
+            return sum(found.resident for found in file.residency().values())
+
+    before = cached()
+    found = call(path)
+    assert cached() - before < 1 << 20
+    assert sum(array.nbytes for array in found.values()) >= 8 << 20
+
+
 def test_mappings_are_not_past_the_page_cache(model):
     for call, match in (
         (lambda: wm.open(model.path, direct=True, mode="mmap"), "mode is 'mmap', expected 'copy' or 'sealed'"),

@@ -89,6 +89,31 @@ def test_the_environment_asks_for_copies(model, monkeypatch, mode, stable):
         tensor += 1
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_load_file_past_the_page_cache(tmp_path, weights):
+    """Tensors are writable and in memory of their own; of the file no more is cached than before, but for its head."""
+    path = tmp_path / "m.safetensors"
+    tensors = {f"w{number}": torch.full((64, 8192), number, dtype=torch.bfloat16) for number in range(8)}
+    wm.save(path, tensors)
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def cached():
+        with wm.open(path) as file:
+            return sum(found.resident for found in file.residency().values())
+
+    before = cached()
+    found = wm.torch.load_file(path, direct=True, weights=weights)
+    assert cached() - before < 1 << 20
+    assert list(found) == list(tensors)
+    path.write_bytes(b"")
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor)
+        found[name] += 1
+    with pytest.raises(TypeError, match="direct=True goes with a path"):
+        wm.torch.load_file(path, plan=object(), direct=True)
+
+
 def test_load_file_looks_up_by_name_only_what_an_array_does_not_say(tmp_path, monkeypatch):
     """Bytes, which may be pairs of float4, and blocks: everything else comes from one pass over the file."""
     safetensors, blocks = tmp_path / "pairs.safetensors", tmp_path / "blocks.gguf"
