@@ -9,42 +9,50 @@ array([[0., 1., 2.],
        [3., 4., 5.]], dtype=float32)
 """
 
+import gc as _gc
 import os as _os
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
-from weightmap.errors import (
-    ChecksumError,
-    ClosedError,
-    DeltaError,
-    EncodeError,
-    FileChangedError,
-    FormatError,
-    LayoutError,
-    LimitError,
-    MissingDependencyError,
-    NotRegularFileError,
-    PlanError,
-    QuantError,
-    RemoteError,
-    ShardsError,
-    TargetError,
-    TensorFileError,
-    TensorNotFoundError,
-    TruncatedError,
-    TrustError,
-    UnknownFormatError,
-    UnknownWordError,
-    UnsupportedError,
-)
-from weightmap.formats import formats
-from weightmap.lazy import later as _later
-from weightmap.lazy import on_demand
-from weightmap.model import opening as _opening
-from weightmap.model import single as _single
-from weightmap.model.file import TensorFile
-from weightmap.model.opening import load, open
-from weightmap.options import Limits
+# Nearly all that an import makes stays: the collector would go through it a dozen times and free nothing.
+_collects = _gc.isenabled()
+_gc.disable()
+try:
+    from weightmap import kernels
+    from weightmap.errors import (
+        ChecksumError,
+        ClosedError,
+        DeltaError,
+        EncodeError,
+        FileChangedError,
+        FormatError,
+        LayoutError,
+        LimitError,
+        MissingDependencyError,
+        NotRegularFileError,
+        PlanError,
+        QuantError,
+        RemoteError,
+        ShardsError,
+        TargetError,
+        TensorFileError,
+        TensorNotFoundError,
+        TruncatedError,
+        TrustError,
+        UnknownFormatError,
+        UnknownWordError,
+        UnsupportedError,
+    )
+    from weightmap.formats import formats
+    from weightmap.lazy import later as _later
+    from weightmap.lazy import on_demand
+    from weightmap.model import opening as _opening
+    from weightmap.model import single as _single
+    from weightmap.model.file import TensorFile
+    from weightmap.model.opening import load, open
+    from weightmap.options import Limits
+finally:
+    if _collects:
+        _gc.enable()
 
 if TYPE_CHECKING:
     from weightmap.conversion.compare import DiffReport, diff

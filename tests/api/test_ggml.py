@@ -12,6 +12,7 @@ from tests.support import in_one_item
 import weightmap as wm
 from weightmap import kernels
 from weightmap.dtypes import GGML_SCHEMES
+from weightmap.kernels import late
 from weightmap.quant.ggml import GgmlTensor, quantize_ggml, regroup
 
 ENCODED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4")
@@ -27,7 +28,7 @@ def tensor(scheme, rows, *, finite=True):
 
 @pytest.fixture(scope="module")
 def books():
-    return ggml_support.read_books(lambda blocks, name: kernels.decode_ggml(blocks, len(blocks) * TYPES[name][1], name))
+    return ggml_support.read_books(lambda blocks, name: late.decode_ggml(blocks, len(blocks) * TYPES[name][1], name))
 
 
 def test_schemes():
@@ -63,14 +64,14 @@ def test_indexing(scheme, key):
 
 def test_only_the_blocks_needed_are_decoded(monkeypatch):
     asked = []
-    decode = kernels.decode_ggml
+    decode = late.decode_ggml
 
     def record(data, n, name, *, start, stop, **options):
         asked.append((len(data), start, stop))
         return decode(data, n, name, start=start, stop=stop, **options)
 
     q = tensor("q4_k", (3, 5))
-    monkeypatch.setattr(kernels, "decode_ggml", record)
+    monkeypatch.setattr(late, "decode_ggml", record)
     expert = q.nbytes // 3
     for key, found in ((1, (q.nbytes, 5 * 512, 10 * 512)), ((1, 3), (expert, 3 * 512, 4 * 512))):
         asked.clear()
@@ -192,7 +193,7 @@ def test_the_same_bytes_everywhere(scheme):
                 quantize_ggml(np.tile(array, (4, 1)), scheme, threads=threads).payload.tobytes() for threads in (1, 3)
             }
         assert len(found) == 1, name
-        _, errors = kernels.encode_ggml(array, scheme)
+        _, errors = late.encode_ggml(array, scheme)
         assert math.isclose(errors.sum(), error_of(array, quantize_ggml(array, scheme)), rel_tol=1e-9), name
     kernels.use_isa(before)
 
@@ -257,10 +258,10 @@ def test_what_cannot_be_quantised(array, scheme, match):
 
 def test_types_that_are_not_encoded():
     with pytest.raises(wm.QuantError, match="block type to quantise to is 'iq2_xs'"):
-        kernels.encode_ggml(np.zeros(256), "iq2_xs")
+        late.encode_ggml(np.zeros(256), "iq2_xs")
     with pytest.raises(wm.QuantError, match="number of elements of q4_0 is 33"):
-        kernels.encode_ggml(np.zeros(33), "q4_0")
-    assert kernels.encode_ggml(np.zeros(0), "q4_0")[0].size == 0
+        late.encode_ggml(np.zeros(33), "q4_0")
+    assert late.encode_ggml(np.zeros(0), "q4_0")[0].size == 0
 
 
 # ------------------------------------------------------------------------------------------------------ conversion

@@ -11,9 +11,9 @@ from tests.builders import safetensors as st
 from tests.support import listing
 
 import weightmap as wm
-from weightmap import kernels
 from weightmap.io import sink
-from weightmap.kernels import BlockEncoder, Failed, Unwritten
+from weightmap.kernels import late
+from weightmap.kernels.late import BlockEncoder, Failed, Unwritten
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 STAGE = 1 << 14
@@ -135,7 +135,7 @@ def test_errors_of_reading_and_writing(tmp_path):
     whole = BlockEncoder(-1)
     try:
         whole(reader, 0, "float32", len(data), out)
-        assert bytes(out) == kernels.encode_blocks(data, bits=4, block_size=32).tobytes()
+        assert bytes(out) == late.encode_blocks(data, bits=4, block_size=32).tobytes()
         with pytest.raises(Failed) as caught:
             encoder(reader, 400_004, "float32", len(data), out)
         assert (caught.value.what, caught.value.at, caught.value.error) == ("read", 800_000, 0)
@@ -171,7 +171,7 @@ def test_room_in_a_file_system_in_memory(tmp_path, monkeypatch, room):
 
     reserved = []
     monkeypatch.setattr(os, "posix_fallocate", lambda *args: reserved.append(args), raising=False)
-    monkeypatch.setattr(kernels, "file_system", lambda _: atomic._TMPFS)
+    monkeypatch.setattr(late, "file_system", lambda _: atomic._TMPFS)
     monkeypatch.setattr(atomic, "_RESERVED_ANYWHERE", 0)
     status = list(os.statvfs(tmp_path))
     status[1:5] = [1, max(room, 1), room, room]

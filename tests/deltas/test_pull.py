@@ -267,7 +267,7 @@ def test_stopped_at_every_step_in_place(chain, tmp_path, monkeypatch, way):
             # A stop in the work of threads, of which more than one would make the order of blocks a matter of luck.
             with monkeypatch.context() as patch:
                 patch.setattr(places, "step", stopping(number))
-                patch.setattr(places.kernels, "cpus", lambda: 1)
+                patch.setattr(places.late, "cpus", lambda: 1)
                 deltas.pull(folder, source, version=target, in_place=True)
                 reached = True
         except Stopped:

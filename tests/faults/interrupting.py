@@ -39,7 +39,7 @@ OWNING = {f"{name}.py" for name in ("descriptor", "mapping", "reader", "sink", "
 APART = ("argparse.py", "gettext.py", "<frozen importlib")
 # What a command handles.
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-# From this size on memory is mapped for an array: see kernels.empty.
+# From this size on memory is mapped for an array: see late.empty.
 LARGE = 32 << 20
 
 

@@ -121,14 +121,14 @@ def test_a_child_that_ends_leaves_the_files_of_its_parent(tmp_path):
 LATE = """
 import ctypes, os, sys, types
 import numpy as np, weightmap as wm
-from weightmap import kernels
+from weightmap.kernels.late import empty
 late = types.ModuleType("late")
 class Witness:
     def __del__(self, write=sys.stderr.write, ours=vars(sys.modules["weightmap.io.descriptor"]), system=vars(os)):
         write(f"{ours['os']} {system['close']}")
 modes = ["mmap", "cow", "copy"] + ["sealed"] * hasattr(os, "memfd_create")
 late.kept = [wm.open(name, mode=mode) for name in sys.argv[1:] for mode in modes]
-late.kept += [f[name] for f in late.kept for name in f] + [kernels.empty(40 << 20, np.uint8)]
+late.kept += [f[name] for f in late.kept for name in f] + [empty(40 << 20, np.uint8)]
 late.kept.append(Witness())
 others = dict(sys.modules)
 sys.modules.clear()

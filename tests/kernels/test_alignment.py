@@ -14,6 +14,7 @@ from tests.table_support import rules
 
 from weightmap import _kernels, kernels
 from weightmap._kernels import ffi, lib
+from weightmap.kernels import late
 
 ROOT = Path(__file__).resolve().parents[2]
 # Functions that take pointers to numbers, all of which Python allocates for the call or the object.
@@ -52,11 +53,11 @@ SLOTS = np.empty(4, np.uint32)
 assert kernels.index_build(TEXT, BOUNDS, 0, SLOTS)[0] == 0
 CODES, BOOKS = np.arange(16, dtype=np.uint8).reshape(8, 2) % 4, F4.reshape(2, 4, 8)
 ROWS = np.array([3, 0, 2], np.uint64)
-PLAN = kernels.adaptive_plan(bytes(7), 8, 8)
+PLAN = late.adaptive_plan(bytes(7), 8, 8)
 
 
 def codes(array):
-    return kernels.ProductCodes(
+    return late.ProductCodes(
         CODES, array(BOOKS), array(np.eye(16, dtype=np.float32)), array(np.arange(8, dtype=np.float32))
     )
 
@@ -83,7 +84,7 @@ def columns(array):
 
 def ngrams(array):
     table = TEXT, array(BOUNDS), 0, array(SLOTS), array(np.arange(3, dtype=np.uint64))
-    return kernels.Ngrams("explicit", 1, 4, 0, 5, table).rows(b"abc", array(np.array([0, 3], np.uint32)))
+    return late.Ngrams("explicit", 1, 4, 0, 5, table).rows(b"abc", array(np.array([0, 3], np.uint32)))
 
 
 def tensors(array):
@@ -101,7 +102,7 @@ def looked_up(a):
         np.zeros((2, 4), np.float16),
     )
     every = a(np.arange(256, dtype=np.float32))
-    kernels.look_up(codes, 8, every, a(scales), out, height=1, width=4, zeros=a(scales))
+    late.look_up(codes, 8, every, a(scales), out, height=1, width=4, zeros=a(scales))
     return out
 
 
@@ -109,7 +110,7 @@ def grouped(a):
     """Values of 32 codes of eight rows, with scales and zero points of two groups."""
     out = np.zeros((8, 32), np.float16)
     group, numbers = np.arange(32, dtype=np.uint32) % 2, np.arange(16, dtype=np.float32).reshape(2, 8)
-    kernels.decode_groups(np.arange(32, dtype=np.int32).reshape(4, 8), 4, a(group), a(numbers), a(numbers), out)
+    late.decode_groups(np.arange(32, dtype=np.int32).reshape(4, 8), 4, a(group), a(numbers), a(numbers), out)
     return out
 
 
@@ -121,38 +122,36 @@ INPUTS = {
     "bf16_to_f32": lambda a: kernels.bf16_to_f32(a(F4.view(np.uint16))),
     "unpack_f16_pairs": lambda a: kernels.unpack_f16_pairs(a(F4.view(np.uint32))),
     "quantize_int4": lambda a: kernels.quantize_int4(a(F4), 32),
-    "quantize_adaptive": lambda a: kernels.quantize_adaptive(a(F4), 32, bits=6),
-    "encode_ggml": lambda a: kernels.encode_ggml(a(F4), "q8_0"),
-    "sum_of_squares": lambda a: kernels.sum_of_squares(a(F4)),
-    "decode_blocks": lambda a: kernels.decode_blocks(a(np.arange(10, dtype=np.uint8)), 8, bits=8, block_size=8),
-    "decode_ggml": lambda a: kernels.decode_ggml(a(np.arange(34, dtype=np.uint8)), 32, "q8_0"),
-    "decode_adaptive": lambda a: kernels.decode_adaptive(bytes(7), 8, 8, plan=a(PLAN)),
-    "decode_adaptive into": lambda a: filled(
-        lambda out: kernels.decode_adaptive(bytes(7), 8, 8, plan=a(PLAN), out=out)
-    ),
+    "quantize_adaptive": lambda a: late.quantize_adaptive(a(F4), 32, bits=6),
+    "encode_ggml": lambda a: late.encode_ggml(a(F4), "q8_0"),
+    "sum_of_squares": lambda a: late.sum_of_squares(a(F4)),
+    "decode_blocks": lambda a: late.decode_blocks(a(np.arange(10, dtype=np.uint8)), 8, bits=8, block_size=8),
+    "decode_ggml": lambda a: late.decode_ggml(a(np.arange(34, dtype=np.uint8)), 32, "q8_0"),
+    "decode_adaptive": lambda a: late.decode_adaptive(bytes(7), 8, 8, plan=a(PLAN)),
+    "decode_adaptive into": lambda a: filled(lambda out: late.decode_adaptive(bytes(7), 8, 8, plan=a(PLAN), out=out)),
     "utf8_strings": lambda a: kernels.utf8_strings(TEXT, a(BOUNDS), 0),
     "index_build": lambda a: filled(lambda out: kernels.index_build(TEXT, a(BOUNDS), 0, out), 4, np.uint32),
     "index_finder": lambda a: kernels.index_finder(TEXT, a(BOUNDS), 0, a(SLOTS))("cd"),
     "index_find_many": lambda a: kernels.index_find_many(TEXT, a(BOUNDS), 0, a(SLOTS), TEXT, a(BOUNDS)),
     "Ngrams": ngrams,
     "unit_sums": lambda a: filled(
-        lambda out: kernels.unit_sums(a(F4), a(ROWS), a(ROWS[[1, 0]]), out, places=a(ROWS[:1])), (4, 8)
+        lambda out: late.unit_sums(a(F4), a(ROWS), a(ROWS[[1, 0]]), out, places=a(ROWS[:1])), (4, 8)
     ),
-    "gather_rows": lambda a: filled(lambda out: kernels.gather_rows(a(F4), a(ROWS.view(np.int64)), out), (3, 8), out=a),
+    "gather_rows": lambda a: filled(lambda out: late.gather_rows(a(F4), a(ROWS.view(np.int64)), out), (3, 8), out=a),
     "ProductCodes.decode": lambda a: filled(lambda out: codes(a).decode(out, rows=a(ROWS)), (3, 16)),
     "ProductCodes.sums": lambda a: filled(codes(a).sums and partial(codes(a).sums, a(F4[0]))),
     "Columns": columns,
     "Pickle.tensors": tensors,
     "read_runs": lambda a: in_file(
-        lambda fd: filled(lambda out: kernels.read_runs(fd, a(np.array([0, 9])), 4, out), 8, np.uint8)
+        lambda fd: filled(lambda out: late.read_runs(fd, a(np.array([0, 9])), 4, out), 8, np.uint8)
     ),
-    "join_ranges": lambda a: kernels.join_ranges(a(ROWS), a(np.arange(3)), a(np.arange(3) + 1), gap=4, most=2.0),
-    "stage": lambda a: filled(lambda out: kernels.stage(F4.view(np.uint8).ravel(), (a(ROWS),) * 3, out), 8, np.uint8),
-    "differing": lambda a: kernels.differing(a(F4), a(F4[::-1].copy()), "float32"),
+    "join_ranges": lambda a: late.join_ranges(a(ROWS), a(np.arange(3)), a(np.arange(3) + 1), gap=4, most=2.0),
+    "stage": lambda a: filled(lambda out: late.stage(F4.view(np.uint8).ravel(), (a(ROWS),) * 3, out), 8, np.uint8),
+    "differing": lambda a: late.differing(a(F4), a(F4[::-1].copy()), "float32"),
     "FileComparer": lambda a: in_file(
-        lambda fd: kernels.FileComparer(1)((fd, fd), a(np.array([[0, 4], [8, 9]])), a(np.array([3, 2])), "float32")
+        lambda fd: late.FileComparer(1)((fd, fd), a(np.array([[0, 4], [8, 9]])), a(np.array([3, 2])), "float32")
     ),
-    "PartSummer": lambda a: kernels.PartSummer(1)(
+    "PartSummer": lambda a: late.PartSummer(1)(
         F4.view(np.uint8).ravel(), 0, 64, 0, a(np.array([[3, 7], [9, 12]], np.uint64))
     ),
 }
@@ -161,28 +160,28 @@ OUTPUTS = {
     "fnv1a32_many": (lambda out: kernels.fnv1a32_many(TEXT, [2, 5], out=out), 2, np.uint32),
     "f16_to_f32": (lambda out: kernels.f16_to_f32(bytes(16), out=out), 8, np.float32),
     "bf16_to_f32": (lambda out: kernels.bf16_to_f32(bytes(16), out=out), 8, np.float32),
-    "widen": (lambda out: kernels.widen("float16", bytes(16), out), 8, np.float32),
+    "widen": (lambda out: late.widen("float16", bytes(16), out), 8, np.float32),
     "decode_blocks": (
-        lambda out: kernels.decode_blocks(bytes(6), 8, bits=4, block_size=8, scale_type="fp16", out=out),
+        lambda out: late.decode_blocks(bytes(6), 8, bits=4, block_size=8, scale_type="fp16", out=out),
         8,
         np.float32,
     ),
-    "decode_ggml": (lambda out: kernels.decode_ggml(bytes(34), 32, "q8_0", out=out), 32, np.float32),
-    "decode_adaptive": (lambda out: kernels.decode_adaptive(bytes(7), 8, 8, out=out), 8, np.float32),
-    "decode_adaptive to halves": (lambda out: kernels.decode_adaptive(bytes(7), 8, 8, out=out), 8, np.float16),
+    "decode_ggml": (lambda out: late.decode_ggml(bytes(34), 32, "q8_0", out=out), 32, np.float32),
+    "decode_adaptive": (lambda out: late.decode_adaptive(bytes(7), 8, 8, out=out), 8, np.float32),
+    "decode_adaptive to halves": (lambda out: late.decode_adaptive(bytes(7), 8, 8, out=out), 8, np.float16),
     "walk_strings": (lambda out: kernels.walk_strings(b"\1\0a\0\0", 2, 2, out), 3, np.uint32),
     "index_build": (lambda out: kernels.index_build(TEXT, BOUNDS, 0, out), 4, np.uint32),
     "pack_texts": (lambda out: _kernels.pack_texts(["a", "b"], "", "", out), 3, np.uint32),
-    "unit_sums": (lambda out: kernels.unit_sums(F4, ROWS, ROWS[[1, 0]], out), (1, 8), np.float32),
+    "unit_sums": (lambda out: late.unit_sums(F4, ROWS, ROWS[[1, 0]], out), (1, 8), np.float32),
     "norms": (
-        lambda out: kernels.unit_sums(F4, ROWS, ROWS[[1, 0]], np.zeros((1, 8), np.float32), norms=out),
+        lambda out: late.unit_sums(F4, ROWS, ROWS[[1, 0]], np.zeros((1, 8), np.float32), norms=out),
         1,
         np.float32,
     ),
     "ProductCodes.decode": (lambda out: codes(np.asarray).decode(out, rows=ROWS), (3, 16), np.float32),
     "ProductCodes.sums": (lambda out: codes(np.asarray).sums(F4[0], out), 8, np.float32),
     "stage": (
-        lambda out: kernels.stage(F4.view(np.uint8).ravel(), (ROWS,) * 3, np.zeros(8, np.uint8), crcs=out),
+        lambda out: late.stage(F4.view(np.uint8).ravel(), (ROWS,) * 3, np.zeros(8, np.uint8), crcs=out),
         3,
         np.uint32,
     ),

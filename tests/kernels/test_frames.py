@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from weightmap import kernels
+from weightmap.kernels import late
 
 # Windows are at most so wide here.
 MOST = 1 << 23
@@ -19,8 +19,8 @@ def room(nbytes):
 
 def decode(data, most, *, sparse, piece=1 << 18, read=1 << 17):
     """The payload of a frame, taken and read in pieces, and how it ended."""
-    header = kernels.frame_header(data[: kernels.FRAME_HEAD])
-    decoder = kernels.FrameDecoder(header, most, room, sparse=sparse)
+    header = late.frame_header(data[: late.FRAME_HEAD])
+    decoder = late.FrameDecoder(header, most, room, sparse=sparse)
     out = np.zeros(most + 1, np.uint8) if sparse else np.full(most + 1, 0x5A, np.uint8)
     at = end = header.nbytes
     done = 0
@@ -29,9 +29,9 @@ def decode(data, most, *, sparse, piece=1 << 18, read=1 << 17):
         given = out[done : done + piece]
         how, taken, made = decoder.decode(data[at:end], given, exclusive=sparse)
         at, done = at + taken, done + made
-        if how == kernels.FRAME_HUNGRY and end < len(data):
+        if how == late.FRAME_HUNGRY and end < len(data):
             end = min(end + read, len(data))
-        elif how != kernels.FRAME_FULL or done == len(out):
+        elif how != late.FRAME_FULL or done == len(out):
             return how, out[:done].tobytes()
 
 
@@ -74,13 +74,13 @@ def test_what_zstd_writes(name, level):
         if declared < 0:
             packed += packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
         packed += packer.compress(data[1001:]) + packer.flush()
-        header = kernels.frame_header(packed[: kernels.FRAME_HEAD])
+        header = late.frame_header(packed[: late.FRAME_HEAD])
         assert header.size == (None if declared < 0 else len(data))
         assert header.window == zstandard.get_frame_parameters(packed).window_size
         for sparse in (False, True):
             for piece, read in ((1 << 18, 1 << 17), (4099, 10_007)):
                 found = decode(packed, len(data), sparse=sparse, piece=piece, read=read)
-                assert found == (kernels.FRAME_ENDED, data)
+                assert found == (late.FRAME_ENDED, data)
 
 
 def test_damaged_frames():
@@ -98,7 +98,7 @@ def test_damaged_frames():
                 if rng.random() < 0.2:
                     del broken[int(rng.integers(6, len(broken))) :]
                 broken = bytes(broken)
-                header = kernels.frame_header(broken[: kernels.FRAME_HEAD])
+                header = late.frame_header(broken[: late.FRAME_HEAD])
                 if header is None or header.window > MOST:
                     continue
                 found = [decode(broken, len(data), sparse=sparse) for sparse in (False, True)]
@@ -109,7 +109,7 @@ def test_damaged_frames():
                     theirs = reader.read(len(data) + 1)
                 except zstandard.ZstdError:
                     theirs = None
-                if how == kernels.FRAME_DAMAGED:
+                if how == late.FRAME_DAMAGED:
                     assert theirs != data  # zstd forgives bits that are left over
                     outcomes["refused"] += 1
                 elif theirs is None:
@@ -134,7 +134,7 @@ def test_damaged_frames():
 )
 def test_what_is_no_frame(data):
     """Or one that needs what nobody has."""
-    assert kernels.frame_header(data) is None
+    assert late.frame_header(data) is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_is_no_frame(data):
 def test_blocks_that_are_refused(block, sparse):
     """Not a byte is made."""
     frame = b"\x28\xb5\x2f\xfd\x00\x00" + block
-    assert decode(frame, 1 << 18, sparse=sparse) == (kernels.FRAME_DAMAGED, b"")
+    assert decode(frame, 1 << 18, sparse=sparse) == (late.FRAME_DAMAGED, b"")
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -160,8 +160,8 @@ def test_matches_stay_in_the_window(sparse):
     """One that goes further back is refused."""
     data = PAYLOADS["far"]
     packed = bytearray(zstandard.ZstdCompressor(level=19).compress(data))
-    assert decode(bytes(packed), len(data), sparse=sparse)[0] == kernels.FRAME_ENDED
+    assert decode(bytes(packed), len(data), sparse=sparse)[0] == late.FRAME_ENDED
     # The same blocks in a frame that declares the narrowest window for them.
-    size = kernels.frame_header(packed[:18]).nbytes
+    size = late.frame_header(packed[:18]).nbytes
     narrow = b"\x28\xb5\x2f\xfd\x00\x38" + bytes(packed[size:])
-    assert decode(narrow, len(data), sparse=sparse)[0] == kernels.FRAME_DAMAGED
+    assert decode(narrow, len(data), sparse=sparse)[0] == late.FRAME_DAMAGED

@@ -6,11 +6,11 @@ from tests import ggml_support
 from tests.ggml_support import HASHES, TYPES, UPPER, random_blocks
 
 import weightmap as wm
-from weightmap import kernels
+from weightmap.kernels import late
 
 
 def decode(blocks, name, **options):
-    return kernels.decode_ggml(blocks, len(blocks) * TYPES[name][1], name, **options)
+    return late.decode_ggml(blocks, len(blocks) * TYPES[name][1], name, **options)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def same(got, values):
 
 def test_types():
     """Every type that gguf-py 0.19 decodes has its name, its number and the size of its blocks."""
-    assert {name: tuple(kind[1:]) for name, kind in kernels.GGML_TYPES.items()} == TYPES
-    assert all(kind.name == name for name, kind in kernels.GGML_TYPES.items())
+    assert {name: tuple(kind[1:]) for name, kind in late.GGML_TYPES.items()} == TYPES
+    assert all(kind.name == name for name, kind in late.GGML_TYPES.items())
 
 
 def test_code_books(isa):
@@ -165,17 +165,17 @@ def test_what_does_not_fit_is_a_quant_error(name, n, missing, match):
     _, elements, nbytes = TYPES.get(name, TYPES["q4_0"])
     data = bytes(max(0, min(n, 1024) // elements * nbytes - missing))
     with pytest.raises(wm.QuantError, match=match):
-        kernels.decode_ggml(data, n, name)
+        late.decode_ggml(data, n, name)
 
 
 def test_other_misuse():
     memory = np.zeros(300, np.uint8)
     with pytest.raises(ValueError, match="overlaps"):
-        kernels.decode_ggml(memory[264:], 64, "q4_0", out=memory[12:268].view(np.float32))
-    kernels.decode_ggml(memory[264:], 64, "q4_0", out=memory[8:264].view(np.float32))
+        late.decode_ggml(memory[264:], 64, "q4_0", out=memory[12:268].view(np.float32))
+    late.decode_ggml(memory[264:], 64, "q4_0", out=memory[8:264].view(np.float32))
     for start, stop in ((3, 65), (5, 4), (-1, 3)):
         with pytest.raises(ValueError, match=f"range {start} to {stop}"):
-            kernels.decode_ggml(bytes(36), 64, "q4_0", start=start, stop=stop)
+            late.decode_ggml(bytes(36), 64, "q4_0", start=start, stop=stop)
     with pytest.raises(ValueError, match="dtype is"):
-        kernels.decode_ggml(bytes(36), 64, "q4_0", dtype=np.float64)
-    assert kernels.decode_ggml(b"", 0, "q4_0").size == 0
+        late.decode_ggml(bytes(36), 64, "q4_0", dtype=np.float64)
+    assert late.decode_ggml(b"", 0, "q4_0").size == 0

@@ -14,6 +14,7 @@ from tests.support import C_SOURCES, run_child
 
 from weightmap import kernels
 from weightmap._kernels import lib
+from weightmap.kernels import late
 
 ROOT = Path(__file__).resolve().parents[2]
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
@@ -95,9 +96,9 @@ OTHERS = {
 def test_variants(name):
     """Each tier uses the best kernels whose needs lie within it."""
     kernels.use_isa(name)
-    assert kernels.variant("crc32") in CRC32.get(name, {kernels.variant("crc32")})
+    assert late.variant("crc32") in CRC32.get(name, {late.variant("crc32")})
     others = ("f16_to_f32", "bf16_to_f32", "intblock", "ggml") + ("fnv1a32",) * X86
-    assert [kernels.variant(kernel) for kernel in others] == [f"{kernel}_{OTHERS[name]}" for kernel in others]
+    assert [late.variant(kernel) for kernel in others] == [f"{kernel}_{OTHERS[name]}" for kernel in others]
 
 
 def test_the_best_is_chosen_at_import():

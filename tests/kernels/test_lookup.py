@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.support import each
 
-from weightmap import kernels
+from weightmap.kernels import late
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 # NaN with a fraction, infinity, and what becomes infinite, subnormal or a tie in a half.
@@ -51,8 +51,8 @@ def test_values_are_those_of_numpy():
             stored = np.pad(stored, ((0, 0), (0, 3 * numbered)))
             factor = 0.3 if high_first else 1
             for dtype in DTYPES:
-                out = kernels.empty((rows, columns), dtype)  # of whole lines, so that large ones are streamed
-                kernels.look_up(
+                out = late.empty((rows, columns), dtype)  # of whole lines, so that large ones are streamed
+                late.look_up(
                     *(stored, bits, values, scales, out),
                     height=height,
                     width=width,
@@ -83,12 +83,12 @@ def test_what_is_streamed_is_the_same(bits):
     values = rng.normal(0, 1, 1 << bits).astype(np.float32)
     scales, memory = (
         np.ones(rows * columns // 32, np.float32),
-        kernels.empty((rows * columns + 32,), np.dtype(np.float16)),
+        late.empty((rows * columns + 32,), np.dtype(np.float16)),
     )
     found = []
     for at in (0, 8):
         out = memory[at : at + rows * columns].reshape(rows, columns)
-        kernels.look_up(codes, bits, values, scales, out, height=1, width=32, threads=2)
+        late.look_up(codes, bits, values, scales, out, height=1, width=32, threads=2)
         found.append(out.view(np.uint16)[::64].copy())
     both = codes if bits == 8 else np.stack([codes & 15, codes >> 4], -1).reshape(rows, columns)
     wanted = values.astype(np.float16)[both[::64]].view(np.uint16)
@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_refused():
     out, which = np.zeros((2, 4), np.float32), np.zeros(2, np.uint8)
     nibbles = every[:16]
     same = {"height": 1, "width": 4}
-    kernels.look_up(codes, 8, every, scales, out, **same)
+    late.look_up(codes, 8, every, scales, out, **same)
     for args, more in (
         ((codes[:1], 8, every, scales, out), same),
         ((codes[:, :1].copy(), 4, nibbles, scales, out), same),
@@ -120,4 +120,4 @@ def test_what_does_not_fit_is_refused():
         ((out.view(np.uint8), 8, every, scales, out), same),
     ):
         with pytest.raises(ValueError, match=r"fit together|overlaps"):
-            kernels.look_up(*args, **more)
+            late.look_up(*args, **more)

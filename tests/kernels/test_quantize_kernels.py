@@ -10,6 +10,7 @@ from tests.kernels import scale_search
 
 import weightmap as wm
 from weightmap import kernels
+from weightmap.kernels import late
 
 QUANTIZE = {4: kernels.quantize_int4, 5: kernels.quantize_int5}
 SCALES = {"fp16": "<f2", "fp32": "<f4"}
@@ -28,7 +29,7 @@ def unpack(data, bits, count):
 
 
 def adaptive_counts(data, n, block_size, **options):
-    five, half = kernels.adaptive_plan(data, n, block_size, **options)[:2].tolist()
+    five, half = late.adaptive_plan(data, n, block_size, **options)[:2].tolist()
     return -(-n // block_size) - five - half, five, half
 
 
@@ -74,7 +75,7 @@ def test_the_same_bytes_everywhere(bits):
     for name in kernels.available_isas():
         kernels.use_isa(name)
         for threads in (1, 3):
-            parts = [kernels.encode_blocks(x, bits=bits, block_size=size, threads=threads) for size in (0, 32, 1024)]
+            parts = [late.encode_blocks(x, bits=bits, block_size=size, threads=threads) for size in (0, 32, 1024)]
             found.add(b"".join(part.tobytes() for part in parts))
     kernels.use_isa(before)
     assert len(found) == 1
@@ -91,16 +92,16 @@ def test_a_block_does_not_depend_on_its_neighbours(isa, bits, size, scale_type):
     x[4::7] = np.round(x[4::7] * 3)
     x[5::7, 1:] = 0
     x[6] = 0
-    together = kernels.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
-    alone = [kernels.encode_blocks(block, bits=bits, block_size=size, scale_type=scale_type) for block in x]
+    together = late.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
+    alone = [late.encode_blocks(block, bits=bits, block_size=size, scale_type=scale_type) for block in x]
     assert together.tobytes() == b"".join(part.tobytes() for part in alone)
 
 
 @pytest.mark.parametrize(("bits", "scale_type"), [(4, "fp16"), (5, "fp32")])
 def test_sums_of_squared_errors(bits, scale_type):
     x = gaussian(32 * 100 - 3)
-    data, errors = kernels.encode_with_errors(x, bits=bits, block_size=32, scale_type=scale_type)
-    back = kernels.decode_blocks(data, x.size, bits=bits, block_size=32, scale_type=scale_type)
+    data, errors = late.encode_with_errors(x, bits=bits, block_size=32, scale_type=scale_type)
+    back = late.decode_blocks(data, x.size, bits=bits, block_size=32, scale_type=scale_type)
     wrong = np.zeros(32 * 100)
     wrong[: x.size] = (x.astype(np.float64) - back) ** 2
     assert np.allclose(errors, wrong.reshape(-1, 32).sum(1), rtol=1e-5, atol=0)
@@ -109,7 +110,7 @@ def test_sums_of_squared_errors(bits, scale_type):
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 1023, 1024, 1033, 5000])
 def test_sum_of_squares(isa, n):
     x = gaussian(n) * np.float32(1e30)
-    assert np.isclose(kernels.sum_of_squares(x), (x.astype(np.float64) ** 2).sum(), rtol=1e-14, atol=0)
+    assert np.isclose(late.sum_of_squares(x), (x.astype(np.float64) ** 2).sum(), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("scale_type", SCALES)
@@ -118,8 +119,8 @@ def test_sum_of_squares(isa, n):
 def test_no_block_is_worse_than_by_exhaustive_search(kind, bits, scale_type):
     for size, count in ((32, 1000), (64, 200), (128, 100)):
         x = scale_search.blocks(kind, count, size)
-        data = kernels.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
-        back = kernels.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
+        data = late.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
+        back = late.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
         ours = ((x.astype(np.float64) - back.reshape(x.shape)) ** 2).sum(1)
         exhaustive = scale_search.least_errors(x, bits, scale_type)
         assert (ours <= exhaustive * 1.001 + 2.0**-22 * (x.astype(np.float64) ** 2).sum(1)).all()
@@ -133,10 +134,10 @@ def test_zeros_and_multiples_are_exact(isa, bits, scale_type):
     smallest = 2.0**-24 if scale_type == "fp16" else 2.0**-149
     units = [0.0, 1.0, -0.5, 3 * smallest, smallest, 0.09997558593750]
     x = np.array([unit * q for unit in units], np.float32)
-    data = kernels.encode_blocks(x, bits=bits, block_size=len(q), scale_type=scale_type)
-    got = kernels.decode_blocks(data, x.size, bits=bits, block_size=len(q), scale_type=scale_type)
+    data = late.encode_blocks(x, bits=bits, block_size=len(q), scale_type=scale_type)
+    got = late.decode_blocks(data, x.size, bits=bits, block_size=len(q), scale_type=scale_type)
     assert np.array_equal(got, x.ravel())
-    zeros = kernels.encode_blocks(-np.zeros(len(q)), bits=bits, block_size=len(q), scale_type=scale_type)
+    zeros = late.encode_blocks(-np.zeros(len(q)), bits=bits, block_size=len(q), scale_type=scale_type)
     assert not zeros.any()
 
 
@@ -146,7 +147,7 @@ def test_scales_stay_finite():
         scales, codes = parse(QUANTIZE[bits](x, 32), 32, bits, 32, "fp16")
         assert abs(float(scales[0])) == 65504
         assert sorted(set(codes[0].tolist())) == [-(1 << (bits - 1)), 0, (1 << (bits - 1)) - 1]
-        exact = kernels.decode_blocks(
+        exact = late.decode_blocks(
             QUANTIZE[bits](x, 32, scale_type="fp32"), 32, bits=bits, block_size=32, scale_type="fp32"
         )
         assert np.isfinite(exact).all()
@@ -161,8 +162,8 @@ def test_scales_stay_finite():
 )
 @settings(max_examples=150, deadline=None)
 def test_any_finite_floats(x, bits, size, scale_type):
-    data = kernels.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
-    got = kernels.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
+    data = late.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
+    got = late.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
     assert not np.isnan(got).any()
     wide = x.astype(np.float64)
     assert ((wide - got) ** 2).sum() <= (wide**2).sum() * (1 + 1e-6)
@@ -171,18 +172,18 @@ def test_any_finite_floats(x, bits, size, scale_type):
 def test_one_scale_for_all():
     x = gaussian(300_001)
     x[7] = 40  # far out: cutting it off costs less than a coarse scale for all others
-    data = kernels.encode_blocks(x, bits=4, block_size=0)
+    data = late.encode_blocks(x, bits=4, block_size=0)
     assert data.size == 2 + 150_001
     scale = data[:2].view("<f2")[0]
     q = unpack(data[2:].tobytes(), 4, x.size)
     assert np.array_equal(q, nearest(x, scale, 4))
     assert abs(float(scale)) < 0.6
-    eight = kernels.encode_blocks(x[:1000], bits=8, block_size=0, scale_type="fp32")
+    eight = late.encode_blocks(x[:1000], bits=8, block_size=0, scale_type="fp32")
     assert eight.size == 1004
-    got = kernels.decode_blocks(eight, 1000, bits=8, block_size=0, scale_type="fp32")
+    got = late.decode_blocks(eight, 1000, bits=8, block_size=0, scale_type="fp32")
     plain = np.float32(40 / 127)
     assert ((got - x[:1000]) ** 2).sum() <= squared(x[:1000], plain, nearest(x[:1000], plain, 8))
-    assert kernels.encode_blocks([], bits=8, block_size=0).tolist() == [0, 0]
+    assert late.encode_blocks([], bits=8, block_size=0).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -191,7 +192,7 @@ def test_what_is_not_finite_is_named(value, index):
     x = gaussian(5000)
     x[index] = value
     x[4999] = value
-    for function in (kernels.quantize_int4, kernels.quantize_int5, kernels.quantize_adaptive):
+    for function in (kernels.quantize_int4, kernels.quantize_int5, late.quantize_adaptive):
         with pytest.raises(wm.QuantError, match=f"element {index} is -?(nan|inf)"):
             function(x, 32)
     with pytest.raises(wm.QuantError, match=r"element 1 is 1e\+300"):
@@ -233,13 +234,13 @@ def test_decoding_of_different_kinds(isa, size, scale_type):
         n = max(0, blocks * size - (blocks % 7))
         options = {"scale_type": scale_type, "threads": 2}
         room = guard.guarded(data) if guard.AVAILABLE else data
-        assert kernels.decode_adaptive(room, n, size, **options).tobytes() == values[:n].tobytes()
+        assert late.decode_adaptive(room, n, size, **options).tobytes() == values[:n].tobytes()
         assert adaptive_counts(data, n, size, scale_type=scale_type) == tuple(np.bincount(kinds, minlength=3))
         for start in range(0, n, 1 + n // 40):
             for stop in {start, min(n, start + 5), min(n, start + 3 * size), n}:
-                got = kernels.decode_adaptive(data, n, size, start=start, stop=stop, **options)
+                got = late.decode_adaptive(data, n, size, start=start, stop=stop, **options)
                 assert got.tobytes() == values[start:stop].tobytes()
-        half = kernels.decode_adaptive(data, n, size, dtype=np.float16, **options)
+        half = late.decode_adaptive(data, n, size, dtype=np.float16, **options)
         assert half.tobytes() == values[:n].astype(np.float16).tobytes()
 
 
@@ -252,15 +253,15 @@ def test_many_blocks_of_different_kinds(isa, size, scale_type):
     odd = {40, 41, 42, 1050, 1051, 3000, 4055, *rng.integers(0, 4100, 20).tolist()}
     data, values = assemble(kinds.tolist(), size, scale_type, odd=odd)
     options = {"scale_type": scale_type}
-    plan = kernels.adaptive_plan(data, len(values), size, **options)
+    plan = late.adaptive_plan(data, len(values), size, **options)
     for row, block in enumerate([4100, 0, 1024, 2048, 3072, 4096]):
         assert plan[2 * row : 2 * row + 2].tolist() == [np.count_nonzero(kinds[:block] == kind) for kind in (1, 2)]
-    assert bytes(kernels.adaptive_mask(plan, 4100)) == bytes(data)[:1025]
+    assert bytes(late.adaptive_mask(plan, 4100)) == bytes(data)[:1025]
     n = len(values)
     for start, stop in [(0, n), (1, n - 1), *rng.integers(0, n, (40, 2)).tolist()]:
         if start <= stop:
             for known in (None, plan):
-                got = kernels.decode_adaptive(data, n, size, start=start, stop=stop, plan=known, **options)
+                got = late.decode_adaptive(data, n, size, start=start, stop=stop, plan=known, **options)
                 assert got.tobytes() == values[start:stop].tobytes()
 
 
@@ -274,14 +275,14 @@ def test_a_plan_that_no_check_made(at, threads):
     mask = np.frombuffer(bytes([0b01000100]) * (blocks // 4), np.uint8)
     data = np.concatenate([mask, np.ones(2 * blocks + int((16 + 4 * kinds).sum()), np.uint8)])
     n = blocks * size
-    plan = kernels.adaptive_plan(data, n, size)
+    plan = late.adaptive_plan(data, n, size)
     if at == "pairs":
         plan[2:200] = 1 << 40
     else:
-        kernels.adaptive_mask(plan, blocks)[4000:] = 0xFF
+        late.adaptive_mask(plan, blocks)[4000:] = 0xFF
     out = np.full(n, 777, np.float32)
     with pytest.raises(wm.QuantError, match="expected the size at the check"):
-        kernels.decode_adaptive(data, n, size, plan=plan, out=out, threads=threads)
+        late.decode_adaptive(data, n, size, plan=plan, out=out, threads=threads)
     assert 777 not in out
 
 
@@ -303,9 +304,9 @@ def test_adaptive_is_never_worse_than_uniform(size):
     last = float("inf")
     targets = [4 + 16 / size, 4.6, 5, 5 + 16 / size, 5.2, 5.5, 6, 7, 7.99, 8, 10, 12, 15.9, 16]
     for bits in sorted(b for b in targets if b >= 4 + 16 / size):
-        data = kernels.quantize_adaptive(x, size, bits=bits)
+        data = late.quantize_adaptive(x, size, bits=bits)
         assert data.size <= 300 * size * bits / 8 + 75
-        found = error(kernels.decode_adaptive(data, x.size, size))
+        found = error(late.decode_adaptive(data, x.size, size))
         assert all(found <= other for width, other in kinds.items() if width <= bits), bits
         assert found <= last
         last = found
@@ -314,18 +315,18 @@ def test_adaptive_is_never_worse_than_uniform(size):
 def test_adaptive_keeps_finite():
     """A block of float16 has no infinity: what is too large becomes the largest float16, or the block another kind."""
     x = np.array([1e6, -1e6, 3, 0] * 8, np.float32)
-    data = kernels.quantize_adaptive(x, 8, bits=16)
-    assert np.isfinite(kernels.decode_adaptive(data, 32, 8)).all()
-    forced = kernels.quantize_adaptive(np.full(8, 1e9), 8, bits=16)
-    assert np.isfinite(kernels.decode_adaptive(forced, 8, 8)).all()
+    data = late.quantize_adaptive(x, 8, bits=16)
+    assert np.isfinite(late.decode_adaptive(data, 32, 8)).all()
+    forced = late.quantize_adaptive(np.full(8, 1e9), 8, bits=16)
+    assert np.isfinite(late.decode_adaptive(forced, 8, 8)).all()
 
 
 def test_adaptive_takes_one_kind_per_need():
     """Blocks that int4 holds exactly stay int4, whatever there is to spend."""
     x = np.concatenate([np.arange(-8, 8), np.linspace(-1, 1, 16)]).astype(np.float32)
-    data = kernels.quantize_adaptive(x, 16, bits=16)
+    data = late.quantize_adaptive(x, 16, bits=16)
     assert adaptive_counts(data, 32, 16) == (1, 0, 1)
-    assert kernels.quantize_adaptive([], 8, bits=16).size == 0
+    assert late.quantize_adaptive([], 8, bits=16).size == 0
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_adaptive_takes_one_kind_per_need():
 )
 def test_damaged_adaptive_data(damage, match):
     wrong = damage(assemble([0, 1, 2], 8, "fp32")[0])  # 1 + 2 * 4 + 4 + 5 + 16 bytes
-    for call in (kernels.decode_adaptive, adaptive_counts):
+    for call in (late.decode_adaptive, adaptive_counts):
         with pytest.raises(wm.QuantError, match=match):
             call(wrong, 24, 8, scale_type="fp32")
 
@@ -349,13 +350,13 @@ def test_damaged_adaptive_data(damage, match):
 def test_misuse_of_adaptive_data():
     data, _ = assemble([0, 1, 2], 8, "fp32")
     with pytest.raises(ValueError, match="range"):
-        kernels.decode_adaptive(data, 24, 8, scale_type="fp32", stop=25)
+        late.decode_adaptive(data, 24, 8, scale_type="fp32", stop=25)
     with pytest.raises(ValueError, match="out is"):
-        kernels.decode_adaptive(data, 24, 8, scale_type="fp32", out=np.empty(23, np.float32))
+        late.decode_adaptive(data, 24, 8, scale_type="fp32", out=np.empty(23, np.float32))
     memory = np.zeros(200, np.uint8)
     memory[: len(data)] = np.frombuffer(data, np.uint8)
     with pytest.raises(ValueError, match="overlaps"):
-        kernels.decode_adaptive(memory[: len(data)], 24, 8, scale_type="fp32", out=memory[:96].view(np.float32))
+        late.decode_adaptive(memory[: len(data)], 24, 8, scale_type="fp32", out=memory[:96].view(np.float32))
 
 
 @given(st.binary(max_size=120), st.integers(0, 100), st.sampled_from([8, 16, 24]))
@@ -365,7 +366,7 @@ def test_any_bytes_as_adaptive_data(data, n, size):
         counts = adaptive_counts(data, n, size)
     except wm.QuantError:
         with pytest.raises(wm.QuantError):
-            kernels.decode_adaptive(data, n, size)
+            late.decode_adaptive(data, n, size)
     else:
         assert sum(counts) == -(-n // size)
-        assert kernels.decode_adaptive(data, n, size).size == n
+        assert late.decode_adaptive(data, n, size).size == n

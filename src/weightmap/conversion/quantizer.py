@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.conversion.packing import nothing
 from weightmap.conversion.spec import quantize_options, quantize_zeros
 from weightmap.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
@@ -17,7 +16,8 @@ from weightmap.errors import QuantError, counted
 from weightmap.formats import Filled, Payload, listed
 from weightmap.globs import matches
 from weightmap.io.buffers import room
-from weightmap.kernels import COMPARED, BlockEncoder, Failed
+from weightmap.kernels import late
+from weightmap.kernels.late import COMPARED, BlockEncoder, Failed
 from weightmap.model.reports import QuantizedInfo
 from weightmap.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
 from weightmap.quant.pieces import in_pieces
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from weightmap.conversion.spec import Quantize
     from weightmap.index.row import Row
     from weightmap.io.sink import Sink
-    from weightmap.kernels import Unwritten
+    from weightmap.kernels.late import Unwritten
 
 # Elements quantised at once: as float32 half of the second-level cache of common CPUs.
 _PIECE = 1 << 17
@@ -81,9 +81,9 @@ class Regrouper:
         self._done[row.dtype.name] = self._done.get(row.dtype.name, 0) + 1
         into = GGML_BLOCK if scheme in BLOCKED else 0
         if scheme in BITS:
-            nbytes = kernels.blocks_size(size, bits=BITS[scheme], block_size=into, scale_type="fp16")
+            nbytes = late.blocks_size(size, bits=BITS[scheme], block_size=into, scale_type="fp16")
         else:
-            nbytes = kernels.ggml_size(size, scheme)
+            nbytes = late.ggml_size(size, scheme)
         made = _regrouped, name, row
         return Payload(name, SCHEMES[scheme], row.shape, nbytes, *made, block_size=into, scale_type="fp16")
 
@@ -143,7 +143,7 @@ class Quantizer:
 
     def __init__(self, how: Quantize, threads: int | None = None) -> None:
         self.scheme = how.scheme
-        self._options = {**quantize_options(how), "threads": kernels.cpus() if threads is None else threads}
+        self._options = {**quantize_options(how), "threads": late.cpus() if threads is None else threads}
         self._include, self._exclude = how.include, how.exclude
         self.done: list[QuantizedInfo] = []
         self._kept = 0
@@ -169,7 +169,7 @@ class Quantizer:
     def scheme_of(self, shape: tuple[int, ...]) -> str | None:
         """Return the scheme for a tensor of this shape; None if its rows are not whole blocks of any."""
         scheme: str | None = self.scheme
-        while scheme in GGML_SCHEMES and (not shape or shape[-1] % kernels.GGML_TYPES[scheme].block_size):
+        while scheme in GGML_SCHEMES and (not shape or shape[-1] % late.GGML_TYPES[scheme].block_size):
             scheme = _INSTEAD.get(scheme)
         return scheme
 
@@ -200,7 +200,7 @@ class Quantizer:
             kind: dict[str, Any] = {"block_size": blocks.elements, "scale_type": scale_type}
             return Filled(name, SCHEMES[scheme], shape, nbytes, *made, **kind)
         if scheme in BITS:
-            nbytes = kernels.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
+            nbytes = late.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
         elif trial:
             nbytes = -(-size * self._options["bits"] // 8)
         else:  # the size depends on the kind that is chosen for each block
@@ -217,13 +217,13 @@ class Quantizer:
         if scheme not in self._encoders:
             threads, scale_type = self._options["threads"], self._options["scale_type"]
             if scheme in GGML_SCHEMES:
-                kind = kernels.GGML_TYPES[scheme]
+                kind = late.GGML_TYPES[scheme]
                 encoder = BlockEncoder(kind.number, threads=threads, room=room)
-                self._encoders[scheme] = _Blocks(kind.block_size, kernels.ggml_size(kind.block_size, scheme), encoder)
+                self._encoders[scheme] = _Blocks(kind.block_size, late.ggml_size(kind.block_size, scheme), encoder)
             elif scheme in BLOCKED:
                 how = {"bits": BITS[scheme], "block_size": self.block_size, "scale_type": scale_type}
                 encoder = BlockEncoder(-1, **how, threads=threads, room=room)
-                self._encoders[scheme] = _Blocks(self.block_size, kernels.blocks_size(1, **how), encoder)
+                self._encoders[scheme] = _Blocks(self.block_size, late.blocks_size(1, **how), encoder)
         return self._encoders.get(scheme)
 
     def _by_blocks(self, sink: Sink, name: str, place: Row, scheme: str, blocks: _Blocks, nbytes: int) -> None:
@@ -252,8 +252,8 @@ class Quantizer:
         wrong = 0.0
         for at in range(0, len(values), _PIECE):
             piece = values[at : at + _PIECE]
-            wrong += kernels.sum_of_squares(piece - tensor.flat(at, at + len(piece)))
-        return tensor.payload, wrong, kernels.sum_of_squares(values)
+            wrong += late.sum_of_squares(piece - tensor.flat(at, at + len(piece)))
+        return tensor.payload, wrong, late.sum_of_squares(values)
 
     def _note(self, name: str, scheme: str, place: Row, nbytes: int, error: float, square: float) -> None:
         self.done.append(QuantizedInfo.of(name, scheme, place.shape, (place.nbytes, nbytes), error, square))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.arguments import as_float, as_globs, as_integer, mistyped
 from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, SHORT, scale_type_named
 from weightmap.errors import EncodeError, QuantError, counted, quoted
 from weightmap.formats import Format, by_name
 from weightmap.globs import matches, takes
+from weightmap.kernels import late
 from weightmap.options import Limits
 from weightmap.quant.quantizing import quantize, scheme_named
 from weightmap.quant.repacking import REPACKED, Held
@@ -96,7 +96,7 @@ class Quantize:
 
 def quantize_zeros(how: Quantize, threads: int) -> QuantizedTensor:
     """Quantise a row of zeros this way, and return it. Raises `QuantError` for values that do not go together."""
-    row = kernels.GGML_TYPES[how.scheme].block_size if how.scheme in GGML_SCHEMES else 1
+    row = late.GGML_TYPES[how.scheme].block_size if how.scheme in GGML_SCHEMES else 1
     return quantize(np.zeros(row, np.float32), how.scheme, **quantize_options(how), threads=threads)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap.kernels import late
 from weightmap.errors import DeltaError, quoted
 from weightmap.io.buffers import room
 from weightmap.model.tensor_sums import new_sum, package
@@ -106,7 +106,7 @@ class _Decoder:
     def __init__(self, frame: Frame, low: int, high: int, *, sparse: bool) -> None:
         """Open a frame whose payload has `low` to `high` bytes; `sparse` if most of them will be zero."""
         self._frame = frame
-        header = kernels.frame_header(frame.source.pread(frame.offset, min(kernels.FRAME_HEAD, frame.nbytes)))
+        header = late.frame_header(frame.source.pread(frame.offset, min(late.FRAME_HEAD, frame.nbytes)))
         if header is None:
             raise frame.error("its frame is not one of zstd without a dictionary")
         if header.size is not None and not low <= header.size <= high:
@@ -118,7 +118,7 @@ class _Decoder:
         begin, end = frame.offset + header.nbytes, frame.offset + frame.nbytes
         self._pieces = frame.source.ahead([(begin, end)]).chunks(begin, end - begin, _READ)
         self._data: bytes | memoryview = b""
-        self._decoder = kernels.FrameDecoder(header, high, room, sparse=sparse)
+        self._decoder = late.FrameDecoder(header, high, room, sparse=sparse)
 
     def fill(self, out: NDArray[np.uint8], *, exclusive: bool = False) -> None:
         """Decode the next bytes of the payload; with `exclusive`, XOR them to what is there."""
@@ -132,9 +132,9 @@ class _Decoder:
             how, taken, made = self._decoder.decode(self._data, out[done:], exclusive=exclusive)
             done += made
             self._data = self._data[taken:]
-            if how == kernels.FRAME_DAMAGED:
+            if how == late.FRAME_DAMAGED:
                 raise self._frame.error("its frame is damaged")
-            if how != kernels.FRAME_HUNGRY:
+            if how != late.FRAME_HUNGRY:
                 return done
             piece = next(self._pieces, None)
             if piece is None:

@@ -63,7 +63,6 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from weightmap import kernels
 from weightmap.deltas.changes import make_changes
 from weightmap.errors import DeltaError, FormatError, TargetError, TensorFileError
 from weightmap.io import strict_json
@@ -72,7 +71,7 @@ from weightmap.io.beside import read_small, stays_inside
 from weightmap.io.filesystem import known
 from weightmap.io.open_source import MISSING
 from weightmap.io.sink import WritePlan
-from weightmap.kernels import take_ownership
+from weightmap.kernels import late, take_ownership
 from weightmap.model.sharded import find_model
 from weightmap.model.single import INDEX_SUFFIX
 
@@ -402,7 +401,7 @@ class Local:
         log = take_ownership(os.open, self.staged(CHANGES), os.O_RDONLY | os.O_CLOEXEC)
         flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         files = [take_ownership(os.open, self.staged(staged), flags) for _, staged in change.patches]
-        make_changes(log, files, kernels.cpus(), step)
+        make_changes(log, files, late.cpus(), step)
         del files
         coming = {name: seen(self.staged(name)) for name, _ in change.renamed()}
         change = change._replace(patches=[], coming=coming)
@@ -570,7 +569,7 @@ def _is_unused(file: Descriptor) -> bool:
     import fcntl  # noqa: PLC0415 - Windows has none
 
     status = os.fstat(file)
-    local = known(kernels.file_system(file)).kind in ("local", "memory")
+    local = known(late.file_system(file)).kind in ("local", "memory")
     if not local or status.st_nlink != 1 or not stat.S_ISREG(status.st_mode) or not hasattr(fcntl, "F_SETLEASE"):
         return False
     try:

@@ -26,6 +26,7 @@ from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.io.atomic import flush_folder, write_plan
 from weightmap.io.open_source import inside, names_in, path_of
 from weightmap.io.sink import WritePlan
+from weightmap.kernels import late
 from weightmap.model.along import Along
 from weightmap.model.opening import open_with
 from weightmap.model.parts import dense_rows, name_of, rows_of, sources_of
@@ -137,7 +138,7 @@ def publish(
     before = number - 1 if base_version is None else as_integer("base_version", base_version)
     if not 0 <= before < number:
         raise ValueError(f"version is {number} and base_version {before}, expected 0 <= base_version < version")
-    count = kernels.cpus() if threads is None else as_integer("threads", threads)
+    count = late.cpus() if threads is None else as_integer("threads", threads)
     if count < 1:
         raise ValueError(f"threads is {threads}, expected 1 or more")
     check_progress(progress)

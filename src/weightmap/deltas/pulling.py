@@ -8,7 +8,6 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap import kernels
 from weightmap.arguments import as_integer, as_path, check_progress, mistyped
 from weightmap.deltas.changes import write_changes
 from weightmap.deltas.local import Journal, Local, seen
@@ -24,6 +23,7 @@ from weightmap.io.atomic import write_plan
 from weightmap.io.beside import read_small
 from weightmap.io.open_source import called, inside, path_of
 from weightmap.io.sink import WritePlan
+from weightmap.kernels import late
 from weightmap.model.along import Along
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, rows_of, sources_of
@@ -230,7 +230,7 @@ class _Work:
     def __init__(self, threads: int | None, progress: Callable[[int, int], None] | None, *, in_place: bool) -> None:
         check_progress(progress)
         self.in_place = in_place
-        self.threads: int = kernels.cpus() if threads is None else as_integer("threads", threads)
+        self.threads: int = late.cpus() if threads is None else as_integer("threads", threads)
         if self.threads < 1:
             raise ValueError(f"threads is {threads}, expected 1 or more")
         self._progress, self._done, self._total = progress, 0, 0

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.io import buffers
 from weightmap.io.sink import Sink
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,7 +82,7 @@ def write_files(
                         count = os.pwrite(fd, view, at)
                         view, at = view[count:], at + count
                     if at - begun >= _FLUSHED:
-                        kernels.begin_flush(fd, begun, at - begun)
+                        late.begin_flush(fd, begun, at - begun)
                         begun = at
                     if stage is stages[-1]:
                         with lock:

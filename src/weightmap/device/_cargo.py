@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.device._backend import Change
 from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import quoted
 from weightmap.io.geometry import ascending
+from weightmap.kernels import late
 from weightmap.plans.indices import axes_of, runs_of
 from weightmap.quant.pieces import in_pieces
 from weightmap.quant.schemes import BITS, SCALE, block_bytes
@@ -180,7 +180,7 @@ class Cargo:
         """Return the pieces of a quantised tensor as stored; None if one is no tensor by itself, or too long."""
         scheme, layout = self.ref.dtype.name, self.ref.layout()
         if scheme in GGML_SCHEMES:
-            kind = kernels.GGML_TYPES[scheme]
+            kind = late.GGML_TYPES[scheme]
             return self._blocks(scheme, "", kind.block_size, kind.block_bytes, 0, most)
         if layout is None:
             return None

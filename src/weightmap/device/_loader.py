@@ -14,6 +14,7 @@ from weightmap.errors import TensorFileError, quoted
 from weightmap.io.direct import ALIGN as BLOCK
 from weightmap.io.direct import DirectReader
 from weightmap.io.pages import ask_for, resident_in
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -297,7 +298,7 @@ class Loader:
             direct = self._direct if self._direct is not None and self._direct.passes_cache else None
             how: dict[str, Any] = {"crcs": crcs, "threads": self._threads()}
             if direct is None:
-                failed, error = kernels.stage(given, (starts, to, sizes), slot.memory, **how)
+                failed, error = late.stage(given, (starts, to, sizes), slot.memory, **how)
             else:
                 failed, error = direct.stage((starts, to, sizes), slot.memory, **how)
             if failed >= 0:
@@ -309,7 +310,7 @@ class Loader:
     def _threads(self) -> int:
         if self._staging.threads is not None:
             return self._staging.threads
-        return _WAITING if self._cold is not None else min(kernels.cpus(), _COPYING)
+        return _WAITING if self._cold is not None else min(late.cpus(), _COPYING)
 
     def _ask(self, source: Source, reached: int) -> None:
         """Let the system prefetch the next bytes, so that the disk is busy while the device copies."""

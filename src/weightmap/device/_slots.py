@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.arguments import as_integer
 from weightmap.errors import PlanError
+from weightmap.kernels import late
 from weightmap.plans.indices import at_least
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Slot:
         self._owner = os.getpid()
         self.memory: NDArray[np.uint8] = _new_memory(nbytes)
         if backend.node is not None:
-            kernels.prefer_node(self.memory, backend.node)  # memory of another node works, but slower
+            late.prefer_node(self.memory, backend.node)  # memory of another node works, but slower
         if not pinned:
             return
         self._backend = backend  # now: an interrupt may come when the memory is pinned and before `pin` returns

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.arguments import as_integer, mistyped
 from weightmap.dtypes import SCHEMES
 from weightmap.embeddings.rows import gather, unit_sums
 from weightmap.embeddings.search import Search, unit
 from weightmap.errors import FormatError, counted, quoted
+from weightmap.kernels import late
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Embeddings:
         vector = self.get(word, default)
         if vector is None or out is None:
             return vector
-        kernels.check_out(out, (self.dims,), "a vector")
+        late.check_out(out, (self.dims,), "a vector")
         out[...] = vector
         return out
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.errors import LayoutError
+from weightmap.kernels import late
 from weightmap.quant.product import ProductQuantized
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def gather(
         At most this many threads share the work.
     """
     if isinstance(matrix, np.ndarray) and matrix.dtype == out.dtype and matrix.flags.c_contiguous:
-        kernels.gather_rows(matrix, rows, out, threads=threads)
+        late.gather_rows(matrix, rows, out, threads=threads)
         return
     found = rows >= 0
     out[found] = _some(matrix, rows[found], threads)
@@ -66,7 +66,7 @@ def unit_sums(
 ) -> None:
     """Fill rows of `out` with sums of rows of a matrix, each divided by its L2 norm.
 
-    Parameters are those of `weightmap.kernels.unit_sums`, but the matrix may have any dtype or be quantised; its rows
+    Parameters are those of `weightmap.kernels.late.unit_sums`, but the matrix may have any dtype or be quantised; its rows
     are added as float32.
 
     Raises
@@ -78,7 +78,7 @@ def unit_sums(
     if len(rows) and int(rows.max()) >= height:
         raise LayoutError("row of an n-gram", actual=int(rows.max()), expected=f"less than {height}")
     if isinstance(matrix, np.ndarray) and matrix.dtype == _FLOAT32 and matrix.flags.c_contiguous:
-        kernels.unit_sums(matrix, rows, bounds, out, places=places, norms=norms, threads=threads)
+        late.unit_sums(matrix, rows, bounds, out, places=places, norms=norms, threads=threads)
         return
     # Some rows at a time, always those of whole sums.
     first, last = 0, len(bounds) - 1
@@ -86,7 +86,7 @@ def unit_sums(
         start = int(bounds[first])
         stop = max(first + 1, int(np.searchsorted(bounds, start + _ROWS, "right")) - 1)
         wanted = rows[start : int(bounds[stop])].astype(np.int64)
-        kernels.unit_sums(
+        late.unit_sums(
             np.ascontiguousarray(_some(matrix, wanted, threads), np.float32),
             np.arange(len(wanted), dtype=np.uint64),
             bounds[first : stop + 1] - bounds[first],

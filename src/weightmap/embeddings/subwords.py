@@ -24,6 +24,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import LayoutError, LimitError
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,7 +97,7 @@ class Subwords:
         self.max_n: int = max_n
         self.size: int = size
         self.ngrams: Callable[[], tuple[StringTable, NDArray[np.uint64]]] | None = ngrams
-        self._native: kernels.Ngrams | dict[str, int] | None = None
+        self._native: late.Ngrams | dict[str, int] | None = None
 
     def indices(self, word: str) -> list[int]:
         """Return the rows of the n-grams of `word`, in the order of the n-grams; a row may repeat.
@@ -177,7 +178,7 @@ class Subwords:
             native = self._native = self._load()
         if isinstance(native, dict):
             return self._look_up(native, words)
-        packed = kernels.pack_texts(words, "<", ">")
+        packed = late.pack_texts(words, "<", ">")
         if packed is None:
             raise LimitError("UTF-8 of the words", actual="more", expected="at most 4 GiB")
         found = native.rows(*packed)
@@ -185,9 +186,9 @@ class Subwords:
             raise self._too_many(words[found])
         return found
 
-    def _load(self) -> kernels.Ngrams | dict[str, int]:
+    def _load(self) -> late.Ngrams | dict[str, int]:
         if self.ngrams is None:
-            return kernels.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words)
+            return late.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words)
         table, numbers = self.ngrams()
         if len(numbers) != len(table):
             raise LayoutError("number of indices of n-grams", actual=len(numbers), expected=len(table))
@@ -197,7 +198,7 @@ class Subwords:
             for ngram, number in zip(table, numbers.tolist(), strict=True):
                 rows.setdefault(ngram, number + self.n_words)
             return rows
-        return kernels.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words, (*index, numbers))
+        return late.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words, (*index, numbers))
 
     def _look_up(
         self, listed: dict[str, int], words: Sequence[str]
@@ -207,7 +208,7 @@ class Subwords:
         for word in words:
             text = f"<{word}>"
             longest = min(self.max_n, len(text))
-            if count_of(self, len(text)) > kernels.NGRAMS_MOST:
+            if count_of(self, len(text)) > late.NGRAMS_MOST:
                 raise self._too_many(word)
             for start in range(len(text)):
                 for n in range(min(longest, len(text) - start), self.min_n - 1, -1):
@@ -215,13 +216,13 @@ class Subwords:
                     if row is not None:
                         rows.append(row)
             bounds.append(len(rows))
-            if len(rows) > kernels.NGRAMS_MOST and len(words) > 1:
+            if len(rows) > late.NGRAMS_MOST and len(words) > 1:
                 return None
         return np.array(rows, np.uint64), np.array(bounds, np.uint64)
 
     def _too_many(self, word: str) -> LimitError:
         what = f"number of n-grams of {min_to_max(self)} characters of a word of {len(word)}"
-        return LimitError(what, actual=f"more than {kernels.NGRAMS_MOST}", expected=f"at most {kernels.NGRAMS_MOST}")
+        return LimitError(what, actual=f"more than {late.NGRAMS_MOST}", expected=f"at most {late.NGRAMS_MOST}")
 
     def __repr__(self) -> str:
         return f"<Subwords {self.kind}, {min_to_max(self)} characters, {self.size} rows>"

@@ -8,6 +8,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import ChecksumError, LayoutError, counted
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -140,12 +141,12 @@ class Verification:
                 at += len(piece)
             return crc, np.flatnonzero(filled).tolist()
         if self._sums is None:
-            self._sums = kernels.PartSummer(kernels.cpus() if self.threads is None else self.threads)
+            self._sums = late.PartSummer(late.cpus() if self.threads is None else self.threads)
         for at in range(offset, offset + count, _AT_ONCE):
             size = min(_AT_ONCE, offset + count - at)
             try:
                 crc, found = self._sums(source, at, size, crc, gaps)
-            except kernels.Failed as failed:
+            except late.Failed as failed:
                 self.source.fail_reading(failed.at, offset + count, failed.error)
             filled |= found
             self.reached(self.done + size)

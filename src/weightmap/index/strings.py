@@ -14,6 +14,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import FormatError
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -158,7 +159,7 @@ class StringTable:
     def find_many(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of many strings, -1 for a missing one, shape (len(texts),)."""
         find = self.finder
-        packed = None if self._slots is None else kernels.pack_texts(texts)
+        packed = None if self._slots is None else late.pack_texts(texts)
         if packed is None or self._slots is None:
             return np.array([find(text) for text in texts], np.int64)
         return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, *packed)

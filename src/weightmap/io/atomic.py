@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError, quoted
 from weightmap.io.sink import DIRECT, Sink
-from weightmap.kernels import Descriptor, take_ownership
+from weightmap.kernels import Descriptor, late, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -363,7 +363,7 @@ def reserve(fd: int, size: int) -> None:
     For large files on tmpfs this only checks the room: reserving pages there is as slow as writing them.
     """
     if size and hasattr(os, "posix_fallocate"):
-        if size > _RESERVED_ANYWHERE and kernels.file_system(fd) == _TMPFS:
+        if size > _RESERVED_ANYWHERE and late.file_system(fd) == _TMPFS:
             room = os.fstatvfs(fd)
             if room.f_blocks and room.f_bavail * room.f_frsize < size:  # without blocks it has no limit
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -11,7 +11,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import FileChangedError, NotRegularFileError
-from weightmap.kernels import Descriptor, take_ownership
+from weightmap.kernels import Descriptor, late, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ def map_file(fd: int, size: int, mode: str, advice: str | None) -> tuple[NDArray
 
 def aligned(size: int) -> NDArray[np.uint8]:
     """Return `size` bytes of new memory, aligned to 64: tensors that are aligned in the file stay so in a copy."""
-    room = kernels.empty(size + _ALIGN, np.uint8)
+    room = late.empty(size + _ALIGN, np.uint8)
     start = -room.ctypes.data % _ALIGN
     return room[start : start + size]
 

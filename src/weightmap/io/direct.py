@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
-from weightmap.kernels import take_ownership
+from weightmap.kernels import late, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -156,7 +155,7 @@ class DirectReader:
         crcs: NDArray[np.uint32] | None = None,
         threads: int = 1,
     ) -> tuple[int, int]:
-        """Copy pieces of the file to a buffer: see `kernels.stage`.
+        """Copy pieces of the file to a buffer: see `late.stage`.
 
         Those of whole blocks, in the file and in memory, go past the page cache; others, such as the head and the tail
         of a tensor, through it, and so do all once the file system has refused one.
@@ -170,7 +169,7 @@ class DirectReader:
                 continue
             some = None if crcs is None else np.empty(len(chosen), np.uint32)
             columns = starts[chosen], to[chosen], sizes[chosen]
-            failed, error = kernels.stage(int(descriptor), columns, out, crcs=some, threads=threads)
+            failed, error = late.stage(int(descriptor), columns, out, crcs=some, threads=threads)
             if failed >= 0 and descriptor is file and error in _LACKING:
                 self._file = None
                 return self.stage(pieces, out, crcs=crcs, threads=threads)

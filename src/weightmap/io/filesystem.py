@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightmap import kernels
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from weightmap.io.source import Source
@@ -90,4 +90,4 @@ def file_system_of(source: Source) -> FileSystem:
     if source.store is not None:
         return FileSystem(source.store, "store")
     file = source.descriptor
-    return _IN_MEMORY if file < 0 else known(kernels.file_system(file))
+    return _IN_MEMORY if file < 0 else known(late.file_system(file))

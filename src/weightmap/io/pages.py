@@ -17,6 +17,7 @@ import numpy as np
 from weightmap import kernels
 from weightmap.io.descriptor import map_file
 from weightmap.io.filesystem import file_system_of
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,7 +48,7 @@ def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int
     edges = np.unique(np.concatenate([starts, stops]))
     order = np.argsort(starts, kind="stable")
     nowhere = np.zeros(len(starts), np.uint32)
-    _, begins, ends, _ = kernels.join_ranges(nowhere, starts[order], stops[order], gap=1, most=1.0)
+    _, begins, ends, _ = late.join_ranges(nowhere, starts[order], stops[order], gap=1, most=1.0)
     counted = np.zeros(len(edges), np.int64)  # resident bytes before each edge
     total, ask = 0, _Pages(source)
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
@@ -74,7 +75,7 @@ class _Pages:
 
     def before(self, first: int, last: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many bytes from `first` to each of these places are in memory; all are within `last`."""
-        page = kernels.page_size()
+        page = late.page_size()
         if self._seen is None or self._seen[:2] != (first, last):
             self._seen = (first, last, self._look(first, last, page))
         found = self._seen[2]
@@ -93,11 +94,11 @@ class _Pages:
         """Return 0 or 1 where none or all pages are in memory, else how many there are before each page."""
         pages = -(-last // page) - first // page
         if self._counts:
-            count = kernels.cached_pages(self._file, first, last - first)
+            count = late.cached_pages(self._file, first, last - first)
             if count in (0, pages):
                 return int(count > 0)
             self._counts = count >= 0
-        found = kernels.resident_pages(self._source.octets, first, last - first)
+        found = late.resident_pages(self._source.octets, first, last - first)
         if isinstance(found, int):
             self._fail(found)
         if not self._allowed:
@@ -214,8 +215,8 @@ def ask_for(source: Source, offset: int, nbytes: int) -> None:
     """Ask the system to read bytes of a file into the page cache; returns at once."""
     if nbytes <= 0 or not source.has_pages or not hasattr(os, "posix_fadvise"):
         return
-    file, page = source.descriptor, kernels.page_size()
-    if kernels.cached_pages(file, offset, nbytes) != -(-(offset + nbytes) // page) - offset // page:
+    file, page = source.descriptor, late.page_size()
+    if late.cached_pages(file, offset, nbytes) != -(-(offset + nbytes) // page) - offset // page:
         os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
@@ -251,6 +252,6 @@ def give_back(source: Source, ranges: Iterable[tuple[int, int]]) -> None:
     file, octets = source.descriptor, source.mapped
     for begin, end in ranges:
         if end > begin and octets is not None:
-            kernels.drop_pages(octets, begin, end - begin, private=source.mode == "cow")
+            late.drop_pages(octets, begin, end - begin, private=source.mode == "cow")
         if end > begin and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)

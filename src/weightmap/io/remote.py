@@ -14,11 +14,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.io.ahead import Pattern, Queue, Windows
 from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.location import Stored
 from weightmap.io.source import CHUNK, Source
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -185,7 +185,7 @@ class RemoteSource(Source):
                 self.expect([(offset, offset + _NEAR), *((begin, begin + _NEAR) for begin in guesses)])
             return self.pread(offset, count)
 
-        return -1, kernels.Reader(walked)
+        return -1, late.Reader(walked)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Read all of these ranges (begin, end) by several requests at a time, and keep them for `pread`."""

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap import kernels
 from weightmap.io import buffers
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightmap.kernels import Unwritten
+    from weightmap.kernels.late import Unwritten
 
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader takes one fault per piece
 # instead of 512.
@@ -178,7 +179,7 @@ class Sink:
             begin = 0
             if self._first is None:
                 self._first, begin = memoryview(bytes(piece[:_BEGINNING])), _BEGINNING
-            self._waiting = kernels.Unwritten(self._fd, piece[begin:], self.offset + begin, self._durable)
+            self._waiting = late.Unwritten(self._fd, piece[begin:], self.offset + begin, self._durable)
             self._view, self._other = self._other or buffers.room(self._room + _BEYOND), self._view
         elif self._first is None:
             self._first = piece

@@ -32,6 +32,7 @@ from weightmap.io.descriptor import (
     read_into,
     refuse,
 )
+from weightmap.kernels import late
 from weightmap.lazy import later
 from weightmap.options import DEFAULT_LIMITS, check_expansion
 
@@ -281,7 +282,7 @@ class Source:
                 self.read_into(start, target[number * length : (number + 1) * length])
             return
         try:
-            got = kernels.read_runs(file, starts, length, target)
+            got = late.read_runs(file, starts, length, target)
         except OSError as error:
             raise self._named(error) from None
         if got < len(target):

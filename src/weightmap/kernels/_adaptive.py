@@ -56,7 +56,7 @@ def quantize_adaptive(
 
     Examples
     --------
-    >>> from weightmap.kernels import quantize_adaptive
+    >>> from weightmap.kernels.late import quantize_adaptive
     >>> data = quantize_adaptive([1, 2, 3, 4, 5, 6, 7, -8, *[0.1] * 7, 100], 8, bits=11)
     >>> bin(data[0])  # the mask: block 0 is int4 (0), block 1 is float16 (2)
     '0b1000'

@@ -43,7 +43,7 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
     Examples
     --------
     >>> import numpy as np
-    >>> from weightmap.kernels import differing
+    >>> from weightmap.kernels.late import differing
     >>> differing(np.float32([1, 2, 3]), np.float32([1, 2.5, 3]), "float32")
     (1, 0.5, 0.25)
     """

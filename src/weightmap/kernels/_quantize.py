@@ -79,7 +79,7 @@ def encode_blocks(
 
     Examples
     --------
-    >>> from weightmap.kernels import encode_blocks
+    >>> from weightmap.kernels.late import encode_blocks
     >>> encode_blocks([1, -2, 127], bits=8, block_size=0, scale_type="fp32").tobytes()
     b'\x00\x00\x80?\x01\xfe\x7f'
     """
@@ -113,7 +113,7 @@ def sum_of_squares(values: NDArray[np.float32]) -> float:
     Examples
     --------
     >>> import numpy as np
-    >>> from weightmap.kernels import sum_of_squares
+    >>> from weightmap.kernels.late import sum_of_squares
     >>> sum_of_squares(np.float32([3, 4]))
     25.0
     """

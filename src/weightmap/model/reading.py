@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.arguments import as_integer
 from weightmap.dtypes import DTYPES, dtype_named, numpy_dtype
 from weightmap.errors import LimitError, UnsupportedError, counted
+from weightmap.kernels import late
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -42,13 +42,13 @@ def read(
     if out is None:
         out = _new(row, _wanted(dtype, stored), limits, what)
     else:
-        kernels.check_out(out, row.shape, what)
+        late.check_out(out, row.shape, what)
     plain = np.asarray(out)  # np.matrix stays two-dimensional however it is reshaped
     if quantized:
         row.decoder().dequantize(out=plain, threads=threads)
         return out
     flat = plain.reshape(-1) if plain.flags.carray else None  # kernels write to C-contiguous, aligned arrays only
-    target = kernels.empty(plain.size, plain.dtype) if flat is None else flat
+    target = late.empty(plain.size, plain.dtype) if flat is None else flat
     _fill(row, stored, target, 1 if threads is None else as_integer("threads", threads))
     if flat is None:
         plain[...] = target.reshape(plain.shape)
@@ -74,7 +74,7 @@ def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[A
     """Return a new array for the result, after a check of the limits."""
     limits.check("max_copy_bytes", max(row.nbytes, math.prod(row.shape) * dtype.itemsize), f"size of {what}")
     try:
-        return kernels.empty(row.shape, dtype)
+        return late.empty(row.shape, dtype)
     except ValueError:
         # An empty tensor may have dimensions that numpy can count in bytes, but not in larger elements.
         expected = f"one that numpy can count with elements of {counted(dtype.itemsize, 'byte')}"
@@ -107,7 +107,7 @@ def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int
     for chunk in row.source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
         piece = target[start : start + len(chunk) // size]
         if widened:
-            kernels.widen(row.dtype.name, chunk, piece)
+            late.widen(row.dtype.name, chunk, piece)
         else:
             piece[...] = np.frombuffer(chunk, stored)
         start += len(piece)

@@ -20,7 +20,7 @@ from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.geometry import Derived, Geometry, ascending
 from weightmap.io.open_source import beside
-from weightmap.kernels import GGML_TYPES, blocks_size, ggml_size
+from weightmap.kernels.late import GGML_TYPES, blocks_size, ggml_size
 from weightmap.model.parts import check_index, parts_of, rows_of
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor

@@ -50,7 +50,7 @@ class Delivery(PartReader):
     gap : int
         Tensors with less than so many bytes between them are read together.
     within : (int, float)
-        Gap and over-read that bound joining the ranges of a part into one read: see `kernels.join_ranges`.
+        Gap and over-read that bound joining the ranges of a part into one read: see `late.join_ranges`.
     release : bool
         Whether consumed pages are given back.
     direct : bool

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap.kernels import late
 from weightmap.plans.indices import arranged, runs_of
 from weightmap.plans.wants import ranges_of
 
@@ -88,7 +88,7 @@ class PartReader:
     chunk : int
         Bytes read at once.
     gap, most
-        Bounds on joining runs into one read: see `kernels.join_ranges`.
+        Bounds on joining runs into one read: see `late.join_ranges`.
     """
 
     def __init__(self, source: Source | DirectReader, *, chunk: int, gap: int, most: float) -> None:
@@ -117,7 +117,7 @@ class PartReader:
             return
         starts, stops = part.starts, part.starts + part.length
         nowhere = np.zeros(len(starts), np.uint32)
-        _, begins, ends, _ = kernels.join_ranges(nowhere, starts, stops, gap=self.gap, most=self.most)
+        _, begins, ends, _ = late.join_ranges(nowhere, starts, stops, gap=self.gap, most=self.most)
         if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
             self._apart(starts, part.length, target)
             return
@@ -149,7 +149,7 @@ class PartReader:
         starts, stops = ranges_of(heads.of(number, row), key, name)
         order = np.argsort(starts, kind="stable")
         nowhere = np.zeros(len(order), np.uint32)
-        _, begins, ends, _ = kernels.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
+        _, begins, ends, _ = late.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
         # Zeros are memory that is never touched where nothing is read.
         new = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
         octets = new(row.nbytes, np.uint8)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.dtypes import dtype_named
 from weightmap.errors import QuantError
+from weightmap.kernels import late
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 
@@ -31,7 +31,7 @@ _PIECES = 64
 
 
 class Codes(NamedTuple):
-    """Codes of rows, what they stand for, and the scales of their blocks: the arguments of `kernels.look_up`."""
+    """Codes of rows, what they stand for, and the scales of their blocks: the arguments of `late.look_up`."""
 
     codes: NDArray[Any]
     bits: int
@@ -107,7 +107,7 @@ class Coding:
         raise NotImplementedError
 
     def coded(self, pieces: Pieces, first: int, last: int) -> Codes | None:  # noqa: ARG002 - some have none
-        """Return what `kernels.look_up` makes rows `first` to `last` of; None where it cannot."""
+        """Return what `late.look_up` makes rows `first` to `last` of; None where it cannot."""
         return None
 
     def rows(
@@ -123,7 +123,7 @@ class Coding:
         if first == last:
             return np.empty((0, *self.shape[1:]), dtype)
         with np.errstate(all="ignore"):
-            found = self.coded(pieces, first, last) if dtype.name in kernels.CODED else None
+            found = self.coded(pieces, first, last) if dtype.name in late.CODED else None
             if found is None:
                 values = self.decode(pieces, first, last)
                 if out is None:
@@ -132,7 +132,7 @@ class Coding:
                 return out
         target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
         rows = 1 if found.flat else last - first
-        kernels.look_up(
+        late.look_up(
             np.ascontiguousarray(found.codes).reshape(rows, -1),
             found.bits,
             found.values,
@@ -250,7 +250,7 @@ class PiecedTensor(QuantizedTensor):
         if target.flags.c_contiguous:
             self._decode_to(start, stop, target.reshape(-1), threads)
             return
-        dense = kernels.empty(target.shape, target.dtype)
+        dense = late.empty(target.shape, target.dtype)
         self._decode_to(start, stop, dense.reshape(-1), threads)
         target[...] = dense
 
@@ -265,7 +265,7 @@ class PiecedTensor(QuantizedTensor):
         high = count if high == count else coding.around(high, high)[0]
         if low >= high or not out.flags.aligned:
             low = high = begin
-        many = PIECE * _PIECES if coding.direct and out.dtype.name in kernels.CODED else PIECE
+        many = PIECE * _PIECES if coding.direct and out.dtype.name in late.CODED else PIECE
         for first, last in _runs(begin, low, PIECE // width, coding.step):
             self._decode_apart(first, last, start, stop, out)
         for first, last in _runs(low, high, many // width, coding.step):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.dtypes import GGML_SCHEMES
+from weightmap.kernels import late
 from weightmap.quant.schemes import BITS, SCALE, block_bytes
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def places_of(ref: Row, starts: NDArray[np.int64], length: int) -> Ranges:
         found = at + head + starts * bits // 8, at + head + ((starts + length) * bits + 7) // 8
     else:
         if scheme in GGML_SCHEMES:
-            kind = kernels.GGML_TYPES[scheme]
+            kind = late.GGML_TYPES[scheme]
             block_size, nbytes = kind.block_size, kind.block_bytes
         else:
             nbytes = block_bytes(scheme, block_size, scale_type)

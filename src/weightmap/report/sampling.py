@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.conversion.spec import Quantize
 from weightmap.conversion.tensor_diffs import has_numbers
 from weightmap.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import QuantError
+from weightmap.kernels import late
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import GgmlTensor
 from weightmap.quant.quantizing import quantize
@@ -132,17 +132,17 @@ def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
                 return
         return
     if scheme in GGML_SCHEMES:
-        runs = [(row.offset + kernels.ggml_size(first, scheme), count) for first, count in _starts(size, most)]
-        source = source.ahead((begin, begin + kernels.ggml_size(count, scheme)) for begin, count in runs)
+        runs = [(row.offset + late.ggml_size(first, scheme), count) for first, count in _starts(size, most)]
+        source = source.ahead((begin, begin + late.ggml_size(count, scheme)) for begin, count in runs)
         for begin, count in runs:
-            octets = source.pread(begin, kernels.ggml_size(count, scheme))
+            octets = source.pread(begin, late.ggml_size(count, scheme))
             yield GgmlTensor(scheme, (count,), octets).dequantize()
         return
     start, block_size, scale_type = layout
     at, bits = row.offset + start, BITS[scheme]
 
     def bytes_of(count: int) -> int:
-        return kernels.blocks_size(count, bits=bits, block_size=block_size, scale_type=scale_type)
+        return late.blocks_size(count, bits=bits, block_size=block_size, scale_type=scale_type)
 
     step = math.lcm(block_size or 1, 8)
     scale = b"" if block_size else source.pread(at, bytes_of(0))
@@ -198,7 +198,7 @@ def costs_of(name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
     for scheme, quantizer in wanting.items():
         used = quantizer.scheme_of(place.shape) or scheme
         if used not in known:
-            block = kernels.GGML_TYPES[used].block_size if used in GGML_SCHEMES else 1
+            block = late.GGML_TYPES[used].block_size if used in GGML_SCHEMES else 1
             whole = tried[: len(tried) // block * block]
             try:
                 known[used] = _cost(whole, used, math.prod(place.shape))

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.arguments import as_globs, as_integer
 from weightmap.dtypes import SCHEMES
 from weightmap.errors import MissingDependencyError, QuantError
 from weightmap.formats import Payload
+from weightmap.kernels import late
 from weightmap.model.reports import QuantizedInfo
 from weightmap.quant import PQShape
 from weightmap.quant.product import ProductQuantized
@@ -143,7 +143,7 @@ def train_pq(
     Traceback (most recent call last):
     weightmap.errors.QuantError: n_subquantizers is 3, expected a divisor of 4, the length of a row
     """
-    dense = np.asarray(kernels.real_numbers(matrix), np.float32)
+    dense = np.asarray(late.real_numbers(matrix), np.float32)
     if dense.ndim != 2:
         raise QuantError("number of dimensions of the matrix", actual=dense.ndim, expected=2)
     if not np.isfinite(dense).all():

@@ -10,6 +10,7 @@ from tests.zip_files import NARROW, Entry, archive
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.formats._zip import _headers, first_name
+from weightmap.kernels import late
 
 DATA = bytes(8)
 LOCAL = 30 + len(b"a")
@@ -128,11 +129,11 @@ def test_a_file_that_ends_in_a_header(tmp_path, there):
 def test_headers_that_a_function_reads(step):
     data = archive([Entry(b"a", DATA), Entry(b"b", DATA)])
     begin, central, count = parts(data)
-    found = kernels.zip_scan(-1, kernels.Reader(lambda at, n: data[at : at + min(n, step)]), begin, central, count)
+    found = kernels.zip_scan(-1, late.Reader(lambda at, n: data[at : at + min(n, step)]), begin, central, count)
     assert found.data.tolist() == [LOCAL, LOCAL + 8 + LOCAL]
-    ended = kernels.zip_scan(-1, kernels.Reader(lambda at, n: data[at : at + n][: 40 - at]), begin, central, count)
+    ended = kernels.zip_scan(-1, late.Reader(lambda at, n: data[at : at + n][: 40 - at]), begin, central, count)
     assert (ended.kind, ended.at, ended.actual) == ("ZIP_READ", 40, 0)
-    failing = kernels.Reader(lambda _at, _n: 1 // 0)
+    failing = late.Reader(lambda _at, _n: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         kernels.zip_scan(-1, failing, begin, central, count)
     columns, _keep = kernels.ZipEntries(count, len(central)).native()

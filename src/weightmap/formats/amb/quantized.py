@@ -6,9 +6,9 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightmap import kernels
 from weightmap.errors import QuantError
 from weightmap.formats.amb.layout import BY_BLOCKS, QUANT_HEADER, QUANT_TYPES, SCALE_SIZES, SCALE_TYPES
+from weightmap.kernels import late
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.schemes import BITS
 
@@ -70,7 +70,7 @@ def payload_size(scheme: str, size: int, block_size: int, scale_type: str) -> in
     bits = BITS.get(scheme)
     if bits is None:
         return None
-    return kernels.blocks_size(size, bits=bits, block_size=block_size, scale_type=scale_type)
+    return late.blocks_size(size, bits=bits, block_size=block_size, scale_type=scale_type)
 
 
 def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None) -> QuantizedTensor:
@@ -95,7 +95,7 @@ def glance(row: Row, source: Source, bare: tuple[int, int] | None) -> Quantizati
         count, size = math.prod(row.shape), row.nbytes - start
         mask = source.pread(row.offset + start, min(-(-count // (4 * block_size)), size))
         with _named(row, how):
-            kernels.adaptive_plan(mask, count, block_size, scale_type=scale_type, size=size)
+            late.adaptive_plan(mask, count, block_size, scale_type=scale_type, size=size)
     return how
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap.kernels import late
 from weightmap.quant.checkpoints import FLOATS, Group, blocks_of
 from weightmap.quant.pieced import E2M1, Codes, Coding, low_first, to_float32
 from weightmap.quant.repacking import exponents_fit, float_blocks, floats_fit, integer_blocks, integers_fit
@@ -223,7 +223,7 @@ class Transposed(Coding):
         threads: int = 1,
     ) -> NDArray[Any]:
         """Implement `Coding.rows`."""
-        if dtype.name not in kernels.CODED or (out is not None and not out.flags.c_contiguous):
+        if dtype.name not in late.CODED or (out is not None and not out.flags.c_contiguous):
             with np.errstate(all="ignore"):
                 values = self.decode(pieces, first, last)
                 if out is None:
@@ -232,7 +232,7 @@ class Transposed(Coding):
                 return out
         target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
         groups = np.arange(self.shape[1]) // self.block_size if self.groups is None else self.groups
-        kernels.decode_groups(
+        late.decode_groups(
             np.ascontiguousarray(pieces["qweight"]),
             self.bits,
             np.ascontiguousarray(groups, np.uint32),

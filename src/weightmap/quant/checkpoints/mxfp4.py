@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap.kernels import late
 from weightmap.quant.checkpoints import EXPONENTS, Group, Method
 from weightmap.quant.pieced import E2M1, E8M0, Coding, low_first, to_float32
 from weightmap.quant.repacking import exponents_fit, float_blocks
@@ -53,14 +53,14 @@ class ExpertsCoding(Coding):
         threads: int = 1,
     ) -> NDArray[Any]:
         """Implement `Coding.rows`: each expert as it is stored, then transposed."""
-        if dtype.name not in kernels.CODED:
+        if dtype.name not in late.CODED:
             return super().rows(pieces, first, last, dtype, out, threads)
         target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
         _, columns, rows = self.shape
         made = np.empty((rows, columns), dtype)
         for expert, blocks, exponents in zip(target, pieces["blocks"], pieces["scales"], strict=True):
             codes, which = np.ascontiguousarray(blocks), np.ascontiguousarray(exponents).view(np.uint8)
-            kernels.look_up(
+            late.look_up(
                 codes.reshape(rows, -1), 4, E2M1, E8M0, made, height=1, width=_WIDTH, which=which, threads=threads
             )
             expert[...] = made.T
