@@ -72,6 +72,10 @@ LOADING = (
 )  # fmt: skip
 
 
+# The plot of the page for the figures of a section that have a label; the others are of decoding.
+PLOTS = {"Opening": "opening", "Loading": "loading"}
+
+
 def size(nbytes: float) -> str:
     """Format a number of bytes for an axis."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
@@ -194,52 +198,44 @@ def plots(run: Run) -> Iterator[tuple[str, str, Figure]]:
             yield name, description, figure
 
 
-def ratios(outcomes: list[Outcome], title: str, label: str, *, log: bool) -> Figure:
-    """Draw how many times as fast each figure is, as a bar from 1; from 0 where the scale is not logarithmic."""
+def ratios(outcomes: list[Outcome], title: str) -> Figure:
+    """Draw how many times as fast each figure is, as a bar from 1 on a logarithmic scale."""
     figure, ax = plt.subplots(figsize=(8, 0.9 + 0.3 * len(outcomes)), layout="constrained")
     who = range(len(outcomes))
     found = [one.value or 0.0 for one in outcomes]
-    start = 1.0 if log else 0.0
-    colours = [BLUE if value >= 1 or not log else RED for value in found]
-    ax.barh(who, [value - start for value in found], left=start, color=colours, height=0.6)
-    ax.set_yticks(who, [f"{one.figure.label}: {short(one)}" if log else one.figure.label for one in outcomes])
+    colours = [BLUE if value >= 1 else RED for value in found]
+    ax.barh(who, [value - 1 for value in found], left=1, color=colours, height=0.6)
+    ax.set_yticks(who, [f"{one.figure.label}: {short(one)}" for one in outcomes])
     ax.invert_yaxis()
-    if log:
-        ax.set_xscale("log")
-        ax.set_xlim(min(0.7, *found) / 1.15, max(found) * 3)
-    else:
-        ax.set_xlim(0, max(1.15, max(found) * 1.1))
+    ax.set_xscale("log")
+    ax.set_xlim(min(0.7, *found) / 1.15, max(found) * 3)
     for at, one, value in zip(who, outcomes, found, strict=True):
-        place = max(value, 1.0) if log else 0.0
-        ax.annotate(f" {one.format(value)}", (place, at), va="center", fontsize=9, color="black" if log else "white")
+        ax.annotate(f" {one.format(value)}", (max(value, 1.0), at), va="center", fontsize=9, color="black")
     plain(ax.xaxis)
-    ax.axvline(1, color=GREY, linestyle="-" if log else "--", linewidth=1.5)
+    ax.axvline(1, color=GREY, linestyle="-", linewidth=1.5)
     ax.grid(axis="y", visible=False)
     ax.set_title(title, loc="left")
-    ax.set_xlabel(label)
+    ax.set_xlabel("times as fast as this library")
     return figure
 
 
 def short(outcome: Outcome) -> str:
     """Name the rival of a figure in a few words."""
-    return outcome.figure.whom if isinstance(outcome.figure.beside, str) else "the fastest of four"
+    beside = outcome.figure.beside
+    return beside if isinstance(beside, str) else f"the fastest of {len(beside)}"
 
 
 def summary(outcomes: list[Outcome]) -> Iterator[tuple[str, str, Figure]]:
-    """Yield name, description and figure of the plots of the page: opening, kernels, limits of the machine."""
+    """Yield name, description and figure of the plots of the page: opening, loading, decoding."""
     there = [one for one in outcomes if one.figure.label and one.value is not None]
-    rivals = [one for one in there if one.figure.beside != "limit"]
-    opening = [one for one in rivals if one.figure.section == "Opening"]
-    kinds = {
-        "opening": (opening, "Opening and loading, beside others"),
-        "kernels": ([one for one in rivals if one not in opening], "Checksums, decoding, words, beside others"),
-        "limits": ([one for one in there if one not in rivals], "How near to the limit of the machine"),
+    titles = {
+        "opening": "Opening a model, beside others",
+        "loading": "Loading every tensor, beside others",
+        "decoding": "Decoding to float32, beside others",
     }
-    for name, (chosen, title) in kinds.items():
-        if chosen:
-            log = name != "limits"
-            label = "times as fast as this rival" if log else "1 is the limit: reading, writing or system calls alone"
-            yield f"benchmarks-{name}", title, ratios(chosen, title, label, log=log)
+    for name, title in titles.items():
+        if chosen := [one for one in there if PLOTS.get(one.figure.section, "decoding") == name]:
+            yield f"benchmarks-{name}", title, ratios(chosen, title)
 
 
 def save(made: Iterable[tuple[str, str, Figure]], folder: Path) -> dict[str, str]:

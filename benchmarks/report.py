@@ -5,8 +5,9 @@
     make report
     python benchmarks/report.py [benchmark.json [later.json ...]] [--into docs/benchmarks.md] [--no-plots]
 
-The page has the plots of figures, which lie beside it, and one line for each figure of `targets.toml`. The details
-have all times, the limits of the machine and memory.
+The page begins with what users ask, in three plots, which lie beside it: opening, loading, decoding. A line for each
+figure of `targets.toml` follows, and why some are missed. The details have all times, the limits of the machine and
+memory.
 """
 
 from __future__ import annotations
@@ -34,12 +35,19 @@ HEAD = """# Benchmarks
 
 <!-- Written by `make report` from the results of `make bench`: change benchmarks/, not this page. -->
 
-All contenders for a question are timed in turns, in the same rounds, and the page compares medians: 2 × is half the
-time. Rivals do the same work, the fastest that we know among them. The *limit* is the best that the machine can do in
-the same rounds: C loops (`benchmarks/limits.c`) that read, write or copy as many bytes, or the system calls that every
-reader needs.
+How long a model takes to open, to load and to decode, beside the libraries that do the same work. 2 × is half the time.
+All are timed in turns, and medians are compared, from the page cache where nothing else is said.
 """
-FIGURES = """## Figures
+# What a plot shows, for users.
+CAPTIONS = {
+    "opening": "From a path to a model that finds tensors by name: header and index are checked, nothing else is read.",
+    "loading": "From a path to the bytes of every tensor. Ours are views of the file.",
+    "decoding": "From stored halves, integers and blocks to float32, by one thread.",
+}
+FIGURES = """## Targets
+
+Every figure that weightmap sets out to reach. The *limit* is the best that the machine can do in the same run: C loops
+(`benchmarks/limits.c`) that read, write or copy as many bytes, or the system calls that every reader needs.
 
 "With AVX2" is the same figure without AVX-512, set by `use_isa("avx2")`; the rivals keep AVX-512. A figure for several
 sizes shows the worst of them, in brackets. † is less than was asked for, before it was measured: see [what was
@@ -62,13 +70,6 @@ def about(run: Run) -> Iterator[str]:
     versions: Mapping[str, str] = machine.get("versions", {})
     yield "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
     yield ""
-    again: dict[str, dict[str, None]] = {}
-    for group, commit in run.again.items():
-        again.setdefault(commit, {})[group.partition("/")[0]] = None
-    for commit, topics in again.items():
-        few = topics if len(topics) < 8 else dict.fromkeys(topic.partition(" ")[0] for topic in topics)
-        yield f"Measured again in later runs, at commit {commit}: {', '.join(few)}."
-        yield ""
     yield (
         "`make bench` times every contender; `make report` writes this page, and all times, the limits of the machine, "
         "memory and plots by size into `build/benchmarks/`."
@@ -114,11 +115,16 @@ def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str]) -> Iterato
     """Yield the lines of docs/benchmarks.md; `drawn` are {path from the page: description}."""
     yield HEAD
     yield (
-        f"Measured on {run.date} on {run.machine.get('cpu')}, {run.machine.get('cores')} cores "
-        "([more](#machine-and-versions)), from the page cache where nothing else is said."
+        f"Measured on {run.machine.get('cpu')}, {run.machine.get('cores')} cores, on {run.date} "
+        "([more](#machine-and-versions))."
     )
     yield ""
     for path, description in drawn.items():
+        kind = path.removeprefix("benchmarks-").removesuffix(".svg")
+        yield f"## {kind.capitalize()}"
+        yield ""
+        yield CAPTIONS[kind]
+        yield ""
         yield f"![{description}]({path})"
         yield ""
     yield from figures(outcomes)

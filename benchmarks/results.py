@@ -22,16 +22,12 @@ class Entry(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All entries by group and contender, in the order of the run, with its machine, date and commit.
-
-    `again` has each group that a later run measured again, with the commit of that run.
-    """
+    """All entries by group and contender, in the order of the run, with its machine, date and commit."""
 
     groups: dict[str, dict[str, Entry]]
     machine: dict[str, Any]
     date: str
     commit: str
-    again: dict[str, str] = {}  # noqa: RUF012 - a default of a tuple, which nothing changes
 
     def limit(self, group: str, threads: int) -> Entry | None:
         """Return the fastest limit of a group for this number of threads."""
@@ -48,9 +44,7 @@ def load(path: Path, *later: Path) -> Run:
     """Read the file that ``make bench`` wrote; groups of `later` runs replace those of the first."""
     run = _load(path)
     for other in map(_load, later):
-        run = run._replace(
-            groups=run.groups | other.groups, again=run.again | dict.fromkeys(other.groups, other.commit)
-        )
+        run = run._replace(groups=run.groups | other.groups)
     return run
 
 

@@ -66,8 +66,8 @@ def unit_sums(
 ) -> None:
     """Fill rows of `out` with sums of rows of a matrix, each divided by its L2 norm.
 
-    Parameters are those of `weightmap.kernels.late.unit_sums`, but the matrix may have any dtype or be quantised; its rows
-    are added as float32.
+    Parameters are those of `kernels.late.unit_sums`, but the matrix may have any dtype or be quantised; its rows are
+    added as float32.
 
     Raises
     ------
