@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.kernels import late
 from weightmap.errors import DeltaError, quoted
 from weightmap.io.buffers import room
+from weightmap.kernels import late
 from weightmap.model.tensor_sums import new_sum, package
 
 if TYPE_CHECKING:
