@@ -10,9 +10,38 @@
  */
 #include "groups_value.h"
 
+/* Eight halves in a register, which every x86-64 (SSE2) and arm64 (NEON) has: those of two registers in turns, by ones, twos or fours,
+ * from the lower half or the upper one. */
 #if WM_X86
-#include <emmintrin.h> /* SSE2, which every x86-64 has */
+#include <emmintrin.h>
+typedef __m128i eight_halves;
+WM_INLINE eight_halves load_eight(const uint8_t *from) { return _mm_loadu_si128((const __m128i *)(const void *)from); }
+WM_INLINE void store_eight(uint8_t *to, eight_halves h) { _mm_storeu_si128((__m128i *)(void *)to, h); }
+WM_INLINE eight_halves ones(eight_halves a, eight_halves b, int upper) {
+    return upper ? _mm_unpackhi_epi16(a, b) : _mm_unpacklo_epi16(a, b);
+}
+WM_INLINE eight_halves twos(eight_halves a, eight_halves b, int upper) {
+    return upper ? _mm_unpackhi_epi32(a, b) : _mm_unpacklo_epi32(a, b);
+}
+WM_INLINE eight_halves fours(eight_halves a, eight_halves b, int upper) {
+    return upper ? _mm_unpackhi_epi64(a, b) : _mm_unpacklo_epi64(a, b);
+}
+#elif WM_ARM
+#include <arm_neon.h>
+typedef uint16x8_t eight_halves;
+WM_INLINE eight_halves load_eight(const uint8_t *from) { return vreinterpretq_u16_u8(vld1q_u8(from)); }
+WM_INLINE void store_eight(uint8_t *to, eight_halves h) { vst1q_u8(to, vreinterpretq_u8_u16(h)); }
+WM_INLINE eight_halves ones(eight_halves a, eight_halves b, int upper) { return upper ? vzip2q_u16(a, b) : vzip1q_u16(a, b); }
+WM_INLINE eight_halves twos(eight_halves a, eight_halves b, int upper) {
+    const uint32x4_t x = vreinterpretq_u32_u16(a), y = vreinterpretq_u32_u16(b);
+    return vreinterpretq_u16_u32(upper ? vzip2q_u32(x, y) : vzip1q_u32(x, y));
+}
+WM_INLINE eight_halves fours(eight_halves a, eight_halves b, int upper) {
+    const uint64x2_t x = vreinterpretq_u64_u16(a), y = vreinterpretq_u64_u16(b);
+    return vreinterpretq_u16_u64(upper ? vzip2q_u64(x, y) : vzip1q_u64(x, y));
+}
 #endif
+
 /* The codes of one column, `first` on. */
 TARGET WM_INLINE void decode_column(const wm_grouped *w, uint64_t first, uint64_t c, const float *s, const float *z, int type,
                                     uint8_t *to) {
@@ -43,27 +72,17 @@ TARGET WM_INLINE uint64_t row_at(const wm_grouped *w, uint64_t first, int at) {
 /* A tile to the rows of the output, from column c on. */
 TARGET WM_INLINE void transpose_tile(const wm_grouped *w, const uint8_t *tile, uint64_t first, uint64_t c, int type) {
     const uint64_t bytes = type == AS_FLOAT32 ? 4 : 2;
-#if WM_X86
+#if WM_X86 || WM_ARM
     if (type != AS_FLOAT32) {
         for (int at = 0; at < TILE; at += 8)
             for (int k = 0; k < ACROSS; k += 8) {
-                __m128i a[8], b[8];
+                eight_halves a[8], b[8];
+                for (int i = 0; i < 8; i++) a[i] = load_eight(tile + 2 * (TILE * (k + i) + at));
+                for (int i = 0; i < 8; i++) b[i] = ones(a[i / 2 * 2], a[i / 2 * 2 + 1], i % 2);
+                for (int i = 0; i < 8; i++) a[i] = twos(b[i / 4 * 4 + i / 2 % 2], b[i / 4 * 4 + 2 + i / 2 % 2], i % 2);
+                for (int i = 0; i < 8; i++) b[i] = fours(a[i / 2], a[4 + i / 2], i % 2);
                 for (int i = 0; i < 8; i++)
-                    a[i] = _mm_loadu_si128((const __m128i *)(const void *)(tile + 2 * (TILE * (k + i) + at)));
-                for (int i = 0; i < 4; i++)
-                    b[2 * i] = _mm_unpacklo_epi16(a[2 * i], a[2 * i + 1]),
-                          b[2 * i + 1] = _mm_unpackhi_epi16(a[2 * i], a[2 * i + 1]);
-                for (int i = 0; i < 2; i++)
-                    for (int h = 0; h < 2; h++) {
-                        a[4 * i + 2 * h] = _mm_unpacklo_epi32(b[4 * i + h], b[4 * i + 2 + h]);
-                        a[4 * i + 2 * h + 1] = _mm_unpackhi_epi32(b[4 * i + h], b[4 * i + 2 + h]);
-                    }
-                for (int i = 0; i < 4; i++)
-                    b[2 * i] = _mm_unpacklo_epi64(a[i], a[4 + i]), b[2 * i + 1] = _mm_unpackhi_epi64(a[i], a[4 + i]);
-                for (int i = 0; i < 8; i++) {
-                    uint8_t *to = w->out + 2 * (row_at(w, first, at + i) * w->columns + c + (uint64_t)k);
-                    _mm_storeu_si128((__m128i *)(void *)to, b[i]);
-                }
+                    store_eight(w->out + 2 * (row_at(w, first, at + i) * w->columns + c + (uint64_t)k), b[i]);
             }
         return;
     }

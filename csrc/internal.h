@@ -218,12 +218,16 @@ typedef struct {
 typedef void wm_groups_fn(const wm_grouped *w, uint64_t begin, uint64_t end);
 
 /* Looks up n codes of a row, in blocks of `width`: see lookup.h. Block b has the table which[b], or b where `which` is NULL, of
- * `bytes` for each value. Only output whose lines and blocks are aligned to 64 bytes may be streamed. */
+ * `bytes` for each value. Only output whose lines and blocks are aligned to 64 bytes may be streamed. Where codes are `numbers`
+ * other than WM_ANY_NUMBERS, the values are (number - zeros[table]) * scales[table] rounded to a type; no zeros where they are NULL. */
+enum { WM_ANY_NUMBERS, WM_INTEGERS, WM_E4M3 };
 typedef struct {
     const uint8_t *codes, *tables, *which;
     uint8_t *out;
     uint64_t n, width;
     int bits, bytes, high_first, streaming;
+    const float *scales, *zeros;
+    int numbers, type;
 } wm_looked;
 typedef void wm_lookup_fn(const wm_looked *row);
 /* Makes n tables of `codes` values each, a multiple of 16: (values[q] - zeros[i * step]) * scales[i * step] * factor. No zeros where
@@ -349,6 +353,7 @@ wm_intblock_fn intblock_arm_neon;
 wm_ggml_fn ggml_arm_neon;
 wm_narrow_fn narrow_arm_neon;
 wm_quantize_fn quantize_arm_neon;
+wm_groups_fn groups_arm_neon;
 wm_lookup_fn lookup_arm_neon;
 wm_tables_fn tables_arm_neon;
 #endif

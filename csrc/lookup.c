@@ -35,6 +35,26 @@ typedef struct {
     uint64_t row_bytes, columns, across, height, before;
 } work;
 
+static void skip_blocks(wm_looked *row, uint64_t n) {
+    if (row->which) {
+        row->which += n;
+    } else {
+        row->scales += n;
+        if (row->zeros) row->zeros += n;
+    }
+}
+
+/* What numbers codes of 8 bits stand for. A NaN is always looked up. */
+static int numbers_of(const float *values) {
+    int integers = 1, e4m3 = 1;
+    for (unsigned q = 0; q < 256; q++) {
+        const float number = widen_half((q & 0x80) << 8 | (q & 0x7F) << 7) * 256;
+        integers &= bits_of_float(values[q]) == bits_of_float((float)(int8_t)(uint8_t)q);
+        e4m3 &= (q & 0x7F) == 0x7F || bits_of_float(values[q]) == bits_of_float(number);
+    }
+    return integers ? WM_INTEGERS : e4m3 ? WM_E4M3 : WM_ANY_NUMBERS;
+}
+
 /* Rows [begin, end), counted from the beginning of their first block. */
 static void run_rows(void *context, int part, uint64_t begin, uint64_t end) {
     const work *w = context;
@@ -50,12 +70,10 @@ static void run_rows(void *context, int part, uint64_t begin, uint64_t end) {
             const uint64_t block = first / w->height * w->across + b;
             wm_looked row = w->row;
             row.n = w->columns - c < most * width ? w->columns - c : most * width;
-            if (row.which) {
-                row.which += block;
-            } else {
+            skip_blocks(&row, block);
+            if (!row.which) {
                 wm_tabled tables = w->tables;
-                tables.scales += block;
-                if (tables.zeros) tables.zeros += block;
+                tables.scales = row.scales, tables.zeros = row.zeros;
                 tables.n = ceil_div(row.n, width);
                 tables.out = memory, row.tables = memory;
                 kernels->tables(&tables);
@@ -77,9 +95,7 @@ static void run_blocks(void *context, int part, uint64_t begin, uint64_t end) {
     work w = *(const work *)context;
     const uint64_t from = begin * w.row.width, to = end * w.row.width < w.columns ? end * w.row.width : w.columns;
     w.row.codes += from * (uint64_t)w.row.bits / 8, w.row.out += from * (uint64_t)w.row.bytes;
-    if (w.row.which) w.row.which += begin;
-    w.tables.scales += begin;
-    if (w.tables.zeros) w.tables.zeros += begin;
+    skip_blocks(&w.row, begin);
     w.columns = to - from, w.across = end - begin;
     run_rows(&w, part, 0, 1);
 }
@@ -106,7 +122,9 @@ int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_firs
         return -2;
     const int aligned = (uintptr_t)out % LINE == 0 && columns * bytes % LINE == 0 && width * bytes % LINE == 0;
     const int streaming = aligned && wm_how_to_store(codes_size, out_size) == WM_STREAMED;
-    work w = {.row = {codes, NULL, which, out, columns, width, bits, (int)bytes, high_first != 0, streaming},
+    const int numbers = bits == 8 && factor == 1 ? numbers_of(values) : WM_ANY_NUMBERS;
+    work w = {.row = {codes, NULL, which, out, columns, width, bits, (int)bytes, high_first != 0, streaming, scales, zeros,
+                      numbers, type},
               .tables = {values, scales, zeros, NULL, n_scales, 1, 1u << bits, type, factor},
               .row_bytes = row_bytes,
               .columns = columns,

@@ -1,12 +1,14 @@
 /* Codes to values by tables: the loops, compiled once for each instruction set.
  *
  * A table holds what each code stands for in a block. Tables of 16 values fit in one or two registers, those of 256 halves in eight:
- * then one instruction looks up all codes of a vector. A file defines, besides what coded_lanes.h needs, and only where it pays:
+ * then one instruction looks up all codes of a vector. Where registers are too small, the values of integers and of float8 numbers are
+ * computed, which is faster than looking them up one by one. A file defines, besides what coded_lanes.h needs, and only where it pays:
  *
  *   NIBBLES      1 if there are: nibbles_2, tables of 16 halves for 32 codes, and nibbles_4, a table of 16 floats for 16 codes,
  *                with load_nibbles_2(table of the first 16 codes, table of the others), load_nibbles_4(table),
  *                look_nibbles_2(tables, codes, high_first) and look_nibbles_4(table, codes, high_first): a line
- *   BYTES        1 if there are: bytes_2, a table of 256 halves, with load_bytes_2(table) and look_bytes_2(&table, codes): a line
+ *   BYTES        1 if there is: look_bytes_2(w, b, table, codes, n, out, streaming), which makes halves of the first codes of block b,
+ *                whole lines of them, and returns of how many
  *   line         64 bytes of values, with store_line(line, out, streaming)
  *
  * What is left of a block, and what has no vectors, is looked up one by one.
@@ -42,10 +44,7 @@ TARGET WM_INLINE void look_up_blocks(const wm_looked *w, int bits, int bytes, in
         }
 #endif
 #if BYTES
-        if (bits == 8 && bytes == 2 && n >= 32) {
-            const bytes_2 t = load_bytes_2(table);
-            for (; i + 32 <= n; i += 32) store_line(look_bytes_2(&t, w->codes + c + i), out + 2 * i, streaming);
-        }
+        if (bits == 8 && bytes == 2) i = look_bytes_2(w, b, table, w->codes + c, n, out, streaming);
 #endif
         wm_look_up_some(w->codes, bits, w->high_first, c + i, n - i, table, (uint64_t)bytes, out + i * (uint64_t)bytes);
     }

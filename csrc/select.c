@@ -101,7 +101,8 @@ static wm_variants choose(uint32_t features) {
 #endif
         USE(f16_to_f32, f16_to_f32_arm_neon), USE(bf16_to_f32, bf16_to_f32_arm_neon);
         USE(intblock, intblock_arm_neon), USE(narrow, narrow_arm_neon), USE(ggml, ggml_arm_neon);
-        USE(quantize, quantize_arm_neon), USE(lookup, lookup_arm_neon), USE(tables, tables_arm_neon);
+        USE(quantize, quantize_arm_neon), USE(groups, groups_arm_neon);
+        USE(lookup, lookup_arm_neon), USE(tables, tables_arm_neon);
     }
 #endif
     return v;

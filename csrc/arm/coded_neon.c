@@ -1,5 +1,5 @@
-/* Values of codes by tables, for NEON. */
-#include "../coded_value.h"
+/* Values of codes by tables, and the decoding of groups, for NEON. */
+#include "../groups_value.h"
 
 #if WM_ARM
 #include <arm_neon.h>
@@ -66,5 +66,6 @@ WM_INLINE line look_nibbles_4(nibbles_4 t, const uint8_t *codes, int high_first)
 
 #include "../coded_lanes.h"
 
+#include "../groups.h"
 #include "../lookup.h"
 #endif

@@ -7,7 +7,7 @@
 #define TARGET WM_TARGET("avx2,f16c")
 #define SUFFIX x86_avx2
 #define NIBBLES 1
-#define BYTES 0
+#define BYTES 1
 
 TARGET WM_INLINE void round_halves(const float *values, uint8_t *to) {
     for (int l = 0; l < LANES; l += 8)
@@ -68,6 +68,58 @@ TARGET WM_INLINE __m256i look_eight(nibbles_4 t, uint32_t codes, int high_first)
 
 TARGET WM_INLINE line look_nibbles_4(nibbles_4 t, const uint8_t *codes, int high_first) {
     return (line){look_eight(t, load_le32(codes), high_first), look_eight(t, load_le32(codes + 4), high_first)};
+}
+
+/* Sixteen numbers, less z and times s, as halves. A float8 number of E4M3 is a float16 with a shorter exponent, whose bias is less by
+ * 8: s makes up for that, so the product is rounded once. */
+TARGET WM_INLINE __m256i scale_16(__m128i codes, __m256 s, __m256 z, int numbers, int type) {
+    __m256 a, b;
+    if (numbers == WM_E4M3) {
+        const __m256i halves =
+            _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7), _mm256_set1_epi16((short)0xBF80));
+        a = _mm256_cvtph_ps(_mm256_castsi256_si128(halves)), b = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+    } else {
+        a = _mm256_sub_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), z);
+        b = _mm256_sub_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8))), z);
+    }
+    a = _mm256_mul_ps(a, s), b = _mm256_mul_ps(b, s);
+    if (type == AS_FLOAT16)
+        return _mm256_set_m128i(_mm256_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+    const __m256i one = _mm256_set1_epi32(1), half = _mm256_set1_epi32(0x7FFF);
+    __m256i x = _mm256_castps_si256(a), y = _mm256_castps_si256(b); /* narrow_to_bfloat16; there is no NaN */
+    x = _mm256_add_epi32(_mm256_add_epi32(x, half), _mm256_and_si256(_mm256_srli_epi32(x, 16), one));
+    y = _mm256_add_epi32(_mm256_add_epi32(y, half), _mm256_and_si256(_mm256_srli_epi32(y, 16), one));
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(x, 16), _mm256_srli_epi32(y, 16)), 0xD8);
+}
+
+TARGET WM_INLINE uint64_t scale_codes(const uint8_t *codes, uint64_t n, float scale, float zero, const uint8_t *table,
+                                      int numbers, int type, uint8_t *out, int streaming) {
+    const __m256 s = _mm256_set1_ps(scale), z = _mm256_set1_ps(zero);
+    const __m256i nan = _mm256_set1_epi8(0x7F);
+    uint64_t i = 0;
+    for (; i + 32 <= n; i += 32, codes += 32, out += LINE) {
+        const __m256i c = _mm256_loadu_si256((const __m256i *)(const void *)codes);
+        if (numbers == WM_E4M3 && _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_and_si256(c, nan), nan)))
+            wm_look_up_some(codes, 8, 0, 0, 32, table, 2, out);
+        else
+            store_line((line){scale_16(_mm256_castsi256_si128(c), s, z, numbers, type),
+                              scale_16(_mm256_extracti128_si256(c, 1), s, z, numbers, type)},
+                       out, streaming);
+    }
+    return i;
+}
+
+TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uint8_t *table, const uint8_t *codes, uint64_t n,
+                                       uint8_t *out, int streaming) {
+    if (w->numbers == WM_ANY_NUMBERS) return 0;
+    const uint64_t at = w->which ? w->which[b] : b;
+    const float s = w->scales[at] * (w->numbers == WM_E4M3 ? 256 : 1), z = w->zeros ? w->zeros[at] : 0;
+    if (!is_finite(s) || !is_finite(z) || (w->numbers == WM_E4M3 && w->zeros)) return 0;
+    if (w->numbers == WM_E4M3)
+        return w->type == AS_FLOAT16 ? scale_codes(codes, n, s, z, table, WM_E4M3, AS_FLOAT16, out, streaming)
+                                     : scale_codes(codes, n, s, z, table, WM_E4M3, AS_BFLOAT16, out, streaming);
+    return w->type == AS_FLOAT16 ? scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_FLOAT16, out, streaming)
+                                 : scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_BFLOAT16, out, streaming);
 }
 
 #include "../coded_lanes.h"

@@ -63,7 +63,7 @@ TARGET WM_INLINE bytes_2 load_bytes_2(const uint8_t *table) {
     return t;
 }
 
-TARGET WM_INLINE line look_bytes_2(const bytes_2 *t, const uint8_t *codes) {
+TARGET WM_INLINE line look_32(const bytes_2 *t, const uint8_t *codes) {
     const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)codes));
     __m512i quarter[4];
     for (int i = 0; i < 4; i++) quarter[i] = _mm512_permutex2var_epi16(t->part[2 * i], at, t->part[2 * i + 1]);
@@ -71,6 +71,15 @@ TARGET WM_INLINE line look_bytes_2(const bytes_2 *t, const uint8_t *codes) {
                     last = _mm512_movepi16_mask(_mm512_slli_epi16(at, 8));
     const __m512i low = _mm512_mask_blend_epi16(second, quarter[0], quarter[1]);
     return _mm512_mask_blend_epi16(last, low, _mm512_mask_blend_epi16(second, quarter[2], quarter[3]));
+}
+
+TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uint8_t *table, const uint8_t *codes, uint64_t n,
+                                       uint8_t *out, int streaming) {
+    uint64_t i = 0;
+    if (n < 32) return 0;
+    const bytes_2 t = load_bytes_2(table);
+    for (; i + 32 <= n; i += 32) store_line(look_32(&t, codes + i), out + 2 * i, streaming);
+    return i;
 }
 
 #include "../coded_lanes.h"

@@ -494,7 +494,7 @@ static void test_lookup(const char *name, wm_lookup_fn *look_up) {
         uint8_t *codes = random_bytes(bits == 8 ? n : (n + 1) / 2), *which = i & 4 ? random_bytes(blocks) : NULL;
         uint8_t *tables = random_bytes((uint64_t)bytes << bits << 8), *out = malloc(n * (uint64_t)bytes);
         if (!out) exit(2);
-        const wm_looked row = {codes, tables, which, out, n, width, bits, bytes, high_first, 0};
+        const wm_looked row = {codes, tables, which, out, n, width, bits, bytes, high_first, 0, NULL, NULL, WM_ANY_NUMBERS, 0};
         look_up(&row);
         for (uint64_t c = 0; c < n; c++) {
             const uint64_t block = c / width, table = which ? which[block] : block;
@@ -502,6 +502,44 @@ static void test_lookup(const char *name, wm_lookup_fn *look_up) {
             if (bits == 4) code = (c % 2 == 1) != high_first ? code / 16 : code % 16;
             const uint8_t *wanted = tables + ((table << bits) + code) * (uint64_t)bytes;
             check(!memcmp(out + c * (uint64_t)bytes, wanted, (size_t)bytes), name, c);
+        }
+        free(codes), free(which), free(tables), free(out);
+    }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+/* Integers and float8 numbers, all 256 of them, times scales of every kind: as in tables, whether they are looked up or computed. */
+static void test_numbers(const char *name, wm_lookup_fn *look_up) {
+    enum { BLOCKS = 200, WIDTH = 300, N = BLOCKS * WIDTH };
+    static const uint32_t scale_bits[] = {0x7FC00123, 0xFF800000, 0x7F7FFFFF, 0x7B800000,
+                                          0x00000001, 0x80400000, 0x80000000, 0x477FE000};
+    int before = failures;
+    for (int i = 0; i < 12; i++) {
+        const int numbers = i % 2 ? WM_E4M3 : WM_INTEGERS, type = i / 2 % 2 ? AS_FLOAT16 : AS_BFLOAT16, way = i / 4;
+        uint8_t *codes = random_bytes(N), *which = way == 1 ? random_bytes(BLOCKS) : NULL;
+        uint8_t *tables = malloc(2 * 256 * 256), *out = malloc(2 * N);
+        float values[256], scales[256], zeros[256];
+        if (!tables || !out) exit(2);
+        for (unsigned q = 0; q < 256; q++) {
+            const float least = 0x1p-9f, fraction = (float)(q & 7); /* by the definition of the format */
+            const int exponent = (int)(q >> 3 & 15);
+            float number = (q & 0x7F) == 0x7F ? float_of_bits(0x7FC00000)
+                           : exponent         ? (8 + fraction) * least
+                                              : fraction * least;
+            for (int e = 1; e < exponent; e++) number *= 2;
+            values[q] =
+                numbers == WM_INTEGERS ? (float)(int8_t)(uint8_t)q : float_of_bits(bits_of_float(number) | (q & 0x80) << 24);
+            scales[q] = float_of_bits(q < 8 ? scale_bits[q] : next_random());
+            zeros[q] = q % 16 ? (float)(int)(next_random() % 256) - 128 : float_of_bits(0x7F800000);
+        }
+        for (unsigned q = 64; q < 256; q++) scales[q] = (float)(next_random() % 1000) / 3e5f;
+        const wm_tabled made = {values, scales, way == 2 ? zeros : NULL, tables, 256, 1, 256, type, 1};
+        tables_portable(&made);
+        const wm_looked row = {codes, tables, which, out, N, WIDTH, 8, 2, 0, 0, scales, way == 2 ? zeros : NULL, numbers, type};
+        look_up(&row);
+        for (uint64_t c = 0; c < N; c++) {
+            const uint64_t table = which ? which[c / WIDTH] : c / WIDTH;
+            check(!memcmp(out + 2 * c, tables + 2 * (256 * table + codes[c]), 2), name, c);
         }
         free(codes), free(which), free(tables), free(out);
     }
@@ -790,14 +828,18 @@ static void test_variants(void) {
     test_ggml_quantize("ggml_quantize_portable", ggml_quantize_portable);
     test_products("combine_rows_portable", combine_rows_portable);
     test_groups("groups_portable", groups_portable);
-    test_lookup("lookup_portable", lookup_portable), test_tables("tables_portable", tables_portable);
+    test_lookup("lookup_portable", lookup_portable), test_numbers("lookup_portable", lookup_portable),
+        test_tables("tables_portable", tables_portable);
     test_words();
 #if WM_X86
     if (cpu & WM_AVX2) test_groups("groups_x86_avx2", groups_x86_avx2);
     if (cpu & WM_AVX512) test_groups("groups_x86_avx512", groups_x86_avx512);
-    if (cpu & WM_AVX2) test_lookup("lookup_x86_avx2", lookup_x86_avx2), test_tables("tables_x86_avx2", tables_x86_avx2);
+    if (cpu & WM_AVX2)
+        test_lookup("lookup_x86_avx2", lookup_x86_avx2), test_numbers("lookup_x86_avx2", lookup_x86_avx2),
+            test_tables("tables_x86_avx2", tables_x86_avx2);
     if (cpu & WM_AVX512)
-        test_lookup("lookup_x86_avx512", lookup_x86_avx512), test_tables("tables_x86_avx512", tables_x86_avx512);
+        test_lookup("lookup_x86_avx512", lookup_x86_avx512), test_numbers("lookup_x86_avx512", lookup_x86_avx512),
+            test_tables("tables_x86_avx512", tables_x86_avx512);
     if (cpu & WM_AVX2) test_products("combine_rows_x86_avx2", combine_rows_x86_avx2);
     if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
@@ -833,7 +875,9 @@ static void test_variants(void) {
     if (cpu & WM_AVX2) test_ggml_quantize("ggml_quantize_x86_avx2", ggml_quantize_x86_avx2);
     if (cpu & WM_AVX512) test_ggml_quantize("ggml_quantize_x86_avx512", ggml_quantize_x86_avx512);
 #elif WM_ARM
-    test_lookup("lookup_arm_neon", lookup_arm_neon), test_tables("tables_arm_neon", tables_arm_neon);
+    test_groups("groups_arm_neon", groups_arm_neon);
+    test_lookup("lookup_arm_neon", lookup_arm_neon), test_numbers("lookup_arm_neon", lookup_arm_neon),
+        test_tables("tables_arm_neon", tables_arm_neon);
     test_intblock("intblock_arm_neon", intblock_arm_neon);
     test_narrow("narrow_arm_neon", narrow_arm_neon);
     test_ggml("ggml_arm_neon", ggml_arm_neon);

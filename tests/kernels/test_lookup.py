@@ -73,6 +73,38 @@ def test_values_are_those_of_numpy():
     each([*cases, *large], check)
 
 
+# What codes of 8 bits stand for in checkpoints: a kernel may compute these instead of looking them up.
+NUMBERS = {
+    kind: np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, kind, kind)).astype(np.float32)
+    for kind in ("int8", "float8_e4m3fn", "float8_e5m2")
+}
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_integers_and_float8_numbers_are_those_of_numpy(kind):
+    """Every code with scales of every size, with zero points and without; and numbers of which one has another sign."""
+    rng = np.random.default_rng(2)
+    rows, columns, width = 40, 1000, 200
+    codes = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
+    codes[:, -width:] &= 0xEF  # without a NaN
+    blocks = np.arange(rows)[:, None] * 5 + np.arange(columns) // width
+    other = NUMBERS[kind].copy()
+    other[0] = -0.0
+    scales = rng.choice(np.array([*SPECIAL, -1e-3, 2.5, 3e-39, 2.0**119, 2.0**120], np.float32), rows * 5)
+    zeros = rng.choice(np.array([*range(-128, 128, 7), np.inf, np.nan], np.float32), rows * 5)
+    which = rng.integers(0, len(scales), rows * 5).astype(np.uint8)
+    for values in (NUMBERS[kind], other):
+        for subtracted in (None, zeros):
+            for numbered in (None, which):
+                for dtype in DTYPES:
+                    out = np.empty((rows, columns), dtype)
+                    more = {"height": 1, "width": width, "zeros": subtracted, "which": numbered}
+                    kernels.look_up(codes, 8, values, scales, out, **more)
+                    wanted = definition(codes, values, scales, subtracted, numbered, blocks, dtype, 1)
+                    np.testing.assert_array_equal(out.view(f"u{dtype.itemsize}"), wanted.view(f"u{dtype.itemsize}"))
+
+
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("bits", [4, 8])
 def test_what_is_streamed_is_the_same(bits):
@@ -80,7 +112,7 @@ def test_what_is_streamed_is_the_same(bits):
     rng = np.random.default_rng(1)
     rows, columns = 4100, 4096
     codes = rng.integers(0, 256, (rows, columns * bits // 8), np.uint8)
-    values = rng.normal(0, 1, 1 << bits).astype(np.float32)
+    values = rng.normal(0, 1, 16).astype(np.float32) if bits == 4 else NUMBERS["float8_e4m3fn"]
     scales, memory = (
         np.ones(rows * columns // 32, np.float32),
         late.empty((rows * columns + 32,), np.dtype(np.float16)),
