@@ -12,22 +12,12 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import __version__
-from weightmap.cli import (
-    commands,
-    completions,
-    executing,
-    memory,
-    quantising,
-    reading,
-    reporting,
-    show,
-    updating,
-    words,
-)
+from weightmap.cli import completions, executing, show
 from weightmap.cli.outcome import UsageError
 from weightmap.dtypes import FLOATING, SHORT
 from weightmap.formats import FORMATS
 from weightmap.index.spelling import alike
+from weightmap.lazy import later
 from weightmap.quant.quantizing import SCHEMES
 from weightmap.words.importers import NAMES
 
@@ -72,13 +62,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=lambda _: parser.error("which command?"))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def command(
-        name: str, run: Callable[[argparse.Namespace], int], summary: str, details: str = ""
-    ) -> argparse.ArgumentParser:
+    def command(name: str, module: str | None, summary: str, details: str = "") -> argparse.ArgumentParser:
         sub = subparsers.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(), allow_abbrev=False
         )
-        sub.set_defaults(run=run)
+        if module is not None:  # it has a function of the command's name, and is imported when that runs
+            sub.set_defaults(run=later(f"weightmap.cli.{module}", name))
         return sub
 
     _add_readers(command)
@@ -88,15 +77,15 @@ def build_parser() -> argparse.ArgumentParser:
     _add_lookups(command)
     sub = command(
         "completions",
-        lambda args: completions.completions(parser, args),
+        None,
         "print what a shell needs to complete commands and options",
         "For example: source <(weightmap completions bash)",
     )
+    sub.set_defaults(run=lambda args: completions.completions(parser, args))
     sub.add_argument("shell", metavar="SHELL", choices=completions.SHELLS, help=", ".join(completions.SHELLS))
-    sub = command(
-        "help",
-        lambda args: parser.parse_args(["--help"] if args.about is None else [args.about, "--help"]).run(args),
-        "show the commands, or the options of one",
+    sub = command("help", None, "show the commands, or the options of one")
+    sub.set_defaults(
+        run=lambda args: parser.parse_args(["--help"] if args.about is None else [args.about, "--help"]).run(args)
     )
     sub.add_argument("about", metavar="COMMAND", nargs="?", choices=subparsers.choices)
     return parser
@@ -104,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_readers(command: _Command) -> None:
     """Add the commands that read models and write none."""
-    sub = command("inspect", reading.inspect, "show the contents of files", "No tensor data is read.")
+    sub = command("inspect", "reading", "show the contents of files", "No tensor data is read.")
     sub.add_argument("files", metavar="FILE", nargs="+", help="a tensor file, a model directory or an *.index.json")
     shape = sub.add_mutually_exclusive_group()
     shape.add_argument(
@@ -121,7 +110,7 @@ def _add_readers(command: _Command) -> None:
     _add_json(sub)
     _add_lenient(sub)
 
-    sub = command("verify", reading.verify, "check the structure of files, and their checksums", _VERIFY)
+    sub = command("verify", "reading", "check the structure of files, and their checksums", _VERIFY)
     sub.add_argument("files", metavar="FILE", nargs="+")
     sub.add_argument("-v", "--verbose", action="store_true", help="list the checks")
     sub.add_argument(
@@ -138,14 +127,14 @@ def _add_readers(command: _Command) -> None:
     _add_lenient(sub)
     executing.add_options(sub)
 
-    sub = command("sign", reading.sign, "sign a model as OpenSSF model-signing does", "Needs the extra [trust].")
+    sub = command("sign", "reading", "sign a model as OpenSSF model-signing does", "Needs the extra [trust].")
     sub.add_argument("file", metavar="MODEL", help="a model directory, all files of which are signed, or a file")
     sub.add_argument("--key", metavar="PEM", required=True, help="the private key")
     sub.add_argument("--certificate", metavar="PEM", help="the certificate of the key")
     sub.add_argument("--chain", metavar="PEM", action="append", help="a certificate between that one and a trusted one")
     sub.add_argument("--out", metavar="FILE", help="the bundle to write (default: model.sig in MODEL, or MODEL.sig)")
 
-    sub = command("diff", commands.diff, "compare two files", _DIFF)
+    sub = command("diff", "commands", "compare two files", _DIFF)
     sub.add_argument("a", metavar="A", help="a tensor file, a model directory or an *.index.json")
     sub.add_argument("b", metavar="B")
     sub.add_argument("--tensors-only", action="store_true", help="compare neither metadata nor vocabulary")
@@ -163,7 +152,7 @@ def _add_readers(command: _Command) -> None:
 
     sub = command(
         "report",
-        reporting.report,
+        "reporting",
         "write a page about a model, or about how two differ, to look at in a browser",
         "One HTML file that needs no network: modules, the map of the file, values, what quantising would cost, "
         "warnings. Of two models: how far each tensor is apart. Needs the extra [report].",
@@ -177,7 +166,7 @@ def _add_readers(command: _Command) -> None:
 
     sub = command(
         "export",
-        commands.export,
+        "commands",
         "write one tensor as a .npy file",
         "OUT is replaced if it exists. Types that .npy files lack (bfloat16, float8, quantised) become float32.",
     )
@@ -189,9 +178,7 @@ def _add_readers(command: _Command) -> None:
 
 def _add_writers(command: _Command) -> None:
     """Add the commands that write models."""
-    sub = command(
-        "convert", commands.convert, "write a file in another format or layout", "DST is replaced in one step."
-    )
+    sub = command("convert", "commands", "write a file in another format or layout", "DST is replaced in one step.")
     source = "a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
     _add_conversion(sub, source, [*(name for name, found in FORMATS.items() if found.plan), *NAMES])
     schemes = _Offered((*SCHEMES, "pq"))
@@ -200,7 +187,7 @@ def _add_writers(command: _Command) -> None:
 
     sub = command(
         "quantize",
-        quantising.quantize,
+        "quantising",
         "store the weights of a model as integers of few bits",
         "DST (AMB; GGUF for schemes that begin with q) is replaced in one step. Tensors of one dimension, embeddings "
         "(by their names) and tensors that are quantised already stay as they are.",
@@ -284,7 +271,7 @@ def _add_versions(command: _Command) -> None:
     """Add the commands about versions of a model."""
     sub = command(
         "delta",
-        updating.delta,
+        "updating",
         "publish what changed between two models",
         "DIR gets weight_vNNNNNN/, as slime, SGLang and ModelExpress exchange it. Needs the extra [deltas].",
     )
@@ -310,7 +297,7 @@ def _add_versions(command: _Command) -> None:
 
     sub = command(
         "apply",
-        updating.apply,
+        "updating",
         "bring a local model to the version of a delta",
         "Every checksum is compared first; then the model is the new one in one step. Needs the extra [deltas].",
     )
@@ -322,7 +309,7 @@ def _add_versions(command: _Command) -> None:
 
     sub = command(
         "pull",
-        updating.pull,
+        "updating",
         "bring a local model to a published version",
         "By deltas where possible. Stopped at any moment, LOCAL is wholly one version or the other. Needs the extra "
         "[deltas].",
@@ -345,7 +332,7 @@ def _add_memory(command: _Command) -> None:
     """Add the commands about pages in memory."""
     sub = command(
         "doctor",
-        memory.doctor,
+        "memory",
         "say what using a model will cost on this machine",
         "Where it lies, how much of it is in memory, page faults, alignment, what memory and control group leave; and "
         "what to do. No tensor is read.",
@@ -353,15 +340,15 @@ def _add_memory(command: _Command) -> None:
     sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
     _add_json(sub)
     _add_lenient(sub)
-    for run, summary, details in (
-        (memory.residency, "show how much of each tensor is in memory", "No tensor is read."),
-        (memory.warm, "bring a model into memory", "As much of it as memory and control group leave."),
-        (memory.evict, "give the memory of a model back", "What another process has mapped stays."),
+    for name, summary, details in (
+        ("residency", "show how much of each tensor is in memory", "No tensor is read."),
+        ("warm", "bring a model into memory", "As much of it as memory and control group leave."),
+        ("evict", "give the memory of a model back", "What another process has mapped stays."),
     ):
-        sub = command(run.__name__, run, summary, details)
+        sub = command(name, "memory", summary, details)
         sub.add_argument("file", metavar="FILE")
         sub.add_argument("names", metavar="NAME", type=_text, nargs="*", default=[], help="only tensors of these names")
-        if run is memory.warm:
+        if name == "warm":
             _add_threads(sub, "8")
         _add_json(sub)
         _add_lenient(sub)
@@ -370,19 +357,19 @@ def _add_memory(command: _Command) -> None:
 def _add_lookups(command: _Command) -> None:
     """Add the commands for words, and the demonstration."""
     # Without a default, argparse lists an optional argument as required.
-    sub = command("lookup", words.lookup, "print the embeddings of words", _LINES)
+    sub = command("lookup", "words", "print the embeddings of words", _LINES)
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("words", metavar="WORD", type=_text, nargs="*", default=[])
     _add_json(sub)
 
-    sub = command("similar", words.similar, "print the words most similar to a word", f"By cosine. {_LINES}")
+    sub = command("similar", "words", "print the words most similar to a word", f"By cosine. {_LINES}")
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("word", metavar="WORD", type=_text, nargs="?", help="the result leaves it out")
     _add_search(sub)
 
     sub = command(
         "analogy",
-        words.analogy,
+        "words",
         "print the words that are to C as B is to A",
         f"Words asked about are left out. Without A B C, --positive and --negative: {_LINES[0].lower()}{_LINES[1:]}",
     )
@@ -394,7 +381,7 @@ def _add_lookups(command: _Command) -> None:
         sub.add_argument(f"--{name}", metavar="WORD", type=_text, action="append", help=about)
     _add_search(sub)
 
-    sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
+    sub = command("demo", "commands", "embed sentences with a real model, straight from the mapped file")
     sub.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[])
     sub.add_argument(
         "--model", metavar="FILE", help="a converted checkpoint, quantised or not; made if it does not exist"

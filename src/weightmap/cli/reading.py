@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 import time
@@ -16,19 +15,25 @@ from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, error_document, failed, reason, status_of_verify, suggest_lenient
 from weightmap.errors import QuantError, TensorFileError, counted, quoted
 from weightmap.globs import takes
+from weightmap.lazy import later
 from weightmap.model.modules import module_tree, separator
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import dense_rows, warnings_of
-from weightmap.model.weights import as_parameters, storage_of, stored_rows, weight_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     from weightmap.index.row import Row
 
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
+
+# Parameters of quantised checkpoints take 5 ms to import, and most files hold none.
+as_parameters: Callable[..., Any] = later("weightmap.model.weights", "as_parameters")
+storage_of: Callable[..., Any] = later("weightmap.model.weights", "storage_of")
+stored_rows: Callable[..., Any] = later("weightmap.model.weights", "stored_rows")
+weight_of: Callable[..., Any] = later("weightmap.model.weights", "weight_of")
 
 # Most lines per module in the tree
 _MOST_LINES = 64
@@ -89,7 +94,7 @@ def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | 
     not stop `inspect`.
     """
     for info, place in chosen:
-        how = storage_of(place)
+        how = None if place.geometry is None else storage_of(place)
         if how is None and not place.dtype.quantized:  # the name does not tell: "int8" is a dense type and a scheme
             yield info, None
             continue
@@ -246,9 +251,11 @@ def verify(args: argparse.Namespace) -> int:
     with executing.execution(args) as run:
         if len(args.files) == 1:
             return _verify(args, args.files, run)
+        from dataclasses import replace
+
         from weightmap.conversion.running import share_of  # 4 ms, which `inspect` does without
 
-        return _verify(args, share_of(run, args.files), dataclasses.replace(run, rank=0, world_size=1))
+        return _verify(args, share_of(run, args.files), replace(run, rank=0, world_size=1))
 
 
 def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
