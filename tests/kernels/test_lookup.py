@@ -100,7 +100,7 @@ def test_integers_and_float8_numbers_are_those_of_numpy(kind):
                 for dtype in DTYPES:
                     out = np.empty((rows, columns), dtype)
                     more = {"height": 1, "width": width, "zeros": subtracted, "which": numbered}
-                    kernels.look_up(codes, 8, values, scales, out, **more)
+                    late.look_up(codes, 8, values, scales, out, **more)
                     wanted = definition(codes, values, scales, subtracted, numbered, blocks, dtype, 1)
                     np.testing.assert_array_equal(out.view(f"u{dtype.itemsize}"), wanted.view(f"u{dtype.itemsize}"))
 
