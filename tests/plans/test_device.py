@@ -311,6 +311,42 @@ def test_neighbours_go_over_in_one_copy(tmp_path, staged):
     assert (device.count("copy"), len(staged)) == (1, 1)
 
 
+TINY = {
+    f"t{i}": RNG.integers(0, 100, (i % 3, 5, 2)[i % 2 : 3]).astype(["f4", "i8", "u1", "?", "f2"][i % 5])
+    for i in range(3000)
+}
+
+
+@pytest.mark.parametrize("staging", STAGINGS, ids=["16K", "64K", "default"])
+@pytest.mark.parametrize("dtype", [None, "float16"])
+@pytest.mark.parametrize("group", [None, 5000])
+def test_tiny_tensors_of_all_kinds_are_sent_together(tmp_path, staged, staging, dtype, group):
+    """By columns, whatever lies between them: none, scalars, others, and those that are converted."""
+    tensors = TINY | {"scalar": np.array(3, np.float32), "large": numbers(9000)}
+    path = _saved(tmp_path / "a.safetensors", tensors)
+    device = FakeDevice()
+    with wm.plan(path) as plan:
+        names = plan.names
+        got = dict(load(plan, device, staging=staging, dtype=dtype, group=group, verify=True))
+        assert tuple(got) == names
+    for name, array in tensors.items():
+        assert_same(got[name], as_on_the_host(array, dtype))
+    if staging is None and dtype is None and group is None:
+        assert (device.count("copy"), len(staged)) == (1, 1)
+
+
+def test_a_tiny_tensor_that_is_cut_off_is_named(tmp_path):
+    path = _saved(tmp_path / "a.safetensors", {f"t{i}": numbers(10) for i in range(500)})
+    with wm.open(path) as file:
+        end = file.info("t123").offset + 3
+    device = FakeDevice()
+    device.before = lambda what: os.truncate(path, end) if what == "allocate" else None
+    with wm.plan(path) as plan, pytest.raises(wm.TruncatedError, match="became shorter while tensor 't"):
+        dict(load(plan, device, staging=Staging(2, 1 << 14, 1)))
+    gc.collect()
+    assert device.alive == 0
+
+
 def test_groups_bound_the_memory_of_a_device(tmp_path):
     """The group in use, the next one, and the one that the variable of a loop still holds."""
     path = _saved(tmp_path / "a.safetensors", {f"w{i}": numbers(1000 + 500 * (i == 2)) for i in range(7)})

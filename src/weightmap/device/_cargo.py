@@ -17,7 +17,7 @@ from weightmap.quant.pieces import in_pieces
 from weightmap.quant.schemes import BITS, SCALE, block_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.plans.indices import Axis
 
+# Alignment of tensors in device memory, and of pieces in a slot
+ALIGN = 256
+# Tensors of at most so many bytes are sent together.
+SMALL = 1 << 12
 # Bytes decoded or converted on the host at once.
 _PART = 1 << 20
 
@@ -40,6 +44,10 @@ class Piece(NamedTuple):
         Runs of the file, which lie back to back in the slot; none if there is `data`.
     data : ndarray of uint8, optional
         Bytes made on the host.
+    places : ndarray of uint64, optional
+        Where the runs lie in the slot, from the first byte of the piece on, which is sent as a whole.
+    names : sequence of str
+        The tensor of each run, of a piece with places.
     at : int
         Where the result begins in the memory of the tensor.
     change : Change, optional
@@ -52,6 +60,8 @@ class Piece(NamedTuple):
     at: int
     change: Change | None = None
     data: NDArray[np.uint8] | None = None
+    places: NDArray[np.uint64] | None = None
+    names: Sequence[str] = ()
 
 
 class Cargo:
@@ -71,6 +81,8 @@ class Cargo:
     ----------
     name, ref
         As given.
+    begin, end : int
+        Where the bytes lie in the file.
     dtype : str
         On the device; "uint8" for types packed below the byte.
     shape : tuple of int
@@ -103,6 +115,8 @@ class Cargo:
         self.nbytes: int = self.count * DTYPES[self.dtype].bits // 8
         ref.source.check_size(f"tensor {quoted(name)}", self.nbytes)
         self._key, self._whole = key, whole
+        self.begin: int = row.offset
+        self.end: int = row.offset + row.nbytes
         self._decoded_there = stored.quantized and backend.decodes(stored.name)
 
     @property
@@ -122,8 +136,11 @@ class Cargo:
         made = row.dtype.quantized or row.dtype.swapped or row.geometry is not None
         return not made and self.dtype == self._stored
 
-    def delivered(self, backend: Backend, tensor: Any) -> Any:
-        """Apply the index to a tensor with the elements in the order of the file."""
+    def delivered(self, backend: Backend, buffer: Any, at: int) -> list[tuple[str, Any]]:
+        """Return the name and the tensor, whose elements lie in device memory in the order of the file."""
+        return [(self.name, self._indexed(backend, backend.tensor(buffer, at, self.dtype, self.shape)))]
+
+    def _indexed(self, backend: Backend, tensor: Any) -> Any:
         if self._axes is None:
             return tensor
         kept = [axis for axis in self._axes if axis.kept]
@@ -310,6 +327,64 @@ class Cargo:
             return
         whole = np.frombuffer(b"".join(map(bytes, ref.chunks())), np.uint8).view(stored)
         yield whole.reshape(self._whole)[ascending(axes)]
+
+
+class Crate:
+    """Many small tensors, one after another in the file, each of them whole and as it is stored.
+
+    Parameters
+    ----------
+    names : list of str
+    rows : list of Row
+
+    Attributes
+    ----------
+    name : str
+        That of the first.
+    begin, end, nbytes
+        As of `Cargo`; on the device, each tensor begins at a multiple of `ALIGN`.
+    """
+
+    cut = divisible = False
+
+    def __init__(self, names: list[str], rows: list[Row]) -> None:
+        self.name: str = names[0]
+        self._names, self._rows = names, rows
+        self.source: Source | None = rows[0].source
+        self._starts = np.array([row.offset for row in rows], np.uint64)
+        self._sizes = np.array([row.nbytes for row in rows], np.uint64)
+        ends = np.cumsum(-(-self._sizes.astype(np.int64) // ALIGN) * ALIGN)
+        self._ends: NDArray[np.int64] = ends
+        self._places: NDArray[np.int64] = np.concatenate([[0], ends[:-1]])
+        self.nbytes: int = int(ends[-1])
+        self.begin: int = int(self._starts.min())
+        self.end: int = int((self._starts + self._sizes).max())
+
+    @staticmethod
+    def takes(row: Row, dtype: str | None) -> bool:
+        """Whether a tensor may lie in a crate, if its type becomes `dtype`."""
+        kind = row.dtype
+        if not 0 < row.nbytes <= SMALL or kind.quantized or kind.packed or kind.swapped or row.geometry is not None:
+            return False
+        return dtype is None or dtype == kind.name or kind.name not in FLOATING
+
+    def pieces(self, most: int) -> Iterator[Piece]:
+        """Yield the tensors as often together as they fit."""
+        first = 0
+        while first < len(self._names):
+            at = int(self._places[first])
+            last = max(int(np.searchsorted(self._ends, at + most, "right")), first + 1)
+            places = (self._places[first:last] - at).astype(np.uint64)
+            nbytes = int(places[-1] + self._sizes[last - 1])
+            runs = self._starts[first:last], self._sizes[first:last]
+            yield Piece(nbytes, *runs, at, None, None, places, self._names[first:last])
+            first = last
+
+    def delivered(self, backend: Backend, buffer: Any, at: int) -> list[tuple[str, Any]]:
+        """Return names and tensors, in the order of the file."""
+        places = (self._places + at).tolist()
+        described = [(place, row.dtype.name, row.shape) for place, row in zip(places, self._rows, strict=True)]
+        return list(zip(self._names, backend.tensors(buffer, described), strict=True))
 
 
 class ArrayCargo:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.device._cargo import Cargo
-from weightmap.device._loader import ALIGN
+from weightmap.device._cargo import ALIGN, Cargo, Crate
 from weightmap.errors import TensorFileError, counted
 from weightmap.model.parts import parts_of
 from weightmap.plans.sums import Sums
@@ -19,9 +18,14 @@ if TYPE_CHECKING:
 
     from weightmap.device._backend import Backend, Event, Exchange
     from weightmap.device._loader import Loader
+    from weightmap.index.row import Row
     from weightmap.io.source import Source
     from weightmap.plans.read_plan import ReadPlan
     from weightmap.plans.sums import Check
+
+
+# Bytes of small tensors that are one item of a group.
+_TOGETHER = 4 << 20
 
 
 class Told:
@@ -51,7 +55,7 @@ class Group:
         self,
         source: Source,
         ahead: Source,
-        cargos: list[Cargo],
+        cargos: list[Cargo | Crate],
         sums: Sums | None,
         exchange: Exchange | None = None,
         *,
@@ -60,7 +64,7 @@ class Group:
         self.buffers: list[Any] = []
         self._source, self._ahead, self._cargos, self._sums, self._cuts = source, ahead, cargos, sums, cuts
         self._exchange, self._told = exchange, Told()
-        self._places: list[tuple[Cargo, Any, int]] = []
+        self._places: list[tuple[Cargo | Crate, Any, int]] = []
         self._event: Event | None = None
 
     def reserve(self, backend: Backend, *, divide: bool) -> list[Group]:
@@ -107,8 +111,8 @@ class Group:
             low, high = max(first - place, 0), int(min(last - place, cargo.nbytes))
             if low < high or not cargo.nbytes:
                 part = None if (low, high) == (0, cargo.nbytes) else (low, high)
-                begin = cargo.ref.offset
-                ends = (begin, begin + cargo.ref.nbytes) if part is None or cargo.cut else (begin + low, begin + high)
+                begin = cargo.begin
+                ends = (begin, cargo.end) if part is None or cargo.cut else (begin + low, begin + high)
                 found.append((cargo, buffer, place, part, *ends))
         sums: Any = self._sums if exchange is None or self._sums is None else self._told
         try:
@@ -142,10 +146,9 @@ class Group:
         if self._event is not None:
             self._event.wait()
         if self._sums is not None:
-            rows = [cargo.ref for cargo, _, _ in self._places]
             runs = sorted(run for told in exchange.tell(self._told.runs) for run in told)
             self._sums.feed(*zip(*runs, strict=True)) if runs else None
-            self._sums.finish(max(row.offset + row.nbytes for row in rows))
+            self._sums.finish(max(cargo.end for cargo, _, _ in self._places))
         for buffer in self.buffers:
             exchange.share(buffer, self._bounds(exchange.world_size))
 
@@ -153,13 +156,16 @@ class Group:
         """Yield the tensors, once the device has all of them; what was handed out is not held here."""
         if self._event is not None:
             self._event.wait()
-        made = [
-            (cargo.name, cargo.delivered(backend, backend.tensor(buffer, place, cargo.dtype, cargo.shape)))
-            for cargo, buffer, place in reversed(self._places)
-        ]
+        made = self._made(backend)
         self.buffers, self._places = [], []
         while made:
             yield made.pop()
+
+    def _made(self, backend: Backend) -> list[tuple[str, Any]]:
+        """Return names and tensors, the first one last."""
+        made = [pair for cargo, buffer, place in self._places for pair in cargo.delivered(backend, buffer, place)]
+        made.reverse()
+        return made
 
 
 def groups_of(
@@ -168,12 +174,11 @@ def groups_of(
     """Yield the groups of a plan, in the order of its files."""
     content = parts_of(plan.file)[1]
     for source, wanted, reads in plan.parts():
-        spans, sums = plan.spans, None
+        sums = None
         try:
-            cargos = [Cargo(backend, spans.name(number), spans.of(number), key, dtype) for number, key in wanted]
+            cargos = list(_cargos(plan, backend, wanted, dtype, _TOGETHER if most is None else min(most, _TOGETHER)))
             if verify:
-                rows = [cargo.ref for cargo in cargos]
-                begins, ends = [row.offset for row in rows], [row.offset + row.nbytes for row in rows]
+                begins, ends = [cargo.begin for cargo in cargos], [cargo.end for cargo in cargos]
                 sums = Sums(source, content.sums(source), begins, ends, last=verify == "last")
             ahead = source.ahead(reads)
         except TensorFileError as error:
@@ -183,15 +188,43 @@ def groups_of(
             yield Group(source, ahead, together, sums, exchange, cuts=verify is not True)
 
 
-def _divided(cargos: list[Cargo], most: int | None, sums: Sums | None) -> Iterator[list[Cargo]]:
+def _cargos(
+    plan: ReadPlan, backend: Backend, wanted: Iterable[tuple[int, Any]], dtype: str | None, most: int
+) -> Iterator[Cargo | Crate]:
+    """Yield the tensors that are wanted of a file; small ones in crates of about `most` bytes."""
+    small: list[tuple[str, Row]] = []
+    spans, nbytes, known = plan.spans, 0, set()
+    for number, key in wanted:
+        name, row = spans.name(number), spans.of(number)
+        crated = key is None and Crate.takes(row, dtype)
+        if small and (not crated or nbytes + row.nbytes + ALIGN > most):
+            yield _crate(small)
+            small, nbytes = [], 0
+        if not crated:
+            yield Cargo(backend, name, row, key, dtype)
+            continue
+        if row.dtype.name not in known:
+            backend.check(row.dtype.name)
+            known.add(row.dtype.name)
+        small.append((name, row))
+        nbytes += row.nbytes + -row.nbytes % ALIGN
+    if small:
+        yield _crate(small)
+
+
+def _crate(small: list[tuple[str, Row]]) -> Crate:
+    names, rows = zip(*small, strict=True)
+    return Crate(list(names), list(rows))
+
+
+def _divided(cargos: list[Cargo | Crate], most: int | None, sums: Sums | None) -> Iterator[list[Cargo | Crate]]:
     """Yield groups of tensors to send: at most `most` bytes, or one tensor, or all tensors of one checksum."""
     begin = nbytes = end = 0
     for number, cargo in enumerate(cargos):
-        row = cargo.ref
         over = most is not None and number > begin and nbytes + cargo.nbytes > most
-        if over and (sums is None or not sums.join(end, row.offset)):
+        if over and (sums is None or not sums.join(end, cargo.begin)):
             yield cargos[begin:number]
             begin, nbytes = number, 0
         nbytes += cargo.nbytes
-        end = max(end, row.offset + row.nbytes)
+        end = max(end, cargo.end)
     yield cargos[begin:]

@@ -9,6 +9,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.arguments import mistyped
+from weightmap.device._cargo import ALIGN
 from weightmap.device._slots import UNPINNED, Slots, Staging
 from weightmap.errors import TensorFileError, quoted
 from weightmap.io.direct import ALIGN as BLOCK
@@ -24,13 +25,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.device._backend import Backend, Event
-    from weightmap.device._cargo import ArrayCargo, Cargo, Piece
+    from weightmap.device._cargo import ArrayCargo, Cargo, Crate, Piece
     from weightmap.device._slots import Slot
     from weightmap.io.source import Source
     from weightmap.plans.sums import Sums
 
-# Alignment of tensors in device memory, and of pieces in a slot
-ALIGN = 256
 # Longest run that one thread takes, in bytes
 _UNIT = 1 << 20
 # Threads when copying from memory, and when waiting for a disk
@@ -69,8 +68,9 @@ class Loader:
         self._slot: Slot | None = None
         self._used = 0  # bytes of the slot
         self._names: list[str] = []  # of the tensors that have bytes in the slot
-        # Pending reads into it, all from one source: offsets in the file, offsets in the slot, sizes, and the tensor.
-        self._runs: list[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], str]] = []
+        # Pending reads into it, all from one source: offsets in the file, offsets in the slot, sizes, and the tensor of
+        # all, or of each.
+        self._runs: list[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], Sequence[str] | str]] = []
         self._source: Source | None = None
         self._sums: Sums | None = None
         self._end = 0  # end of the bytes covered by them
@@ -165,7 +165,7 @@ class Loader:
 
     def send(
         self,
-        cargo: Cargo | ArrayCargo,
+        cargo: Cargo | Crate | ArrayCargo,
         buffer: Any,
         at: int,
         source: Source | None = None,
@@ -181,6 +181,13 @@ class Loader:
                 self._free(piece.nbytes)
                 self._changes.append((self._used, self._used + piece.nbytes, piece.change, buffer, at + piece.at))
                 self._take(cargo.name, given, piece, 0, piece.nbytes)
+                continue
+            if piece.places is not None:
+                self._free(piece.nbytes)
+                self._move(piece.nbytes, buffer, at + piece.at)
+                self._names += piece.names
+                self._take_runs(given, piece.starts, self._used + piece.places, piece.sizes, piece.names)
+                self._used += piece.nbytes
                 continue
             done, end = (0, piece.nbytes) if part is None else part
             while done < end:
@@ -265,12 +272,23 @@ class Loader:
         if piece.data is not None:
             slot.memory[used : used + nbytes] = piece.data[begin : begin + nbytes]
             return
+        starts, sizes = _within(piece.starts, piece.sizes, begin, begin + nbytes, 1 if self._direct is None else BLOCK)
+        to = used + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.uint64)
+        self._take_runs(source, starts, to.astype(np.uint64), sizes, name)
+
+    def _take_runs(
+        self,
+        source: Source | None,
+        starts: NDArray[np.uint64],
+        to: NDArray[np.uint64],
+        sizes: NDArray[np.uint64],
+        names: Sequence[str] | str,
+    ) -> None:
+        """Queue runs of the file for reading."""
         if source is not self._source:
             self._fill()
             self._source = source
-        starts, sizes = _within(piece.starts, piece.sizes, begin, begin + nbytes, 1 if self._direct is None else BLOCK)
-        to = used + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.uint64)
-        self._runs.append((starts, to.astype(np.uint64), sizes, name))
+        self._runs.append((starts, to, sizes, names))
 
     def _fill(self) -> None:
         """Read the pending bytes into the slot."""
@@ -284,7 +302,9 @@ class Loader:
         crcs = None if self._sums is None else np.empty(len(starts), np.uint32)
 
         def name(number: int) -> str:
-            return runs[bisect_right(bounds, number)][3]
+            run = bisect_right(bounds, number)
+            named = runs[run][3]
+            return named if isinstance(named, str) else named[number - (bounds[run - 1] if run else 0)]
 
         if source.store is not None:
             for start, place, size in zip(starts.tolist(), to.tolist(), sizes.tolist(), strict=True):

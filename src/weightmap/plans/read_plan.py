@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # Times its wanted bytes that a read has at most, unless a plan says otherwise.
 _MOST = 1.1
 _WAYS = ("auto", "map", "read")
+# The index of a tensor that is wanted whole.
+_WHOLE = (None,)
 # Bytes of a mapping asked for ahead.
 _WINDOW = 64 << 20
 
@@ -264,10 +266,11 @@ class ReadPlan:
         spans, numbers = self._spans, self._numbers
         bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.sources) + 1)).tolist()
         for file, source in enumerate(spans.sources):
-            found: list[tuple[int, Any]] = []
-            for number in numbers[bounds[file] : bounds[file + 1]].tolist():
-                keys = Indices.of(self._indices[number]) if number in self._indices else (None,)
-                found += [(number, key) for key in keys]
+            found: list[tuple[int, Any]] = [
+                (number, key)
+                for number in numbers[bounds[file] : bounds[file + 1]].tolist()
+                for key in (Indices.of(self._indices[number]) if number in self._indices else _WHOLE)
+            ]
             if found:
                 yield source, found, list(self._reads_of(file))
 

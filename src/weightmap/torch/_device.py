@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,6 +162,18 @@ class TorchBackend(Backend):
             size *= length
         return buffer[at : at + size].view(kind).view(shape)
 
+    def tensors(self, buffer: Any, described: Sequence[tuple[int, str, tuple[int, ...]]]) -> list[Any]:
+        """Return views of the buffer, by one call for each."""
+        kinds: dict[str, tuple[Any, int]] = {}
+        found = []
+        for at, dtype, shape in described:
+            if dtype not in kinds:
+                kind = getattr(self._torch, dtype)
+                kinds[dtype] = buffer[: len(buffer) // kind.itemsize * kind.itemsize].view(kind), kind.itemsize
+            typed, size = kinds[dtype]
+            found.append(typed.as_strided(shape, _strides(shape), at // size))
+        return found
+
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
         """Return a copy in reverse order, also of types that torch does not flip."""
         widths = {1: "int8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
@@ -243,6 +256,12 @@ def _launches(device: Any) -> bool:
     what = "Triton runs no kernels on %s: the CPU decodes quantised tensors (%s)"
     logging.getLogger("weightmap").warning(what, device, escape(str(problem).strip()) or type(problem).__name__)
     return False
+
+
+@functools.lru_cache
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor, in elements."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 @functools.cache
