@@ -8,6 +8,7 @@ import sys
 import types
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -403,6 +404,22 @@ def test_a_flipped_bit_ends_the_load_before_its_last_tensor(registered, tmp_path
         found = []
         handed_out(verify=setting)
         assert found == names[:3]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the bytes of a process are counted on Linux alone")
+@pytest.mark.parametrize("local", [(0, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_a_checksum_is_computed_in_the_pass_that_loads(registered, tmp_path, monkeypatch, device, local):
+    """By default; a process reads each byte once, as the system counts."""
+    path = tmp_path / "model.weights"
+    wm.save(path, {f"w{number}": np.full(400_000, number, np.float32) for number in range(5)})
+    monkeypatch.setattr(ours, "load_plan", lambda plan, where, **named: load(plan, FakeDevice(), **named))
+    for _ in range(2):  # the first time imports
+        before = int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
+        found = dict(ours.tensors([str(path)], ours.ExtraConfig(), shared=True, device=device, local=local))
+        read = int(Path("/proc/self/io").read_text(encoding="ascii").split()[1]) - before
+    assert len(found) == 5
+    assert path.stat().st_size <= read + 4096 <= 1.05 * path.stat().st_size
 
 
 def test_names_of_llama_cpp_are_refused(registered, tmp_path):
