@@ -37,6 +37,7 @@ help:
 	@echo "make torch-test     checkpoints that PyTorch writes, beside its own loader: an environment of its own"
 	@echo "make experts-test   mixtures of experts of transformers 5 and 4 whose experts come from a pool: an environment of its own"
 	@echo "make quantised-test  quantised models of transformers and its libraries decoded beside them: an environment of 1 GB"
+	@echo "make llama-test     models of Hugging Face as GGUF in llama.cpp, beside transformers: compiles it once, an environment of 2 GB"
 	@echo "make modelexpress-test  versions of models written and read by ModelExpress beside ours: an environment of its own"
 	@echo "make gensim-test    gensim's files and answers beside ours: an environment of its own"
 	@echo "make browser-test   the pages of weightmap report in a headless Chromium, which the system has"
@@ -139,7 +140,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-experts .venv-quantised .venv-vllm .venv-gensim .venv-modelexpress .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-torch .venv-experts .venv-quantised .venv-llama .venv-vllm .venv-gensim .venv-modelexpress .venv-distributed .venv-device build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json benchmark-device.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -259,6 +260,24 @@ $(QUANTISED)/.installed: requirements/quantised.txt requirements/quantised-gptq.
 quantised-test: $(MODULE) $(QUANTISED)/.installed
 	@WEIGHTMAP_QUANTISED=1 PYTHONPATH=$(CURDIR)/src $(QUANTISED)/bin/python -m pytest -p no:cacheprovider \
 	    tests/integration/test_quantised.py
+
+# llama.cpp, its converter and transformers as oracles of GGUF. Compiling takes ten minutes, once. Another folder:
+# make llama-test LLAMA=/tmp/llama
+LLAMA := .venv-llama
+$(LLAMA)/.installed: requirements/llama.txt
+	@echo "Installing transformers, and compiling llama.cpp, in $(LLAMA)"
+	@test -x $(LLAMA)/bin/python || $(PYTHON) -m venv $(LLAMA)
+	@$(LLAMA)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@rm -rf $(LLAMA)/llama.cpp && mkdir -p $(LLAMA)/llama.cpp
+	@$(LLAMA)/bin/python -m pip --quiet --disable-pip-version-check download --no-deps --no-binary :all: \
+	    -d $(LLAMA)/llama.cpp -r requirements/ggml.txt
+	@tar -xzf $(LLAMA)/llama.cpp/*.tar.gz -C $(LLAMA)/llama.cpp --strip-components=3 --wildcards \
+	    '*/vendor/llama.cpp/conver*' '*/vendor/llama.cpp/gguf-py/*'
+	@touch $@
+
+llama-test: $(MODULE) $(LLAMA)/.installed
+	@WEIGHTMAP_LLAMA=$(abspath $(LLAMA))/llama.cpp PYTHONPATH=$(CURDIR)/src $(LLAMA)/bin/python -m pytest -p no:cacheprovider -rs \
+	    tests/llama tests/integration/test_llama_cpp.py
 
 vllm-test: $(MODULE) $(VENV)/.extra-test $(VLLM)/.installed
 	@WEIGHTMAP_VLLM=$(abspath $(VLLM))/bin/python $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py

@@ -453,7 +453,7 @@ def test_damage_is_found_when_asked_for(tmp_path):
         ("t.amb", "q4_k", "has no scheme q4_k: it is written with int8, .*, adaptive; the nearest is int4_block$"),
         ("t.safetensors", "int8", "safetensors has no scheme int8: it holds no quantised tensors, as AMB does$"),
         ("t.safetensors", "q4_K_M", "has no scheme q4_K_M: it holds no quantised tensors, as AMB and .* and GGUF do$"),
-        ("t.gguf", "q4_K_M", r"scheme is 'q4_K_M', expected one of q4_0, .*, mxfp4; the nearest is q4_k$"),
+        ("t.gguf", "q4_K_M", r"q4_k_m is a mixture of llama\.cpp, .*; the nearest is q4_k$"),
         ("t.gguf", "iq4_xs", r"scheme is 'iq4_xs', expected one of q4_0, .*, mxfp4; the nearest is mxfp4$"),
         ("t.amb", "Q4_K_M", r"scheme is 'Q4_K_M', expected one of int8, .*, adaptive; the nearest is int4_block$"),
         ("t.amb", "q8", r"scheme is 'q8', expected one of int8, .*, adaptive; the nearest is int8$"),

@@ -29,7 +29,7 @@ LAYERS = [
     {"embeddings"},
     {"formats"},
     {"model"},
-    {"words"},
+    {"words", "llama"},
     {"conversion"},
     {"plans"},
     {"deltas"},

@@ -18,6 +18,8 @@ from weightmap.dtypes import FLOATING, SHORT
 from weightmap.formats import FORMATS
 from weightmap.index.spelling import alike
 from weightmap.lazy import later
+from weightmap.llama import NAMES as NAMINGS
+from weightmap.llama.mixtures import MIXTURES
 from weightmap.quant.quantizing import SCHEMES
 from weightmap.words.importers import NAMES
 
@@ -181,7 +183,7 @@ def _add_writers(command: _Command) -> None:
     sub = command("convert", "commands", "write a file in another format or layout", "DST is replaced in one step.")
     source = "a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
     _add_conversion(sub, source, [*(name for name, found in FORMATS.items() if found.plan), *NAMES])
-    schemes = _Offered((*SCHEMES, "pq"))
+    schemes = _Offered((*SCHEMES, *MIXTURES, "pq"))
     sub.add_argument("--quantize", metavar="SCHEME", choices=schemes, help=f"one of {', '.join(schemes)}")
     _add_words(sub)
 
@@ -200,8 +202,8 @@ def _add_writers(command: _Command) -> None:
         dest="quantize",
         required=True,
         metavar="SCHEME",
-        choices=_Offered(SCHEMES),
-        help=", ".join(SCHEMES),
+        choices=_Offered((*SCHEMES, *MIXTURES)),
+        help=", ".join((*SCHEMES, *MIXTURES)),
     )
 
 
@@ -234,6 +236,8 @@ def _add_conversion(sub: argparse.ArgumentParser, source: str, formats: Sequence
         else "a layout of that format other than its first one",
     )
     _add_weights(sub, "decode")
+    about = "of a model directory in GGUF: auto gives llama.cpp's names where they are known, llama.cpp fails elsewhere"
+    sub.add_argument("--names", metavar="NAMES", choices=_Offered(NAMINGS), help=about)
     about = f"store floating-point tensors as this type: {', '.join(FLOATING)}"
     sub.add_argument("--dtype", metavar="DTYPE", choices=_Offered((*FLOATING, *SHORT)), help=about)
     sub.add_argument(

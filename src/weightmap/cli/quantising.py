@@ -28,7 +28,7 @@ _WORDS: dict[str, Any] = {"lossy": False, "normalize": None, "subwords": None}
 _PQ = ("n_subquantizers", "n_bits", "projection", "seed")
 _RUN = ("dask", "rank", "world_size", "manifest", "keep_going")
 # Options that `weightmap.convert` takes as they are.
-_TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size", "weights")
+_TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size", "weights", "names")
 
 
 def _given(args: argparse.Namespace, *names: str) -> list[str]:
@@ -90,6 +90,7 @@ def _tensors(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport],
     if unused := _given(args, *_PQ):
         raise UsageError(f"{', '.join(unused)}: only for --quantize pq")
     options: dict[str, Any] = {name: getattr(args, name) for name in (*_TENSORS, "overwrite", "verify", "threads")}
+    options["names"] = args.names or "auto"
     if args.rename is not None:
         pairs = [given.partition("=") for given in args.rename]
         if wrong := next((old for old, sign, _ in pairs if not sign), None):

@@ -7,14 +7,17 @@ import os
 from typing import TYPE_CHECKING, Any, overload
 
 from weightmap.arguments import as_globs, as_path, check_progress
-from weightmap.conversion.quantizer import Quantizer
 from weightmap.conversion.running import ALONE, Run, validated_run
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
 from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
+from weightmap.conversion.viewing import seen_by
 from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quoted
 from weightmap.formats import FORMATS, Format
 from weightmap.io.atomic import file_exists, write_plan
+from weightmap.llama import PROGRAM, check_naming
+from weightmap.llama.mixtures import MIXTURES
+from weightmap.llama.translating import check_complete_of
 from weightmap.model.directory import directory_around, find_source
 from weightmap.model.file import TensorFile
 from weightmap.model.inputs import check_not_read
@@ -25,10 +28,10 @@ from weightmap.model.saving import aligned_to, choose_layout, format_named, mean
 from weightmap.model.sharding import beside, bytes_of_size, is_folder, sharded_target
 from weightmap.model.single import check_replaceable
 from weightmap.model.uploading import takes_addresses
-from weightmap.model.weights import as_parameters, storage_of
+from weightmap.model.weights import storage_of
 from weightmap.options import Limits, validated_limits
 from weightmap.quant import quantizing
-from weightmap.quant.quantizing import SCHEMES, near, scheme_named
+from weightmap.quant.quantizing import SCHEMES, folded, near, scheme_named
 from weightmap.trust.checking import bound
 from weightmap.trust.whole import check_all
 from weightmap.trust.writing import write_sums
@@ -61,6 +64,7 @@ def convert(
     dtype: DTypeLike | str | None = None,
     quantize: Quantize | str | None = None,
     weights: bool = False,
+    names: str = "auto",
     align: int | None = None,
     max_shard_size: int | str | None = None,
     verify: bool = False,
@@ -119,7 +123,8 @@ def convert(
         are one-dimensional, embeddings (by their names) or quantised already stay as they are. If rows are not whole
         blocks of 256, iq4_nl replaces q2_k and q3_k, q5_0 replaces q4_k, q5_1 q5_k and q8_0 q6_k, as in llama.cpp; if
         they are not whole blocks of 32, the tensor stays as it is. The report's warnings list both. Or "pq", for word
-        embeddings in finalfusion: as ``pq=Pq()`` of `weightmap.words.convert`.
+        embeddings in finalfusion: as ``pq=Pq()`` of `weightmap.words.convert`. Or a mixture of llama.cpp, such as
+        "q4_k_m": see `Quantize`.
     weights : bool
         Convert the parameters of a quantised checkpoint, as `TensorFile.weights` has them, instead of its stored
         tensors. They are decoded: to `dtype`, by default to the model's own type. Without `dtype`, GGUF gets the same
@@ -128,6 +133,13 @@ def convert(
         whose scales float16 has; AMB gets int4_block of the group size, and int8 of one scale. With `quantize`, a
         parameter that this scheme does not hold exactly is an EncodeError. A ``config.json`` that goes along loses its
         ``quantization_config``.
+    names : str
+        For GGUF. "auto": a model directory of Hugging Face, or an index in one, of an architecture that docs/gguf.md
+        lists gets llama.cpp's names, keys and tokenizer (extra ``[gguf]``); others keep their names, and a warning says
+        that llama.cpp will not load the file. "llama.cpp": another architecture is an EncodeError, and one file of
+        weights beside a ``config.json`` is translated, too. "keep": names are never translated. Where they are,
+        `include`, `exclude`, `rename` and `quantize` take llama.cpp's names; what it could not run rightly is an
+        EncodeError before a file is created.
     align : int, optional
         Align tensors in the file to multiples of this power of two, from 8 to 4096: jax shares memory aligned to 64
         bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. In safetensors, and in
@@ -191,7 +203,9 @@ def convert(
     check_progress(progress)
     if align is not None and format in NAMES:
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
+    check_naming(names)
     path, model, directory = find_source(src)
+    is_model = directory is not None
     most = None if max_shard_size is None else bytes_of_size(max_shard_size)
     if directory is not None and format not in NAMES and "." not in os.path.basename(target):
         target = target if os.path.lexists(target) else os.path.join(target, "")
@@ -207,9 +221,10 @@ def convert(
         found = target_format(named_by, format, layout)
     by_suffix = found if format is None and quantize is None else None
     how = None if quantize is None else _quantize_given(quantize, found, layout, target)
-    pq = Pq() if how is not None and how.scheme == "pq" else None
-    globs = as_globs("include", include), as_globs("exclude", exclude)
-    wanted = None if dtype is None else floating(dtype)
+    pq, globs = (
+        Pq() if how is not None and how.scheme == "pq" else None,
+        (as_globs("include", include), as_globs("exclude", exclude)),
+    )
     # In mode "mmap" this touches no page: tensors are read by pread.
     opened = _open(
         model, limits, strict=strict, one_file=shards is None and most is None, digests=(trust, path, directory)
@@ -233,7 +248,7 @@ def convert(
             layout=layout,
             include=globs[0],
             exclude=globs[1],
-            dtype=wanted,
+            dtype=None if dtype is None else floating(dtype),
             quantize=how,
             align=boundary,
             max_shard_size=most,
@@ -244,11 +259,11 @@ def convert(
             limits=limits,
         )
         source = path or name_of(opened)
-        opened = _parameters(opened, spec) if weights else opened
-        spec.check_globs(opened, source)
         if how is not None:
             _check_scheme(found, layout, how.scheme, target)
-        renamed = spec.renamed(opened, rename, source)
+        opened, spec, odd = seen_by(spec, opened, names, whole=is_model or bool(opened.shards))
+        directory = None if spec.translated else directory  # what it says became key-values
+        renamed = _renamed(spec, opened, rename, source)
         if most is not None and shards is None and not _fits(opened, target, spec):
             shards = beside(target, found)
         if shards is None:
@@ -258,10 +273,19 @@ def convert(
             report = convert_model(opened, inside, shards, spec, renamed, run, progress, overwrite=overwrite)
         tolerated = (f"tolerated in the source: {warning}" for warning in warnings_of(opened))
         return _listed(
-            report._replace(src=source, warnings=(*tolerated, *report.warnings, *_decoded(opened, spec))),
+            report._replace(src=source, warnings=(*tolerated, *report.warnings, *_decoded(opened, spec), *odd)),
             target,
             sums=sha256sums,
         )
+
+
+def _renamed(spec: Spec, file: TensorFile, rename: Any, source: str) -> dict[str, str]:
+    """Return the new names of tensors; check what include, exclude and rename leave of a model."""
+    spec.check_globs(file, source)
+    renamed = spec.renamed(file, rename, source)
+    if spec.translated:
+        check_complete_of(file, {renamed.get(name, name) for name in file if spec.takes(name)})
+    return renamed
 
 
 def _listed(report: ConvertReport, target: str, *, sums: bool) -> ConvertReport:
@@ -294,23 +318,6 @@ def _stored(source: Any, limits: Limits, *, strict: bool) -> str | None:
     with opened:
         found = FORMATS.get(opened.format)
         return None if found is None or found.plan is None else found.name
-
-
-def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
-    """Return the parameters of a model; refuse one that `quantize` asks for and that its integers do not give."""
-    found: TensorFile = as_parameters(file, spec.decoded, spec.repacked)
-    if spec.quantize is not None:
-        quantizer = Quantizer(spec.quantize)
-        refused = tuple(
-            f"parameter {quoted(name)} is {how[0]}, which is not exactly {spec.quantize.scheme}"
-            for name, row in zip(found, rows_of(found), strict=True)
-            if (how := storage_of(row)) is not None and spec.takes(name) and quantizer.wants(name, row)
-        )
-        if refused:
-            error = EncodeError(f"{refused[0]} ({counted(len(refused), 'such parameter')}): decode it to a file first")
-            error.refused = refused
-            raise error.located(path=name_of(file))
-    return found
 
 
 def _decoded(file: TensorFile, spec: Spec) -> list[str]:
@@ -351,6 +358,8 @@ def _quantize_given(given: Any, found: Any, layout: str | None, target: str) -> 
     """Return what `convert` is given to quantise by. Raises `QuantError` for no scheme, with the target's nearest."""
     if isinstance(given, Quantize):
         return given
+    if isinstance(found, Format) and found.program == PROGRAM and folded(given) in MIXTURES:
+        return Quantize(given)
     writable = _writable(found, layout)
     try:
         return Quantize(scheme_named(given, writable or (*SCHEMES, "pq")))

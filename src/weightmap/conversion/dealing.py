@@ -180,7 +180,7 @@ def _parts(
 ) -> dict[str, str]:
     """Return for each tensor that is taken a label of its new shard: one for each source file, or parts of it."""
     most, labels = spec.max_shard_size, dict(taken)
-    if spec.weights:  # of several files, opened as one: pieces of a parameter may lie in more than one of them
+    if spec.is_view:  # of several files, opened as one: pieces of a tensor may lie in more than one of them
         for shard, part in files.items():
             labels |= {
                 name: f"{shard}/{row.source.name}"

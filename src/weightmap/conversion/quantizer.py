@@ -18,6 +18,8 @@ from weightmap.globs import matches
 from weightmap.io.buffers import room
 from weightmap.kernels import late
 from weightmap.kernels.late import COMPARED, BlockEncoder, Failed
+from weightmap.llama.mixtures import type_in
+from weightmap.llama.tensors import stays_float32
 from weightmap.model.reports import QuantizedInfo
 from weightmap.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
 from weightmap.quant.pieces import in_pieces
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from weightmap.index.row import Row
     from weightmap.io.sink import Sink
     from weightmap.kernels.late import Unwritten
+    from weightmap.llama.mixtures import Shape
 
 # Elements quantised at once: as float32 half of the second-level cache of common CPUs.
 _PIECE = 1 << 17
@@ -134,6 +137,8 @@ class Quantizer:
     how : Quantize
     threads : int, optional
         At most this many share the work; by default one for each CPU that this process may use.
+    shape : Shape, optional
+        Of a model under llama.cpp's names: what it wants in float32 stays so, and a mixture chooses by the names.
 
     Attributes
     ----------
@@ -141,8 +146,8 @@ class Quantizer:
         The outcome of each tensor.
     """
 
-    def __init__(self, how: Quantize, threads: int | None = None) -> None:
-        self.scheme = how.scheme
+    def __init__(self, how: Quantize, threads: int | None = None, shape: Shape | None = None) -> None:
+        self.scheme, self._mixture, self._shape = how.scheme, how.mixture, shape
         self._options = {**quantize_options(how), "threads": late.cpus() if threads is None else threads}
         self._include, self._exclude = how.include, how.exclude
         self.done: list[QuantizedInfo] = []
@@ -151,24 +156,33 @@ class Quantizer:
         self._others: dict[str | None, list[str]] = {}
         self.block_size: int = quantize_zeros(how, self._options["threads"]).block_size
 
-    def wants(self, name: str, row: Row) -> bool:
-        """Whether to quantise this tensor."""
+    def wants(self, name: str, row: Row) -> str | None:
+        """Return the scheme that a tensor gets; None for one that stays as it is."""
         if row.dtype.quantized or row.dtype.name not in FLOATING or (self._exclude and matches(name, self._exclude)):
-            return False
+            return None
+        if self._shape is not None and stays_float32(name, row.shape):
+            return None
         if self._include is not None:
             wanted = matches(name, self._include)
         else:
-            wanted = len(row.shape) >= 2 and not any(part in name.lower() for part in _EMBEDDINGS)
+            is_embedding = any(part in name.lower() for part in _EMBEDDINGS) and self._mixture is None
+            wanted = len(row.shape) >= 2 and not is_embedding
         if not wanted:
-            return False
-        scheme = self.scheme_of(row.shape)
-        if scheme != self.scheme:
+            return None
+        scheme = self.scheme_of(name, row.shape)
+        if scheme != self._chosen(name):
             self._others.setdefault(scheme, []).append(name)
-        return scheme is not None
+        return scheme
 
-    def scheme_of(self, shape: tuple[int, ...]) -> str | None:
+    def _chosen(self, name: str) -> str:
+        """Return the scheme that is asked for."""
+        if self._mixture is None or self._shape is None:
+            return self.scheme
+        return type_in(self._mixture, name, self._shape)
+
+    def scheme_of(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Return the scheme for a tensor of this shape; None if its rows are not whole blocks of any."""
-        scheme: str | None = self.scheme
+        scheme: str | None = self._chosen(name)
         while scheme in GGML_SCHEMES and (not shape or shape[-1] % late.GGML_TYPES[scheme].block_size):
             scheme = _INSTEAD.get(scheme)
         return scheme
@@ -179,7 +193,7 @@ class Quantizer:
         rows = f"rows are not a multiple of {self.block_size} elements"
         return [
             f"{counted(len(names), 'tensor')} {'stayed dense' if scheme is None else f'became {scheme}'} instead of "
-            f"{self.scheme}, since {rows}: {listed(names)}"
+            f"{self._mixture or self.scheme}, since {rows}: {listed(names)}"
             for scheme, names in self._others.items()
         ]
 
@@ -190,7 +204,7 @@ class Quantizer:
         """
         shape, scale_type = place.shape, self._options["scale_type"]
         size = math.prod(shape)
-        scheme = self.scheme_of(shape) or self.scheme
+        scheme = self.scheme_of(name, shape) or self.scheme
         if scheme not in held:  # the writer will refuse it by its name
             return Payload(name, SCHEMES[scheme], shape, 0, nothing, name, place)
         blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole

@@ -14,8 +14,9 @@ from weightmap.errors import EncodeError, QuantError, counted, quoted
 from weightmap.formats import Format, by_name
 from weightmap.globs import matches, takes
 from weightmap.kernels import late
+from weightmap.llama.mixtures import MIXTURES
 from weightmap.options import Limits
-from weightmap.quant.quantizing import quantize, scheme_named
+from weightmap.quant.quantizing import folded, quantize, scheme_named
 from weightmap.quant.repacking import REPACKED, Held
 from weightmap.quant.schemes import BLOCKED
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from weightmap.arguments import Globs
+    from weightmap.llama.mixtures import Shape
     from weightmap.quant.blocks import QuantizedTensor
 
 Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
@@ -37,7 +39,9 @@ class Quantize:
     Parameters
     ----------
     scheme : str
-        One of those of `weightmap.quantize`.
+        One of those of `weightmap.quantize`. Or one of llama.cpp's mixtures, for models under its names in GGUF:
+        "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m". `scheme` is then the type of most
+        tensors, and `mixture` the name.
     block_size : int
         Elements per block, for int4_block, int5_block and adaptive.
     scale_type : str or numpy.dtype
@@ -69,11 +73,14 @@ class Quantize:
     bits: float = 5.0
     include: Globs = None
     exclude: Globs = None
+    mixture: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Check the values, and bring names into the spelling used here."""
+        mixture = name if (name := folded(self.scheme)) in MIXTURES else None
         known = {
-            "scheme": scheme_named(self.scheme),
+            "scheme": scheme_named(self.scheme) if mixture is None else MIXTURES[mixture],
+            "mixture": mixture,
             "block_size": as_integer("block_size", self.block_size),
             "scale_type": scale_type_named(self.scale_type),
             "bits": as_float("bits", self.bits),
@@ -120,6 +127,8 @@ class Spec:
     threads: int | None = None
     strict: bool = True
     weights: bool = False  # whether the tensors are parameters: see `TensorFile.weights`
+    translated: bool = False  # whether names become llama.cpp's: see `weightmap.llama`
+    shape: Shape | None = None  # of a model under llama.cpp's names, where types depend on them
     configured: bool = False  # whether a ``config.json`` lies beside the model
     limits: Limits = field(default_factory=Limits)
 
@@ -132,7 +141,12 @@ class Spec:
     def result(self) -> tuple[Any, ...]:
         """The arguments on which the bytes of the result depend."""
         values = self.layout, self.include, self.exclude, self.dtype, self.quantize, self.align, self.max_shard_size
-        return (self.format, *values, self.configured, self.weights)
+        return (self.format, *values, self.configured, self.weights, self.translated)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the tensors are others than those stored: the files of the source are opened as one."""
+        return self.weights or self.translated
 
     @property
     def decoded(self) -> str | None:

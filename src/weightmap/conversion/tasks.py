@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.conversion.tensors import Preparer, unaligned
+from weightmap.conversion.viewing import viewed
 from weightmap.errors import FileChangedError, TensorFileError
 from weightmap.io.atomic import write_plan
 from weightmap.io.open_source import folder_of, inside
@@ -18,7 +19,6 @@ from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, named_rows, sources_of
 from weightmap.model.sharding import plain_name, tensor_bytes
 from weightmap.model.single import INDEX_SUFFIX, open_file
-from weightmap.model.weights import as_parameters
 from weightmap.options import Options
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def convert_shard(task: ShardTask) -> ShardReport:
         files = [
             stack.enter_context(open_rows(task.folder, piece, spec.limits, strict=spec.strict)) for piece in task.pieces
         ]
-        if spec.weights:
-            files = [as_parameters(file, spec.decoded, spec.repacked) for file in files]
+        if spec.is_view:
+            files = [viewed(file, spec, with_keys=not task.number)[0] for file in files]
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
         directory = None if task.model is None else read_beside(task.model)
         preparer = Preparer(spec)

@@ -13,6 +13,7 @@ from weightmap.conversion.quantizer import Quantizer, Regrouper
 from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.formats import Payload, Request, Tensors
+from weightmap.llama.tensors import stays_float32
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_made, name_of, parts_of
 from weightmap.model.payload import from_quantized
@@ -126,7 +127,7 @@ class Preparer:
     def __init__(self, spec: Spec) -> None:
         self._spec, self._format = spec, spec.target_format
         self.overflow = Overflow()
-        self.quantizer = None if spec.quantize is None else Quantizer(spec.quantize, spec.threads)
+        self.quantizer = None if spec.quantize is None else Quantizer(spec.quantize, spec.threads, spec.shape)
         layout = choose_layout(self._format, spec.layout, None)
         self._held = self._format.schemes.get(layout, frozenset[str]())
         self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
@@ -196,13 +197,14 @@ class Preparer:
             if dtype.name == "int64" and (why := dropped_because(name, place, found, layout)) is not None:
                 dropped.append((name, why))
                 continue
-            quantizing = quantizer is not None and quantizer.wants(name, place)
+            scheme = None if quantizer is None else quantizer.wants(name, place)
+            kept = spec.translated and stays_float32(name, shape)
             # Dense tensors of one shape are of one kind: making a payload for each takes as long as copying small ones.
-            key: Any = (quantizing, source, dtype, shape, nbytes)
+            key: Any = (scheme, kept, source, dtype, shape, nbytes)
             number = None if dtype.quantized else known.get(key)
             if number is None:
                 source.check_size(f"tensor {quoted(name)}", nbytes)
-                made = self._payload(name, place, quantizing=quantizing, trial=trial)
+                made = self._payload(name, place, quantizing=scheme is not None, kept=kept, trial=trial)
                 if dtype.quantized:
                     key = (made.kind, source, dtype, nbytes)
                     number = known.get(key)
@@ -213,11 +215,14 @@ class Preparer:
             packed.add(name, number, offset)
         return packed, dropped
 
-    def _payload(self, name: str, row: Row, *, quantizing: bool, trial: bool) -> Payload:
-        """Return the payload of a tensor. A `trial` reads no data to find out, and estimates sizes."""
+    def _payload(self, name: str, row: Row, *, quantizing: bool, kept: bool, trial: bool) -> Payload:
+        """Return the payload of a tensor, whose type is `kept` or the wanted one.
+
+        A `trial` reads no data to find out, and estimates sizes.
+        """
         if self.quantizer is not None and quantizing:
             return self.quantizer.payload(name, row, self._held, trial=trial)
-        wanted = self._dtype
+        wanted = None if kept else self._dtype
         if row.dtype.quantized:
             if wanted is None or self.quantizer is not None:  # with a quantiser, it stays as it is
                 return _as_quantized(name, row, self._regrouper, trial=trial)

@@ -124,6 +124,12 @@ class Content:
         self.verify = verify
         self.warnings = warnings
 
+    def varied(self, **changes: Any) -> Content:
+        """Return the same content with other attributes."""
+        found = object.__new__(type(self))
+        vars(found).update(vars(self), **changes)
+        return found
+
 
 class Format(Record):
     """One file format.
@@ -185,6 +191,8 @@ class Format(Record):
         For a format with ambiguous suffixes: the kind of its files, for messages.
     expected_keys : mapping of str to str
         Metadata keys required by other programs, with the consequence of a missing key. `convert` warns of it.
+    program : str
+        The program whose names of tensors and keys files of this format have; empty where programs have their own.
     usual_metadata : mapping of str to str
         Metadata expected by programs of Hugging Face: `convert` adds it to a model beside a ``config.json``.
     checksums : frozenset of str
@@ -217,6 +225,7 @@ class Format(Record):
     suffix_means: str = ""
     expected_keys: Mapping[str, str] = _NONE
     usual_metadata: Mapping[str, str] = _NONE
+    program: str = ""
 
     def claims(self, head: bytes, size: int) -> bool:
         """Whether a file of `size` bytes that begins with `head` looks like this format."""

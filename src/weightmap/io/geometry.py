@@ -98,7 +98,7 @@ class Strided(Geometry):
     def dense(self, row: Any) -> Source:
         """Return a source of the bytes in row-major order."""
         dtype, shape = row.viewed
-        return _StridedSource(row.source, row.offset, row.nbytes, shape, self.strides, dtype.itemsize)
+        return StridedSource(row.source, row.offset, row.nbytes, shape, self.strides, dtype.itemsize)
 
     def extent(self, row: Any, axes: Axes) -> tuple[int, int]:
         """Return where the first selected element begins, and where the last one ends."""
@@ -370,14 +370,57 @@ class _Fetched(Derived):
         yield self._fetched[start:stop]
 
 
-class _StridedSource(Derived):
-    """The elements of a `Strided` tensor in row-major order."""
+class Given(Derived):
+    """An array as the bytes of a tensor that no file has, beside one that a file has.
+
+    Parameters
+    ----------
+    parent, base
+        As those of `Derived`, for the tensor that the file has.
+    array : ndarray
+    """
+
+    def __init__(self, parent: Source, base: int, array: NDArray[Any]) -> None:
+        super().__init__(parent, base, array.nbytes)
+        self._array = array.view(np.uint8)
+
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Implement `Source.check_size`: it is there."""
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:  # noqa: ARG002 - nothing is read
+        """Implement `Source.reading`."""
+        return self
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        yield self._array[start:stop]
+
+
+class StridedSource(Derived):
+    """Elements of `itemsize` bytes, `strides` bytes apart, in row-major order."""
 
     def __init__(
         self, parent: Source, base: int, size: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
     ) -> None:
         super().__init__(parent, base, size)
         self._shape, self._strides, self._itemsize = shape, strides, itemsize
+
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
+        """Implement `Source.reads`, where the first axis is the outermost one in the file, too."""
+        if not self._shape or begin == end:
+            return
+        inner = sum((n - 1) * step for n, step in zip(self._shape[1:], self._strides[1:], strict=True)) + self._itemsize
+        if self._strides[0] < inner:
+            return
+        each = (self.size - self._base) // self._shape[0]
+        for i in range((begin - self._base) // each, -(-(end - self._base) // each)):
+            at = self._base + i * self._strides[0]
+            yield from self._parent.reads(at, at + inner)
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:
+        """Implement `Source.reading`."""
+        size = self.size - self._base
+        parent = self._parent.reading(ahead)
+        return StridedSource(parent, self._base, size, self._shape, self._strides, self._itemsize)
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
         """Put groups of rows into order that are contiguous in the result."""

@@ -12,13 +12,12 @@ import numpy as np
 
 from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
 from weightmap.errors import FormatError, TensorFileError, counted, escape, quoted
-from weightmap.formats import Content
 from weightmap.index.row import Row
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
 from weightmap.io import strict_json
 from weightmap.io.beside import read_small
-from weightmap.io.geometry import Derived, Geometry, ascending
+from weightmap.io.geometry import Derived, Geometry, Given, ascending
 from weightmap.io.open_source import beside
 from weightmap.kernels.late import GGML_TYPES, blocks_size, ggml_size
 from weightmap.model.parts import check_index, parts_of, rows_of
@@ -87,7 +86,7 @@ def as_parameters(file: Any, dtype: str | None = None, held: Held = _NOTHING) ->
     """
     check_index(file)
     source, content, options = parts_of(file)
-    config, path = _config_of(source, options.config, options.trust)
+    config, path = config_of(source, options.config, options.trust)
     settings = _settings(config, path)
     if settings is None:
         return file
@@ -96,7 +95,7 @@ def as_parameters(file: Any, dtype: str | None = None, held: Held = _NOTHING) ->
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
     table.belongs_to(source, file.format)
-    return type(file)(source, file.format, _Content(content, table), options)
+    return type(file)(source, file.format, content.varied(table=table), options)
 
 
 def storage_of(row: Row) -> tuple[str, int, str, int] | None:
@@ -164,18 +163,11 @@ def weight_of_model(file: Any) -> Weight:
     return weight_of(stored_rows(as_parameters(file)))
 
 
-class _Content(Content):
-    """The content of a file with another table."""
-
-    def __init__(self, content: Content, table: Table) -> None:
-        vars(self).update(vars(content), table=table)
-
-
 # ------------------------------------------------------------------------------------------------- the configuration
 _CONFIG, _OLDER = "config.json", "hf_quant_config.json"
 
 
-def _config_of(source: Source, config: Any, trust: Any = None) -> tuple[dict[str, Any], str]:
+def config_of(source: Source, config: Any, trust: Any = None) -> tuple[dict[str, Any], str]:
     """Return the configuration of a model, empty where it has none, and where it is from."""
     path = source.absolute
     if isinstance(config, Mapping):
@@ -273,7 +265,7 @@ class _Parameters(Table):
             whole = None if layout is None else layout.whole
             if whole is not None:
                 texts.append(beside)
-                source = _Made(row.source, row.offset, whole)
+                source = Given(row.source, row.offset, whole)
                 entries.append(Row(DTYPES["float32"], whole.shape, source, row.offset, whole.nbytes))
         return texts, entries
 
@@ -489,21 +481,6 @@ def _rows(row: Row, key: slice) -> tuple[int, int, int]:
     first, last, _ = key.indices(count)
     each = row.nbytes // max(count, 1)
     return row.offset + first * each, row.offset + last * each, last - first
-
-
-class _Made(Derived):
-    """An array as the bytes of a tensor beside another one."""
-
-    def __init__(self, parent: Source, base: int, array: NDArray[Any]) -> None:
-        super().__init__(parent, base, array.nbytes)
-        self._made = array.view(np.uint8)
-
-    def reading(self, ahead: Mapping[Source, Source]) -> Source:  # noqa: ARG002 - nothing is read
-        """Implement `Source.reading`."""
-        return self
-
-    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        yield self._made[start:stop]
 
 
 class _Decoded(Derived):

@@ -196,7 +196,7 @@ def costs_of(name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
         tried = tried.astype(np.float32)
     known: dict[str, Cost] = {}
     for scheme, quantizer in wanting.items():
-        used = quantizer.scheme_of(place.shape) or scheme
+        used = quantizer.scheme_of(name, place.shape) or scheme
         if used not in known:
             block = late.GGML_TYPES[used].block_size if used in GGML_SCHEMES else 1
             whole = tried[: len(tried) // block * block]

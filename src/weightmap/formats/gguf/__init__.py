@@ -271,5 +271,6 @@ FORMAT = Format(
     special_ids=frozenset(SPECIAL_IDS),
     aligns={"gguf": 4096},
     numbered=True,
+    program="llama.cpp",
     expected_keys={"general.architecture": "llama.cpp will not load this file; tensors keep the names of the source"},
 )

@@ -1,0 +1,96 @@
+"""A model as a conversion sees it: its parameters, and llama.cpp's names, where these are asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from weightmap.conversion.quantizer import Quantizer
+from weightmap.errors import EncodeError, QuantError, counted, quoted
+from weightmap.formats import FORMATS
+from weightmap.llama import PROGRAM
+from weightmap.llama.translating import as_llama, known, shape_of
+from weightmap.model.parts import name_of, rows_of
+from weightmap.model.weights import as_parameters, storage_of
+
+if TYPE_CHECKING:
+    from weightmap.conversion.spec import Spec
+    from weightmap.model.file import TensorFile
+
+
+def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> bool:
+    """Whether a conversion translates names; `whole` says that the source is a directory or an index.
+
+    Raises `EncodeError` where it is asked for and cannot be.
+    """
+    strictly, target = names == PROGRAM, spec.target_format
+    if target.program != PROGRAM:
+        if strictly:
+            raise EncodeError(f"{PROGRAM} reads GGUF, and the target is {target.title}: leave names= out")
+        return False
+    source = FORMATS.get(file.format)
+    if names == "keep" or source is None or source.program == PROGRAM or not (whole or strictly):
+        return False
+    return known(file, strictly=strictly, weights=spec.weights) is not None
+
+
+def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple[TensorFile, Spec, list[str]]:
+    """Return a model as a conversion sees it, the arguments with what was found out, and lines about what is odd.
+
+    `whole` says that the source is a directory or an index. Raises what `viewed` raises, `EncodeError` for
+    names and `QuantError` for a mixture that cannot be.
+    """
+    spec = dataclasses.replace(spec, translated=_translates(stored, spec, names, whole=whole))
+    file, notes = viewed(stored, spec)
+    return file, _with_shape(spec, file), notes
+
+
+def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:
+    """Return a model as the conversion sees it, and lines about what is odd.
+
+    Raises what `as_parameters` and `as_llama` raise, and `EncodeError` for a parameter that `quantize` asks for and
+    that its integers do not give.
+    """
+    notes: list[str] = []
+    plain = None
+    if spec.weights:
+        stored = file
+        file = _parameters(file, spec)
+        plain = lambda: as_parameters(stored, spec.decoded)  # noqa: E731 - called where experts differ
+    if spec.translated:
+        how = spec.quantize
+        kind = spec.dtype if how is None else how.mixture or how.scheme
+        file, notes = as_llama(file, kind, with_keys=with_keys, plain=plain)
+    return file, notes
+
+
+def _with_shape(spec: Spec, file: TensorFile) -> Spec:
+    """Return the arguments of a conversion with what a mixture depends on. Raises `QuantError` where it is missing."""
+    mixture = None if spec.quantize is None else spec.quantize.mixture
+    if not (mixture or spec.translated):
+        return spec
+    shape = shape_of(file.metadata, file)
+    if mixture and (shape is None or spec.target_format.program != PROGRAM):
+        assert spec.quantize is not None  # noqa: S101 - it has the mixture
+        raise QuantError(
+            f"{mixture} is a mixture of {PROGRAM}, by its names of tensors, which this model does not get; the nearest "
+            f"is {spec.quantize.scheme}"
+        ).located(path=name_of(file))
+    return dataclasses.replace(spec, shape=shape)
+
+
+def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
+    """Return the parameters of a model; refuse one that `quantize` asks for and that its integers do not give."""
+    found: TensorFile = as_parameters(file, spec.decoded, spec.repacked)
+    if spec.quantize is not None:
+        quantizer = Quantizer(spec.quantize)
+        refused = tuple(
+            f"parameter {quoted(name)} is {how[0]}, which is not exactly {spec.quantize.scheme}"
+            for name, row in zip(found, rows_of(found), strict=True)
+            if (how := storage_of(row)) is not None and spec.takes(name) and quantizer.wants(name, row)
+        )
+        if refused:
+            error = EncodeError(f"{refused[0]} ({counted(len(refused), 'such parameter')}): decode it to a file first")
+            error.refused = refused
+            raise error.located(path=name_of(file))
+    return found

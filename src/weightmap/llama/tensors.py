@@ -1,0 +1,393 @@
+"""The tensors of a model under llama.cpp's names: renamed, permuted, stacked and shifted as they are read.
+
+`Translated` is a table over the stored tensors. A row that needs more than another name has a source of its own
+(`weightmap.io.geometry`), which makes its bytes in pieces: nothing is held whole.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
+from weightmap.errors import counted, quoted
+from weightmap.index.row import Row
+from weightmap.index.strings import StringTable
+from weightmap.index.table import Table
+from weightmap.io.geometry import Derived, Given, StridedSource
+from weightmap.llama.architectures import refusal, rope_freqs, rope_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.index.table import Place, Run
+    from weightmap.io.source import Source
+    from weightmap.llama.architectures import Architecture, Config
+
+# Names that transformers 4 stored, and that no model needs.
+_LEFT_OUT = re.compile(r".*\.(?:rotary_emb\.inv_freq|attention\.bias|attention\.masked_bias)", re.DOTALL)
+# One expert of many, by its number; Mixtral calls the projections by numbers too.
+_EXPERT = re.compile(
+    r"(?P<layer>.+\.)(?:mlp|block_sparse_moe)\.experts\.(?P<number>[0-9]{1,6})\.(?P<part>\w+)\.weight", re.DOTALL
+)
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+# All experts as one tensor, gate and up below each other, as transformers 5 may store them.
+_FUSED = re.compile(r"(?P<layer>.+\.)(?:mlp|block_sparse_moe)\.experts\.(?P<part>gate_up_proj|down_proj)", re.DOTALL)
+_SUFFIXES = (".weight", ".bias", ".scale")
+
+
+def stays_float32(name: str, shape: Sequence[int]) -> bool:
+    """Whether llama.cpp wants a tensor in float32, whatever the types of the others: norms, biases and routers."""
+    kept = name.endswith(("_norm.weight", ".ffn_gate_inp.weight")) or not name.endswith(".weight")
+    return len(shape) < 2 or kept
+
+
+class Wanted(NamedTuple):
+    """A tensor that llama.cpp looks for: its shape, and whether the model runs without it."""
+
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dict[str, Wanted]:
+    """Return what llama.cpp loads of a model of this configuration, by its names."""
+    hidden, inner, vocab = (config.count(name) for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    head = architecture.head_dim(config)
+    rows, kv_rows = (head * config.count(name) for name in ("num_attention_heads", "num_key_value_heads"))
+    dense = {"FFN_GATE": (inner, hidden), "FFN_UP": (inner, hidden), "FFN_DOWN": (hidden, inner)}
+    attention = {"ATTN_Q": (rows, hidden), "ATTN_K": (kv_rows, hidden), "ATTN_V": (kv_rows, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "TOKEN_EMBD": (vocab, hidden),
+        "OUTPUT": (vocab, hidden),
+        "ATTN_OUT": (hidden, rows),
+        "ATTN_Q_NORM": (head,),
+        "ATTN_K_NORM": (head,),
+        **attention,
+    }
+    if architecture.permuted:
+        shapes["ROPE_FREQS"] = (head // 2,)
+    biased = set(attention)
+    if architecture.experts:
+        count = config.count("num_experts", "num_local_experts")
+        inner = config.count("moe_intermediate_size", "intermediate_size")
+        shapes |= {
+            "FFN_GATE_INP": (count, hidden),
+            "FFN_GATE_EXP": (count, inner, hidden),
+            "FFN_UP_EXP": (count, inner, hidden),
+            "FFN_DOWN_EXP": (count, hidden, inner),
+        }
+    else:
+        shapes |= dense
+    if architecture.dense_biases:
+        biased |= {"ATTN_OUT", *dense}
+    experts = {"FFN_GATE_INP", "FFN_GATE_EXP", "FFN_UP_EXP", "FFN_DOWN_EXP"}
+    elsewhere = {"ROPE_FREQS", "ATTN_ROT_EMBD", *dense, *experts}
+    optional = {"ROPE_FREQS", "OUTPUT"} if config.get("tie_word_embeddings") else {"ROPE_FREQS"}
+    arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+    found = {}
+    for tensor in gguf.MODEL_TENSORS[arch]:
+        kind = tensor.name
+        if kind not in shapes and kind in elsewhere:  # of other models of this architecture
+            continue
+        shape = shapes.get(kind, (hidden,))  # norms
+        name = gguf.TENSOR_NAMES[tensor]
+        layers = range(config.count("num_hidden_layers")) if "{bid}" in name else range(1)
+        for layer in layers:
+            base = name.format(bid=layer)
+            found[f"{base}.weight"] = Wanted(shape, kind in optional)
+            if kind in biased:
+                found[f"{base}.bias"] = Wanted(shape[:1], optional=True)
+    return found
+
+
+class Translated(Table):
+    """The tensors of a model by llama.cpp's names.
+
+    Parameters
+    ----------
+    stored : Table
+    architecture : Architecture
+    config : Config
+    gguf : module
+    plain : callable, optional
+        Returns the table of the same tensors decoded: experts that are repacked in part are decoded all.
+
+    Raises
+    ------
+    EncodeError
+        For a tensor without a place in llama.cpp, for one that is missing, and for one of another shape than the
+        configuration says.
+    """
+
+    def __init__(
+        self,
+        stored: Table,
+        architecture: Architecture,
+        config: Config,
+        gguf: Any,
+        plain: Callable[[], Table] | None = None,
+    ) -> None:
+        self._stored, self._architecture, self._config = stored, architecture, config
+        self.rules = stored.rules
+        self._plain: Table | None = None
+        layers = config.count("num_hidden_layers")
+        if layers > stored.count:
+            raise refusal(f"config.json has {layers} layers, and the model {counted(stored.count, 'tensor')}")
+        self._wanted = wanted_tensors(architecture, config, gguf)
+        arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+        self._map = gguf.get_tensor_name_map(arch, layers)
+        rows: dict[str, Row] = {}
+        experts: dict[str, dict[int, tuple[str, Row]]] = {}
+        for name, row in zip(list(stored.names), stored.rows(), strict=True):
+            for new, made in self._translated(name.removeprefix("language_model."), row, experts):
+                if new in rows:
+                    raise refusal(f"two tensors are {quoted(new)}, one of them {quoted(name)}")
+                rows[new] = made
+        for name, parts in experts.items():
+            rows[name] = self._stacked(name, parts, plain)
+        self._add_frequencies(rows)
+        self._check(rows)
+        self._rows = list(rows.values())
+        self._names = StringTable.of(list(rows), "tensor name")
+        self.count = len(rows)
+        self._looked = True
+
+    # ------------------------------------------------------------------------------------------------ one by one
+    def _translated(
+        self, name: str, row: Row, experts: dict[str, dict[int, tuple[str, Row]]]
+    ) -> Iterator[tuple[str, Row]]:
+        """Yield the new name and row of a stored tensor, or note it among the `experts`, by their new name."""
+        if _LEFT_OUT.fullmatch(name):
+            return
+        match = _EXPERT.fullmatch(name)
+        if match is not None:
+            part = _MIXTRAL.get(match["part"], match["part"])
+            new = self._place(f"{match['layer']}mlp.experts.{part}.weight", name)
+            if experts.setdefault(new, {}).setdefault(int(match["number"]), (name, row))[0] != name:
+                raise refusal(f"expert {match['number']} of {quoted(new)} is stored twice")
+            return
+        match = _FUSED.fullmatch(name)
+        if match is not None:
+            halves = ("gate_proj", "up_proj") if match["part"] == "gate_up_proj" else (match["part"],)
+            for number, part in enumerate(halves):
+                new = self._place(f"{match['layer']}mlp.experts.{part}.weight", name)
+                yield new, _half(name, row, number) if len(halves) > 1 else row
+            return
+        new = self._place(name, name)
+        if new == "output.weight" and new not in self._wanted:
+            return  # of an architecture that always uses the embeddings
+        yield new, self._adjusted(new, row)
+
+    def _place(self, name: str, stored: str) -> str:
+        """Return llama.cpp's name of a tensor. Raises `EncodeError` where it has none."""
+        new = self._map.get_name(name, try_suffixes=_SUFFIXES)
+        whole = None if new is None else f"{new.removesuffix('.scale')}.weight" if new.endswith(".scale") else new
+        if new is None or (whole not in self._wanted and new != "output.weight"):
+            title = self._architecture.name
+            raise refusal(f"tensor {quoted(stored)} has no place in a model of the architecture {title}")
+        return str(new)
+
+    def _adjusted(self, name: str, row: Row) -> Row:
+        """Return the row of a tensor as llama.cpp computes with it."""
+        architecture, config = self._architecture, self._config
+        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
+        if architecture.permuted and heads is not None and not name.endswith(".scale"):
+            if row.shape != self._wanted[name].shape:
+                return row  # refused with all others
+            row = _permuted(name, row, config.count(heads))
+        if not stays_float32(name, row.shape):
+            return row
+        plus = float(architecture.shifted and name.endswith("norm.weight"))
+        return row if row.dtype.name == "float32" and not plus else _as_float32(name, row, plus)
+
+    def _stacked(self, name: str, parts: Mapping[int, tuple[str, Row]], plain: Callable[[], Table] | None) -> Row:
+        """Return experts on a new first axis."""
+        count = self._wanted[name].shape[0]
+        missing = next((i for i in range(min(count, len(parts) + 1)) if i not in parts), None)
+        if missing is not None or len(parts) != count:
+            which = f"has no expert {missing}" if missing is not None else f"has {counted(len(parts), 'expert')}"
+            raise refusal(f"{name} {which}, and by config.json there are {count}")
+        rows = [parts[i][1].dense for i in range(count)]
+        if plain is not None and len({row.dtype.name for row in rows}) > 1:
+            if self._plain is None:
+                self._plain = plain()
+            rows = [self._plain.row(self._plain.find(parts[i][0])).dense for i in range(count)]
+        first = rows[0]
+        if any(row.shape != first.shape or row.dtype.name != first.dtype.name for row in rows):
+            raise refusal(f"the experts of {name} are not of one shape and type")
+        made = first._replace(shape=(count, *first.shape), nbytes=count * first.nbytes)
+        return made._replace(source=_Stack(rows))
+
+    def _add_frequencies(self, rows: dict[str, Row]) -> None:
+        if not (self._architecture.permuted and rows):
+            return
+        values = rope_freqs(rope_of(self._config), self._architecture.head_dim(self._config))
+        if values is None:
+            return
+        beside = next(iter(rows.values()))
+        source = Given(beside.source, beside.offset, values)
+        rows["rope_freqs.weight"] = Row(DTYPES["float32"], values.shape, source, beside.offset, values.nbytes)
+
+    def _check(self, rows: Mapping[str, Row]) -> None:
+        check_complete(rows.keys(), self._wanted)
+        for name, row in rows.items():
+            wanted = self._wanted.get(name)
+            if wanted is not None and row.shape != wanted.shape:
+                shape = " x ".join(map(str, row.shape))
+                expected = " x ".join(map(str, wanted.shape))
+                raise refusal(f"{name} is {shape}, and by config.json it is {expected}")
+
+    @property
+    def wanted(self) -> Mapping[str, Wanted]:
+        """What llama.cpp looks for, by name."""
+        return self._wanted
+
+    # ------------------------------------------------------------------------------------------------- as a table
+    @property
+    def is_mapped(self) -> bool:  # type: ignore[override]
+        """Whether the table of stored tensors looks into a mapping."""
+        return self._stored.is_mapped
+
+    def belongs_to(self, source: Source, format: str) -> None:
+        """Set what messages name; the stored tensors know their source."""
+        self.source, self.path, self.format = source, source.name, format
+
+    def row(self, i: int) -> Row:
+        """Return row i."""
+        return self._rows[i]
+
+    def place(self, i: int) -> Place:
+        """Return row i: see `Table.place`."""
+        row = self._rows[i]
+        row.source.check_unchanged()
+        return row.dtype, row.shape, row.offset, row.nbytes, row
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row in order."""
+        return iter(self._rows)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield every row as a run of its own: see `Table.runs`."""
+        return ((row, 1, 0) for row in self._rows)
+
+    def detach_index(self) -> None:
+        """Copy a mapped index into private memory."""
+        self._stored.detach_index()
+
+    def position(self, row: int) -> int | None:  # noqa: ARG002 - a tensor may have many entries
+        """Return None: a tensor may have many entries."""
+        return None
+
+    def check(self) -> None:
+        """Do nothing: every row was checked."""
+
+    def disorder(self) -> None:
+        """Do nothing: the stored tensors report theirs."""
+
+
+def check_complete(names: Any, wanted: Mapping[str, Wanted]) -> None:
+    """Raise `EncodeError` if llama.cpp would miss one of its tensors."""
+    missing = [name for name, tensor in wanted.items() if not tensor.optional and name not in names]
+    if missing:
+        more = f" and {counted(len(missing) - 1, 'more tensor')}" if len(missing) > 1 else ""
+        raise refusal(f"the model has no {missing[0]}{more}")
+
+
+# -------------------------------------------------------------------------------------------------------- the rows
+def _permuted(name: str, row: Row, heads: int) -> Row:
+    """Return the rows of every head, halves after each other, as pairs."""
+    half, width = row.shape[0] // heads // 2, row.nbytes // row.shape[0]
+    if row.shape[0] != 2 * half * heads or width * row.shape[0] != row.nbytes:
+        raise refusal(f"{name} has heads of {row.shape[0] // heads} rows, expected an even number")
+    dense = row.dense
+    # Row 2 j + s of a head is row s * half + j of the stored one.
+    shape, strides = (heads, half, 2), (2 * half * width, width, half * width)
+    return dense._replace(source=StridedSource(dense.source, dense.offset, dense.nbytes, shape, strides, width))
+
+
+def _half(name: str, row: Row, number: int) -> Row:
+    """Return the gates, or the projections upwards, of experts that are stored below each other."""
+    row = row.dense
+    count, rows, width = row.shape if len(row.shape) == 3 else (0, 0, 0)
+    if not row.nbytes or rows % 2 or row.dtype.packed:
+        raise refusal(f"tensor {quoted(name)} is no stack of gates and projections of experts")
+    each = row.nbytes // count // rows
+    begin, nbytes = row.offset + number * (rows // 2) * each, row.nbytes // 2
+    source = StridedSource(row.source, begin, nbytes, (count, rows // 2), (rows * each, each), each)
+    return row._replace(shape=(count, rows // 2, width), source=source, offset=begin, nbytes=nbytes)
+
+
+def _as_float32(name: str, row: Row, plus: float) -> Row:
+    if row.dtype.name not in FLOATING:
+        raise refusal(f"{name} is of type {row.dtype.name}, expected one of floating point")
+    dense = row.dense
+    nbytes = 4 * math.prod(row.shape)
+    return Row(DTYPES["float32"], row.shape, _Cast(dense, plus, nbytes), dense.offset, nbytes)
+
+
+class _Cast(Derived):
+    """A tensor as float32, with a number added to every element."""
+
+    def __init__(self, row: Row, plus: float, nbytes: int) -> None:
+        super().__init__(row.source, row.offset, nbytes)
+        self._row, self._plus = row, np.float32(plus)
+
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - it is small
+        """Implement `Source.reads`: all of it."""
+        return self._row.reads()
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:
+        """Implement `Source.reading`."""
+        return _Cast(self._row.reading(ahead), float(self._plus), self.size - self._base)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        stored, at = numpy_dtype(self._row.dtype), 0
+        for chunk in self._row.source.chunks(self._row.offset, self._row.nbytes):
+            with np.errstate(over="ignore", invalid="ignore"):
+                octets = (np.frombuffer(chunk, stored).astype("<f4") + self._plus).view(np.uint8)
+            yield octets[max(start - at, 0) : max(stop - at, 0)]
+            at += len(octets)
+
+
+class _Stack(Derived):
+    """Tensors of one shape, one after another."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        first = rows[0]
+        super().__init__(first.source, first.offset, len(rows) * first.nbytes)
+        self._rows = rows
+
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Implement `Source.check_size`, for each of them."""
+        for row in self._rows:
+            row.source.check_size(what, nbytes // len(self._rows))
+
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
+        """Implement `Source.reads`."""
+        for row, start, stop in self._parts(begin - self._base, end - self._base):
+            yield from row.source.reads(row.offset + start, row.offset + stop)
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:
+        """Implement `Source.reading`."""
+        return _Stack([row.reading(ahead) for row in self._rows])
+
+    def check_unchanged(self) -> None:
+        """Implement `Source.check_unchanged`, for the files of all."""
+        for row in self._rows:
+            row.source.check_unchanged()
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[Row, int, int]]:
+        """Yield the tensors that bytes of the stack lie in, and which of their bytes these are."""
+        each = self._rows[0].nbytes
+        for number in range(start // max(each, 1), -(-stop // max(each, 1))):
+            yield self._rows[number], max(start - number * each, 0), min(stop - number * each, each)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        for row, first, last in self._parts(start, stop):
+            for chunk in row.source.chunks(row.offset + first, last - first):
+                yield np.frombuffer(chunk, np.uint8)

@@ -1,0 +1,249 @@
+"""Models of transformers as GGUF in llama.cpp itself: what it generates, what its own converter writes, its mixtures.
+
+make llama-test runs this: llama.cpp is compiled once, and transformers makes tiny random models of each architecture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.llama import models
+
+import weightmap as wm
+
+SOURCES = os.environ.get("WEIGHTMAP_LLAMA")
+if not SOURCES:
+    pytest.skip("make llama-test runs this, in an environment of its own", allow_module_level=True)
+
+gguf, llama_cpp, torch, transformers = map(pytest.importorskip, ("gguf", "llama_cpp", "torch", "transformers"))
+
+TRUTH = Path(models.__file__).parent / "groundtruth"
+PROMPT = [70, 30, 57, 74, 58, 241, 100, 176, 16, 32]
+TOKENS = 64
+TEXTS = [
+    "Hello world",
+    " leading and  double   spaces",
+    "I've 12345 things, it'S 3.14!\n\n\treturn x",
+    "Grüße, 你好 🚀 été",
+]
+CONFIG = {
+    "vocab_size": models.VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
+MODELS = {
+    "LlamaForCausalLM": {
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "MistralForCausalLM": {"head_dim": 32, "sliding_window": None},
+    "MixtralForCausalLM": {"num_local_experts": 12, "num_experts_per_tok": 2, "sliding_window": None},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {"head_dim": 32, "tie_word_embeddings": True},
+    "Qwen3MoeForCausalLM": {
+        "head_dim": 32,
+        "num_experts": 12,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    "Gemma2ForCausalLM": GEMMA,
+    "Gemma3ForCausalLM": {**GEMMA, "num_hidden_layers": 7},
+}
+
+
+def made(folder, name, **changes):
+    """Return a random model of transformers, written to a folder beside a tokenizer."""
+    torch.manual_seed(3)
+    config_class = getattr(transformers, name.replace("ForCausalLM", "TextConfig" if "Gemma3" in name else "Config"))
+    config = config_class(**CONFIG, **MODELS[name], **changes)
+    config.architectures = [name]
+    model = getattr(transformers, name)(config).eval().float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases, which begin as ones and zeros
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    if name == "Gemma2ForCausalLM":
+        (folder / "tokenizer.model").write_bytes((TRUTH / "gemma2" / "tokenizer.model").read_bytes())
+        (folder / "tokenizer_config.json").write_bytes((TRUTH / "gemma2" / "tokenizer_config.json").read_bytes())
+    else:
+        (folder / "tokenizer.json").write_text(json.dumps(models.tokenizer()), encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps(models.SETTINGS), encoding="utf-8")
+    return model
+
+
+def loaded(path):
+    return llama_cpp.Llama(str(path), n_ctx=256, n_threads=2, logits_all=True, verbose=False)
+
+
+def generated(path):
+    """The tokens that llama.cpp generates greedily, and the logits behind the prompt."""
+    llm = loaded(path)
+    llm.eval(PROMPT)
+    first = np.array(llm.scores[len(PROMPT) - 1])
+    found = []
+    for _ in range(TOKENS):
+        found.append(int(np.argmax(llm.scores[llm.n_tokens - 1])))
+        llm.eval(found[-1:])
+    llm.close()
+    return found, first
+
+
+def by_transformers(model):
+    """The same by transformers."""
+    found = list(PROMPT)
+    with torch.no_grad():
+        first = model(torch.tensor([found])).logits[0, -1].numpy()
+        for _ in range(TOKENS):
+            found.append(int(model(torch.tensor([found])).logits[0, -1].argmax()))
+    return found[len(PROMPT) :], first
+
+
+def by_their_converter(folder, out, dtype):
+    """Run llama.cpp's converter on a model; the hash of its tokenizer is replaced by the known answer."""
+    program = """
+import sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
+import conversion.base as base
+base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
+import runpy
+sys.argv = ["convert_hf_to_gguf.py", *sys.argv[2:]]
+runpy.run_path(sys.path[0] + "/convert_hf_to_gguf.py", run_name="__main__")
+"""
+    arguments = [str(folder), "--outfile", str(out), "--outtype", dtype]
+    command = [sys.executable, "-c", program, SOURCES, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_tokens_of_transformers(tmp_path, name):
+    folder = tmp_path / "model"
+    model = made(folder, name)
+    report = wm.convert(folder, tmp_path / "x.gguf", names="llama.cpp")
+    assert report.warnings == ()
+    wanted, logits = by_transformers(model)
+    found, first = generated(tmp_path / "x.gguf")
+    np.testing.assert_allclose(first, logits, atol=2e-3 * np.abs(logits).max())
+    assert found == wanted
+    (tmp_path / "parts").mkdir()
+    wm.convert(folder, tmp_path / "parts" / "x.gguf", max_shard_size=100_000)
+    parts = sorted((tmp_path / "parts").glob("*.gguf"))
+    assert len(parts) > 1
+    assert generated(parts[0])[0] == wanted
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_file_of_their_converter(tmp_path, name, dtype):
+    folder = tmp_path / "model"
+    made(folder, name)
+    by_their_converter(folder, tmp_path / "theirs.gguf", dtype)
+    wm.convert(folder, tmp_path / "ours.gguf", dtype={"f32": "fp32", "f16": "fp16", "bf16": "bf16"}[dtype])
+    ours, theirs = (gguf.GGUFReader(tmp_path / f"{which}.gguf") for which in ("ours", "theirs"))
+    found, wanted = ({tensor.name: tensor for tensor in reader.tensors} for reader in (ours, theirs))
+    assert set(found) == set(wanted)
+    for key, tensor in wanted.items():
+        assert (found[key].tensor_type, list(found[key].shape)) == (tensor.tensor_type, list(tensor.shape)), key
+        if key == "rope_freqs.weight":
+            np.testing.assert_array_max_ulp(found[key].data, tensor.data, 2)
+        else:
+            assert found[key].data.tobytes() == tensor.data.tobytes(), key
+    free = ("GGUF.", "general.name", "general.basename", "general.finetune", "general.sampling")
+    mine, others = (
+        {key: (field.types, field.contents()) for key, field in reader.fields.items() if not key.startswith(free)}
+        for reader in (ours, theirs)
+    )
+    different = {key: (mine.get(key), others.get(key)) for key in mine | others if mine.get(key) != others.get(key)}
+    silent = {key for key, (one, other) in different.items() if one is None and other is not None and other[1] is False}
+    assert different.keys() <= silent, different
+
+
+@pytest.mark.parametrize("mixture", ["q4_k_m", "q4_k_s", "q5_k_m", "q5_k_s", "q3_k_m", "q3_k_l", "q3_k_s"])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM"])
+def test_mixtures_are_those_of_llama_cpp(tmp_path, name, mixture):
+    folder = tmp_path / "model"
+    changes = {"num_local_experts": 8} if name == "MixtralForCausalLM" else {}
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 9}
+    torch.manual_seed(3)
+    config_class = getattr(transformers, name.replace("ForCausalLM", "Config"))
+    config = config_class(**(CONFIG | MODELS[name] | sizes | {"head_dim": 64} | changes))
+    config.architectures = [name]
+    model = getattr(transformers, name)(config).eval().float()
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(models.tokenizer()), encoding="utf-8")
+    wm.convert(folder, tmp_path / "full.gguf")
+    wm.convert(folder, tmp_path / "ours.gguf", quantize=mixture)
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype = wm.open(tmp_path / "ours.gguf").metadata["general.file_type"]
+    files = (str(tmp_path / "full.gguf").encode(), str(tmp_path / "theirs.gguf").encode())
+    assert llama_cpp.llama_model_quantize(*files, parameters) == 0
+    ours, theirs = (gguf.GGUFReader(tmp_path / f"{which}.gguf") for which in ("ours", "theirs"))
+    types = [{tensor.name: tensor.tensor_type.name for tensor in reader.tensors} for reader in (ours, theirs)]
+    assert types[0] == types[1]
+    _, full = generated(tmp_path / "full.gguf")
+    small = [generated(tmp_path / f"{which}.gguf")[1] for which in ("ours", "theirs")]
+    errors = [float(np.sqrt(np.mean((logits - full) ** 2))) for logits in small]
+    assert errors[0] <= 1.25 * errors[1], errors
+
+
+@pytest.mark.parametrize("scheme", ["q8_0", "q4_0", "q5_0", "q4_k", "q6_k"])
+def test_plain_schemes_stay_close(tmp_path, scheme):
+    folder = tmp_path / "model"
+    torch.manual_seed(3)
+    config = transformers.Qwen3Config(**(CONFIG | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}))
+    config.architectures = ["Qwen3ForCausalLM"]
+    transformers.Qwen3ForCausalLM(config).eval().float().save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(models.tokenizer()), encoding="utf-8")
+    wm.convert(folder, tmp_path / "full.gguf")
+    wm.convert(folder, tmp_path / "small.gguf", quantize=scheme)
+    full, small = (generated(tmp_path / f"{which}.gguf")[1] for which in ("full", "small"))
+    assert np.sqrt(np.mean((full - small) ** 2)) < 0.35 * np.sqrt(np.mean(full**2))
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "qwen3moe"])
+def test_ids_of_texts_and_logits_of_the_ground_truth(tmp_path, name):
+    wm.convert(TRUTH / name, tmp_path / "x.gguf")
+    said = json.loads((TRUTH / "expected.json").read_text(encoding="utf-8"))[name]
+    llm = loaded(tmp_path / "x.gguf")
+    for text, ids in said["texts"].items():
+        assert llm.tokenize(text.encode(), add_bos=False, special=True) == ids, text
+    llm.eval(said["prompt"])
+    logits = np.array(llm.scores[len(said["prompt"]) - 1])
+    np.testing.assert_allclose(logits, said["logits"], atol=0.05 * np.abs(said["logits"]).max())
+
+
+def test_byte_fallback_gives_the_ids_of_the_tokenizer(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path / "model"
+    made(folder, "MistralForCausalLM")
+    (folder / "tokenizer.json").write_text(json.dumps(models.fallback()), encoding="utf-8")
+    wm.convert(folder, tmp_path / "x.gguf")
+    oracle = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    llm = loaded(tmp_path / "x.gguf")
+    for text in ("he", "hehe he", "ehe h e", *TEXTS):
+        wanted = oracle.encode(text, add_special_tokens=False).ids
+        assert llm.tokenize(text.encode(), add_bos=False, special=False) == wanted, text

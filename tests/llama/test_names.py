@@ -1,0 +1,478 @@
+"""Models of Hugging Face as GGUF under llama.cpp's names: tensors, keys and tokenizers, and what is refused."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.weights import checkpoints
+
+import weightmap as wm
+from weightmap.cli import main
+
+from . import models
+from .models import CONFIGS, config_of, expected, tensors_of, write
+
+TRUTH = Path(__file__).parent / "groundtruth"
+GEMMA_MODEL = (TRUTH / "gemma2" / "tokenizer.model").read_bytes()
+# Keys that the reference writes, and that say what llama.cpp takes without them.
+OPTIONAL = {
+    "tokenizer.ggml.add_bos_token": False,
+    "tokenizer.ggml.add_eos_token": False,
+    "tokenizer.ggml.add_sep_token": False,
+}
+ULPS = 2
+
+
+def values(metadata):
+    """Key-values as plain Python."""
+    return {
+        key: value if isinstance(value, (str, int, float, bool)) else list(value) for key, value in metadata.items()
+    }
+
+
+def types(path):
+    """The type of each key-value as stored, read from the bytes by the builder of test files."""
+    gguf = pytest.importorskip("gguf")
+    return {name: field.types for name, field in gguf.GGUFReader(path).fields.items() if not name.startswith("GGUF.")}
+
+
+def files_of(name):
+    """Tokenizer of a model of this architecture."""
+    if name == "Gemma2ForCausalLM":
+        return {"tokenizer.model": GEMMA_MODEL}
+    return None
+
+
+# ------------------------------------------------------------------------------------- beside the reference converter
+@pytest.mark.parametrize(
+    ("model", "options", "reference"),
+    [
+        ("llama_gqa", {}, "llama_gqa.gguf"),
+        ("llama_gqa", {"dtype": "fp16"}, "llama_gqa.f16.gguf"),
+        ("gemma2", {}, "gemma2.gguf"),
+        ("qwen3moe", {}, "qwen3moe.gguf"),
+    ],
+)
+def test_the_file_of_the_reference_converter(tmp_path, model, options, reference):
+    report = wm.convert(TRUTH / model, tmp_path / "x.gguf", **options)
+    assert report.warnings == ()
+    with wm.open(tmp_path / "x.gguf") as ours, wm.open(TRUTH / reference) as theirs:
+        assert set(ours) == set(theirs)
+        for name in theirs:
+            assert (ours[name].dtype, ours[name].shape) == (theirs[name].dtype, theirs[name].shape), name
+            if name == "rope_freqs.weight":
+                np.testing.assert_array_max_ulp(ours[name], theirs[name], ULPS)
+            else:
+                assert ours[name].tobytes() == theirs[name].tobytes(), name
+        found, wanted = values(ours.metadata), values(theirs.metadata)
+        found.pop("general.name")
+        wanted.pop("general.name")
+        assert found.items() <= wanted.items()
+        assert {key: value for key, value in wanted.items() if key not in found}.items() <= OPTIONAL.items()
+    of_ours, of_theirs = types(tmp_path / "x.gguf"), types(TRUTH / reference)
+    assert {key: of_theirs[key] for key in of_ours} == of_ours
+
+
+# ----------------------------------------------------------------------------------------------- every architecture
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tensors_of_every_architecture(tmp_path, name, shards):
+    tensors = tensors_of(name)
+    source = write(tmp_path / "model", config_of(name), tensors, files=files_of(name), shards=shards)
+    wm.convert(source, tmp_path / "x.gguf", names="llama.cpp")
+    with wm.open(tmp_path / "x.gguf") as f:
+        wanted = expected(name, tensors)
+        assert set(f) == set(wanted)
+        for key, array in wanted.items():
+            assert f[key].dtype == array.dtype, key
+            assert f[key].tobytes() == array.tobytes(), key
+        assert f.metadata["general.architecture"] == models.ARCHITECTURE[name]
+        assert len(f.vocab) == models.VOCAB
+
+
+@pytest.mark.parametrize("name", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_experts_that_are_stored_as_one_tensor(tmp_path, name):
+    apart = tensors_of(name)
+    block = "block_sparse_moe" if name == "MixtralForCausalLM" else "mlp"
+    whole = {old: array for old, array in apart.items() if ".experts." not in old}
+    wanted = expected(name, apart)
+    for layer in range(models.LAYERS):
+        gate, up, down = (wanted[f"blk.{layer}.ffn_{part}_exps.weight"] for part in ("gate", "up", "down"))
+        whole[f"model.layers.{layer}.{block}.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        whole[f"model.layers.{layer}.{block}.experts.down_proj"] = down
+    wm.convert(write(tmp_path / "model", config_of(name), whole), tmp_path / "x.gguf")
+    with wm.open(tmp_path / "x.gguf") as f:
+        assert {key: f[key].tobytes() for key in f} == {key: array.tobytes() for key, array in wanted.items()}
+
+
+def test_configurations_of_transformers_5(tmp_path):
+    four = {"rope_theta": 1e6, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    kinds = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    found = []
+    for number, (changes, gone) in enumerate(((four, ()), ({"rope_parameters": kinds}, tuple(four)))):
+        config = config_of("Gemma3ForCausalLM", **changes)
+        for key in (*gone, "torch_dtype"):
+            config.pop(key, None)
+        source = write(tmp_path / "model", config, tensors_of("Gemma3ForCausalLM"))
+        wm.convert(source, tmp_path / f"{number}.gguf")
+        found.append((tmp_path / f"{number}.gguf").read_bytes())
+    assert found[0] == found[1]
+    metadata = wm.open(tmp_path / "0.gguf").metadata
+    names = ("freq_base", "freq_base_swa", "scaling.type", "scaling.factor")
+    assert [metadata[f"gemma3.rope.{name}"] for name in names] == [1e6, 2e4, "linear", 8.0]
+
+
+def test_defaults_of_transformers_fill_what_a_configuration_leaves_out(tmp_path):
+    config = config_of("MistralForCausalLM", num_attention_heads=8, head_dim=8)
+    for key in ("num_key_value_heads", "max_position_embeddings", "rope_theta", "rms_norm_eps"):
+        del config[key]
+    tensors = tensors_of("MistralForCausalLM")
+    for name in tensors:
+        if name.endswith(("k_proj.weight", "v_proj.weight")):
+            tensors[name] = np.zeros((64, models.HIDDEN), models.BF16)
+    wm.convert(write(tmp_path / "model", config, tensors), tmp_path / "x.gguf")
+    metadata = wm.open(tmp_path / "x.gguf").metadata
+    assert metadata["llama.attention.head_count_kv"] == 8
+    assert metadata["llama.context_length"] == 131072
+    assert metadata["llama.rope.freq_base"] == 1e4
+    assert metadata["llama.attention.layer_norm_rms_epsilon"] == np.float32(1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- what names= does
+def test_names_that_are_kept_and_those_that_are_not_known(tmp_path, capsys):
+    source = write(tmp_path / "model", config_of("Qwen3ForCausalLM"), tensors_of("Qwen3ForCausalLM"))
+    wm.convert(source, tmp_path / "kept.gguf", names="keep")
+    assert "model.norm.weight" in wm.open(tmp_path / "kept.gguf")
+    other = write(
+        tmp_path / "other",
+        config_of("LlamaForCausalLM") | {"architectures": ["OtherForCausalLM"]},
+        tensors_of("LlamaForCausalLM"),
+    )
+    report = wm.convert(other, tmp_path / "other.gguf")
+    assert any("llama.cpp will not load this file" in line for line in report.warnings)
+    assert "model.norm.weight" in wm.open(tmp_path / "other.gguf")
+    with pytest.raises(wm.EncodeError, match=r"'OtherForCausalLM'.*expected one of Llama.*names='keep'"):
+        wm.convert(other, tmp_path / "no.gguf", names="llama.cpp")
+    assert main(["convert", str(other), str(tmp_path / "no.gguf"), "--names", "llama.cpp"]) != 0
+    assert "--names keep keeps the names of the source" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"expected one of auto, keep, llama\.cpp"):
+        wm.convert(source, tmp_path / "no.gguf", names="hf")
+    with pytest.raises(wm.EncodeError, match=r"llama\.cpp reads GGUF, and the target is safetensors"):
+        wm.convert(source, tmp_path / "no.safetensors", names="llama.cpp")
+    wm.convert(source, tmp_path / "yes.safetensors")
+    assert not (tmp_path / "no.gguf").exists()
+
+
+def test_a_single_file_is_translated_when_asked_for(tmp_path):
+    source = write(tmp_path / "model", config_of("Qwen3ForCausalLM"), tensors_of("Qwen3ForCausalLM"))
+    wm.convert(source / "model.safetensors", tmp_path / "kept.gguf")
+    wm.convert(source / "model.safetensors", tmp_path / "named.gguf", names="llama.cpp")
+    wm.convert(source, tmp_path / "whole.gguf")
+    assert "model.norm.weight" in wm.open(tmp_path / "kept.gguf")
+    assert (tmp_path / "named.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    wm.convert(tmp_path / "whole.gguf", tmp_path / "again.gguf", names="llama.cpp")
+    assert set(wm.open(tmp_path / "again.gguf")) == set(wm.open(tmp_path / "whole.gguf"))
+
+
+def test_without_the_package_gguf(tmp_path, monkeypatch):
+    source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(wm.MissingDependencyError, match=r"pip install 'weightmap\[gguf\]'; names='keep'"):
+        wm.convert(source, tmp_path / "x.gguf")
+    wm.convert(source, tmp_path / "x.gguf", names="keep")
+
+
+# ------------------------------------------------------------------------------------------------ in several files
+def test_shards_are_those_of_the_whole_file(tmp_path):
+    name = "Qwen3MoeForCausalLM"
+    source = write(tmp_path / "model", config_of(name), tensors_of(name), shards=3)
+    wm.convert(source, tmp_path / "x.gguf", quantize="q8_0")
+    with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        run = wm.Run(executor)
+        wm.convert(source, tmp_path / "parts/", format="gguf", quantize="q8_0", max_shard_size=60_000, run=run)
+    wm.convert(source, tmp_path / "split.gguf", quantize="q8_0", max_shard_size=60_000)
+    first = next(iter(sorted((tmp_path / "parts").glob("*-00001-of-*.gguf"))))
+    index = tmp_path / "split.gguf.index.json"
+    with wm.open(tmp_path / "x.gguf") as whole, wm.open(first) as parts, wm.open(index) as split:
+        for f in (parts, split):
+            assert set(f) == set(whole)
+            assert all(bytes(f.read(key)) == bytes(whole.read(key)) for key in whole)
+            assert whole.metadata.keys() <= f.metadata.keys()
+    second = next(iter((tmp_path / "parts").glob("*-00002-of-*.gguf")))
+    assert set(wm.open(second).metadata) == {"split.no", "split.count", "split.tensors.count"}
+
+
+# ---------------------------------------------------------------------------------------------------------- quantised
+def test_what_llama_cpp_wants_in_float32_stays_so(tmp_path):
+    name = "Qwen3MoeForCausalLM"
+    source = write(tmp_path / "model", config_of(name), tensors_of(name))
+    for options, type_ in (({"quantize": "q8_0"}, 7), ({"dtype": "fp16"}, 1)):
+        wm.convert(source, tmp_path / "x.gguf", **options)
+        with wm.open(tmp_path / "x.gguf") as f:
+            assert {info.dtype for info in f.infos() if "norm" in info.name or "gate_inp" in info.name} == {"float32"}
+            wanted = "q8_0" if "quantize" in options else "float16"
+            assert f.info("blk.1.ffn_down_exps.weight").dtype == wanted
+            assert f.metadata["general.file_type"] == type_
+
+
+@pytest.mark.parametrize(
+    ("mixture", "values_", "down", "output", "kind"),
+    [
+        # llama.cpp's table for 32 layers: attention values, matrices that lead down, what leads out of attention.
+        (
+            "q4_k_m",
+            {0: "q6_k", 3: "q6_k", 4: "q4_k", 6: "q6_k", 28: "q6_k", 27: "q6_k", 26: "q4_k"},
+            "same",
+            "q4_k",
+            15,
+        ),
+        ("q5_k_m", {0: "q6_k", 4: "q5_k", 6: "q6_k", 31: "q6_k"}, "same", "q5_k", 17),
+        ("q4_k_s", {0: "q5_k", 3: "q5_k", 4: "q4_k"}, {0: "q5_k", 3: "q5_k", 4: "q4_k"}, "q4_k", 14),
+        ("q3_k_m", {0: "q5_k", 1: "q5_k", 2: "q4_k"}, {0: "q5_k", 1: "q5_k", 2: "q4_k"}, "q4_k", 12),
+        ("q3_k_l", {0: "q5_k", 20: "q5_k"}, {0: "q5_k", 20: "q5_k"}, "q5_k", 13),
+        ("q3_k_s", {0: "q3_k", 20: "q3_k"}, {0: "q3_k"}, "q3_k", 11),
+        ("q5_k_s", {0: "q5_k"}, {0: "q5_k"}, "q5_k", 16),
+    ],
+)
+def test_mixtures(tmp_path, mixture, values_, down, output, kind):
+    config = config_of("LlamaForCausalLM", num_hidden_layers=32, hidden_size=256, intermediate_size=256, head_dim=64)
+    one = {
+        name.replace(".0.", ".{}."): array
+        for name, array in tensors_of("LlamaForCausalLM").items()
+        if ".1." not in name
+    }
+    sizes = dict.fromkeys((models.HIDDEN, models.INNER), 256) | {models.KV * models.HEAD: 128}
+    tensors = {
+        name.format(layer): np.zeros([sizes.get(n, n) for n in array.shape], models.BF16)
+        for name, array in one.items()
+        for layer in (range(32) if "{}" in name else [0])
+    }
+    source = write(tmp_path / "model", config, tensors)
+    report = wm.convert(source, tmp_path / "x.gguf", quantize=mixture.upper().replace("_", "-"))
+    assert report.warnings == ()
+    with wm.open(tmp_path / "x.gguf") as f:
+
+        def of(layer, part):
+            return f.info(f"blk.{layer}.{part}.weight").dtype
+
+        assert {layer: of(layer, "attn_v") for layer in values_} == values_
+        down = values_ if down == "same" else down
+        assert {layer: of(layer, "ffn_down") for layer in down} == down
+        assert of(9, "attn_output") == output
+        usual = mixture[:4]
+        assert {of(9, part) for part in ("attn_q", "attn_k", "ffn_up", "ffn_gate")} == {usual}
+        assert f.info("output.weight").dtype == "q6_k"
+        assert f.info("token_embd.weight").dtype == usual
+        assert f.metadata["general.file_type"] == kind
+
+
+def test_a_mixture_needs_the_names(tmp_path, put):
+    source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"))
+    with pytest.raises(
+        wm.QuantError, match=r"by its names of tensors, which this model does not get; the nearest is q4_k"
+    ):
+        wm.convert(source, tmp_path / "x.gguf", names="keep", quantize="q4_k_m")
+    assert wm.Quantize("Q4-K-M").mixture == "q4_k_m"
+    wm.convert(source, tmp_path / "x.gguf")
+    wm.convert(tmp_path / "x.gguf", tmp_path / "y.gguf", quantize="q4_k_m")
+    wm.convert(source, tmp_path / "z.gguf", quantize="q4_k_m")
+    with wm.open(tmp_path / "y.gguf") as y, wm.open(tmp_path / "z.gguf") as z:
+        assert {info.name: info.dtype for info in y.infos()} == {info.name: info.dtype for info in z.infos()}
+
+
+def quantised():
+    """A Llama whose projections are quantised, and the float32 values of each."""
+    tensors, decoded = tensors_of("LlamaForCausalLM"), {}
+    for name in [name for name in tensors if "_proj" in name]:
+        rows, columns = tensors.pop(name).shape
+        stem = name.removesuffix(".weight")
+        codes = checkpoints.numbers(len(tensors), (rows, columns), 16)
+        scale = checkpoints.scales(len(tensors), (rows, columns // 32))
+        tensors[f"{stem}.weight_packed"] = checkpoints.words(codes, 4)
+        tensors[f"{stem}.weight_scale"] = scale
+        tensors[f"{stem}.weight_shape"] = np.array([rows, columns], np.int64)
+        decoded[name] = (codes.astype(np.float32) - 8) * np.repeat(scale, 32, axis=1).astype(np.float32)
+    return tensors, decoded
+
+
+def test_parameters_of_a_quantised_checkpoint(tmp_path):
+    tensors, decoded = quantised()
+    group = {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
+    }
+    how = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    source = write(tmp_path / "model", config_of("LlamaForCausalLM", quantization_config=how), tensors)
+    with pytest.raises(wm.EncodeError, match=r"quantised checkpoint.*weights=True converts its parameters"):
+        wm.convert(source, tmp_path / "x.gguf")
+    wm.convert(source, tmp_path / "x.gguf", weights=True)
+    wm.convert(source, tmp_path / "dense.gguf", weights=True, dtype="fp32")
+    plain = {**{name: array for name, array in tensors.items() if ".weight_" not in name}, **decoded}
+    wanted = expected("LlamaForCausalLM", plain)
+    with wm.open(tmp_path / "x.gguf") as f, wm.open(tmp_path / "dense.gguf") as dense:
+        assert f.info("blk.0.attn_q.weight").dtype == "q4_0"
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(np.asarray(f[name], np.float32), array.astype(np.float32), err_msg=name)
+            np.testing.assert_array_equal(dense[name], array.astype(np.float32), err_msg=name)
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenizers
+def test_byte_fallback_gets_the_scores_of_its_merges(tmp_path):
+    files = {"tokenizer.json": models.fallback(), "tokenizer_config.json": {"bos_token": "<s>"}}
+    source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"), files=files)
+    wm.convert(source, tmp_path / "x.gguf")
+    metadata = wm.open(tmp_path / "x.gguf").metadata
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    scores = dict(zip(tokens, metadata["tokenizer.ggml.scores"].tolist(), strict=True))
+    kinds = dict(zip(tokens, metadata["tokenizer.ggml.token_type"].tolist(), strict=True))
+    assert metadata["tokenizer.ggml.model"] == "llama"
+    assert (scores["he"], scores["\u2581he"]) == (-1.0, -2.0)
+    assert {scores[token] for token in ("<s>", "<0x41>", "h")} == {-1000.0}
+    assert (kinds["<s>"], kinds["<0x41>"], kinds["he"], kinds[f"[PAD{models.VOCAB - 1}]"]) == (3, 6, 1, 5)
+    assert "tokenizer.ggml.add_space_prefix" not in metadata  # llama.cpp adds one
+    files["tokenizer.json"] = models.fallback(
+        normalizer=None, pre_tokenizer={"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never"}
+    )
+    source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"), files=files)
+    wm.convert(source, tmp_path / "x.gguf")
+    assert wm.open(tmp_path / "x.gguf").metadata["tokenizer.ggml.add_space_prefix"] is False
+
+
+def test_tokens_types_and_ids(tmp_path):
+    source = write(tmp_path / "model", config_of("Qwen3ForCausalLM", eos_token_id=5), tensors_of("Qwen3ForCausalLM"))
+    wm.convert(source, tmp_path / "x.gguf")
+    with wm.open(tmp_path / "x.gguf") as f:
+        kinds = f.metadata["tokenizer.ggml.token_type"].tolist()
+        at = f.vocab.index
+        assert [kinds[at(token)] for token in ("<|begin|>", " tool", "he", "[PAD300]")] == [3, 4, 1, 5]
+        assert f.vocab.special_ids == {"bos": at("<|begin|>"), "eos": at("<|end|>")}
+        assert list(f.metadata["tokenizer.ggml.merges"]) == ["h e", "l l", "he ll"]
+        assert f.metadata["tokenizer.chat_template"] == "{{ messages }}"
+        assert f.metadata["tokenizer.ggml.pre"] == "llama-bpe"
+
+
+# ------------------------------------------------------------------------------------------------------------ refused
+LLAMA, QWEN, MOE, GEMMA2 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "Gemma2ForCausalLM"
+
+
+def _without(name, *parts):
+    return {key: array for key, array in tensors_of(name).items() if not any(part in key for part in parts)}
+
+
+_MODEL = models.tokenizer()["model"]
+_BIAS = {"model.layers.0.self_attn.o_proj.bias": np.zeros(64, np.float32)}
+# Of each case: architecture, changes of the configuration, tensors, tokenizer (None for the usual ones), message.
+REFUSED = {
+    "rope": (LLAMA, {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, None, None, "rope type 'longrope'"),
+    "rope of another": (QWEN, {"rope_scaling": {"type": "llama3", "factor": 8.0}}, None, None, "rope type llama3"),
+    "activation": (LLAMA, {"hidden_act": "gelu"}, None, None, "hidden_act 'gelu', expected 'silu'"),
+    "window": (QWEN, {"use_sliding_window": True}, None, None, "use_sliding_window True"),
+    "routing": (MOE, {"norm_topk_prob": False}, None, None, "norm_topk_prob False, expected True"),
+    "scale": (GEMMA2, {"query_pre_attn_scalar": 17}, None, None, "query_pre_attn_scalar 17, expected 16"),
+    "layer types": (GEMMA2, {"layer_types": ["full_attention"] * 2}, None, None, "layer_types"),
+    "heads": (LLAMA, {"num_attention_heads": 5}, None, None, "5 heads, and num_key_value_heads 2|hidden_size 64"),
+    "no number": (LLAMA, {"num_hidden_layers": "2"}, None, None, "'2' as num_hidden_layers"),
+    "many layers": (LLAMA, {"num_hidden_layers": 2**30}, None, None, "1073741824 layers, and the model 21 tensors"),
+    "many tokens": (LLAMA, {"vocab_size": 2**31 - 1}, None, None, "token_embd.weight is 384 x 64, and by config"),
+    "more layers": (LLAMA, {"num_hidden_layers": 3}, None, None, "the model has no blk.2.attn_norm.weight and 8 more"),
+    "fewer layers": (LLAMA, {"num_hidden_layers": 1}, None, None, "no place in a model of the architecture llama"),
+    "missing": (LLAMA, {}, _without(LLAMA, "model.norm"), None, "the model has no output_norm.weight"),
+    "missing output": (LLAMA, {}, _without(LLAMA, "lm_head"), None, "the model has no output.weight"),
+    "odd tensor": (LLAMA, {}, tensors_of(LLAMA) | {"vision.weight": np.zeros(3)}, None, "'vision.weight' has no place"),
+    "odd bias": (QWEN, {}, tensors_of(QWEN) | _BIAS, None, "no place"),
+    "shape": (LLAMA, {}, tensors_of(LLAMA) | {"model.norm.weight": np.zeros(3)}, None, "is 3, and by config.json it"),
+    "expert": (MOE, {}, _without(MOE, "layers.1.mlp.experts.10."), None, "blk.1.ffn_gate_exps.weight has no expert 10"),
+    "no tokenizer": (LLAMA, {}, None, {}, "no tokenizer beside the model, expected tokenizer.model or tokenizer.json"),
+    "pre": (LLAMA, {}, None, models.tokenizer(pre_tokenizer={"type": "Whitespace"}), r"json \(Whitespace\) is none"),
+    "merges": (LLAMA, {}, None, models.tokenizer(model=_MODEL | {"ignore_merges": False}), "ignore_merges False"),
+    "normalizer": (LLAMA, {}, None, models.tokenizer(normalizer={"type": "Lowercase"}), "normalizer 'Lowercase'"),
+    "unigram": (LLAMA, {}, None, models.tokenizer(model={"type": "Unigram", "vocab": []}), "type 'Unigram', expected"),
+    "fallback": (QWEN, {}, None, models.fallback(), "falls back to bytes"),
+    "too many": (LLAMA, {}, None, models.tokenizer(added_tokens=[{"id": 384, "content": "x"}]), "the id 384"),
+    "twice": (LLAMA, {}, None, models.tokenizer(added_tokens=[{"id": 380, "content": "he"}]), "the token 'he' twice"),
+    "only sentencepiece": (GEMMA2, {}, None, models.tokenizer(), "no tokenizer beside the model, expected tokenizer.m"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("names", ["auto", "llama.cpp"])
+def test_what_llama_cpp_could_not_run_is_refused(tmp_path, case, names):
+    name, changes, tensors, tokens, said = REFUSED[case]
+    files = files_of(name) if tokens is None else {"tokenizer.json": tokens} if tokens else {}
+    source = write(tmp_path / "model", config_of(name, **changes), tensors or tensors_of(name), files=files)
+    with pytest.raises(wm.EncodeError, match=said) as caught:
+        wm.convert(source, tmp_path / "x.gguf", names=names)
+    assert "names='keep'" in str(caught.value)
+    assert str(source) in str(caught.value)
+    assert not (tmp_path / "x.gguf").exists()
+    wm.convert(source, tmp_path / "x.gguf", names="keep")
+
+
+def test_globs_and_new_names_leave_a_model_that_runs(tmp_path):
+    source = write(tmp_path / "model", config_of(QWEN), tensors_of(QWEN))
+    with pytest.raises(wm.EncodeError, match=r"the model has no blk\.0\.attn_norm\.weight.*names='keep'"):
+        wm.convert(source, tmp_path / "x.gguf", exclude="*attn_norm*")
+    with pytest.raises(wm.EncodeError, match="the model has no output_norm"):
+        wm.convert(source, tmp_path / "x.gguf", rename={"output_norm.weight": "norm"})
+
+
+def test_damaged_files_are_refused_by_errors_of_ours(tmp_path):
+    """200 mutants of configuration and tokenizer: each is converted, or refused by an error of ours without a file."""
+    rng = random.Random(38)
+    tensors, seen = tensors_of(LLAMA), {"converted": 0, "refused": 0}
+    originals = {
+        "config.json": config_of(LLAMA),
+        "tokenizer.json": models.tokenizer(),
+        "tokenizer_config.json": models.SETTINGS,
+    }
+    odd = [None, True, -1, 0, 2**40, 1e308, "", "x", [], {}, [None], {"a": 1}, [[["x"]]], 0.5]
+    source = write(tmp_path / "model", config_of(LLAMA), tensors)
+    for _ in range(200):
+        name = rng.choice([*originals, "tokenizer.json"])
+        content = copy.deepcopy(originals[name])
+        place = content
+        while True:
+            key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
+            inner = place[key]
+            if not isinstance(inner, (dict, list)) or not inner or len(inner) > 200 or rng.random() < 0.3:
+                break
+            place = inner
+        place[key] = rng.choice(odd)
+        raw = json.dumps(content).encode()
+        if rng.random() < 0.1:
+            raw = raw[: rng.randrange(len(raw))]
+        (source / name).write_bytes(raw)
+        out = tmp_path / "x.gguf"
+        try:
+            wm.convert(source, out)
+            seen["converted"] += 1
+            wm.open(out).close()
+            out.unlink()
+        except wm.TensorFileError:
+            seen["refused"] += 1
+            assert not out.exists()
+        (source / name).write_text(json.dumps(originals[name]), encoding="utf-8")
+    assert min(seen.values()) > 25, seen
+
+
+def test_a_damaged_tokenizer_model(tmp_path):
+    for raw in (b"", b"\xff" * 100, GEMMA_MODEL[:1000], b"\n\x05" + GEMMA_MODEL):
+        files = {"tokenizer.model": raw}
+        source = write(tmp_path / "model", config_of(GEMMA2), tensors_of(GEMMA2), files=files)
+        with pytest.raises((wm.FormatError, wm.EncodeError), match=r"tokenizer\.model"):
+            wm.convert(source, tmp_path / "x.gguf")
