@@ -175,6 +175,9 @@ def expected(name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]
     return found
 
 
+_PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+
 def tokenizer(**changes: Any) -> dict[str, Any]:
     """Return a tokenizer of bytes with a few merges, as Llama 3 has it."""
     alphabet = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 256))]
@@ -182,8 +185,10 @@ def tokenizer(**changes: Any) -> dict[str, Any]:
     merges = [["h", "e"], ["l", "l"], ["he", "ll"]]
     vocab = {token: i for i, token in enumerate([*alphabet, *("".join(pair) for pair in merges)])}
     added = [
-        {"id": len(vocab) + i, "content": content, "special": special, "normalized": False}
-        for i, (content, special) in enumerate((("<|begin|>", True), ("<|end|>", True), ("\u2581tool", False)))
+        {"id": len(vocab) + i, "content": content, "special": special, **_PLAIN}
+        for i, (content, special) in enumerate(
+            (("<|begin|>", True), ("<|end|>", True), ("\u2581tool", False), ("<|endoftext|>", True))
+        )
     ]
     pattern = {"type": "Split", "pattern": {"Regex": CL100K}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -204,7 +209,7 @@ SETTINGS = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "add_bos_token": T
 def fallback(**changes: Any) -> dict[str, Any]:
     """Return a tokenizer with byte fallback, as Llama 2 and Mistral have it."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "h", "e", "he", "\u2581he"]
-    added = [{"id": i, "content": tokens[i], "special": True} for i in range(3)]
+    added = [{"id": i, "content": tokens[i], "special": True, **_PLAIN} for i in range(3)]
     steps = [
         {"type": "Prepend", "prepend": "\u2581"},
         {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
