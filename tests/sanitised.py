@@ -76,7 +76,7 @@ LATER = {
     "tests/faults/": "minutes; what fails there are calls of the system, and C gets what other tests give it",
     **dict.fromkeys(
         (
-            *(suite(name) for name in ("cli_memory", "growth", "guard", "memory")),
+            *(suite(name) for name in ("cli_memory", "growth", "guard", "llama_memory", "memory")),
             "tests/api/test_executors.py::test_a_converter_takes_little_memory",
             "tests/plans/test_plan_run.py::test_a_run_gives_back_what_was_consumed",
             "tests/plans/test_plan_run.py::test_small_tensors_are_given_back_too",

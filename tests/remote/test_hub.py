@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from tests import builders
 from tests.builders import safetensors as safe
+from tests.llama import models
 from tests.remote.hub_server import STALL, Hub, git_hash, sha256
 from tests.support import SOURCES
 
@@ -462,6 +463,19 @@ def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     assert len(wm.load(f"hf://{NAME}/{first}")) == 4
     with pytest.raises(RemoteError, match="the Hub cannot be reached, and the cache has no revision 'main' of owner/x"):
         wm.open("hf://owner/x")
+
+
+def test_a_repository_becomes_a_file_for_llama_cpp(hub: Hub, tmp_path: Path) -> None:
+    """The bytes of a conversion on the disk; what is read ahead is not asked for again, and nothing is cached."""
+    pytest.importorskip("gguf")
+    name = "Qwen3MoeForCausalLM"
+    local = models.write(tmp_path / "model", models.config_of(name), models.tensors_of(name), shards=3)
+    hub.repositories[NAME]["main"] = {path.name: path.read_bytes() for path in local.iterdir()}
+    wm.convert(local, tmp_path / "local.gguf")
+    wm.convert(f"hf://{NAME}", tmp_path / "remote.gguf")
+    assert (tmp_path / "remote.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()
+    assert 3 <= hub.count("data") <= 30  # three files, their headers, and what lies beside them
+    assert not list((tmp_path / "cache").rglob("model*"))
 
 
 # ------------------------------------------------------------------------------------------------------- the commands
