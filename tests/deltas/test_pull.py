@@ -549,6 +549,35 @@ def test_base_and_source_at_an_address(chain, tmp_path):
             deltas.pull(tmp_path / "local", **place, version=8)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the system says what memory is anonymous")
+@pytest.mark.parametrize(("nbytes", "versions", "most"), [(96 << 20, 1, 24), (4 << 20, 45, 64)])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_memory_is_that_of_some_blocks(tmp_path, nbytes, versions, most, in_place):
+    """A tensor larger than the bound, and a chain of more versions than are decoded side by side; in MiB."""
+    state = {"w": np.zeros(nbytes, np.uint8)}
+    base, source, folder = write_model(tmp_path / "base", state), tmp_path / "source", tmp_path / "local"
+    for version in range(1, versions + 1):
+        before = state["w"]
+        state = {"w": before.copy()}
+        state["w"][version::400] ^= version
+        write_delta(source, version, {"w": before}, state)
+    deltas.pull(folder, source, base=base, version=0)
+    code = f"""
+import re
+from weightmap.deltas import pull
+def anonymous():
+    return int(re.search(r"RssAnon:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
+pull({str(tmp_path / "warm")!r}, {str(source)!r}, base={str(base)!r}, version=0)
+begin, seen = anonymous(), []
+pull({str(folder)!r}, {str(source)!r}, in_place={in_place}, threads=2, progress=lambda *_: seen.append(anonymous()))
+print((max(seen) - begin) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) <= most
+    with wm.open(folder) as f:
+        assert np.array_equal(f["w"], state["w"])
+
+
 def test_threads_and_progress(chain, tmp_path):
     """Any number of threads writes the same files; progress ends at its total."""
     base, source, states = chain

@@ -1,4 +1,4 @@
-"""Frames of zstd, decoded by csrc/zstd.c: what zstd writes, in every way that it writes it, and what nobody should."""
+"""Frames of zstd, decoded by csrc/zstd.c: what zstd writes, in every way that it does, and what nobody should."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ def decode(data, most, *, sparse, piece=1 << 18, read=1 << 17):
     header = late.frame_header(data[: late.FRAME_HEAD])
     decoder = late.FrameDecoder(header, most, room, sparse=sparse)
     out = np.zeros(most + 1, np.uint8) if sparse else np.full(most + 1, 0x5A, np.uint8)
-    at = end = header.nbytes
-    done = 0
+    at, done = header.nbytes, 0
     while True:
         # XOR to zeros is the payload too.
-        given = out[done : done + piece]
-        how, taken, made = decoder.decode(data[at:end], given, exclusive=sparse)
-        at, done = at + taken, done + made
-        if how == late.FRAME_HUNGRY and end < len(data):
-            end = min(end + read, len(data))
+        how, made = decoder.decode(out[done : done + piece], exclusive=sparse)
+        done += made
+        if how == late.FRAME_HUNGRY and at < len(data):
+            decoder.feed(data[at : at + read])
+            at += read
         elif how != late.FRAME_FULL or done == len(out):
             return how, out[:done].tobytes()
 

@@ -117,7 +117,6 @@ class _Decoder:
         self.size = header.size
         begin, end = frame.offset + header.nbytes, frame.offset + frame.nbytes
         self._pieces = frame.source.ahead([(begin, end)]).chunks(begin, end - begin, _READ)
-        self._data: bytes | memoryview = b""
         self._decoder = late.FrameDecoder(header, high, room, sparse=sparse)
 
     def fill(self, out: NDArray[np.uint8], *, exclusive: bool = False) -> None:
@@ -129,9 +128,8 @@ class _Decoder:
     def _decode(self, out: NDArray[np.uint8], *, exclusive: bool) -> int:
         done = 0
         while True:
-            how, taken, made = self._decoder.decode(self._data, out[done:], exclusive=exclusive)
+            how, made = self._decoder.decode(out[done:] if done else out, exclusive=exclusive)
             done += made
-            self._data = self._data[taken:]
             if how == late.FRAME_DAMAGED:
                 raise self._frame.error("its frame is damaged")
             if how != late.FRAME_HUNGRY:
@@ -139,7 +137,7 @@ class _Decoder:
             piece = next(self._pieces, None)
             if piece is None:
                 raise self._frame.error(f"its frame ends early, at least {len(out) - done} bytes short")
-            self._data = bytes(self._data) + piece
+            self._decoder.feed(piece)
 
     def finish(self) -> None:
         """Require the end of the payload."""

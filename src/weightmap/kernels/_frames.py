@@ -58,15 +58,24 @@ class FrameDecoder:
         window = min(header.window, most)
         self._memory = as_input(new_room(lib.wm_frame_room(window)))
         self._counts = ffi.new("uint64_t[2]")
+        self._data, self._at = b"", 0
+        self._given = from_buffer("uint8_t[]", self._data)
         lib.wm_frame_begin(self._memory, window, header.window, sparse)
 
-    def decode(self, data: Buffer, out: NDArray[np.uint8], *, exclusive: bool) -> tuple[int, int, int]:
-        """Decode the next bytes of the payload from data that follow those taken before.
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the next bytes of the frame, behind its header."""
+        self._data, self._at = self._data[self._at :] + data, 0
+        self._given = from_buffer("uint8_t[]", self._data)
 
-        With `exclusive`, they are XORed to what is in `out`. Returns how it ended, and the bytes taken and made.
+    def decode(self, out: NDArray[np.uint8], *, exclusive: bool) -> tuple[int, int]:
+        """Decode the next bytes of the payload; with `exclusive`, XOR them to what is there.
+
+        Returns how it ended, and the bytes made.
         """
-        given, target, counts = as_input(data), from_buffer("uint8_t[]", out, require_writable=True), self._counts
+        at, target, counts = self._at, from_buffer("uint8_t[]", out, require_writable=True), self._counts
+        left, size = len(self._data) - at, len(target)
         how: int = lib.wm_frame_decode(
-            self._memory, given, len(given), target, len(target), exclusive, counts, counts + 1
+            self._memory, self._given + at, left, target, size, exclusive, counts, counts + 1
         )
-        return how, counts[0], counts[1]
+        self._at = at + counts[0]
+        return how, counts[1]
