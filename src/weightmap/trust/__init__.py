@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from weightmap.errors import TrustError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -111,7 +113,6 @@ def sign(
     TrustError
         For a key, a certificate or a model that cannot be signed with or signed.
     """
-    from weightmap.errors import TrustError  # noqa: PLC0415 - as below
     from weightmap.trust.signing import sign as sign_model  # noqa: PLC0415 - few models are signed
 
     given = _absolute(model)

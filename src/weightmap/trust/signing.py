@@ -15,6 +15,7 @@ import io
 import json
 import os
 import tempfile
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -150,8 +151,6 @@ def _check_identity(raw: bytes, identity: str, path: str) -> None:
 
 def _library(module: str) -> Any:
     try:
-        from importlib import import_module  # noqa: PLC0415 - for signatures alone
-
         import OpenSSL  # noqa: F401, PLC0415 - the library needs it, and does not say so
 
         return import_module(f"model_signing.{module}")
