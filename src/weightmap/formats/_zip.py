@@ -58,6 +58,10 @@ _END_RECORD = struct.Struct("<4s4H2IH")
 _WIDE_RECORD = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR_RECORD = struct.Struct("<4sIQI")
 _COMMENT_MOST = 65535
+# Bytes at the end of an archive in a store that are read at once, for the directory, and one part of so many of them;
+# most bytes of a pickle that is read with the headers.
+_TAIL_LEAST, _TAIL_MOST, _TAIL_PART = 64 << 10, 1 << 20, 1024
+_PICKLE_MOST = 8 << 20
 _WIDE = {2: 0xFFFF, 4: 0xFFFFFFFF}
 # Sizes of a descriptor, with and without its signature and with sizes of 4 or 8 bytes.
 _DESCRIPTORS = (12, 16, 20, 24)
@@ -74,17 +78,22 @@ def first_name(head: bytes) -> bytes | None:
 
 
 def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield about where the entries' own headers lie, with the first bytes of each, by an unchecked directory."""
+    """Yield about where the entries' own headers lie, with the first bytes of each, by an unchecked directory.
+
+    Of a pickle, with all bytes: it says what the others are.
+    """
     at = 0
     while at + kernels.ZIP_ENTRY_LEAST <= len(central):
-        name, extra, comment = struct.unpack_from("<3H", central, at + 28)
+        stored, _, name, extra, comment = struct.unpack_from("<2I3H", central, at + 20)
         (offset,) = struct.unpack_from("<I", central, at + 42)
+        first = at + kernels.ZIP_ENTRY_LEAST
+        inside = stored if bytes(central[first : first + name][-4:]) == b".pkl" and stored <= _PICKLE_MOST else 0
         at += kernels.ZIP_ENTRY_LEAST + name + extra + comment
         if offset == _WIDE_FIELD:  # it is the last one in the field of 64-bit numbers, which comes first here
             start = at - comment - extra
             stop = start + 4 + int.from_bytes(central[start + 2 : start + 4], "little")  # slices: it may not be there
             offset = int.from_bytes(central[stop - 8 : stop], "little")
-        yield offset, offset + name + _BESIDE
+        yield offset, offset + name + _BESIDE + inside
 
 
 def _lowered(names: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -123,6 +132,8 @@ class Archive:
         if not _BEGINNINGS[0].startswith(head[:4]) and not _BEGINNINGS[1].startswith(head[:4]):
             expected = " or ".join(map(repr, _BEGINNINGS))
             raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=expected)
+        tail = min(max(source.size // _TAIL_PART, _TAIL_LEAST), _TAIL_MOST)
+        source.expect([(max(source.size - tail, 0), source.size)])
         begin, size, count, end = _find_directory(source, options, warnings)
         limits = options.limits
         limits.check("max_header_bytes", size, "size of the central directory", offset=end)

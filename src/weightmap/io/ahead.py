@@ -28,7 +28,7 @@ _MOST_KEPT = 16 << 20
 PART, _WINDOW = 4 << 20, 64 << 20
 # Headers guessed at once, steps between headers that a guess regards, and the bytes by which those of equal tensors
 # differ, since names do.
-_GUESSES, _REMEMBERED, _ALIKE = 64, 128, 64
+_GUESSES, _REMEMBERED, _ALIKE = 64, 2048, 64
 
 
 class Windows:
@@ -50,11 +50,11 @@ class Windows:
         return memoryview(data)[begin - start : end - start]
 
     def add(self, start: int, data: bytes) -> None:
-        """Keep bytes; if there are very many, only the first and the last."""
+        """Keep bytes; if there are very many, forget what lies before others: a walk has read it."""
         with self._lock:
-            if self._size + len(data) > _MOST_KEPT:
-                del self._starts[1:], self._data[1:]
-                self._size = len(self._data[0])
+            while self._size + len(data) > _MOST_KEPT and len(self._starts) > 1:
+                self._size -= len(self._data[1])
+                del self._starts[1], self._data[1]
             number = bisect_right(self._starts, start)
             self._starts.insert(number, start)
             self._data.insert(number, data)
@@ -69,33 +69,44 @@ class Pattern:
 
     def __init__(self) -> None:
         self._last = -1
-        self._steps: list[int] = []
+        self._steps = _Steps(np.empty(0, np.int64), np.empty(0, np.int64))
 
-    def guess(self, at: int, size: int) -> list[int]:
-        """Note that a header at `at` was read, of a file of `size` bytes, and return where the next ones may be."""
+    def note(self, at: int) -> None:
+        """Note that a header at `at` is read."""
         if 0 <= self._last < at:
-            self._steps.append(at - self._last)
+            self._steps = self._steps.then(at - self._last)
         self._last = at
-        steps, found = self._steps[-_REMEMBERED:], list[int]()
-        while steps and len(found) < _GUESSES and at + steps[-1] < size:
-            steps.append(_after(steps))
-            at += steps[-1]
+
+    def guess(self, size: int) -> list[int]:
+        """Return where headers behind the last one may be, in a file of `size` bytes."""
+        at, steps, found = self._last, self._steps, list[int]()
+        while len(found) < _GUESSES and (step := steps.next()) and at + step < size:
+            at += step
             found.append(at)
+            steps = steps.then(step)
         return found
 
 
-def _after(steps: list[int]) -> int:
-    """Return what followed the longest part of the end that came before; else the last step again."""
-    best, most = steps[-1], 0
-    for last in range(len(steps) - 2, -1, -1):
-        if last < most:  # no longer part is left
-            break
-        same = 0
-        while same <= last and abs(steps[last - same] - steps[-1 - same]) <= _ALIKE:
-            same += 1
-        if same > most:
-            best, most = steps[last + 1], same
-    return best
+class _Steps(NamedTuple):
+    """Distances between headers; and for each, how many up to it are alike those up to the last one."""
+
+    steps: NDArray[np.int64]
+    alike: NDArray[np.int64]
+
+    def then(self, step: int) -> _Steps:
+        """Return these with one more."""
+        before = np.concatenate(([0], self.alike[:-1]))[: len(self.alike)]
+        alike = np.where(np.abs(self.steps - step) <= _ALIKE, before + 1, 0)
+        return _Steps(np.append(self.steps, step)[-_REMEMBERED:], np.append(alike, 0)[-_REMEMBERED:])
+
+    def next(self) -> int:
+        """Return what most often followed the longest part of the end that came before; else the last one, or 0."""
+        alike = self.alike[:-1]
+        if not alike.any():
+            return int(self.steps[-1]) if len(self.steps) else 0
+        found = self.steps[1:][alike == alike.max()][-_GUESSES:][::-1]
+        votes = (np.abs(found[:, None] - found) <= _ALIKE).sum(1)
+        return int(found[votes.argmax()])
 
 
 class _Request(NamedTuple):

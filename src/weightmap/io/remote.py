@@ -180,8 +180,9 @@ class RemoteSource(Source):
 
         def walked(offset: int, count: int) -> bytes:
             end = min(offset + count, self.size)
+            pattern.note(offset)
             if self.queue is None and count < _NEAR and len(self._here(offset, end)) < end - offset:
-                guesses = (max(begin - _NEAR // 4, 0) for begin in pattern.guess(offset, self.size))
+                guesses = (max(begin - _NEAR // 4, 0) for begin in pattern.guess(self.size))
                 self.expect([(offset, offset + _NEAR), *((begin, begin + _NEAR) for begin in guesses)])
             return self.pread(offset, count)
 
