@@ -276,6 +276,16 @@ def test_mixtures(tmp_path, mixture, values_, down, output, kind):
         assert f.metadata["general.file_type"] == kind
 
 
+def test_stacked_experts_are_quantised_as_one_array(tmp_path):
+    name = "Qwen3MoeForCausalLM"
+    tensors = tensors_of(name)
+    wm.convert(write(tmp_path / "model", config_of(name), tensors, shards=3), tmp_path / "x.gguf", quantize="q4_0")
+    with wm.open(tmp_path / "x.gguf") as f:
+        for key, array in expected(name, tensors).items():
+            if "_exps" in key or "attn_q.weight" in key:
+                assert bytes(f[key].payload) == bytes(wm.quantize(array.astype(np.float32), "q4_0").payload), key
+
+
 def test_a_mixture_needs_the_names(tmp_path, put):
     source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"))
     with pytest.raises(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from weightmap.conversion.spec import Quantize
     from weightmap.index.row import Row
     from weightmap.io.sink import Sink
+    from weightmap.io.source import Source
     from weightmap.kernels.late import Unwritten
     from weightmap.llama.mixtures import Shape
 
@@ -120,8 +121,9 @@ class _Blocks(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A run of a tensor's elements: their source, place and type; the number of the first, and their count."""
+    """A run of a tensor's elements: file, where to read it, and type; the number of the first one, and their count."""
 
+    file: Source
     source: int | NDArray[np.uint8]
     begin: int
     dtype: str
@@ -299,13 +301,20 @@ def _element(row: Row, at: int) -> np.float32:
 
 def _runs(row: Row, unit: int) -> Iterator[_Run]:
     """Yield a tensor in runs of whole blocks of `unit` elements, but for the last one."""
-    direct = row.source.direct
-    if direct is not None and row.dtype.name in COMPARED and not row.dtype.swapped:
-        yield _Run(direct, row.offset, row.dtype.name, 0, math.prod(row.shape))
-        return
     at = 0
+    if row.dtype.name in COMPARED and not row.dtype.swapped:
+        width = COMPARED[row.dtype.name][1]
+        stretches = row.source.stretches(row.offset, row.offset + row.nbytes)
+        whole = len(stretches) == 1 or not any((end - begin) % (unit * width) for _, begin, end in stretches)
+        if stretches and whole and all(file.direct is not None for file, _, _ in stretches):
+            for file, begin, end in stretches:
+                direct = file.direct
+                assert direct is not None  # noqa: S101 - as above
+                yield _Run(file, direct, begin, row.dtype.name, at, (end - begin) // width)
+                at += (end - begin) // width
+            return
     for values in _values(row, max(_PIECE // unit, 1) * unit):
-        yield _Run(values.view(np.uint8), 0, "float32", at, len(values))
+        yield _Run(row.source, values.view(np.uint8), 0, "float32", at, len(values))
         at += len(values)
 
 
@@ -329,7 +338,7 @@ def _encode(
         if failed.what == "write":
             raise OSError(failed.error, os.strerror(failed.error)) from None
         if failed.what == "read":
-            place.source.fail_reading(failed.at, run.begin + run.size * width, failed.error)
+            run.file.fail_reading(failed.at, run.begin + run.size * width, failed.error)
         bad = run.first + start + failed.at
         raise _not_finite(name, bad, _element(place, bad)) from None
     sums[0] += error

@@ -282,6 +282,10 @@ class Derived(Source):
         """Implement `Source.reads`; yields nothing where the order is not known before."""
         return iter(())
 
+    def stretches(self, begin: int, end: int) -> Sequence[tuple[Source, int, int]]:  # noqa: ARG002 - see `Source`
+        """Implement `Source.stretches`: the bytes are made."""
+        return ()
+
     def check_size(self, what: str, nbytes: int) -> None:
         """Implement `Source.check_size`, for the file."""
         self._parent.check_size(what, nbytes)

@@ -37,7 +37,7 @@ from weightmap.lazy import later
 from weightmap.options import DEFAULT_LIMITS, check_expansion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -305,6 +305,10 @@ class Source:
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
         """Yield the ranges (source, begin, end) that reading these bytes reads from files, in order."""
         yield self, begin, end
+
+    def stretches(self, begin: int, end: int) -> Sequence[tuple[Source, int, int]]:
+        """Return the ranges (source, begin, end) of files whose bytes, joined, are these; none where they are made."""
+        return ((self, begin, end),)
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Return a source of the same bytes that reads from others than its files."""

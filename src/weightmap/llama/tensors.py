@@ -372,6 +372,16 @@ class _Stack(Derived):
         for row, start, stop in self._parts(begin - self._base, end - self._base):
             yield from row.source.reads(row.offset + start, row.offset + stop)
 
+    def stretches(self, begin: int, end: int) -> Sequence[tuple[Source, int, int]]:
+        """Implement `Source.stretches`: those of all."""
+        found: list[tuple[Source, int, int]] = []
+        for row, start, stop in self._parts(begin - self._base, end - self._base):
+            own = row.source.stretches(row.offset + start, row.offset + stop)
+            if not own:
+                return ()
+            found += own
+        return found
+
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Implement `Source.reading`."""
         return _Stack([row.reading(ahead) for row in self._rows])
