@@ -141,6 +141,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(model, tmp_path):
     [
         wm.Quantize("Q4-K", include=["a", "b"], exclude="c"),
         wm.Quantize("adaptive", block_size=64, scale_type="float32", bits=6),
+        wm.Quantize("Q4-K-M", exclude="c"),
         wm.Run(manifest=b"done.json", rank=1, world_size=2, keep_going=True),
         Pq(4, n_bits=5, projection=True, norms=False, seed=3, include=["embeddings"]),
     ],

@@ -260,7 +260,7 @@ def convert(
         )
         source = path or name_of(opened)
         if how is not None:
-            _check_scheme(found, layout, how.scheme, target)
+            _check_scheme(found, layout, how.usual, target)
         opened, spec, odd = seen_by(spec, opened, names, whole=is_model or bool(opened.shards))
         directory = None if spec.translated else directory  # what it says became key-values
         renamed = _renamed(spec, opened, rename, source)

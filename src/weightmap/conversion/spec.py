@@ -40,8 +40,7 @@ class Quantize:
     ----------
     scheme : str
         One of those of `weightmap.quantize`. Or one of llama.cpp's mixtures, for models under its names in GGUF:
-        "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m". `scheme` is then the type of most
-        tensors, and `mixture` the name.
+        "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m".
     block_size : int
         Elements per block, for int4_block, int5_block and adaptive.
     scale_type : str or numpy.dtype
@@ -73,14 +72,12 @@ class Quantize:
     bits: float = 5.0
     include: Globs = None
     exclude: Globs = None
-    mixture: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Check the values, and bring names into the spelling used here."""
-        mixture = name if (name := folded(self.scheme)) in MIXTURES else None
+        name = folded(self.scheme)
         known = {
-            "scheme": scheme_named(self.scheme) if mixture is None else MIXTURES[mixture],
-            "mixture": mixture,
+            "scheme": name if name in MIXTURES else scheme_named(self.scheme),
             "block_size": as_integer("block_size", self.block_size),
             "scale_type": scale_type_named(self.scale_type),
             "bits": as_float("bits", self.bits),
@@ -89,7 +86,7 @@ class Quantize:
         }
         for name, value in known.items():
             object.__setattr__(self, name, value)
-        scheme = self.scheme
+        scheme = self.usual
         if scheme not in (*BLOCKED, "adaptive") and self.block_size != 32:
             kind = "blocks of one size" if scheme in GGML_SCHEMES else "no blocks"
             raise QuantError(f"block_size is for {', '.join(BLOCKED)} and adaptive: {scheme} has {kind}")
@@ -100,11 +97,21 @@ class Quantize:
         elif self.include is not None or self.exclude is not None:
             raise QuantError("pq is for word embeddings: Pq(include=...) of weightmap.words.convert chooses a matrix")
 
+    @property
+    def mixture(self) -> str | None:
+        """The scheme, where it is a mixture."""
+        return self.scheme if self.scheme in MIXTURES else None
+
+    @property
+    def usual(self) -> str:
+        """The scheme; of a mixture, that of most tensors."""
+        return MIXTURES.get(self.scheme, self.scheme)
+
 
 def quantize_zeros(how: Quantize, threads: int) -> QuantizedTensor:
     """Quantise a row of zeros this way, and return it. Raises `QuantError` for values that do not go together."""
-    row = late.GGML_TYPES[how.scheme].block_size if how.scheme in GGML_SCHEMES else 1
-    return quantize(np.zeros(row, np.float32), how.scheme, **quantize_options(how), threads=threads)
+    row = late.GGML_TYPES[how.usual].block_size if how.usual in GGML_SCHEMES else 1
+    return quantize(np.zeros(row, np.float32), how.usual, **quantize_options(how), threads=threads)
 
 
 def quantize_options(how: Quantize) -> dict[str, Any]:
@@ -158,7 +165,7 @@ class Spec:
         """What quantised parameters are repacked to, where it holds the same numbers."""
         how, held = self.quantize, REPACKED & frozenset().union(*self.target_format.schemes.values())
         if how is not None:
-            return Held(held & {how.scheme}, how.block_size, how.scale_type, self.takes)
+            return Held(held & {how.usual}, how.block_size, how.scale_type, self.takes)
         return Held(held if self.dtype is None else frozenset(), takes=self.takes)
 
     def takes(self, name: str) -> bool:

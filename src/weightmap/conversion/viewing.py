@@ -59,7 +59,7 @@ def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[Ten
         plain = lambda: as_parameters(stored, spec.decoded)  # noqa: E731 - called where experts differ
     if spec.translated:
         how = spec.quantize
-        kind = spec.dtype if how is None else how.mixture or how.scheme
+        kind = spec.dtype if how is None else how.scheme
         file, notes = as_llama(file, kind, with_keys=with_keys, plain=plain)
     return file, notes
 
@@ -74,7 +74,7 @@ def _with_shape(spec: Spec, file: TensorFile) -> Spec:
         assert spec.quantize is not None  # noqa: S101 - it has the mixture
         raise QuantError(
             f"{mixture} is a mixture of {PROGRAM}, by its names of tensors, which this model does not get; the nearest "
-            f"is {spec.quantize.scheme}"
+            f"is {spec.quantize.usual}"
         ).located(path=name_of(file))
     return dataclasses.replace(spec, shape=shape)
 
@@ -85,7 +85,7 @@ def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
     if spec.quantize is not None:
         quantizer = Quantizer(spec.quantize)
         refused = tuple(
-            f"parameter {quoted(name)} is {how[0]}, which is not exactly {spec.quantize.scheme}"
+            f"parameter {quoted(name)} is {how[0]}, which is not exactly {spec.quantize.usual}"
             for name, row in zip(found, rows_of(found), strict=True)
             if (how := storage_of(row)) is not None and spec.takes(name) and quantizer.wants(name, row)
         )

@@ -187,8 +187,11 @@ class _Turns:
 def _told(exchange: Exchange | None, failed: BaseException | None) -> None:
     """Raise the error of this rank, or of another one, once all know of it."""
     told = [] if exchange is None else exchange.tell(None if failed is None else repr(failed))
-    if failed is not None:
-        raise failed
+    try:
+        if failed is not None:
+            raise failed
+    finally:
+        failed = None  # its traceback has this frame: together they would keep files open
     for rank, error in enumerate(told):
         if error is not None:
             raise PlanError(f"rank {rank} could not read its part: {error}")

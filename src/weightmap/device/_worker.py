@@ -47,8 +47,11 @@ class Worker:
         while not self._finished:
             self._told.acquire(timeout=_LOOK)
         error, self._error = self._error, None
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None  # its traceback has this frame: together they would keep files open
 
     def end(self, then: Callable[[], object]) -> BaseException | None:
         """End the thread, then call `then`, however often this is interrupted; return the last interrupt.
