@@ -166,7 +166,13 @@ def outcomes(shim, reading, cases, to):
         before = descriptors()
         problem, result = attempt(shim, number, fault, reading.run)
         leaked = len(descriptors() - before)
-        row = {"error": problem, "result": None if problem else told(result), "leaked": leaked}
+        # The call that met the fault: where threads read, their calls come in any order.
+        row = {
+            "error": problem,
+            "result": None if problem else told(result),
+            "leaked": leaked,
+            "call": shim.name(number),
+        }
         os.write(to, json.dumps(row).encode() + b"\n")
 
 
@@ -207,9 +213,11 @@ def sweep(shim, reading):
         lines, status = lines_of(lambda to, left=left: outcomes(shim, reading, left, to))
         rows += [json.loads(line) | {"signal": 0} for line in lines]
         if status:
-            rows.append({"error": None, "result": None, "leaked": 0, "signal": -status})
+            rows.append(
+                {"error": None, "result": None, "leaked": 0, "signal": -status, "call": calls[cases[len(rows)][0] - 1]}
+            )
     for row, (number, fault, _, _) in zip(rows, cases, strict=True):
-        row |= {"number": number, "call": calls[number - 1], "fault": fault}
+        row |= {"number": number, "fault": fault}
     reading.reset()
     return {"expected": told(result), "calls": calls, "rows": rows}
 
