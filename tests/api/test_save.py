@@ -174,6 +174,7 @@ REFUSED = {
     "metadata of objects": ({"a": BASE}, {"metadata": {"key": {"nested": 1}}}, ["key"]),
     "token with a surrogate": ({"a": BASE}, {"vocab": ["ok", "\ud800"]}, []),
     "unknown special id": ({"a": BASE}, {"vocab": ["ok"], "special_ids": {"bos": 0}}, ["bos"]),
+    "special ids alone": ({"a": BASE}, {"special_ids": {"pad": 0}}, ["special_ids without a vocabulary"]),
 }
 
 

@@ -108,12 +108,14 @@ def test_files_of_the_finalfusion_projects_have_the_recorded_content(name):
 
 @pytest.mark.parametrize("name", OF_PYTHON)
 def test_what_is_read_is_written_again_to_the_byte(name, tmp_path):
-    """Reading and writing gives the same file, but for the lengths that finalfusion-python gets wrong."""
+    """Reading and writing, or `convert`, gives the same file, but for lengths that finalfusion-python gets wrong."""
     data = (TRUTH / f"{name}.fifu").read_bytes()
     with wm.open(data) as f:
         metadata = f.metadata if f.has_metadata else None
         wm.save(tmp_path / "again.fifu", dict(f), vocab=f.vocab, metadata=metadata)
     again = (tmp_path / "again.fifu").read_bytes()
+    wm.convert(TRUTH / f"{name}.fifu", tmp_path / "converted.fifu")
+    assert (tmp_path / "converted.fifu").read_bytes() == again
     if name.startswith("explicit"):
         at = [i for i in range(len(data)) if data[i] != again[i]]
         assert len(data) == len(again)
