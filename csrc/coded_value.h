@@ -20,7 +20,7 @@ static inline void wm_look_up_some(const uint8_t *restrict codes, int bits, int 
                                    const uint8_t *restrict table, uint64_t bytes, uint8_t *restrict out) {
     uint64_t i = 0;
     if (bits == 8) {
-        for (codes += from; i + 8 <= n; i += 8) {
+        for (codes += from; i < n / 8 * 8; i += 8) {
             const uint64_t eight = load_le64(codes + i);
             for (unsigned k = 0; k < 8; k++) memcpy(out + bytes * (i + k), table + bytes * (eight >> 8 * k & 255), bytes);
         }
