@@ -16,7 +16,7 @@ from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.errors import counted, quoted
 from weightmap.index.row import Row
 from weightmap.index.strings import StringTable
-from weightmap.index.table import Table
+from weightmap.index.view import ViewTable
 from weightmap.io.geometry import Derived, Given, StridedSource
 from weightmap.llama.architectures import refusal, rope_freqs, rope_of
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Place, Run
+    from weightmap.index.table import Table
     from weightmap.io.source import Source
     from weightmap.llama.architectures import Architecture, Config
 
@@ -88,9 +88,8 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
     experts = {"FFN_GATE_INP", "FFN_GATE_EXP", "FFN_UP_EXP", "FFN_DOWN_EXP"}
     elsewhere = {"ROPE_FREQS", "ATTN_ROT_EMBD", *dense, *experts}
     optional = {"ROPE_FREQS", "OUTPUT"} if config.get("tie_word_embeddings") else {"ROPE_FREQS"}
-    arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     found = {}
-    for tensor in gguf.MODEL_TENSORS[arch]:
+    for tensor in gguf.MODEL_TENSORS[_number(architecture, gguf)]:
         kind = tensor.name
         if kind not in shapes and kind in elsewhere:  # of other models of this architecture
             continue
@@ -105,7 +104,12 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
     return found
 
 
-class Translated(Table):
+def _number(architecture: Architecture, gguf: Any) -> Any:
+    """Return the package's number of an architecture."""
+    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+
+
+class Translated(ViewTable):
     """The tensors of a model by llama.cpp's names.
 
     Parameters
@@ -132,15 +136,14 @@ class Translated(Table):
         gguf: Any,
         plain: Callable[[], Table] | None = None,
     ) -> None:
-        self._stored, self._architecture, self._config = stored, architecture, config
-        self.rules = stored.rules
+        super().__init__(stored)
+        self._architecture, self._config = architecture, config
         self._plain: Table | None = None
         layers = config.count("num_hidden_layers")
         if layers > stored.count:
             raise refusal(f"config.json has {layers} layers, and the model {counted(stored.count, 'tensor')}")
         self._wanted = wanted_tensors(architecture, config, gguf)
-        arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
-        self._map = gguf.get_tensor_name_map(arch, layers)
+        self._map = gguf.get_tensor_name_map(_number(architecture, gguf), layers)
         rows: dict[str, Row] = {}
         experts: dict[str, dict[int, tuple[str, Row]]] = {}
         for name, row in zip(list(stored.names), stored.rows(), strict=True):
@@ -155,7 +158,6 @@ class Translated(Table):
         self._rows = list(rows.values())
         self._names = StringTable.of(list(rows), "tensor name")
         self.count = len(rows)
-        self._looked = True
 
     # ------------------------------------------------------------------------------------------------ one by one
     def _translated(
@@ -247,47 +249,9 @@ class Translated(Table):
         """What llama.cpp looks for, by name."""
         return self._wanted
 
-    # ------------------------------------------------------------------------------------------------- as a table
-    @property
-    def is_mapped(self) -> bool:  # type: ignore[override]
-        """Whether the table of stored tensors looks into a mapping."""
-        return self._stored.is_mapped
-
-    def belongs_to(self, source: Source, format: str) -> None:
-        """Set what messages name; the stored tensors know their source."""
-        self.source, self.path, self.format = source, source.name, format
-
     def row(self, i: int) -> Row:
         """Return row i."""
         return self._rows[i]
-
-    def place(self, i: int) -> Place:
-        """Return row i: see `Table.place`."""
-        row = self._rows[i]
-        row.source.check_unchanged()
-        return row.dtype, row.shape, row.offset, row.nbytes, row
-
-    def rows(self) -> Iterator[Row]:
-        """Yield every row in order."""
-        return iter(self._rows)
-
-    def runs(self) -> Iterator[Run]:
-        """Yield every row as a run of its own: see `Table.runs`."""
-        return ((row, 1, 0) for row in self._rows)
-
-    def detach_index(self) -> None:
-        """Copy a mapped index into private memory."""
-        self._stored.detach_index()
-
-    def position(self, row: int) -> int | None:  # noqa: ARG002 - a tensor may have many entries
-        """Return None: a tensor may have many entries."""
-        return None
-
-    def check(self) -> None:
-        """Do nothing: every row was checked."""
-
-    def disorder(self) -> None:
-        """Do nothing: the stored tensors report theirs."""
 
 
 def check_complete(names: Any, wanted: Mapping[str, Wanted]) -> None:

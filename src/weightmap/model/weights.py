@@ -14,7 +14,7 @@ from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
 from weightmap.errors import FormatError, TensorFileError, counted, escape, quoted
 from weightmap.index.row import Row
 from weightmap.index.strings import StringTable
-from weightmap.index.table import Table
+from weightmap.index.view import ViewTable
 from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.geometry import Derived, Geometry, Given, ascending
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
     from weightmap.index.row import TensorInfo
-    from weightmap.index.table import Place, Run
+    from weightmap.index.table import Table
     from weightmap.io.source import Source
     from weightmap.quant.pieced import Coding
     from weightmap.quant.repacking import Layout
@@ -219,7 +219,7 @@ def _type_of(config: Mapping[str, Any]) -> str | None:
 
 
 # -------------------------------------------------------------------------------------------------------- the table
-class _Parameters(Table):
+class _Parameters(ViewTable):
     """The parameters of a model over the table of its stored tensors.
 
     Parameters
@@ -235,15 +235,14 @@ class _Parameters(Table):
     """
 
     def __init__(self, stored: Table, method: Method, own: str | None, dtype: str | None, held: Held) -> None:
-        self._stored, self._method, self._own, self._wanted, self._held = stored, method, own, dtype, held
-        self.rules = stored.rules
+        super().__init__(stored)
+        self._method, self._own, self._wanted, self._held = method, own, dtype, held
         names, self._entries = _grouped(stored, method)
         self._known: dict[int, Row] = {}
         if "nvfp4" in held.schemes:
             names, self._entries = self._with_wholes(names)
         self._names = StringTable.of(names, "tensor name")
         self.count = len(names)
-        self._looked = True
 
     def _with_wholes(self, names: list[str]) -> tuple[list[str], list[Any]]:
         """Return names and entries with the scales of whole tensors beside those that are repacked to nvfp4.
@@ -268,15 +267,6 @@ class _Parameters(Table):
                 source = Given(row.source, row.offset, whole)
                 entries.append(Row(DTYPES["float32"], whole.shape, source, row.offset, whole.nbytes))
         return texts, entries
-
-    @property
-    def is_mapped(self) -> bool:  # type: ignore[override]
-        """Whether the table of stored tensors looks into a mapping."""
-        return self._stored.is_mapped
-
-    def belongs_to(self, source: Source, format: str) -> None:
-        """Set what messages name; the stored tensors know their source."""
-        self.source, self.path, self.format = source, source.name, format
 
     def row(self, i: int) -> Row:
         """Return row i, checked: of a quantised parameter, one whose geometry are its pieces."""
@@ -310,36 +300,6 @@ class _Parameters(Table):
         if layout is not None:
             return _repacked(first, pieces, layout, head(layout, _read(rows[coding.scales])))
         return first._replace(dtype=dtype, shape=coding.shape, nbytes=nbytes, geometry=pieces, quantized=None)
-
-    def place(self, i: int) -> Place:
-        """Return row i: see `Table.place`."""
-        row = self.row(i)
-        row.source.check_unchanged()
-        return row.dtype, row.shape, row.offset, row.nbytes, row
-
-    def rows(self) -> Iterator[Row]:
-        """Yield every row, checked, in order."""
-        return map(self.row, range(self.count))
-
-    def runs(self) -> Iterator[Run]:
-        """Yield every row as a run of its own: see `Table.runs`."""
-        return ((self.place(i)[4], 1, 0) for i in range(self.count))  # type: ignore[misc] # it has a row
-
-    def detach_index(self) -> None:
-        """Copy a mapped index into private memory."""
-        self._stored.detach_index()
-
-    def position(self, row: int) -> int | None:  # noqa: ARG002 - a parameter has no entry
-        """Return None: a parameter has several entries."""
-        return None
-
-    def check(self) -> None:
-        """Check every row."""
-        for _ in self.rows():
-            pass
-
-    def disorder(self) -> None:
-        """Do nothing: the stored tensors report theirs."""
 
 
 def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
