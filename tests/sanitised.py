@@ -127,12 +127,19 @@ def selection() -> list[str]:
 
 
 def library() -> str | None:
-    """Where gcc has its sanitiser's library, or None."""
+    """Where gcc has its sanitiser's library, with that of C++ after it, as `LD_PRELOAD` takes them, or None.
+
+    The sanitiser looks for C++'s way of throwing when it starts. Without it, the first exception that another package's
+    module throws, caught or not, ends the process; sentencepiece has one for a damaged model.
+    """
     compiler = shutil.which("gcc")
     if compiler is None or not sys.platform.startswith("linux"):
         return None
-    answer = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    return answer.stdout.strip() if Path(answer.stdout.strip()).is_absolute() else None
+    names = ("libasan.so", "libstdc++.so.6")
+    ask = (subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True) for name in names)
+    found = [answer.stdout.strip() for answer in ask]
+    # A name that gcc gives back as it is: it has no such library.
+    return ":".join(name for name in found if Path(name).is_absolute()) if Path(found[0]).is_absolute() else None
 
 
 def environment(library: str, packages: str, *, small: bool = True) -> dict[str, str]:
