@@ -21,8 +21,9 @@ import numpy as np
 
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import Patched
+from weightmap.deltas.workers import exhaust
 from weightmap.errors import DeltaError
-from weightmap.io import buffers
+from weightmap.io.sink import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,35 +44,22 @@ def write_changes(
 
     Returns the size of the log. `progress` is called with the bytes of tensors that were compared since its last call.
     """
-    lock, failed, end = threading.Lock(), threading.Event(), 0
+    lock, end = threading.Lock(), 0
 
-    def write(number: int, row: Row) -> None:
+    def write(number: int, row: Row) -> Iterator[int]:
         nonlocal end
         assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
         offset = row.offset
-        with buffers.keeping():
-            for old, new in row.geometry.pairs(row):
-                if failed.is_set():
-                    return
-                view = memoryview(_record(number, offset, old, new))
-                with lock:
-                    at, end = end, end + len(view)
-                _write_at(log, view, at)
-                offset += len(new)
-                with lock:
-                    progress(len(new))
+        for old, new in row.geometry.pairs(row):
+            record = _record(number, offset, old, new)
+            with lock:
+                at, end = end, end + len(record)
+            write_all(log, memoryview(record), at)
+            offset += len(new)
+            yield len(new)
 
     given = sorted(((number, row) for number, rows in enumerate(files) for row in rows), key=lambda one: -one[1].nbytes)
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        done = [pool.submit(write, *one) for one in given]
-        try:
-            for one in done:
-                one.result()
-        except BaseException:
-            failed.set()
-            for one in done:
-                one.cancel()
-            raise
+    exhaust([write(*one) for one in given], threads, progress)
     os.fsync(log)
     return end
 
@@ -92,13 +80,13 @@ def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, ste
             if number >= len(files) or nbytes > BLOCK or len(body) != size:
                 raise _damaged()
             if changed == _WHOLE:
-                _write_at(files[number], memoryview(body), offset)
+                write_all(files[number], memoryview(body), offset)
                 continue
             block = room[:nbytes]
             if os.preadv(files[number], [block], offset) != nbytes:
                 raise _damaged()
             _change(np.frombuffer(block, np.uint8), body, changed)
-            _write_at(files[number], block, offset)
+            write_all(files[number], block, offset)
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
         for _ in pool.map(make, range(threads)):
@@ -145,12 +133,6 @@ def _change(block: NDArray[np.uint8], body: bytes, count: int) -> None:
         raise _damaged()
     block[:whole].view(_WORD)[places] = np.frombuffer(body, _WORD, count, 2 * count)
     block[whole:] = np.frombuffer(body, np.uint8, -1, 6 * count)
-
-
-def _write_at(fd: Descriptor, view: memoryview, at: int) -> None:
-    while len(view):
-        count = os.pwrite(fd, view, at)
-        view, at = view[count:], at + count
 
 
 def _damaged() -> DeltaError:

@@ -25,7 +25,7 @@ from weightmap.errors import DeltaError, EncodeError, TargetError, quoted
 from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.io.atomic import flush_folder, write_plan
 from weightmap.io.open_source import inside, names_in, path_of
-from weightmap.io.sink import WritePlan
+from weightmap.io.sink import WritePlan, write_all
 from weightmap.kernels import late
 from weightmap.model.along import Along
 from weightmap.model.opening import open_with
@@ -337,9 +337,7 @@ class _Encoder:
                 at, self._end = self._end, self._end + len(piece)
             view = memoryview(piece)
             parts.append((at, len(view)))
-            while view:
-                count = os.pwrite(self._spool, view, at)
-                view, at = view[count:], at + count
+            write_all(self._spool, view, at)
         self._report(row.nbytes)
         return _Frame(parts, digest.hexdigest())
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
-from weightmap.io import buffers
-from weightmap.io.sink import Sink
+from weightmap.deltas.workers import exhaust
+from weightmap.io.sink import Sink, write_all
 from weightmap.kernels import late
 
 if TYPE_CHECKING:
@@ -61,47 +59,30 @@ def write_files(
     Of a file that shares the bytes of its source already, by the last entry, the changed rows alone are written.
     `progress` is called with the bytes that were written since its last call. The first error ends the work.
     """
-    lock, failed = threading.Lock(), threading.Event()
 
-    def write(fd: Descriptor, source: Source, segment: tuple[int, int, Row | None]) -> None:
+    def write(fd: Descriptor, source: Source, segment: tuple[int, int, Row | None]) -> Iterator[int]:
         offset, nbytes, row = segment
-        with buffers.keeping():
-            if row is None:
-                stages = [pieces(source, *segment)]
-            else:
-                assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
-                most = max(1, AT_ONCE // threads)
-                stages = [*row.geometry.stages(row, most, lambda: _written(fd, offset, nbytes))]
-            for stage in stages:
-                begun = at = offset
-                for piece in stage:
-                    if failed.is_set():
-                        return
-                    view, start = piece, at
-                    while len(view):
-                        count = os.pwrite(fd, view, at)
-                        view, at = view[count:], at + count
-                    if at - begun >= _FLUSHED:
-                        late.begin_flush(fd, begun, at - begun)
-                        begun = at
-                    if stage is stages[-1]:
-                        with lock:
-                            progress(at - start)
+        if row is None:
+            stages = [pieces(source, *segment)]
+        else:
+            assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
+            most = max(1, AT_ONCE // threads)
+            stages = [*row.geometry.stages(row, most, lambda: _written(fd, offset, nbytes))]
+        for stage in stages:
+            begun = at = offset
+            for piece in stage:
+                write_all(fd, piece, at)
+                at += len(piece)
+                if at - begun >= _FLUSHED:
+                    late.begin_flush(fd, begun, at - begun)
+                    begun = at
+                yield len(piece) if stage is stages[-1] else 0
 
     listed = list(files)
     given = list(_to_write(listed, progress))
     # The largest first, so that no thread is left with one at the end.
     given.sort(key=lambda each: -each[2][1])
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        done = [pool.submit(write, *each) for each in given]
-        try:
-            for one in done:
-                one.result()
-        except BaseException:
-            failed.set()
-            for one in done:
-                one.cancel()
-            raise
+    exhaust([write(*each) for each in given], threads, progress)
     for _, _, fd, _ in listed:
         os.fsync(fd)
 

@@ -108,7 +108,7 @@ class Sink:
                 count = min(len(view) // STAGE * STAGE, DIRECT)
                 # Unfaulted source pages would split the write, and the file would get small pages.
                 kernels.populate(view[:count], 0, count)
-                _write_all(self._fd, view[:count], self.offset)
+                write_all(self._fd, view[:count], self.offset)
                 self._advance(view[:count])
             view = view[count:]
 
@@ -185,7 +185,7 @@ class Sink:
             self._first = piece
         else:
             self._settle()
-            _write_all(self._fd, piece, self.offset)
+            write_all(self._fd, piece, self.offset)
         self._filled = self._summed = 0
         self._advance(piece)
 
@@ -193,7 +193,7 @@ class Sink:
         """Write the full buffer if `encode` has not."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            _write_all(self._fd, waiting.data, waiting.offset)
+            write_all(self._fd, waiting.data, waiting.offset)
 
     def _advance(self, piece: memoryview) -> None:
         if self.digest is not None:
@@ -207,7 +207,7 @@ class Sink:
             self._flush()
         self._settle()
         if self._first is not None:
-            _write_all(self._fd, self._first, 0)
+            write_all(self._fd, self._first, 0)
         if self._exact and self.offset != self._total:
             msg = f"the format planned {self._total} bytes and wrote {self.offset}"
             raise AssertionError(msg)
@@ -234,7 +234,8 @@ def to_bytes(plan: WritePlan) -> bytes:
     return sink.content()
 
 
-def _write_all(fd: int, view: memoryview, offset: int) -> None:
+def write_all(fd: int, view: memoryview, offset: int) -> None:
+    """Write all of a view to an offset."""
     while len(view):
         count = os.pwrite(fd, view, offset)
         view, offset = view[count:], offset + count
