@@ -13,7 +13,8 @@ import gc as _gc
 import os as _os
 from typing import TYPE_CHECKING
 
-# Nearly all that an import makes stays: the collector would go through it a dozen times and free nothing.
+# Nearly all that an import makes stays: the collector would go through it a dozen times and free nothing. It rests, and
+# then what there is counts as old, or else its next round would go through all of it. What was frozen stays so.
 _collects = _gc.isenabled()
 _gc.disable()
 try:
@@ -52,6 +53,9 @@ try:
     from weightmap.options import Limits
 finally:
     if _collects:
+        if not _gc.get_freeze_count():
+            _gc.freeze()
+            _gc.unfreeze()
         _gc.enable()
 
 if TYPE_CHECKING:
