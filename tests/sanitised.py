@@ -73,7 +73,10 @@ LEFT_OUT = {
 # What `make test-all` leaves to `make sanitize`, each with the reason why it can wait.
 LATER = {
     "benchmarks": "each once, on what tests have had",
-    "tests/faults/": "minutes; what fails there are calls of the system, and C gets what other tests give it",
+    **dict.fromkeys(
+        ("tests/faults/", suite("ended")),
+        "minutes; what fails there are calls of the system, and C gets what other tests give it",
+    ),
     **dict.fromkeys(
         (
             *(suite(name) for name in ("cli_memory", "growth", "guard", "llama_memory", "memory")),
@@ -136,8 +139,7 @@ def library() -> str | None:
     if compiler is None or not sys.platform.startswith("linux"):
         return None
     names = ("libasan.so", "libstdc++.so.6")
-    ask = (subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True) for name in names)
-    found = [answer.stdout.strip() for answer in ask]
+    found = [subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip() for name in names]
     # A name that gcc gives back as it is: it has no such library.
     return ":".join(name for name in found if Path(name).is_absolute()) if Path(found[0]).is_absolute() else None
 

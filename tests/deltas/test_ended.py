@@ -34,12 +34,15 @@ def forked(work):
     """Run in a process of its own, without the machinery of this one; return how it ended."""
     child = os.fork()
     if not child:
+        how = 0
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - nothing may go on to pytest's code in this process
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-            os._exit(3 if isinstance(error, wm.TargetError) else 4)
-        os._exit(0)
+            how = 3 if isinstance(error, wm.TargetError) else 4
+            if how == 4:
+                os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(how)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 

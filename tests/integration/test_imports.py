@@ -179,7 +179,8 @@ def test_importing_leaves_the_collector_as_it_was(collects):
     """It rests while modules are imported, and goes on after one that cannot be; what a program froze stays frozen."""
     start = f"import gc, sys; {'gc.enable' if collects else 'gc.disable'}()"
     end = f"assert gc.isenabled() is {collects}"
-    subprocess.run([sys.executable, "-c", f"{start}; import weightmap; {end}; assert not gc.get_freeze_count()"], check=True)
+    code = f"{start}; import weightmap; {end}; assert not gc.get_freeze_count()"
+    subprocess.run([sys.executable, "-c", code], check=True)
     frozen = "gc.freeze(); frozen = gc.get_freeze_count()"
     code = f"{start}; {frozen}; import weightmap; {end}; assert 0 < frozen / 2 < gc.get_freeze_count()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -94,6 +94,7 @@ def test_integers_and_float8_numbers_are_those_of_numpy(kind):
     scales = rng.choice(np.array([*SPECIAL, -1e-3, 2.5, 3e-39, 2.0**119, 2.0**120], np.float32), rows * 5)
     zeros = rng.choice(np.array([*range(-128, 128, 7), np.inf, np.nan], np.float32), rows * 5)
     which = rng.integers(0, len(scales), rows * 5).astype(np.uint8)
+    ones = np.ones_like(scales)
     for values in (NUMBERS[kind], other):
         for subtracted in (None, zeros):
             for numbered in (None, which):
@@ -102,7 +103,12 @@ def test_integers_and_float8_numbers_are_those_of_numpy(kind):
                     more = {"height": 1, "width": width, "zeros": subtracted, "which": numbered}
                     late.look_up(codes, 8, values, scales, out, **more)
                     wanted = definition(codes, values, scales, subtracted, numbered, blocks, dtype, 1)
-                    np.testing.assert_array_equal(out.view(f"u{dtype.itemsize}"), wanted.view(f"u{dtype.itemsize}"))
+                    # Of a NaN times a NaN the result is either, as the compiler orders them.
+                    twice = np.isnan(definition(codes, values, ones, subtracted, numbered, blocks, np.float32, 1))
+                    twice &= np.isnan(scales[blocks if numbered is None else numbered[blocks]])
+                    assert np.isnan(out[twice]).all()
+                    bits, expected = (array[~twice].view(f"u{dtype.itemsize}") for array in (out, wanted))
+                    np.testing.assert_array_equal(bits, expected)
 
 
 @pytest.mark.usefixtures("isa")

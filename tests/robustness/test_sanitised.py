@@ -56,6 +56,6 @@ def test_no_access_out_of_bounds_and_no_undefined_behaviour(built):
     environment = sanitised.environment(sanitised.library() or "", built, small=False) | {"WEIGHTMAP_FUZZ": "1000"}
     options = ("-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:xdist")
     done = python(environment, "-m", "pytest", *options, *sanitised.selection())
-    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    assert done.returncode == 0, (done.stderr + done.stdout)[-8000:]
     assert "passed" in done.stdout
     assert "runtime error" not in done.stderr

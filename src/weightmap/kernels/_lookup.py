@@ -36,7 +36,8 @@ def look_up(
 ) -> None:
     """Fill an array with ``(values[code of row r, column c] - zeros[b]) * scales[b] * factor``.
 
-    The operations are of float32, and are rounded once more for other types of `out`.
+    The operations are of float32, and are rounded once more for other types of `out`. Of two NaNs that are
+    multiplied, either is the result.
 
     Parameters
     ----------
