@@ -196,6 +196,7 @@ ALONG = {
     "tokenizer.json": '{"model": {"type": "WordPiece", "vocab": {"a": 0}}}',
     "vocab.txt": "a\nb\n",
     "chat_template.jinja": "{{ messages }}",
+    "additional_chat_templates/tools.jinja": "{{ tools }}",
     "LICENSE": "Apache",
     "modeling_own.py": "class Model: ...",
     "modules.json": '[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Routes/"}, {"path": "3_Normalize"}]',

@@ -376,6 +376,20 @@ def test_tokens_types_and_ids(tmp_path):
         assert f.metadata["tokenizer.ggml.pre"] == "llama-bpe"
 
 
+def test_chat_templates_with_names(tmp_path):
+    """As transformers writes them: one file for the usual template, a folder for the others."""
+    source = write(tmp_path / "model", config_of("Qwen3ForCausalLM"), tensors_of("Qwen3ForCausalLM"))
+    settings = {key: value for key, value in models.SETTINGS.items() if key != "chat_template"}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    wm.convert(source, tmp_path / "x.gguf")
+    with wm.open(tmp_path / "x.gguf") as f:
+        assert f.metadata["tokenizer.chat_template"] == "{{ messages }}"
+        assert f.metadata["tokenizer.chat_template.tool_use"] == "{{ tools }}"
+
+
 # ------------------------------------------------------------------------------------------------------------ refused
 LLAMA, QWEN, MOE, GEMMA2 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "Gemma2ForCausalLM"
 

@@ -56,7 +56,7 @@ def is_directory(path: str) -> bool:
 
 def names_in(folder: str, usual: Iterable[str]) -> list[str]:
     """Return the names in a directory; if a store cannot list, the `usual` ones that exist."""
-    return os.listdir(folder) if type(folder) is str else folder.names(usual)  # type: ignore[attr-defined]
+    return os.listdir(folder or os.curdir) if type(folder) is str else folder.names(usual)  # type: ignore[attr-defined]
 
 
 def unlisted(path: str, names: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from weightmap.llama.architectures import ARCHITECTURES, KEEP, add_keys, archite
 from weightmap.llama.mixtures import Shape
 from weightmap.llama.tensors import Translated, check_complete
 from weightmap.llama.tokenizers import FILES, TOKENIZER, Files, add_vocab, check_text, vocab_of
+from weightmap.model.along import chat_templates
 from weightmap.model.parts import check_index, name_of, parts_of
 from weightmap.model.weights import config_of
 
@@ -279,8 +280,9 @@ def _staged(model: str, trust: Any) -> Iterator[tuple[Files, Path]]:
         folder = Path(scratch) / (name if name not in ("", ".", "..") else "model")
         folder.mkdir()
         raws: dict[str, bytes | None] = {}
-        for name in (*FILES, *_ABOUT):
+        for name in (*FILES, *_ABOUT, *chat_templates(folder_of(model))):
             raws[name] = raw = read_small(beside(model, name), trust)
             if raw is not None:
+                (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_bytes(raw)
         yield Files(raws.get), folder

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _MODULES, _OF_MODULES = "modules.json", ("config.json", "model.safetensors", "pytorch_model.bin")
 # Folders of modules are this deep at most, and there are few.
 _DEEPEST = 3
+# The folder of the chat templates that have a name.
+_TEMPLATES = "additional_chat_templates"
 # What a configuration may say that the type of its tensors is; PyTorch computes in these.
 _QUANTISED = ("quantization_config", "compression_config")
 _DTYPE_KEYS, _DTYPES = ("dtype", "torch_dtype"), ("float16", "bfloat16", "float32", "float64")
@@ -60,7 +62,7 @@ class Along:
     def __init__(
         self, model: str, folder: str, *, dtype: str | None = None, replace: bool = False, decoded: bool = False
     ) -> None:
-        self._beside, self._folder, self._replace = folder_of(model) or os.curdir, folder, replace
+        self._beside, self._folder, self._replace = folder_of(model), folder, replace
         self._names = tuple(_names(self._beside))
         self._config: bytes | None = None  # what the new one says, where that is something else
         for name, target, source in self._sources():
@@ -110,8 +112,16 @@ def _names(folder: str) -> Iterator[str]:
     yield from (name for name in ALONG if name in there)
     if "config.json" in there:  # it names the code that a model brings; other code is not the model's
         yield from sorted(name for name in there if name.endswith(".py"))
+    yield from chat_templates(folder)
     for inner in _folders(folder) if _MODULES in there else ():
         yield from _below(folder, inner)
+
+
+def chat_templates(folder: str) -> list[str]:
+    """Return the names of a directory's chat templates beside the usual one; none where its store cannot list."""
+    within = inside(folder, f"{_TEMPLATES}/")
+    names = names_in(within, ()) if is_directory(within) else ()
+    return sorted(f"{_TEMPLATES}/{name}" for name in names if name.endswith(".jinja"))
 
 
 def _below(folder: str, inner: str) -> Iterator[str]:

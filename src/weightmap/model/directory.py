@@ -245,7 +245,7 @@ def _special(given: dict[str, Any], vocab: list[str]) -> dict[str, int]:
 def directory_around(path: str) -> ModelDirectory | None:
     """Return what lies beside a model file or index, if it lies in a directory with a configuration."""
     name, folder = "config.json", folder_of(path)
-    return read_directory(folder, path) if name in names_in(folder or os.curdir, (name,)) else None
+    return read_directory(folder, path) if name in names_in(folder, (name,)) else None
 
 
 def find_source(src: Any) -> tuple[str | None, Any, ModelDirectory | None]:
