@@ -32,6 +32,17 @@ typedef struct {
     int64_t bad[WM_MAX_PARTS]; /* for each thread, the element that is not finite */
 } work;
 
+/* The sum of the squares of n differences, in eight parts, which compilers add side by side. */
+static double error_of(const float *x, const float *values, uint64_t n) {
+    double sums[8] = {0};
+    for (uint64_t i = 0; i < n; i += 8)
+        for (int k = 0; k < 8; k++) {
+            const double difference = (double)x[i + (uint64_t)k] - (double)values[i + (uint64_t)k];
+            sums[k] += difference * difference;
+        }
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
 static int encode_checked(void *context, int thread, uint64_t begin, uint64_t end) {
     work *w = context;
     const wm_variants *use = wm_variants_in_use();
@@ -39,15 +50,13 @@ static int encode_checked(void *context, int thread, uint64_t begin, uint64_t en
     const int64_t bad = wm_first_not_finite(w->x + first, (end - begin) * w->elements);
     if (bad >= 0) return w->bad[thread] = (int64_t)first + bad, -1;
     use->ggml_quantize(w->type, w->x + begin * w->elements, end - begin, w->out + begin * w->bytes);
-    for (uint64_t b = begin; w->errors && b < end; b++) {
+    const uint64_t together = WM_GGML_MOST / w->elements; /* blocks that are decoded at a time */
+    for (uint64_t b = begin; w->errors && b < end; b += together) {
         float values[WM_GGML_MOST];
-        double sums[8] = {0};
-        use->ggml(w->type, w->out + b * w->bytes, 1, values, WM_CACHED);
-        for (uint64_t i = 0; i < w->elements; i++) {
-            const double difference = (double)w->x[b * w->elements + i] - (double)values[i];
-            sums[i % 8] += difference * difference;
-        }
-        w->errors[b] = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+        const uint64_t n = end - b < together ? end - b : together;
+        use->ggml(w->type, w->out + b * w->bytes, n, values, WM_CACHED);
+        for (uint64_t i = 0; i < n; i++)
+            w->errors[b + i] = error_of(w->x + (b + i) * w->elements, values + i * w->elements, w->elements);
     }
     return 0;
 }

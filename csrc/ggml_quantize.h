@@ -31,34 +31,58 @@ static inline float inverse_of(float d) {
     return is_finite(inverse) ? inverse : 0;
 }
 
-static void pack(const uint8_t q[32], int bits, uint8_t *out) {
+/* Four bits of codes 0 to 15 and 16 to 31 in a byte; before these, of five bits, the fifth ones. */
+static inline void pack(const uint32_t q[32], int bits, uint8_t *out) {
     uint32_t high = 0;
-    for (int i = 0; i < 32; i++) high |= (uint32_t)(q[i] >> 4) << i;
+    for (int i = 0; bits == 5 && i < 32; i++) high |= (q[i] >> 4) << i;
     for (int i = 0; bits == 5 && i < 4; i++) *out++ = (uint8_t)(high >> 8 * i);
     for (int i = 0; i < 16; i++) out[i] = (uint8_t)((q[i] & 15) | q[i + 16] << 4);
 }
 
-/* d * (q - half): the element of largest magnitude gets code 0. */
-TARGET static void quantize_signed(const float *x, int bits, uint8_t *out) {
+/* Magnitudes are compared as integers, of which compilers make vector code. */
+TARGET WM_INLINE uint32_t largest_magnitude(const float *x) {
+    uint32_t most = 0;
+    for (int i = 0; i < 32; i++) {
+        const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
+        most = magnitude > most ? magnitude : most;
+    }
+    return most;
+}
+
+/* d * (q - half): the element of largest magnitude, of equals the first, gets code 0. */
+TARGET WM_INLINE void quantize_signed(const float *x, int bits, uint8_t *out) {
     const float half = (float)(1 << (bits - 1));
-    float extreme = x[0];
-    uint8_t q[32];
-    for (int i = 1; i < 32; i++) extreme = (x[i] < 0 ? -x[i] : x[i]) > (extreme < 0 ? -extreme : extreme) ? x[i] : extreme;
-    const float d = in_half(extreme / -half), inverse = inverse_of(d);
-    for (int i = 0; i < 32; i++) q[i] = (uint8_t)(int)clamp(x[i] * inverse + (half + 0.5f), 0, 2 * half - 1);
+    const uint32_t most = largest_magnitude(x);
+    uint32_t q[32];
+    int first = 0;
+    while ((bits_of_float(x[first]) & 0x7FFFFFFF) != most) first++;
+    const float d = in_half(x[first] / -half), inverse = inverse_of(d);
+    for (int i = 0; i < 32; i++) q[i] = (uint32_t)(int)clamp(x[i] * inverse + (half + 0.5f), 0, 2 * half - 1);
     put16(out, narrow_float(d));
     pack(q, bits, out + 2);
 }
 
+/* Integers in the order of floats, and back; -0 comes before 0. */
+static inline int32_t ordered(int32_t bits) { return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1); }
+
 /* d * q + m: the least element gets code 0, the largest one the largest code. */
-TARGET static void quantize_range(const float *x, int bits, uint8_t *out) {
+TARGET WM_INLINE void quantize_range(const float *x, int bits, uint8_t *out) {
     const float most = (float)((1 << bits) - 1);
-    float least = x[0], largest = x[0];
-    uint8_t q[32];
-    for (int i = 1; i < 32; i++) least = x[i] < least ? x[i] : least, largest = x[i] > largest ? x[i] : largest;
+    int32_t low = INT32_MAX, high = INT32_MIN;
+    uint32_t q[32];
+    for (int i = 0; i < 32; i++) {
+        const int32_t at = ordered((int32_t)bits_of_float(x[i]));
+        low = at < low ? at : low, high = at > high ? at : high;
+    }
+    float least = float_of_bits((uint32_t)ordered(low)), largest = float_of_bits((uint32_t)ordered(high));
+    if (least == 0) { /* the first zero counts, whatever its sign */
+        int first = 0;
+        while (x[first] != 0) first++;
+        largest = largest == 0 ? x[first] : largest, least = x[first];
+    }
     least = in_half(least);
     const float d = clamp((largest - least) / most, 0, 65504), inverse = inverse_of(d);
-    for (int i = 0; i < 32; i++) q[i] = (uint8_t)(int)clamp((x[i] - least) * inverse + 0.5f, 0, most);
+    for (int i = 0; i < 32; i++) q[i] = (uint32_t)(int)clamp((x[i] - least) * inverse + 0.5f, 0, most);
     put16(out, narrow_float(d));
     put16(out + 2, narrow_float(least));
     pack(q, bits, out + 4);
@@ -66,15 +90,16 @@ TARGET static void quantize_range(const float *x, int bits, uint8_t *out) {
 
 /* Rounds halves away from zero. */
 TARGET static void quantize_q8_0(const float *x, uint8_t *out) {
-    float extreme = 0;
-    for (int i = 0; i < 32; i++) extreme = (x[i] < 0 ? -x[i] : x[i]) > extreme ? (x[i] < 0 ? -x[i] : x[i]) : extreme;
-    const float d = in_half(extreme / 127), inverse = inverse_of(d);
+    const float d = in_half(float_of_bits(largest_magnitude(x)) / 127), inverse = inverse_of(d);
+    int8_t q[32];
     put16(out, narrow_float(d));
     for (int i = 0; i < 32; i++) {
-        const float v = clamp(x[i] * inverse, -127, 127), magnitude = v < 0 ? -v : v;
-        const int whole = (int)magnitude, rounded = whole + (magnitude - (float)whole >= 0.5f);
-        out[2 + i] = (uint8_t)(v < 0 ? -rounded : rounded);
+        const uint32_t v = bits_of_float(x[i] * inverse), magnitude = v & 0x7FFFFFFF;
+        const float a = float_of_bits(magnitude < 0x42FE0000 ? magnitude : 0x42FE0000); /* at most 127 */
+        const int whole = (int)a, rounded = whole + (a - (float)whole >= 0.5f), sign = -(int)(v >> 31);
+        q[i] = (int8_t)((rounded ^ sign) - sign);
     }
+    memcpy(out + 2, q, 32);
 }
 
 /* ------------------------------------------------------------------------------------------------------- mxfp4 */
@@ -89,11 +114,7 @@ static inline float twice_fp4(float a) {
 /* Two powers of two are tried: with the first the largest element may be clipped from below 8 to 6, which is the choice of
  * gguf-py; with the second none is. */
 TARGET static void quantize_mxfp4(const float *x, uint8_t *out) {
-    uint32_t most = 0;
-    for (int i = 0; i < 32; i++) {
-        const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
-        most = magnitude > most ? magnitude : most;
-    }
+    const uint32_t most = largest_magnitude(x);
     memset(out, 0, 17);
     const int first = most >> 23 > 2 ? (int)(most >> 23) - 2 : 0;
     float found[32];

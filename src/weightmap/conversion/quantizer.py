@@ -301,7 +301,7 @@ def _element(row: Row, at: int) -> np.float32:
 
 def _runs(row: Row, unit: int) -> Iterator[_Run]:
     """Yield a tensor in runs of whole blocks of `unit` elements, but for the last one."""
-    at = 0
+    at, count = 0, max(_PIECE // unit, 1) * unit
     if row.dtype.name in COMPARED and not row.dtype.swapped:
         width = COMPARED[row.dtype.name][1]
         stretches = row.source.stretches(row.offset, row.offset + row.nbytes)
@@ -313,7 +313,11 @@ def _runs(row: Row, unit: int) -> Iterator[_Run]:
                 yield _Run(file, direct, begin, row.dtype.name, at, (end - begin) // width)
                 at += (end - begin) // width
             return
-    for values in _values(row, max(_PIECE // unit, 1) * unit):
+        for chunk in row.source.chunks(row.offset, row.nbytes, count * width):
+            yield _Run(row.source, np.frombuffer(chunk, np.uint8), 0, row.dtype.name, at, len(chunk) // width)
+            at += len(chunk) // width
+        return
+    for values in _values(row, count):
         yield _Run(row.source, values.view(np.uint8), 0, "float32", at, len(values))
         at += len(values)
 
