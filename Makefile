@@ -263,12 +263,11 @@ quantised-test: $(MODULE) $(QUANTISED)/.installed
 
 # llama.cpp, its converter and transformers as oracles of GGUF. Compiling takes ten minutes, once. Another folder:
 # make llama-test LLAMA=/tmp/llama
-# For any x86-64 with AVX2: where a CPU has AMX, llama.cpp's kernels for it end the process on a file of its own.
 LLAMA := .venv-llama
 $(LLAMA)/.installed: requirements/llama.txt
 	@echo "Installing transformers, and compiling llama.cpp, in $(LLAMA)"
 	@test -x $(LLAMA)/bin/python || $(PYTHON) -m venv $(LLAMA)
-	@CMAKE_ARGS=-DGGML_NATIVE=OFF $(LLAMA)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@$(LLAMA)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
 	@rm -rf $(LLAMA)/llama.cpp && mkdir -p $(LLAMA)/llama.cpp
 	@$(LLAMA)/bin/python -m pip --quiet --disable-pip-version-check download --no-deps --no-binary :all: \
 	    -d $(LLAMA)/llama.cpp -r requirements/ggml.txt

@@ -100,6 +100,22 @@ def made(folder, name):
     return model
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _plain_kernels():
+    """Where a CPU has AMX, llama.cpp's repacked weights end the process, those of its own quantiser too."""
+    low = sys.modules["llama_cpp.llama_cpp"]
+    usual = low.llama_model_default_params
+
+    def plain():
+        parameters = usual()
+        parameters.use_extra_bufts = False
+        return parameters
+
+    low.llama_model_default_params = plain
+    yield
+    low.llama_model_default_params = usual
+
+
 def loaded(path):
     return llama_cpp.Llama(str(path), n_ctx=256, n_threads=2, logits_all=True, verbose=False)
 
