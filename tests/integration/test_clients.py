@@ -272,7 +272,7 @@ def answer(folder, **options):
 def test_a_converted_directory_is_loaded(sharded, tmp_path, format_):
     """safetensors as it is, every format within the block: shards, one shard, and what was converted back."""
     folder, logits = sharded
-    assert wm.convert(folder, f"{tmp_path}/b/", format=format_).shards > 1
+    assert wm.convert(folder, f"{tmp_path}/b/", format=format_, names="keep").shards > 1
     wm.convert(folder, tmp_path / "one.safetensors")
     wm.convert(tmp_path / "one.safetensors", f"{tmp_path}/c/", format=format_)
     (tmp_path / "c" / "config.json").write_bytes((folder / "config.json").read_bytes())
@@ -294,7 +294,7 @@ def test_accelerate_loads_a_converted_directory(sharded, tmp_path, format_):
     """It finds the index of any name, and asks `torch.load` for its shards; safetensors it loads as they are."""
     accelerate = pytest.importorskip("accelerate")
     folder, logits = sharded
-    wm.convert(folder, f"{tmp_path}/b/", format=format_)
+    wm.convert(folder, f"{tmp_path}/b/", format=format_, names="keep")
     with compat.patched() if format_ != "safetensors" else contextlib.nullcontext():
         with accelerate.init_empty_weights():
             empty = llama().to(torch.bfloat16)
@@ -359,7 +359,7 @@ def test_quantised_tensors_are_decoded(sharded, tmp_path):
     torch.manual_seed(7)
     model = llama(hidden_size=64, intermediate_size=64)
     model.save_pretrained(tmp_path / "wide")
-    report = wm.convert(tmp_path / "wide", f"{tmp_path}/q/", format="gguf", quantize="q8_0")
+    report = wm.convert(tmp_path / "wide", f"{tmp_path}/q/", format="gguf", quantize="q8_0", names="keep")
     assert report.quantized
     with compat.patched():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "q")
