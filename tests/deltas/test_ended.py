@@ -1,15 +1,17 @@
-"""Pulls that are ended at each call that changes a file: killed, or with a full disk; and two processes at once."""
+"""Pulls that are ended, at each call that changes a file or at any moment: killed, or with a full disk; two at once."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,26 @@ def begin(folder, version):
     (sync / "state.json").write_text(json.dumps({"version": f"{version:06}"}), encoding="utf-8")
 
 
+def is_away(folder, states, versions, *, in_place):
+    """Require that a model is wholly one of some versions; or, in place, that it is away until the next pull."""
+    found = places.Local(folder).version()
+    if found is None:
+        assert in_place
+        with pytest.raises(wm.TensorFileError, match="pull again"):
+            wm.open(folder)
+        return True
+    assert found in versions
+    assert digests(wm.load(folder)) == states[found]
+    return False
+
+
+def check_next(folder, source, states, version):
+    """Require that the next pull ends at a version, with nothing left of the one before it."""
+    deltas.pull(folder, source, version=version)
+    assert digests(wm.load(folder)) == states[version]
+    assert {path.name for path in (folder / ".weight_sync").iterdir()} <= {"lock", "state.json", "spare"}
+
+
 def ended_at_each_call(folder, source, states, end, ended, *, in_place):
     """End a pull at each of its calls, and look at what is there; return how many were ended."""
     number, away = 0, 0
@@ -117,18 +139,8 @@ def ended_at_each_call(folder, source, states, end, ended, *, in_place):
                     os._exit(WITHOUT)
 
             how = forked(work)
-            found = places.Local(folder).version()
-            if found is None:
-                assert in_place
-                with pytest.raises(wm.TensorFileError, match="pull again"):
-                    wm.open(folder)
-                away += 1
-            else:
-                assert found in (version - 1, version)
-                assert digests(wm.load(folder)) == states[found]
-            deltas.pull(folder, source, version=version)
-            assert digests(wm.load(folder)) == states[version]
-            assert {path.name for path in (folder / ".weight_sync").iterdir()} <= {"lock", "state.json", "spare"}
+            away += is_away(folder, states, (version - 1, version), in_place=in_place)
+            check_next(folder, source, states, version)
             if how == 0:
                 assert (away > 5) == in_place
                 return 2 * number - 3 + version
@@ -145,6 +157,46 @@ def test_five_hundred_kills(to_and_fro, tmp_path):
             shutil.rmtree(tmp_path)
             tmp_path.mkdir()
     assert kills >= 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 9])
+def test_kills_at_random_moments(to_and_fro, shards):
+    """By SIGKILL, wherever the pull is, and often the one that mends after a kill; ``WEIGHTMAP_KILLS=500`` for many."""
+    seed, kills = random.SystemRandom().randrange(1 << 32), int(os.environ.get("WEIGHTMAP_KILLS", "40"))
+    sys.stdout.write(f"seed {seed}\n")
+    rng = random.Random(seed)
+    folder, source, states = to_and_fro(shards)
+    version, most, killed, away, ever_in_place = 1, 0.05, 0, 0, False
+    while killed < kills // 2:
+        in_place, threads, told = rng.random() < 0.5, rng.choice((1, 2)), os.pipe()
+        ever_in_place |= in_place
+        child = os.fork()
+        if not child:
+            os.write(told[1], b"1")
+            how = 1
+            try:
+                deltas.pull(folder, source, version=version, in_place=in_place, threads=threads)
+                how = 0
+            finally:
+                os._exit(how)
+        os.read(told[0], 1)
+        time.sleep(rng.uniform(0, most))
+        os.kill(child, signal.SIGKILL)
+        how = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for end in told:
+            os.close(end)
+        assert how in (0, -signal.SIGKILL), how
+        # About as many are killed as come to their end, so that no moment of a pull is spared.
+        most *= 1.1 if how else 0.9
+        killed += how != 0
+        away += is_away(folder, states, (version - 1, version), in_place=ever_in_place)
+        if not how or rng.random() < 0.5:
+            check_next(folder, source, states, version)
+            version, ever_in_place = 3 - version, False
+            if version == 1:
+                begin(folder, 0)
+    sys.stdout.write(f"{killed} killed, the model away after {away}\n")
 
 
 @pytest.mark.parametrize("in_place", [False, True])
