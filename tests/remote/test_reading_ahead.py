@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.remote.servers import Objects, Server
-from tests.weights.checkpoints import awq
+from tests.weights.checkpoints import EXAMPLES, awq
 
 import weightmap as wm
 from weightmap import compat
@@ -19,7 +19,7 @@ from weightmap.io import ahead
 from weightmap.io.ahead import Pattern
 from weightmap.io.open_source import open_source, path_of
 from weightmap.io.remote import RemoteSource
-from weightmap.model import parts
+from weightmap.model import parts, weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,6 +165,27 @@ def test_the_pieces_of_parameters_are_requested_ahead(
             assert {name: np.asarray(w).tobytes() for name, w in found} == values
     assert found
     assert objects.nbytes <= len(objects.objects["m"]) + 60 * KIB
+
+
+@pytest.mark.parametrize("example", ["gptq act-order", "packed 4", "nf4, nested False", "nvfp4"])
+def test_what_tells_of_parameters_is_requested_together(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes, groups and states, and scales that decide whether a parameter is repacked: of many at once, each once."""
+    monkeypatch.setattr(weights, "BETWEEN", 0)
+    checkpoint = EXAMPLES[example]()
+    own, many = checkpoint.tensors, dict[str, Any]()
+    for i in range(12):
+        many |= {f"layers.{i}.{name}": array for name, array in own.items()}
+        many[f"layers.{i}.other"] = np.full(20 * KIB, i, np.float32)
+    checkpoint.tensors = many
+    path = checkpoint.write(tmp_path)
+    objects = Objects({"m": path.read_bytes(), "config.json": (tmp_path / "config.json").read_bytes()})
+    with Server(objects) as server, together(8, objects, first=2):
+        wm.convert(server.url + "m", tmp_path / "x.gguf", weights=True, names="keep")
+    wm.convert(path, tmp_path / "local.gguf", weights=True, names="keep")
+    assert (tmp_path / "x.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()
+    assert objects.nbytes <= 1.2 * len(objects.objects["m"])
 
 
 @pytest.mark.parametrize(

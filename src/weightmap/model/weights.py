@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.geometry import Derived, Geometry, Given, ascending
 from weightmap.io.open_source import beside
+from weightmap.io.source import BETWEEN
 from weightmap.kernels.late import GGML_TYPES, blocks_size, ggml_size
 from weightmap.model.parts import check_index, parts_of, rows_of
 from weightmap.quant import PIECE
@@ -30,6 +31,8 @@ from weightmap.quant.repacking import Held, head
 from weightmap.quant.schemes import BITS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
 
 
 _NOTHING = Held()
+# Parameters whose scales and other pieces are requested together, and the bytes of these, more or less, at a time.
+_TOGETHER, _MOST = 64, 64 << 20
+_T = TypeVar("_T")
 # What the scale of a whole tensor is called beside it, as llama.cpp has it.
 _WHOLE = ".scale"
 
@@ -249,17 +255,23 @@ class _Parameters(ViewTable):
 
         Where there is no place for such a scale, the parameter is decoded.
         """
-        texts, entries, taken = list[str](), list[Any](), set(names)
-        for name, entry in zip(names, self._entries, strict=True):
-            texts.append(name)
-            entries.append(entry)
+        taken = set(names)
+
+        def made(number: int, small: _Small | None) -> Any:
+            name, entry = names[number], self._entries[number]
             if type(entry) is int or not {"weight_scale_2", "weight_global_scale"} & entry.keys():
+                return entry
+            beside = name.removesuffix(self._method.parameter) + _WHOLE
+            fits = beside not in taken and self._held.takes(name) and self._held.takes(beside)
+            return self._parameter(entry, self._held if fits else _NOTHING, small)
+
+        texts, entries = list[str](), list[Any]()
+        for name, row in zip(names, self._together(made, len(names)), strict=True):
+            texts.append(name)
+            entries.append(row)
+            if not isinstance(row, Row):
                 continue
             beside = name.removesuffix(self._method.parameter) + _WHOLE
-            held = self._held
-            if beside in taken or not (held.takes(name) and held.takes(beside)):
-                held = _NOTHING
-            row = entries[-1] = self._parameter(entry, held)
             layout = row.source.layout if isinstance(row.source, _Decoded) else None
             whole = None if layout is None else layout.whole
             if whole is not None:
@@ -268,8 +280,42 @@ class _Parameters(ViewTable):
                 entries.append(Row(DTYPES["float32"], whole.shape, source, row.offset, whole.nbytes))
         return texts, entries
 
+    def _together(self, make: Callable[[int, _Small | None], _T], count: int) -> Iterator[_T]:
+        """Yield what `make` returns for each number.
+
+        Of a model in a store, what it has to read for several of them is requested together.
+        """
+        if not count or self._stored.row(0).source.store is None:
+            yield from (make(number, None) for number in range(count))
+            return
+        for first in range(0, count, _TOGETHER):
+            small, made = _Small(), dict[int, _T]()
+            left = list(range(first, min(first + _TOGETHER, count)))
+            while left:
+                again = list[int]()
+                for at, number in enumerate(left):
+                    try:
+                        made[number] = make(number, small)
+                    except _UnreadError as error:
+                        again.append(number)
+                        if small.ask(number, error):
+                            again += left[at + 1 :]
+                            break
+                    else:
+                        small.forget(number)
+                small.read()
+                left = again
+            yield from (made[number] for number in sorted(made))
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row, checked, in order."""
+        return self._together(self._row, self.count)
+
     def row(self, i: int) -> Row:
         """Return row i, checked: of a quantised parameter, one whose geometry are its pieces."""
+        return self._row(i, None)
+
+    def _row(self, i: int, small: _Small | None) -> Row:
         entry = self._entries[i]
         if type(entry) is int:
             return self._stored.row(entry)
@@ -277,15 +323,18 @@ class _Parameters(ViewTable):
             return entry
         found = self._known.get(i)
         if found is None:
-            found = self._known[i] = self._parameter(entry, self._held)
+            found = self._known[i] = self._parameter(entry, self._held, small)
         return found
 
-    def _parameter(self, numbers: dict[str, int], held: Held) -> Row:
+    def _parameter(self, numbers: dict[str, int], held: Held, small: _Small | None) -> Row:
+        """Return the row of a parameter. Raises `_UnreadError` for a piece that must be read and is not among these."""
         rows = {role: self._stored.row(number) for role, number in numbers.items()}
         named = {role: (self._stored.names[number], rows[role]) for role, number in numbers.items()}
         role, (name, first) = next(iter(named.items()))
         module = name.removesuffix(next(end for end in self._method.endings if end[1:] == role))
-        group = Group(module, named)
+        if small is not None:
+            rows = {role: small.of(row) for role, row in rows.items()}
+        group = Group(module, {role: (name, rows[role]) for role, (name, _) in named.items()})
         coding = self._method.coding_or_none(group)
         if coding is None:
             return first
@@ -441,6 +490,65 @@ def _rows(row: Row, key: slice) -> tuple[int, int, int]:
     first, last, _ = key.indices(count)
     each = row.nbytes // max(count, 1)
     return row.offset + first * each, row.offset + last * each, last - first
+
+
+class _UnreadError(Exception):
+    """A piece is to be read that was not; for `_Parameters`, which reads it."""
+
+    def __init__(self, row: Row) -> None:
+        super().__init__()
+        self.row = row
+
+
+class _Small:
+    """Pieces of parameters in a store that were read, such as shapes and scales, and those to be read next."""
+
+    def __init__(self) -> None:
+        self._there: dict[tuple[Source, int], NDArray[np.uint8]] = {}
+        self._asked: dict[int, list[Row]] = {}
+        self._next: dict[Source, list[tuple[int, int]]] = {}
+        self._nbytes = 0
+
+    def of(self, row: Row) -> Row:
+        """Return a row that has its bytes from here."""
+        return row if row.geometry is not None else row._replace(source=_Piece(row, self._there))
+
+    def ask(self, number: int, error: _UnreadError) -> bool:
+        """Note what parameter `number` asks for; say whether it is enough to be read now."""
+        row = error.row
+        self._asked.setdefault(number, []).append(row)
+        self._next.setdefault(row.source, []).append((row.offset, row.offset + row.nbytes))
+        self._nbytes += row.nbytes
+        return self._nbytes > _MOST
+
+    def read(self) -> None:
+        """Read what was asked for."""
+        for source, extents in self._next.items():
+            extents.sort()
+            ahead = source.ahead(extents, BETWEEN)
+            for begin, end in extents:
+                self._there[source, begin] = np.frombuffer(ahead.pread(begin, end - begin), np.uint8)
+        self._next.clear()
+        self._nbytes = 0
+
+    def forget(self, number: int) -> None:
+        """Drop the pieces of a parameter."""
+        for row in self._asked.pop(number, ()):
+            self._there.pop((row.source, row.offset), None)
+
+
+class _Piece(Derived):
+    """The bytes of a piece; asks for them if they were not read."""
+
+    def __init__(self, row: Row, there: Mapping[tuple[Source, int], NDArray[np.uint8]]) -> None:
+        super().__init__(row.source, row.offset, row.nbytes)
+        self._row, self._there = row, there
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        octets = self._there.get((self._row.source, self._row.offset))
+        if octets is None:
+            raise _UnreadError(self._row)
+        yield octets[start:stop]
 
 
 class _Decoded(Derived):

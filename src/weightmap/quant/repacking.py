@@ -125,13 +125,13 @@ def head(layout: Layout, scales: NDArray[Any]) -> bytes:
     return b"" if layout.block_size else scales.astype(_SCALES[layout.scale_type]).tobytes()
 
 
-def exponents_fit(exponents: NDArray[Any], held: Held) -> Layout | None:
+def exponents_fit(exponents: NDArray[Any]) -> Layout | None:
     """Return the layout of e2m1 codes with an exponent for each 32; None where one is NaN."""
-    fits = "mxfp4" in held.schemes and not bool((exponents.view(np.uint8) == 0xFF).any())
+    fits = not bool((exponents.view(np.uint8) == 0xFF).any())
     return Layout("mxfp4", _BLOCK, "e8m0") if fits else None
 
 
-def floats_fit(columns: int, scales: NDArray[Any], whole: NDArray[Any], held: Held, *, divides: bool) -> Layout | None:
+def floats_fit(columns: int, scales: NDArray[Any], whole: NDArray[Any], *, divides: bool) -> Layout | None:
     """Return the layout of e2m1 codes with float8 scales for each 16, and one of the tensor."""
     factor = whole.astype(np.float32).reshape(1)
     if divides:
@@ -141,7 +141,7 @@ def floats_fit(columns: int, scales: NDArray[Any], whole: NDArray[Any], held: He
         if not np.isfinite(inverse[0]) or abs(np.frexp(factor[0])[0]) != 0.5 or inverse[0] * factor[0] != 1:
             return None
         factor = inverse
-    fits = "nvfp4" in held.schemes and not columns % (4 * _QUARTER) and bool(np.isfinite(factor).all())
+    fits = not columns % (4 * _QUARTER) and bool(np.isfinite(factor).all())
     return Layout("nvfp4", 4 * _QUARTER, "ue4m3", factor) if fits and _are_scales(scales) else None
 
 

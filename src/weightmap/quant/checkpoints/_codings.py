@@ -150,9 +150,11 @@ class Fp4(Scaled):
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
         """Implement `Coding.counterpart`."""
+        if ("mxfp4" if self.whole is None else "nvfp4") not in held.schemes:
+            return None
         if self.whole is None:
-            return exponents_fit(read(self.scales), held)
-        return floats_fit(self.shape[1], read(self.scales), read(self.whole), held, divides=self.divides)
+            return exponents_fit(read(self.scales))
+        return floats_fit(self.shape[1], read(self.scales), read(self.whole), divides=self.divides)
 
     def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""

@@ -68,7 +68,7 @@ class ExpertsCoding(Coding):
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
         """Implement `Coding.counterpart`; ggml's blocks lie along in, so the matrices are those stored."""
-        return exponents_fit(read("scales"), held)
+        return exponents_fit(read("scales")) if "mxfp4" in held.schemes else None
 
     def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`: (experts, rows * bytes)."""
