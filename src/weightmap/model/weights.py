@@ -309,13 +309,13 @@ class _Parameters(ViewTable):
 
     def rows(self) -> Iterator[Row]:
         """Yield every row, checked, in order."""
-        return self._together(self._row, self.count)
+        return self._together(self._made, self.count)
 
     def row(self, i: int) -> Row:
         """Return row i, checked: of a quantised parameter, one whose geometry are its pieces."""
-        return self._row(i, None)
+        return self._made(i, None)
 
-    def _row(self, i: int, small: _Small | None) -> Row:
+    def _made(self, i: int, small: _Small | None) -> Row:
         entry = self._entries[i]
         if type(entry) is int:
             return self._stored.row(entry)
@@ -542,12 +542,12 @@ class _Piece(Derived):
 
     def __init__(self, row: Row, there: Mapping[tuple[Source, int], NDArray[np.uint8]]) -> None:
         super().__init__(row.source, row.offset, row.nbytes)
-        self._row, self._there = row, there
+        self._made, self._there = row, there
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        octets = self._there.get((self._row.source, self._row.offset))
+        octets = self._there.get((self._made.source, self._made.offset))
         if octets is None:
-            raise _UnreadError(self._row)
+            raise _UnreadError(self._made)
         yield octets[start:stop]
 
 
@@ -559,7 +559,7 @@ class _Decoded(Derived):
 
     def __init__(self, row: Any, pieces: Pieces, layout: Layout | None = None, head: bytes = b"") -> None:
         super().__init__(row.source, row.offset, row.nbytes)
-        self._row, self._pieces_of, self.layout, self._head = row, pieces, layout, head
+        self._made, self._pieces_of, self.layout, self._head = row, pieces, layout, head
         self._width = (row.nbytes - len(head)) // max(row.shape[0], 1)
 
     def check_size(self, what: str, nbytes: int) -> None:
@@ -580,7 +580,7 @@ class _Decoded(Derived):
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Implement `Source.reading`."""
-        return _Decoded(self._row, self._pieces_of.over_sources(ahead), self.layout, self._head)
+        return _Decoded(self._made, self._pieces_of.over_sources(ahead), self.layout, self._head)
 
     def _behind_head(self, start: int, stop: int) -> tuple[int, int]:
         before = len(self._head)
@@ -598,7 +598,7 @@ class _Decoded(Derived):
             yield begin, last, coding.cut(begin, last)
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        row, coding, width = self._row, self._pieces_of.coding, self._width
+        row, coding, width = self._made, self._pieces_of.coding, self._width
         if start < len(self._head):
             yield np.frombuffer(self._head[start:stop], np.uint8)
         start, stop = self._behind_head(start, stop)
