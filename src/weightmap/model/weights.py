@@ -542,12 +542,12 @@ class _Piece(Derived):
 
     def __init__(self, row: Row, there: Mapping[tuple[Source, int], NDArray[np.uint8]]) -> None:
         super().__init__(row.source, row.offset, row.nbytes)
-        self._made, self._there = row, there
+        self._row, self._there = row, there
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        octets = self._there.get((self._made.source, self._made.offset))
+        octets = self._there.get((self._row.source, self._row.offset))
         if octets is None:
-            raise _UnreadError(self._made)
+            raise _UnreadError(self._row)
         yield octets[start:stop]
 
 
@@ -559,7 +559,7 @@ class _Decoded(Derived):
 
     def __init__(self, row: Any, pieces: Pieces, layout: Layout | None = None, head: bytes = b"") -> None:
         super().__init__(row.source, row.offset, row.nbytes)
-        self._made, self._pieces_of, self.layout, self._head = row, pieces, layout, head
+        self._row, self._pieces_of, self.layout, self._head = row, pieces, layout, head
         self._width = (row.nbytes - len(head)) // max(row.shape[0], 1)
 
     def check_size(self, what: str, nbytes: int) -> None:
@@ -580,7 +580,7 @@ class _Decoded(Derived):
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Implement `Source.reading`."""
-        return _Decoded(self._made, self._pieces_of.over_sources(ahead), self.layout, self._head)
+        return _Decoded(self._row, self._pieces_of.over_sources(ahead), self.layout, self._head)
 
     def _behind_head(self, start: int, stop: int) -> tuple[int, int]:
         before = len(self._head)
@@ -598,7 +598,7 @@ class _Decoded(Derived):
             yield begin, last, coding.cut(begin, last)
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        row, coding, width = self._made, self._pieces_of.coding, self._width
+        row, coding, width = self._row, self._pieces_of.coding, self._width
         if start < len(self._head):
             yield np.frombuffer(self._head[start:stop], np.uint8)
         start, stop = self._behind_head(start, stop)
