@@ -1,15 +1,19 @@
 """A stand-in for the receiver of SGLang: it writes into the files through a mapping, and the record last.
 
-It knows the lock, the record and the files in the directory, by their endings, and nothing else of ours.
+It knows the lock, the record and the files in the directory, by their endings, and nothing else of ours. Where
+``WEIGHTMAP_SGLANG`` names SGLang's own ``sglang/srt/weight_sync/local_checkpoint.py``, that takes its place.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import mmap
+import os
 import shutil
 import struct
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,8 +38,34 @@ def places(folder: Path) -> dict[str, tuple[Path, int, int]]:
     return found
 
 
+OWN = os.environ.get("WEIGHTMAP_SGLANG")
+
+
+def own_pull(local: Path, source: Path, target: int, base: Path, *, torn: bool) -> None:
+    """The same by SGLang's own code, which is one file of Python."""
+    spec = importlib.util.spec_from_file_location("local_checkpoint", str(OWN))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    decoders: list[object] = []
+
+    def decoder() -> zstandard.ZstdDecompressor:
+        if torn and decoders:
+            raise InterruptedError
+        decoders.append(None)
+        return zstandard.ZstdDecompressor()
+
+    module.NUM_WORKERS = 1
+    module.zstandard = SimpleNamespace(ZstdDecompressor=decoder)
+    module.pull(str(local), str(base), str(source), target)
+
+
 def pull(local: Path, source: Path, target: int, base: Path, *, torn: bool = False) -> None:
     """Go to a version; `torn`: stop after the first tensor, as if killed."""
+    if OWN is not None:
+        own_pull(local, source, target, base, torn=torn)
+        return
     sync = local / ".weight_sync"
     sync.mkdir(parents=True, exist_ok=True)
     with (sync / "lock").open("a") as lock:
