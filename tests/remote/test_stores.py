@@ -262,7 +262,7 @@ def test_verify_streams(objects, url, tmp_path):
     file = wm.open(url + "m")
     objects.requests.clear()
     assert "CRC-32 of the tensor data" in " ".join(file.verify().checks) or file.verify().checks
-    assert max(r.end - r.begin for r in objects.requests) <= 4 << 20
+    assert max(r.end - r.begin for r in objects.requests) <= 8 << 20
 
 
 # ---------------------------------------------------------------------------------------------- folders and indexes

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Header bytes kept per object
 _MOST_KEPT = 16 << 20
 # Bytes per request, and bytes requested ahead of the reader at most.
-PART, _WINDOW = 4 << 20, 64 << 20
+PART, _WINDOW = 8 << 20, 128 << 20
 # Headers guessed at once, steps between headers that a guess regards, and the bytes by which those of equal tensors
 # differ, since names do.
 _GUESSES, _REMEMBERED, _ALIKE = 64, 2048, 64
