@@ -108,7 +108,7 @@ class Sink:
                 count = min(len(view) // STAGE * STAGE, DIRECT)
                 # Unfaulted source pages would split the write, and the file would get small pages.
                 kernels.populate(view[:count], 0, count)
-                write_all(self._fd, view[:count], self.offset)
+                self._put(view[:count], self.offset)
                 self._advance(view[:count])
             view = view[count:]
 
@@ -185,7 +185,7 @@ class Sink:
             self._first = piece
         else:
             self._settle()
-            write_all(self._fd, piece, self.offset)
+            self._put(piece, self.offset)
         self._filled = self._summed = 0
         self._advance(piece)
 
@@ -193,7 +193,13 @@ class Sink:
         """Write the full buffer if `encode` has not."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            write_all(self._fd, waiting.data, waiting.offset)
+            self._put(waiting.data, waiting.offset)
+
+    def _put(self, data: memoryview, offset: int) -> None:
+        """Write bytes, and let the disk begin with them at once, instead of when all are written."""
+        write_all(self._fd, data, offset)
+        if self._durable:
+            late.begin_flush(self._fd, offset, len(data))
 
     def _advance(self, piece: memoryview) -> None:
         if self.digest is not None:
