@@ -210,10 +210,11 @@ typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsig
 typedef struct {
     const uint8_t *words;
     const uint32_t *group;
-    const float *scales, *zeros;
+    const float *scales, *zeros, *values; /* the last are 0 to 15 */
     uint8_t *out;
     uint64_t rows, columns;
     int bits, packing, type;
+    int in_runs, streaming; /* codes of at most 4 bits, of which each RUN columns have one group; and aligned lines */
 } wm_grouped;
 typedef void wm_groups_fn(const wm_grouped *w, uint64_t begin, uint64_t end);
 

@@ -24,8 +24,9 @@ static inline void round_halves(const float *values, uint8_t *to) {
 #define BYTES 0
 #include "coded_lanes.h"
 
-#include "groups.h"
 #include "lookup.h"
+
+#include "groups.h"
 
 enum { ELEMENTS_A_THREAD = 1 << 19, TABLES = 1 << 14 /* bytes of tables that are made together */ };
 

@@ -66,6 +66,7 @@ WM_INLINE line look_nibbles_4(nibbles_4 t, const uint8_t *codes, int high_first)
 
 #include "../coded_lanes.h"
 
-#include "../groups.h"
 #include "../lookup.h"
+
+#include "../groups.h"
 #endif

@@ -122,8 +122,23 @@ TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uin
                                  : scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_BFLOAT16, out, streaming);
 }
 
+#define TURNED 32
+typedef __m256i turned;
+TARGET WM_INLINE turned load_turned(const uint8_t *from) { return _mm256_loadu_si256((const __m256i *)(const void *)from); }
+TARGET WM_INLINE void store_turned(uint8_t *to, turned a) { _mm256_storeu_si256((__m256i *)(void *)to, a); }
+TARGET WM_INLINE turned interleave(turned a, turned b, int bytes, int upper) {
+    if (bytes == 1) return upper ? _mm256_unpackhi_epi8(a, b) : _mm256_unpacklo_epi8(a, b);
+    return upper ? _mm256_unpackhi_epi32(a, b) : _mm256_unpacklo_epi32(a, b);
+}
+TARGET WM_INLINE turned pair_nibbles(turned a, turned b, int high) {
+    const __m256i low = _mm256_set1_epi8(15), upper = _mm256_set1_epi8((char)0xF0);
+    return high ? _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(a, 4), low), _mm256_and_si256(b, upper))
+                : _mm256_or_si256(_mm256_and_si256(a, low), _mm256_and_si256(_mm256_slli_epi16(b, 4), upper));
+}
+
 #include "../coded_lanes.h"
 
-#include "../groups.h"
 #include "../lookup.h"
+
+#include "../groups.h"
 #endif

@@ -82,8 +82,23 @@ TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uin
     return i;
 }
 
+#define TURNED 64
+typedef __m512i turned;
+TARGET WM_INLINE turned load_turned(const uint8_t *from) { return _mm512_loadu_si512(from); }
+TARGET WM_INLINE void store_turned(uint8_t *to, turned a) { _mm512_storeu_si512(to, a); }
+TARGET WM_INLINE turned interleave(turned a, turned b, int bytes, int upper) {
+    if (bytes == 1) return upper ? _mm512_unpackhi_epi8(a, b) : _mm512_unpacklo_epi8(a, b);
+    return upper ? _mm512_unpackhi_epi32(a, b) : _mm512_unpacklo_epi32(a, b);
+}
+TARGET WM_INLINE turned pair_nibbles(turned a, turned b, int high) {
+    const __m512i low = _mm512_set1_epi8(15); /* whose bits choose the first, else the second */
+    return high ? _mm512_ternarylogic_epi32(_mm512_srli_epi16(a, 4), b, low, 0xE4)
+                : _mm512_ternarylogic_epi32(a, _mm512_slli_epi16(b, 4), low, 0xE4);
+}
+
 #include "../coded_lanes.h"
 
-#include "../groups.h"
 #include "../lookup.h"
+
+#include "../groups.h"
 #endif

@@ -450,23 +450,26 @@ static void test_groups(const char *name, wm_groups_fn *decode) {
     } cases[] = {{8, 32, 4, ALONG_ROWS},      {264, 45, 4, ALONG_ROWS},    {136, 64, 4, ALONG_COLUMNS},
                  {296, 96, 3, ALONG_COLUMNS}, {128, 48, 2, ALONG_COLUMNS}, {264, 36, 8, ALONG_COLUMNS}};
     static const unsigned nibble[] = {0, 4, 1, 5, 2, 6, 3, 7};
+    static const float values[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     enum { GROUPS = 3 };
     int before = failures;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int type = AS_FLOAT32; type <= AS_BFLOAT16; type++) {
+        for (int way = 0; way < 6; way++) {
+            const int type = way % 3, in_runs = way / 3 && cases[i].bits <= 4;
             const uint64_t rows = cases[i].rows, columns = cases[i].columns, bits = (uint64_t)cases[i].bits;
             const uint64_t bytes = type == AS_FLOAT32 ? 4 : 2, size = rows * columns * bits / 8;
             uint8_t *words = random_bytes(size), *out = malloc(rows * columns * bytes);
             uint32_t *group = malloc(columns * sizeof *group);
             float *scales = malloc(GROUPS * rows * sizeof *scales), *zeros = malloc(GROUPS * rows * sizeof *zeros);
             if (!out || !group || !scales || !zeros) exit(2);
-            for (uint64_t c = 0; c < columns; c++) group[c] = next_random() % GROUPS;
+            for (uint64_t c = 0; c < columns; c++) group[c] = in_runs && c % RUN ? group[c - 1] : next_random() % GROUPS;
             for (uint64_t k = 0; k < GROUPS * rows; k++) {
                 const uint32_t any = next_random();
                 scales[k] = float_of_bits((any & 0x7F800000) == 0x7F800000 ? any & 0x807FFFFF : any);
                 zeros[k] = (float)(next_random() % 16);
             }
-            const wm_grouped w = {words, group, scales, zeros, out, rows, columns, (int)bits, cases[i].packing, type};
+            const wm_grouped w = {words,   group,     scales,           zeros, values,  out, rows,
+                                  columns, (int)bits, cases[i].packing, type,  in_runs, 0};
             decode(&w, 0, rows);
             for (uint64_t o = 0; o < rows; o++)
                 for (uint64_t c = 0; c < columns; c++) {

@@ -32,6 +32,12 @@ def definition(codes, group, scales, zeros, dtype):
         return (scales[group].T * (codes.astype(np.float32) - zeros[group].T)).astype(dtype)
 
 
+def lines(shape, dtype):
+    """Return an array that begins at a multiple of 64 bytes, to which lines may be streamed."""
+    memory = np.zeros(np.prod(shape) * dtype.itemsize + 64, np.uint8)
+    return memory[-memory.ctypes.data % 64 :][: memory.size - 64].view(dtype).reshape(shape)
+
+
 def bits_of(array):
     return array.view(f"u{array.itemsize}")
 
@@ -51,10 +57,11 @@ def test_values_are_those_of_numpy(isa):
         places = rng.integers(0, scales.size, scales.size // 4)
         scales.reshape(-1)[places] = rng.choice(np.array(SPECIAL, np.float32), len(places))
         zeros = rng.integers(0, 1 << bits, (count, rows)).astype(np.float32)
-        for group in (np.arange(columns) * count // max(columns, 1), rng.integers(0, count, columns)):
+        runs = rng.integers(0, count, columns // 32 + 1).repeat(32)[:columns]
+        for group in (np.arange(columns) * count // max(columns, 1), rng.integers(0, count, columns), runs):
             numbers = group.astype(np.uint32)
             for dtype in DTYPES:
-                out = np.zeros((rows, columns), dtype)
+                out = lines((rows, columns), dtype)
                 late.decode_groups(words, bits, numbers, scales, zeros, out, by_rows=by_rows, threads=threads)
                 wanted = definition(codes, numbers, scales, zeros, dtype)
                 np.testing.assert_array_equal(bits_of(out), bits_of(wanted))

@@ -8,7 +8,6 @@ import numpy as np
 
 from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
 from weightmap.quant.checkpoints._codings import Transposed
-from weightmap.quant.pieced import low_first
 from weightmap.quant.repacking import integer_blocks, integers_fit
 
 if TYPE_CHECKING:
@@ -64,8 +63,10 @@ class AwqCoding(Transposed):
 
 
 def _outputs(words: NDArray[Any]) -> NDArray[np.float32]:
-    nibbles = low_first(np.ascontiguousarray(words, "<i4").view(np.uint8))
-    return nibbles.reshape(*words.shape, 8)[..., _NIBBLES].reshape(len(words), -1).astype(np.float32)
+    found = np.empty((*words.shape, len(_NIBBLES)), np.float32)
+    for output, nibble in enumerate(_NIBBLES):
+        found[..., output] = words >> 4 * nibble & 15
+    return found.reshape(len(words), -1)
 
 
 class Awq(Method):
