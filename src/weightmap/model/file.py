@@ -388,7 +388,8 @@ class TensorFile(Mapping[str, Any]):
             Bytes of memory that its tensors take at most, in whole pages.
         direct : bool, optional
             Read past the page cache: by O_DIRECT where the file system has it, else by giving pages back after each
-            read. By default where model and pool are together larger than the memory that is left.
+            read. By default where model and pool are together larger than the memory that is left, or the pool has room
+            for all of a model that is not in the page cache.
         threads : int, optional
             At most this many read what is prefetched; 4 when not given.
 

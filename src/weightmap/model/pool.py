@@ -27,6 +27,7 @@ from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundE
 from weightmap.io.arena import Arena
 from weightmap.io.direct import CLOSE, PIECE, DirectReader, window
 from weightmap.io.memory import headroom
+from weightmap.io.pages import resident_in
 from weightmap.model.parts import check_open, name_of, row_of, sources_of
 from weightmap.model.weights import Pieces, as_parameters
 
@@ -53,6 +54,16 @@ _LINE = 64
 _OUTDATED = 4
 # More than any count: what was prefetched and not held yet is needed soon.
 _SOON = 1 << 62
+
+
+def _is_cold(source: Source) -> bool:
+    """Whether less than a tenth of a file is in the page cache, as far as the system tells."""
+    if not (source.has_pages and source.size):
+        return False
+    try:
+        return bool(resident_in(source, np.array([0]), np.array([source.size]))[0] < source.size // 10)
+    except OSError:
+        return False
 
 
 class PoolStats(NamedTuple):
@@ -159,6 +170,7 @@ class Pool:
         if direct is None:
             left = headroom().left
             direct = left is not None and size + min(self.budget, size) > left
+            direct = direct or (self.budget >= size and all(map(_is_cold, sources_of(file))))
         self.direct: bool = direct
         self._source = sources_of(file)[0]
         self._file, self._threads = file, threads or _THREADS
@@ -171,7 +183,7 @@ class Pool:
         self._waiting: list[tuple[tuple[int, int], Key]] = []
         self._counts: dict[Key, int] = {}
         self._ticks = self._asked = 0
-        self._arena = Arena(huge=self.budget < size)
+        self._arena = Arena(huge=direct or self.budget < size)
         self._awaited = 0  # bytes of slots that are not allocated yet
         self._resident = self._hits = self._misses = self._evictions = self._read_nbytes = 0
         self._closed = False
