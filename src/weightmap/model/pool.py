@@ -225,7 +225,7 @@ class Pool:
         ClosedError
             When the pool or the file is closed, and in a child process.
         """
-        key = (name, index) if type(name) is str and type(index) is int else _key(name, index)
+        key = (name, index) if type(name) is str and type(index) is int and index >= 0 else self._key(name, index)
         with self._lock:
             self._check()
             entry = self._entries.get(key)
@@ -283,7 +283,7 @@ class Pool:
             self._check()
             found: list[tuple[_Entry, _Reading]] = []
             for one in wanted:
-                key = (one, None) if isinstance(one, str) else _key(*one)
+                key = (one, None) if isinstance(one, str) else self._key(*one)
                 if key in self._entries:
                     continue
                 reading, cost = self._reading(key)
@@ -308,7 +308,7 @@ class Pool:
         TensorNotFoundError, IndexError, PlanError, ClosedError
             As `hold`.
         """
-        key = _key(name, index)
+        key = self._key(name, index)
         with self._lock:
             self._check()
             self._reading(key)
@@ -600,6 +600,16 @@ class Pool:
             cost += high - low
         return reading, cost
 
+    def _key(self, name: Name, index: int | None) -> Key:
+        """Return what one entry is called by: an index from the end is the one from the beginning."""
+        if index is not None and (index := operator.index(index)) < 0 and isinstance(name, str):
+            with self._lock:
+                self._check()
+                shape = self._row(name).shape
+            if shape and -shape[0] <= index:
+                index += shape[0]
+        return name if isinstance(name, str) else tuple(name), index
+
     def _alone(self, name: str, index: int | None) -> _Reading:
         row = self._row(name)
         if index is not None:
@@ -620,10 +630,6 @@ class Pool:
             if name not in self._parameters:
                 raise
         return row_of(self._parameters, name)
-
-
-def _key(name: Name, index: int | None) -> Key:
-    return name if isinstance(name, str) else tuple(name), None if index is None else operator.index(index)
 
 
 def _called(key: Key) -> str:
