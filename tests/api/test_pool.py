@@ -56,9 +56,10 @@ def test_what_is_held_is_right_and_the_budget_is_kept(model, way):
         assert stats.hits + stats.misses == 6 * len(NAMES) + 2
         assert stats.evictions > 0
         assert stats.held_nbytes == 0
-        last = len(rows(NAMES[0])) - 1
+        last, hits = len(rows(NAMES[0])) - 1, pool.stats.hits
         with pool.hold(NAMES[0], last), pool.hold(NAMES[0], -1):  # one and the same
             assert pool.stats.held_nbytes in {ALIGN, 2 * ALIGN}
+            assert pool.stats.hits > hits
 
 
 @pytest.mark.parametrize("format_", ["embd", "amb", "bintensors", "npz", "gguf"])
