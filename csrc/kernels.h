@@ -410,6 +410,13 @@ enum {
 int wm_frame_decode(uint8_t *room, const uint8_t *in, uint64_t n, uint8_t *out, uint64_t size, int exclusive, uint64_t *taken,
                     uint64_t *made);
 
+/* Bytes of the room of an encoder. */
+uint64_t wm_frame_encode_room(void);
+/* Encodes where n bytes differ from those before, by XOR, as the next blocks of a frame whose window is 128 KiB, the last ones with
+ * `last`. `room` is aligned to eight bytes, and `out` has n + 3 * (n / 131072 + 1) bytes. Returns the bytes made; 0 where too many
+ * differ: zstd itself is better at that, from the beginning of the frame. */
+uint64_t wm_frame_encode(uint8_t *room, const uint8_t *before, const uint8_t *after, uint64_t n, int last, uint8_t *out);
+
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file behind fd, which it does not keep. `kind` 0: read-only and shared; 1: private and writable; 2:
  * read-only and private, for sealed memory; 3: private and writable memory, without a file (fd is -1). Returns the address, or NULL

@@ -3,16 +3,10 @@
  * zero is ever written. XOR to the caller's bytes is one pass over that list. A payload with too many such bytes is kept as it
  * is, from there on. Dictionaries are refused, and a frame's own checksum is not compared: each tensor has one of its result.
  * Frames come from strangers: every length is checked where it is used. */
-#include "internal.h"
+#include "zstd.h"
 
 enum {
-    BLOCK = 128 << 10, /* most bytes that a block of a frame may have */
-    SLACK = 32,        /* bytes that may be written behind a block, and read before or behind what is compressed */
-    LL_LOG = 9,
-    OF_LOG = 8,
-    ML_LOG = 9,
-    HUF_LOG = 11,
-    WEIGHT_LOG = 6,
+    SLACK = 32,   /* bytes that may be written behind a block, and read before or behind what is compressed */
     SPARSE = 16,  /* one byte of these may differ from zero in a payload that is kept as a list */
     LINE_LOG = 7, /* bytes for which there is one entry of the list to begin at */
 };
@@ -58,16 +52,6 @@ typedef struct {
     int over;      /* whether more was asked for than there is */
 } bits;
 
-static unsigned high_bit(uint64_t v) {
-    unsigned n = 0;
-#if defined(__GNUC__)
-    n = 63 - (unsigned)__builtin_clzll(v);
-#else
-    while (v >>= 1) n++;
-#endif
-    return n;
-}
-
 /* Begins at the end of n bytes; SLACK bytes before them may be read. 0 unless they end in a mark. */
 static int bits_begin(bits *b, const uint8_t *data, uint64_t n) {
     if (!n || !data[n - 1]) return 0;
@@ -98,16 +82,6 @@ WM_INLINE uint64_t bits_read(bits *b, unsigned n) {
 static int64_t bits_left(const bits *b) { return b->over ? -1 : (int64_t)(b->p - b->low) * 8 - (int64_t)b->used; }
 
 /* ---------------------------------------------------------------------------------------------------- tables of states */
-static const uint8_t LL_BITS[36] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  1,  1,
-                                    1, 1, 2, 2, 3, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-static const uint8_t ML_BITS[53] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  0,  0, 0,
-                                    0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-static const int8_t LL_USUAL[36] = {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1,  1,  2,  2,
-                                    2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1};
-static const int8_t ML_USUAL[53] = {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1, 1,
-                                    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
-static const int8_t OF_USUAL[29] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1};
-
 typedef struct {
     unsigned count;      /* of symbols */
     int log, usual_log;  /* most bits of a state */
@@ -157,30 +131,6 @@ static uint64_t read_distribution(const uint8_t *data, uint64_t n, int most_log,
     if (left || (at + 7) >> 3 > n) return 0;
     *count = symbol;
     return (at + 7) >> 3;
-}
-
-/* Spreads symbols over the states: symbols[i], and what leads to the next state. 0 when they do not fit. */
-static int spread(const int16_t *weights, unsigned count, int log, uint8_t *symbols, uint16_t *next, uint8_t *wide) {
-    const unsigned size = 1U << log, step = (size >> 1) + (size >> 3) + 3, mask = size - 1;
-    uint16_t seen[256];
-    unsigned high = size, at = 0;
-    for (unsigned s = 0; s < count; s++) {
-        seen[s] = (uint16_t)(weights[s] < 0 ? 1 : weights[s]);
-        if (weights[s] < 0) symbols[--high] = (uint8_t)s;
-    }
-    for (unsigned s = 0; s < count; s++)
-        for (int i = 0; i < weights[s]; i++) {
-            symbols[at] = (uint8_t)s;
-            do at = (at + step) & mask;
-            while (at >= high);
-        }
-    if (at) return 0;
-    for (unsigned i = 0; i < size; i++) {
-        const unsigned n = seen[symbols[i]]++;
-        wide[i] = (uint8_t)((unsigned)log - high_bit(n));
-        next[i] = (uint16_t)((n << wide[i]) - size);
-    }
-    return 1;
 }
 
 static cell cell_of(const kind *k, unsigned symbol, uint32_t base) {

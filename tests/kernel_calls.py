@@ -998,6 +998,23 @@ def _wm_frame_decode(p: Place, size: int) -> Any:
     return told
 
 
+def _wm_frame_encode(p: Place, size: int) -> Any:
+    room, told = np.full(lib.wm_frame_encode_room(), FILL, np.uint8), []  # larger than a place may be
+    given = noise(2 * size)
+    flips = np.frombuffer(given[:size], np.uint8) * (np.arange(size) % 23 == 0)
+    for after in (
+        given[:size],
+        given[size:],
+        (np.frombuffer(given[:size], np.uint8) ^ flips).astype(np.uint8).tobytes(),
+    ):
+        for last in (0, 1):
+            out = p.room(size + 3)
+            before, now = p.give(given[:size]), p.give(after)
+            made = lib.wm_frame_encode(ffi.from_buffer("uint8_t[]", room), before, now, size, last, out)
+            told.append((made, bytes(ffi.buffer(out, made))))
+    return told
+
+
 CALLS: dict[str, Callable[[Place, int], Any]] = {
     name[1:]: value for name, value in list(globals().items()) if name.startswith("_wm_")
 }

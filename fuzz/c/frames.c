@@ -1,5 +1,5 @@
 /* Frames of zstd: two bytes with the size of the pieces that are asked for, then the frame, of which the decoder gets some bytes
- * more whenever it wants them. As a list and as they are, the payload is the same, and so is the end. */
+ * more whenever it wants them. As a list and as they are, the payload is the same, and so is the end. It is encoded, too. */
 #include "target.h"
 
 enum { MOST = 1 << 20 };
@@ -37,6 +37,21 @@ static payload decode(const uint8_t *data, uint64_t size, const wm_frame *frame,
     return found;
 }
 
+/* The payload is also what differs between zeros and itself: its frame, if there is one, is decoded again. */
+static void encode(const uint8_t *data, uint64_t size) {
+    uint8_t *const room = new_array(wm_frame_encode_room(), 1), *const before = new_array(size, 1);
+    uint8_t *const out = new_array(size + 3 * (size / 131072 + 1), 1);
+    const wm_frame frame = {size, 131072, 0};
+    memset(before, 0, size);
+    const uint64_t made = wm_frame_encode(room, before, data, size, 1, out);
+    if (made) {
+        const payload again = decode(out, made, &frame, 4096, 1);
+        CHECK(again.size == size && memcmp(again.out, data, size) == 0);
+        free(again.out);
+    }
+    free(room), free(before), free(out);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     input in = {data, size};
     const uint64_t piece = take(&in, 2);
@@ -45,6 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     CHECK(frame.header <= in.size);
     const payload a = decode(in.data, in.size, &frame, piece, 0), b = decode(in.data, in.size, &frame, piece, 1);
     CHECK(a.how == b.how && a.size == b.size && (!a.size || memcmp(a.out, b.out, a.size) == 0));
+    if (a.size) encode(a.out, a.size);
     free(a.out), free(b.out);
     return 0;
 }

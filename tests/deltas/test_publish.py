@@ -115,10 +115,11 @@ def test_any_model_that_opens(tmp_path):
     with wm.open(base, deltas=[tmp_path / "weight_v000009"]) as f:
         assert digests(f) == digests(new)
     np.save(tmp_path / "big.npy", np.arange(300000, dtype=">f4"))
-    np.save(tmp_path / "little.npy", np.arange(300000, dtype="<f4") + 1)
+    changed = np.arange(300000, dtype="<f4") + (np.arange(300000) > 150000)  # all of them, but not at the beginning
+    np.save(tmp_path / "little.npy", changed)
     assert deltas.publish(tmp_path / "big.npy", tmp_path / "little.npy", tmp_path, version=10).tensors == 1
-    wanted = payload(np.arange(300000, dtype="<f4").tobytes(), (np.arange(300000, dtype="<f4") + 1).tobytes(), "xor")
-    assert read(tmp_path / "weight_v000010")[1][""][0] == wanted
+    wanted = payload(np.arange(300000, dtype="<f4").tobytes(), changed.astype("<f4").tobytes(), "xor")
+    assert read(tmp_path / "weight_v000010")[1][""] == (wanted, SUMS["xxh3-128"](changed.astype("<f4").tobytes()))
 
 
 def test_what_is_refused(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Frames of zstd, decoded by csrc/zstd.c: what zstd writes, in every way that it does, and what nobody should."""
+"""Frames of zstd: all that zstd writes, and what nobody should, decoded by csrc/zstd.c; those of csrc/zstd_encode.c."""
 
 from __future__ import annotations
 
@@ -164,3 +164,59 @@ def test_matches_stay_in_the_window(sparse):
     size = late.frame_header(packed[:18]).nbytes
     narrow = b"\x28\xb5\x2f\xfd\x00\x38" + bytes(packed[size:])
     assert decode(narrow, len(data), sparse=sparse)[0] == late.FRAME_DAMAGED
+
+
+def encode(payload, piece):
+    """The frame of a payload, which is what differs; None if too much does."""
+    before = np.random.default_rng(3).integers(0, 256, len(payload), np.uint8)
+    after = before ^ np.frombuffer(payload, np.uint8)
+    encoder = late.FrameEncoder(len(payload), piece, room)
+    found = encoder.header
+    for at in range(0, len(payload) or 1, piece):
+        made = encoder.encode(before[at : at + piece], after[at : at + piece])
+        if made is None:
+            return None
+        found += made
+    return found
+
+
+def differences():
+    """Payloads with few bytes that are not zero: of one value, of some, of all, of lone bits; in runs; of any size."""
+    rng = np.random.default_rng(8)
+    sizes = (1, 2, 63, 64, 65, 999, 1023, 1024, 5000, 70_000, 131_071, 131_072, 131_073, 400_001)
+    values = {
+        "one": lambda n: np.full(n, 255),
+        "some": lambda n: rng.integers(1, 4, n),
+        "all": lambda n: rng.integers(1, 256, n),
+        "low": lambda n: np.minimum(255, rng.geometric(0.2, n)),
+        "bits": lambda n: 1 << rng.integers(0, 8, n),
+    }
+    for size in sizes:
+        for kind, made in values.items():
+            for share in (0.0001, 0.002, 0.01, 0.05, 0.11):
+                data = np.where(rng.random(size) < share, made(size), 0).astype(np.uint8)
+                if share == 0.002 and size > 5000:  # and some stay as they are for long, or do not
+                    at = int(rng.integers(0, size - 3000))
+                    data[at : at + 3000] = made(3000)
+                    data[at // 2 : at // 2 + 40_000] = 0
+                yield f"{kind} {size} {share}", data.tobytes()
+
+
+DIFFERENCES = dict(differences())
+
+
+@pytest.mark.parametrize("piece", [1 << 18, 1 << 17, 3 << 16])
+def test_what_is_encoded(piece):
+    """zstd decodes it, and so do we; where few bytes differ it takes no more bytes than zstd at level 1."""
+    few = 0
+    for name, data in (PAYLOADS | DIFFERENCES).items():
+        found = encode(data, piece)
+        if found is None:
+            assert np.count_nonzero(np.frombuffer(data, np.uint8)) > len(data) / 16, name
+            continue
+        assert zstandard.ZstdDecompressor().decompress(found, max_output_size=len(data)) == data, name
+        assert decode(found, len(data), sparse=True) == (late.FRAME_ENDED, data), name
+        if name in DIFFERENCES and "0.002" not in name and len(data) > 1 << 17 and piece % (1 << 17) == 0:
+            few += 1
+            assert len(found) < 1.02 * len(zstandard.ZstdCompressor(level=1).compress(data)) + 100, name
+    assert (few > 20) == (piece % (1 << 17) == 0)

@@ -22,7 +22,7 @@ from weightmap.kernels import late
 from weightmap.model.tensor_sums import new_sum, package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -237,26 +237,30 @@ class _Overwrite(_Patch):
 
 
 # ------------------------------------------------------------------------------------------------------ encoding
-def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[bytes]:
-    """Yield the frame of a tensor in pieces.
+def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[Any]:
+    """Yield the frame of a tensor in pieces, each valid until the next one; None where it begins anew.
 
     Parameters
     ----------
     blocks : callable
-        Returns an iterator of pairs of blocks, old and new; called once for "xor", three times for "overwrite".
+        Returns an iterator of pairs of blocks, old and new, of at most `BLOCK` bytes; called up to twice for "xor",
+        three times for "overwrite".
     nbytes : int
         Bytes of the tensor.
     encoding : str
     level : int
-        Of zstd.
+        Of zstd. At level 1 differences are encoded here, unless there are too many: zstd looks for what is known.
     """
+    zstd = package("zstandard")  # asked for whether or not these tensors need it
     pieces: Iterator[Any]
     if encoding == "xor":
+        if level == 1 and (yield from _sparse(blocks, nbytes)):
+            return
         pieces, size = _differences(blocks, nbytes), nbytes
     else:
         count = sum(int(np.count_nonzero(old != new)) for old, new in blocks())
         pieces, size = _changes(blocks, count), 4 + 5 * count
-    packer = _compressor(encoding, level, size).compressobj(size=size)
+    packer = zstd.ZstdCompressor(level=level).compressobj(size=size)
     for piece in pieces:
         packed = packer.compress(piece)
         if packed:
@@ -264,17 +268,16 @@ def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[
     yield packer.flush()
 
 
-def _compressor(encoding: str, level: int, size: int) -> Any:
-    """Return zstd's compressor for a payload of so many bytes.
-
-    What level 1 looks for in differences are zeros, and there are some nearby. With a window and a table that stay in
-    the first-level cache it takes three quarters of the time, for frames that are no larger.
-    """
-    zstd = package("zstandard")
-    if encoding != "xor" or level != 1:
-        return zstd.ZstdCompressor(level=level)
-    how = zstd.ZstdCompressionParameters.from_level(1, source_size=size, window_log=17, hash_log=12)
-    return zstd.ZstdCompressor(compression_params=how)
+def _sparse(blocks: Blocks, nbytes: int) -> Generator[memoryview | bytes | None, None, bool]:
+    """Yield a frame of few differences; return whether they were few."""
+    encoder = late.FrameEncoder(nbytes, min(BLOCK, nbytes), room)
+    yield encoder.header
+    for old, new in blocks():
+        piece = encoder.encode(old, new)
+        yield piece
+        if piece is None:
+            return False
+    return True
 
 
 def _differences(blocks: Blocks, nbytes: int) -> Iterator[NDArray[np.uint8]]:

@@ -321,21 +321,26 @@ class _Encoder:
             self._report(row.nbytes)
             return None
         digest = new_sum(self._wanted.checksum)
-        summed = False
+        summed = 0
 
         def blocks() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
             nonlocal summed
-            first, summed = not summed, True
+            at = 0
             for old, new in _blocks(before, row):
-                if first:
+                at += len(new)
+                if at > summed:
                     digest.update(new)
+                    summed = at
                 yield old, new
 
-        parts = []
+        parts: list[tuple[int, int]] = []
         for piece in encoded(blocks, row.nbytes, self._wanted.encoding, self._wanted.level):
-            with self._lock:
-                at, self._end = self._end, self._end + len(piece)
+            if piece is None:
+                parts.clear()
+                continue
             view = memoryview(piece)
+            with self._lock:
+                at, self._end = self._end, self._end + len(view)
             parts.append((at, len(view)))
             write_all(self._spool, view, at)
         self._report(row.nbytes)

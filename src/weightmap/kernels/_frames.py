@@ -1,7 +1,8 @@
-"""Frames of zstd, decoded block by block: csrc/zstd.c."""
+"""Frames of zstd, decoded and encoded block by block: csrc/zstd.c, csrc/zstd_encode.c."""
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.kernels._native import as_input, ffi, from_buffer, lib
@@ -22,6 +23,12 @@ FRAME_HUNGRY: int = lib.WM_FRAME_HUNGRY
 FRAME_ENDED: int = lib.WM_FRAME_ENDED
 FRAME_DAMAGED: int = lib.WM_FRAME_DAMAGED
 _UNKNOWN = (1 << 64) - 1
+
+
+# Magic number, a size of eight bytes, and a window of 128 KiB.
+_HEADER = struct.Struct("<IBBQ")
+_MAGIC, _FORM, _WINDOW = 0xFD2FB528, 0xC0, 0x38
+_BLOCK = 1 << 17
 
 
 class FrameHeader(NamedTuple):
@@ -79,3 +86,38 @@ class FrameDecoder:
         )
         self._at = at + counts[0]
         return how, counts[1]
+
+
+class FrameEncoder:
+    """The frame of what differs between two payloads of one size, by XOR; few bytes do.
+
+    Parameters
+    ----------
+    nbytes : int
+        Of each payload.
+    most : int
+        Bytes that are given at once.
+    new_room : callable
+        Returns memory of so many bytes, aligned to eight.
+    """
+
+    def __init__(self, nbytes: int, most: int, new_room: Callable[[int], memoryview]) -> None:
+        self.header = _HEADER.pack(_MAGIC, _FORM, _WINDOW, nbytes)
+        self._left = nbytes
+        self._room = as_input(new_room(lib.wm_frame_encode_room()))
+        self._out = new_room(most + 3 * (most // _BLOCK + 1))
+        self._target = from_buffer("uint8_t[]", self._out)
+
+    def encode(self, before: NDArray[np.uint8], after: NDArray[np.uint8]) -> memoryview | None:
+        """Return the next blocks, valid until the next call; None where so many bytes differ that zstd is better."""
+        n = len(after)
+        self._left -= n
+        made: int = lib.wm_frame_encode(
+            self._room,
+            from_buffer("uint8_t[]", before),
+            from_buffer("uint8_t[]", after),
+            n,
+            self._left == 0,
+            self._target,
+        )
+        return self._out[:made] if made else None
