@@ -64,7 +64,7 @@ int wm_groups_decode(const uint8_t *words, uint64_t words_size, int bits, int pa
                      const float *scales, const float *zeros, uint64_t n_scales, uint64_t rows, int type, uint8_t *out,
                      uint64_t out_size, int threads) {
     enum { MOST = 1u << 31 };
-    if (bits != 2 && bits != 3 && bits != 4 && bits != 8) return -1;
+    if (bits < 1 || bits > 8) return -1;
     if (packing != ALONG_COLUMNS && packing != ALONG_ROWS) return -1;
     if (type < AS_FLOAT32 || type > AS_BFLOAT16 || rows > MOST || columns > MOST) return -1;
     if (packing == ALONG_ROWS ? bits != 4 || rows % 8 : columns * (uint64_t)bits % 32) return -1;

@@ -193,7 +193,7 @@ TARGET WM_INLINE void decode_column(const wm_grouped *w, uint64_t first, uint64_
         uint32_t q[LANES];
         float values[LANES];
         for (int l = 0; l < LANES; l++) q[l] = load_le32(words + 4 * l) >> shift;
-        if (shift + (unsigned)w->bits > 32) /* of 3 bits, the next word has the rest */
+        if (shift + (unsigned)w->bits > 32) /* the next word has the rest */
             for (int l = 0; l < LANES; l++) q[l] |= load_le32(words + 4 * w->rows + 4 * l) << (32 - shift);
         for (int l = 0; l < LANES; l++) values[l] = s[at + l] * ((float)(int32_t)(q[l] & mask) - z[at + l]);
         round_lanes(values, type, to);

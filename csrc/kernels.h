@@ -102,7 +102,7 @@ int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_firs
               const float *zeros, uint64_t n_scales, const uint8_t *which, uint64_t n_which, float factor, int type,
               uint8_t *out, uint64_t out_size, int threads);
 
-/* Integers of 2, 3, 4 or 8 bits with scales and zero points of groups, and codes that lie transposed:
+/* Integers of 1 to 8 bits with scales and zero points of groups, and codes that lie transposed:
  *   out[o][c] = scales[group[c]][o] * (q - zeros[group[c]][o])
  * in float32, as type 0, or rounded once, ties to even, to float16 (type 1) or bfloat16 (type 2). `words` are little-endian words of
  * 32 bits at any address: with `packing` 0 (columns * bits / 32, rows), the codes of each output end to end, lowest bits first; with

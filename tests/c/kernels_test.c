@@ -448,7 +448,8 @@ static void test_groups(const char *name, wm_groups_fn *decode) {
         uint64_t rows, columns;
         int bits, packing;
     } cases[] = {{8, 32, 4, ALONG_ROWS},      {264, 45, 4, ALONG_ROWS},    {136, 64, 4, ALONG_COLUMNS},
-                 {296, 96, 3, ALONG_COLUMNS}, {128, 48, 2, ALONG_COLUMNS}, {264, 36, 8, ALONG_COLUMNS}};
+                 {296, 96, 3, ALONG_COLUMNS}, {128, 48, 2, ALONG_COLUMNS}, {264, 36, 8, ALONG_COLUMNS},
+                 {136, 64, 5, ALONG_COLUMNS}, {128, 32, 1, ALONG_COLUMNS}};
     static const unsigned nibble[] = {0, 4, 1, 5, 2, 6, 3, 7};
     static const float values[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     enum { GROUPS = 3 };

@@ -126,7 +126,7 @@ def decode_groups(
         Of little-endian bytes. Shape (columns * bits / 32, rows), with the codes of a row end to end along the first
         axis, lowest bits first; or with `by_rows` (columns, rows / 8): the codes of eight rows in AWQ's order.
     bits : int
-        2, 3, 4 or 8; 4 with `by_rows`.
+        1 to 8; 4 with `by_rows`.
     group : ndarray of uint32, shape (columns,)
     scales, zeros : ndarray of float32, shape (groups, rows), C-contiguous
     out : ndarray of float32, float16 or bfloat16, shape (rows, columns), C-contiguous, writeable

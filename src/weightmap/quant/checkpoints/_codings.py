@@ -225,26 +225,48 @@ class Transposed(Coding):
         threads: int = 1,
     ) -> NDArray[Any]:
         """Implement `Coding.rows`."""
-        if dtype.name not in late.CODED or (out is not None and not out.flags.c_contiguous):
-            with np.errstate(all="ignore"):
-                values = self.decode(pieces, first, last)
-                if out is None:
-                    return values.astype(dtype)
-                out[...] = values
-                return out
-        target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
-        groups = np.arange(self.shape[1]) // self.block_size if self.groups is None else self.groups
-        late.decode_groups(
-            np.ascontiguousarray(pieces["qweight"]),
-            self.bits,
-            np.ascontiguousarray(groups, np.uint32),
-            np.ascontiguousarray(pieces["scales"], np.float32),
-            np.ascontiguousarray(self.zero_points(pieces, first, last)),
-            target,
-            by_rows=self.by_rows,
-            threads=threads,
-        )
+        words, scales, zeros = pieces["qweight"], pieces["scales"], self.zero_points(pieces, first, last)
+        by_rows = self.by_rows
+        return in_groups(self, words, self.bits, self.groups, scales, zeros, dtype, out, threads, by_rows=by_rows)
+
+
+def in_groups(
+    coding: Coding,
+    words: NDArray[Any],
+    bits: int,
+    groups: NDArray[np.int32] | None,
+    scales: NDArray[Any],
+    zeros: NDArray[np.float32],
+    dtype: np.dtype[Any],
+    out: NDArray[Any] | None = None,
+    threads: int = 1,
+    *,
+    by_rows: bool = False,
+) -> NDArray[Any]:
+    """Return what `Coding.rows` does, of codes that lie transposed, with scales and zero points of shape (G, rows)."""
+    direct = dtype.name in late.CODED and (out is None or out.flags.c_contiguous)
+    if direct and out is not None:
+        target = out
+    else:
+        target = np.empty((scales.shape[1], *coding.shape[1:]), dtype if direct else np.float32)
+    numbers = np.arange(coding.shape[1]) // coding.block_size if groups is None else groups
+    late.decode_groups(
+        np.ascontiguousarray(words),
+        bits,
+        np.ascontiguousarray(numbers, np.uint32),
+        np.ascontiguousarray(scales, np.float32),
+        np.ascontiguousarray(zeros, np.float32),
+        target,
+        by_rows=by_rows,
+        threads=threads,
+    )
+    if direct:
         return target
+    with np.errstate(all="ignore"):
+        if out is None:
+            return target.astype(dtype)
+        out[...] = target
+        return out
 
 
 def fp4(

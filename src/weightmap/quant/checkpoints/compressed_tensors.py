@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap.errors import quoted
 from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
-from weightmap.quant.checkpoints._codings import fp4, scaled
+from weightmap.quant.checkpoints._codings import fp4, in_groups, scaled
 from weightmap.quant.checkpoints.gptq import checked_groups
 from weightmap.quant.pieced import Codes, Coding, unpacked
 from weightmap.quant.repacking import integer_blocks, integers_fit
@@ -90,12 +90,41 @@ class PackedCoding(Coding):
 
     @property
     def direct(self) -> bool:  # type: ignore[override]
+        """Whether C decodes the codes."""
+        return self._looked_up or self._streams
+
+    @property
+    def _looked_up(self) -> bool:
         """Whether codes are halves of bytes or bytes, with scales in the order of columns."""
         return self.bits in _WHOLE and self.groups is None
 
+    @property
+    def _streams(self) -> bool:
+        """Whether the words, transposed, are those of `GptqCoding`."""
+        return self.spans and self.shape[1] * self.bits % 32 == 0
+
+    def rows(
+        self,
+        pieces: Pieces,
+        first: int,
+        last: int,
+        dtype: np.dtype[Any],
+        out: NDArray[Any] | None = None,
+        threads: int = 1,
+    ) -> NDArray[Any]:
+        """Implement `Coding.rows`."""
+        if self._looked_up or not self._streams or first == last:
+            return super().rows(pieces, first, last, dtype, out, threads)
+        words, count = _transposed(pieces["weight_packed"]), blocks_of(self.shape[1], self.block_size)
+        scales = np.broadcast_to(np.atleast_2d(pieces["weight_scale"]), (last - first, count)).T
+        zeros = np.full(scales.shape, 1 << self.bits - 1, np.float32)
+        if self.zeros:
+            zeros[...] = self._codes(pieces["weight_zero_point"].T, last - first)
+        return in_groups(self, words, self.bits, self.groups, scales, zeros, dtype, out, threads)
+
     def coded(self, pieces: Pieces, first: int, last: int) -> Codes | None:
         """Implement `Coding.coded`."""
-        if not self.direct:
+        if not self._looked_up:
             return None
         every = np.arange(1 << self.bits, dtype=np.float32)
         codes = np.ascontiguousarray(pieces["weight_packed"], "<i4").view(np.uint8)
@@ -127,6 +156,14 @@ class PackedCoding(Coding):
         bits = np.ascontiguousarray(words, "<i4").view("<u4")[..., None] >> shifts & np.uint32((1 << self.bits) - 1)
         codes: NDArray[np.uint8] = bits.astype(np.uint8).reshape(*words.shape[:-1], -1)[..., :count]
         return codes
+
+
+def _transposed(words: NDArray[Any]) -> NDArray[Any]:
+    """Return a transposed copy, a few rows at a time: one step would leave the caches."""
+    found = np.empty(words.shape[::-1], words.dtype)
+    for first in range(0, len(words), 64):
+        found[:, first : first + 64] = words[first : first + 64].T
+    return found
 
 
 class _Weights:
