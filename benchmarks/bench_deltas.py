@@ -5,6 +5,9 @@ of the file, compares the checksum, and flushes nothing to the disk; in one vari
 blocks that stay in cache. The publisher XORs, compresses and sums up tensor by tensor, and writes one file, which it
 does not flush either. Ours writes beside, verifies, flushes, and switches.
 
+Each receiver reads what its own publisher writes: for the rivals frames of zstd, for ours frames made from the zeros
+that are known, which zstd decodes more slowly and we faster. "weightmap, zstd's frames" reads those of the rivals.
+
 Receivers go to and fro between two states, so every call but the first is one "from the second version on". Directories
 of the disk are pytest's; set ``--basetemp`` to choose another disk.
 """
@@ -12,6 +15,7 @@ of the disk are pytest's; set ``--basetemp`` to choose another disk.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -34,6 +38,31 @@ TENSORS, CHANGED = 16, 0.01
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
+def publish_by_steps(old, new, target, version):
+    """Publish as slime does."""
+    zstd, xxhash, save = need("zstandard"), need("xxhash"), need("safetensors.numpy").save_file
+    target.mkdir(parents=True)
+    mapped = [np.memmap(model / FILE, np.uint8, "r") for model in (old, new)]
+    (before, _), (after, _) = (layout(model / FILE) for model in (old, new))
+    packer, frames, sums = zstd.ZstdCompressor(level=1), {}, {}
+    for name, (begin, end) in after.items():
+        now = mapped[1][begin:end]
+        changed = mapped[0][slice(*before[name])] ^ now
+        if changed.any():
+            frames[name] = np.frombuffer(packer.compress(changed), np.uint8)
+            sums[name] = xxhash.xxh3_128(now).hexdigest()
+    save(frames, target / FILE, sums)
+    metadata = {
+        "version": f"{version:06}",
+        "base_version": f"{version - 1:06}",
+        "delta_encoding": "xor",
+        "compression_format": "zstd",
+        "checksum_format": "xxh3-128",
+    }
+    index = {"metadata": metadata, "weight_map": dict.fromkeys(frames, FILE)}
+    (target / INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
 class Case:
     """Two states of a model in a directory, and the deltas between them: version 1, and 2 that goes back."""
 
@@ -47,7 +76,8 @@ class Case:
             wm.save(folder / str(number) / FILE, state)
         self.nbytes = TENSORS * 2 * size
         for version in (1, 2):
-            deltas.publish(self.model(version - 1), self.model(version), folder / "source", version=version)
+            deltas.publish(self.model(version - 1), self.model(version), self.source(ours=True), version=version)
+            publish_by_steps(self.model(version - 1), self.model(version), self.delta(version, ours=False), version)
 
     @staticmethod
     def _flips(rng, size):
@@ -57,9 +87,13 @@ class Case:
         """Return the directory of a state, which is 0 or 1."""
         return self.folder / str(state % 2)
 
-    def delta(self, version):
+    def source(self, *, ours):
+        """Return the directory of the versions that we have published, or the rival."""
+        return self.folder / ("source" if ours else "source of zstd's frames")
+
+    def delta(self, version, *, ours=True):
         """Return the directory of a version, which is 1 or 2."""
-        return self.folder / "source" / f"weight_v{version:06}"
+        return self.source(ours=ours) / f"weight_v{version:06}"
 
     def local(self):
         """Return a copy of the model for a receiver."""
@@ -115,14 +149,14 @@ def receiver(step):
     return prepare
 
 
-def applying(local, case, threads=1, *, in_place=False):
+def applying(local, case, threads=1, *, in_place=False, of=True):
     """Ours."""
-    return lambda version: deltas.apply(local, case.delta(version), threads=threads, in_place=in_place)
+    return lambda version: deltas.apply(local, case.delta(version, ours=of), threads=threads, in_place=in_place)
 
 
 def pulling(local, case, threads=1):
     """Ours, which finds the way itself."""
-    return lambda version: deltas.pull(local, case.folder / "source", version=version, threads=threads)
+    return lambda version: deltas.pull(local, case.source(ours=True), version=version, threads=threads)
 
 
 def in_place(local, case, *, whole):
@@ -145,7 +179,7 @@ def in_place(local, case, *, whole):
         return digest
 
     def call(version):
-        folder = case.delta(version)
+        folder = case.delta(version, ours=False)
         mapped, (places, _) = np.memmap(local / FILE, np.uint8, "r+"), layout(local / FILE)
         index = json.loads((folder / INDEX).read_bytes())
         for name in sorted(set(index["weight_map"].values())):
@@ -160,14 +194,30 @@ def in_place(local, case, *, whole):
     return call
 
 
+def copying(case):
+    """Read the file in blocks, write them over another one, and flush that: what leaving the old file alone takes."""
+    source, target = case.model(0) / FILE, case.local() / FILE
+    block = bytearray(BLOCK)
+
+    def call():
+        with source.open("rb", buffering=0) as old, target.open("r+b", buffering=0) as new:
+            while got := old.readinto(block):
+                new.write(memoryview(block)[:got])
+            os.fsync(new.fileno())
+
+    return Timed(call)
+
+
 RECEIVERS = (
     ours(receiver(applying))
     | ours(receiver(partial(applying, threads=2)), "weightmap, 2 threads", threads=2)
     | ours(receiver(pulling), "weightmap, pull")
     | ours(receiver(partial(applying, in_place=True)), "weightmap, in place by a journal")
+    | ours(receiver(partial(applying, of=False)), "weightmap, zstd's frames")
     | {
         "in place by frames": rival(receiver(partial(in_place, whole=True))),
         "in place by blocks": rival(receiver(partial(in_place, whole=False))),
+        "copying and flushing alone": limit(copying),
     }
 )
 KINDS = ("disk", "tmpfs")
@@ -196,27 +246,12 @@ def publishing(case, threads=1):
 
 def steps_of_slime(case):
     """XOR, compress, sum up; write one file and the index."""
-    zstd, xxhash, save = need("zstandard"), need("xxhash"), need("safetensors.numpy").save_file
     target = case.folder / "published by steps"
 
     def begin():
         shutil.rmtree(target, ignore_errors=True)
-        target.mkdir()
 
-    def call(_):
-        mapped = [np.memmap(case.model(state) / FILE, np.uint8, "r") for state in (0, 1)]
-        (before, _), (after, _) = (layout(case.model(state) / FILE) for state in (0, 1))
-        packer, frames, sums = zstd.ZstdCompressor(level=1), {}, {}
-        for name, (begin, end) in after.items():
-            old, new = mapped[0][slice(*before[name])], mapped[1][begin:end]
-            changed = old ^ new
-            if changed.any():
-                frames[name] = np.frombuffer(packer.compress(changed), np.uint8)
-                sums[name] = xxhash.xxh3_128(new).hexdigest()
-        save(frames, target / FILE, sums)
-        (target / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(frames, FILE)}), encoding="utf-8")
-
-    return Timed(call, begin)
+    return Timed(lambda _: publish_by_steps(case.model(0), case.model(1), target, 1), begin)
 
 
 PUBLISHERS = (
@@ -234,10 +269,10 @@ def test_publish(compare, case, group, who):
     compare(PUBLISH, given, nbytes=given.nbytes)
 
 
-def looping(case):
+def looping(case, *, of):
     """Decode, XOR and sum up the tensors of a model in memory, to the other state and back."""
     options = Options(DEFAULT_LIMITS, private=True)
-    there, back = (read_version(str(case.delta(version)), options) for version in (1, 2))
+    there, back = (read_version(str(case.delta(version, ours=of)), options) for version in (1, 2))
     memory, turns = np.fromfile(case.model(0) / FILE, np.uint8), cycle((there, back))
     places, _ = layout(case.model(0) / FILE)
 
@@ -252,10 +287,10 @@ def looping(case):
     return Timed(call)
 
 
-def decoding(case):
+def decoding(case, *, of):
     """Decode the same frames, streamed."""
     zstd, block = need("zstandard"), bytearray(BLOCK)
-    folder = case.delta(1)
+    folder = case.delta(1, ours=of)
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     stored = [(np.memmap(folder / name, np.uint8, "r"), layout(folder / name)[0]) for name in names]
 
@@ -269,7 +304,25 @@ def decoding(case):
     return Timed(call)
 
 
-LOOP = {"deltas/loop": ours(looping) | {"zstd's decoding alone": limit(decoding)}}
+def summing(case, *, of):
+    """Sum up the same tensors, in the same blocks."""
+    xxhash, memory = need("xxhash"), np.fromfile(case.model(0) / FILE, np.uint8)
+    places, _ = layout(case.model(0) / FILE)
+
+    def call():
+        for begin, end in places.values():
+            digest = xxhash.xxh3_128()
+            for at in range(begin, end, BLOCK):
+                digest.update(memory[at : min(at + BLOCK, end)])
+
+    return Timed(call)
+
+
+LOOP = {
+    f"deltas/loop, {whose} frames": ours(partial(looping, of=of))
+    | {"zstd's decoding alone": limit(partial(decoding, of=of)), "the checksum alone": limit(partial(summing, of=of))}
+    for whose, of in (("our", True), ("zstd's", False))
+}
 GROUPS = APPLY | PUBLISH | LOOP
 
 
