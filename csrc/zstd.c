@@ -534,9 +534,10 @@ WM_INLINE int run(decoder *d, span in, const uint8_t *literals, uint64_t n_liter
             const uint64_t most = from + behind < window ? from + behind : window;
             if (s.offset - 1 >= most) return DAMAGED;
             if (sparse) {
-                if (!list_room(&t, from + s.length) || !list_literals(&t, to, literals, s.some) ||
-                    !list_match(&t, from, s.offset, s.length))
-                    return CROWDED;
+                if (!list_room(&t, from + s.length) || !list_literals(&t, to, literals, s.some)) return CROWDED;
+                /* A zero, many times, adds nothing: all matches of our own frames are that. */
+                const int zeros = s.offset == 1 && !(t.count && t.list[t.count - 1] >> 8 == from - 1);
+                if (!zeros && !list_match(&t, from, s.offset, s.length)) return CROWDED;
             } else {
                 copy_wide(d->history + to, literals, s.some);
                 plain_match(d, from, s.offset, s.length);
