@@ -7,10 +7,14 @@ from tests import builders
 from tests.attacks import sharded, sound
 from tests.attacks.case import INDEX
 from tests.support import DATA
+from tests.weights.checkpoints import EXAMPLES
 
 # A model in a directory is no format; its index and its shards are damaged like one.
 SHARDED = "sharded"
 FORMATS = (*builders.known(), SHARDED)
+# Nor is the configuration of a quantised checkpoint, which guided fuzzing alone damages: an input is the number of an
+# example, one byte, and the config.json beside it.
+CHECKPOINT = "checkpoint"
 # Most of the time goes into using a file, and a small one has the same fields.
 LARGEST = 1500
 
@@ -28,6 +32,8 @@ def small_files():
 def seeds(format):
     if format == SHARDED:
         return (shards()[INDEX],)
+    if format == CHECKPOINT:
+        return tuple(bytes([n]) + make().settings() for n, make in enumerate(EXAMPLES.values()))
     builder = builders.known()[format]
     found = [data for kind, data in small_files().items() if builders.format_of(kind) is builder]
     found += [example.data for example in builder.examples()]

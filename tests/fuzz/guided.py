@@ -7,17 +7,25 @@ An exception outside our tree ends the run, and its input is left in a file. OSS
 format from `oss_fuzz/build.sh`.
 """
 
+import json
+import random
 import sys
 import tempfile
 from pathlib import Path
 
 import atheris
+import numpy as np
 
 # Only modules imported in this block report their coverage, and the suite imports weightmap to make valid files.
 assert "weightmap" not in sys.modules
 with atheris.instrument_imports(include=["weightmap"]):
+    from tests.weights.checkpoints import EXAMPLES
+    from tests.weights.checkpoints import mutated as reconfigured
+
+    import weightmap as wm
+
     from . import exercise
-    from .corpus import SHARDED, seeds, shards
+    from .corpus import CHECKPOINT, SHARDED, seeds, shards
     from .draws import Draws
     from .mutate import INDEX, mutated, sealed
 
@@ -42,19 +50,53 @@ class Index:
             exercise.error_of(Path(self.place.name), None, **options)
 
 
+class Checkpoints:
+    """Quantised checkpoints, each opened with a configuration that is not its own."""
+
+    def __init__(self):
+        self.place = tempfile.TemporaryDirectory()
+        examples = enumerate(EXAMPLES.values())
+        self.models = [make().write(Path(self.place.name, str(number))) for number, make in examples]
+
+    def attempt(self, data):
+        path = self.models[data[0] % len(self.models)] if data else self.models[0]
+        path.with_name("config.json").write_bytes(data[1:])
+        try:
+            with np.errstate(all="ignore"), wm.open(path) as f:
+                for w in f.weights.values():
+                    assert np.asarray(w).shape == w.shape
+        except wm.TensorFileError as error:
+            text = str(error)
+        else:
+            return
+        assert text.isprintable(), text
+        assert len(text) < 2000, text
+
+
+def reconfigure(data, seed):
+    """Change a value of the configuration, where there is one."""
+    try:
+        return data[:1] + json.dumps(reconfigured(random.Random(seed), json.loads(data[1:]))).encode()
+    except (ValueError, RecursionError):
+        return None
+
+
 def main(format):
     def mutate(data, most, seed):
         """A change by libFuzzer, made to fit half of the time; now and then a mutant of ours."""
+        if format == CHECKPOINT:
+            changed = reconfigure(data, seed) if seed % 4 else None
+            return (changed or atheris.Mutate(data, most))[:most]
         if seed % 16 == 0:
             return mutated(format, Draws(seed))[:most]
         new = atheris.Mutate(data, most)
         return sealed(format, new)[:most] if seed % 2 else new
 
-    index = Index() if format == SHARDED else None
+    folder = {SHARDED: Index, CHECKPOINT: Checkpoints}.get(format, lambda: None)()
 
     def one(data):
-        if index is not None:
-            index.attempt(data)
+        if folder is not None:
+            folder.attempt(data)
         else:
             attempt(data, format)
 

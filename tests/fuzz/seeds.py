@@ -11,7 +11,7 @@ from pathlib import Path
 from tests import builders
 from tests.attacks import cases
 
-from .corpus import FORMATS, seeds
+from .corpus import CHECKPOINT, FORMATS, seeds
 from .dictionary import MARKUP, NUMBERS, TEXTS
 
 LARGEST = 4096
@@ -39,7 +39,7 @@ def main():
     parser.add_argument("--plain", action="store_true", help="folders in place of archives")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    for format in FORMATS:
+    for format in (*FORMATS, CHECKPOINT):
         name = f"fuzz_{format}"
         lines = "\n".join(map(quoted, sorted(words(format))))
         (args.folder / f"{name}.dict").write_text(lines + "\n", encoding="ascii")

@@ -15,6 +15,7 @@ from tests.builders import Tensor
 from tests.builders import safetensors as st
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable
     from pathlib import Path
 
@@ -49,11 +50,14 @@ class Checkpoint:
     dtype: str = "bfloat16"
     extra: dict[str, Any] = field(default_factory=dict)
 
+    def settings(self) -> bytes:
+        """Return what config.json holds."""
+        return json.dumps({"dtype": self.dtype, "quantization_config": self.config, **self.extra}).encode()
+
     def write(self, folder: Path) -> Path:
         """Write the model and its configuration, and return its path."""
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"dtype": self.dtype, "quantization_config": self.config, **self.extra}
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        (folder / "config.json").write_bytes(self.settings())
         path = folder / "model.safetensors"
         path.write_bytes(st.build({name: stored(array) for name, array in self.tensors.items()}))
         return path
@@ -365,3 +369,41 @@ EXAMPLES: dict[str, Callable[[], Checkpoint]] = {
     "nf4 in bfloat16": lambda: four_bits("nf4", nested=True, shape=(8, 64), storage=BF16),
     "int8 of bitsandbytes": eight_bits,
 }
+
+
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    3,
+    4,
+    5,
+    8,
+    32,
+    33,
+    128,
+    2**62,
+    2**70,
+    1.5,
+    1e308,
+    "",
+    "gptq",
+    "re:(a+)+$",
+    [],
+    [1],
+    [0, 0],
+    {},
+]
+
+
+def mutated(rng: random.Random, value: Any) -> Any:
+    """Return a configuration with one value changed, somewhere."""
+    if isinstance(value, (dict, list)) and value:
+        key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
+        if rng.random() < 0.2:
+            del value[key]
+        else:
+            value[key] = mutated(rng, value[key]) if rng.random() < 0.7 else rng.choice(VALUES)
+        return value
+    return rng.choice(VALUES)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support import each
-from tests.weights.checkpoints import EXAMPLES, MODULE, Checkpoint
+from tests.weights.checkpoints import EXAMPLES, MODULE, Checkpoint, mutated
 
 import weightmap as wm
 
@@ -201,44 +201,6 @@ def test_sizes_are_compared_before_memory_is_taken(tmp_path):
             f.weights[example.name]
         assert tracemalloc.get_traced_memory()[1] < 2**22
         tracemalloc.stop()
-
-
-VALUES = [
-    None,
-    True,
-    0,
-    -1,
-    3,
-    4,
-    5,
-    8,
-    32,
-    33,
-    128,
-    2**62,
-    2**70,
-    1.5,
-    1e308,
-    "",
-    "gptq",
-    "re:(a+)+$",
-    [],
-    [1],
-    [0, 0],
-    {},
-]
-
-
-def mutated(rng: random.Random, value: Any) -> Any:
-    """Return a configuration with one value changed, somewhere."""
-    if isinstance(value, (dict, list)) and value:
-        key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
-        if rng.random() < 0.2:
-            del value[key]
-        else:
-            value[key] = mutated(rng, value[key]) if rng.random() < 0.7 else rng.choice(VALUES)
-        return value
-    return rng.choice(VALUES)
 
 
 def damage(rng: random.Random, example: Checkpoint) -> None:
