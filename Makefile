@@ -54,7 +54,8 @@ demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
 
 # One process for each processor, up to four; make test JOBS=0 runs everything in one process, and names the files.
 JOBS := auto
-TEST := $(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal
+# Python may cache what it compiles: the suite starts many processes.
+TEST := unset PYTHONDONTWRITEBYTECODE; $(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal
 test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo
 	@echo "Running the tests, and each benchmark once"
 	@$(TEST) -m "not slow" tests benchmarks

@@ -71,6 +71,26 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return ``once(name, make)``: a folder that `make` fills once for all processes of the run."""
+    fcntl = pytest.importorskip("fcntl")
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if hasattr(request.config, "workerinput") else base
+
+    def filled(name: str, make: Callable[[Path], object]) -> Path:
+        folder = shared / name
+        with (shared / f"{name}.made").open("a+") as made:
+            fcntl.flock(made, fcntl.LOCK_EX)
+            if not made.tell():
+                folder.mkdir(exist_ok=True)
+                make(folder)
+                made.write("made")
+        return folder
+
+    return filled
+
+
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on what the user's environment says about modes."""

@@ -179,16 +179,7 @@ BLOCKS = (4, 0, 32), (4, 1, 0), (4, 1, 6), (5, 0, 0), (5, 1, 32), (5, 1, 8), (8,
 
 def _wm_blocks_decode(p: Place, size: int) -> Any:
     found = []
-    for bits, scale, block in (
-        (4, 0, 32),
-        (4, 1, 0),
-        (4, 1, 6),
-        (5, 0, 0),
-        (5, 1, 32),
-        (5, 1, 8),
-        (8, 1, 0),
-        (8, 0, 16),
-    ):
+    for bits, scale, block in BLOCKS:
         data = noise(lib.wm_blocks_size(bits, scale, block, size))
         for first, half in ((0, 0), (size // 3, 0), (0, 1), (size // 2, 1)):
             out = p.room(size - first, "uint16_t" if half else "float")

@@ -7,8 +7,10 @@ import importlib
 import inspect
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).parent / "data"
 SOURCES = str(Path(wm.__file__).parent.parent)
+CSRC = Path(__file__).parent.parent / "csrc"
 # The C sources that need no Python: test programs are compiled from them.
-C_SOURCES = sorted(p for p in (Path(__file__).parent.parent / "csrc").rglob("*.c") if p.parent.name != "python")
+C_SOURCES = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "python")
+EMULATED = "WEIGHTMAP_EMULATE_AVX512ICL"
+C_FLAGS = ["-O3", "-std=c11", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-pthread"]
 
 
 def run_child(
@@ -45,6 +50,17 @@ def run_child(
     )
     assert not check or result.returncode == 0, result.stderr
     return result
+
+
+def compiled(once: Callable[..., Path], name: str, program: Path, *, emulated: bool = False) -> None:
+    """Make a program of ``tests/c/<name>.c`` and the kernels, which all such programs of a run share."""
+    compiler = shutil.which("gcc") or (sysconfig.get_config_var("CC") or "cc").split()[0]
+    command = [compiler, *C_FLAGS, f"-I{CSRC}"]
+    kernels = once("kernels", lambda at: subprocess.run([*command, "-c", *map(str, C_SOURCES)], cwd=at, check=True))
+    again = [path for path in C_SOURCES if emulated and EMULATED in path.read_text(encoding="utf-8")]
+    objects = [kernels / f"{path.stem}.o" for path in C_SOURCES if path not in again]
+    sources = [f"-D{EMULATED}"] * emulated + [str(CSRC.parent / "tests" / "c" / f"{name}.c"), *map(str, again)]
+    subprocess.run([*command, *sources, *map(str, objects), "-o", str(program), "-lm"], check=True)
 
 
 def preloaded(library: Path) -> str:

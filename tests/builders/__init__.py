@@ -150,7 +150,7 @@ class Builder:
     anatomy : callable
         Takes a sound file apart for the fuzzer: see `tests.fuzz.anatomy`.
     errors : tuple of int and int
-        2,000 mutants, and 100,000, must raise more different errors (class and field) than these numbers.
+        2,000 mutants, and 40,000, must raise more different errors (class and field) than these numbers.
     magic : bytes
         The first bytes of every file; empty if these vary.
     seconds : mapping of str to int

@@ -686,9 +686,6 @@ def test_handles_in_reference_cycles_are_collected_unharmed(tmp_path):
     assert run_child(CYCLES, *paths).stdout.strip() == "alive"
 
 
-# ------------------------------------------------------------------------------------------------- side effects
-
-
 # ------------------------------------------------------------------------------------------------- damage
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,30 +144,32 @@ for kind in kinds:
 """
 
 
-@pytest.fixture(scope="module")
-def counted(tmp_path_factory):
-    """Instructions by kind of file, number of tensors and what was done; one process counts all of them."""
-    valgrind, compiler = shutil.which("valgrind"), shutil.which("cc")
-    folder = tmp_path_factory.mktemp("growth")
+def count(folder):
+    """Count all kinds of file in one process, whose output stays in the folder."""
     library = folder / "callgrind.so"
-    if valgrind is None or compiler is None:
-        pytest.skip("counts instructions with valgrind and needs a C compiler: one of them is not installed")
-    source = os.path.join(os.path.dirname(__file__), "..", "c", "callgrind.c")  # noqa: PTH118, PTH120
+    source = Path(__file__).parents[1] / "c" / "callgrind.c"
     built = subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", source, "-o", str(library)], capture_output=True, text=True, check=False
+        ["cc", "-shared", "-fPIC", "-O1", str(source), "-o", str(library)], capture_output=True, text=True, check=False
     )
     if built.returncode:
         pytest.skip("the headers of valgrind are not installed")
     for kind, make in FILES.items():
         for name, count in zip(("few", "many"), COUNTS, strict=True):
             (folder / f"{kind}-{name}").write_bytes(make(count))
-    tool = [valgrind, "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out"]
+    tool = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out"]
     command = [*tool, sys.executable, "-c", COUNT, str(library), str(folder), *FILES]
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def counted(once):
+    """Instructions by kind of file, number of tensors and what was done."""
+    if shutil.which("valgrind") is None or shutil.which("cc") is None:
+        pytest.skip("counts instructions with valgrind and needs a C compiler: one of them is not installed")
     found = {}
-    for path in folder.glob("out.*"):
+    for path in once("growth", count).glob("out.*"):
         text = path.read_text(encoding="utf-8")
         label = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.MULTILINE)
         total = re.search(r"^(?:summary|totals): (\d+)", text, re.MULTILINE)

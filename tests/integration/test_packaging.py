@@ -36,22 +36,25 @@ def run(*command, cwd):
     return done.stdout
 
 
+def build(folder):
+    """Build a source distribution, and a wheel from what it unpacks to, not from the working tree."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
+    run(*command, "--sdist", ".", cwd=ROOT)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (source,) = (folder / "unpacked").iterdir()
+    run(*command, "--wheel", ".", cwd=source)
+
+
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sdist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", str(folder), ".", cwd=ROOT)
-    (path,) = folder.glob("*.tar.gz")
+def sdist(once):
+    (path,) = once("packages", build).glob("*.tar.gz")
     return path
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist):
-    """Path of a wheel built from the unpacked source distribution, not from the working tree."""
-    with tarfile.open(sdist) as archive:
-        archive.extractall(sdist.parent / "unpacked", filter="data")
-    (source,) = (sdist.parent / "unpacked").iterdir()
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(sdist.parent), ".", cwd=source)
-    (path,) = sdist.parent.glob("*.whl")
+def wheel(once):
+    (path,) = once("packages", build).glob("*.whl")
     return path
 
 

@@ -1,22 +1,19 @@
 """Choosing among instruction sets, and the C driver that tests the kernels without Python."""
 
 import platform
-import shutil
 import subprocess
-import sysconfig
 import threading
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support import C_SOURCES, run_child
+from tests.support import compiled, run_child
 
 from weightmap import kernels
 from weightmap._kernels import lib
 from weightmap.kernels import late
 
-ROOT = Path(__file__).resolve().parents[2]
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
 CPUINFO = Path("/proc/cpuinfo")
 MAKER = CPUINFO.read_text() if X86 and CPUINFO.exists() else ""
@@ -154,19 +151,14 @@ def test_switching_while_others_work():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("emulated", [False, True])
-def test_c_driver(tmp_path, emulated):
+def test_c_driver(once, tmp_path, emulated):
     """The test driver in C, the same that runs under an arm64 emulator, passes on this machine.
 
     Its inputs end where their allocations end; `make sanitize-test` runs it under the sanitisers. Emulated, VPCLMULQDQ
     and GF2P8AFFINEQB are done by other instructions: all else of these kernels is tested on CPUs without them.
     """
-    compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
-    csrc = ROOT / "csrc"
-    sources = [ROOT / "tests/c/kernels_test.c", *C_SOURCES]
     program = tmp_path / "kernels_test"
-    flags = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", f"-I{csrc}", "-pthread"]
-    flags += ["-DWEIGHTMAP_EMULATE_AVX512ICL"] * emulated
-    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program), "-lm"], check=True)
+    compiled(once, "kernels_test", program, emulated=emulated)
     done = subprocess.run([str(program)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert done.stdout.endswith("all checks passed\n")

@@ -238,15 +238,16 @@ def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tm
     monkeypatch.setattr(ahead, "PART", 32 * KIB)
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     file = wm.open(url + "m", concurrency=concurrency)
-    here, most, lock, full = 0, 0, threading.Lock(), threading.Barrier(concurrency)
+    here, most, lock, full = 0, 0, threading.Lock(), threading.Event()
 
     def enter():
         nonlocal here, most
         with lock:
             here += 1
             most = max(most, here)
-        if most < concurrency:
-            full.wait(20)
+        if most == concurrency:
+            full.set()
+        full.wait(20)
         with lock:
             here -= 1
 

@@ -6,7 +6,7 @@ import errno
 import re
 import string
 import tracemalloc
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,9 @@ LEGAL = [case for case in CASES if not case.error]
 
 def of_every(chosen):
     """Make a test of one case one of all these cases of a kind: 5,000 items took longer than the tests."""
-    kinds = {case.kind: [other for other in chosen if other.kind == case.kind] for case in chosen}
+    kinds = defaultdict(list)
+    for case in chosen:
+        kinds[case.kind].append(case)
 
     def decorate(test):
         def run(kind, folder):

@@ -117,18 +117,17 @@ def test_a_sparse_safetensors_file(tmp_path):
         assert f["huge"][-1] == 0
 
 
-# ------------------------------------------------------------------------------------------------- many tensors
-
-
 # ------------------------------------------------------------------------------------------------- a collision flood
 
 
-FLOOD = [name.decode() for name in colliding()]
+@pytest.fixture(scope="module")
+def flood():
+    return [name.decode() for name in colliding()]
 
 
-def test_a_collision_flood_stays_quick():
-    assert len({embd.fnv1a32(name.encode()) for name in FLOOD}) == 1
-    absent, names = FLOOD[-1], FLOOD[:-1]
+def test_a_collision_flood_stays_quick(flood):
+    assert len({embd.fnv1a32(name.encode()) for name in flood}) == 1
+    absent, names = flood[-1], flood[:-1]
     data = embd.Draft([(name, Tensor("float32", (1,), struct.pack("<f", i))) for i, name in enumerate(names)]).seal()
     begin = time.process_time()
     with wm.open(memoryview(data)) as f:
@@ -141,13 +140,13 @@ def test_a_collision_flood_stays_quick():
         wm.open(memoryview(embd.Draft([(name, normal((1,))) for name in twice]).seal()))
 
 
-def test_a_flooded_vocabulary_stays_quick():
-    data = embd.Draft([], vocab=FLOOD).seal()
+def test_a_flooded_vocabulary_stays_quick(flood):
+    data = embd.Draft([], vocab=flood).seal()
     begin = time.process_time()
     with wm.open(memoryview(data)) as f:
-        assert [f.vocab.index(token) for token in FLOOD] == list(range(len(FLOOD)))
+        assert [f.vocab.index(token) for token in flood] == list(range(len(flood)))
         assert "absent" not in f.vocab
-        assert f.vocab.table.find_many([*FLOOD, "absent"]).tolist() == [*range(len(FLOOD)), -1]
+        assert f.vocab.table.find_many([*flood, "absent"]).tolist() == [*range(len(flood)), -1]
         assert f.vocab.table.index is None, "there is a dict in its place"
     assert time.process_time() - begin < 2
 

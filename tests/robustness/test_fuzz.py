@@ -16,9 +16,9 @@ from tests.fuzz.mutate import anatomies, mutant, sealed
 
 # Mutants of each format; `make test-all` tries MANY, and `make fuzz` millions.
 COUNT = int(os.environ.get("WEIGHTMAP_FUZZ", "2000"))
-MANY = 100_000
+MANY = 40_000
 # How many different errors (class and field) a campaign on a model in a directory has to come to, at least, and one of
-# 100,000 mutants: a mutator that only ever breaks the first bytes would find nothing. Builders say so of their formats.
+# 40,000 mutants: a mutator that only ever breaks the first bytes would find nothing. Builders say so of their formats.
 ERRORS = {SHARDED: (11, 16)} | {builder.format: builder.errors for builder in builders.known().values()}
 # Where the tests themselves run in several processes, each has one for its mutants.
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(os.cpu_count() or 1, 4)

@@ -11,17 +11,15 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tests import builders
 from tests.builders import Tensor, embd
-from tests.support import C_SOURCES
+from tests.support import compiled
 
 import weightmap as wm
 
-ROOT = Path(__file__).resolve().parents[2]
 # Numbers of tensors (of words, in finalfusion, which has one matrix). Bounds are the same for all of them: nothing that
 # is counted here may grow with the number.
 COUNTS = (10, 1_000, 10_000)
@@ -189,14 +187,11 @@ ELEMENTS, RECORDS = 1 << 16, 2_000
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
+def program(once, tmp_path_factory):
     if VALGRIND is None or COMPILER is None:
         pytest.skip("counts instructions with valgrind, of what gcc makes: one of them is not installed")
-    csrc = ROOT / "csrc"
-    sources = [ROOT / "tests/c/instructions.c", *C_SOURCES]
     built = tmp_path_factory.mktemp("guard") / "instructions"
-    flags = ["-O3", "-std=c11", "-ffp-contract=off", f"-I{csrc}", "-pthread"]
-    subprocess.run([COMPILER, *flags, *map(str, sources), "-o", str(built), "-lm"], check=True)
+    compiled(once, "instructions", built)
     return built
 
 

@@ -14,16 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 
+def build(folder):
+    command = [sys.executable, "setup.py", "-q", "build", f"--build-base={folder}", f"--build-lib={folder / 'lib'}"]
+    env = {**os.environ, "WEIGHTMAP_SANITIZE": "address,undefined", "CC": "gcc"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(once):
     if sanitised.library() is None:
         pytest.skip("needs gcc with the address sanitiser")
-    folder = tmp_path_factory.mktemp("sanitised")
-    build = [sys.executable, "setup.py", "-q", "build", f"--build-base={folder}", f"--build-lib={folder / 'lib'}"]
-    env = {**os.environ, "WEIGHTMAP_SANITIZE": "address,undefined", "CC": "gcc"}
-    done = subprocess.run([*build, "--parallel=2"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return str(folder / "lib")
+    return str(once("sanitised", build) / "lib")
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +54,11 @@ def test_attacks_on_the_sanitised_module(environment, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
-def test_no_access_out_of_bounds_and_no_undefined_behaviour(built):
+@pytest.mark.parametrize("part", range(sanitised.PARTS))
+def test_no_access_out_of_bounds_and_no_undefined_behaviour(built, part):
     environment = sanitised.environment(sanitised.library() or "", built, small=False) | {"WEIGHTMAP_FUZZ": "1000"}
     options = ("-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:xdist")
-    done = python(environment, "-m", "pytest", *options, *sanitised.selection())
+    done = python(environment, "-m", "pytest", *options, *sanitised.selection(part))
     assert done.returncode == 0, (done.stderr + done.stdout)[-8000:]
     assert "passed" in done.stdout
     assert "runtime error" not in done.stderr

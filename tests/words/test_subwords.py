@@ -186,6 +186,3 @@ def test_a_vocabulary_returns_the_rows_of_ngrams():
     assert vocabulary(["yes", "no"], subwords).ngram_indices("yes") == subwords.indices("yes")
     assert vocabulary(["yes", "no"], subwords).subwords is subwords
     assert vocabulary(["yes", "no"]).ngram_indices("yes") == []
-
-
-# ------------------------------------------------------------------------------------------------------- the kernel

@@ -363,6 +363,3 @@ def test_a_foreign_version_needs_a_layout(put, tmp_path):
     assert caught.value.path == str(out)
     wm.convert(source, out, layout="v2")
     assert out.read_bytes() == cnn.build(cnn.ODD)
-
-
-# ------------------------------------------------------------------------------------------------- the command line

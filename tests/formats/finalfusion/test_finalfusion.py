@@ -626,6 +626,3 @@ def test_a_length_that_leads_to_no_matrix(left):
     lied = ff.simple(lies.WORDS, length=lies.END - left - 32)  # the payload begins at byte 32
     with wm.open(ff.build([lied, lies.STORAGE])) as f:
         assert list(f.vocab) == lies.WORDS
-
-
-# ------------------------------------------------------------------------------------------------------ kernels
