@@ -61,7 +61,7 @@ def make_ffi() -> FFI:
     flags = [] if msvc else FLAGS + branch_flags()
     link = [] if msvc else ["-pthread", "-lm"]
     if SANITIZE:
-        flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined", "-g", "-O1"]
+        flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined", "-g1", "-O1"]
         link += [f"-fsanitize={SANITIZE}"]
     ffi.set_source(
         "weightmap._kernels",
