@@ -118,3 +118,11 @@ def test_strict_refuses_scales_that_are_not_finite(tmp_path):
         assert np.isnan(w.dequantize()[:16, :24].astype(np.float32)).all()
         with pytest.raises(wm.QuantError):
             w.dequantize(strict=True)
+
+
+def test_a_group_may_be_larger_than_any_row(tmp_path):
+    """GPTQ's group_size beyond the columns, and beyond 64 bits, is one group."""
+    example = EXAMPLES["gptq, one group"]()
+    example.config["group_size"] = 2**70
+    with wm.open(example.write(tmp_path)) as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)

@@ -118,7 +118,7 @@ class Gptq(Method):
             group.refuse("rows", "qweight", actual=words, expected=f"whole codes of {bits} bits")
         if out * bits % 32:
             group.refuse("columns", "qweight", actual=out, expected=f"whole words of codes of {bits} bits")
-        size = size if size > 0 else max(columns, 1)
+        size = min(size if size > 0 else columns, columns) or 1
         count = blocks_of(columns, size)
         group.check("scales", HALVES, (count, out))
         group.check("qzeros", ("int32",), (count, out * bits // 32))
