@@ -207,10 +207,8 @@ def test_arrays_are_aligned_and_joined(model, tmp_path):
                 several = [name] if isinstance(name, str) else name
                 expected = [model[own] for own in several]
                 np.testing.assert_array_equal(found, np.concatenate(expected) if found.ndim else expected[0])
-                assert pool.shape_of(name) == found.shape
                 assert found.ctypes.data % 64 == 0
                 assert not found.flags.writeable
-        assert pool.shape_of(NAMES[1], 2) == rows(NAMES[1])[2].shape
         for wrong, error in (
             ((NAMES[0], "empty"), wm.PlanError),
             (("scalar", "scalar"), wm.PlanError),

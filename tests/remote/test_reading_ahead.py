@@ -69,6 +69,19 @@ def verified(url: str, _: Path) -> dict[str, Any]:
     return FLOATS
 
 
+def pooled(url: str, _: Path) -> dict[str, Any]:
+    """Prefetch into a pool, and hold: entries of a tensor and the whole of it share bytes."""
+    with wm.open(url) as file, file.pool(4 * NBYTES) as pool:
+        pool.prefetch([*file, ("layer.3.w", 5), ("layer.3.w", -1)])
+        found = {}
+        for name in reversed(list(file)):
+            with pool.hold(name) as array, pool.hold("layer.3.w", 5) as row:
+                found[name] = array.copy()
+                np.testing.assert_array_equal(row, FLOATS["layer.3.w"][5])
+        assert pool.stats.misses == 0
+        return found
+
+
 def into_torch(url: str, _: Path) -> dict[str, Any]:
     """Load tensors of PyTorch."""
     pytest.importorskip("torch")
@@ -88,6 +101,7 @@ CALLS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "items": lambda url, _: dict(wm.open(url).items()),
     "values": valued,
     "plan": lambda url, _: dict(wm.plan(url).run()),
+    "pool": pooled,
     "compat.load_file": lambda url, _: compat.load_file(url),
     "compat.load_file, pread": lambda url, _: compat.load_file(url, backend="pread"),
     "convert": converted,

@@ -123,6 +123,8 @@ class DirectReader:
             Bytes that were read.
         """
         windows.sort(key=itemgetter(0))
+        if self._source.store is not None:
+            return self._request(windows)
         total, place, close = 0, 0, CLOSE if self._file is not None else 0
         while place < len(windows):
             low, end, last = windows[place]
@@ -145,6 +147,25 @@ class DirectReader:
             for before, after in shared:
                 after[:ALIGN] = before[-ALIGN:]
             total += high - low
+        return total
+
+    def _request(self, windows: list[tuple[int, int, memoryview]]) -> int:
+        """Read sorted windows from a store: all are requested at once, those that are close together in one request."""
+        wanted: list[tuple[int, int]] = []
+        total = reached = 0
+        for low, end, _ in windows:
+            begin = min(max(low, reached), end)
+            wanted.append((begin, end))
+            total += end - begin + (begin - reached if wanted[1:] and reached < begin <= reached + CLOSE else 0)
+            reached = max(reached, end)
+        source = self._source.ahead(wanted, CLOSE)
+        reached, place, widest = 0, 0, memoryview(b"")  # of the window that reaches furthest: end, begin, memory
+        for (low, end, memory), (begin, _) in zip(windows, wanted, strict=True):
+            memory[: begin - low] = widest[low - place : begin - place]
+            if begin < end:
+                source.read_into(begin, np.frombuffer(memory[begin - low : end - low], np.uint8))
+            if end > reached:
+                reached, place, widest = end, low, memory
         return total
 
     def stage(

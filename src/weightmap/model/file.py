@@ -391,7 +391,7 @@ class TensorFile(Mapping[str, Any]):
             read. By default where model and pool are together larger than the memory that is left, or the pool has room
             for all of a model that is not in the page cache.
         threads : int, optional
-            At most this many read what is prefetched; 4 when not given.
+            At most this many read what is prefetched; 4 when not given, 16 from a store.
 
         Raises
         ------

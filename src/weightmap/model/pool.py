@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 # Counts are halved when the tensors in the pool were asked for so often, on average.
 _PERIOD = 8
-_THREADS = 4
+# What is prefetched is read by so many threads, and requested from a store by so many, each of which waits for answers.
+_THREADS, _REQUESTS = 4, 16
 # Tensors begin at multiples of so many bytes.
 _LINE = 64
 # The heap of what may be evicted is made anew when it has so many times the entries that it needs.
@@ -173,7 +174,8 @@ class Pool:
             direct = direct or (self.budget >= size and all(map(_is_cold, sources_of(file))))
         self.direct: bool = direct
         self._source = sources_of(file)[0]
-        self._file, self._threads = file, threads or _THREADS
+        self._file = file
+        self._threads = threads or (_REQUESTS if self._source.store is not None else _THREADS)
         self._process = os.getpid()
         self._parameters: Any = None
         self._readers: dict[Source, DirectReader] = {}
@@ -300,7 +302,7 @@ class Pool:
                 assert self._workers is not None  # noqa: S101 - for the type checker
                 self._workers.submit(self._read_queued, group)
 
-    def shape_of(self, name: str | tuple[str, ...], index: int | None = None) -> tuple[int, ...]:
+    def _shape_of(self, name: str | tuple[str, ...], index: int | None = None) -> tuple[int, ...]:
         """Return the shape of what `hold` of the same arguments gives; nothing is read.
 
         Raises

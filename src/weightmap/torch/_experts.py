@@ -175,7 +175,7 @@ def _key(pool: Pool, wanted: list[Key], own: str, shape: tuple[int, ...]) -> Key
     missing: TensorNotFoundError | None = None
     for name, index in wanted:
         try:
-            got = pool.shape_of(name, index)
+            got = pool._shape_of(name, index)  # noqa: SLF001 - of this package
         except TensorNotFoundError as error:
             missing = missing or error
             continue
