@@ -42,6 +42,7 @@ LEFT_OUT = {
     ),
     **dict.fromkeys(
         (
+            "tests/api/test_pool.py::test_memory_stays_within_the_budget",
             "tests/faults/test_threads.py::test_ten_thousand_openings_leave_nothing",
             "tests/faults/test_threads.py::test_ten_thousand_failures_leave_nothing",
             "tests/formats/torch/test_checkpoint_memory.py::test_the_most_memory_that_opening_takes",

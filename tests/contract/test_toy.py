@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests import sanitised
 from tests.attacks.table import between
-from tests.fuzz.corpus import SHARDED
+from tests.fuzz.corpus import CHECKPOINT, SHARDED
 from tests.places import ROOT, suite
 
 import weightmap as wm
@@ -70,7 +70,7 @@ def test_every_suite_takes_the_new_format_up(installation):
 def test_guided_fuzzing_takes_the_new_format_up(installation):
     """`make fuzz-guided` and OSS-Fuzz go through the formats that `tests.fuzz.seeds` prints, each with its inputs."""
     printed = python(installation, "-m", "tests.fuzz.seeds", "--plain", "seeds").split()
-    assert printed == [*sorted({*wm.formats(), "toy"}), SHARDED]
+    assert printed == [*sorted({*wm.formats(), "toy"}), SHARDED, CHECKPOINT]
     assert len(list((installation / "seeds" / "fuzz_toy").iterdir())) > 3
     assert (installation / "seeds" / "fuzz_toy.dict").read_text(encoding="ascii")
 
