@@ -19,7 +19,7 @@ from weightmap.io import ahead
 from weightmap.io.ahead import Pattern
 from weightmap.io.open_source import open_source, path_of
 from weightmap.io.remote import RemoteSource
-from weightmap.model import parts, weights
+from weightmap.model import parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,7 +186,7 @@ def test_what_tells_of_parameters_is_requested_together(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shapes, groups and states, and scales that decide whether a parameter is repacked: of many at once, each once."""
-    monkeypatch.setattr(weights, "BETWEEN", 0)
+    monkeypatch.setattr(parts, "BETWEEN", 0)
     checkpoint = EXAMPLES[example]()
     own, many = checkpoint.tensors, dict[str, Any]()
     for i in range(12):

@@ -17,7 +17,7 @@ from weightmap.io.source import BETWEEN, Source
 from weightmap.options import check_expansion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.index.row import Row
@@ -152,16 +152,19 @@ def in_order(file: Any, rows: Iterable[Row], *, arrays: bool = False) -> Iterabl
 
     With `arrays`, `Row.array` of each is used.
     """
-    if not is_remote(file):
-        return rows
-    every, extents, whole = list(rows), _Ranges(list), _Ranges(list)
-    for row in every:
+    return requested(list(rows), arrays=arrays) if is_remote(file) else rows
+
+
+def requested(rows: Sequence[Row], *, arrays: bool = False) -> Iterator[Row]:
+    """Return rows of files in stores over sources that request all their bytes now, in order: see `in_order`."""
+    extents, whole = _Ranges(list), _Ranges(list)
+    for row in rows:
         for source, begin, end in row.reads():
             extents[source].append((begin, end))
             if arrays and row.geometry is None:
                 whole[source].append((begin, end))
     ahead = {source: source.ahead(ranges, BETWEEN, whole[source]) for source, ranges in extents.items()}
-    return (row.reading(ahead) for row in every)
+    return (row.reading(ahead) for row in rows)
 
 
 def check_made(file: Any, what: str, nbytes: int) -> None:

@@ -19,9 +19,8 @@ from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.geometry import Derived, Geometry, Given, ascending
 from weightmap.io.open_source import beside
-from weightmap.io.source import BETWEEN
 from weightmap.kernels.late import GGML_TYPES, blocks_size, ggml_size
-from weightmap.model.parts import check_index, parts_of, rows_of
+from weightmap.model.parts import check_index, parts_of, requested, rows_of
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.checkpoints import FLOATS, HALVES, Group, Method, as_settings, method_of
@@ -261,7 +260,7 @@ class _Parameters(ViewTable):
             name, entry = names[number], self._entries[number]
             if type(entry) is int or not {"weight_scale_2", "weight_global_scale"} & entry.keys():
                 return entry
-            beside = name.removesuffix(self._method.parameter) + _WHOLE
+            beside = self._whole_of(name)
             fits = beside not in taken and self._held.takes(name) and self._held.takes(beside)
             return self._parameter(entry, self._held if fits else _NOTHING, small)
 
@@ -271,14 +270,17 @@ class _Parameters(ViewTable):
             entries.append(row)
             if not isinstance(row, Row):
                 continue
-            beside = name.removesuffix(self._method.parameter) + _WHOLE
             layout = row.source.layout if isinstance(row.source, _Decoded) else None
             whole = None if layout is None else layout.whole
             if whole is not None:
-                texts.append(beside)
+                texts.append(self._whole_of(name))
                 source = Given(row.source, row.offset, whole)
                 entries.append(Row(DTYPES["float32"], whole.shape, source, row.offset, whole.nbytes))
         return texts, entries
+
+    def _whole_of(self, name: str) -> str:
+        """Return the name of the scale of a whole tensor, beside that of the parameter."""
+        return name.removesuffix(self._method.parameter) + _WHOLE
 
     def _together(self, make: Callable[[int, _Small | None], _T], count: int) -> Iterator[_T]:
         """Yield what `make` returns for each number.
@@ -506,8 +508,7 @@ class _Small:
     def __init__(self) -> None:
         self._there: dict[tuple[Source, int], NDArray[np.uint8]] = {}
         self._asked: dict[int, list[Row]] = {}
-        self._next: dict[Source, list[tuple[int, int]]] = {}
-        self._nbytes = 0
+        self._next: list[Row] = []
 
     def of(self, row: Row) -> Row:
         """Return a row that has its bytes from here."""
@@ -515,21 +516,17 @@ class _Small:
 
     def ask(self, number: int, error: _UnreadError) -> bool:
         """Note what parameter `number` asks for; say whether it is enough to be read now."""
-        row = error.row
-        self._asked.setdefault(number, []).append(row)
-        self._next.setdefault(row.source, []).append((row.offset, row.offset + row.nbytes))
-        self._nbytes += row.nbytes
-        return self._nbytes > _MOST
+        self._asked.setdefault(number, []).append(error.row)
+        self._next.append(error.row)
+        return sum(row.nbytes for row in self._next) > _MOST
 
     def read(self) -> None:
         """Read what was asked for."""
-        for source, extents in self._next.items():
-            extents.sort()
-            ahead = source.ahead(extents, BETWEEN)
-            for begin, end in extents:
-                self._there[source, begin] = np.frombuffer(ahead.pread(begin, end - begin), np.uint8)
+        self._next.sort(key=lambda row: row.offset)
+        for row, ahead in zip(self._next, requested(self._next), strict=True):
+            octets = ahead.source.pread(row.offset, row.nbytes)
+            self._there[row.source, row.offset] = np.frombuffer(octets, np.uint8)
         self._next.clear()
-        self._nbytes = 0
 
     def forget(self, number: int) -> None:
         """Drop the pieces of a parameter."""
