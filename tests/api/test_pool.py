@@ -414,6 +414,16 @@ def test_files_that_change(tmp_path, way, how):
             check(pool, NAMES[7])
 
 
+def test_a_file_cut_before_its_pool_is_made(tmp_path):
+    """The check whether the file is in memory tells it already."""
+    path = tmp_path / "m.safetensors"
+    wm.save(path, {name: rows(name) for name in NAMES})
+    with wm.open(path) as file:
+        os.truncate(path, 3 * SIZE)
+        with pytest.raises((wm.FileChangedError, wm.TruncatedError)), file.pool(1 << 30) as pool:
+            pool.hold(NAMES[7])
+
+
 def test_a_file_cut_between_the_check_and_the_read(model, monkeypatch):
     reader = direct_reading.DirectReader(model._source)
     monkeypatch.setattr(model._source, "check_unchanged", lambda: None)

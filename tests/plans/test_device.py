@@ -19,6 +19,7 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap.device import Loader, Staging, _loader, _slots, _worker, load, release_slots
 from weightmap.device._slots import Slots
+from weightmap.io import pages
 from weightmap.kernels import late
 from weightmap.quant.ggml import quantize_ggml
 
@@ -471,7 +472,7 @@ def test_what_is_cold_is_asked_for_ahead(tmp_path, monkeypatch):
     """Bytes that are not in memory are asked for before they are read, by more threads; each once."""
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(300_000)})
     asked = []
-    monkeypatch.setattr(_loader, "resident_in", lambda *_: np.array([500_000]))
+    monkeypatch.setattr(pages, "resident_in", lambda *_: np.array([500_000]))
     monkeypatch.setattr(_loader, "ask_for", lambda _, offset, nbytes: asked.append((offset, nbytes)))
     with wm.plan(path) as plan:
         begin = plan.file.info("w").offset
@@ -538,10 +539,10 @@ def test_a_cold_file_is_read_past_the_page_cache(tmp_path, monkeypatch, name, re
 def test_a_system_that_does_not_say_what_is_resident(tmp_path, monkeypatch):
     """Then everything counts as resident; an error of ours is one."""
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(3)})
-    monkeypatch.setattr(_loader, "resident_in", lambda *_: _raise(OSError(errno.EPERM, "no")))
+    monkeypatch.setattr(pages, "resident_in", lambda *_: _raise(OSError(errno.EPERM, "no")))
     with wm.plan(path) as plan:
         assert_same(dict(load(plan, FakeDevice()))["w"], plan.file["w"])
-        monkeypatch.setattr(_loader, "resident_in", lambda *_: _raise(wm.FileChangedError("changed")))
+        monkeypatch.setattr(pages, "resident_in", lambda *_: _raise(wm.FileChangedError("changed")))
         with pytest.raises(wm.FileChangedError):
             dict(load(plan, FakeDevice()))
 

@@ -11,10 +11,10 @@ from weightmap import kernels
 from weightmap.arguments import mistyped
 from weightmap.device._cargo import ALIGN
 from weightmap.device._slots import UNPINNED, Slots, Staging
-from weightmap.errors import TensorFileError, quoted
+from weightmap.errors import quoted
 from weightmap.io.direct import ALIGN as BLOCK
 from weightmap.io.direct import DirectReader
-from weightmap.io.pages import ask_for, resident_in
+from weightmap.io.pages import ask_for, cached_in
 from weightmap.kernels import late
 
 if TYPE_CHECKING:
@@ -149,11 +149,8 @@ class Loader:
         end = min(end, source.size)  # an entry of an archive may be larger than what it is stored in
         if not source.has_pages or end <= begin:
             return
-        try:
-            there = int(resident_in(source, np.array([begin]), np.array([end - begin]))[0])
-        except TensorFileError:
-            raise
-        except OSError:  # the system does not say
+        there = cached_in(source, begin, end)
+        if there is None:
             return
         if there < (end - begin) // 10 * 9:
             self._cold = begin, end

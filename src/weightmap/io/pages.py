@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap import kernels
+from weightmap.errors import TensorFileError
 from weightmap.io.descriptor import map_file
 from weightmap.io.filesystem import file_system_of
 from weightmap.kernels import late
@@ -60,6 +61,22 @@ def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int
             total += ask.before(first, last, np.array([last])).item()
     places = np.searchsorted(edges, np.concatenate([starts, stops]))
     return counted[places[len(starts) :]] - counted[places[: len(starts)]]
+
+
+def cached_in(source: Source, begin: int, end: int) -> int | None:
+    """Return how many bytes of a range of a source are in memory; None where the system does not tell.
+
+    Raises
+    ------
+    FileChangedError
+        And other errors of the file itself, see `resident_in`.
+    """
+    try:
+        return int(resident_in(source, np.array([begin]), np.array([end - begin]))[0])
+    except TensorFileError:
+        raise
+    except OSError:
+        return None
 
 
 class _Pages:

@@ -27,7 +27,7 @@ from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundE
 from weightmap.io.arena import Arena
 from weightmap.io.direct import CLOSE, PIECE, DirectReader, window
 from weightmap.io.memory import headroom
-from weightmap.io.pages import resident_in
+from weightmap.io.pages import cached_in
 from weightmap.model.parts import check_open, name_of, row_of, sources_of
 from weightmap.model.weights import Pieces, as_parameters
 
@@ -59,12 +59,8 @@ _SOON = 1 << 62
 
 def _is_cold(source: Source) -> bool:
     """Whether less than a tenth of a file is in the page cache, as far as the system tells."""
-    if not (source.has_pages and source.size):
-        return False
-    try:
-        return bool(resident_in(source, np.array([0]), np.array([source.size]))[0] < source.size // 10)
-    except OSError:
-        return False
+    there = cached_in(source, 0, source.size) if source.has_pages else None
+    return there is not None and there < source.size // 10
 
 
 class PoolStats(NamedTuple):
