@@ -46,6 +46,60 @@ class Codes(NamedTuple):
     high_first: bool = False
     flat: bool = False  # blocks of the flattened parameter
 
+    def decode(self, out: NDArray[Any], threads: int) -> None:
+        """Write the values of the rows to a contiguous array."""
+        rows = 1 if self.flat else len(out)
+        late.look_up(
+            np.ascontiguousarray(self.codes).reshape(rows, -1),
+            self.bits,
+            self.values,
+            np.ascontiguousarray(self.scales, np.float32),
+            out.reshape(rows, -1),
+            height=self.height,
+            width=self.width,
+            before=self.before,
+            zeros=None if self.zeros is None else np.ascontiguousarray(self.zeros, np.float32),
+            which=None if self.which is None else np.ascontiguousarray(self.which),
+            factor=self.factor,
+            high_first=self.high_first,
+            threads=threads,
+        )
+
+
+class Grouped(NamedTuple):
+    """Codes of rows that lie transposed, with scales and zero points of shape (G, rows): see `late.decode_groups`.
+
+    Attributes
+    ----------
+    words : ndarray
+    bits : int
+    numbers : ndarray of int, shape (columns,)
+        The group of each column.
+    scales, zeros : ndarray
+    by_rows : bool
+        Whether words have neighbouring rows, in AWQ's order.
+    """
+
+    words: NDArray[Any]
+    bits: int
+    numbers: NDArray[Any]
+    scales: NDArray[Any]
+    zeros: NDArray[np.float32]
+    by_rows: bool = False
+
+    def decode(self, out: NDArray[Any], threads: int) -> None:
+        """Write the values of the rows to a contiguous array."""
+        late.decode_groups(
+            np.ascontiguousarray(self.words),
+            self.bits,
+            np.ascontiguousarray(self.numbers, np.uint32),
+            np.ascontiguousarray(self.scales, np.float32),
+            np.ascontiguousarray(self.zeros, np.float32),
+            out,
+            by_rows=self.by_rows,
+            threads=threads,
+        )
+
 
 class Coding:
     """How the pieces of a parameter make its values. Each scheme has a class, whose docstring is the formula.
@@ -93,7 +147,7 @@ class Coding:
 
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Return rows `first` to `last`, given the parts of the pieces that `cut` selects."""
-        raise NotImplementedError
+        return self.rows(pieces, first, last, np.dtype(np.float32))
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:  # noqa: ARG002 - most have none
         """Return the layout in which a target holds the same integers and scales; None where it has none.
@@ -106,8 +160,8 @@ class Coding:
         """Return rows `first` to `last` as blocks of that layout, uint8, shape (rows, bytes): see `decode`."""
         raise NotImplementedError
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Codes | None:  # noqa: ARG002 - some have none
-        """Return what `late.look_up` makes rows `first` to `last` of; None where it cannot."""
+    def coded(self, pieces: Pieces, first: int, last: int) -> Codes | Grouped | None:  # noqa: ARG002 - some have none
+        """Return what C makes rows `first` to `last` of; None where it cannot."""
         return None
 
     def rows(
@@ -131,23 +185,12 @@ class Coding:
                 out[...] = values
                 return out
         target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
-        rows = 1 if found.flat else last - first
-        late.look_up(
-            np.ascontiguousarray(found.codes).reshape(rows, -1),
-            found.bits,
-            found.values,
-            np.ascontiguousarray(found.scales, np.float32),
-            target.reshape(rows, -1),
-            height=found.height,
-            width=found.width,
-            before=found.before,
-            zeros=None if found.zeros is None else np.ascontiguousarray(found.zeros, np.float32),
-            which=None if found.which is None else np.ascontiguousarray(found.which),
-            factor=found.factor,
-            high_first=found.high_first,
-            threads=threads,
-        )
+        found.decode(target, threads)
         return target
+
+    def group_of_columns(self, groups: NDArray[np.int32] | None) -> NDArray[Any]:
+        """Return the group of each column: the given one, or that of `block_size` columns each."""
+        return np.arange(self.shape[1]) // self.block_size if groups is None else groups
 
     def around(self, first: int, last: int) -> tuple[int, int]:
         """Return these rows, widened to whole steps."""

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from weightmap.kernels import late
 from weightmap.quant.checkpoints import FLOATS, Group, blocks_of
-from weightmap.quant.pieced import E2M1, Codes, Coding, low_first, to_float32
+from weightmap.quant.pieced import E2M1, Codes, Coding, Grouped, low_first, to_float32
 from weightmap.quant.repacking import exponents_fit, float_blocks, floats_fit, integer_blocks, integers_fit
 
 if TYPE_CHECKING:
@@ -211,62 +210,11 @@ class Transposed(Coding):
         """Return z of rows `first` to `last`, shape (G, rows)."""
         raise NotImplementedError
 
-    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
-        """Implement `Coding.decode`."""
-        return self.rows(pieces, first, last, np.dtype(np.float32))
-
-    def rows(
-        self,
-        pieces: Pieces,
-        first: int,
-        last: int,
-        dtype: np.dtype[Any],
-        out: NDArray[Any] | None = None,
-        threads: int = 1,
-    ) -> NDArray[Any]:
-        """Implement `Coding.rows`."""
-        words, scales, zeros = pieces["qweight"], pieces["scales"], self.zero_points(pieces, first, last)
-        by_rows = self.by_rows
-        return in_groups(self, words, self.bits, self.groups, scales, zeros, dtype, out, threads, by_rows=by_rows)
-
-
-def in_groups(
-    coding: Coding,
-    words: NDArray[Any],
-    bits: int,
-    groups: NDArray[np.int32] | None,
-    scales: NDArray[Any],
-    zeros: NDArray[np.float32],
-    dtype: np.dtype[Any],
-    out: NDArray[Any] | None = None,
-    threads: int = 1,
-    *,
-    by_rows: bool = False,
-) -> NDArray[Any]:
-    """Return what `Coding.rows` does, of codes that lie transposed, with scales and zero points of shape (G, rows)."""
-    direct = dtype.name in late.CODED and (out is None or out.flags.c_contiguous)
-    if direct and out is not None:
-        target = out
-    else:
-        target = np.empty((scales.shape[1], *coding.shape[1:]), dtype if direct else np.float32)
-    numbers = np.arange(coding.shape[1]) // coding.block_size if groups is None else groups
-    late.decode_groups(
-        np.ascontiguousarray(words),
-        bits,
-        np.ascontiguousarray(numbers, np.uint32),
-        np.ascontiguousarray(scales, np.float32),
-        np.ascontiguousarray(zeros, np.float32),
-        target,
-        by_rows=by_rows,
-        threads=threads,
-    )
-    if direct:
-        return target
-    with np.errstate(all="ignore"):
-        if out is None:
-            return target.astype(dtype)
-        out[...] = target
-        return out
+    def coded(self, pieces: Pieces, first: int, last: int) -> Grouped:
+        """Implement `Coding.coded`."""
+        scales, zeros = pieces["scales"], self.zero_points(pieces, first, last)
+        numbers = self.group_of_columns(self.groups)
+        return Grouped(pieces["qweight"], self.bits, numbers, scales, zeros, by_rows=self.by_rows)
 
 
 def fp4(

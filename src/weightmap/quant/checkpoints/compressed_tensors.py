@@ -10,9 +10,9 @@ import numpy as np
 
 from weightmap.errors import quoted
 from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
-from weightmap.quant.checkpoints._codings import fp4, in_groups, scaled
+from weightmap.quant.checkpoints._codings import fp4, scaled
 from weightmap.quant.checkpoints.gptq import checked_groups
-from weightmap.quant.pieced import Codes, Coding, unpacked
+from weightmap.quant.pieced import Codes, Coding, Grouped, unpacked
 from weightmap.quant.repacking import integer_blocks, integers_fit
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class PackedCoding(Coding):
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
         columns = self.shape[1]
-        groups = np.arange(columns) // self.block_size if self.groups is None else self.groups
+        groups = self.group_of_columns(self.groups)
         scales = np.atleast_2d(pieces["weight_scale"].astype(np.float32))
         values = self._codes(pieces["weight_packed"], columns).astype(np.float32)
         if self.zeros:
@@ -103,29 +103,18 @@ class PackedCoding(Coding):
         """Whether the words, transposed, are those of `GptqCoding`."""
         return self.spans and self.shape[1] * self.bits % 32 == 0
 
-    def rows(
-        self,
-        pieces: Pieces,
-        first: int,
-        last: int,
-        dtype: np.dtype[Any],
-        out: NDArray[Any] | None = None,
-        threads: int = 1,
-    ) -> NDArray[Any]:
-        """Implement `Coding.rows`."""
-        if self._looked_up or not self._streams or first == last:
-            return super().rows(pieces, first, last, dtype, out, threads)
+    def _grouped(self, pieces: Pieces, first: int, last: int) -> Grouped:
         words, count = _transposed(pieces["weight_packed"]), blocks_of(self.shape[1], self.block_size)
         scales = np.broadcast_to(np.atleast_2d(pieces["weight_scale"]), (last - first, count)).T
         zeros = np.full(scales.shape, 1 << self.bits - 1, np.float32)
         if self.zeros:
             zeros[...] = self._codes(pieces["weight_zero_point"].T, last - first)
-        return in_groups(self, words, self.bits, self.groups, scales, zeros, dtype, out, threads)
+        return Grouped(words, self.bits, self.group_of_columns(self.groups), scales, zeros)
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Codes | None:
+    def coded(self, pieces: Pieces, first: int, last: int) -> Codes | Grouped | None:
         """Implement `Coding.coded`."""
         if not self._looked_up:
-            return None
+            return self._grouped(pieces, first, last) if self._streams else None
         every = np.arange(1 << self.bits, dtype=np.float32)
         codes = np.ascontiguousarray(pieces["weight_packed"], "<i4").view(np.uint8)
         height = self.shape[0] if self.single else 1
