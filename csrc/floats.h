@@ -51,4 +51,9 @@ static inline uint16_t narrow_float(float value) {
     return (uint16_t)(sign | (magnitude < 0x38800000 ? tiny : rounded));
 }
 
+/* The sum of eight parts, in the order in which vectors add theirs. */
+static inline double sum_of_eight(const double *sums) {
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
 #endif

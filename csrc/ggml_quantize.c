@@ -40,7 +40,7 @@ static double error_of(const float *x, const float *values, uint64_t n) {
             const double difference = (double)x[i + (uint64_t)k] - (double)values[i + (uint64_t)k];
             sums[k] += difference * difference;
         }
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    return sum_of_eight(sums);
 }
 
 static int encode_checked(void *context, int thread, uint64_t begin, uint64_t end) {

@@ -2,10 +2,6 @@
  * the loops. */
 #include "groups_value.h"
 
-#if WM_X86
-#include <emmintrin.h>
-#endif
-
 enum { ELEMENTS_A_THREAD = 1 << 20, SMALL = 4 << 20 /* bytes */ };
 
 /* Rows of a tile lie apart, so that nothing foresees where it stores, and lines that are not streamed are first read. So streaming gains
@@ -48,9 +44,7 @@ void wm_grouped_one_by_one(const wm_grouped *w, uint64_t begin, uint64_t end, ui
 static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
     const wm_grouped *w = context;
     wm_variants_in_use()->groups(w, begin, end);
-#if WM_X86
-    if (w->streaming) _mm_sfence();
-#endif
+    end_streaming(w->streaming);
 }
 
 /* Whether each RUN columns have one group. */

@@ -9,10 +9,6 @@
  */
 #include "intblock.h"
 
-#if WM_X86
-#include <emmintrin.h> /* SSE2, which every x86-64 has */
-#endif
-
 enum {
     CHUNK = 2048,               /* elements in the buffer: 8 KiB */
     ELEMENTS_A_THREAD = 1 << 20 /* 4 MiB of float32 */
@@ -136,11 +132,7 @@ void wm_decode_range(wm_sink *sink, const wm_runs *runs, uint64_t at, uint64_t s
     }
 }
 
-void wm_sink_done(const wm_sink *sink) {
-#if WM_X86
-    if (sink->storing == WM_STREAMED) _mm_sfence();
-#endif
-}
+void wm_sink_done(const wm_sink *sink) { end_streaming(sink->storing == WM_STREAMED); }
 
 /* ------------------------------------------------------------------------------------------- entry points */
 int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n) {

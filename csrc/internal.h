@@ -13,6 +13,7 @@
  */
 #if defined(__x86_64__) || defined(_M_X64)
 #define WM_X86 1
+#include <xmmintrin.h> /* SSE, which every x86-64 has */
 #elif defined(__aarch64__) && !defined(__AARCH64EB__) && defined(__GNUC__)
 /* clang before 16 has these intrinsics only when the whole file is compiled for them. */
 #if !defined(__clang__) || __clang_major__ >= 16 || (defined(__ARM_FEATURE_CRC32) && defined(__ARM_FEATURE_AES))
@@ -81,6 +82,15 @@ static inline uint64_t read_once(uint64_t value) {
 #else
 #define PREFETCH(address) ((void)(address))
 #endif
+
+/* Ends streaming stores, if there were any: what is written after this is seen after them. */
+static inline void end_streaming(int streamed) {
+#if WM_X86
+    if (streamed) _mm_sfence();
+#else
+    (void)streamed;
+#endif
+}
 
 /* Whether two pieces of memory overlap. */
 static inline int wm_overlap(const void *a, uint64_t a_size, const void *b, uint64_t b_size) {

@@ -8,10 +8,6 @@
 
 #include <stdlib.h>
 
-#if WM_X86
-#include <emmintrin.h> /* SSE2, which every x86-64 has */
-#endif
-
 static inline void round_halves(const float *values, uint8_t *to) {
     uint16_t halves[LANES];
     for (int l = 0; l < LANES; l++) halves[l] = narrow_float(values[l]);
@@ -86,9 +82,7 @@ static void run_rows(void *context, int part, uint64_t begin, uint64_t end) {
             }
         }
     }
-#if WM_X86
-    if (w->row.streaming) _mm_sfence();
-#endif
+    end_streaming(w->row.streaming);
 }
 
 /* Blocks [begin, end) of the only row. */

@@ -140,7 +140,7 @@ static const float *numbers_at(work *w, uint64_t first, uint64_t count, uint8_t 
 static double sum_of(const double *values, uint64_t n) {
     double sums[8] = {0};
     for (uint64_t i = 0; i < n; i++) sums[i % 8] += values[i];
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    return sum_of_eight(sums);
 }
 
 static int quantize_piece(work *w, uint64_t number, uint8_t *room, wm_outcome *f) {
