@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.device_support import DECODED, FakeDevice, LateError, Ranks
+from tests.weights.checkpoints import awq
 
 import weightmap as wm
 from weightmap import kernels
@@ -382,6 +383,54 @@ def test_the_next_group_is_read_while_one_is_used(tmp_path, monkeypatch):
             assert not device.count("synchronize")
     assert len(where) == 2  # the caller's thread, for the first group, and one more
     assert device.count("synchronize") == 1
+
+
+@pytest.fixture
+def parameters(tmp_path):
+    """A quantised checkpoint: path, and the names and values of its parameters, which the file has in this order."""
+    checkpoint = awq()
+    tensors = {
+        f"layers.{i}.{name.rpartition('.')[2]}": array for i in range(4) for name, array in checkpoint.tensors.items()
+    }
+    checkpoint.tensors = tensors | {"norm.weight": numbers(50)}
+    path = checkpoint.write(tmp_path)
+    with wm.open(path) as file:
+        weights = {name: np.array(as_on_the_host(weight, None)) for name, weight in file.weights.items()}
+    return path, weights
+
+
+@pytest.mark.parametrize(("together", "pieces"), [(None, 5), (2, 3), (9, 1)])
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_parameters_arrive_decoded(parameters, together, pieces, dtype):
+    """By default each has memory of its own."""
+    path, weights = parameters
+    largest = max(weight.size for weight in weights.values()) * (4 if dtype else 2)
+    group = None if together is None else together * largest
+    device = FakeDevice()
+    with wm.plan(path, weights=True) as plan:
+        found = dict(load(plan, device, dtype=dtype, group=group, staging=Staging(2, 1 << 14)))
+    assert list(found) == list(weights)
+    for name, weight in weights.items():
+        assert_same(found[name], as_on_the_host(weight, dtype))
+    assert device.count("allocate") == pieces + (device.count("change") > 0)
+
+
+def test_the_next_parameter_is_decoded_while_one_is_used(parameters, monkeypatch):
+    """Whoever works on one finds the next one on the device by then."""
+    path, weights = parameters
+    decoded, real, where = [threading.Event() for _ in range(4)], late.decode_groups, set()
+
+    def decode_groups(*args, **named):
+        real(*args, **named)
+        where.add(threading.get_ident())
+        next(event for event in decoded if not event.is_set()).set()
+
+    monkeypatch.setattr(late, "decode_groups", decode_groups)
+    with wm.plan(path, weights=True) as plan:
+        for number, (name, tensor) in enumerate(load(plan, FakeDevice())):
+            assert decoded[min(number + 1, 3)].wait(20), "nothing is decoded while the caller works"
+            assert_same(tensor, weights[name])
+    assert len(where) == 2
 
 
 @pytest.mark.parametrize("verify", [False, True, "last"])

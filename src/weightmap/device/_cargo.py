@@ -393,7 +393,6 @@ class ArrayCargo:
     Parameters
     ----------
     name : str
-        Its name in errors.
     array : ndarray or QuantizedTensor
     dtype : str, optional
         The type on the device.
@@ -401,10 +400,12 @@ class ArrayCargo:
     Attributes
     ----------
     name, dtype, shape, nbytes
-        As of `Cargo`; `nbytes` counts the elements on the host.
+        As of `Cargo`.
     """
 
     source = None
+    begin = end = 0
+    cut = divisible = False
 
     def __init__(self, name: str, array: Any, dtype: str | None = None) -> None:
         self.name: str = name
@@ -413,7 +414,11 @@ class ArrayCargo:
         self._kind: np.dtype[Any] = array.dtype.newbyteorder("=")
         self.dtype: str = dtype or self._kind.name
         self.shape: tuple[int, ...] = array.shape
-        self.nbytes: int = array.size * self._kind.itemsize
+        self.nbytes: int = array.size * DTYPES[self.dtype].bits // 8
+
+    def delivered(self, backend: Backend, buffer: Any, at: int) -> list[tuple[str, Any]]:
+        """Return the name and the tensor."""
+        return [(self.name, backend.tensor(buffer, at, self.dtype, self.shape))]
 
     def pieces(self, most: int) -> Iterator[Piece]:
         """Yield the elements in row-major order, in new memory."""
@@ -427,6 +432,9 @@ class ArrayCargo:
             change = Change(self._kind.name, quantized=False, dtype=self.dtype, elements=part.size)
             yield Piece(len(data), _NONE, _NONE, at, change, data)
             at += part.size * DTYPES[self.dtype].bits // 8
+
+
+AnyCargo = Cargo | Crate | ArrayCargo
 
 
 def _runs(array: Any, most: int) -> Iterator[NDArray[Any]]:

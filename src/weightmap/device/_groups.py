@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.device._cargo import ALIGN, Cargo, Crate
+from weightmap.device._cargo import ALIGN, AnyCargo, ArrayCargo, Cargo, Crate
+from weightmap.dtypes import FLOATING
 from weightmap.errors import TensorFileError, counted
 from weightmap.model.parts import parts_of
 from weightmap.plans.sums import Sums
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from weightmap.device._loader import Loader
     from weightmap.index.row import Row
     from weightmap.io.source import Source
+    from weightmap.plans.parameters import ParameterPlan
     from weightmap.plans.read_plan import ReadPlan
     from weightmap.plans.sums import Check
 
@@ -55,7 +57,7 @@ class Group:
         self,
         source: Source,
         ahead: Source,
-        cargos: list[Cargo | Crate],
+        cargos: list[AnyCargo],
         sums: Sums | None,
         exchange: Exchange | None = None,
         *,
@@ -64,7 +66,7 @@ class Group:
         self.buffers: list[Any] = []
         self._source, self._ahead, self._cargos, self._sums, self._cuts = source, ahead, cargos, sums, cuts
         self._exchange, self._told = exchange, Told()
-        self._places: list[tuple[Cargo | Crate, Any, int]] = []
+        self._places: list[tuple[AnyCargo, Any, int]] = []
         self._event: Event | None = None
 
     def reserve(self, backend: Backend, *, divide: bool) -> list[Group]:
@@ -176,7 +178,9 @@ def groups_of(
     for source, wanted, reads in plan.parts():
         sums = None
         try:
-            cargos = list(_cargos(plan, backend, wanted, dtype, _TOGETHER if most is None else min(most, _TOGETHER)))
+            cargos = list[AnyCargo](
+                _cargos(plan, backend, wanted, dtype, _TOGETHER if most is None else min(most, _TOGETHER))
+            )
             if verify:
                 begins, ends = [cargo.begin for cargo in cargos], [cargo.end for cargo in cargos]
                 sums = Sums(source, content.sums(source), begins, ends, last=verify == "last")
@@ -186,6 +190,27 @@ def groups_of(
         # Divided before anything is read: checksums that were checked are forgotten.
         for together in list(_divided(cargos, most, sums)):
             yield Group(source, ahead, together, sums, exchange, cuts=verify is not True)
+
+
+def groups_of_parameters(
+    plan: ParameterPlan, backend: Backend, dtype: str | None, most: int | None, *, verify: Check
+) -> Iterator[Group]:
+    """Yield the groups of a plan of parameters, which are decoded when a group is filled; by default one each."""
+    source = parts_of(plan.file)[0]
+    together, nbytes = list[AnyCargo](), 0
+    for name, array in plan.run(verify=verify):
+        cargo = ArrayCargo(name, array, dtype if array.dtype.name in FLOATING else None)
+        backend.check(cargo.dtype)
+        if together and nbytes + cargo.nbytes > (most or 0):
+            yield Group(source, source, together, None, cuts=False)
+            together, nbytes = [], 0
+        together.append(cargo)
+        nbytes += cargo.nbytes
+        if nbytes >= (most or 0):  # now: an error of the next one is due later
+            yield Group(source, source, together, None, cuts=False)
+            together, nbytes = [], 0
+    if together:
+        yield Group(source, source, together, None, cuts=False)
 
 
 def _cargos(
@@ -217,7 +242,7 @@ def _crate(small: list[tuple[str, Row]]) -> Crate:
     return Crate(list(names), list(rows))
 
 
-def _divided(cargos: list[Cargo | Crate], most: int | None, sums: Sums | None) -> Iterator[list[Cargo | Crate]]:
+def _divided(cargos: list[AnyCargo], most: int | None, sums: Sums | None) -> Iterator[list[AnyCargo]]:
     """Yield groups of tensors to send: at most `most` bytes, or one tensor, or all tensors of one checksum."""
     begin = nbytes = end = 0
     for number, cargo in enumerate(cargos):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.device._backend import Backend, Event
-    from weightmap.device._cargo import ArrayCargo, Cargo, Crate, Piece
+    from weightmap.device._cargo import AnyCargo, Piece
     from weightmap.device._slots import Slot
     from weightmap.io.source import Source
     from weightmap.plans.sums import Sums
@@ -162,7 +162,7 @@ class Loader:
 
     def send(
         self,
-        cargo: Cargo | Crate | ArrayCargo,
+        cargo: AnyCargo,
         buffer: Any,
         at: int,
         source: Source | None = None,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from weightmap.device._cargo import ArrayCargo
-from weightmap.device._groups import groups_of
+from weightmap.device._groups import groups_of, groups_of_parameters
 from weightmap.device._loader import Loader
 from weightmap.device._worker import Worker
-from weightmap.dtypes import DTYPES, FLOATING
-from weightmap.errors import PlanError, quoted
+from weightmap.errors import PlanError
 from weightmap.model.parts import check_unchanged
 from weightmap.plans.indices import at_least
 from weightmap.plans.parameters import ParameterPlan
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from weightmap.device._backend import Backend, Exchange
+    from weightmap.device._cargo import ArrayCargo
     from weightmap.device._groups import Group
     from weightmap.device._slots import Staging
     from weightmap.plans.read_plan import ReadPlan
@@ -43,7 +41,8 @@ def load(
     Parameters
     ----------
     plan : ReadPlan
-        What to load; parts of tensors are read alone. Parameters (``weights=True``) are decoded by the CPU.
+        What to load; parts of tensors are read alone. Parameters (``weights=True``) are decoded by the CPU, and every
+        rank reads its own.
     backend : Backend
     dtype : str, optional
         The type of floating-point and quantised tensors. By default the file's, and float32 for quantised ones. The
@@ -52,7 +51,7 @@ def load(
         Check the checksums that cover a tensor, on the bytes that went to the device, before it is handed out. With
         "last", each checksum is checked only before its last tensor: the ones before are handed out unchecked.
     group : int, optional
-        Bytes of tensors that share one piece of device memory; by default one piece per file. With ``verify=True``,
+        Bytes of tensors that share one piece of device memory; by default one piece per file, or parameter. With ``verify=True``,
         all tensors of one checksum stay together. While a group is used, the next one is read: three pieces are alive
         at once where a loop still holds the last tensor of the group before.
     staging : Staging, optional
@@ -78,12 +77,10 @@ def load(
     group = None if group is None else at_least(1, "group", group)
     check_unchanged(plan.file)
     if isinstance(plan, ParameterPlan):
-        with Loader(backend, staging) as loader:
-            for name, array in plan.run(verify=verify):
-                kind = dtype if array.dtype.name in FLOATING else None
-                yield name, sent(loader, ArrayCargo(f"parameter {quoted(name)}", array, kind))
-        return
-    groups = groups_of(plan, backend, dtype, group, exchange, verify=verify)
+        exchange = None
+        groups = groups_of_parameters(plan, backend, dtype, group, verify=verify)
+    else:
+        groups = groups_of(plan, backend, dtype, group, exchange, verify=verify)
     yield from _Turns(Loader(backend, staging), groups, exchange)
 
 
@@ -91,14 +88,15 @@ def sent(loader: Loader, made: ArrayCargo) -> Any:
     """Send an array to memory of its own on the device; return the tensor."""
     backend = loader.backend
     backend.check(made.dtype)
-    buffer = backend.allocate(math.prod(made.shape) * DTYPES[made.dtype].bits // 8)
+    buffer = backend.allocate(made.nbytes)
     try:
         loader.send(made, buffer, 0)
         loader.finish().wait()
     except BaseException:
         loader.give_up([buffer])
         raise
-    return backend.tensor(buffer, 0, made.dtype, made.shape)
+    ((_, tensor),) = made.delivered(backend, buffer, 0)
+    return tensor
 
 
 class _Turns:
