@@ -64,3 +64,28 @@ def test_two_processes_read_a_file_once(tmp_path):
         assert size <= sum(read for _, read, _, _ in of_rank) <= 1.02 * size
         assert max(read for _, read, _, _ in of_rank) <= 0.51 * size
     assert [found[-1] for found in told] == [["1", "2", "3"], ["0", "2", "3"]]
+
+
+def _deserted(rank, folder):
+    import torch.distributed as dist
+
+    from weightmap.torch import TorchExchange, load_plan
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=WORLD)
+    with wm.plan(Path(folder, "a.safetensors")) as plan:
+        loading, told = load_plan(plan, "cpu", exchange=TorchExchange(), group=1), "nothing"
+        try:
+            for _ in loading:
+                if rank:
+                    os._exit(0)  # as a process that was killed: it tells nobody
+        except wm.PlanError as error:
+            told = str(error)
+    Path(folder, "told").write_text(told, encoding="utf-8")
+    os._exit(0)
+
+
+def test_a_rank_that_is_gone_is_an_error_of_the_others(tmp_path):
+    wm.save(tmp_path / "a.safetensors", {str(n): np.full(100_000, n, np.float32) for n in range(6)})
+    spawned(_deserted, WORLD, (str(tmp_path),), tmp_path)
+    told = (tmp_path / "told").read_text(encoding="utf-8")
+    assert told.startswith("another rank of this load has ended, or does not answer: "), told

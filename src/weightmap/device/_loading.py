@@ -51,13 +51,14 @@ def load(
         Check the checksums that cover a tensor, on the bytes that went to the device, before it is handed out. With
         "last", each checksum is checked only before its last tensor: the ones before are handed out unchecked.
     group : int, optional
-        Bytes of tensors that share one piece of device memory; by default one piece per file, or parameter. With ``verify=True``,
-        all tensors of one checksum stay together. While a group is used, the next one is read: three pieces are alive
-        at once where a loop still holds the last tensor of the group before.
+        Bytes of tensors that share one piece of device memory; by default one piece per file, or per parameter. With
+        ``verify=True``, all tensors of one checksum stay together. While a group is used, the next one is read: three
+        pieces are alive at once where a loop still holds the last tensor of the group before.
     staging : Staging, optional
     exchange : Exchange, optional
         Ranks that load the same plan: each reads a part of the bytes of each group, and gets the others from the other
-        devices. An error of one is an error of all; one that ends otherwise lets the others wait.
+        devices. An error of one is an error of all. Where one ends otherwise, or hangs, the others get an error when
+        their exchange raises it: `torch.distributed` does so at once, or after the timeout of the process group.
 
     Notes
     -----

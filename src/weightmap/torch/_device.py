@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.device import Backend, Change, Exchange, Loader, Staging, load
 from weightmap.device._cargo import ArrayCargo
 from weightmap.device._loading import sent
-from weightmap.errors import UnsupportedError, escape
+from weightmap.errors import PlanError, UnsupportedError, escape
 from weightmap.model.foreign import PAIRS
 from weightmap.model.parts import dense_row
 from weightmap.plans.parameters import ParameterPlan
@@ -202,7 +202,8 @@ class TorchExchange(Exchange):
     def tell(self, value: Any) -> list[Any]:
         """Return the values of all ranks."""
         found: list[Any] = [None] * self.world_size
-        self._distributed.all_gather_object(found, value, group=self._cpu)
+        with _answering():
+            self._distributed.all_gather_object(found, value, group=self._cpu)
         return found
 
     def share(self, buffer: Any, bounds: Sequence[int]) -> None:
@@ -210,7 +211,17 @@ class TorchExchange(Exchange):
         for rank, (begin, end) in enumerate(pairwise(bounds)):
             if begin < end:
                 source = self._distributed.get_global_rank(self._group, rank)
-                self._distributed.broadcast(buffer[begin:end], source, group=self._group)
+                with _answering():
+                    self._distributed.broadcast(buffer[begin:end], source, group=self._group)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Raise `PlanError` where another rank has ended, or does not answer within the timeout of the process group."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PlanError(f"another rank of this load has ended, or does not answer: {error}") from error
 
 
 class _Done:
