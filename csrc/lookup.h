@@ -17,9 +17,9 @@ TARGET WM_INLINE void look_up_blocks(const wm_looked *w, int bits, int bytes, in
     const uint64_t table_bytes = (uint64_t)bytes << bits;
     uint64_t b = 0, c = 0;
 #if NIBBLES
-    if (bits == 4 && bytes == 2 && w->width == 16) /* a line of two blocks */
-        for (; c + 32 <= w->n; b += 2, c += 32) {
-            const uint64_t first = w->which ? w->which[b] : b, second = w->which ? w->which[b + 1] : b + 1;
+    if (bits == 4 && bytes == 2 && (w->width == 16 || w->width == 32)) /* a line of one block or two */
+        for (const uint64_t more = w->width == 16; c + 32 <= w->n; b += 1 + more, c += 32) {
+            const uint64_t first = w->which ? w->which[b] : b, second = w->which ? w->which[b + more] : b + more;
             const nibbles_2 t = load_nibbles_2(w->tables + first * table_bytes, w->tables + second * table_bytes);
             store_line(look_nibbles_2(t, w->codes + c / 2, w->high_first), w->out + 2 * c, streaming);
         }

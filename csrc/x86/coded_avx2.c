@@ -3,6 +3,7 @@
 
 #if WM_X86
 #include <immintrin.h>
+#include <math.h>
 
 #define TARGET WM_TARGET("avx2,f16c")
 #define SUFFIX x86_avx2
@@ -109,12 +110,40 @@ TARGET WM_INLINE uint64_t scale_codes(const uint8_t *codes, uint64_t n, float sc
     return i;
 }
 
+/* Numbers of E4M3 times s as bfloat16, where none of a normal one is subnormal or infinite: they have the bits that the table gives
+ * to those of the smallest exponent, and a larger exponent. A normal product and its rounding are the same in every binade. */
+TARGET WM_INLINE uint64_t shift_exponents(const uint8_t *codes, uint64_t n, const uint8_t *table, uint8_t *out, int streaming) {
+    const nibbles_2 t = load_nibbles_2(table, table); /* of exponents 0 and 1 */
+    const __m256i least = _mm256_set1_epi8(8), most = _mm256_set1_epi8(0x78), nan = _mm256_set1_epi8(0x7F);
+    uint64_t i = 0;
+    for (; i + 32 <= n; i += 32, codes += 32, out += LINE) {
+        const __m256i in_order = _mm256_loadu_si256((const __m256i *)(const void *)codes);
+        const __m256i c = _mm256_permute4x64_epi64(in_order, 0xD8), magnitudes = _mm256_and_si256(c, nan);
+        if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(magnitudes, nan))) {
+            wm_look_up_some(codes, 8, 0, 0, 32, table, 2, out);
+            continue;
+        }
+        const __m256i above = _mm256_subs_epu8(_mm256_and_si256(c, most), least), at = _mm256_sub_epi8(magnitudes, above);
+        const __m256i low = _mm256_shuffle_epi8(t.low, at);
+        const __m256i high = _mm256_xor_si256(_mm256_shuffle_epi8(t.high, at), _mm256_andnot_si256(nan, c));
+        const __m256i none = _mm256_setzero_si256();
+        const __m256i a = _mm256_slli_epi16(_mm256_unpacklo_epi8(above, none), 4);
+        const __m256i b = _mm256_slli_epi16(_mm256_unpackhi_epi8(above, none), 4);
+        store_line(
+            (line){_mm256_add_epi16(_mm256_unpacklo_epi8(low, high), a), _mm256_add_epi16(_mm256_unpackhi_epi8(low, high), b)},
+            out, streaming);
+    }
+    return i;
+}
+
 TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uint8_t *table, const uint8_t *codes, uint64_t n,
                                        uint8_t *out, int streaming) {
     if (w->numbers == WM_ANY_NUMBERS) return 0;
     const uint64_t at = w->which ? w->which[b] : b;
     const float s = w->scales[at] * (w->numbers == WM_E4M3 ? 256 : 1), z = w->zeros ? w->zeros[at] : 0;
     if (!is_finite(s) || !is_finite(z) || (w->numbers == WM_E4M3 && w->zeros)) return 0;
+    if (w->numbers == WM_E4M3 && w->type == AS_BFLOAT16 && fabsf(s) > 0x1p-100f && fabsf(s) < 0x1p100f)
+        return shift_exponents(codes, n, table, out, streaming);
     if (w->numbers == WM_E4M3)
         return w->type == AS_FLOAT16 ? scale_codes(codes, n, s, z, table, WM_E4M3, AS_FLOAT16, out, streaming)
                                      : scale_codes(codes, n, s, z, table, WM_E4M3, AS_BFLOAT16, out, streaming);

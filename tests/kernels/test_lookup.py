@@ -91,7 +91,10 @@ def test_integers_and_float8_numbers_are_those_of_numpy(kind):
     blocks = np.arange(rows)[:, None] * 5 + np.arange(columns) // width
     other = NUMBERS[kind].copy()
     other[0] = -0.0
-    scales = rng.choice(np.array([*SPECIAL, -1e-3, 2.5, 3e-39, 2.0**119, 2.0**120], np.float32), rows * 5)
+    # Those around the borders of what exponents alone tell, and some with all bits of a fraction.
+    borders = np.array([2.0**-108, 2.0**92, 2.0**119, 2.0**120], np.float32)
+    borders = [*borders, *np.nextafter(borders, np.float32(1)), *-borders, *rng.lognormal(0, 5, 20)]
+    scales = rng.choice(np.array([*SPECIAL, -1e-3, 2.5, 3e-39, *borders], np.float32), rows * 5)
     zeros = rng.choice(np.array([*range(-128, 128, 7), np.inf, np.nan], np.float32), rows * 5)
     which = rng.integers(0, len(scales), rows * 5).astype(np.uint8)
     ones = np.ones_like(scales)
