@@ -1,7 +1,7 @@
 """Parameters of quantised checkpoints: 16.8 million elements, decoded to the type of the model.
 
 Ours writes into an output that is there, torch makes a fresh one with the formula of the scheme's library, on one
-thread; both make the same bits. The limit writes as many bytes. compressed-tensors decodes its own MXFP4.
+thread; both make the same bits. The limit writes as many bytes. compressed-tensors decodes its own MXFP4, and FP8.
 """
 
 from __future__ import annotations
@@ -158,8 +158,19 @@ def torch_mxfp4(work):
     return same(work, decode)
 
 
-def by_compressed_tensors(work):
-    """Return what compressed-tensors itself does with its MXFP4."""
+def fp8_by_compressed_tensors(work):
+    """Return what compressed-tensors does with FP8 of the same blocks."""
+    torch = one_thread()
+    kinds = need("compressed_tensors.quantization")
+    dequantize = need("compressed_tensors.quantization.lifecycle.forward").dequantize
+    weights = kinds.QuantizationArgs(num_bits=8, type="float", strategy="block", block_structure=[BLOCK, BLOCK])
+    codes = torch.from_numpy(work.pieces["weight"]).view(torch.float8_e4m3fn)
+    scales = torch.from_numpy(work.pieces["weight_scale_inv"])
+    return same(work, lambda: dequantize(codes, scales, args=weights).to(torch.bfloat16))
+
+
+def mxfp4_by_compressed_tensors(work):
+    """Return what compressed-tensors does with its MXFP4."""
     torch = one_thread()
     kinds = need("compressed_tensors.quantization")
     compressor = need("compressed_tensors.compressors").MXFP4PackedCompressor
@@ -170,9 +181,9 @@ def by_compressed_tensors(work):
 
 
 CASES = {
-    "FP8 128x128 to bfloat16": (fp8, "bfloat16", {"torch": torch_fp8}),
+    "FP8 128x128 to bfloat16": (fp8, "bfloat16", {"torch": torch_fp8, "compressed-tensors": fp8_by_compressed_tensors}),
     "AWQ to float16": (awq, "float16", {"torch": torch_awq}),
-    "MXFP4 to bfloat16": (mxfp4, "bfloat16", {"torch": torch_mxfp4, "compressed-tensors": by_compressed_tensors}),
+    "MXFP4 to bfloat16": (mxfp4, "bfloat16", {"torch": torch_mxfp4, "compressed-tensors": mxfp4_by_compressed_tensors}),
 }
 OURS = ours(weightmap, isas=EVERY_ISA) | ours(partial(weightmap, threads=2), "weightmap, 2 threads", threads=2)
 GROUPS = {
