@@ -414,7 +414,7 @@ class ArrayCargo:
         self._kind: np.dtype[Any] = array.dtype.newbyteorder("=")
         self.dtype: str = dtype or self._kind.name
         self.shape: tuple[int, ...] = array.shape
-        self.nbytes: int = array.size * DTYPES[self.dtype].bits // 8
+        self.nbytes: int = array.size * (self._kind.itemsize if dtype is None else DTYPES[dtype].bits // 8)
 
     def delivered(self, backend: Backend, buffer: Any, at: int) -> list[tuple[str, Any]]:
         """Return the name and the tensor."""
