@@ -76,12 +76,10 @@ LATER = {
     **dict.fromkeys(
         (
             *(suite(name) for name in ("cli_memory", "guard", "memory")),
-            "tests/api/test_executors.py::test_a_converter_takes_little_memory",
             "tests/plans/test_plan_run.py::test_a_run_gives_back_what_was_consumed",
             "tests/plans/test_plan_run.py::test_small_tensors_are_given_back_too",
             "tests/robustness/test_limits.py::test_listing_ngrams_takes_memory_for_each_one_once",
             "tests/robustness/test_nesting.py::test_toml_is_bounded_before_it_is_parsed",
-            "tests/words/test_words_write.py::test_memory_stays_flat",
         ),
         "count instructions, calls and memory, of large files",
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import json
+import math
 import os
 import pkgutil
 import shutil
@@ -50,6 +52,58 @@ def run_child(
     )
     assert not check or result.returncode == 0, result.stderr
     return result
+
+
+# What a child process runs before the code of `peak_of`.
+_PEAK = """
+import sys, threading
+import numpy as np
+import weightmap as wm
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
+
+def peak(call):
+    before, most, done = anonymous(), 0, threading.Event()
+
+    def watch():
+        nonlocal most
+        while not done.wait(0.002):
+            most = max(most, anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    call()
+    done.set()
+    watcher.join()
+    return max(most, anonymous()) - before
+
+"""
+
+
+def peak_of(work: str, big: object, small: object, out: object, **options: Any) -> int:
+    """Return the bytes of anonymous memory that a child takes at its peak for `work` on `source` and `out`, with `big`.
+
+    It does the same with `small` first, which imports what is needed.
+    """
+    code = f"{_PEAK}def work(source, out):\n    {work}\n\nbig, small, out = sys.argv[1:]\n"
+    code += 'work(small, f"{out}.small")\nprint(peak(lambda: work(big, out)))'
+    return int(run_child(code, big, small, out, **options).stdout)
+
+
+def sparse(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "F32") -> Path:
+    """Write a safetensors file of zeros, which takes no room on the disk."""
+    width, entries, end = {"F32": 4, "U8": 1}[dtype], {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + width * math.prod(shape)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + end)
+    return path
 
 
 def compiled(once: Callable[..., Path], name: str, program: Path, *, emulated: bool = False) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.builders import embd, noise, normal, tensor
 from tests.builders import safetensors as st
-from tests.support import listing, run_child
+from tests.support import listing
 
 import weightmap as wm
 from weightmap.io.source import Source
@@ -192,48 +192,6 @@ def test_progress_and_modes(put, tmp_path):
     umask = os.umask(0)
     os.umask(umask)
     assert out.stat().st_mode & 0o777 == 0o666 & ~umask
-
-
-FLAT = """
-import sys, threading, tracemalloc, weightmap as wm
-
-def anonymous():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
-
-wm.convert(sys.argv[3], sys.argv[2])
-peak, done = [anonymous()], threading.Event()
-before = peak[0]
-
-def watch():
-    while not done.wait(0.002):
-        peak.append(anonymous())
-
-watcher = threading.Thread(target=watch)
-watcher.start()
-wm.convert(sys.argv[1], sys.argv[2], **eval(sys.argv[4]))
-done.set()
-watcher.join()
-print(max(peak) - before)
-"""
-
-
-@pytest.mark.parametrize("options", [{}, {"dtype": "float16"}], ids=["copy", "cast"])
-def test_memory_stays_flat(tmp_path, options):
-    """Converting 256 MiB, 192 of them in one tensor, takes less than 48 MiB of anonymous memory at its peak."""
-    small, big, out = tmp_path / "small.safetensors", tmp_path / "big.safetensors", tmp_path / "out.weights"
-    small.write_bytes(st.build(MODEL))
-    sizes = [(49152, 1024), *[(1024, 1024)] * 16]
-    head, end = {}, 0
-    for number, shape in enumerate(sizes):
-        head[f"t{number}"] = st.entry("F32", list(shape), end, end + 4 * shape[0] * shape[1])
-        end += 4 * shape[0] * shape[1]
-    with big.open("wb") as file:
-        file.write(st.raw(json.dumps(head).encode()))
-        file.truncate(file.tell() + end)
-    peak = int(run_child(FLAT, big, out, small, repr(options)).stdout)
-    assert peak < 48 * 1024
-    assert out.stat().st_size > end // (2 if options else 1)
 
 
 MANY = 8192

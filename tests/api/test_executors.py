@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from tests.builders import gguf, normal, tensor
 from tests.builders import safetensors as st
-from tests.support import run_child
 
 import weightmap as wm
 from weightmap.conversion import running, tasks, verifying
@@ -726,43 +725,6 @@ def test_quantize_writes_models(model, tmp_path):
     assert wm.verify(model, executor=Inline()).nbytes == wm.verify(model).nbytes
     with pytest.raises(TypeError, match="surprise: for scheme 'pq'"):
         wm.quantize(np.ones(4), "int8", surprise=1)
-
-
-@pytest.mark.slow
-def test_a_converter_takes_little_memory(tmp_path):
-    """Peak anonymous memory of a conversion with an executor stays below 128 MiB and a piece of 16 MiB."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    index = {"weight_map": {}}
-    for i in range(4):
-        with (folder / name_of(i + 1, 4)).open("wb") as file:
-            header = json.dumps({f"w{i}": {"dtype": "F32", "shape": [4096, 16384], "data_offsets": [0, 1 << 28]}})
-            file.write(len(header).to_bytes(8, "little") + header.encode())
-            file.truncate(8 + len(header) + (1 << 28))
-        index["weight_map"][f"w{i}"] = name_of(i + 1, 4)
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    code = f"""
-import threading, time
-from concurrent.futures import ThreadPoolExecutor
-import weightmap as wm
-def anonymous():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
-wm.convert({str(folder)!r}, {str(tmp_path / "warm") + "/"!r}, format="amb", quantize="int4_block", include="w0")
-before = peak = anonymous()
-with ThreadPoolExecutor(1) as pool:
-    work = threading.Thread(target=lambda: wm.convert({str(folder)!r}, {str(tmp_path / "out") + "/"!r}, format="amb",
-                            quantize="int4_block", run=wm.Run(pool)))
-    work.start()
-    while work.is_alive():
-        peak = max(peak, anonymous())
-        time.sleep(0.002)
-print(peak - before)
-"""
-    result = run_child(code)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) < (128 << 20) + (16 << 20)
-    shutil.rmtree(tmp_path / "out")
 
 
 # ---------------------------------------------------------------------------------------------------- the command line

@@ -1,74 +1,105 @@
-"""Zero-copy, measured: looking at tensors costs page cache, not anonymous memory."""
+"""What looking at tensors, verifying and converting take of anonymous memory, measured: parts of a model, not all."""
 
 import json
+import struct
+import sys
+from functools import partial
 
+import numpy as np
 import pytest
-from tests.builders import Tensor, embd
-from tests.builders import safetensors as st
-from tests.support import run_child
+from tests.builders import Tensor, amb, embd
+from tests.support import peak_of, sparse
+from tests.word_files import word2vec
 
 MIB = 2**20
 TENSORS = 16
 
-SUM = """
-import sys, numpy as np, weightmap as wm
-
-def anonymous():
-    with open("/proc/self/smaps_rollup") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:"))
-
-wm.open(sys.argv[2])["t0"].reshape(-1).view(np.uint64).max()
-before = anonymous()
-f = wm.open(sys.argv[1], **eval(sys.argv[3]))
-views = list(f.values())
-assert sum(view.nbytes for view in views) == 256 << 20
-largest = [int(view.reshape(-1).view(np.uint64).max()) for view in views]
-assert largest == [number + 1 for number in range(16)], largest
-print(anonymous() - before)
-"""
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts the memory of a process as Linux does")
 
 
-def write(path, kind, size):
-    """A file of 16 tensors of `size` bytes each, tensor i holding one u64 of i + 1 among zeros; written sparse."""
+def numbered(path, kind, size):
+    """Write 16 tensors of `size` bytes each, tensor i holding one u64 of i + 1 among zeros."""
     if kind == "embd":
         draft = embd.Draft([(f"t{i}", Tensor("uint8", (0, 8), b"")) for i in range(TENSORS)], checksums=False)
         for i in range(TENSORS):
             draft.descriptor(i, shape0=size // 8, data_offset=i * size)
         start, total = draft.data_offset, TENSORS * size
         draft.header(tensor_data_size=total, total_file_size=start + total + 16)
-        head, tail = draft.seal()[:start], draft.seal()[-16:]
+        path.write_bytes(draft.seal()[:start])
+        tail = draft.seal()[-16:]
     else:
-        entries = {f"t{i}": st.entry("U8", [size // 8, 8], i * size, (i + 1) * size) for i in range(TENSORS)}
-        text = json.dumps(entries).encode()
-        head, tail = st.raw(text + b" " * (-len(text) % 8)), b""
-    with path.open("wb") as file:
-        file.write(head)
+        sparse(path, {f"t{i}": (size // 8, 8) for i in range(TENSORS)}, "U8")
+        start, tail = path.stat().st_size - TENSORS * size, b""
+    with path.open("r+b") as file:
         for i in range(TENSORS):
-            file.seek(len(head) + i * size + size // 2 // 8 * 8)
+            file.seek(start + i * size + size // 2 // 8 * 8)
             file.write(bytes([i + 1]))
-        file.seek(len(head) + TENSORS * size)
+        file.truncate(start + TENSORS * size)
+        file.seek(0, 2)
         file.write(tail)
-        file.truncate(len(head) + TENSORS * size + len(tail))
 
 
-@pytest.mark.parametrize("kind", ["embd", "safetensors"])
-@pytest.mark.parametrize("options", [{}, {"mode": "cow"}], ids=["mmap", "cow"])
-def test_viewing_256_mib_takes_no_memory(tmp_path, kind, options):
-    """All of 256 MiB viewed and read through leaves less than 4 MiB of new anonymous memory."""
-    big, small = tmp_path / "big", tmp_path / "small"
-    write(big, kind, 16 * MIB)
-    write(small, kind, 64)
-    assert int(run_child(SUM, big, small, repr(options)).stdout) < 4096
+def quantised(path, size, code):
+    """Write one quantised tensor of so many rows, of which only the header exists."""
+    nbytes = 4 + (size * 1024 // 32 * 18 if code == amb.INT4BLOCK else size * 1024 + 2)
+    record = amb.Record("w", (size, 1024), code, b"", data_size=nbytes)
+    head = record.head() + struct.pack("<BHB", code - 2, 32 if code == amb.INT4BLOCK else 0, 1)
+    weights = -(-(28 + len(head) - 4 + nbytes) // 8) * 8 - 28
+    with path.open("wb") as file:
+        file.write(amb.build(head, weights_size=weights))
+        file.truncate(28 + weights)
 
 
-def test_verifying_takes_little_memory(tmp_path):
-    """Verify reads 256 MiB through a bounded buffer: less than 32 MiB of the Python heap at its peak."""
-    code = """
-import sys, tracemalloc, weightmap as wm
-f = wm.open(sys.argv[1])
-tracemalloc.start()
-f.verify()
-print(tracemalloc.get_traced_memory()[1])
-"""
-    write(tmp_path / "big", "embd", 16 * MIB)
-    assert int(run_child(code, tmp_path / "big").stdout) < 32 * MIB
+def dense(path, size):
+    """Write 256 MiB, 192 of them in one tensor, or little."""
+    sparse(path, {"t0": (48 * size, 1024)} | {f"t{i}": (size, 1024) for i in range(1, 17)})
+
+
+def shards(path, size):
+    path.mkdir()
+    where = {f"w{i}": f"{i}.safetensors" for i in range(4)}
+    for name, file in where.items():
+        sparse(path / file, {name: (16 * size, 1024)})
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+
+def words(path, size):
+    rows = np.ones((40 * size, 400), "<f4")
+    path.write_bytes(word2vec([f"w{i}" for i in range(len(rows))], rows))
+
+
+VIEW = """views = list(wm.open(source{}).values())
+    assert [int(view.reshape(-1).view(np.uint64).max()) for view in views] == [*range(1, 17)]"""
+EXECUTOR = """from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(1) as pool:
+        wm.convert(source, out + "/", format="amb", quantize="int4_block", run=wm.Run(pool))"""
+PASS = """wm.convert(source, f"{out}.amb")
+    wm.convert(source, f"{out}.safetensors", dtype="float16")
+    assert wm.diff(source, f"{out}.amb").equal"""
+WORDS = """wm.convert(source, f"{out}.fifu")
+    wm.convert(f"{out}.fifu", f"{out}.w2v", format="word2vec")"""
+# What writes the source, large and small, from a number; what is done with it; and how many MiB that may take.
+CASES = {
+    **{
+        f"view {kind}{mode}": (partial(numbered, kind=kind), (16 * MIB, 64), VIEW.format(mode), 4)
+        for kind in ("embd", "safetensors")
+        for mode in ("", ", mode='cow'")
+    },
+    "verify": (partial(numbered, kind="embd"), (16 * MIB, 64), "wm.open(source).verify()", 32),
+    "convert": (dense, (1024, 1), "wm.convert(source, f'{out}.weights')", 48),
+    "cast": (dense, (1024, 1), "wm.convert(source, f'{out}.weights', dtype='float16')", 48),
+    "quantise int4": (dense, (1024, 1), "wm.convert(source, f'{out}.amb', quantize='int4_block')", 48),
+    "quantise int5": (dense, (1024, 1), "wm.convert(source, f'{out}.amb', quantize='int5_block')", 48),
+    "by an executor": (shards, (1024, 1), EXECUTOR, 128 + 16),
+    "int8 passes": (partial(quantised, code=amb.INT8), (2**15, 2**9), PASS, 24),
+    "int4 passes": (partial(quantised, code=amb.INT4BLOCK), (2**15, 2**9), PASS, 24),
+    "words": (words, (1000, 1), WORDS, 48),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_memory_stays_flat(tmp_path, case):
+    write, sizes, work, most = CASES[case]
+    for name, size in zip(("big", "small"), sizes, strict=True):
+        write(tmp_path / name, size=size)
+    assert peak_of(work, tmp_path / "big", tmp_path / "small", tmp_path / "out") < most * MIB

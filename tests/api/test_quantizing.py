@@ -8,9 +8,10 @@ import struct
 
 import numpy as np
 import pytest
+from tests.api.test_memory import quantised as quantised_file
 from tests.builders import amb, embd, noise, normal, tensor
 from tests.builders import safetensors as st
-from tests.support import listing, run_child
+from tests.support import listing
 
 import weightmap as wm
 from weightmap import cli
@@ -317,71 +318,10 @@ def test_files_written_by_hand_are_converted(put, tmp_path):
 
 # ------------------------------------------------------------------------------------------------------------ memory
 
-STREAM = """
-import sys, resource, weightmap as wm
-wm.convert(sys.argv[2], sys.argv[3], quantize=sys.argv[4])
-wm.convert(sys.argv[3], sys.argv[3] + ".weights", dtype="float32")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-wm.convert(sys.argv[1], sys.argv[3], quantize=sys.argv[4])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-@pytest.mark.parametrize("scheme", ["int4_block", "int5_block"])
-def test_memory_stays_flat(tmp_path, scheme):
-    """Quantising 256 MiB in one tensor of blocks takes less than 48 MiB more than quantising 1 MiB."""
-    sizes = {"big": 2**26, "small": 2**18}
-    for name, size in sizes.items():
-        head = json.dumps({"w": {"dtype": "F32", "shape": [size // 64, 64], "data_offsets": [0, 4 * size]}}).encode()
-        head += b" " * (-len(head) % 8)
-        with (tmp_path / name).open("wb") as file:  # a hole of zeros, with a number here and there
-            file.write(struct.pack("<Q", len(head)) + head)
-            for at in range(0, 4 * size, 2**24):
-                file.seek(8 + len(head) + at)
-                file.write(struct.pack("<f", 1.5))
-            file.truncate(8 + len(head) + 4 * size)
-    grown = run_child(STREAM, tmp_path / "big", tmp_path / "small", tmp_path / "q.amb", scheme).stdout
-    assert int(grown) < 48 * 1024
-    with wm.open(tmp_path / "q.amb") as file:
-        rows = file["w"][:: 2**16]
-        assert rows[:, 0].tolist() == [1.5] * 16
-        assert not rows[:, 1:].any()
-
-
-SPARSE = """
-import sys, resource, weightmap as wm
-small, big, q, d = sys.argv[1:]
-for source in (small, big):
-    wm.convert(source, q)
-    wm.convert(source, d, dtype="float16")
-    assert wm.diff(source, q).equal
-    before, used = used if source == big else 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(used - before)
-"""
-
-
-def sparse(path, rows, code):
-    """A sparse file of one quantised tensor, of which only the header exists."""
-    size = 4 + (rows * 1024 // 32 * 18 if code == amb.INT4BLOCK else rows * 1024 + 2)
-    record = amb.Record("w", (rows, 1024), code, b"", data_size=size)
-    head = record.head() + struct.pack("<BHB", code - 2, 32 if code == amb.INT4BLOCK else 0, 1)
-    weights = -(-(28 + len(head) - 4 + size) // 8) * 8 - 28
-    with path.open("wb") as file:
-        file.write(amb.build(head, weights_size=weights))
-        file.truncate(28 + weights)
-    return path
-
-
-@pytest.mark.parametrize("code", [amb.INT8, amb.INT4BLOCK])
-def test_memory_stays_flat_when_quantised_tensors_pass(tmp_path, code):
-    """Copying, decoding and comparing quantised tensors of 32 Mi elements takes no more memory than small ones."""
-    small, big = sparse(tmp_path / "small.amb", 2**9, code), sparse(tmp_path / "big.amb", 2**15, code)
-    grown = run_child(SPARSE, small, big, tmp_path / "q.amb", tmp_path / "d.safetensors").stdout
-    assert int(grown) < 8 * 1024
-
 
 def test_limits_come_before_reading(tmp_path):
-    path = sparse(tmp_path / "huge.amb", 2**30, amb.INT8)
+    path = tmp_path / "huge.amb"
+    quantised_file(path, 2**30, amb.INT8)
     for options in ({}, {"dtype": "float16"}):
         with pytest.raises(wm.LimitError, match="max_copy_bytes"):
             wm.convert(path, tmp_path / "x.amb", limits=wm.Limits(max_copy_bytes=2**30), **options)

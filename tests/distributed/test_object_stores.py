@@ -4,17 +4,13 @@ import json
 import multiprocessing
 import os
 import pickle
-import struct
-import subprocess
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.distributed.store_servers import AZURE_KEYS, AZURITE, NGINX, azure, forwarder, nginx, proxy, s3
-from tests.support import run_child
+from tests.support import peak_of
 
 import weightmap as wm
 from weightmap.cli import main
@@ -27,12 +23,13 @@ pytest.importorskip("moto", reason="needs moto[server]: requirements/distributed
 from obstore.store import AzureStore, HTTPStore, S3Store  # noqa: E402 - where it is installed
 
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt install nginx-light)")
+SCHEMES = ("s3", "gs")
+INDEX = "model.safetensors.index.json"
 # Of the formats that are written two hold tensors of their own kind only; archives of numpy are written by numpy.
 OWN = ("cnn_v2", "finalfusion")
 SUFFIXES = (*(form.suffixes[0] for form in FORMATS.values() if form.plan and form.name not in OWN), ".npz")
 FLOATS = {f"layer.{i}.w": np.arange(64 * 256, dtype=np.float32).reshape(64, 256) + i for i in range(24)}
 TOTAL = sum(array.nbytes for array in FLOATS.values())
-KIB, GIB = 1 << 10, 1 << 30
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDSECRET", "AWS_SECRET_ACCESS_KEY": "KEYSECRET", "AWS_REGION": "us-east-1"}
 
 
@@ -52,7 +49,7 @@ def write_shards(folder, count=4):
         wm.save(folder / name, part)
         where |= dict.fromkeys(part, name)
     index = {"metadata": {"total_size": TOTAL}, "weight_map": where}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
 
 
 def right(file):
@@ -108,58 +105,13 @@ def test_what_nginx_refuses(web):
     with pytest.raises(RemoteError, match="redirects to 127"):
         wm.open(f"{web.url}moved/m.weights")
     assert right(wm.open(f"{web.url}moved/m.weights", redirects=True))
+    assert right(wm.open(f"{web.url}model/"))
+    with pytest.raises(RemoteError, match="redirects"):  # without its slash
+        wm.open(f"{web.url}model")
     began = time.monotonic()
     with pytest.raises(RemoteError, match="took too long"):
         wm.open(f"{web.url}slow/m.weights", deadline=0.2)
     assert time.monotonic() - began < 30
-
-
-@needs_nginx
-def test_one_tensor_of_10_gib(web):
-    """At most three requests; at most the bytes of the tensor, of the index, and 64 KiB."""
-    each, count = 16 << 20, 640
-    entries = {
-        f"model.layers.{i}.weight": {"dtype": "F32", "shape": [1024, 4096], "data_offsets": [i * each, i * each + each]}
-        for i in range(count)
-    }
-    header = json.dumps(entries).encode()
-    header += b" " * (-len(header) % 8)
-    with (web.data / "big.safetensors").open("wb") as big:
-        big.write(struct.pack("<Q", len(header)) + header)
-        big.truncate(8 + len(header) + count * each)
-    with wm.open(f"{web.url}big.safetensors") as file:
-        assert file.nbytes >= 10 * GIB
-        assert not file["model.layers.321.weight"].any()
-    asked = [entry for entry in web.asked() if entry[0] == "/big.safetensors"]
-    assert 1 <= len(asked) <= 3
-    assert sum(nbytes for *_, nbytes in asked) <= each + len(header) + 64 * KIB
-
-
-@needs_nginx
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("sliced", [False, True])
-def test_a_rank_fetches_its_part(world, sliced, web):
-    """Bytes of a rank, as the server counts them: 1/N and 2 %."""
-    seen = {}
-    for rank in range(world):
-        own = f"rank-{rank}-of-{world}-{sliced}.safetensors"  # so that requests are told apart
-        write(web.data / own)
-        with wm.open(f"{web.url}{own}") as file:
-            plan = wm.plan(file, wm.shard("layer.0.w", 0, rank, world) if sliced else None, rank=rank, world_size=world)
-            for name, array in plan.run():
-                seen.setdefault(name, []).append(array)
-        opening, *asked = [entry for entry in web.asked() if entry[0] == f"/{own}"]
-        assert opening[1].startswith("bytes=0-")
-        assert 0 < sum(nbytes for *_, nbytes in asked) <= TOTAL / world * 1.02
-    assert all(np.array_equal(np.concatenate(seen[name]), FLOATS[name]) for name in FLOATS)
-
-
-@needs_nginx
-def test_a_folder_at_nginx(web):
-    """The usual names of a folder are tried; without its slash it is a redirect, and refused."""
-    assert right(wm.open(f"{web.url}model/"))
-    with pytest.raises(RemoteError, match="redirects"):
-        wm.open(f"{web.url}model")
 
 
 # ------------------------------------------------------------------------------------------------------------------ S3
@@ -182,29 +134,30 @@ def bucket(address):
 
 
 @pytest.fixture
-def environment(endpoint, monkeypatch):
+def environment(endpoint, tmp_path_factory, monkeypatch):
+    """Let ``s3://`` lead to the S3 server, and ``gs://`` too: the client for Google asks by the same XML."""
+    account = {"gcs_base_url": endpoint, "disable_oauth": True}
+    account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    path = tmp_path_factory.mktemp("google") / "account.json"
+    path.write_text(json.dumps(account))
     found = {**KEYS, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
+    found |= {"GOOGLE_SERVICE_ACCOUNT": str(path), "GOOGLE_ALLOW_HTTP": "true"}
     for name, value in found.items():
         monkeypatch.setenv(name, value)
     return found
 
 
 @pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_s3_serves_every_format(suffix):
-    with wm.open(f"s3://bucket/m{suffix}") as file:
+@pytest.mark.parametrize("source", ["model", "model/", f"model/{INDEX}", *(f"m{end}" for end in SUFFIXES)])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_buckets_serve_every_format(scheme, source):
+    with wm.open(f"{scheme}://bucket/{source}") as file:
         assert right(file)
         assert all(np.array_equal(array, FLOATS[name]) for name, array in wm.plan(file).run())
+        rows = dict(wm.plan(file, {"layer.3.w": np.s_[10:12]}).run("read"))["layer.3.w"]
+        assert np.array_equal(rows, FLOATS["layer.3.w"][10:12])
         file.verify()
         assert right(pickle.loads(pickle.dumps(file)))
-
-
-@pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize("source", ["model", "model/", "model/model.safetensors.index.json"])
-def test_s3_has_folders_and_indexes(source):
-    with wm.open(f"s3://bucket/{source}") as file:
-        assert len(file.shards) == 4
-        assert right(file)
 
 
 @pytest.mark.usefixtures("environment")
@@ -274,34 +227,29 @@ def test_large_files_are_uploaded_in_parts(endpoint, monkeypatch):
             assert all(np.array_equal(array, tensors[name]) for name, array in file.items())
 
 
-def test_a_bucket_that_lists_less_than_the_index_names(endpoint):
-    store = bucket(endpoint)
-    index = store.get("model/model.safetensors.index.json").bytes()
-    store.put("less/model.safetensors.index.json", bytes(index))
-    store.put(
-        "less/model-00001-of-00004.safetensors", bytes(store.get("model/model-00001-of-00004.safetensors").bytes())
-    )
-    with pytest.raises(LayoutError, match=r"lists no 'model-00002-of-00004.safetensors'.*3 such shards"):
-        wm.open("s3://bucket/less", store=store)
-
-
-def test_an_object_that_changes(endpoint):
-    store = bucket(endpoint)
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_object_that_changes(scheme, endpoint):
+    store, address = bucket(endpoint), f"{scheme}://bucket/"
     data = bytes(store.get("m.weights").bytes())
     store.put("changing", data)
-    file = wm.open("changing", store=store)
+    file = wm.open(f"{address}changing")
     assert right(file)
     store.put("changing", data[:-1] + b"!")
-    with pytest.raises(FileChangedError):
+    with pytest.raises(FileChangedError, match=f"{address}changing"):
         file["layer.3.w"]
     store.delete("changing")
-    with pytest.raises(FileChangedError):
-        file["layer.3.w"]
-    with pytest.raises(FileNotFoundError):
-        wm.open("changing", store=store)
+    with pytest.raises(FileChangedError, match=f"{address}changing"):
+        file["layer.4.w"]
+    with pytest.raises(FileNotFoundError, match=f"{address}changing"):
+        wm.open(f"{address}changing")
     store.put("empty", b"")
     with pytest.raises(wm.TruncatedError, match="the file is empty"):
-        wm.open("empty", store=store)
+        wm.open(f"{address}empty")
+    for name in (INDEX, "model-00001-of-00004.safetensors"):
+        store.put(f"less/{name}", bytes(store.get(f"model/{name}").bytes()))
+    with pytest.raises(LayoutError, match=r"lists no 'model-00002-of-00004.safetensors'.*3 such shards"):
+        wm.open(f"{address}less")
 
 
 @pytest.fixture
@@ -336,68 +284,31 @@ def test_connections_that_break(fault, broken, caplog):
 
 
 # -------------------------------------------------------------------------------------------------------- command line
-def test_commands_take_addresses(environment, tmp_path):
-    def command(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "weightmap", *map(str, words)],
-            env={**os.environ, **environment, "PYTHONPATH": str(Path(wm.__file__).parents[1])},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "layer.3.w" in command("inspect", "s3://bucket/m.safetensors")
-    command("verify", "s3://bucket/m.weights", "s3://bucket/model")
-    command("convert", "s3://bucket/model", tmp_path / "m.weights")
-    assert right(wm.open(tmp_path / "m.weights"))
-    command("export", "s3://bucket/m.amb", "layer.3.w", tmp_path / "w.npy")
-    assert np.array_equal(np.load(tmp_path / "w.npy"), FLOATS["layer.3.w"])
-    command("diff", "s3://bucket/m.safetensors", tmp_path / "m.weights", "--tensors-only")
-
-
 def test_verify_and_convert_take_little_memory(environment, endpoint, tmp_path):
     """A model of 256 MiB is verified and converted in 128 MiB of private memory and one piece."""
     path = tmp_path / "large.safetensors"
     wm.save(path, {f"w{i}": np.full((1 << 24,), i, np.float32) for i in range(4)}, durable=False)
     obstore.put(bucket(endpoint), "large.safetensors", path)
-    child = """
-import sys, threading, time, weightmap as wm
-
-def private():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
-
-idle, seen = private(), [0]
-def watch():
-    while True:
-        seen.append(max(seen.pop(), private()))
-        time.sleep(0.005)
-threading.Thread(target=watch, daemon=True).start()
-wm.open("s3://bucket/large.safetensors").verify()
-wm.convert("s3://bucket/large.safetensors", sys.argv[1])
-print(seen[0] - idle)
-"""
-    used = int(run_child(child, tmp_path / "out.weights", env=environment, timeout=400).stdout)
-    assert used <= (128 + 4) << 10
+    work = "wm.open(source).verify(); wm.convert(source, f'{out}.weights')"
+    addresses = "s3://bucket/large.safetensors", "s3://bucket/m.safetensors"
+    assert peak_of(work, *addresses, tmp_path / "out", env=environment, timeout=400) <= (128 + 4) << 20
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_executors_take_addresses(kind, environment, tmp_path):
+@pytest.mark.parametrize(("scheme", "pool"), [("s3", "threads"), ("s3", "processes"), ("gs", "processes")])
+def test_executors_take_addresses(scheme, pool, environment, tmp_path):
     """Workers fetch the shards of a folder in a store themselves, by names: no credentials go along."""
-    wm.convert("s3://bucket/model", f"{tmp_path}/serial/", format="amb", quantize="int4_block")
-    pool = ThreadPoolExecutor if kind == "threads" else ProcessPoolExecutor
-    options = {} if kind == "threads" else {"mp_context": multiprocessing.get_context("spawn")}
+    source = f"{scheme}://bucket/model"
+    wm.convert(source, f"{tmp_path}/serial/", format="amb", quantize="int4_block")
+    spawn = {"mp_context": multiprocessing.get_context("spawn")}
     sent = []
-    with pool(2, **options) as executor:
+    with ThreadPoolExecutor(2) if pool == "threads" else ProcessPoolExecutor(2, **spawn) as executor:
         submit = executor.submit
         executor.submit = lambda *of: sent.append(pickle.dumps(of)) or submit(*of)
         out, manifest = f"{tmp_path}/out/", tmp_path / "manifest.json"
         for skipped in (0, 4):
             run = wm.Run(executor, manifest=manifest)
-            assert wm.convert("s3://bucket/model", out, format="amb", quantize="int4_block", run=run).skipped == skipped
-        assert wm.verify("s3://bucket/model", run=wm.Run(executor)).checks
+            assert wm.convert(source, out, format="amb", quantize="int4_block", run=run).skipped == skipped
+        assert wm.verify(source, run=wm.Run(executor)).checks
     same = {path.name: path.read_bytes() for path in (tmp_path / "serial").iterdir()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == same
     assert sent
@@ -481,52 +392,3 @@ def test_azure_serves_files_folders_and_parts(tmp_path, monkeypatch):
                 file["layer.0.w"]
         with pytest.raises(FileNotFoundError, match="az://models/absent"):
             wm.open("az://models/absent.safetensors")
-
-
-@pytest.fixture
-def google(endpoint, tmp_path, monkeypatch):
-    """Let ``gs://`` lead to the S3 server: the client for Google asks by the same XML. Return a store that writes."""
-    account = {"gcs_base_url": endpoint, "disable_oauth": True}
-    account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-    (tmp_path / "account.json").write_text(json.dumps(account))
-    for name, value in {"SERVICE_ACCOUNT": tmp_path / "account.json", "ALLOW_HTTP": "true"}.items():
-        monkeypatch.setenv(f"GOOGLE_{name}", str(value))
-    return bucket(endpoint)
-
-
-@pytest.mark.parametrize("source", ["model", "model/model.safetensors.index.json", *(f"m{end}" for end in SUFFIXES)])
-def test_google_serves_every_format(source, google):
-    assert google.head("m.weights")
-    with wm.open(f"gs://bucket/{source}") as file:
-        assert right(file)
-        rows = dict(wm.plan(file, {"layer.3.w": np.s_[10:12]}).run("read"))["layer.3.w"]
-        assert np.array_equal(rows, FLOATS["layer.3.w"][10:12])
-        file.verify()
-        assert right(pickle.loads(pickle.dumps(file)))
-
-
-def test_google_pins_what_was_opened(google):
-    data = bytes(google.get("m.weights").bytes())
-    google.put("pinned", data)
-    file = wm.open("gs://bucket/pinned")
-    google.put("pinned", data[:-1] + b"!")
-    with pytest.raises(FileChangedError, match="gs://bucket/pinned"):
-        file["layer.3.w"]
-    google.delete("pinned")
-    with pytest.raises(FileChangedError, match="gs://bucket/pinned"):
-        file["layer.4.w"]
-    with pytest.raises(FileNotFoundError, match="gs://bucket/pinned"):
-        wm.open("gs://bucket/pinned")
-    google.put("few/model.safetensors.index.json", bytes(google.get("model/model.safetensors.index.json").bytes()))
-    with pytest.raises(LayoutError, match=r"lists no 'model-00001-of-00004.safetensors'.*4 such shards"):
-        wm.open("gs://bucket/few")
-
-
-@pytest.mark.usefixtures("google")
-def test_executors_take_addresses_of_google(tmp_path):
-    wm.convert("gs://bucket/model", f"{tmp_path}/serial/", format="embd")
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
-        wm.convert("gs://bucket/model", f"{tmp_path}/out/", format="embd", run=wm.Run(executor))
-    assert right(wm.open(tmp_path / "out"))
-    for path in (tmp_path / "serial").iterdir():
-        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()

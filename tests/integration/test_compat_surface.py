@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pickle
-import struct
 import threading
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests import builders
-from tests.support import in_one_item, run_child
+from tests.support import in_one_item, run_child, sparse
 
 import weightmap as wm
 from weightmap import compat
@@ -363,14 +362,7 @@ def test_rows_of_a_quantised_tensor_are_read_without_the_others(tmp_path, backen
 )
 def test_pread_reads_the_slice_and_not_the_tensor(tmp_path, index, most):
     """The bytes that the process reads are those of the slice, and a page for the header."""
-    rows, length = 128, 1 << 18
-    header = json.dumps(
-        {"a": {"dtype": "F32", "shape": [rows, length], "data_offsets": [0, rows * length * 4]}}
-    ).encode()
-    path = tmp_path / "m"
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + rows * length * 4)
+    path = sparse(tmp_path / "m", {"a": (128, 1 << 18)})
     code = """
 import sys, numpy as np
 from weightmap import compat

@@ -1,10 +1,8 @@
 """``weightmap.compat.torch`` beside ``safetensors.torch``. Skipped where torch is not installed."""
 
 import copy
-import json
 import os
 import re
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
 theirs = pytest.importorskip("safetensors.torch")
+
+from tests.support import sparse  # noqa: E402 - as well
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
@@ -258,12 +258,7 @@ def test_a_model_that_is_not_contiguous_is_written(tmp_path):
 
 def test_a_file_larger_than_memory_is_writable_without_a_copy(tmp_path):
     """A file of 40 GiB: all of it is one tensor that may be written to, takes no memory, and leaves the file alone."""
-    rows, row = 40, 1 << 30
-    header = json.dumps({"a": {"dtype": "U8", "shape": [rows, row], "data_offsets": [0, rows * row]}}).encode()
-    path = tmp_path / "big.safetensors"
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + rows * row)
+    path = sparse(tmp_path / "big.safetensors", {"a": (40, 1 << 30)}, "U8")
     for load in (
         lambda: ours.load_file(path)["a"],
         lambda: wm.torch.load_file(path)["a"],

@@ -12,6 +12,7 @@ from importlib import import_module, metadata
 import numpy as np
 import pytest
 from tests import builders
+from tests.support import sparse
 
 import weightmap as wm
 from weightmap import cli
@@ -328,12 +329,9 @@ def test_damage_is_on_the_page(tmp_path, capsys):
 
 def test_memory_stays_flat(tmp_path):
     """A sparse tensor of 4 GiB is sampled, from its first to its last element, in a few megabytes."""
-    path = tmp_path / "m.safetensors"
-    size = 1 << 32
-    header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.seek(8 + len(header) + size - 4)
+    path = sparse(tmp_path / "m.safetensors", {"w": (1 << 30,)})
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
         file.write(np.float32(7).tobytes())
     tracemalloc.start()
     try:

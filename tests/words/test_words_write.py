@@ -279,27 +279,6 @@ def test_what_begins_a_file_of_text(put, tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------- all at once
-def test_memory_stays_flat(put, tmp_path):
-    rows = np.ones((40_000, 400), "<f4")
-    source = put(wb.word2vec([f"w{i}" for i in range(len(rows))], rows), "big.bin")
-    code = """
-import resource, sys
-import numpy as np
-import weightmap as wm
-from weightmap.words import converting
-from weightmap.words.importers import _word2vec
-import io; np.loadtxt(io.BytesIO(b"1 2"))
-wm.convert(sys.argv[1] + ".small", sys.argv[2] + ".small.fifu")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-wm.convert(sys.argv[1], sys.argv[2])
-wm.convert(sys.argv[2], sys.argv[2] + ".w2v", format="word2vec")
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-    source.with_name("big.bin.small").write_bytes(wb.word2vec(["a"], [[1, 2]]))
-    result = run_child(code, source, tmp_path / "big.fifu")
-    assert int(result.stdout) < 40
-
-
 def test_the_command_line(put, tmp_path):
     from weightmap.cli import main
 
