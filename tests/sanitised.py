@@ -98,8 +98,7 @@ LATER = {
     suite("guard_pages"): "test_outputs calls the same functions in memory that the sanitiser watches",
     **dict.fromkeys(
         (
-            "tests/kernels/test_ggml.py::test_output_beyond_the_caches",
-            "tests/kernels/test_intblock.py::test_output_beyond_the_caches",
+            "tests/kernels/test_decoding.py::test_output_beyond_the_caches",
             "tests/kernels/test_lookup.py::test_what_is_streamed_is_the_same",
         ),
         "outputs of 36 MiB, of which a shorter one takes the same way, except on CPUs of AMD",

@@ -70,64 +70,6 @@ def test_every_scale_of_8_bits(isa, name):
     assert same(decode(blocks, name), ggml_support.values(name, blocks).reshape(-1))
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_any_range(isa, example, name):
-    blocks, values = example(name, 5)
-    n, step = len(values), TYPES[name][1]
-    edges = sorted({0, 1, 15, 16, 17, step - 1, step, step + 1, 2 * step, 3 * step + step // 2, n - 1, n})
-    for start in edges:
-        for stop in edges:
-            if start <= stop:
-                got = decode(blocks, name, start=start, stop=stop)
-                assert same(got, values[start:stop]), (start, stop)
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_float16_output(isa, example, name):
-    blocks, values = example(name, 500)
-    with np.errstate(over="ignore", invalid="ignore"):
-        expected = values.astype(np.float16).view(np.uint16)
-    expected[np.isnan(values)] = 0x7E00
-    got = decode(blocks, name, dtype=np.float16)
-    assert np.array_equal(got.view(np.uint16), expected)
-    out = np.empty((len(values) - 12, 1), np.float16)
-    assert decode(blocks, name, out=out, start=5, stop=len(values) - 7) is out
-    assert np.array_equal(out.reshape(-1).view(np.uint16), expected[5:-7])
-
-
-@pytest.mark.parametrize("name", ["q8_0", "q4_k", "iq2_s"])
-def test_threads(isa, name):
-    """Any number of threads gives the same bits, also where parts begin within blocks."""
-    n = 5 << 20
-    blocks = random_blocks(np.random.default_rng(3), name, n // TYPES[name][1])
-    expected = decode(blocks, name)
-    for threads in (0, 2, 3, 99):
-        assert same(decode(blocks, name, threads=threads), expected)
-        assert same(decode(blocks, name, threads=threads, start=77, stop=n - 5), expected[77:-5])
-
-
-@pytest.mark.parametrize(("name", "step"), [("q4_0", 4), ("q6_k", 16), ("iq4_xs", 20)])
-def test_output_beyond_the_caches(isa, name, step):
-    """An output larger than any cache, which may be stored in another way, has the same bits, wherever it begins."""
-    elements = TYPES[name][1]
-    n = (9 << 20) // elements * elements
-    blocks = random_blocks(np.random.default_rng(4), name, n // elements)
-    memory = np.empty(4 * n + 256, np.uint8)
-    pieces = np.array_split(blocks, 64)
-    small = np.concatenate([decode(piece, name) for piece in pieces])
-    base = 64 - memory.__array_interface__["data"][0] % 64
-    for shift in range(0, 64, step):
-        for start, stop in ((0, n), (elements + 13, n - 3)):
-            count = stop - start
-            first = base + shift
-            out = memory[first : first + 4 * count].view(np.float32)
-            memory[first - 4 : first] = memory[first + 4 * count :][:4] = 0xA5
-            decode(blocks, name, start=start, stop=stop, out=out, threads=1 + shift % 3)
-            assert same(out, small[start:stop])
-            assert set(memory[first - 4 : first].tolist()) == {0xA5}
-            assert set(memory[first + 4 * count :][:4].tolist()) == {0xA5}
-
-
 @pytest.mark.parametrize(
     ("name", "n", "missing", "match"),
     [
@@ -146,16 +88,3 @@ def test_what_does_not_fit_is_a_quant_error(name, n, missing, match):
     data = bytes(max(0, min(n, 1024) // elements * nbytes - missing))
     with pytest.raises(wm.QuantError, match=match):
         late.decode_ggml(data, n, name)
-
-
-def test_other_misuse():
-    memory = np.zeros(300, np.uint8)
-    with pytest.raises(ValueError, match="overlaps"):
-        late.decode_ggml(memory[264:], 64, "q4_0", out=memory[12:268].view(np.float32))
-    late.decode_ggml(memory[264:], 64, "q4_0", out=memory[8:264].view(np.float32))
-    for start, stop in ((3, 65), (5, 4), (-1, 3)):
-        with pytest.raises(ValueError, match=f"range {start} to {stop}"):
-            late.decode_ggml(bytes(36), 64, "q4_0", start=start, stop=stop)
-    with pytest.raises(ValueError, match="dtype is"):
-        late.decode_ggml(bytes(36), 64, "q4_0", dtype=np.float64)
-    assert late.decode_ggml(b"", 0, "q4_0").size == 0

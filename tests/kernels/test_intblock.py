@@ -95,35 +95,6 @@ def test_odd_scales_among_ordinary_ones(isa, bits):
         assert set(got.view(np.uint32)[np.isnan(got)].tolist()) == {NAN}
 
 
-@pytest.mark.parametrize("bits", [4, 5, 8])
-def test_any_range(isa, bits):
-    """Elements start to stop are those of the whole, wherever in a block they begin and end."""
-    rng = np.random.default_rng(6)
-    for size, n in ((32, 200), (8, 100), (0, 150), (128, 300)):
-        data, values = example(rng, n, bits, size, "fp16", [1.5, float("inf"), -2])
-        for start in range(0, n, 3):
-            for stop in {start, start + 1, start + 7, start + 40, n}:
-                if stop <= n:
-                    got = decode(data, n, bits, size, "fp16", start=start, stop=stop)
-                    assert got.tobytes() == values[start:stop].tobytes(), (size, start, stop)
-
-
-@pytest.mark.parametrize("bits", [4, 5, 8])
-def test_float16_output(isa, bits):
-    rng = np.random.default_rng(9)
-    scales = rng.integers(0, 1 << 16, 3000).astype("<u2").view("<e")
-    for size, scale_type in ((32, "fp16"), (8, "fp32"), (4096, "fp16"), (0, "fp32")):
-        data, values = example(rng, 9001, bits, size, scale_type, scales)
-        with np.errstate(over="ignore", invalid="ignore"):
-            expected = values.astype(np.float16).view(np.uint16)
-        expected[np.isnan(values)] = 0x7E00
-        got = decode(data, 9001, bits, size, scale_type, dtype=np.float16)
-        assert got.view(np.uint16).tolist() == expected.tolist()
-        out = np.empty((9001, 1), np.float16)
-        assert decode(data, 9001, bits, size, scale_type, out=out) is out
-        assert out.tobytes() == expected.tobytes()
-
-
 def test_rounding_of_every_float16_neighbourhood(isa):
     halves = np.arange(0x7C00, dtype="<u2").view("<e").astype(np.float32)
     middles = (halves[:-1] + halves[1:]) / 2
@@ -136,53 +107,6 @@ def test_rounding_of_every_float16_neighbourhood(isa):
     got = decode(data, 8 * len(points), 8, 8, "fp32", dtype=np.float16)[::8]
     with np.errstate(over="ignore"):
         assert got.view(np.uint16).tolist() == points.astype(np.float16).view(np.uint16).tolist()
-
-
-@pytest.mark.parametrize("bits", [4, 5])
-def test_out_and_threads(isa, bits):
-    """`out` of any shape is filled and returned, and any number of threads gives the same bits."""
-    rng = np.random.default_rng(10)
-    n = (5 << 20) + 33
-    blocks = rng.integers(0, 256, (-(-n // 32), 2 + 4 * bits), np.uint8)
-    blocks[:, 1] &= 0x3F  # finite
-    expected = DEQUANTIZE[bits](blocks, n, 32)
-    for threads in (0, 2, 3, 99):
-        assert np.array_equal(DEQUANTIZE[bits](blocks, n, 32, threads=threads).view("u4"), expected.view("u4"))
-    out = np.empty((n // 11, 11), np.float32)
-    assert DEQUANTIZE[bits](blocks[: -(-out.size // 32)], out.size, 32, out=out, threads=2) is out
-    assert np.array_equal(out.ravel().view("u4"), expected[: out.size].view("u4"))
-
-
-@pytest.mark.parametrize(
-    ("bits", "dtype", "step"),
-    [(5, "<f4", 4), (4, "<f4", 16), (8, "<f4", 20), (4, "<f2", 14), (5, "<f2", 16), (8, "<f2", 22)],
-)
-def test_output_beyond_the_caches(isa, bits, dtype, step):
-    rng = np.random.default_rng(11)
-    item = np.dtype(dtype).itemsize
-    n = (36 << 20) // item // 32 * 32
-    blocks = rng.integers(0, 256, (n // 32, 2 + 4 * bits), np.uint8)
-    blocks[:, 1] &= 0x3F
-    blocks[::997, 1] |= 0x7C  # NaN or infinite
-    memory = np.empty(n * item + 256, np.uint8)
-    small = np.concatenate(
-        [
-            decode(blocks[i : i + 8192], min(8192, len(blocks) - i) * 32, bits, 32, "fp16", dtype=np.dtype(dtype))
-            for i in range(0, len(blocks), 8192)
-        ]
-    )
-    base = 64 - memory.__array_interface__["data"][0] % 64
-    for shift in range(0, 64, step):
-        out = memory[base + shift : base + shift + n * item].view(dtype)
-        memory[base + shift - item : base + shift] = memory[base + shift + n * item :][:item] = 0xA5
-        got = decode(blocks, n, bits, 32, "fp16", out=out, threads=1 + shift % 3)
-        assert np.array_equal(got.view(np.uint8), small.view(np.uint8))
-        assert set(memory[base + shift - item : base + shift].tolist()) == {0xA5}
-        assert set(memory[base + shift + n * item :][:item].tolist()) == {0xA5}
-        start = 32 * 5 + 13
-        part = out[start:]
-        decode(blocks, n, bits, 32, "fp16", start=start, out=part, threads=2)
-        assert np.array_equal(part.view(np.uint8), small[start:].view(np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -207,18 +131,3 @@ def test_what_does_not_fit_is_a_quant_error(bits, n, size, scale_type, missing, 
     data = bytes(max(0, blocks * (width + bits * max(0, min(size, 64)) // 8) - missing))
     with pytest.raises(wm.QuantError, match=match):
         DEQUANTIZE[bits](data, n, size, scale_type=scale_type)
-
-
-def test_other_misuse():
-    memory = np.zeros(300, np.uint8)
-    with pytest.raises(ValueError, match="overlaps"):
-        kernels.dequantize_int4(memory[264:], 64, 32, out=memory[12:268].view(np.float32))
-    kernels.dequantize_int4(memory[264:], 64, 32, out=memory[8:264].view(np.float32))
-    with pytest.raises(TypeError, match="out must be an array"):
-        kernels.dequantize_int4(bytes(36), 64, 32, out=[])
-    with pytest.raises(ValueError, match="range 3 to 65"):
-        decode(bytes(36), 64, 4, 32, "fp16", start=3, stop=65)
-    with pytest.raises(ValueError, match="dtype is"):
-        decode(bytes(36), 64, 4, 32, "fp16", dtype=np.float64)
-    with pytest.raises(TypeError, match="contiguous"):
-        kernels.dequantize_int4(memoryview(bytes(72))[::2], 64, 32)

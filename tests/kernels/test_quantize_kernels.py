@@ -347,18 +347,6 @@ def test_damaged_adaptive_data(damage, match):
             call(wrong, 24, 8, scale_type="fp32")
 
 
-def test_misuse_of_adaptive_data():
-    data, _ = assemble([0, 1, 2], 8, "fp32")
-    with pytest.raises(ValueError, match="range"):
-        late.decode_adaptive(data, 24, 8, scale_type="fp32", stop=25)
-    with pytest.raises(ValueError, match="out is"):
-        late.decode_adaptive(data, 24, 8, scale_type="fp32", out=np.empty(23, np.float32))
-    memory = np.zeros(200, np.uint8)
-    memory[: len(data)] = np.frombuffer(data, np.uint8)
-    with pytest.raises(ValueError, match="overlaps"):
-        late.decode_adaptive(memory[: len(data)], 24, 8, scale_type="fp32", out=memory[:96].view(np.float32))
-
-
 @given(st.binary(max_size=120), st.integers(0, 100), st.sampled_from([8, 16, 24]))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_as_adaptive_data(data, n, size):
