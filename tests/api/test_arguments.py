@@ -179,9 +179,3 @@ def test_a_value_that_cannot_be_hashed_is_like_any_wrong_one(call, kind, message
     with pytest.raises(kind, match=message):
         call(files)
     assert not files.target.exists()
-
-
-def test_paths_may_be_bytes(files, tmp_path):
-    manifest = tmp_path / "manifest"
-    wm.verify(files.model, run=wm.Run(manifest=bytes(manifest)))
-    assert manifest.exists()

@@ -15,44 +15,12 @@ from tests.support import listing
 import weightmap as wm
 from weightmap.io.source import Source
 
-COMMON = {f"w.{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(embd.CODES)}
 MODEL = {
     "encoder.weight": normal((4, 6), 1),
     "encoder.bias": normal((6,), 2),
     "decoder.weight": normal((6, 4), 3),
     "ids": noise("int32", (5,)),
 }
-
-
-def test_there_and_back_again(put, tmp_path):
-    source = put(st.build(COMMON, {"format": "pt", "ключ": "値"}), "a.safetensors")
-    middle, back = tmp_path / "b.weights", tmp_path / "c.safetensors"
-    report = wm.convert(source, middle)
-    assert report is not None
-    parsed = embd.parse(middle.read_bytes())
-    assert parsed.tensors == COMMON
-    assert parsed.metadata.items() >= {"format": "pt", "ключ": "値"}.items()
-    wm.convert(middle, back)
-    tensors, metadata = st.parse(back.read_bytes())
-    assert tensors == COMMON
-    assert metadata.items() >= {"format": "pt", "ключ": "値"}.items()
-    with wm.open(source) as f, wm.open(back) as g:
-        assert all(f[name].tobytes() == g[name].tobytes() for name in f)
-
-
-def test_embd_to_embd_keeps_everything(put, tmp_path):
-    data = next(item for item in embd.examples() if item.name == "spec-everything").data
-    wm.convert(put(data), tmp_path / "again.weights")
-    assert (tmp_path / "again.weights").read_bytes() == data
-
-
-def test_between_the_layouts(put, tmp_path):
-    value = normal((3, 4))
-    data = embd.simple([("m", value)], ["x", "y"])
-    wm.convert(put(data), tmp_path / "spec.weights")
-    parsed = embd.parse((tmp_path / "spec.weights").read_bytes())
-    assert parsed.tensors == {"m": value}
-    assert parsed.vocab == ["x", "y"]
 
 
 def test_include_and_exclude(put, tmp_path):
@@ -159,39 +127,12 @@ def test_nothing_is_converted_onto_its_source(tmp_path, kind, options):
     assert sorted(listing(tmp_path)) == sorted([*sources, "link.amb", "hard.amb"])
 
 
-def test_what_cannot_be_expressed_is_an_error_before_a_file(put, tmp_path):
-    bad = {"good": normal((2,)), "f64": noise("int64", (2,)), "b": noise("bool", (3,)), "scalar": normal(())}
-    source = put(st.build(bad), "a.safetensors")
-    with pytest.raises(wm.EncodeError) as caught:
-        wm.convert(source, tmp_path / "out.weights")
-    assert all(repr(name) in str(caught.value) for name in ("f64", "b", "scalar"))
-    assert "'good'" not in str(caught.value)
-    assert listing(tmp_path) == ["a.safetensors"]
-    wm.convert(source, tmp_path / "out.weights", include=["good"])
-    assert list(embd.parse((tmp_path / "out.weights").read_bytes()).tensors) == ["good"]
-
-
-def test_an_unknown_target_is_a_value_error(put, tmp_path):
-    source = put(st.build(MODEL), "a.safetensors")
-    with pytest.raises(ValueError, match=r"\.weights"):
-        wm.convert(source, tmp_path / "out.unknown")
-    bad = put(st.build(MODEL)[:-1], "bad.safetensors")
-    with pytest.raises(wm.FormatError):
-        wm.convert(bad, tmp_path / "out.weights")
-    with pytest.raises(FileNotFoundError):
-        wm.convert(tmp_path / "absent", tmp_path / "out.weights")
-    assert listing(tmp_path) == ["a.safetensors", "bad.safetensors"]
-
-
-def test_progress_and_modes(put, tmp_path):
+def test_progress_counts_bytes(put, tmp_path):
     seen = []
     out = tmp_path / "out.weights"
     wm.convert(put(st.build(MODEL), "a.safetensors"), out, progress=lambda done, total: seen.append((done, total)))
     assert seen
     assert seen[-1][0] == seen[-1][1] >= sum(len(value.data) for value in MODEL.values())
-    umask = os.umask(0)
-    os.umask(umask)
-    assert out.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 MANY = 8192
@@ -311,20 +252,6 @@ def test_any_other_int64_tensor_is_an_error(bert, tmp_path):
     assert listing(tmp_path) == ["tiny-bert"]
 
 
-def test_a_sharded_model_directory(bert, tmp_path):
-    out = tmp_path / "one.weights"
-    wm.convert(bert, out)
-    (bert / "model.safetensors").unlink()
-    names = list(BERT)
-    st.shard(
-        bert, {"m-1.safetensors": {names[0]: BERT[names[0]]}, "m-2.safetensors": {names[1]: BERT[names[1]]} | POSITIONS}
-    )
-    two = tmp_path / "two.weights"
-    wm.convert(bert, two)
-    assert embd.parse(two.read_bytes()).tensors == BERT
-    assert embd.parse(two.read_bytes()).vocab == VOCAB
-
-
 def test_odd_lines_of_a_vocabulary(bert, tmp_path):
     tokens = ["[PAD]", "a b", "\u2028", "\x85", "\x0c", "[UNK]", "日本"]
     (bert / "vocab.txt").write_bytes("\n".join(tokens).encode())
@@ -432,7 +359,6 @@ def test_other_types_are_the_callers_arrays_in_save(tmp_path):
         wm.save(tmp_path / "m.weights", {"w": np.ones(3)})
 
 
-DOUBLES, LAYER = {"w": np.ones((2, 32))}, {"layer.0.weight": np.ones((1, 1, 1, 1))}
 DOUBLES, LAYER, ONES = {"w": np.ones((2, 32))}, {"layer.0.weight": np.ones((1, 1, 1, 1))}, np.ones(3, np.float32)
 OF_AMB = "(expected float32, float16, bfloat16, int8)"
 OF_EMBD = "(expected float32, float16, bfloat16, int32, int16, int8, uint32, uint16, uint8)"

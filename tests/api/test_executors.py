@@ -328,25 +328,6 @@ def test_a_model_that_no_manifest_accounts_for_is_not_replaced(model, tmp_path):
         with pytest.raises(wm.TargetError, match="this model exists already"):
             wm.convert(model, out, **QUANTISED, **more)
     assert content(out) == before
-    from weightmap.model.sharding import ShardTarget, holding
-
-    (out / "model.amb.index.json").unlink()
-    before = content(out)
-    with (
-        holding(ShardTarget(str(out), "model.amb.index.json", "model", ".amb")),
-        pytest.raises(wm.TargetError, match="another run is writing this model"),
-    ):
-        wm.convert(model, out, **QUANTISED)
-    assert content(out) == before
-
-
-def test_the_source_is_no_target(tmp_path):
-    source = tmp_path / name_of(1, 1, ".gguf")
-    source.write_bytes(gguf.build({"a": normal((4,), 1)}))
-    before = content(tmp_path)
-    with pytest.raises(wm.TargetError, match=r"00001\.gguf: this file is an input, and would be"):
-        wm.convert(source, tmp_path, format="gguf")
-    assert content(tmp_path) == before
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

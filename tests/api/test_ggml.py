@@ -251,14 +251,6 @@ def test_what_cannot_be_quantised(array, scheme, match):
         quantize_ggml(array, scheme)
 
 
-def test_types_that_are_not_encoded():
-    with pytest.raises(wm.QuantError, match="block type to quantise to is 'iq2_xs'"):
-        late.encode_ggml(np.zeros(256), "iq2_xs")
-    with pytest.raises(wm.QuantError, match="number of elements of q4_0 is 33"):
-        late.encode_ggml(np.zeros(33), "q4_0")
-    assert late.encode_ggml(np.zeros(0), "q4_0")[0].size == 0
-
-
 # ------------------------------------------------------------------------------------------------------ conversion
 @pytest.mark.parametrize(
     ("scheme", "block_size", "target"),

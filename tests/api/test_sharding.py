@@ -1,6 +1,5 @@
 """Models written in several files: numbered shards, an index that comes last, and one run at a time."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -115,24 +114,3 @@ def test_an_index_that_opening_refuses_is_not_written(tmp_path, monkeypatch):
     with pytest.raises(wm.EncodeError, match=r"size of the index is \d+, expected at most 100 bytes"):
         write(target_of(f"{tmp_path}/x/", "safetensors"))
     assert not there(tmp_path)
-
-
-def test_an_error_leaves_no_index(tmp_path):
-    found = by_name("safetensors")
-    plan = plan_request("x", found, Request(Tensors(from_arrays(SHARDS[0])), found.layouts[0]))
-
-    def fails(_):
-        raise OSError(28, "No space left on device")
-
-    bad = sharding.WritePlan(plan.size, fails)
-    with pytest.raises(OSError, match="No space") as caught:
-        sharding.write_shards(target_of(tmp_path, "safetensors"), [(plan, ["a", "b"]), (bad, ["c"])])
-    assert str(caught.value.filename).endswith("model-00002-of-00002.safetensors")
-    assert [path.name for path in tmp_path.iterdir()] == ["model-00001-of-00002.safetensors"]
-
-
-def test_an_index_is_plain_json(tmp_path):
-    """An index is what transformers reads: total_size and weight_map, in UTF-8."""
-    write(target_of(tmp_path, "safetensors"), [{"ключ": np.ones(1, np.int8)}])
-    content = json.loads((tmp_path / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    assert content == {"metadata": {"total_size": 1}, "weight_map": {"ключ": "model-00001-of-00001.safetensors"}}

@@ -62,13 +62,9 @@ def test_each_shard_has_the_metadata_and_the_first_the_vocabulary(tmp_path):
 
 
 def test_nothing_is_written_where_it_cannot_be(tmp_path):
-    wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size=600)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(wm.TargetError):
-        wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size=300)
     with pytest.raises(wm.EncodeError):
         wm.save(tmp_path / "m.fifu", TENSORS, max_shard_size=300)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert not listed(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["x.index.json", "x.safetensors.index.json", ".index.json"])
@@ -187,16 +183,6 @@ def test_convert_splits(tmp_path):
     again = wm.convert(tmp_path / "halves", f"{tmp_path}/again/", format="gguf", max_shard_size=128)
     assert again.shards == 7
     assert wm.diff(tmp_path / "m.safetensors", tmp_path / "again", by_value=True, tensors_only=True).equal
-
-
-def test_convert_of_a_model_that_fits_writes_one_file(tmp_path):
-    wm.save(tmp_path / "m.safetensors", TENSORS)
-    report = wm.convert(tmp_path / "m.safetensors", tmp_path / "n.bt", max_shard_size="1MB")
-    wm.convert(tmp_path / "m.safetensors", tmp_path / "o.bt")
-    assert report.shards == 0
-    assert (tmp_path / "n.bt").read_bytes() == (tmp_path / "o.bt").read_bytes()
-    with pytest.raises(ValueError, match="max_shard_size is"):
-        wm.convert(tmp_path / "m.safetensors", tmp_path / "p.bt", max_shard_size="much")
 
 
 def test_the_command_splits(tmp_path, capsys):

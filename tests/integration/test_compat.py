@@ -198,15 +198,6 @@ def test_the_suffix_says_nothing(tmp_path, suffix):
     assert (tmp_path / f"m{suffix}").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
-def test_other_formats_are_read_as_well(tmp_path):
-    arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int8)}
-    wm.save(tmp_path / "m.weights", arrays)
-    with compat.safe_open(tmp_path / "m.weights", "np") as file:
-        assert file.keys() == ["a", "b"]
-        assert file.get_slice("a").get_dtype() == "I8"
-        np.testing.assert_array_equal(file.get_slice("b")[:, ::-1], arrays["b"][:, ::-1])
-
-
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5_block"])
 def test_a_quantised_tensor_has_the_type_that_it_is_decoded_to(tmp_path, scheme):
     """F32, also for the scheme whose name is that of a type; whole, in part and deserialised."""

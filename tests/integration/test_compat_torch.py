@@ -156,21 +156,6 @@ def test_names_that_share_memory():
     assert (ours.storage_size(smaller), ours.storage_size(a)) == (8, 16)
 
 
-def test_ends_and_completeness():
-    """The end of a strided tensor is that of its last element; complete is what covers its memory without holes."""
-    for dtype, size in ((torch.float32, 4), (torch.float16, 2)):
-        a, b = torch.zeros(4, dtype=dtype), torch.zeros(16, dtype=dtype)[::4]
-        assert ours._end_ptr(a) - a.data_ptr() == 4 * size
-        assert ours._end_ptr(b) - b.data_ptr() == 3 * 4 * size + size
-    empty = torch.zeros(0)
-    assert ours._end_ptr(empty) == empty.data_ptr()
-    grid = torch.zeros((3, 3))
-    assert ours._is_complete(grid)
-    assert not ours._is_complete(grid[:1])
-    assert not ours._is_complete(grid[::2])
-    assert ours._is_complete(torch.zeros((2, 2), device="meta"))
-
-
 def test_which_names_stand_for_others():
     """The complete tensor of those that share memory, by preference; without one it is an error."""
     a = torch.zeros((3, 3))

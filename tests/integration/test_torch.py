@@ -157,18 +157,6 @@ def test_slices_follow_numpy(model, name, index):
     np.testing.assert_array_equal(got.to(torch.float32).numpy(), expected)
 
 
-def test_save_file_writes_tensors(tmp_path, model):
-    _, tensors = model
-    tensors = {**tensors, "transposed": torch.arange(6.0).reshape(2, 3).T, "grad": torch.ones(2, requires_grad=True)}
-    path = tmp_path / "ours.safetensors"
-    compat.save_file(tensors, path, {"k": "v"})
-    read = theirs_torch.load_file(path)
-    assert set(read) == set(tensors)
-    for name, tensor in tensors.items():
-        assert read[name].dtype == tensor.dtype
-        assert bits(read[name]) == bits(tensor.detach())
-
-
 @pytest.mark.parametrize("mode", ["mmap", "sealed"])
 def test_read_only_arrays_are_copied_or_refused(model, mode):
     """Over a read-only map to_torch copies; with copy=False it refuses, and names the mode that allows sharing."""
@@ -616,11 +604,6 @@ def test_what_cannot_cross_is_an_error():
         to_torch(np.zeros(2, "M8[s]"))
     with pytest.raises(wm.errors.EncodeError, match="sparse"):
         from_torch(torch.eye(2).to_sparse())
-
-
-def test_an_unknown_device_is_an_error(model):
-    with pytest.raises(compat.SafetensorError, match="device"):
-        compat.safe_open(model[0], "pt", device="abacus")
 
 
 def test_a_device_that_is_not_here_is_an_error_of_ours(model):

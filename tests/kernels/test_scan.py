@@ -73,16 +73,6 @@ def test_walk_of_junk(data, count, width):
     assert walk(data, count, width) == walk_oracle(data, count, width)
 
 
-@pytest.mark.parametrize("width", [2, 4, 8])
-def test_walk_truncated_at_every_byte(width):
-    strings = [b"", b"a", b"word", b"", b"x" * 300, b"end"]
-    blob, _ = pack(strings, width)
-    for length in range(len(blob)):
-        result = walk(blob[:length], len(strings), width)
-        assert result == walk_oracle(blob[:length], len(strings), width)
-        assert result[0] < 0
-
-
 def test_walk_with_absurd_counts_ends_at_the_end_of_the_data():
     zeros = bytes(1000)
     assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 2, ffi.NULL) == -1 - 500
@@ -177,18 +167,6 @@ def test_utf8_of_lists(strings, width):
     """The first string that Python cannot decode is the one that C names."""
     expected = next((i for i, s in enumerate(strings) if not is_utf8(s)), -1)
     assert first_bad(strings, width) == expected
-
-
-@pytest.mark.parametrize("width", [0, 2, 4])
-@pytest.mark.parametrize("at", [0, 1, 254, 255, 256, 257, 511, 512, 599])
-def test_utf8_names_the_first_bad_string(at, width):
-    """In a long list the first bad string is named, wherever it stands and whatever follows."""
-    strings = [b"token%d" % i for i in range(600)]
-    assert first_bad(strings, width) == -1
-    strings[at] = b"\xfftoken"
-    assert first_bad(strings, width) == at
-    strings[599] = b"\xff"
-    assert first_bad(strings, width) == at
 
 
 def test_utf8_ignores_length_prefixes():

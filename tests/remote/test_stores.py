@@ -445,15 +445,6 @@ def test_a_missing_obstore_is_named_with_its_extra(scheme, monkeypatch):
         wm.open(url)
 
 
-def test_other_schemes_are_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        wm.open("ftp://host/model.safetensors")
-    (tmp_path / "odd:").mkdir()
-    (tmp_path / "odd:" / "m.safetensors").write_bytes(saved(".safetensors", tmp=tmp_path))
-    assert len(wm.open("odd://m.safetensors")) == len(FLOATS)
-
-
 NO_ADDRESSES = ["user:SECRET@host/m", "user:SECRET@ho\N{ACCOUNT OF}st/m", "/m", "[::1/m?SECRET", "host:99999/m?SECRET"]
 NO_ADDRESSES += ["host:SECRET/m", f"{'a' * 64}/m", "a..b/m"]
 NO_ADDRESSES = [*(f"https://{rest}" for rest in NO_ADDRESSES), "s3://KEY:SECRET@bucket/m", "s3:///m"]
