@@ -456,13 +456,6 @@ def test_progress_ends_where_all_is_read(tmp_path):
         assert told[-1][0] == told[-1][1] > 0
 
 
-def test_the_command_writes_json(tmp_path, capsys):
-    path, out = model(tmp_path / "m.safetensors"), tmp_path / "r.html"
-    assert cli.main(["report", str(path), str(out), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["command"], document["output"], document["nbytes"]) == ("report", str(out), out.stat().st_size)
-
-
 def test_modules_fold():
     infos = [
         wm.TensorInfo(f"l.{i}.e.{k}.w", "float32", (3 if i == 2 else 2,), 0, 8) for i in range(4) for k in range(3)
