@@ -1,4 +1,4 @@
-"""``weightmap.compat`` for TensorFlow and MLX, beside safetensors. Each is skipped where it is not installed."""
+"""``weightmap.compat`` for TensorFlow, MLX and jax, beside safetensors. Each is skipped where it is not installed."""
 
 import importlib
 
@@ -8,14 +8,18 @@ import pytest
 
 from weightmap import compat
 
-LIBRARIES = {"tensorflow": ("tensorflow", "tf", "convert_to_tensor"), "mlx": ("mlx.core", "mlx", "array")}
+LIBRARIES = {
+    "tensorflow": ("tensorflow", ("tf", "tensorflow"), "convert_to_tensor"),
+    "mlx": ("mlx.core", ("mlx",), "array"),
+    "flax": ("jax.numpy", ("jax", "flax"), "asarray"),
+}
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_tensors_go_there_and_back(tmp_path, name, backend):
-    module, framework, make = LIBRARIES[name]
+    module, frameworks, make = LIBRARIES[name]
     make = getattr(pytest.importorskip(module), make)
     ours = importlib.import_module(f"weightmap.compat.{name}")
     theirs = pytest.importorskip(f"safetensors.{name}")
@@ -25,7 +29,7 @@ def test_tensors_go_there_and_back(tmp_path, name, backend):
         "e": np.zeros((2, 0)),
     }
     arrays["e"] = arrays["e"].astype(np.float32)
-    if name == "tensorflow":
+    if name != "mlx":
         arrays["b"] = np.arange(4).astype(ml_dtypes.bfloat16)
     tensors = {key: make(array) for key, array in arrays.items()}
     path = tmp_path / "m.safetensors"
@@ -36,10 +40,13 @@ def test_tensors_go_there_and_back(tmp_path, name, backend):
         for key, array in arrays.items():
             assert type(loaded[key]) is type(tensors[key])
             assert np.asarray(loaded[key]).tobytes() == array.tobytes()
-    with compat.safe_open(path, framework, backend=backend) as file:
-        part = file.get_slice("a")[:, ::-2]
-        assert type(part) is type(tensors["a"])
-        assert np.asarray(part).tolist() == arrays["a"][:, ::-2].tolist()
+    for framework in frameworks:
+        with compat.safe_open(path, framework, backend=backend) as file:
+            part = file.get_slice("a")[:, ::-2]
+            assert type(part) is type(tensors["a"])
+            assert np.asarray(part).tolist() == arrays["a"][:, ::-2].tolist()
+        with pytest.raises(compat.SafetensorError):
+            compat.safe_open(path, framework, device="no such device")
 
 
 def test_mlx_reads_bfloat16(tmp_path):

@@ -237,26 +237,27 @@ def test_a_float32_amb_file_gives_the_same_embeddings(checkpoint, encoder, tmp_p
     assert np.abs(embeddings_of(path, demo.DEFAULT_SENTENCES) - encoder.embed(demo.DEFAULT_SENTENCES)).max() < 1e-6
 
 
+ADAPTIVE = weightmap.Quantize("adaptive", include=["*.layer.0.*", "*.bias", "*.[pt]o*_emb*"])
+# How weights are rounded, and the least cosine that is left; the first few each time, the others among the slow tests.
+ROUNDED = [
+    ("amb", {"dtype": "float16"}, 0.99999),
+    ("amb", {"quantize": "int8"}, 0.99),
+    ("amb", {"quantize": ADAPTIVE, "dtype": "float16"}, 0.98),
+    ("gguf", {"quantize": "q4_k"}, 0.98),
+    ("amb", {"dtype": "bfloat16"}, 0.999),
+    ("amb", {"quantize": "int5_block", "dtype": "float16"}, 0.98),
+    ("amb", {"quantize": weightmap.Quantize("int5_block", include="*")}, 0.96),
+    *(("gguf", {"quantize": scheme}, least) for scheme, least in (("q8_0", 0.999), ("q5_1", 0.99), ("q6_k", 0.999))),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "least"),
-    [
-        ({"dtype": "float16"}, 0.99999),
-        pytest.param({"dtype": "bfloat16"}, 0.999, marks=pytest.mark.slow),
-        ({"quantize": "int8"}, 0.99),
-        pytest.param({"quantize": "int5_block", "dtype": "float16"}, 0.98, marks=pytest.mark.slow),
-        (
-            {
-                "quantize": weightmap.Quantize("adaptive", include=["*.layer.0.*", "*.bias", "*.[pt]o*_emb*"]),
-                "dtype": "float16",
-            },
-            0.98,
-        ),
-        pytest.param({"quantize": weightmap.Quantize("int5_block", include="*")}, 0.96, marks=pytest.mark.slow),
-    ],
-    ids=["float16", "bfloat16", "int8", "int5_block-float16", "adaptive-float16", "int5_block-all"],
+    ("suffix", "options", "least"),
+    [*ROUNDED[:4], *(pytest.param(*case, marks=pytest.mark.slow) for case in ROUNDED[4:])],
 )
-def test_rounded_weights_give_nearly_the_same_embeddings(checkpoint, encoder, tmp_path, options, least):
-    path = convert_to_amb(checkpoint, tmp_path / "rounded.amb", **options)
+def test_rounded_weights_give_nearly_the_same_embeddings(checkpoint, encoder, tmp_path, suffix, options, least):
+    path = tmp_path / f"rounded.{suffix}"
+    weightmap.convert(checkpoint, path, **options)
     found, exact = embeddings_of(path, demo.DEFAULT_SENTENCES), encoder.embed(demo.DEFAULT_SENTENCES)
     cosines = (found * exact).sum(axis=1)
     assert not np.array_equal(found, exact)
@@ -297,35 +298,6 @@ def test_the_suffix_says_what_is_made(tmp_path, suffix, tensors, magic):
     assert path.read_bytes().startswith(magic)
     assert "the same embedding, bit for bit" in out.getvalue()
     assert "int64, each" not in out.getvalue()
-
-
-def test_gguf_py_reads_the_model(checkpoint, minilm, tmp_path):
-    gguf = pytest.importorskip("gguf")
-    weightmap.convert(checkpoint, tmp_path / "m.gguf")
-    reader = gguf.GGUFReader(tmp_path / "m.gguf")
-    found = {tensor.name: tensor.data for tensor in reader.tensors}
-    assert set(minilm) == set(found) - {"embeddings.position_ids"}
-    for name, value in minilm.items():
-        assert found[name].tobytes() == value.tobytes()
-        assert found[name].shape == value.shape
-    assert reader.get_field("tokenizer.ggml.tokens").contents() == list(minilm.vocab)
-    assert reader.get_field("tokenizer.ggml.cls_token_id").contents() == minilm.vocab.special_ids["cls"]
-
-
-@pytest.mark.parametrize(
-    ("scheme", "least"),
-    [
-        ("q4_k", 0.98),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("q8_0", 0.999), ("q5_1", 0.99), ("q6_k", 0.999))),
-    ],
-)
-def test_the_model_quantised_to_gguf(checkpoint, encoder, tmp_path, scheme, least):
-    weightmap.convert(checkpoint, tmp_path / "q.gguf", quantize=scheme)
-    found, exact = (
-        x / np.linalg.norm(x, axis=1, keepdims=True)
-        for x in (embeddings_of(tmp_path / "q.gguf", demo.DEFAULT_SENTENCES), encoder.embed(demo.DEFAULT_SENTENCES))
-    )
-    assert (found * exact).sum(1).min() > least
 
 
 @pytest.mark.parametrize("writer", ["the builder", "torch"])
@@ -460,12 +432,6 @@ def test_the_error_on_a_missing_checkpoint_names_the_command(monkeypatch, tmp_pa
         with pytest.raises(weightmap.MissingDependencyError, match=f"^the demo needs {what}{'$' if what else ''}"):
             demo.run(str(tmp_path / "none.weights"), out=io.StringIO())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_error_on_missing_tokenizers_names_the_command(minilm, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(weightmap.MissingDependencyError, match="pip install"):
-        demo.SentenceEncoder(minilm)
 
 
 def test_the_example_ranks_by_meaning(conversion):

@@ -199,25 +199,3 @@ def test_torch_never_writes_to_read_only_memory(tmp_path, name):
                 torch.from_dlpack(export(array), copy=False)
             torch.from_dlpack(export(array).__dlpack__()).view(torch.uint8).zero_()
         assert torch.from_dlpack(export(array), copy=True).data_ptr() != address(array)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")
-@pytest.mark.parametrize("name", CODES)
-@pytest.mark.parametrize("mode", ["mmap", "cow"])
-def test_jax_shares_the_memory(tmp_path, name, mode):
-    """jax says that it knows no version, and is immutable: it gets read-only memory too, and keeps the mapping."""
-    import jax
-
-    dtype = np.dtype(getattr(ml_dtypes, name, name))
-    octets = np.arange(64).astype(dtype).view(np.uint8)
-    wm.save(tmp_path / "m.weights", {"w": octets})  # which aligns to 64
-    with wm.open(tmp_path / "m.weights", mode=mode) as file:
-        array = file["w"].view(dtype)
-    shared = jax.dlpack.from_dlpack(export(array))
-    if dtype.itemsize == 8 and dtype.kind != "c":  # jax has 32 bits unless it is told
-        assert np.asarray(shared).tolist() == array.tolist()
-        return
-    assert shared.dtype == dtype
-    assert shared.unsafe_buffer_pointer() == address(array)
-    del array, file
-    assert np.asarray(shared).tobytes() == octets.tobytes()

@@ -2,11 +2,8 @@
 
 import platform
 import subprocess
-import threading
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.support import compiled, run_child
 
@@ -122,31 +119,6 @@ def test_agrees_with_the_kernel():
             break
         expected.append(name)
     assert list(kernels.available_isas()) == expected
-
-
-def test_switching_while_others_work():
-    data = np.random.default_rng(1).integers(0, 256, 300_000, np.uint8).tobytes()
-    crc, hashes = zlib.crc32(data), kernels.fnv1a32_many(data, [30] * 10_000).tolist()
-    stop = threading.Event()
-    wrong = []
-
-    def work():
-        while not stop.is_set():
-            if kernels.crc32(data) != crc:
-                wrong.append("crc32")
-            if kernels.fnv1a32_many(data, [30] * 10_000).tolist() != hashes:
-                wrong.append("fnv1a32")
-
-    workers = [threading.Thread(target=work) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for _ in range(300):
-        for name in kernels.available_isas():
-            kernels.use_isa(name)
-    stop.set()
-    for worker in workers:
-        worker.join()
-    assert not wrong
 
 
 @pytest.mark.slow
