@@ -113,3 +113,9 @@ def test_key_errors_read_like_messages(put):
     assert str(error).startswith(f"{path}: ")
     assert "'wieght'" in str(error)
     assert "'weight'" in str(error)
+
+
+def test_limits_show_their_values():
+    limits = wm.Limits(max_tensors=10)
+    assert repr(limits) == "Limits(max_header_bytes=100000000, max_tensors=10, max_copy_bytes=None, max_shards=32768)"
+    assert pickle.loads(pickle.dumps(limits)) == limits

@@ -1,14 +1,12 @@
 """The engine of slices, which knows no framework: parts of tensors planned and read for ranks that are integers."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.builders import amb, normal
-from tests.builders import safetensors as safe
+from tests.builders import normal
 
 import weightmap as wm
 from weightmap.plans.indices import boxes
@@ -45,17 +43,6 @@ def test_a_tensor_may_have_several_indices(way, tmp_path):
         assert plan.reads[-1] == (str(path), at + 4 * 24, 4 * 28)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_columns_of_quantised_tensors_need_their_blocks_only(way):
-    """Of every scheme, also where a column has few of the blocks of a row: values are those of the whole tensor."""
-    with wm.open(memoryview(amb.every_scheme())) as f:
-        for name, tensor in f.items():
-            whole = tensor.dequantize()
-            for key in itertools.product((slice(None), slice(1, 2)), repeat=whole.ndim):
-                [(_, part)] = wm.plan(f, {name: key}).run(way)
-                assert np.array_equal(part, whole[key], equal_nan=True)
-
-
 def test_a_column_reads_the_blocks_of_its_rows(tmp_path):
     tensor = wm.quantize(normal((64, 4096)).array, "int4_block")
     wm.save(tmp_path / "m.amb", {"w": tensor})
@@ -64,16 +51,3 @@ def test_a_column_reads_the_blocks_of_its_rows(tmp_path):
             assert abs(plan.nbytes - tensor.nbytes // 4) < 16  # the header of a tensor
             [(_, part)] = plan.run("read")
             assert np.array_equal(part, tensor.dequantize()[:, 1024 * rank : 1024 * (rank + 1)])
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_ranks_have_the_model_between_them(world, dim, tmp_path):
-    shards = {f"{i}.safetensors": {f"t{i}.{k}": normal((7, 5 + k), 10 * i + k) for k in range(3)} for i in range(3)}
-    index = safe.shard(tmp_path, shards)
-    with wm.open(index) as f:
-        plans = [wm.plan(f, wm.shard("", dim, rank, world), gap=0) for rank in range(world)]
-        assert sum(plan.wanted_nbytes for plan in plans) == sum(info.nbytes for info in f.infos())
-        parts = [dict(plan.run("read")) for plan in plans]
-        for name in f:
-            assert np.array_equal(np.concatenate([of_rank[name] for of_rank in parts], dim), f[name])

@@ -88,3 +88,8 @@ def test_what_does_not_fit_is_a_quant_error(name, n, missing, match):
     data = bytes(max(0, min(n, 1024) // elements * nbytes - missing))
     with pytest.raises(wm.QuantError, match=match):
         late.decode_ggml(data, n, name)
+
+
+def test_types_that_are_not_encoded():
+    with pytest.raises(wm.QuantError, match="block type to quantise to is 'iq2_xs'"):
+        late.encode_ggml(np.zeros(256), "iq2_xs")
