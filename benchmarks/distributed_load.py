@@ -1,11 +1,11 @@
 """Loading by `torch.distributed.checkpoint`: weightmap's reader beside Hugging Face's, in one run.
 
-    python benchmarks/distributed_load.py [--mib 2048] [--columns 2048] [--ranks 4] [--rounds 3]
+    python benchmarks/distributed_load.py [--mib 2048] [--columns 2048] [--ranks 4] [--rounds 3] [--cold]
 
 Ranks of gloo load a model of float32 in shards of safetensors, rows (`Shard(0)`) or columns (`Shard(1)`) of each
 tensor. In each round the readers take turns. Printed for each reader:
 
-* seconds: of the slowest rank, the files in the page cache; the median of the rounds, and that of the ratios to the
+* seconds: of the slowest rank, the files in the page cache, or with --cold on the disk; the median of the rounds, and that of the ratios to the
   time of Hugging Face's reader in the same round;
 * processor: the time of processors of all ranks together, likewise. Other work on the machine changes it less;
 * disk: what a rank alone reads of the disk with an empty page cache, in multiples of the bytes that it wants, the mean
@@ -99,7 +99,7 @@ def evict(index):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def rank_of(rank, world, index, rounds, out):
+def rank_of(rank, world, index, rounds, out, cold):
     """Run one rank."""
     import warnings
 
@@ -136,7 +136,7 @@ def rank_of(rank, world, index, rounds, out):
             for name, make in readers.items():
                 of = found[dim, name]
                 if rank == 0:
-                    bring_in(index)
+                    (evict if cold else bring_in)(index)
                 dist.barrier()
                 before, first, busy, start = anonymous(), counted("rchar"), time.process_time(), time.perf_counter()
                 peak = Peak()
@@ -182,6 +182,7 @@ def main():
     parser.add_argument("--columns", type=int, default=2048, help="of each tensor, which has 2**23 elements")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each load")
     parser.add_argument("--folder", type=Path, help="where the model is written, and removed; a temporary folder")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -190,7 +191,7 @@ def main():
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         index = build(Path(folder), given.mib, given.columns)
         out = f"{folder}/out"
-        spawn(rank_of, (given.ranks, str(index), given.rounds, out), nprocs=given.ranks)
+        spawn(rank_of, (given.ranks, str(index), given.rounds, out, given.cold), nprocs=given.ranks)
         ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(given.ranks)]
     rows = []
     # Of each round, the time of the slowest rank, and the time of processors of all ranks.

@@ -35,7 +35,7 @@ int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
 int64_t wm_cached(int fd, uint64_t offset, uint64_t size) { return -40; }
 int64_t wm_file_system(int fd) { return -40; }
 void wm_begin_flush(int fd, uint64_t offset, uint64_t size) {}
-uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint8_t *out, int *error) {
+uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint64_t gap, uint8_t *out, int *error) {
     return *error = 40, 0;
 }
 uint64_t wm_page_size(void) { return 4096; }
@@ -157,8 +157,12 @@ static uint64_t batch(const uint64_t *starts, uint64_t n, uint64_t length, uint6
     return i;
 }
 
-/* Asks the kernel for the pages of runs, and for no others: it reads them at once, and in steps that it does not cut off. */
-static void ask(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint64_t page) {
+/* What lies between two runs is read from the disk with them, unless it is so many times a run. */
+enum { TIMES = 8 };
+
+/* Asks the kernel for the pages of runs, and for others only where they are less than `gap` bytes: it reads them at once, and in steps
+ * that it does not cut off. */
+static void ask(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint64_t gap, uint64_t page) {
 #if defined(__linux__)
     uint64_t first = n ? starts[0] : 0, last = n ? starts[n - 1] + length : 0;
     if (last - first < 16 * AHEAD) { /* the answer costs little, and is mostly that all of it is in memory */
@@ -166,7 +170,7 @@ static void ask(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uin
     }
     for (uint64_t i = 0; i < n;) {
         uint64_t begin = starts[i] / page * page, end = starts[i] + length;
-        for (i++; i < n && starts[i] / page * page < end + page && starts[i] + length > end; i++) end = starts[i] + length;
+        for (i++; i < n && starts[i] / page * page < end + gap && starts[i] + length > end; i++) end = starts[i] + length;
         for (; begin < end; begin += ASKED) {
             if (posix_fadvise(fd, (off_t)begin, (off_t)(end - begin < ASKED ? end - begin : ASKED), POSIX_FADV_WILLNEED))
                 return;
@@ -175,18 +179,20 @@ static void ask(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uin
 #endif
 }
 
-uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint8_t *out, int *error) {
+uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint64_t gap, uint8_t *out, int *error) {
     const uint64_t page = wm_page_size();
     const wm_readable file = {fd, NULL, NULL};
     *error = 0;
     if (length == 0 || length > INT64_MAX || (n && starts[n - 1] > INT64_MAX - length)) return 0;
+    const uint64_t many = mul_capped(TIMES, length < page ? page : length);
+    gap = gap < page ? page : gap < many ? gap : many;
     uint64_t asked = batch(starts, n, length, page);
-    ask(fd, starts, asked, length, page);
+    ask(fd, starts, asked, length, gap, page);
     for (uint64_t i = 0, upto = 0; i < n; i++) {
         if (i == upto) { /* the pages of the next batch are read while this one is copied */
             const uint64_t more = batch(starts + asked, n - asked, length, page);
             upto = asked;
-            ask(fd, starts + asked, more, length, page);
+            ask(fd, starts + asked, more, length, gap, page);
             asked += more;
         }
         uint64_t number;

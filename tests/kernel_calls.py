@@ -810,7 +810,9 @@ def _wm_read_runs(p: Place, size: int) -> Any:
         for length in (0, 1, 7, 64):
             starts = np.arange(0, max(size - length, 0), 3 * length or 9, dtype=np.uint64)
             out, error = p.room(len(starts) * length), p.room(1, "int")
-            found.append(lib.wm_read_runs(file.fileno(), p.array(starts), len(starts), length, out, error))
+            found.append(
+                lib.wm_read_runs(file.fileno(), p.array(starts), len(starts), length, 100 * length, out, error)
+            )
     return found
 
 

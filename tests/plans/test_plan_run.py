@@ -369,6 +369,21 @@ def test_runs_bring_in_their_pages_and_no_others(columns, disk):
 
 
 @linux
+@pytest.mark.parametrize(("kind", "times"), [("local", 8), ("network", 1)])
+def test_gaps_between_runs_come_from_a_disk_too(kind, times, disk, monkeypatch):
+    """Up to `gap` bytes, which take less time than to find each run; not over a network."""
+    rows, width = 600, 8 * PAGE // 4
+    path = put(disk / "m.safetensors", safe.build({"w": normal((rows, width))}))
+    monkeypatch.setattr("weightmap.io.source.file_system_of", lambda _: FileSystem("some", kind))
+    with wm.open(path, advise="random") as f:
+        f.release()
+        before = f.residency("w")["w"].resident
+        dict(wm.plan(f, {"w": np.s_[:, 8:48]}).run("read"))
+        there = f.residency("w")["w"].resident - before
+    assert times // 2 * rows * PAGE <= there <= (times + 1) * rows * PAGE
+
+
+@linux
 def test_warming_counts_what_was_cold(disk):
     """Everything is cold once, and warm afterwards; progress goes from nothing to all."""
     path = put(disk / "m.safetensors", model(8, MIB))

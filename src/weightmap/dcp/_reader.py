@@ -63,8 +63,9 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
     names : mapping of str to str, optional
         The file's names for names of the state dict that it lacks: for tied tensors stored once, or below a prefix.
     how : {"read", "map", "auto"}
-        As for `ReadPlan.run`. Reading takes no more of a disk than the slices, and a file that shrinks meanwhile is an
-        error; mappings are faster where the page cache has the file, and for columns.
+        As for `ReadPlan.run`. Reading takes no more of a disk than the slices and the gaps below `gap` bytes between
+        them, and of a network no more than the slices; a file that shrinks meanwhile is an error. Mappings are faster
+        where the page cache has the file.
     verify : bool
         Check the checksums that cover a tensor, where the file has any, before it is used. Those of EMBD cover all
         tensors together: every rank then reads everything.

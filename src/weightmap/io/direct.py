@@ -224,7 +224,7 @@ class DirectReader:
             target[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
             at += len(piece)
 
-    def read_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
+    def read_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8], gap: int = 0) -> None:  # noqa: ARG002 - see Source
         """Fill a contiguous array with runs of `length` bytes: see `Source.read_runs`."""
         rows, place = target.reshape(len(starts), length), 0
         while place < len(starts):

@@ -52,9 +52,10 @@ def begin_flush(fd: int, offset: int, size: int) -> None:
     lib.wm_begin_flush(fd, offset, size)
 
 
-def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> int:
+def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8], gap: int = 0) -> int:
     """Fill `target` with runs of `length` bytes of a file, which begin at `starts` in rising order.
 
+    What is not in the page cache comes from the disk with gaps between runs below `gap` bytes, which takes less time.
     Returns how many bytes there were. Raises OSError.
     """
     if len(target) != len(starts) * length or (len(starts) and starts[0] < 0):
@@ -62,7 +63,7 @@ def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[n
     places = as_items("uint64_t[]", np.ascontiguousarray(starts, np.uint64))
     error = ffi.new("int *")
     got: int = lib.wm_read_runs(
-        fd, ffi.cast("uint64_t *", places), len(starts), length, as_output(target, "uint8_t[]"), error
+        fd, ffi.cast("uint64_t *", places), len(starts), length, gap, as_output(target, "uint8_t[]"), error
     )
     if error[0]:
         raise OSError(error[0], os.strerror(error[0]))

@@ -141,7 +141,7 @@ class PartReader:
         step = max(self.chunk // max(length, 1), 1)
         for low in range(0, len(starts), step):
             some = starts[low : low + step]
-            self._reader.read_runs(some, length, target[low * length : (low + len(some)) * length])
+            self._reader.read_runs(some, length, target[low * length : (low + len(some)) * length], self.gap)
             self.note_runs(some, length)
 
     def quantized(self, row: Row, key: Any, name: str, heads: Heads, number: int) -> Any:

@@ -53,7 +53,8 @@ def plan(
     local_rank, local_world : int
         The same among the readers on this machine, which divide the work of `ReadPlan.warm`.
     gap : int
-        Wanted ranges less than this many bytes apart are joined into one read.
+        Wanted ranges less than this many bytes apart are joined into one read. Gaps below it in a tensor, such as
+        between columns, also come from a disk that is not in the page cache, up to eight times what is wanted.
     max_over_read : float, optional
         Ranges are joined as long as the read has at most this many times its wanted bytes; 1.1 when not given. Of a
         model in a store, the ranges of one tensor, such as columns, are then joined wherever less than 512 KiB lie
