@@ -5,8 +5,8 @@
 Ranks of gloo load a model of float32 in shards of safetensors, rows (`Shard(0)`) or columns (`Shard(1)`) of each
 tensor. In each round the readers take turns. Printed for each reader:
 
-* seconds: of the slowest rank, the files in the page cache, or with --cold on the disk; the median of the rounds, and that of the ratios to the
-  time of Hugging Face's reader in the same round;
+* seconds: of the slowest rank, the files in the page cache, or with --cold on the disk; the median of the rounds, and
+  that of the ratios to the time of Hugging Face's reader in the same round;
 * processor: the time of processors of all ranks together, likewise. Other work on the machine changes it less;
 * disk: what a rank alone reads of the disk with an empty page cache, in multiples of the bytes that it wants, the mean
   of all ranks. A page is the least: slices of columns that are shorter than pages read more;
