@@ -122,6 +122,12 @@ def torch_load_file(url, _):
     return wm.torch.load_file(url)
 
 
+def jax_load_file(url, _):
+    """Load arrays of jax."""
+    need("jax")
+    return wm.jax.load_file(url)
+
+
 def sliced(index, url, remote):
     """Read a slice of every tensor by a plan."""
     with wm.plan(url, dict.fromkeys(remote.names, index)) as plan:
@@ -132,6 +138,7 @@ CALLS = {
     "load": lambda url, _: wm.load(url),
     "items": lambda url, _: dict(wm.open(url).items()),
     "torch.load_file": torch_load_file,
+    "jax.load_file": jax_load_file,
     "compat.load_file": lambda url, _: compat.load_file(url),
     "convert": lambda url, remote: wm.convert(url, remote.folder / "new.gguf"),
     "verify": lambda url, _: wm.verify(url),
