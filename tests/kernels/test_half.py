@@ -160,31 +160,6 @@ def read_only(shape):
     return array
 
 
-BAD_OUTS = {
-    "shape": np.empty((5, 4), np.float32),
-    "flat": np.empty(20, np.float32),
-    "dtype": np.empty((4, 5), np.float64),
-    "byte order": np.empty((4, 5), np.dtype(np.float32).newbyteorder("S")),
-    "strides": np.empty((4, 10), np.float32)[:, ::2],
-    "order": np.empty((5, 4), np.float32).T,
-    "read-only": read_only((4, 5)),
-    "address": np.ndarray((4, 5), np.float32, bytearray(100), offset=1),
-}
-
-
-@pytest.mark.parametrize("bad", BAD_OUTS)
-def test_out_that_does_not_fit(kind, bad):
-    """An output of another shape, dtype or layout is a ValueError that says what is expected, and is not written."""
-    convert, _, _, _ = kind
-    out = BAD_OUTS[bad]
-    before = out.tobytes()
-    with pytest.raises(ValueError, match=r"float32 \(4, 5\)"):
-        convert(ALL[:20].reshape(4, 5), out=out)
-    with pytest.raises(ValueError, match=r"float32 \(4, 6\)"):
-        kernels.unpack_f16_pairs(np.ones((4, 3), np.uint32), out=out)
-    assert out.tobytes() == before
-
-
 def test_overlap(kind):
     """An output that shares a byte with the input is a ValueError; side by side they may lie."""
     convert, table, _, _ = kind

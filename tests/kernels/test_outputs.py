@@ -159,29 +159,59 @@ def test_results_do_not_depend_on_old_memory(monkeypatch, corpus, change):
     assert count > 1000
 
 
-@pytest.mark.parametrize("shift", [1, 2, 4, 7])
-def test_kernels_get_aligned_numbers(monkeypatch, corpus, shift):
-    askew, count = [], 0
+@pytest.fixture
+def pointers(monkeypatch):
+    """The types of the numbers to which kernels get pointers, each with whether C may load them there."""
+    found = []
 
     def checked(ctype, *args, **options):
-        nonlocal count
         pointer = ffi.from_buffer(ctype, *args, **options)
         width = ffi.sizeof(ffi.typeof(ctype).item)
         if width > 1:
-            count += 1
-            if int(ffi.cast("uintptr_t", pointer)) % width:
-                askew.append(ctype)
+            found.append((ctype, int(ffi.cast("uintptr_t", pointer)) % width == 0))
         return pointer
 
     for module in kernel_modules():
         monkeypatch.setattr(module, "from_buffer", checked, raising=False)
+    return found
+
+
+@pytest.mark.parametrize("shift", [1, 2, 4, 7])
+def test_kernels_get_aligned_numbers(pointers, corpus, shift):
     for data in corpus.values():
         memory = memoryview(bytes(64 + shift) + data)[64 + shift :]
         with wm.open(memory) as f, np.errstate(all="ignore"):
             for reading in readings(f):
                 outcome(reading)
-    assert askew == []
-    assert count > 1000
+    assert len(pointers) > 1000
+    assert all(aligned for _, aligned in pointers)
+
+
+def odd(array):
+    """The same array, one byte behind where its numbers would be aligned."""
+    array = np.asarray(array)
+    memory = np.empty(array.nbytes + 16, np.uint8)
+    found = np.ndarray(array.shape, array.dtype, memory, 1 - memory.ctypes.data % 8 + 8)
+    found[...] = array
+    assert not found.flags.aligned
+    return found
+
+
+# Public kernels that take arrays of numbers.
+GIVEN = {
+    "fnv1a32_many": lambda a: kernels.fnv1a32_many(b"abcdabc", a(np.array([2, 5], np.uint32))),
+    "f16_to_f32": lambda a: kernels.f16_to_f32(a(MATRIX.astype(np.float16))),
+    "bf16_to_f32": lambda a: kernels.bf16_to_f32(a(MATRIX.astype(np.float16).view(np.uint16))),
+    "unpack_f16_pairs": lambda a: kernels.unpack_f16_pairs(a(MATRIX.view(np.uint32) & np.uint32(0x3C003C00))),
+    "quantize_int4": lambda a: kernels.quantize_int4(a(MATRIX), 32),
+    "quantize_int5": lambda a: kernels.quantize_int5(a(MATRIX), 32),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_inputs_may_lie_anywhere(pointers, name):
+    assert np.array_equal(GIVEN[name](odd), GIVEN[name](np.ascontiguousarray))
+    assert all(aligned for _, aligned in pointers)
 
 
 # ------------------------------------------------------------------------------------------------------ given outputs
@@ -212,6 +242,13 @@ NO_ARRAYS = {
 }
 READ_ONLY = np.zeros(8, np.float32)
 READ_ONLY.flags.writeable = False
+# Kernels store to one layout only; methods convert to any.
+LAYOUTS = {
+    "dtype": np.zeros(8, np.float64),
+    "byte order": np.zeros(8, np.dtype(np.float32).newbyteorder("S")),
+    "strides": np.zeros(16, np.float32)[::2],
+    "address": odd(np.zeros(8, np.float32)),
+}
 WRONG_ARRAYS = {
     "short": np.zeros(7, np.float32),
     "empty": np.zeros(0, np.float32),
@@ -243,6 +280,16 @@ def test_an_array_that_does_not_fit_is_no_output(eight, taking, given):
     with pytest.raises(ValueError, match=r"out|broadcast|read-only"):
         TAKING[taking](WRONG_ARRAYS[given], eight)
     assert WRONG_ARRAYS[given].tobytes() == before
+
+
+@pytest.mark.parametrize("taking", [name for name in TAKING if hasattr(kernels, name.split()[0])])
+@pytest.mark.parametrize("given", LAYOUTS)
+def test_kernels_write_to_one_layout(eight, pointers, taking, given):
+    before = LAYOUTS[given].tobytes()
+    with pytest.raises(ValueError, match=r"expected|contiguous|aligned"):
+        TAKING[taking](LAYOUTS[given], eight)
+    assert LAYOUTS[given].tobytes() == before
+    assert all(aligned for _, aligned in pointers)
 
 
 def test_everything_that_takes_an_output_is_tried():
