@@ -147,16 +147,6 @@ def test_the_table_of_formats_is_that_of_the_builders():
         assert f"\n| {builder.title} | `{builder.suffix}` | yes | {written} | {builder.holds} |\n" in text
 
 
-@pytest.mark.parametrize(
-    "name", ["embed", "larger_than_memory", "moe_pool", "ranks_jax", "ranks_mpi", "versions", "walk_through"]
-)
-def test_an_example_without_arguments_says_what_it_takes(name):
-    path = ROOT / "examples" / f"{name}.py"
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"{path.read_text(encoding='utf-8').splitlines()[0][3:]}\n")
-
-
 @pytest.mark.skipif(sys.maxsize < 1 << 40, reason="an address space of 64 bits")
 def test_forty_gib_open_without_that_much_memory(tmp_path):
     command = [sys.executable, str(ROOT / "examples" / "larger_than_memory.py"), str(tmp_path)]
