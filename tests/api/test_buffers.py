@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from tests.support import run_child
 
-from weightmap import kernels
 from weightmap.io import buffers
 from weightmap.kernels._rooms import room
 
@@ -116,8 +115,3 @@ def test_a_fresh_buffer_is_not_touched():
     view = buffers.room(64 << 20)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000
     assert len(view) == 64 << 20
-
-
-def test_a_buffer_of_no_size():
-    with pytest.raises(TypeError):
-        kernels.new_buffer("1")

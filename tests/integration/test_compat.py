@@ -227,26 +227,6 @@ def test_types_below_a_byte_are_bytes(tmp_path, code, nbytes):
     assert {name: array.tobytes() for name, array in compat.load_file(path).items()} == {"x": data, "y": b"\0\1\2"}
 
 
-@pytest.mark.parametrize("scheme", ["int4_block", "int8", "adaptive"])
-def test_slices_of_quantised_tensors(tmp_path, scheme):
-    values = RNG.standard_normal((6, 64)).astype(np.float32)
-    wm.save(tmp_path / "q.amb", {"w": wm.quantize(values, scheme)})
-    with wm.open(tmp_path / "q.amb") as file:
-        expected = np.asarray(file["w"])
-    with compat.safe_open(tmp_path / "q.amb", "np") as file:
-        np.testing.assert_array_equal(file.get_tensor("w"), expected)
-        for index in (
-            np.s_[2:4, ::3],
-            np.s_[1],
-            np.s_[..., 5],
-            np.s_[::-2],
-            np.s_[[5, 0]],
-            np.s_[2, 3],
-            np.s_[None, 1],
-        ):
-            np.testing.assert_array_equal(file.get_slice("w")[index], expected[index], strict=True)
-
-
 def test_values_that_are_no_arrays_are_refused_before_writing(tmp_path):
     with pytest.raises(wm.errors.EncodeError, match="wrong"):
         compat.save_file({"wrong": [1, 2]}, tmp_path / "x.safetensors")

@@ -6,10 +6,8 @@ import mmap
 import os
 import pickle
 import random
-import shutil
 import subprocess
 import sys
-import sysconfig
 import zlib
 from pathlib import Path
 
@@ -197,42 +195,6 @@ def test_no_threads_to_be_had():
     env = os.environ | {"PYTHONPATH": SOURCES}
     done = subprocess.run([sys.executable, "-c", NO_THREADS], check=True, capture_output=True, text=True, env=env)
     assert done.stdout == "True\n"
-
-
-COUNTING = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <pthread.h>
-int started;
-int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*function)(void *), void *context) {
-    int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-    *(void **)&create = dlsym(RTLD_NEXT, "pthread_create");
-    started++;
-    return create(thread, how, function, context);
-}
-"""
-STARTED = """
-import ctypes
-from weightmap import kernels
-
-started = ctypes.c_int.in_dll(ctypes.CDLL(None), "started")
-for mebibytes, threads in ((8, 1), (7, 2), (8, 2), (8, 4), (16, 4)):
-    started.value = 0
-    kernels.crc32(bytes(mebibytes << 20), threads=threads)
-    print(started.value)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="replaces a function as Linux does")
-def test_a_thread_has_four_mebibytes(tmp_path):
-    """Less would take two threads longer than one: starting one takes as long as summing some of them."""
-    compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
-    (tmp_path / "counting.c").write_text(COUNTING)
-    library = tmp_path / "counting.so"
-    subprocess.run([compiler, "-shared", "-fPIC", tmp_path / "counting.c", "-o", library, "-ldl"], check=True)
-    env = os.environ | {"PYTHONPATH": SOURCES, "LD_PRELOAD": str(library)}
-    done = subprocess.run([sys.executable, "-c", STARTED], check=True, capture_output=True, text=True, env=env)
-    assert done.stdout.split() == ["0", "0", "1", "1", "3"]
 
 
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
