@@ -66,7 +66,7 @@ def _run(argv: list[str]) -> int:
     """Run one command and report the error that ends it, if any."""
     verifies, args = False, None
     try:
-        args = build_parser().parse_args(argv)
+        args = build_parser(argv).parse_args(argv)
         verifies = getattr(args, "verify", False)
         _check_environment()
         status: int = args.run(args)

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import __version__
-from weightmap.cli import completions, executing, show
+from weightmap.cli import executing, show
 from weightmap.cli.outcome import UsageError
 from weightmap.dtypes import FLOATING, SHORT
 from weightmap.formats import FORMATS
@@ -24,9 +24,9 @@ from weightmap.quant.quantizing import SCHEMES
 from weightmap.words.importers import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    _Command = Callable[..., argparse.ArgumentParser]
+    _Command = Callable[..., Any]
 
 _VERIFY = (
     "Every file is read to its end, even after one has failed. In a file without checksums, changed values of tensors "
@@ -51,8 +51,19 @@ exit status:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser; ``args.run`` is the function of the command."""
+def build_parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser; ``args.run`` is the function of the command.
+
+    Where the arguments name a command, the parser has that one alone: the others' arguments take longer to build than
+    many commands to run.
+    """
+    asked = next((argument for argument in argv if not argument.startswith("-")), None)
+    parser, commands = _built(asked)
+    return parser if asked in commands else _built(None)[0]
+
+
+def _built(asked: str | None) -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """Return the parser with one command, or with all, and its commands."""
     parser = _Parser(
         prog="weightmap",
         description="Look into, check, convert and compare files of tensors, opened in place.",
@@ -64,7 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=lambda _: parser.error("which command?"))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def command(name: str, module: str | None, summary: str, details: str = "") -> argparse.ArgumentParser:
+    def command(name: str, module: str | None, summary: str, details: str = "") -> Any:
+        if asked is not None and name != asked:
+            return _Left()
         sub = subparsers.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(), allow_abbrev=False
         )
@@ -77,6 +90,25 @@ def build_parser() -> argparse.ArgumentParser:
     _add_versions(command)
     _add_memory(command)
     _add_lookups(command)
+    if asked is None:
+        _add_help(command, parser, subparsers)
+    return parser, subparsers.choices
+
+
+class _Left:
+    """Stands for the parser of a command that is not asked for, and takes its arguments for nothing."""
+
+    def __getattr__(self, _: str) -> Callable[..., _Left]:
+        return self._itself
+
+    def _itself(self, *_: Any, **__: Any) -> _Left:
+        return self
+
+
+def _add_help(command: _Command, parser: argparse.ArgumentParser, subparsers: Any) -> None:
+    """Add the commands about commands, which need all others."""
+    from weightmap.cli import completions  # noqa: PLC0415 - 2 ms
+
     sub = command(
         "completions",
         None,
@@ -90,7 +122,6 @@ def build_parser() -> argparse.ArgumentParser:
         run=lambda args: parser.parse_args(["--help"] if args.about is None else [args.about, "--help"]).run(args)
     )
     sub.add_argument("about", metavar="COMMAND", nargs="?", choices=subparsers.choices)
-    return parser
 
 
 def _add_readers(command: _Command) -> None:
