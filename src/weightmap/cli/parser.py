@@ -107,7 +107,7 @@ class _Left:
 
 def _add_help(command: _Command, parser: argparse.ArgumentParser, subparsers: Any) -> None:
     """Add the commands about commands, which need all others."""
-    from weightmap.cli import completions  # noqa: PLC0415 - 2 ms
+    from weightmap.cli import completions  # 2 ms
 
     sub = command(
         "completions",
