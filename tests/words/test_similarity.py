@@ -54,16 +54,6 @@ def test_similar_words_of_finalfusion():
 
 
 @needs_upstream
-def test_similarities_of_finalfusion_are_dot_products_of_its_unit_vectors():
-    """Where rows are unit vectors the cosines are, but for rounding, the dot products that finalfusion-python gives."""
-    with wm.open(UPSTREAM / "similarity.fifu") as f:
-        e, matrix = f.embeddings, f["embeddings"]
-        dots = matrix @ e["Berlin"]
-        for word, cosine in e.most_similar("Berlin", 40):
-            assert abs(cosine - dots[f.vocab.index(word)]) < 1e-6
-
-
-@needs_upstream
 def test_analogies_of_finalfusion():
     with wm.open(UPSTREAM / "simple_vocab.fifu") as f:
         e = f.embeddings
