@@ -76,32 +76,17 @@ except ImportError as error: print(type(error).__name__, error)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "metadata", "header"),
+    ("tensors", "metadata"),
     [
-        (
-            {"test": np.zeros((2, 2), np.int32)},
-            None,
-            b'{"test":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]}}   ',
-        ),
-        (
-            {"test1": np.zeros((2, 2), ">i4")},
-            {"framework": "pt"},
-            b'{"__metadata__":{"framework":"pt"},"test1":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]}} ',
-        ),
-        (
-            {"b": np.zeros((2, 2), np.float16), "a": np.zeros((2, 2), np.int32)},
-            None,
-            b'{"a":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"F16","shape":[2,2],"data_offsets":[16,24]}}',
-        ),
+        ({"test": np.zeros((2, 2), np.int32)}, None),
+        ({"test1": np.zeros((2, 2), ">i4")}, {"framework": "pt"}),
+        ({"b": np.zeros((2, 2), np.float16), "a": np.zeros((2, 2), np.int32)}, None),
     ],
     ids=["plain", "big-endian with metadata", "sorted by size of the type"],
 )
-def test_saving_to_bytes_gives_the_bytes_of_safetensors(tmp_path, tensors, metadata, header):
+def test_saving_to_bytes_gives_the_bytes_of_safetensors(tmp_path, tensors, metadata):
     content = ours.save(tensors, metadata)
     assert type(content) is bytes
-    length = int.from_bytes(content[:8], "little")
-    assert length % 8 == 0
-    assert content[8 : 8 + length].rstrip() == header.rstrip()
     native = {name: array.astype(array.dtype.newbyteorder("=")) for name, array in tensors.items()}
     assert content == theirs.save(native, metadata) == theirs.save(dict(reversed(native.items())), metadata)
     ours.save_file(tensors, tmp_path / "m", metadata)
