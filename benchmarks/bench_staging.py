@@ -6,6 +6,7 @@ threads.
 
 import mmap
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -59,7 +60,8 @@ def model(tmp_path_factory, smoke):
             wm.save(path, {f"layers.{i}.weight": values + i for i in range(2 if smoke else MEBIBYTES // 32)})
         return path
 
-    return write
+    yield write
+    shutil.rmtree(folder)
 
 
 def weightmap(model, suffix, threads, *, verify=False):
@@ -82,13 +84,12 @@ def preads(model, threads):
     for slot in slots:
         slot.madvise(mmap.MADV_HUGEPAGE)
         slot[:] = bytes(SLOT)
-    file = os.open(path, os.O_RDONLY)
-    pool = ThreadPoolExecutor(threads)
+    file, pool = path.open("rb", buffering=0), ThreadPoolExecutor(threads)
 
     def read(first):
         for at in range(first * READ, size, threads * READ):
             to = at % (SLOTS * SLOT)
-            os.preadv(file, [memoryview(slots[to // SLOT])[to % SLOT : to % SLOT + READ]], at)
+            os.preadv(file.fileno(), [memoryview(slots[to // SLOT])[to % SLOT : to % SLOT + READ]], at)
 
     return Timed((lambda: read(0)) if threads == 1 else lambda: list(pool.map(read, range(threads))))
 

@@ -450,8 +450,8 @@ int64_t wm_file_system(int fd);
 /* Lets the disk begin to write size bytes from `offset` on of a file, without waiting for it: a hint, on Linux alone. */
 void wm_begin_flush(int fd, uint64_t offset, uint64_t size);
 /* Reads n runs of `length` bytes each from a file, which begin at starts[i] in rising order, one after another into out. The
- * kernel is asked for their pages ahead, and for those of less than `gap` bytes between them, which on a disk takes less time. Returns the bytes read: fewer where the file ends, and with an errno in *error where it cannot be read (ENOSYS without
- * pread). */
+ * kernel is asked for their pages ahead, and for those of less than `gap` bytes between them, which on a disk takes less time.
+ * Returns the bytes read: fewer where the file ends, and with an errno in *error where it cannot be read (ENOSYS without pread). */
 uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint64_t gap, uint8_t *out, int *error);
 /* Bytes of a page of memory. */
 uint64_t wm_page_size(void);

@@ -142,11 +142,9 @@ TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uin
     const uint64_t at = w->which ? w->which[b] : b;
     const float s = w->scales[at] * (w->numbers == WM_E4M3 ? 256 : 1), z = w->zeros ? w->zeros[at] : 0;
     if (!is_finite(s) || !is_finite(z) || (w->numbers == WM_E4M3 && w->zeros)) return 0;
-    if (w->numbers == WM_E4M3 && w->type == AS_BFLOAT16 && fabsf(s) > 0x1p-100f && fabsf(s) < 0x1p100f)
-        return shift_exponents(codes, n, table, out, streaming);
-    if (w->numbers == WM_E4M3)
-        return w->type == AS_FLOAT16 ? scale_codes(codes, n, s, z, table, WM_E4M3, AS_FLOAT16, out, streaming)
-                                     : scale_codes(codes, n, s, z, table, WM_E4M3, AS_BFLOAT16, out, streaming);
+    if (w->numbers == WM_E4M3 && w->type == AS_BFLOAT16)
+        return fabsf(s) > 0x1p-100f && fabsf(s) < 0x1p100f ? shift_exponents(codes, n, table, out, streaming) : 0;
+    if (w->numbers == WM_E4M3) return scale_codes(codes, n, s, z, table, WM_E4M3, AS_FLOAT16, out, streaming);
     return w->type == AS_FLOAT16 ? scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_FLOAT16, out, streaming)
                                  : scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_BFLOAT16, out, streaming);
 }

@@ -285,7 +285,7 @@ def test_connections_that_break(fault, broken, caplog):
 
 # -------------------------------------------------------------------------------------------------------- command line
 def test_verify_and_convert_take_little_memory(environment, endpoint, tmp_path):
-    """A model of 256 MiB is verified and converted in 128 MiB of requests, and what obstore and allocators hold besides."""
+    """Of 256 MiB, 128 are requested at a time; the bound has room for what obstore and allocators hold besides."""
     path = tmp_path / "large.safetensors"
     wm.save(path, {f"w{i}": np.full((1 << 24,), i, np.float32) for i in range(4)}, durable=False)
     obstore.put(bucket(endpoint), "large.safetensors", path)

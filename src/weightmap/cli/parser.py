@@ -26,7 +26,7 @@ from weightmap.words.importers import NAMES
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    _Command = Callable[..., Any]
+    _Command = Callable[..., argparse.ArgumentParser]
 
 _VERIFY = (
     "Every file is read to its end, even after one has failed. In a file without checksums, changed values of tensors "
@@ -75,9 +75,9 @@ def _built(asked: str | None) -> tuple[argparse.ArgumentParser, Collection[str]]
     parser.set_defaults(run=lambda _: parser.error("which command?"))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def command(name: str, module: str | None, summary: str, details: str = "") -> Any:
+    def command(name: str, module: str | None, summary: str, details: str = "") -> argparse.ArgumentParser:
         if asked is not None and name != asked:
-            return _Left()
+            return _Left()  # type: ignore[return-value]
         sub = subparsers.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(), allow_abbrev=False
         )

@@ -153,8 +153,9 @@ def convert(
         Verify the source first, as `TensorFile.verify` does; that reads it once more. Otherwise checksums of tensors
         are ignored, and the target gets new ones: damage then looks sound. Words of other programs have no checksums.
     overwrite : bool
-        Replace an existing file. False raises a TargetError instead, also for a file that appears meanwhile. Never
-        replaced are a sharded model, and files in the place of those that go along.
+        Replace an existing file. False raises a TargetError instead, also for a file that appears meanwhile, or in a
+        store for an object up to 32 MiB; for a larger one the store is asked just before it is written. Never replaced
+        are a sharded model, and files in the place of those that go along.
     run : Run, optional
         How the shards of a model are distributed: to an executor or to ranks, with a manifest of finished ones.
     threads : int, optional

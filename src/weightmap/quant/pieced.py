@@ -146,7 +146,10 @@ class Coding:
         raise NotImplementedError
 
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
-        """Return rows `first` to `last`, given the parts of the pieces that `cut` selects."""
+        """Return rows `first` to `last`, given the parts of the pieces that `cut` selects.
+
+        A coding has this method, or `coded` for all rows.
+        """
         return self.rows(pieces, first, last, np.dtype(np.float32))
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:  # noqa: ARG002 - most have none

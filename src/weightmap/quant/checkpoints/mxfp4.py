@@ -8,7 +8,7 @@ import numpy as np
 
 from weightmap.kernels import late
 from weightmap.quant.checkpoints import EXPONENTS, Group, Method
-from weightmap.quant.pieced import E2M1, E8M0, Coding, low_first, to_float32
+from weightmap.quant.pieced import E2M1, E8M0, Codes, Coding, low_first, to_float32
 from weightmap.quant.repacking import exponents_fit, float_blocks
 
 if TYPE_CHECKING:
@@ -59,10 +59,7 @@ class ExpertsCoding(Coding):
         _, columns, rows = self.shape
         made = np.empty((rows, columns), dtype)
         for expert, blocks, exponents in zip(target, pieces["blocks"], pieces["scales"], strict=True):
-            codes, which = np.ascontiguousarray(blocks), np.ascontiguousarray(exponents).view(np.uint8)
-            late.look_up(
-                codes.reshape(rows, -1), 4, E2M1, E8M0, made, height=1, width=_WIDTH, which=which, threads=threads
-            )
+            Codes(blocks, 4, E2M1, E8M0, 1, _WIDTH, which=exponents.view(np.uint8)).decode(made, threads)
             expert[...] = made.T
         return target
 
