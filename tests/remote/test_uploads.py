@@ -143,10 +143,12 @@ def test_two_writers_of_one_model(store):
     assert store.objects == before
 
 
-@pytest.mark.parametrize("whole", [32 << 20, 0], ids=["small", "large"])
-def test_one_object_is_new_if_it_is_to_be(whole, store, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("whole", "parts"), [(32 << 20, 9000), (0, 9000), (0, 1)], ids=["small", "large", "huge"])
+def test_one_object_is_new_if_it_is_to_be(whole, parts, store, tmp_path, monkeypatch):
     """With ``overwrite=False``, whatever its size: one that appears while it is made stays."""
     monkeypatch.setattr(fetching, "_WHOLE", whole)
+    monkeypatch.setattr(fetching, "_PARTS", parts)
+    monkeypatch.setattr(fetching, "_PART", 5 << 20 if parts > 1 else 1)  # else of a stated size
     wm.save(tmp_path / "m.safetensors", TENSORS)
     for key in ("a/m.gguf", "a/n.gguf"):
         wm.convert(tmp_path / "m.safetensors", at(store, key), overwrite=False)

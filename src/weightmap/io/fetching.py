@@ -438,7 +438,7 @@ class Access:
         options: dict[str, Any] = {"mode": "create"} if new and size <= _WHOLE else {}
         if size > _PARTS * _PART:  # an upload has at most 10,000 parts, and obstore makes them of 5 MiB
             options["chunk_size"] = -(-size // _PARTS)
-        if new and not options and await self._exists(key):
+        if new and "mode" not in options and await self._exists(key):
             raise StoreError("exists", _KINDS["AlreadyExistsError"][1])
         for attempt in range(1, ATTEMPTS + 1):
             try:
