@@ -93,7 +93,7 @@ CASES = {
     "by an executor": (shards, (1024, 1), EXECUTOR, 128 + 16),
     "int8 passes": (partial(quantised, code=amb.INT8), (2**15, 2**9), PASS, 24),
     "int4 passes": (partial(quantised, code=amb.INT4BLOCK), (2**15, 2**9), PASS, 24),
-    "words": (words, (1000, 1), WORDS, 48),
+    "words": (words, (1000, 1), WORDS, 40),
 }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,46 @@ def test_five_hundred_kills(to_and_fro, tmp_path):
             shutil.rmtree(tmp_path)
             tmp_path.mkdir()
     assert kills >= 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 9])
+def test_kills_at_random_moments(to_and_fro, shards):
+    """By SIGKILL, wherever the pull is, and often the one that mends after a kill; ``WEIGHTMAP_KILLS=500`` for many."""
+    seed, kills = random.SystemRandom().randrange(1 << 32), int(os.environ.get("WEIGHTMAP_KILLS", "40"))
+    sys.stdout.write(f"seed {seed}\n")
+    rng = random.Random(seed)
+    folder, source, states = to_and_fro(shards)
+    version, most, killed, away, ever_in_place = 1, 0.05, 0, 0, False
+    while killed < kills // 2:
+        in_place, threads, told = rng.random() < 0.5, rng.choice((1, 2)), os.pipe()
+        ever_in_place |= in_place
+        child = os.fork()
+        if not child:
+            os.write(told[1], b"1")
+            how = 1
+            try:
+                deltas.pull(folder, source, version=version, in_place=in_place, threads=threads)
+                how = 0
+            finally:
+                os._exit(how)
+        os.read(told[0], 1)
+        time.sleep(rng.uniform(0, most))
+        os.kill(child, signal.SIGKILL)
+        how = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for end in told:
+            os.close(end)
+        assert how in (0, -signal.SIGKILL), how
+        # About as many are killed as come to their end, so that no moment of a pull is spared.
+        most *= 1.1 if how else 0.9
+        killed += how != 0
+        away += is_away(folder, states, (version - 1, version), in_place=ever_in_place)
+        if not how or rng.random() < 0.5:
+            check_next(folder, source, states, version)
+            version, ever_in_place = 3 - version, False
+            if version == 1:
+                begin(folder, 0)
+    sys.stdout.write(f"{killed} killed, the model away after {away}\n")
 
 
 @pytest.mark.parametrize("in_place", [False, True])
