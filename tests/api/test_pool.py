@@ -283,9 +283,9 @@ def test_an_array_that_is_kept_is_not_read_over(model):
         np.testing.assert_array_equal(kept, rows(NAMES[0]))
 
 
-HELD = """before, rng = anonymous(), np.random.default_rng(0)
+HELD = """rng = np.random.default_rng(0)
     with wm.open(source) as file, file.pool(4 << 20, direct=True) as pool:
-        names = list(file)
+        before, names = anonymous(), list(file)
         for number in rng.integers(0, len(names), 400).tolist():
             pool.prefetch([names[number - 1], names[number - 2]])
             with pool.hold(names[number]) as array:
