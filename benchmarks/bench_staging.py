@@ -84,14 +84,20 @@ def preads(model, threads):
     for slot in slots:
         slot.madvise(mmap.MADV_HUGEPAGE)
         slot[:] = bytes(SLOT)
-    file, pool = path.open("rb", buffering=0), ThreadPoolExecutor(threads)
 
-    def read(first):
+    def read(file, first):
         for at in range(first * READ, size, threads * READ):
             to = at % (SLOTS * SLOT)
-            os.preadv(file.fileno(), [memoryview(slots[to // SLOT])[to % SLOT : to % SLOT + READ]], at)
+            os.preadv(file, [memoryview(slots[to // SLOT])[to % SLOT : to % SLOT + READ]], at)
 
-    return Timed((lambda: read(0)) if threads == 1 else lambda: list(pool.map(read, range(threads))))
+    def call():
+        with path.open("rb", buffering=0) as file, ThreadPoolExecutor(threads) as pool:
+            if threads == 1:
+                read(file.fileno(), 0)
+            else:
+                list(pool.map(partial(read, file.fileno()), range(threads)))
+
+    return Timed(call)
 
 
 GROUPS = {

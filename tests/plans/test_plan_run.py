@@ -374,7 +374,7 @@ def test_gaps_between_runs_come_from_a_disk_too(kind, times, disk, monkeypatch):
     """Up to `gap` bytes, which take less time than to find each run; not over a network."""
     rows, width = 600, 8 * PAGE // 4
     path = put(disk / "m.safetensors", safe.build({"w": normal((rows, width))}))
-    monkeypatch.setattr("weightmap.io.source.file_system_of", lambda _: FileSystem("some", kind))
+    monkeypatch.setattr("weightmap.plans.part.file_system_of", lambda _: FileSystem("some", kind))
     with wm.open(path, advise="random") as f:
         f.release()
         before = f.residency("w")["w"].resident

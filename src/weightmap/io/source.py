@@ -54,7 +54,6 @@ _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPE
 # Bits of st_mode for the kind of file
 _KIND = 0o170000
 # Imported late: few handles need these.
-file_system_of: Callable[..., Any] = later("weightmap.io.filesystem", "file_system_of")
 is_sealed: Callable[..., Any] = later("weightmap.io.sealed", "is_sealed")
 seal: Callable[..., Any] = later("weightmap.io.sealed", "seal")
 room: Callable[..., Any] = later("weightmap.io.buffers", "room")
@@ -278,7 +277,7 @@ class Source:
     def read_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8], gap: int = 0) -> None:
         """Fill a contiguous array with runs of `length` bytes, which begin at `starts` in rising order.
 
-        A disk here reads gaps below `gap` bytes between them too, which takes less time.
+        Gaps below `gap` bytes between them come from the disk too, which takes less time.
         """
         file = self._opened()
         if file is None or os.name == "nt":
@@ -286,7 +285,7 @@ class Source:
                 self.read_into(start, target[number * length : (number + 1) * length])
             return
         try:
-            got = late.read_runs(file, starts, length, target, 0 if file_system_of(self).is_remote else gap)
+            got = late.read_runs(file, starts, length, target, gap)
         except OSError as error:
             raise self._named(error) from None
         if got < len(target):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.io.direct import DirectReader
+from weightmap.io.filesystem import file_system_of
 from weightmap.kernels import late
 from weightmap.plans.indices import arranged, runs_of
 from weightmap.plans.wants import ranges_of
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.row import Row
-    from weightmap.io.direct import DirectReader
     from weightmap.io.source import Source
     from weightmap.plans.indices import Axis
     from weightmap.quant.places import Heads
@@ -137,11 +138,13 @@ class PartReader:
                 row[:] = octets[start : start + part.length]
 
     def _apart(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
-        """Read runs that are no neighbours, and nothing between them, about a chunk at a time."""
+        """Read runs that are no neighbours, about a chunk at a time; what lies between them stays on a network."""
+        reader = self._reader
+        gap = 0 if isinstance(reader, DirectReader) or file_system_of(reader).is_remote else self.gap
         step = max(self.chunk // max(length, 1), 1)
         for low in range(0, len(starts), step):
             some = starts[low : low + step]
-            self._reader.read_runs(some, length, target[low * length : (low + len(some)) * length], self.gap)
+            reader.read_runs(some, length, target[low * length : (low + len(some)) * length], gap)
             self.note_runs(some, length)
 
     def quantized(self, row: Row, key: Any, name: str, heads: Heads, number: int) -> Any:
