@@ -345,7 +345,8 @@ def test_a_swap_at_any_step_hands_out_no_other_bytes(tmp_path, monkeypatch, use,
                     (model / "new").write_bytes(raw)
                     (model / "new").replace(own)
                 else:
-                    own.write_bytes(raw)
+                    with own.open("r+b") as file:  # never shorter: another thread may be reading it
+                        file.write(raw)
 
         steps = Steps(at, swapped)
         with monkeypatch.context() as patched:
