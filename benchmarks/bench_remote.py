@@ -63,10 +63,12 @@ class Remote:
         return body
 
     def clock(self, delay, call):
-        """Return a clock of a call, with the requests and bytes of one."""
+        """Return a clock of a call, with the requests and bytes of one. What it writes is removed before each call."""
+        new = self.folder / "new.gguf"
         self.ask(delay, "/counts")
         call()
-        return Timed(call, **json.loads(bytes(self.ask(delay, "/counts"))))
+        counts = json.loads(bytes(self.ask(delay, "/counts")))
+        return Timed(lambda _: call(), lambda: new.unlink(missing_ok=True), **counts)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The options for distributing the files of a model: to Dask's workers, or to ranks."""
+"""How the files of a model are distributed: to Dask's workers, or to ranks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,6 @@ from weightmap.errors import MissingDependencyError
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options to a command."""
-    group = parser.add_argument_group("models in several files")
-    group.add_argument("--dask", metavar="ADDRESS", help="run on the workers of a Dask scheduler, tcp://HOST:PORT")
-    group.add_argument("--rank", type=int, metavar="R", help="do every N-th file, from number R on (0 to N - 1)")
-    group.add_argument("--world-size", type=int, metavar="N", help="the number of ranks, which share a file system")
-    group.add_argument("--manifest", metavar="FILE", help="record finished files, and skip them when started again")
-    group.add_argument("--keep-going", action="store_true", help="go on after an error, and report all of them")
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
@@ -16,7 +16,6 @@ from weightmap.cli.outcome import OK, UsageError, error_document, failed, reason
 from weightmap.errors import QuantError, TensorFileError, counted, quoted
 from weightmap.globs import takes
 from weightmap.lazy import later
-from weightmap.model.modules import module_tree, separator
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import dense_rows, warnings_of
 
@@ -34,6 +33,9 @@ as_parameters: Callable[..., Any] = later("weightmap.model.weights", "as_paramet
 storage_of: Callable[..., Any] = later("weightmap.model.weights", "storage_of")
 stored_rows: Callable[..., Any] = later("weightmap.model.weights", "stored_rows")
 weight_of: Callable[..., Any] = later("weightmap.model.weights", "weight_of")
+# Only a terminal shows the tree.
+module_tree: Callable[..., Any] = later("weightmap.model.modules", "module_tree")
+separator: Callable[..., Any] = later("weightmap.model.modules", "separator")
 
 # Most lines per module in the tree
 _MOST_LINES = 64
@@ -266,7 +268,7 @@ def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
         start = time.perf_counter()
         document: dict[str, object] = {"path": path}
         try:
-            with show.progress_bar(f"verify {Path(path).name}") as progress:
+            with show.progress_bar(f"verify {os.path.basename(os.path.normpath(path))}") as progress:
                 report = wm.verify(
                     path,
                     strict=not args.lenient,

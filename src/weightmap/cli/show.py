@@ -8,17 +8,17 @@ draws the progress bars, gets no markup, so a file called ``[red]`` is called th
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import TextIO
 
 from weightmap.errors import escape
+from weightmap.lazy import later
 
 _SCHEMA = 1
+# 3 ms with what it imports, and most commands print none.
+_dumps: Callable[..., str] = later("json", "dumps")
 
 # Characters of the widest column; names in messages are cut at the same length (`weightmap.errors.quoted`).
 _WIDEST = 200
@@ -51,7 +51,7 @@ def cell(item: object) -> str:
 
 def value(item: object) -> str:
     """Return a metadata value on one cleaned line: strings as they are, anything else as JSON."""
-    return clean(item if isinstance(item, str) else json.dumps(_plain(item), ensure_ascii=False))
+    return clean(item if isinstance(item, str) else _dumps(_plain(item), ensure_ascii=False))
 
 
 def some(item: object, most: int = 6) -> tuple[str, int | None]:
@@ -120,7 +120,7 @@ def shape(dimensions: tuple[int, ...]) -> str:
 
 def emit_json(value: Mapping[str, object]) -> None:
     """Print one JSON document with the number of its schema, in printable ASCII that any strict parser takes."""
-    text = json.dumps(_plain({"schema": _SCHEMA, **value}), indent=2, allow_nan=False)
+    text = _dumps(_plain({"schema": _SCHEMA, **value}), indent=2, allow_nan=False)
     # The json module escapes every control character but this one, and everything outside ASCII.
     emit(text.replace("\x7f", "\\u007f"))
 
@@ -162,11 +162,15 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
 
     It is None unless standard error is a terminal and rich is installed.
     """
-    if not sys.stderr.isatty() or find_spec("rich") is None:
+    if not sys.stderr.isatty():
         yield None
         return
-    from rich import progress as bars
-    from rich.console import Console
+    try:
+        from rich import progress as bars
+        from rich.console import Console
+    except ImportError:
+        yield None
+        return
 
     console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
     text = shorten(clean(label), 40).encode(console.encoding, "backslashreplace").decode(console.encoding)
@@ -191,6 +195,8 @@ def _width(text: str) -> int:
     """Return how many terminal cells a string takes: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 

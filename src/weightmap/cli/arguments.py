@@ -1,0 +1,66 @@
+"""Arguments that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from weightmap.cli.outcome import UsageError
+
+
+class Offered(tuple[str, ...]):
+    """Values that completions offer. The command refuses others itself: it knows more about them."""
+
+    __slots__ = ()
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def add_weights(sub: argparse.ArgumentParser, verb: str) -> None:
+    """Add the option for the parameters of quantised checkpoints."""
+    about = f"{verb} the parameters of a quantised checkpoint (AWQ, GPTQ, FP8 ...), not the tensors that store them"
+    sub.add_argument("--weights", action="store_true", help=about)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1), also of an error')
+
+
+def add_lenient(parser: argparse.ArgumentParser) -> None:
+    """Add ``--lenient``."""
+    parser.add_argument("--lenient", action="store_true", help="tolerate harmless defects, such as trailing bytes")
+
+
+def add_threads(parser: argparse.ArgumentParser, default: str = "one for each CPU") -> None:
+    """Add ``--threads``."""
+    parser.add_argument("--threads", type=_threads, metavar="N", help=f"use at most N threads (default: {default})")
+
+
+def add_distribution(parser: argparse.ArgumentParser) -> None:
+    """Add the options by which the files of a model are distributed."""
+    group = parser.add_argument_group("models in several files")
+    group.add_argument("--dask", metavar="ADDRESS", help="run on the workers of a Dask scheduler, tcp://HOST:PORT")
+    group.add_argument("--rank", type=int, metavar="R", help="do every N-th file, from number R on (0 to N - 1)")
+    group.add_argument("--world-size", type=int, metavar="N", help="the number of ranks, which share a file system")
+    group.add_argument("--manifest", metavar="FILE", help="record finished files, and skip them when started again")
+    group.add_argument("--keep-going", action="store_true", help="go on after an error, and report all of them")
+
+
+def text(given: str) -> str:
+    """Return a name of a tensor or a word, which are UTF-8 in files: an argument is text of the system's encoding."""
+    try:
+        return os.fsencode(given).decode("utf-8", "surrogateescape")
+    except UnicodeError:  # not from a command line: passed by a caller of `main`
+        return given
+
+
+def _threads(given: str) -> int:
+    try:
+        threads = int(given)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid int value: {given!r}") from None
+    if threads < 1:
+        raise UsageError(f"--threads is {threads}, expected 1 or more")
+    return threads
