@@ -8,6 +8,15 @@
  * computed once; and the codes of a tile are turned, so that RUN codes of an output lie together and are looked up like those of
  * lookup.h. Otherwise values are computed for a column, LANES outputs together, and halves are turned.
  *
+ * A core writes to memory at its own pace, and waits when it has stored too many lines at once. So up to RUNS runs, a batch, are looked
+ * up in STEPS steps, ROWS outputs each, and after each output some of the turning of the next batch is done, and its table is made:
+ *
+ *     lines of words     AHEAD columns behind run r + 1 are prefetched; AWQ's, whose distance lets them meet in few places of a cache,
+ *                        are read once, COPIED columns behind it, and lie together from then on
+ *     run r + 1          the first half of its turning
+ *     run r              the other half: an output has 16 bytes of codes
+ *     a batch before it  is looked up
+ *
  * A file includes lookup.h before this one. It defines, where it has registers of more than 16 bytes, TURNED as their bytes, and
  * turned, load_turned, store_turned, interleave and pair_nibbles as below: these work on each 16 bytes alone.
  */
@@ -44,9 +53,24 @@ WM_INLINE lane interleave_lanes(lane a, lane b, int bytes, int upper) {
     default: return INTERLEAVED(a, b, upper, u64);
     }
 }
+#else
+typedef struct {
+    uint8_t byte[16];
+} lane;
+WM_INLINE lane load_lane(const uint8_t *from) {
+    lane a;
+    memcpy(&a, from, sizeof a);
+    return a;
+}
+WM_INLINE void store_lane(uint8_t *to, lane a) { memcpy(to, &a, sizeof a); }
+WM_INLINE lane interleave_lanes(lane a, lane b, int bytes, int upper) {
+    lane found;
+    for (int i = 0; i < 16; i++) found.byte[i] = (i / bytes % 2 ? b : a).byte[8 * upper + i / (2 * bytes) * bytes + i % bytes];
+    return found;
+}
 #endif
 
-#if !defined(TURNED) && (WM_X86 || WM_ARM)
+#if !defined(TURNED)
 #define TURNED 16
 typedef lane turned;
 WM_INLINE turned load_turned(const uint8_t *from) { return load_lane(from); }
@@ -58,127 +82,189 @@ WM_INLINE turned pair_nibbles(turned a, turned b, int high) {
     const __m128i low = _mm_set1_epi8(15), upper = _mm_set1_epi8((char)0xF0);
     return high ? _mm_or_si128(_mm_and_si128(_mm_srli_epi16(a, 4), low), _mm_and_si128(b, upper))
                 : _mm_or_si128(_mm_and_si128(a, low), _mm_and_si128(_mm_slli_epi16(b, 4), upper));
-#else
+#elif WM_ARM
     return high ? vsriq_n_u8(b, a, 4) : vsliq_n_u8(a, b, 4);
+#else
+    for (int i = 0; i < 16; i++)
+        a.byte[i] = (uint8_t)(high ? a.byte[i] >> 4 | (b.byte[i] & 0xF0) : (a.byte[i] & 15) | b.byte[i] << 4);
+    return a;
 #endif
 }
 #endif
 
-/* Codes [c, c + RUN) of the outputs of a tile by AWQ: those of output o go to the 16 bytes of slot slot_by_rows(o). */
+/* The turning of a run has PARTS parts, each of PIECES pieces, of which the first half belongs to the first half of the work. */
+enum { RUNS = 4, PARTS = 4, STEPS = RUNS * PARTS, ROWS = TILE / STEPS, PIECES = 2 * TILE / TURNED };
+enum { SLOTS = 16 * TILE /* bytes of the codes of a run */, COPIED = 8, AHEAD = 40 /* columns */ };
+
+/* Two rounds of interleaving: register k has element number i, and so register i element number k. */
+TARGET WM_INLINE void interleave_four(const turned a[4], int bytes, uint8_t *to, uint64_t apart) {
+    turned b[4];
+    for (int i = 0; i < 4; i++) b[i] = interleave(a[i / 2], a[i / 2 + 2], bytes, i % 2);
+    for (uint64_t i = 0; i < 4; i++) store_turned(to + apart * i, interleave(b[i / 2], b[i / 2 + 2], bytes, i % 2));
+}
+
+/* The 32 codes of output o by AWQ go to the 16 bytes of slot slot_by_rows(o). */
 WM_INLINE unsigned slot_by_rows(unsigned o) {
     static const uint8_t nibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     const unsigned byte = o / 8 * 4 + nibble[o % 8] / 2, high = nibble[o % 8] % 2;
     return (high * 16 + byte % 16) * 4 + byte / 16;
 }
 
-TARGET WM_INLINE void turn_by_rows(const uint8_t *words, uint64_t stride, uint8_t *to) {
-#if defined(TURNED)
-    for (int at = 0; at < TILE / 2; at += TURNED)
-        for (int high = 0; high < 2; high++) {
-            turned a[16], b[16];
-            for (int k = 0; k < 16; k++) {
-                const uint8_t *from = words + 2 * (uint64_t)k * stride + at;
-                a[k] = pair_nibbles(load_turned(from), load_turned(from + stride), high);
-            }
-            /* The numbers of a register and of a byte in it are eight bits, which turn by one. */
-            for (int i = 0; i < 16; i++) b[i] = interleave(a[i / 2], a[i / 2 + 8], 1, i % 2);
-            for (int i = 0; i < 16; i++) a[i] = interleave(b[i / 2], b[i / 2 + 8], 1, i % 2);
-            for (int i = 0; i < 16; i++) b[i] = interleave(a[i / 2], a[i / 2 + 8], 1, i % 2);
-            for (int i = 0; i < 16; i++)
-                store_turned(to + 64 * (16 * high + i) + at, interleave(b[i / 2], b[i / 2 + 8], 1, i % 2));
-        }
-#else
-    for (int k = 0; k < 16; k++, words += 2 * stride)
-        for (int at = 0; at < TILE / 2; at++) {
-            const unsigned a = words[at], b = words[stride + (uint64_t)at];
-            uint8_t *slot = to + 64 * (at % 16) + 16 * (at / 16) + k;
-            slot[0] = (uint8_t)((a & 15) | b << 4), slot[1024] = (uint8_t)(a >> 4 | (b & 0xF0));
-        }
-#endif
+/* Codes of two columns become bytes, 64 of low nibbles and 64 of high ones. Then 16 x 16 bytes are transposed: 4 x 4 of them in the
+ * first half of the work, of which each part reads 8 columns, and then as words 4 x 4 times. */
+TARGET WM_INLINE void begin_by_rows(const uint8_t *columns, uint64_t part, uint64_t at, int high, uint8_t *half) {
+    const uint8_t *from = columns + at;
+    turned a[4];
+    for (int k = 0; k < 4; k++, from += TILE) a[k] = pair_nibbles(load_turned(from), load_turned(from + TILE / 2), high);
+    interleave_four(a, 1, half + TILE * part + TILE / 2 * (uint64_t)high + at, 4 * TILE);
+}
+
+TARGET WM_INLINE void end_by_rows(const uint8_t *half, uint64_t part, uint64_t at, int high, uint8_t *to) {
+    turned a[4];
+    for (int k = 0; k < 4; k++) a[k] = load_turned(half + TILE * (4 * part + (uint64_t)k) + TILE / 2 * (uint64_t)high + at);
+    interleave_four(a, 4, to + 64 * (16 * (uint64_t)high + 4 * part) + at, 64);
 }
 
 /* The same of four rows of words, each word eight codes of an output. */
 WM_INLINE unsigned slot_by_columns(unsigned o) { return o % 4 * (TILE / 4) + o / 4; }
 
-TARGET WM_INLINE void turn_words(const uint8_t *words, uint64_t stride, uint8_t *to) {
-#if defined(TURNED)
-    for (int at = 0; at < 4 * TILE; at += TURNED) {
-        turned a[4], b[4];
-        for (int k = 0; k < 4; k++) a[k] = load_turned(words + (uint64_t)k * stride + at);
-        for (int i = 0; i < 4; i++) b[i] = interleave(a[i / 2], a[i / 2 + 2], 4, i % 2);
-        for (int i = 0; i < 4; i++) store_turned(to + 4 * TILE * i + at, interleave(b[i / 2], b[i / 2 + 2], 4, i % 2));
-    }
-#else
-    for (int k = 0; k < 4; k++, words += stride)
-        for (unsigned o = 0; o < TILE; o++) memcpy(to + 16 * slot_by_columns(o) + 4 * k, words + 4 * o, 4);
-#endif
+/* Words of fewer bits are widened first: a row in each part. */
+TARGET WM_INLINE void begin_by_columns(const uint8_t *words, uint64_t stride, int bits, uint64_t part, uint64_t at,
+                                       uint8_t *half) {
+    const unsigned bit = 8 * (unsigned)bits * (unsigned)part, shift = bit % 32;
+    const uint8_t *from = words + bit / 32 * stride + 4 * at;
+    uint32_t wide[TURNED];
+    for (int l = 0; l < TURNED; l++) wide[l] = load_le32(from + 4 * l) >> shift;
+    if (shift + 8 * (unsigned)bits > 32)
+        for (int l = 0; l < TURNED; l++) wide[l] |= load_le32(from + stride + 4 * l) << (32 - shift);
+    for (int l = 0; l < TURNED; l++) wide[l] = eight_nibbles(wide[l], bits);
+    memcpy(half + 4 * (TILE * part + at), wide, sizeof wide);
 }
 
-TARGET WM_INLINE void turn_by_columns(const uint8_t *words, uint64_t stride, int bits, uint8_t *to) {
-    if (bits == 4) {
-        turn_words(words, stride, to);
-        return;
-    }
-    uint32_t wide[4][TILE];
-    for (int k = 0; k < 4; k++) {
-        const int bit = 8 * bits * k, shift = bit % 32;
-        const uint8_t *from = words + (uint64_t)(bit / 32) * stride;
-        for (int l = 0; l < TILE; l++) wide[k][l] = load_le32(from + 4 * l) >> shift;
-        if (shift + 8 * bits > 32)
-            for (int l = 0; l < TILE; l++) wide[k][l] |= load_le32(from + stride + 4 * l) << (32 - shift);
-        for (int l = 0; l < TILE; l++) wide[k][l] = eight_nibbles(wide[k][l], bits);
-    }
-    turn_words((const uint8_t *)wide, sizeof *wide, to);
+TARGET WM_INLINE void end_by_columns(const uint8_t *words, uint64_t stride, uint64_t part, uint64_t at, uint8_t *to) {
+    turned a[4];
+    for (uint64_t k = 0; k < 4; k++) a[k] = load_turned(words + k * stride + TILE * part + at);
+    interleave_four(a, 4, to + TILE * part + at, 4 * TILE);
 }
 
-/* One of the lines of a tile's words from column c on, which may lie outside. */
-WM_INLINE const uint8_t *ahead(const wm_grouped *w, uint64_t first, uint64_t c, uint64_t line) {
-    if (w->packing == ALONG_ROWS) return w->words + (c + line) * (w->rows / 2) + first / 2;
-    return w->words + 4 * ((c / 32 * (uint64_t)w->bits + line / 8) * w->rows + first) + line % 8 * LINE;
+WM_INLINE const uint8_t *words_at(const wm_grouped *w, uint64_t first, uint64_t c) {
+    if (w->packing == ALONG_ROWS) return w->words + c * (w->rows / 2) + first / 2;
+    return w->words + 4 * (c / 32 * (uint64_t)w->bits * w->rows + first);
 }
 
-/* Columns [c, end), whole runs, each of one group, of a tile. */
-TARGET WM_INLINE void decode_runs(const wm_grouped *w, uint64_t first, uint64_t c, uint64_t end, int type, int streaming) {
-    enum { RUNS = 4, SLOTS = 16 * TILE };
-    const uint64_t bytes = coded_bytes(type);
-    uint64_t memory[(4 * 16 * TILE + RUNS * SLOTS + LINE) / 8], made = UINT64_MAX; /* the group that has tables */
-    uint8_t *const tables = (uint8_t *)memory + (0 - (uintptr_t)memory) % LINE, *const codes = tables + 4 * 16 * TILE;
-    uint8_t slots[TILE];
-    for (unsigned o = 0; o < TILE; o++) slots[o] = (uint8_t)(w->packing == ALONG_ROWS ? slot_by_rows(o) : slot_by_columns(o));
-    while (c < end) {
-        const uint64_t group = w->group[c], from = group * w->rows + first, begin = c;
-        if (group != made)
-            make_tables(&(wm_tabled){w->values, w->scales + from, w->zeros + from, tables, TILE, 1, 16, type, 1}, type);
-        made = group;
-        int runs = 0;
-        for (; runs < RUNS && c < end && w->group[c] == group; runs++, c += RUN) {
-            if (w->packing == ALONG_ROWS)
-                turn_by_rows(w->words + c * (w->rows / 2) + first / 2, w->rows / 2, codes + SLOTS * runs);
-            else
-                turn_by_columns(w->words + 4 * (c / 32 * (uint64_t)w->bits * w->rows + first), 4 * w->rows, w->bits,
-                                codes + SLOTS * runs);
-        }
-        for (uint64_t o = 0; o < TILE; o++) {
-            PREFETCH(ahead(w, first, c, o));
-            const uint8_t *from = codes + 16 * slots[o], *table = tables + 16 * bytes * o;
-            uint8_t *to = w->out + bytes * ((first + o) * w->columns + begin);
+/* Copies the codes of column c to one of 2 * COPIED places. */
+TARGET WM_INLINE void copy_column(const wm_grouped *w, uint64_t first, uint64_t c, uint8_t *columns) {
+    const uint8_t *from = w->words + c * (w->rows / 2) + first / 2;
+    for (uint64_t at = 0; at < TILE / 2; at += TURNED)
+        store_turned(columns + TILE / 2 * (c % (2 * COPIED)) + at, load_turned(from + at));
+}
+
+/* A piece of the turning of the run from column c on, in the first half of the work or in the other one. */
+TARGET WM_INLINE void begin_turning(const wm_grouped *w, uint64_t first, uint64_t c, uint64_t part, uint64_t piece,
+                                    const uint8_t *columns, uint8_t *halves) {
+    uint8_t *half = halves + SLOTS * (c / RUN % 2);
+    if (w->packing == ALONG_ROWS && piece % 2)
+        begin_by_rows(columns + 4 * TILE * (part % 2), part, piece / 2 * TURNED, 1, half);
+    else if (w->packing == ALONG_ROWS)
+        begin_by_rows(columns + 4 * TILE * (part % 2), part, piece / 2 * TURNED, 0, half);
+    else if (w->bits < 4)
+        begin_by_columns(words_at(w, first, c), 4 * w->rows, w->bits, part, piece * TURNED, half);
+}
+
+TARGET WM_INLINE void end_turning(const wm_grouped *w, uint64_t first, uint64_t c, uint64_t part, uint64_t piece,
+                                  const uint8_t *halves, uint8_t *to) {
+    const uint8_t *half = halves + SLOTS * (c / RUN % 2);
+    if (w->packing == ALONG_ROWS)
+        end_by_rows(half, part, piece / 2 * TURNED, (int)(piece % 2), to);
+    else if (w->bits < 4)
+        end_by_columns(half, 4 * TILE, part, piece * TURNED, to);
+    else
+        end_by_columns(words_at(w, first, c), 4 * w->rows, part, piece * TURNED, to);
+}
+
+/* Runs of one group that are decoded together, from column c on. */
+typedef struct {
+    uint64_t c, runs, group;
+} batch;
+
+WM_INLINE batch batch_from(const wm_grouped *w, uint64_t c, uint64_t end) {
+    batch b = {c, 0, c < end ? w->group[c] : 0};
+    for (; b.runs < RUNS && c < end && w->group[c] == b.group; b.runs++) c += RUN;
+    return b;
+}
+
+/* A piece of turning a batch: its run has begun before, and the next one begins, up to column `end`. */
+TARGET WM_INLINE void turn(const wm_grouped *w, uint64_t first, batch b, uint64_t end, uint64_t step, uint64_t piece,
+                           const uint8_t *columns, uint8_t *halves, uint8_t *codes) {
+    const uint64_t run = step / PARTS, part = step % PARTS, c = b.c + RUN * run;
+    if (run >= b.runs) return;
+    if (piece >= PIECES / 2)
+        end_turning(w, first, c, part, piece - PIECES / 2, halves, codes + SLOTS * run);
+    else if (c + RUN < end)
+        begin_turning(w, first, c + RUN, part, piece, columns, halves);
+}
+
+/* Looks up `runs` runs of an output. */
+TARGET WM_INLINE void look_up_runs(const uint8_t *codes, uint64_t runs, const uint8_t *table, int type, int streaming,
+                                   uint8_t *to) {
 #if NIBBLES
-            if (type == AS_FLOAT32) {
-                const nibbles_4 t = load_nibbles_4(table);
-                for (int run = 0; run < runs; run++, from += SLOTS, to += 2 * LINE) {
-                    store_line(look_nibbles_4(t, from, 0), to, streaming);
-                    store_line(look_nibbles_4(t, from + 8, 0), to + LINE, streaming);
-                }
-            } else {
-                const nibbles_2 t = load_nibbles_2(table, table);
-                for (int run = 0; run < runs; run++, from += SLOTS, to += LINE)
-                    store_line(look_nibbles_2(t, from, 0), to, streaming);
-            }
-#else
-            for (int run = 0; run < runs; run++, from += SLOTS, to += RUN * bytes)
-                wm_look_up_some(from, 4, 0, 0, RUN, table, bytes, to);
-#endif
+    if (type == AS_FLOAT32) {
+        const nibbles_4 t = load_nibbles_4(table);
+        for (uint64_t run = 0; run < runs; run++, codes += SLOTS, to += 2 * LINE) {
+            store_line(look_nibbles_4(t, codes, 0), to, streaming);
+            store_line(look_nibbles_4(t, codes + 8, 0), to + LINE, streaming);
         }
+    } else {
+        const nibbles_2 t = load_nibbles_2(table, table);
+        for (uint64_t run = 0; run < runs; run++, codes += SLOTS, to += LINE)
+            store_line(look_nibbles_2(t, codes, 0, 1), to, streaming);
+    }
+#else
+    for (uint64_t run = 0; run < runs; run++, codes += SLOTS, to += RUN * coded_bytes(type))
+        wm_look_up_some(codes, 4, 0, 0, RUN, table, coded_bytes(type), to);
+#endif
+}
+
+/* Columns [0, end), whole runs, each of one group, of a tile. */
+TARGET WM_INLINE void decode_runs(const wm_grouped *grouped, uint64_t first, uint64_t end, int packing, int type,
+                                  int streaming) {
+    wm_grouped of = *grouped; /* which no store changes */
+    of.packing = packing;
+    const wm_grouped *const w = &of;
+    const uint64_t bytes = coded_bytes(type), stride = packing == ALONG_ROWS ? w->rows / 2 : 4 * w->rows;
+    uint64_t memory[(4 * 16 * TILE + 2 * RUNS * SLOTS + 2 * SLOTS + LINE) / 8];
+    uint8_t *const tables = (uint8_t *)memory + (0 - (uintptr_t)memory) % LINE, *const halves = tables + 4 * 16 * TILE;
+    uint8_t *codes = halves + 2 * SLOTS, *others = codes + RUNS * SLOTS, slots[TILE];
+    for (unsigned o = 0; o < TILE; o++) slots[o] = (uint8_t)(packing == ALONG_ROWS ? slot_by_rows(o) : slot_by_columns(o));
+    uint8_t columns[COPIED * TILE];
+    for (uint64_t part = 0; end && part < PARTS; part++) {
+        for (uint64_t c = 8 * part; packing == ALONG_ROWS && c < 8 * part + 8; c++) copy_column(w, first, c, columns);
+        for (uint64_t i = 0; i < PIECES / 2; i++) begin_turning(w, first, 0, part, i, columns, halves);
+    }
+    for (uint64_t c = RUN; packing == ALONG_ROWS && c < RUN + COPIED && c < end; c++) copy_column(w, first, c, columns);
+    for (batch b = {0, 0, 0}, next = batch_from(w, 0, end); b.runs || next.runs;) {
+        /* Lines that come after those of the next batch, perhaps in the next tile, or outside. */
+        const uint64_t far = next.c + (packing == ALONG_ROWS ? RUN + AHEAD : RUN * next.runs), lines = RUN * next.runs;
+        const uint8_t *const fetched = far < end ? words_at(w, first, far) : words_at(w, first + TILE, far - end);
+        const uint64_t from = next.group * w->rows + first;
+        const int other = next.runs && (!b.runs || next.group != b.group);
+        uint8_t *to = w->out + bytes * (first * w->columns + b.c);
+        for (uint64_t o = 0; o < TILE; o++, to += bytes * w->columns) {
+            uint8_t *const table = tables + 16 * bytes * o;
+            if (o < lines) PREFETCH(packing == ALONG_ROWS ? fetched + o * stride : fetched + o / 8 * stride + o % 8 * LINE);
+            if (packing == ALONG_ROWS && o < lines && next.c + RUN + COPIED + o < end)
+                copy_column(w, first, next.c + RUN + COPIED + o, columns);
+            if (b.runs == RUNS)
+                look_up_runs(codes + 16 * slots[o], RUNS, table, type, streaming, to);
+            else
+                look_up_runs(codes + 16 * slots[o], b.runs, table, type, streaming, to);
+            for (uint64_t i = o % ROWS * PIECES / ROWS; i < (o % ROWS + 1) * PIECES / ROWS; i++)
+                turn(w, first, next, end, o / ROWS, i, columns, halves, others);
+            if (other)
+                make_tables(&(wm_tabled){w->values, w->scales + from + o, w->zeros + from + o, table, 1, 1, 16, type, 1}, type);
+        }
+        uint8_t *const done = codes;
+        codes = others, others = done, b = next, next = batch_from(w, b.c + RUN * b.runs, end);
     }
 }
 
@@ -203,7 +289,6 @@ TARGET WM_INLINE void decode_column(const wm_grouped *w, uint64_t first, uint64_
 /* A tile of values to the rows of the output, from column c on. */
 TARGET WM_INLINE void transpose_tile(const wm_grouped *w, const uint8_t *tile, uint64_t first, uint64_t c, int type) {
     const uint64_t bytes = coded_bytes(type);
-#if WM_X86 || WM_ARM
     if (type != AS_FLOAT32) {
         for (uint64_t at = 0; at < TILE; at += 8)
             for (uint64_t k = 0; k < RUN; k += 8) {
@@ -217,7 +302,6 @@ TARGET WM_INLINE void transpose_tile(const wm_grouped *w, const uint8_t *tile, u
             }
         return;
     }
-#endif
     for (uint64_t at = 0; at < TILE; at++) {
         uint8_t *to = w->out + bytes * ((first + at) * w->columns + c);
         for (uint64_t k = 0; k < RUN; k++) memcpy(to + bytes * k, tile + bytes * (TILE * k + at), bytes);
@@ -230,15 +314,20 @@ TARGET WM_INLINE void decode_rows(const wm_grouped *w, uint64_t begin, uint64_t 
     uint64_t first = begin;
     for (; end - first >= TILE; first += TILE) {
         uint64_t done = 0;
-        if (w->in_runs && w->streaming)
-            decode_runs(w, first, 0, whole, type, 1), done = whole;
-        else if (w->in_runs)
-            decode_runs(w, first, 0, whole, type, 0), done = whole;
-        else if (w->packing == ALONG_COLUMNS)
+        if (w->in_runs) {
+            if (w->packing == ALONG_ROWS)
+                w->streaming ? decode_runs(w, first, whole, ALONG_ROWS, type, 1)
+                             : decode_runs(w, first, whole, ALONG_ROWS, type, 0);
+            else
+                w->streaming ? decode_runs(w, first, whole, ALONG_COLUMNS, type, 1)
+                             : decode_runs(w, first, whole, ALONG_COLUMNS, type, 0);
+            done = whole;
+        } else if (w->packing == ALONG_COLUMNS) {
             for (; done < whole; done += RUN) {
                 for (uint64_t k = 0; k < RUN; k++) decode_column(w, first, done + k, type, tile + bytes * TILE * k);
                 transpose_tile(w, tile, first, done, type);
             }
+        }
         wm_grouped_one_by_one(w, first, first + TILE, done);
     }
     wm_grouped_one_by_one(w, first, end, 0);

@@ -21,7 +21,7 @@ TARGET WM_INLINE void look_up_blocks(const wm_looked *w, int bits, int bytes, in
         for (const uint64_t more = w->width == 16; c + 32 <= w->n; b += 1 + more, c += 32) {
             const uint64_t first = w->which ? w->which[b] : b, second = w->which ? w->which[b + more] : b + more;
             const nibbles_2 t = load_nibbles_2(w->tables + first * table_bytes, w->tables + second * table_bytes);
-            store_line(look_nibbles_2(t, w->codes + c / 2, w->high_first), w->out + 2 * c, streaming);
+            store_line(look_nibbles_2(t, w->codes + c / 2, w->high_first, 2), w->out + 2 * c, streaming);
         }
 #endif
     for (; c < w->n; b++, c += w->width) {
@@ -35,7 +35,7 @@ TARGET WM_INLINE void look_up_blocks(const wm_looked *w, int bits, int bytes, in
             if (bytes == 2 && n >= 32) {
                 const nibbles_2 t = load_nibbles_2(table, table);
                 for (; i + 32 <= n; i += 32)
-                    store_line(look_nibbles_2(t, codes + i / 2, w->high_first), out + 2 * i, streaming);
+                    store_line(look_nibbles_2(t, codes + i / 2, w->high_first, 1), out + 2 * i, streaming);
             } else if (bytes == 4 && n >= 16) {
                 const nibbles_4 t = load_nibbles_4(table);
                 for (; i + 16 <= n; i += 16)

@@ -36,7 +36,7 @@ WM_INLINE nibbles_2 load_nibbles_2(const uint8_t *first, const uint8_t *second) 
     return (nibbles_2){{vld2q_u8(first), vld2q_u8(second)}};
 }
 
-WM_INLINE line look_nibbles_2(nibbles_2 t, const uint8_t *codes, int high_first) {
+WM_INLINE line look_nibbles_2(nibbles_2 t, const uint8_t *codes, int high_first, int tables) {
     uint8x16_t at[2];
     line found;
     split_nibbles(codes, high_first, at);

@@ -40,13 +40,21 @@ TARGET WM_INLINE nibbles_2 load_nibbles_2(const uint8_t *first, const uint8_t *s
     return (nibbles_2){_mm256_permute4x64_epi64(low, 0xD8), _mm256_permute4x64_epi64(high, 0xD8)};
 }
 
-TARGET WM_INLINE line look_nibbles_2(nibbles_2 t, const uint8_t *codes, int high_first) {
-    const __m128i both = _mm_loadu_si128((const __m128i *)(const void *)codes), mask = _mm_set1_epi8(15);
-    const __m128i low = _mm_and_si128(both, mask), high = _mm_and_si128(_mm_srli_epi16(both, 4), mask);
-    const __m128i even = high_first ? high : low, odd = high_first ? low : high;
-    const __m256i at = _mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd));
+/* A byte becomes a word, and its codes the bytes of it. A register has four lines of 8 codes, 0 and 2, 1 and 3, so that values lie in
+ * order as soon as their bytes are interleaved; with two tables 0 and 1, 2 and 3. */
+TARGET WM_INLINE line look_nibbles_2(nibbles_2 t, const uint8_t *codes, int high_first, int tables) {
+    const __m256i one = _mm256_setr_epi8(0, -1, 1, -1, 2, -1, 3, -1, 8, -1, 9, -1, 10, -1, 11, -1, /* */
+                                         4, -1, 5, -1, 6, -1, 7, -1, 12, -1, 13, -1, 14, -1, 15, -1);
+    const __m256i two = _mm256_setr_epi8(0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7, -1, /* */
+                                         8, -1, 9, -1, 10, -1, 11, -1, 12, -1, 13, -1, 14, -1, 15, -1);
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)codes));
+    const __m256i wide = _mm256_shuffle_epi8(both, tables == 1 ? one : two);
+    const __m256i first = high_first ? _mm256_srli_epi16(wide, 4) : wide;
+    const __m256i at =
+        _mm256_and_si256(_mm256_or_si256(first, _mm256_slli_epi16(wide, high_first ? 8 : 4)), _mm256_set1_epi8(15));
     const __m256i below = _mm256_shuffle_epi8(t.low, at), above = _mm256_shuffle_epi8(t.high, at);
     const __m256i a = _mm256_unpacklo_epi8(below, above), b = _mm256_unpackhi_epi8(below, above);
+    if (tables == 1) return (line){a, b};
     return (line){_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)};
 }
 

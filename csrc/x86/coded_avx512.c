@@ -34,7 +34,7 @@ TARGET WM_INLINE nibbles_2 load_nibbles_2(const uint8_t *first, const uint8_t *s
 }
 
 /* A byte becomes two words, the code of each in the lowest bits; bit 4 says which table. */
-TARGET WM_INLINE line look_nibbles_2(nibbles_2 t, const uint8_t *codes, int high_first) {
+TARGET WM_INLINE line look_nibbles_2(nibbles_2 t, const uint8_t *codes, int high_first, int tables) {
     const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)codes));
     const __m512i low = _mm512_or_si512(both, _mm512_slli_epi32(both, 12));
     const __m512i high = _mm512_or_si512(_mm512_srli_epi32(both, 4), _mm512_slli_epi32(both, 16));
