@@ -65,8 +65,8 @@ class Remote:
     def clock(self, delay, call):
         """Return a clock of a call, with the requests and bytes of one. What it writes is removed before each call.
 
-        Calls that write get 15 turns: where a virtual machine touches memory for the first time, some take four times as
-        long as the others.
+        Calls that write get 15 turns: where a virtual machine touches memory for the first time, some take four times
+        as long as the others.
         """
         new = self.folder / "new.gguf"
         new.unlink(missing_ok=True)
