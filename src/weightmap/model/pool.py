@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 import operator
-import os
 import threading
 from itertools import accumulate
 from math import prod
@@ -28,6 +27,7 @@ from weightmap.io.arena import Arena
 from weightmap.io.direct import CLOSE, PIECE, DirectReader, window
 from weightmap.io.memory import headroom
 from weightmap.io.pages import cached_in
+from weightmap.io.process import PerProcess
 from weightmap.model.parts import check_open, name_of, row_of, sources_of
 from weightmap.model.weights import Pieces, as_parameters
 
@@ -53,6 +53,8 @@ _THREADS, _REQUESTS = 4, 16
 _LINE = 64
 # The heap of what may be evicted is made anew when it has so many times the entries that it needs.
 _OUTDATED = 4
+# A system call for each hold would take as long as its lock.
+_PROCESS = PerProcess(object)
 # More than any count: what was prefetched and not held yet is needed soon.
 _SOON = 1 << 62
 
@@ -109,11 +111,11 @@ class _Reading(NamedTuple):
 class _Entry:
     """A tensor in the pool, or on its way there."""
 
-    __slots__ = ("allocated", "cost", "error", "holds", "key", "made", "ready", "stamp", "tick", "value")
+    __slots__ = ("allocated", "cost", "count", "error", "holds", "key", "made", "ready", "stamp", "tick", "value")
 
-    def __init__(self, key: Key, cost: int, made: int) -> None:
+    def __init__(self, key: Key, cost: int, made: int, count: int) -> None:
         self.key, self.cost, self.made = key, cost, made  # `made`: bytes of its value, if that is not in a slot
-        self.holds = 0
+        self.holds, self.count = 0, count  # now, and how often it was asked for
         self.ready = self.allocated = False
         self.error: BaseException | None = None
         self.tick = 0  # when it was let go
@@ -135,7 +137,7 @@ class Hold:
             raise ClosedError("this hold was released")
         return entry.value
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.release()
 
     def release(self) -> None:
@@ -172,7 +174,7 @@ class Pool:
         self._source = sources_of(file)[0]
         self._file = file
         self._threads = threads or (_REQUESTS if self._source.store is not None else _THREADS)
-        self._process = os.getpid()
+        self._process = _PROCESS.own
         self._parameters: Any = None
         self._readers: dict[Source, DirectReader] = {}
         self._entries: dict[Key, _Entry] = {}
@@ -223,16 +225,17 @@ class Pool:
         ClosedError
             When the pool or the file is closed, and in a child process.
         """
-        key = (name, index) if type(name) is str and type(index) is int and index >= 0 else self._key(name, index)
+        # What is in memory takes one lock and one look-up. No key in the pool has an index from the end.
+        plain = type(name) is str and (index is None or type(index) is int)
+        key = (name, index) if plain else self._key(name, index)
         with self._lock:
             self._check()
             entry = self._entries.get(key)
             if entry is not None and entry.ready:
                 self._hits += 1
-                self._count(key)
-                entry.holds += 1
+                self._count(entry)
                 return Hold(self, entry)
-        return self._hold(key)
+        return self._hold(self._key(name, index))
 
     def _hold(self, key: Key) -> Hold:
         """Hold a tensor that has to be read, or waited for."""
@@ -254,8 +257,7 @@ class Pool:
                     if reads:  # nobody has begun
                         self._queued.discard(key)
                         reading = self._reading(key)[0]
-                self._count(key)
-                entry.holds += 1
+                self._count(entry)
                 if not reads:
                     while not entry.ready and entry.error is None:
                         self._sleep()
@@ -290,7 +292,9 @@ class Pool:
                 entry = self._add(key, cost, reading)
                 self._queued.add(key)
                 found.append((entry, reading))
-            if found and self._workers is None:
+            if not found:
+                return
+            if self._workers is None:
                 from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - its hooks of forks come too late
 
                 self._workers = ThreadPoolExecutor(self._threads, "weightmap-pool")
@@ -332,7 +336,7 @@ class Pool:
             When something is held: the pool is closed all the same, and what is held stays valid until it is released.
         """
         with self._lock:
-            if self._closed or self._process != os.getpid():
+            if self._closed or self._process is not _PROCESS.own:
                 return
             self._closed = True
             self._wake()
@@ -367,9 +371,9 @@ class Pool:
 
     # ----------------------------------------------------------------------------------------------- under the lock
     def _check(self) -> None:
-        if self._process == os.getpid() and not self._closed and not self._source.closed:
+        if self._process is _PROCESS.own and not self._closed and not self._source.closed:
             return
-        if self._process != os.getpid():
+        if self._process is not _PROCESS.own:
             raise ClosedError(
                 "the pool belongs to the parent process: open one in this process", path=name_of(self._file)
             )
@@ -389,19 +393,22 @@ class Pool:
             self._changed.notify_all()
 
     def _add(self, key: Key, cost: int, reading: _Reading) -> _Entry:
-        entry = self._entries[key] = _Entry(key, cost, reading.nbytes or 0)
+        entry = self._entries[key] = _Entry(key, cost, reading.nbytes or 0, self._counts.pop(key, 0))
         self._resident += cost
         self._awaited += cost - entry.made
         return entry
 
-    def _count(self, key: Key) -> None:
+    def _count(self, entry: _Entry) -> None:
         """Count a hold; halve all counts once in a while."""
-        self._counts[key] = self._counts.get(key, 0) + 1
+        entry.holds += 1
+        entry.count += 1
         self._asked += 1
-        if self._asked < _PERIOD * max(len(self._entries), 1):
+        if self._asked < _PERIOD * len(self._entries):
             return
         self._asked = 0
         self._counts = {own: count // 2 for own, count in self._counts.items() if count > 1}
+        for other in self._entries.values():
+            other.count //= 2
         self._sort()
 
     def _offer(self, entry: _Entry, *, soon: bool = False) -> None:
@@ -411,7 +418,7 @@ class Pool:
         if (
             soon or entry.stamp is None or entry.stamp[0] == _SOON
         ):  # else its count and time have grown, so it waits longer
-            entry.stamp = _SOON if soon else self._counts.get(entry.key, 0), entry.tick
+            entry.stamp = _SOON if soon else entry.count, entry.tick
             heapq.heappush(self._waiting, (entry.stamp, entry.key))
             if len(self._waiting) > _OUTDATED * (len(self._entries) + _OUTDATED):
                 self._sort()
@@ -424,7 +431,7 @@ class Pool:
                 entry.stamp = None
                 continue
             if entry.stamp is None or entry.stamp[0] != _SOON:
-                entry.stamp = self._counts.get(entry.key, 0), entry.tick
+                entry.stamp = entry.count, entry.tick
             self._waiting.append((entry.stamp, entry.key))
         heapq.heapify(self._waiting)
 
@@ -456,7 +463,7 @@ class Pool:
                 entry.stamp = None
                 continue
             if stamp[0] != _SOON and stamp[1] != entry.tick:
-                entry.stamp = self._counts.get(key, 0), entry.tick
+                entry.stamp = entry.count, entry.tick
                 heapq.heappush(self._waiting, (entry.stamp, key))
                 continue
             self._evictions += 1
@@ -466,6 +473,8 @@ class Pool:
     def _drop(self, entry: _Entry) -> None:
         """Forget an entry; its slot is free once nobody uses the array any more."""
         self._entries.pop(entry.key, None)
+        if entry.count:
+            self._counts[entry.key] = entry.count
         self._resident -= entry.cost
         if not entry.allocated:
             self._awaited -= entry.cost - entry.made
