@@ -264,6 +264,20 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, begin, target, in_p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_in_place_as_many_threads_as_are_asked_for(chain, tmp_path, monkeypatch, threads):
+    base, source, _ = chain
+    pull, apply, used = tmp_path / "pull", tmp_path / "apply", []
+    make = places.make_changes
+    monkeypatch.setattr(places, "make_changes", lambda *given: used.append(given[2]) or make(*given))
+    for folder in (pull, apply):
+        deltas.pull(folder, source, base=base, version=0)
+    deltas.pull(pull, source, version=1, in_place=True, threads=threads)
+    deltas.apply(apply, source / "weight_v000001", in_place=True, threads=threads)
+    assert used == [threads, threads]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
 def test_in_place_needs_room_for_the_changes_alone(chain, tmp_path, monkeypatch):
     """Files that somebody has open are written beside; one that is opened at the last moment goes back."""
     base, source, states = chain

@@ -135,10 +135,14 @@ class Journal(NamedTuple):
 
 
 class Local:
-    """A directory with a model, its record and its spare files. All that changes it needs `holding`."""
+    """A directory with a model, its record and its spare files. All that changes it needs `holding`.
 
-    def __init__(self, folder: str) -> None:
+    Files are changed in place by as many threads as are given, or by one for each CPU.
+    """
+
+    def __init__(self, folder: str, threads: int | None = None) -> None:
         self.folder = os.path.abspath(folder)
+        self._threads = late.cpus() if threads is None else threads
         self._sync = os.path.join(self.folder, _SYNC)
 
     def inside(self, name: str) -> str:
@@ -401,7 +405,7 @@ class Local:
         log = take_ownership(os.open, self.staged(CHANGES), os.O_RDONLY | os.O_CLOEXEC)
         flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         files = [take_ownership(os.open, self.staged(staged), flags) for _, staged in change.patches]
-        make_changes(log, files, late.cpus(), step)
+        make_changes(log, files, self._threads, step)
         del files
         coming = {name: seen(self.staged(name)) for name, _ in change.renamed()}
         change = change._replace(patches=[], coming=coming)

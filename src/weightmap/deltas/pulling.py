@@ -106,7 +106,7 @@ def apply(
             if in_place:
                 raise TargetError("a file on its own has no journal: give its directory for in_place=True", path=path)
             return _apply_to_file(path, found, work, started)
-        local = Local(folder)
+        local = Local(folder, work.threads)
         with local.holding():
             at = local.version()
             check_chain([found], at)
@@ -181,7 +181,7 @@ def pull(
     wanted = None if version is None else as_integer("version", version)
     if wanted is not None and wanted < 0:
         raise ValueError(f"version is {wanted}, expected 0 or more")
-    place = Local(folder)
+    place = Local(folder, work.threads)
     with contextlib.suppress(OSError, TypeError, ValueError):
         base = None if base is not None and os.path.samefile(base, place.folder) else base
     with place.holding():
