@@ -17,7 +17,7 @@ from weightmap.errors import escape
 from weightmap.lazy import later
 
 _SCHEMA = 1
-# 3 ms with what it imports, and most commands print none.
+# 2 ms with what it imports, and most commands print none.
 _dumps: Callable[..., str] = later("json", "dumps")
 
 # Characters of the widest column; names in messages are cut at the same length (`weightmap.errors.quoted`).
@@ -195,7 +195,7 @@ def _width(text: str) -> int:
     """Return how many terminal cells a string takes: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
-    import unicodedata
+    import unicodedata  # 0.2 ms, for few names
 
     return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
