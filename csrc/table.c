@@ -291,15 +291,30 @@ int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uin
 }
 
 int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len) {
+    /* Names of a model begin alike, and many end alike. Eight bytes from where the last name compared differs rule out nearly
+     * all others: blocks of sixteen rows without them are skipped, and in a block with a hit each row is compared. */
+    enum { BLOCK = 16, PART = 8 };
     const uint8_t *names = columns->names;
     const uint32_t *bounds = columns->bounds;
     if (n > columns->cap || names_len > columns->names_cap) return -1;
-    /* Names of a model begin alike and differ at their ends, in the part of a layer; so compare the last byte first. */
-    uint8_t last = name_len ? name[name_len - 1] : 0;
-    for (uint64_t i = 0; i < n; i++) {
-        uint64_t begin = bounds[i], end = bounds[i + 1];
-        if (end - begin != name_len || end < begin || end > names_len) continue;
-        if (name_len == 0 || (names[end - 1] == last && memcmp(names + begin, name, name_len) == 0)) return (int64_t)i;
+    for (uint64_t row = 0, at = 0; row < n; row += BLOCK) {
+        if (n - row >= BLOCK && at + PART <= name_len && name_len <= names_len) {
+            const uint64_t wanted = load_le64(name + at), last = names_len - at - PART;
+            int hit = 0;
+            for (int i = 0; i < BLOCK; i++) { /* a constant number of turns, which the compiler unrolls */
+                const uint64_t begin = bounds[row + i];
+                hit |= load_le64(names + at + (begin < last ? begin : last)) == wanted;
+            }
+            if (!hit) continue;
+        }
+        for (uint64_t i = row; i < n && i < row + BLOCK; i++) {
+            const uint64_t begin = bounds[i], end = bounds[i + 1];
+            if (end - begin != name_len || end < begin || end > names_len) continue;
+            uint64_t same = 0;
+            while (same < name_len && names[begin + same] == name[same]) same++;
+            if (same == name_len) return (int64_t)i;
+            at = same + PART <= name_len || name_len < PART ? same : name_len - PART;
+        }
     }
     return -1;
 }

@@ -255,6 +255,19 @@ def test_columns_find_by_one_pass():
     assert columns_of([b"x"]).find(b"") == -1
 
 
+@pytest.mark.parametrize("pattern", ["%d", "layers.%d.weight", "layers.7.experts.%d.up", "%d.of.many.layers", "%030d"])
+def test_columns_find_among_many(pattern):
+    """Names that differ at their beginnings, in the middle or at their ends, beside others of their own beginnings."""
+    names = [f"{pattern % i}{end}".encode() for i in range(95, 130) for end in ("", ".scale", "s")]
+    columns = columns_of(names)
+    assert [columns.find(name) for name in names] == list(range(len(names)))
+    for name in names:
+        assert columns.find(name[1:]) == columns.find(name + b"x") == columns.find(b"x" + name[1:]) == -1
+    lying = columns_of(names)
+    ffi.buffer(lying.native.bounds, 4 * len(names))[:] = noise("uint32", (len(names),)).data
+    assert all(lying.find(name) in range(-1, len(names)) for name in names)
+
+
 # ------------------------------------------------------------------------------------- the two kinds of table in Python
 TYPES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
 
