@@ -405,10 +405,19 @@ enum {
     WM_FRAME_ENDED,   /* the payload has ended */
     WM_FRAME_DAMAGED, /* there is no way on */
 };
+/* The bytes of a block of up to 16 MiB that changed, in the order in which they did: place << 8 | what it is now. */
+typedef struct {
+    const uint8_t *block;
+    uint32_t *list;
+    uint64_t most, count; /* entries that the list has room for, and changes so far, which may be more */
+} wm_changes;
 /* Decodes the next `size` bytes of the payload from n bytes that follow those taken before; with `exclusive`, XORs them to what is
- * in `out`. Returns how it ended, with the bytes taken and made. */
+ * in `out`, which lies in the block of `changes`, and lists those that change there; not if that is NULL. Returns how it ended, with
+ * the bytes taken and made. */
 int wm_frame_decode(uint8_t *room, const uint8_t *in, uint64_t n, uint8_t *out, uint64_t size, int exclusive, uint64_t *taken,
-                    uint64_t *made);
+                    uint64_t *made, wm_changes *changes);
+/* Makes the changes of a list in a block of n bytes. 0 when one lies outside, and those before it are made. */
+int wm_change(uint8_t *block, uint64_t n, const uint32_t *list, uint64_t count);
 
 /* Bytes of the room of an encoder. */
 uint64_t wm_frame_encode_room(void);

@@ -670,29 +670,47 @@ static int64_t next_block(decoder *d, const uint8_t *in, uint64_t n) {
     return 3 + (int64_t)stored;
 }
 
+enum { AHEAD = 24 }; /* entries of the list: the CPU does not guess where the next bytes are */
+
+/* Changes a byte of a block, and lists it. */
+WM_INLINE void change(uint8_t *at, uint8_t by, wm_changes *changes) {
+    *at ^= by;
+    if (!changes) return;
+    if (changes->count < changes->most) changes->list[changes->count] = (uint32_t)(at - changes->block) << 8 | *at;
+    changes->count++;
+}
+
 /* Gives the caller the next n bytes, which were made. */
-static void give(decoder *d, uint8_t *out, uint64_t n, int exclusive) {
+static void give(decoder *d, uint8_t *out, uint64_t n, int exclusive, wm_changes *changes) {
     if (d->sparse) {
         if (!exclusive) memset(out, 0, n);
-        for (; d->list[d->next] < (d->given + n) << 8; d->next++)
-            out[(d->list[d->next] >> 8) - d->given] ^= (uint8_t)d->list[d->next];
+        const uint64_t *p = d->list + d->next, end = (d->given + n) << 8;
+        for (; d->next + AHEAD < d->count && p[AHEAD] < end; p++, d->next++) {
+            PREFETCH(out + ((p[AHEAD] >> 8) - d->given));
+            change(out + ((*p >> 8) - d->given), (uint8_t)*p, changes);
+        }
+        for (; *p < end; p++, d->next++) change(out + ((*p >> 8) - d->given), (uint8_t)*p, changes);
     } else {
         const uint8_t *const from = d->history + d->at - (d->made - d->given);
-        if (exclusive)
-            for (uint64_t i = 0; i < n; i++) out[i] ^= from[i];
-        else
+        if (!exclusive)
             memcpy(out, from, n);
+        else if (changes)
+            for (uint64_t i = 0; i < n; i++) {
+                if (from[i]) change(out + i, from[i], changes);
+            }
+        else
+            for (uint64_t i = 0; i < n; i++) out[i] ^= from[i];
     }
     d->given += n;
 }
 
 int wm_frame_decode(uint8_t *room, const uint8_t *in, uint64_t n, uint8_t *out, uint64_t size, int exclusive, uint64_t *taken,
-                    uint64_t *made) {
+                    uint64_t *made, wm_changes *changes) {
     decoder *const d = (decoder *)(void *)room;
     *taken = *made = 0;
     for (;;) {
         const uint64_t left = d->made - d->given, some = left < size - *made ? left : size - *made;
-        give(d, out + *made, some, exclusive);
+        give(d, out + *made, some, exclusive, changes);
         *made += some;
         if (d->given == d->made && d->last) return WM_FRAME_ENDED;
         if (*made == size) return WM_FRAME_FULL;
@@ -700,4 +718,12 @@ int wm_frame_decode(uint8_t *room, const uint8_t *in, uint64_t n, uint8_t *out, 
         if (got <= 0) return got < 0 ? WM_FRAME_DAMAGED : WM_FRAME_HUNGRY;
         *taken += (uint64_t)got;
     }
+}
+
+int wm_change(uint8_t *block, uint64_t n, const uint32_t *list, uint64_t count) {
+    for (uint64_t i = 0; i < count; i++) {
+        if (list[i] >> 8 >= n) return 0;
+        block[list[i] >> 8] = (uint8_t)list[i];
+    }
+    return 1;
 }

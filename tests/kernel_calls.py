@@ -986,9 +986,22 @@ def _wm_frame_decode(p: Place, size: int) -> Any:
             memory = ffi.from_buffer("uint8_t[]", room)
             lib.wm_frame_begin(memory, found.window, found.window, sparse)
             counts, out = ffi.new("uint64_t[2]"), p.room(size)
-            how = lib.wm_frame_decode(memory, p.give(given), len(given), out, size, 0, counts, counts + 1)
+            how = lib.wm_frame_decode(memory, p.give(given), len(given), out, size, 0, counts, counts + 1, ffi.NULL)
             told.append((how, *counts, bytes(ffi.buffer(out, counts[1]))))
+        lib.wm_frame_begin(memory, found.window, found.window, sparse)
+        block, given = p.give(noise(size)), data[found.header :]
+        changes = ffi.new("wm_changes *", {"block": block, "list": p.room(size, "uint32_t"), "most": size // 30})
+        how = lib.wm_frame_decode(memory, p.give(given), len(given), block, size, 1, counts, counts + 1, changes)
+        some = min(changes.count, changes.most)
+        told.append((how, *counts, changes.count, bytes(ffi.buffer(changes.list, 4 * some))))
     return told
+
+
+def _wm_change(p: Place, size: int) -> Any:
+    places = np.arange(0, size, 7, dtype=np.uint32)
+    count, given, block = len(places), p.array(places << 8 | places % 251), p.give(noise(size))
+    told = [lib.wm_change(block, n, given, count) for n in (size, size // 2)]
+    return told, bytes(ffi.buffer(block, size))
 
 
 def _wm_frame_encode(p: Place, size: int) -> Any:

@@ -1,5 +1,6 @@
 /* Frames of zstd: two bytes with the size of the pieces that are asked for, then the frame, of which the decoder gets some bytes
- * more whenever it wants them. As a list and as they are, the payload is the same, and so is the end. It is encoded, too. */
+ * more whenever it wants them. As a list and as they are, the payload is the same, and so is the end; the changes
+ * that are listed make it from zeros. It is encoded, too. */
 #include "target.h"
 
 enum { MOST = 1 << 20 };
@@ -15,15 +16,23 @@ static payload decode(const uint8_t *data, uint64_t size, const wm_frame *frame,
     uint8_t *const room = new_array(wm_frame_room(window), 1), *const out = new_array(MOST, 1);
     payload found = {out, 0, WM_FRAME_FULL};
     uint64_t at = frame->header, end = at, taken, made;
+    uint8_t *const again = new_array(MOST, 1);
+    uint32_t *const list = new_array(MOST / 16, sizeof *list);
     wm_frame_begin(room, window, frame->window, sparse);
     if (sparse) memset(out, 0, MOST);
+    memset(again, 0, MOST);
     while (found.size < MOST) {
         const uint64_t some = piece + 1 < MOST - found.size ? piece + 1 : MOST - found.size;
         uint8_t *const given = new_array(end - at, 1), *const target = new_array(some, 1);
         if (end > at) memcpy(given, data + at, end - at);
         memcpy(target, out + found.size, some);
-        found.how = wm_frame_decode(room, given, end - at, target, some, sparse, &taken, &made);
+        wm_changes changes = {target, list, MOST / 16, 0};
+        found.how = wm_frame_decode(room, given, end - at, target, some, sparse, &taken, &made, sparse ? &changes : NULL);
         CHECK(taken <= end - at && made <= some);
+        if (sparse && changes.count <= changes.most) {
+            CHECK(wm_change(again, made, list, changes.count) && (!made || memcmp(again, target, made) == 0));
+            memset(again, 0, made);
+        }
         memcpy(out + found.size, target, made);
         free(given), free(target);
         at += taken, found.size += made;
@@ -33,7 +42,7 @@ static payload decode(const uint8_t *data, uint64_t size, const wm_frame *frame,
         else if (found.how != WM_FRAME_FULL)
             break;
     }
-    free(room);
+    free(room), free(again), free(list);
     return found;
 }
 

@@ -18,19 +18,26 @@ def room(nbytes):
 
 
 def decode(data, most, *, sparse, piece=1 << 18, read=1 << 17):
-    """The payload of a frame, taken and read in pieces, and how it ended."""
+    """The payload of a frame, taken and read in pieces, and how it ended; what is XORed is listed, if it is little."""
     header = late.frame_header(data[: late.FRAME_HEAD])
+    changes = late.Changes(most // 8) if sparse else None
     decoder = late.FrameDecoder(header, most, room, sparse=sparse)
     out = np.zeros(most + 1, np.uint8) if sparse else np.full(most + 1, 0x5A, np.uint8)
     at, done = header.nbytes, 0
+    if sparse:
+        changes.begin(out)
     while True:
         # XOR to zeros is the payload too.
-        how, made = decoder.decode(out[done : done + piece], exclusive=sparse)
+        how, made = decoder.decode(out[done : done + piece], exclusive=sparse, changes=changes)
         done += made
         if how == late.FRAME_HUNGRY and at < len(data):
             decoder.feed(data[at : at + read])
             at += read
         elif how != late.FRAME_FULL or done == len(out):
+            if sparse:
+                listed, places = changes.listed(), np.flatnonzero(out)
+                assert (listed is None) == (len(places) > most // 8)
+                assert listed is None or np.array_equal(listed, places << 8 | out[places])
             return how, out[:done].tobytes()
 
 
@@ -80,6 +87,25 @@ def test_what_zstd_writes(name, level):
             for piece, read in ((1 << 18, 1 << 17), (4099, 10_007)):
                 found = decode(packed, len(data), sparse=sparse, piece=piece, read=read)
                 assert found == (late.FRAME_ENDED, data)
+
+
+def test_changes():
+    """Are made in their order, as often as one likes, and none outside of the block."""
+    block, changes = np.arange(100, dtype=np.uint8), late.Changes(4)
+    changes.begin(block)
+    assert changes.listed().tolist() == []
+    changes.add(np.array([7, 99]), np.array([1, 255], np.uint8))
+    changes.add(np.array([7, 0]), np.array([3, 4], np.uint8))
+    wanted = block.copy()
+    wanted[[0, 7, 99]] = 4, 3, 255
+    for _ in range(2):
+        assert late.change(block, changes.listed())
+        assert np.array_equal(block, wanted)
+    assert not late.change(block[:99], changes.listed())
+    changes.add(np.array([1]), np.array([1], np.uint8))
+    assert changes.listed() is None  # there is no room for so many
+    changes.begin(block)
+    assert changes.listed().tolist() == []
 
 
 def test_damaged_frames():

@@ -42,7 +42,7 @@ IN_PART = {
     **dict.fromkeys(("wm_pickle_run", "wm_pickle_walk", "wm_pickle_list"), "the arena, as far as a program goes"),
     "wm_npy_scan": "names and dimensions, as many as the result counts",
     "wm_zip_scan": "columns up to the entry that is refused, and the names of all",
-    "wm_frame_decode": "the payload as far as the result counts",
+    "wm_frame_decode": "the payload and the changes as far as the result counts",
     "wm_frame_encode": "the blocks as far as the result counts",
     "wm_gguf_strings": "bounds up to the string that is not there, which the result tells",
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.io.source import Source
+    from weightmap.kernels.late import Changes
 
     # The blocks of the old and the new tensor, from the beginning.
     Blocks = Callable[[], Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]]
@@ -71,7 +72,9 @@ class Frame(NamedTuple):
         return error
 
 
-def patched(frames: Iterable[Frame], old: Iterable[NDArray[np.uint8]], nbytes: int) -> Iterator[NDArray[np.uint8]]:
+def patched(
+    frames: Iterable[Frame], old: Iterable[NDArray[np.uint8]], nbytes: int, changes: Changes | None = None
+) -> Iterator[NDArray[np.uint8]]:
     """Yield the new bytes of a tensor in blocks, each valid until the next one.
 
     The frames, one for each version, are decoded side by side, so the tensor is read once. Each result is compared with
@@ -84,6 +87,8 @@ def patched(frames: Iterable[Frame], old: Iterable[NDArray[np.uint8]], nbytes: i
     old : iterable of ndarray of uint8, shape (bytes,)
         The bytes of the tensor before the first frame, in blocks of at most `BLOCK` bytes, which become the new ones.
     nbytes : int
+    changes : Changes, optional
+        Gets those of each block.
 
     Raises
     ------
@@ -92,8 +97,10 @@ def patched(frames: Iterable[Frame], old: Iterable[NDArray[np.uint8]], nbytes: i
     patches = [(_Xor if frame.encoding == "xor" else _Overwrite)(frame, nbytes) for frame in frames]
     at = 0
     for block in old:
+        if changes is not None:
+            changes.begin(block)
         for patch in patches:
-            patch.apply(block, at)
+            patch.apply(block, at, changes)
         at += len(block)
         yield block
     for patch in patches:
@@ -119,16 +126,16 @@ class _Decoder:
         self._pieces = frame.source.ahead([(begin, end)]).chunks(begin, end - begin, _READ)
         self._decoder = late.FrameDecoder(header, high, room, sparse=sparse)
 
-    def fill(self, out: NDArray[np.uint8], *, exclusive: bool = False) -> None:
+    def fill(self, out: NDArray[np.uint8], *, exclusive: bool = False, changes: Changes | None = None) -> None:
         """Decode the next bytes of the payload; with `exclusive`, XOR them to what is there."""
-        made = self._decode(out, exclusive=exclusive)
+        made = self._decode(out, exclusive=exclusive, changes=changes)
         if made < len(out):
             raise self._frame.error(f"its frame ends early, {len(out) - made} bytes short")
 
-    def _decode(self, out: NDArray[np.uint8], *, exclusive: bool) -> int:
+    def _decode(self, out: NDArray[np.uint8], *, exclusive: bool, changes: Changes | None = None) -> int:
         done = 0
         while True:
-            how, made = self._decoder.decode(out[done:] if done else out, exclusive=exclusive)
+            how, made = self._decoder.decode(out[done:] if done else out, exclusive=exclusive, changes=changes)
             done += made
             if how == late.FRAME_DAMAGED:
                 raise self._frame.error("its frame is damaged")
@@ -152,7 +159,7 @@ class _Patch:
         self._frame = frame
         self._sum = new_sum(frame.checksum)
 
-    def apply(self, block: NDArray[np.uint8], at: int) -> None:
+    def apply(self, block: NDArray[np.uint8], at: int, changes: Changes | None) -> None:
         """Make the old bytes of the tensor from byte `at` on the new ones."""
         raise NotImplementedError
 
@@ -169,8 +176,8 @@ class _Xor(_Patch):
         super().__init__(frame)
         self._decoder = _Decoder(frame, nbytes, nbytes, sparse=True)
 
-    def apply(self, block: NDArray[np.uint8], at: int) -> None:  # noqa: ARG002 - blocks come in order
-        self._decoder.fill(block, exclusive=True)
+    def apply(self, block: NDArray[np.uint8], at: int, changes: Changes | None) -> None:  # noqa: ARG002 - in order
+        self._decoder.fill(block, exclusive=True, changes=changes)
         self._sum.update(block)
 
     def finish(self) -> None:
@@ -199,7 +206,7 @@ class _Overwrite(_Patch):
         for start in range(0, 4 + 4 * count, BLOCK):
             self._values.fill(room[: min(BLOCK, 4 + 4 * count - start)])
 
-    def apply(self, block: NDArray[np.uint8], at: int) -> None:
+    def apply(self, block: NDArray[np.uint8], at: int, changes: Changes | None) -> None:
         end = at + len(block)
         while True:
             if not len(self._known):
@@ -209,7 +216,10 @@ class _Overwrite(_Patch):
             count = int(np.searchsorted(self._known, end))
             values = np.empty(count, np.uint8)
             self._values.fill(values)
-            block[self._known[:count] - at] = values
+            places = self._known[:count] - at
+            block[places] = values
+            if changes is not None:
+                changes.add(places, values)
             self._known = self._known[count:]
             if len(self._known):
                 break

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from weightmap.index.row import Row
     from weightmap.index.table import Place, Table
     from weightmap.io.source import Source
+    from weightmap.kernels.late import Changes
     from weightmap.options import Limits, Options
 
 
@@ -53,9 +54,12 @@ class Patched(Decoded):
         super().__init__(nbytes, limits)
         self.frames: Sequence[Frame] = frames
 
-    def pieces(self, row: Row) -> Iterator[memoryview]:
-        """Yield the new bytes, compared with their checksums once the last piece was taken."""
-        return map(memoryview, patched(self.frames, self._old(row), row.nbytes))
+    def pieces(self, row: Row, changes: Changes | None = None) -> Iterator[memoryview]:
+        """Yield the new bytes, compared with their checksums once the last piece was taken.
+
+        They are at most `BLOCK` each; `changes` gets those of each piece.
+        """
+        return map(memoryview, patched(self.frames, self._old(row), row.nbytes, changes))
 
     def stages(
         self, row: Row, at_once: int, back: Callable[[], Iterator[NDArray[np.uint8]]]
@@ -77,18 +81,6 @@ class Patched(Decoded):
         for start in range(0, len(self.frames), at_once):
             old = back() if start else self._old(row)
             yield map(memoryview, patched(self.frames[start : start + at_once], old, row.nbytes))
-
-    def pairs(self, row: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-        """Yield old and new bytes, as `pieces` does; at most `BLOCK` each."""
-        kept = np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8)
-
-        def read() -> Iterator[NDArray[np.uint8]]:
-            for block in self._old(row):
-                kept[: len(block)] = block
-                yield block
-
-        for new in patched(self.frames, read(), row.nbytes):
-            yield kept[: len(new)], new
 
     @staticmethod
     def _old(row: Row) -> Iterator[NDArray[np.uint8]]:

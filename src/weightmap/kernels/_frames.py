@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from weightmap.kernels._native import as_input, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from weightmap.kernels._native import Buffer
@@ -74,18 +75,69 @@ class FrameDecoder:
         self._data, self._at = self._data[self._at :] + data, 0
         self._given = from_buffer("uint8_t[]", self._data)
 
-    def decode(self, out: NDArray[np.uint8], *, exclusive: bool) -> tuple[int, int]:
-        """Decode the next bytes of the payload; with `exclusive`, XOR them to what is there.
+    def decode(self, out: NDArray[np.uint8], *, exclusive: bool, changes: Changes | None = None) -> tuple[int, int]:
+        """Decode the next bytes of the payload; with `exclusive`, XOR them to what is there, which is listed.
 
         Returns how it ended, and the bytes made.
         """
         at, target, counts = self._at, from_buffer("uint8_t[]", out, require_writable=True), self._counts
         left, size = len(self._data) - at, len(target)
         how: int = lib.wm_frame_decode(
-            self._memory, self._given + at, left, target, size, exclusive, counts, counts + 1
+            self._memory,
+            self._given + at,
+            left,
+            target,
+            size,
+            exclusive,
+            counts,
+            counts + 1,
+            ffi.NULL if changes is None else changes.found,
         )
         self._at = at + counts[0]
         return how, counts[1]
+
+
+class Changes:
+    """The bytes of a block that changed, in the order in which they did.
+
+    Parameters
+    ----------
+    most : int
+        Changes that may be listed.
+
+    Attributes
+    ----------
+    found : wm_changes *
+        What C adds to: bytes of the block from `begin` on.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._list = np.empty(most, np.uint32)
+        self._memory = from_buffer("uint32_t[]", self._list)
+        self.found = ffi.new("wm_changes *", {"list": self._memory, "most": most})
+
+    def begin(self, block: NDArray[np.uint8]) -> None:
+        """Begin with a block, of at most 16 MiB, which is kept."""
+        self._block = from_buffer("uint8_t[]", block)
+        self.found.block, self.found.count = self._block, 0
+
+    def add(self, places: NDArray[np.int64], values: NDArray[np.uint8]) -> None:
+        """Add bytes at their places in the block."""
+        at, end = self.found.count, self.found.count + len(places)
+        if end <= len(self._list):
+            self._list[at:end] = places << 8 | values
+        self.found.count = end
+
+    def listed(self) -> NDArray[np.uint32] | None:
+        """Return ``place << 8 | value`` of each, until `begin`; None if there are too many."""
+        count = self.found.count
+        return self._list[:count] if count <= len(self._list) else None
+
+
+def change(block: Buffer, listed: Buffer) -> bool:
+    """Make changes that `Changes.listed` gave; return whether all of them lie in the block."""
+    target, given = from_buffer("uint8_t[]", block, require_writable=True), from_buffer("uint32_t[]", listed)
+    return bool(lib.wm_change(target, len(target), given, len(given)))
 
 
 class FrameEncoder:

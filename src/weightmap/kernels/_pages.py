@@ -48,7 +48,10 @@ def file_system(fd: int) -> int:
 
 
 def begin_flush(fd: int, offset: int, size: int) -> None:
-    """Let the disk begin to write these bytes of a file, without waiting for it: a hint, on Linux alone."""
+    """Let the disk begin to write these bytes of a file, without waiting for it: a hint, on Linux alone.
+
+    With size 0 they go up to its end.
+    """
     lib.wm_begin_flush(fd, offset, size)
 
 

@@ -34,7 +34,8 @@ _ON_DEMAND = {
     "_blocks": "SCALE_TYPES blocks_size decode_blocks",
     "_differ": "COMPARED FileComparer differing",
     "_dlpack": "dlpack_capsule",
-    "_frames": "FRAME_DAMAGED FRAME_ENDED FRAME_FULL FRAME_HEAD FRAME_HUNGRY FrameDecoder FrameEncoder frame_header",
+    "_frames": "Changes FRAME_DAMAGED FRAME_ENDED FRAME_FULL FRAME_HEAD FRAME_HUNGRY FrameDecoder FrameEncoder change "
+    "frame_header",
     "_ggml": "GGML_ENCODED GGML_TYPES GgmlType decode_ggml encode_ggml ggml_size",
     "_half": "widen",
     "_lookup": "CODED decode_groups look_up",
