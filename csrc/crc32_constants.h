@@ -78,7 +78,7 @@
 #define CRC32_AFFINE_4 0x0f3753bc6fe3d186
 #define CRC32_AFFINE_6 0x2a4d983c538f1c0a
 
-/* How many registers behind a register its copies are added; see x86/crc32_ring.h. */
+/* How many registers behind a register its copies are added; see x86/crc32_add.h. */
 #define CRC32_ADD_1 145
 #define CRC32_ADD_2 183
 #define CRC32_ADD_3 211

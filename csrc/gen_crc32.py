@@ -174,7 +174,7 @@ def header() -> str:
         f"/* Folding by matrices, onto blocks n x {AFFINE_STEP // 8} bytes on: x86/crc32_vpclmulqdq_avx512.c. */",
         *(f"#define CRC32_AFFINE_{steps} 0x{matrix:016x}" for steps, matrix in affine_folding().items()),
         "",
-        "/* How many registers behind a register its copies are added; see x86/crc32_ring.h. */",
+        "/* How many registers behind a register its copies are added; see x86/crc32_add.h. */",
         *(f"#define CRC32_ADD_{n} {distance}" for n, distance in enumerate(distances_of_adding(), 1)),
     ]
     return "\n".join([*lines, "", "#endif", ""])

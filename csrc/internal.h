@@ -331,6 +331,7 @@ enum { WM_AHEAD = 2048 };
 WM_KERNELS(WM_DECLARE)
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
+wm_crc32_fn crc32_x86_mixed_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx2;
 wm_crc32_fn crc32_x86_mixed_pclmulqdq_avx2;

@@ -57,7 +57,7 @@ static wm_variants choose(uint32_t features) {
     } else if (HAS(WM_AVX2 | WM_PCLMULQDQ))
         USE(crc32, crc32_x86_mixed_pclmulqdq_avx2);
     else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
-        USE(crc32, crc32_x86_pclmulqdq);
+        USE(crc32, crc32_x86_mixed_pclmulqdq);
 
     if (HAS(WM_AVX512))
         USE(fnv1a32, fnv1a32_x86_avx512);

@@ -41,7 +41,7 @@ TARGET uint32_t crc32_x86_vpclmulqdq_avx2(uint32_t state, const uint8_t *data, s
     return len < FOUR ? crc32_x86_pclmulqdq_avx2(state, data, len) : fold_all(state, data, len);
 }
 
-enum { FOLDED = 3, WORTH_WHILE = 3 * 15360 };
+enum { FOLDED = 3, WORTH_WHILE = 4 * 15360 };
 
 TARGET WM_INLINE void fold_step(vector *x, const uint8_t *p) {
     const vector k = EACH(6); /* three registers */
@@ -50,11 +50,15 @@ TARGET WM_INLINE void fold_step(vector *x, const uint8_t *p) {
     x[2] = fold(x[2], load(p + 64), k);
 }
 
+typedef vector adder;
 #define ADDING TARGET
-#define fewer crc32_x86_vpclmulqdq_avx2
-#include "crc32_ring.h"
+#define OVER EACH(32)
+#define XOR(a, b) _mm256_xor_si256(a, b)
+#define load_adder(p) load(p)
+#define fewest crc32_x86_vpclmulqdq_avx2
+#include "crc32_add.h"
 
 TARGET uint32_t crc32_x86_mixed_vpclmulqdq_avx2(uint32_t state, const uint8_t *data, size_t len) {
-    return len < WORTH_WHILE ? crc32_x86_vpclmulqdq_avx2(state, data, len) : add_ring(state, data, len);
+    return add_any(state, data, len);
 }
 #endif

@@ -51,11 +51,12 @@ static uint8_t *random_bytes(size_t len) {
 }
 
 static void test_crc(const char *name, wm_crc32_fn *crc32) {
-    /* Past 700 the lengths lie around the ends of blocks, 3 * 128, 256, 512, 1024, 1152, 1280 and 3 * 1024 bytes, and past the 16 KiB
-     * and so many windows of 1152 bytes, or three turns of 15360, or ten of 11520, where a kernel begins to be used. */
-    static const size_t more[] = {767,   768,   1023,  1024,  1025,  1151,  1152,  1407,   1408,   2047,  2048,  2687,
-                                  2688,  3071,  3072,  3073,  3455,  3456,  4096,  6144,   6145,   9216,  16383, 16384,
-                                  16385, 17279, 17280, 17281, 46079, 46095, 65535, 115199, 115231, 126720};
+    /* Past 700 the lengths lie around the ends of blocks, 640, 1024, 1152, 1280 and 3 * 1024 bytes, and past the 16 KiB and so many
+     * windows of 1152 bytes, three turns of 2400, four of 15360, four of 6720 and ten of 11520, where a kernel begins to be used. */
+    static const size_t more[] = {767,   768,   1023,  1024,  1025,  1151,  1152,  1407,   1408,   1535,
+                                  1536,  2047,  2048,  2687,  2688,  3071,  3072,  3073,   3455,   3456,
+                                  4096,  6144,  6145,  7199,  7200,  9216,  16383, 16384,  16385,  17279,
+                                  17280, 17281, 26879, 26895, 61439, 61471, 65535, 115199, 115231, 126720};
     int before = failures;
     for (size_t i = 0; i < 700 + sizeof more / sizeof *more; i++) {
         size_t len = i < 700 ? i : more[i - 700];
@@ -845,7 +846,10 @@ static void test_variants(void) {
         test_lookup("lookup_x86_avx512", lookup_x86_avx512), test_numbers("lookup_x86_avx512", lookup_x86_avx512),
             test_tables("tables_x86_avx512", tables_x86_avx512);
     if (cpu & WM_AVX2) test_products("combine_rows_x86_avx2", combine_rows_x86_avx2);
-    if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
+    if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) {
+        test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
+        test_crc("crc32_x86_mixed_pclmulqdq", crc32_x86_mixed_pclmulqdq);
+    }
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
 #if defined(WEIGHTMAP_EMULATE_AVX512ICL)
     const uint32_t icl = WM_AVX512, wide = WM_AVX2;

@@ -26,7 +26,9 @@ MIB = 1 << 20
 
 # Lengths beyond those that are all tried, each with one less and one more.
 LENGTHS = (
-    1408,  # the least that takes additions beside PCLMULQDQ: a step of 128 bytes and a block of 1280
+    768,  # the least that takes additions beside PCLMULQDQ: a step of 128 bytes and 40 registers of 128 bits
+    1408,  # the same with registers of 256 bits
+    1536,  # and of VPCLMULQDQ: a step of 256
     2048,  # four steps of eight zmm registers
     2688,  # two blocks of 1280, and the step
     3072,  # three streams of 1024 bytes on arm64
@@ -34,16 +36,19 @@ LENGTHS = (
     4096 + 128,  # that, and a step of 128-bit registers
     4096 + 512,  # and one of 512-bit registers
     6144,  # two blocks of 3072
+    7200,  # the least that portable C adds alone: three turns of 2400
     8192 + 128,  # whole steps of eight registers, and one more
     16384,  # the least that is worth mixing multiplications and matrices, on AMD's CPUs
     16384 + 896,  # fifteen windows of 1152 bytes, the unit of that
-    10 * 11520 + 31,  # the least that is worth a ring of additions, at any alignment
-    3 * 15360 + 31,  # the same of VPCLMULQDQ, on AMD's CPUs
+    10 * 11520 + 31,  # the least that is worth a ring of additions beside PCLMULQDQ, at any alignment
+    4 * 6720 + 15,  # the same in 128-bit registers
+    4 * 15360 + 31,  # and of VPCLMULQDQ, on AMD's CPUs
     12 * 11520 + 777,
     65536 + 240,  # as many folds of single registers as there can be after the last whole step
     4 * MIB,  # the least that a thread gets
     364 * 11520 + 31,  # a whole block of the ring: 4 MiB of turns
-    273 * 15360 + 31,  # the same of VPCLMULQDQ
+    624 * 6720 + 15,  # the same in 128-bit registers
+    273 * 15360 + 31,  # and of VPCLMULQDQ
     10 * MIB,  # several such blocks
 )
 

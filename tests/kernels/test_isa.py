@@ -58,7 +58,7 @@ NARROW = WIDE if "vpclmulqdq" in MAKER else "crc32_x86_mixed_pclmulqdq_avx2"
 WIDEST = {"crc32_x86_mixed_avx512", "crc32_x86_mixed_avx512_zen4"} if AMD else {"crc32_x86_vpclmulqdq_avx512"}
 CRC32 = {
     "portable": {"crc32_portable"},
-    "sse4": {"crc32_x86_pclmulqdq"},
+    "sse4": {"crc32_x86_mixed_pclmulqdq"},
     "avx2": {NARROW},
     "avx512": {NARROW},
     "avx512icl": WIDEST,
