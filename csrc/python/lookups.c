@@ -1,9 +1,61 @@
-/* finder and row_reader: functions for one hash index and for one table. A look-up calls both, and through cffi these calls would be
- * a third of its time. What they read was built and touched by this process, so they keep the lock.
+/* fstat, finder and row_reader: the state of one file, and functions for one hash index and for one table. A look-up calls all
+ * three, and through cffi these calls would be a third of its time. What the functions read was built and touched by this
+ * process, so they keep the lock.
  */
 #include "builtin.h"
 
+#include <structmember.h>
+
+#include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
+
+/* State: a wm_file. */
+typedef struct {
+    PyObject_HEAD wm_file file;
+} state;
+static PyTypeObject *state_type;
+
+static PyMemberDef state_members[] = {
+    {"fd", T_INT, offsetof(state, file.fd), READONLY, NULL},
+    {"mode", T_UINT, offsetof(state, file.mode), READONLY, NULL},
+    {"size", T_ULONGLONG, offsetof(state, file.size), READONLY, NULL},
+    {"device", T_ULONGLONG, offsetof(state, file.device), READONLY, NULL},
+    {"inode", T_ULONGLONG, offsetof(state, file.inode), READONLY, NULL},
+    {"mtime_ns", T_LONGLONG, offsetof(state, file.mtime_ns), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+/* unchanged(): see wm_unchanged in kernels.h. A server may take its time to answer, so it lets go of the lock. */
+static PyObject *unchanged(PyObject *self, PyObject *unused) {
+    int found;
+    Py_BEGIN_ALLOW_THREADS found = wm_unchanged(&((const state *)self)->file);
+    Py_END_ALLOW_THREADS return PyLong_FromLong(found);
+}
+
+static PyMethodDef state_methods[] = {{"unchanged", unchanged, METH_NOARGS, "unchanged()"}, {NULL, NULL, 0, NULL}};
+static PyType_Slot state_slots[] = {{Py_tp_members, state_members}, {Py_tp_methods, state_methods}, {0, NULL}};
+static PyType_Spec state_spec = {"weightmap._kernels.State", sizeof(state), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, state_slots};
+
+/* fstat(fd), or where Python asks the system itself, fstat(fd, mode, size, device, inode, mtime_ns). */
+static PyObject *file_state(PyObject *module, PyObject *args) {
+    int fd, error = 0;
+    unsigned mode = 0;
+    unsigned long long size = 0, device = 0, inode = 0;
+    long long mtime_ns = 0;
+    if (!PyArg_ParseTuple(args, "i|IKKKL", &fd, &mode, &size, &device, &inode, &mtime_ns)) return NULL;
+    wm_file file = {fd, mode, size, device, inode, mtime_ns};
+    if (PyTuple_Size(args) == 1) {
+        Py_BEGIN_ALLOW_THREADS error = wm_fstat(fd, &file);
+        Py_END_ALLOW_THREADS
+    }
+    errno = error;
+    if (error) return PyErr_SetFromErrno(PyExc_OSError);
+    state *made = (state *)PyType_GenericAlloc(state_type, 0);
+    if (made) made->file = file;
+    return (PyObject *)made;
+}
 
 /* What a function keeps: a copy of the struct, and the Python objects that own its memory. */
 typedef struct {
@@ -63,7 +115,7 @@ static PyObject *finder(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
     return function_over(&find_function, sizeof(wm_index), args, n_args);
 }
 
-/* row(i): dtype code, shape and begin of row i */
+/* row(i): dtype code, shape, number of elements (0 when it does not fit 64 bits) and begin of row i */
 static PyObject *row(PyObject *self, PyObject *number) {
     const wm_columns *columns = &((const kept *)PyCapsule_GetPointer(self, KEPT))->of.columns;
     const long long i = PyLong_AsLongLong(number);
@@ -75,15 +127,20 @@ static PyObject *row(PyObject *self, PyObject *number) {
         return NULL;
     }
     const uint32_t first = columns->dim_bounds[i], last = columns->dim_bounds[i + 1];
-    PyObject *shape = PyTuple_New((Py_ssize_t)(last - first)), *result = PyTuple_New(3);
+    PyObject *shape = PyTuple_New((Py_ssize_t)(last - first)), *result = PyTuple_New(4);
+    uint64_t elements = 1;
     int failed = !shape || !result;
     for (uint32_t d = first; !failed && d < last; d++) {
-        PyObject *size = PyLong_FromUnsignedLongLong(columns->dims[d]);
+        const uint64_t dim = columns->dims[d];
+        PyObject *size = PyLong_FromUnsignedLongLong(dim);
+        elements = dim && elements > UINT64_MAX / dim ? 0 : elements * dim;
         failed = !size || PyTuple_SetItem(shape, (Py_ssize_t)(d - first), size);
     }
     PyObject *code = failed ? NULL : PyLong_FromLong(columns->dtype[i]);
-    PyObject *begin = code ? PyLong_FromUnsignedLongLong(columns->begin[i]) : NULL;
+    PyObject *count = code ? PyLong_FromUnsignedLongLong(elements) : NULL;
+    PyObject *begin = count ? PyLong_FromUnsignedLongLong(columns->begin[i]) : NULL;
     if (!begin) {
+        Py_XDECREF(count);
         Py_XDECREF(code);
         Py_XDECREF(shape);
         Py_XDECREF(result);
@@ -91,7 +148,8 @@ static PyObject *row(PyObject *self, PyObject *number) {
     }
     PyTuple_SetItem(result, 0, code); /* takes the references; it cannot fail here */
     PyTuple_SetItem(result, 1, shape);
-    PyTuple_SetItem(result, 2, begin);
+    PyTuple_SetItem(result, 2, count);
+    PyTuple_SetItem(result, 3, begin);
     return result;
 }
 static PyMethodDef row_function = {"row", row, METH_O, "row(i)"};
@@ -101,14 +159,17 @@ static PyObject *row_reader(PyObject *module, PyObject *const *args, Py_ssize_t 
 }
 
 static PyMethodDef functions[] = {
+    {"fstat", file_state, METH_VARARGS, "fstat(fd)"},
     {"finder", WM_FUNCTION(finder), METH_FASTCALL, "finder(address of a wm_index, owner): a function of a text"},
     {"row_reader", WM_FUNCTION(row_reader), METH_FASTCALL, "row_reader(address of a wm_columns, owner): a function of a row"},
     {NULL, NULL, 0, NULL},
 };
 
 int wm_python_lookups(void) {
-    PyGILState_STATE state = PyGILState_Ensure();
-    const int failed = add_functions(functions);
-    PyGILState_Release(state);
+    PyGILState_STATE held = PyGILState_Ensure();
+    state_type = (PyTypeObject *)PyType_FromSpec(&state_spec);
+    if (!state_type) PyErr_Clear();
+    const int failed = !state_type || add_functions(functions) ? -1 : 0;
+    PyGILState_Release(held);
     return failed;
 }

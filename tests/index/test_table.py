@@ -232,7 +232,7 @@ def test_rows_are_read_within_the_columns_alone():
     names = [bytes([65 + i]) for i in range(26)]
     read = columns_of(names).raw
     gc.collect()
-    assert [read(i) for i in range(26)] == [(0, (0,), 0)] * 26
+    assert [read(i) for i in range(26)] == [(0, (0,), 0, 0)] * 26
     for i in (-1, 26, 1 << 63):
         with pytest.raises((IndexError, OverflowError)):
             read(i)
@@ -242,6 +242,17 @@ def test_rows_are_read_within_the_columns_alone():
         columns = kernels.Columns(b"x", names, np.zeros(1, np.uint8), ones, lying, ones[:1])
         with pytest.raises(IndexError, match="no row 0"):
             columns.raw(0)
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (5,), (2, 3, 4), (0, 3), (3, 0), (2**32, 2**31), (2**32, 2**32), (2**32, 2**32, 0), (2**64 - 1, 1)]
+)
+def test_elements_are_counted_in_64_bits(shape):
+    dims, bounds = np.array(shape, np.uint64), np.array([0, len(shape)], np.uint32)
+    nothing, start = np.zeros(1, np.uint8), np.array([7], np.uint64)
+    columns = kernels.Columns(b"x", np.arange(2, dtype=np.uint32), nothing, dims, bounds, start)
+    count = math.prod(shape)
+    assert columns.raw(0) == (0, shape, count if count < 2**64 else 0, 7)
 
 
 def test_columns_find_by_one_pass():

@@ -1,5 +1,6 @@
 """Functions of the C module at their bounds: what is accepted at the last value, and refused at the one beyond it."""
 
+import errno
 import os
 import struct
 
@@ -181,6 +182,25 @@ def test_descriptor_zero_is_a_file_like_any_other(tmp_path, name):
     finally:
         os.dup2(kept, 0)
         os.close(kept)
+
+
+@pytest.mark.parametrize("system", ["posix", "nt"])
+def test_the_state_of_a_file(tmp_path, monkeypatch, system):
+    """It has what the system says, by C or by Python, and tells when the file is another."""
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    monkeypatch.setattr("weightmap.kernels._files.os.name", system)
+    with path.open("r+b") as file:
+        fd, status = file.fileno(), path.stat()
+        seen = kernels.fstat(fd)
+        assert (seen.fd, seen.mode, seen.size, seen.mtime_ns) == (fd, status.st_mode, 3, status.st_mtime_ns)
+        assert (seen.device, seen.inode) == (status.st_dev, status.st_ino)
+        assert seen.unchanged() == 1
+        file.truncate(2)
+        assert seen.unchanged() == 0
+    assert seen.unchanged() == -errno.EBADF
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        kernels.fstat(fd)
 
 
 # -------------------------------------------------------------------------------------------------- columns, many rows

@@ -73,7 +73,7 @@ class ColumnTable(Table):
 
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
-        code, shape, offset = self._columns.raw(i)
+        code, shape, count, offset = self._columns.raw(i)
         rules = self.rules
         dtype = rules.dtypes[code]
         if dtype is None:
@@ -83,7 +83,7 @@ class ColumnTable(Table):
             row = self._declared_row(i, dtype, shape, offset)
             dtype, shape, _, offset, nbytes, geometry, _ = row
             return dtype, shape, offset, nbytes, None if geometry is None and dtype.loaded is not None else row
-        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
+        nbytes = ((count or math.prod(shape)) * dtype.bits + 7) >> 3
         if offset > rules.data_size - nbytes:
             self._out_of_range(i, offset + nbytes)
         if not nbytes or len(shape) not in rules.ndims:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.kernels import State
+
 # Ways to touch pages; kernels.h numbers them in this order.
 ADVICE = ("normal", "random", "sequential")
 _WINDOWS = os.name == "nt"
@@ -93,8 +95,8 @@ def read_into(file: Descriptor, buffer: memoryview, offset: int, name: str) -> i
     return filled
 
 
-def identity_of(seen: Any) -> tuple[int, ...]:
-    """Return device, inode, size and modification time in ns of a wm_file."""
+def identity_of(seen: State) -> tuple[int, ...]:
+    """Return device, inode, size and modification time in ns of the state of a file."""
     return seen.device, seen.inode, seen.size, seen.mtime_ns
 
 
@@ -112,7 +114,7 @@ def open_again(path: str, name: str, identity: Sequence[int]) -> Descriptor:
     return file
 
 
-def check_path(path: str, seen: Any, name: str) -> None:
+def check_path(path: str, seen: State, name: str) -> None:
     """Raise `FileChangedError` if `path` still leads to the file that was `seen` and that file has changed.
 
     If the path leads elsewhere or nowhere, the file was replaced or deleted, and its mapping is still valid.
@@ -127,14 +129,14 @@ def check_path(path: str, seen: Any, name: str) -> None:
         raise _changed(seen, now.st_size, now.st_mtime_ns, name)
 
 
-def fail_changed(seen: Any, unchanged: int, name: str) -> NoReturn:
-    """Raise the error for the outcome of `kernels.unchanged`, 0 or a negative errno."""
+def fail_changed(seen: State, unchanged: int, name: str) -> NoReturn:
+    """Raise the error for the outcome of `State.unchanged`, 0 or a negative errno."""
     if unchanged < 0:  # a server that no longer knows the file will not deliver its pages either
         raise OSError(-unchanged, os.strerror(-unchanged), name)
     now = kernels.fstat(seen.fd)
     raise _changed(seen, now.size, now.mtime_ns, name)
 
 
-def _changed(seen: Any, size: int, mtime_ns: int, name: str) -> FileChangedError:
+def _changed(seen: State, size: int, mtime_ns: int, name: str) -> FileChangedError:
     now, then = (f"{size} bytes, modified at {ns} ns" for size, ns in ((size, mtime_ns), (seen.size, seen.mtime_ns)))
     return FileChangedError("the file was changed after it was opened: it", path=name, expected=then, actual=now)

@@ -107,7 +107,7 @@ class Source:
     private = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
     _released: str | None = None  # the path of a file whose descriptor was released
-    _seen: Any = None  # the file's state when it was opened, a wm_file: see kernels.h
+    _seen: Any = None  # the file's state when it was opened, a `State`
     _identity: tuple[int, ...] | None = None
     _file: Descriptor | None = None
     _octets: NDArray[np.uint8] | None = None
@@ -547,7 +547,7 @@ class Source:
         """
         file = self._file  # held, so that another thread cannot close it now
         if file is not None:
-            unchanged = kernels.unchanged(self._seen)
+            unchanged = self._seen.unchanged()
             if unchanged <= 0:
                 fail_changed(self._seen, unchanged, self.name)
         elif self._released is not None:

@@ -39,7 +39,6 @@ from weightmap.kernels._files import (
     new_buffer,
     populate,
     take_ownership,
-    unchanged,
     will_need,
     with_temporary,
 )
@@ -84,7 +83,7 @@ from weightmap.kernels._strings import (
 )
 
 if TYPE_CHECKING:
-    from weightmap._kernels import Temporary
+    from weightmap._kernels import State, Temporary
 
 __all__ = [
     "available_isas",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import as_input, ffi, from_buffer, lib, module
+from weightmap.kernels._native import as_input, from_buffer, lib, module
+
+if TYPE_CHECKING:
+    from weightmap._kernels import State
 
 
 def map_file(fd: int, size: int, *, cow: bool, sealed: bool = False) -> Any:
@@ -39,20 +41,13 @@ def will_need(memory: Any, offset: int, size: int) -> None:
     lib.wm_will_need(buffer, len(buffer), offset, size)
 
 
-def fstat(fd: int) -> Any:
-    """Return the state of an open file, a wm_file, with which `unchanged` compares a later state."""
-    file = ffi.new("wm_file *")
-    error = lib.wm_fstat(fd, file)
-    if error == errno.ENOSYS and os.name == "nt":
-        status = os.fstat(fd)
-        ours = (fd, status.st_mode, status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns)
-        return ffi.new("wm_file *", ours)
-    if error:
-        raise OSError(error, os.strerror(error))
-    return file
+def fstat(fd: int) -> State:
+    """Return the state of an open file, which tells later whether it is `unchanged`. Raises OSError."""
+    if os.name != "nt":
+        return module.fstat(fd)
+    status = os.fstat(fd)
+    return module.fstat(fd, status.st_mode, status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns)
 
-
-unchanged = lib.wm_unchanged
 
 # These own what the system returns from the first moment on: see csrc/python/owners.c.
 Descriptor = module.Descriptor

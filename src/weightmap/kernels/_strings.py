@@ -53,11 +53,12 @@ class Columns:
     native : wm_columns
         Its pointers are attributes of this object too.
     raw : callable
-        ``raw(i)`` returns dtype code, shape and begin of row i. Made at the first use.
+        ``raw(i)`` returns dtype code, shape, number of elements and begin of row i; a number that does not fit 64 bits
+        is 0. Made at the first use.
     """
 
     __slots__ = ("_memory", "count", "n_dims", "names_len", "native", "raw")
-    raw: Callable[[int], tuple[int, tuple[int, ...], int]]
+    raw: Callable[[int], tuple[int, tuple[int, ...], int, int]]
 
     def __init__(
         self,
