@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
 import os
 import shlex
@@ -110,6 +111,16 @@ class NumpyLoop:
         return time.perf_counter() - begin
 
 
+class InTurn:
+    """The clock of calls that several clocks take in turn."""
+
+    def __init__(self, clocks: list[Clock]) -> None:
+        self.each, self.info = itertools.cycle(clocks), clocks[0].info
+
+    def __call__(self, calls: int) -> float:
+        return sum(next(self.each)(1) for _ in range(calls))
+
+
 def loop(kind: str, array: NDArray[Any], threads: int, half: NDArray[Any] | None = None) -> Clock:
     """Return the clock of passes over an array: reading it, writing it, or copying one half over the other.
 
@@ -143,13 +154,19 @@ def fresh(nbytes: int, *, streaming: bool) -> Clock:
 
 
 def of(
-    kinds: tuple[str, ...], array_of: Callable[..., NDArray[Any]], threads: tuple[int, ...] = (1,)
+    kinds: tuple[str, ...], array_of: Callable[..., NDArray[Any] | list[NDArray[Any]]], threads: tuple[int, ...] = (1,)
 ) -> dict[str, Contender]:
-    """Return the limits of these kinds; `array_of(*case)` is the array of a case."""
+    """Return the limits of these kinds; `array_of(*case)` is that of a case, or its arrays, taken in turn."""
+
+    def prepare(*case: Any, kind: str, count: int) -> Clock:
+        found = array_of(*case)
+        if isinstance(found, list):
+            return InTurn([loop(kind, array, count) for array in found])
+        return loop(kind, found, count)
+
     return {
         f"limit: {kind}" + (f", {count} threads" if count > 1 else ""): limit(
-            functools.partial(lambda *case, kind, count: loop(kind, array_of(*case), count), kind=kind, count=count),
-            count,
+            functools.partial(prepare, kind=kind, count=count), count
         )
         for kind in kinds
         for count in threads

@@ -6,10 +6,11 @@
 enum { LANES = 16, LINE = 64 }; /* values that are rounded together, and bytes of values that are looked up together */
 enum { AS_FLOAT32 = 0, AS_FLOAT16 = 1, AS_BFLOAT16 = 2 };
 
-/* float32 to bfloat16: the nearest, ties to even; a NaN keeps its sign alone. */
+/* float32 to bfloat16: the nearest, ties to even; a NaN keeps its sign alone. Without a comparison, so that gcc makes vectors of it. */
 static inline uint16_t narrow_to_bfloat16(float value) {
     const uint32_t bits = bits_of_float(value), rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-    return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? (bits >> 16 & 0x8000) | 0x7FC0 : rounded);
+    const uint32_t nan = 0 - ((0x7F800000 - (bits & 0x7FFFFFFF)) >> 31); /* all bits of one */
+    return (uint16_t)((rounded & ~nan) | (((bits >> 16 & 0x8000) | 0x7FC0) & nan));
 }
 
 static inline uint64_t coded_bytes(int type) { return type == AS_FLOAT32 ? 4 : 2; }

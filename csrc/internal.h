@@ -228,19 +228,19 @@ typedef struct {
 } wm_grouped;
 typedef void wm_groups_fn(const wm_grouped *w, uint64_t begin, uint64_t end);
 
-/* Looks up n codes of a row, in blocks of `width`: see lookup.h. Block b has the table which[b], or b where `which` is NULL, of
- * `bytes` for each value. Only output whose lines and blocks are aligned to 64 bytes may be streamed. Where codes are `numbers`
+/* Looks up n codes of `rows` rows, in blocks of `width`: see lookup.h. Block b has the table which[b], or b where `which` is NULL, of
+ * `bytes` for each value. Codes of a row lie `codes_apart` bytes behind those of the row before, its values `out_apart`. Only output whose lines and blocks are aligned to 64 bytes may be streamed. Where codes are `numbers`
  * other than WM_ANY_NUMBERS, the values are (number - zeros[table]) * scales[table] rounded to a type; no zeros where they are NULL. */
 enum { WM_ANY_NUMBERS, WM_INTEGERS, WM_E4M3 };
 typedef struct {
     const uint8_t *codes, *tables, *which;
     uint8_t *out;
-    uint64_t n, width;
+    uint64_t n, width, rows, codes_apart, out_apart;
     int bits, bytes, high_first, streaming;
     const float *scales, *zeros;
     int numbers, type;
 } wm_looked;
-typedef void wm_lookup_fn(const wm_looked *row);
+typedef void wm_lookup_fn(const wm_looked *rows);
 /* Makes n tables of `codes` values each, a multiple of 16: (values[q] - zeros[i * step]) * scales[i * step] * factor. No zeros where
  * `zeros` is NULL. */
 typedef struct {

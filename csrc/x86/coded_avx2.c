@@ -101,8 +101,8 @@ TARGET WM_INLINE __m256i scale_16(__m128i codes, __m256 s, __m256 z, int numbers
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(x, 16), _mm256_srli_epi32(y, 16)), 0xD8);
 }
 
-TARGET WM_INLINE uint64_t scale_codes(const uint8_t *codes, uint64_t n, float scale, float zero, const uint8_t *table,
-                                      int numbers, int type, uint8_t *out, int streaming) {
+TARGET WM_INLINE void scale_codes(const uint8_t *codes, uint64_t n, float scale, float zero, const uint8_t *table, int numbers,
+                                  int type, uint8_t *out, int streaming) {
     const __m256 s = _mm256_set1_ps(scale), z = _mm256_set1_ps(zero);
     const __m256i nan = _mm256_set1_epi8(0x7F);
     uint64_t i = 0;
@@ -115,46 +115,61 @@ TARGET WM_INLINE uint64_t scale_codes(const uint8_t *codes, uint64_t n, float sc
                               scale_16(_mm256_extracti128_si256(c, 1), s, z, numbers, type)},
                        out, streaming);
     }
-    return i;
 }
 
-/* Numbers of E4M3 times s as bfloat16, where none of a normal one is subnormal or infinite: they have the bits that the table gives
- * to those of the smallest exponent, and a larger exponent. A normal product and its rounding are the same in every binade. */
-TARGET WM_INLINE uint64_t shift_exponents(const uint8_t *codes, uint64_t n, const uint8_t *table, uint8_t *out, int streaming) {
-    const nibbles_2 t = load_nibbles_2(table, table); /* of exponents 0 and 1 */
-    const __m256i least = _mm256_set1_epi8(8), most = _mm256_set1_epi8(0x78), nan = _mm256_set1_epi8(0x7F);
-    uint64_t i = 0;
-    for (; i + 32 <= n; i += 32, codes += 32, out += LINE) {
-        const __m256i in_order = _mm256_loadu_si256((const __m256i *)(const void *)codes);
-        const __m256i c = _mm256_permute4x64_epi64(in_order, 0xD8), magnitudes = _mm256_and_si256(c, nan);
-        if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(magnitudes, nan))) {
-            wm_look_up_some(codes, 8, 0, 0, 32, table, 2, out);
-            continue;
-        }
-        const __m256i above = _mm256_subs_epu8(_mm256_and_si256(c, most), least), at = _mm256_sub_epi8(magnitudes, above);
+/* Numbers of E4M3 times s as bfloat16, of which the table's eighth is normal, and twice as large 14 times over is not infinite: numbers
+ * have the bits that the table gives to those of the two smallest exponents, and a larger exponent. A normal product and its rounding
+ * are the same in every binade. */
+TARGET WM_INLINE void shift_exponents(nibbles_2 t, const uint8_t *codes, int lines, const uint8_t *table, uint8_t *out,
+                                      int streaming) {
+    const __m256i least = _mm256_set1_epi8(8), exponent = _mm256_set1_epi8(0x78), nan = _mm256_set1_epi8(0x7F);
+    __m256i c[4], most = _mm256_setzero_si256();
+    for (int i = 0; i < lines; i++) {
+        if (i % 2 == 0) PREFETCH(codes + 32 * i + WM_AHEAD);
+        c[i] = _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i *)(const void *)(codes + 32 * i)), 0xD8);
+        most = _mm256_max_epu8(most, _mm256_and_si256(c[i], nan));
+    }
+    if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(most, nan))) {
+        wm_look_up_some(codes, 8, 0, 0, 32 * (uint64_t)lines, table, 2, out);
+        return;
+    }
+    for (int i = 0; i < lines; i++, out += LINE) {
+        const __m256i above = _mm256_subs_epu8(_mm256_and_si256(c[i], exponent), least), none = _mm256_setzero_si256();
+        const __m256i at = _mm256_sub_epi8(_mm256_and_si256(c[i], nan), above);
         const __m256i low = _mm256_shuffle_epi8(t.low, at);
-        const __m256i high = _mm256_xor_si256(_mm256_shuffle_epi8(t.high, at), _mm256_andnot_si256(nan, c));
-        const __m256i none = _mm256_setzero_si256();
+        const __m256i high = _mm256_xor_si256(_mm256_shuffle_epi8(t.high, at), _mm256_andnot_si256(nan, c[i]));
         const __m256i a = _mm256_slli_epi16(_mm256_unpacklo_epi8(above, none), 4);
         const __m256i b = _mm256_slli_epi16(_mm256_unpackhi_epi8(above, none), 4);
         store_line(
             (line){_mm256_add_epi16(_mm256_unpacklo_epi8(low, high), a), _mm256_add_epi16(_mm256_unpackhi_epi8(low, high), b)},
             out, streaming);
     }
-    return i;
 }
 
-TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uint8_t *table, const uint8_t *codes, uint64_t n,
-                                       uint8_t *out, int streaming) {
-    if (w->numbers == WM_ANY_NUMBERS) return 0;
+TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uint8_t *table, uint64_t c, uint64_t n,
+                                       int streaming) {
+    if (w->numbers == WM_ANY_NUMBERS || (w->numbers == WM_E4M3 && w->zeros)) return 0;
+    const int type = w->type, shifts = w->numbers == WM_E4M3 && type == AS_BFLOAT16;
+    const unsigned exponent = load_le16(table + 2 * 8) >> 7 & 255;
     const uint64_t at = w->which ? w->which[b] : b;
     const float s = w->scales[at] * (w->numbers == WM_E4M3 ? 256 : 1), z = w->zeros ? w->zeros[at] : 0;
-    if (!is_finite(s) || !is_finite(z) || (w->numbers == WM_E4M3 && w->zeros)) return 0;
-    if (w->numbers == WM_E4M3 && w->type == AS_BFLOAT16)
-        return fabsf(s) > 0x1p-100f && fabsf(s) < 0x1p100f ? shift_exponents(codes, n, table, out, streaming) : 0;
-    if (w->numbers == WM_E4M3) return scale_codes(codes, n, s, z, table, WM_E4M3, AS_FLOAT16, out, streaming);
-    return w->type == AS_FLOAT16 ? scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_FLOAT16, out, streaming)
-                                 : scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_BFLOAT16, out, streaming);
+    if (shifts ? exponent < 2 || exponent + 14 > 253 : !is_finite(s) || !is_finite(z)) return 0;
+    const nibbles_2 t = load_nibbles_2(table, table);
+    const uint8_t *codes = w->codes + c;
+    uint8_t *out = w->out + 2 * c;
+    for (uint64_t r = 0; r < w->rows; r++, codes += w->codes_apart, out += w->out_apart) {
+        uint64_t i = 0;
+        if (w->numbers == WM_E4M3 && type == AS_FLOAT16) {
+            scale_codes(codes, n, s, z, table, WM_E4M3, AS_FLOAT16, out, streaming);
+        } else if (!shifts) {
+            type == AS_FLOAT16 ? scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_FLOAT16, out, streaming)
+                               : scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_BFLOAT16, out, streaming);
+        } else {
+            for (; i + 128 <= n; i += 128) shift_exponents(t, codes + i, 4, table, out + 2 * i, streaming);
+            for (; i + 32 <= n; i += 32) shift_exponents(t, codes + i, 1, table, out + 2 * i, streaming);
+        }
+    }
+    return n / 32 * 32;
 }
 
 #define TURNED 32

@@ -73,13 +73,18 @@ TARGET WM_INLINE line look_32(const bytes_2 *t, const uint8_t *codes) {
     return _mm512_mask_blend_epi16(last, low, _mm512_mask_blend_epi16(second, quarter[2], quarter[3]));
 }
 
-TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uint8_t *table, const uint8_t *codes, uint64_t n,
-                                       uint8_t *out, int streaming) {
-    uint64_t i = 0;
+TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uint8_t *table, uint64_t c, uint64_t n,
+                                       int streaming) {
+    const uint8_t *codes = w->codes + c;
+    uint8_t *out = w->out + 2 * c;
     if (n < 32) return 0;
     const bytes_2 t = load_bytes_2(table);
-    for (; i + 32 <= n; i += 32) store_line(look_32(&t, codes + i), out + 2 * i, streaming);
-    return i;
+    for (uint64_t r = 0; r < w->rows; r++, codes += w->codes_apart, out += w->out_apart)
+        for (uint64_t i = 0; i + 32 <= n; i += 32) {
+            PREFETCH(codes + i + WM_AHEAD);
+            store_line(look_32(&t, codes + i), out + 2 * i, streaming);
+        }
+    return n / 32 * 32;
 }
 
 #define TURNED 64

@@ -8,6 +8,7 @@ import numpy as np
 
 from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
 from weightmap.quant.checkpoints._codings import Transposed
+from weightmap.quant.pieced import unpacked
 from weightmap.quant.repacking import integer_blocks, integers_fit
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from weightmap.quant.pieced import Coding, Pieces
     from weightmap.quant.repacking import Held, Layout
 
-# The nibble of a word that has each of its eight outputs.
-_NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
 _MIDDLE = 8
 
 
@@ -46,7 +45,7 @@ class AwqCoding(Transposed):
     def zero_points(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Transposed.zero_points`."""
         if self.zeros:
-            return _outputs(pieces["qzeros"])
+            return _outputs(pieces["qzeros"]).astype(np.float32)
         return np.full((len(pieces["scales"]), last - first), _MIDDLE, np.float32)
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
@@ -58,15 +57,17 @@ class AwqCoding(Transposed):
     def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
-        codes = _outputs(pieces["qweight"]).T.astype(np.uint8)
+        codes = _outputs(pieces["qweight"]).T
         return integer_blocks(layout, codes, pieces["scales"].T, self.block_size)
 
 
-def _outputs(words: NDArray[Any]) -> NDArray[np.float32]:
-    found = np.empty((*words.shape, len(_NIBBLES)), np.float32)
-    for output, nibble in enumerate(_NIBBLES):
-        found[..., output] = words >> 4 * nibble & 15
-    return found.reshape(len(words), -1)
+def _outputs(words: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the codes of words in the order of outputs: nibbles of the lower half and of the upper one take turns."""
+    found: NDArray[Any] = words.view(np.uint32)
+    for shift, middle in ((8, 0x0000FF00), (4, 0x00F000F0)):
+        exchanged = (found ^ found >> shift) & middle
+        found = found ^ exchanged ^ exchanged << shift
+    return unpacked(found.view(np.int32), 4, 8 * words.shape[-1])
 
 
 class Awq(Method):

@@ -138,7 +138,7 @@ class PackedCoding(Coding):
         return integer_blocks(layout, codes, pieces["weight_scale"], self.block_size)
 
     def _codes(self, words: NDArray[Any], count: int) -> NDArray[np.uint8]:
-        if self.spans:
+        if self.spans or 32 % self.bits == 0:
             return unpacked(words, self.bits, count)
         each = 32 // self.bits
         shifts = np.arange(each, dtype=np.uint32) * np.uint32(self.bits)
