@@ -140,7 +140,8 @@ def measure(figure: Figure, run: Run, group: str, ours: str) -> Measured:
     """Measure one of ours in one group."""
     entry = run.groups[group][ours]
     if figure.info:
-        return Measured(float(entry.info[figure.info]), entry)
+        unit = run.groups[group][figure.rivals[0]].info[figure.info] if figure.beside else 1
+        return Measured(float(entry.info[figure.info]) / unit, entry)
     if figure.at_least is None:
         return Measured(entry.median * SECONDS[figure.unit], entry)
     other = beside(figure, run, entry)

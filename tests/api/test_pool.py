@@ -13,6 +13,7 @@ from tests.builders import safetensors as st
 from tests.support import peak_of
 
 import weightmap as wm
+from weightmap.io import arena
 from weightmap.io import direct as direct_reading
 from weightmap.io.arena import Arena
 from weightmap.io.direct import ALIGN
@@ -301,6 +302,15 @@ def test_memory_stays_within_the_budget(tmp_path):
         wm.save(tmp_path / f"{name}.safetensors", {f"t{size}": np.ones(size, np.uint8) for size in some})
     models = (tmp_path / f"{name}.safetensors" for name in ("big", "small"))
     assert peak_of(HELD, *models, tmp_path / "out") < 8 << 20
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has small pages only")
+@pytest.mark.parametrize(("dear", "flag"), [(-1, "nh"), (1 << 60, "hg")])
+def test_an_arena_has_huge_pages_where_they_are_cheap(monkeypatch, dear, flag):
+    monkeypatch.setattr(arena, "_DEAR", dear)
+    array = Arena(huge=False).allocate(ALIGN, 0)
+    _, mapping = Path("/proc/self/smaps").read_text(encoding="utf-8").split(f"\n{array.ctypes.data & -(2 << 20):x}-", 1)
+    assert flag in next(line for line in mapping.splitlines() if line.startswith("VmFlags")).split()
 
 
 @pytest.mark.parametrize("huge", [True, False])

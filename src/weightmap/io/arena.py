@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 import weakref
 from bisect import bisect_left, insort
 from collections import deque
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     Place = tuple[int, int]  # number of a segment, offset there
 
 # Bytes of addresses that are taken at once, and of a huge page. A read past the page cache looks up every page: into
-# huge ones it takes a fifth of the processor's time. Where the first touch of one is dear, as in virtual machines that
-# give free memory back to their host, that pays only where pages are read to again and again.
+# huge ones it takes a fifth of the processor's time.
 _SEGMENT = 64 << 20
 _HUGE = 2 << 20
+# Virtual machines may give free huge pages back to their host. The first touch of one takes 4 to 6 ms then instead of
+# 0.1, while memory that is free in smaller pieces is still there. Where pages are not read to again and again, the
+# first of so many segments tells whether they have huge pages: if touching one takes no more nanoseconds.
+_ALIKE, _DEAR = 4, 1_000_000
 # Memory of this process alone: by default it would be shared with children.
 _PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 _GIVE_BACK = getattr(mmap, "MADV_DONTNEED", None)
@@ -79,11 +83,12 @@ class Arena:
     Parameters
     ----------
     huge : bool
-        Whether to ask for huge pages.
+        Whether to ask for huge pages although the first touch of one is dear.
     """
 
     def __init__(self, *, huge: bool) -> None:
-        self._page = _HUGE if huge and hasattr(mmap, "MADV_HUGEPAGE") else mmap.PAGESIZE
+        self._page = _HUGE if hasattr(mmap, "MADV_HUGEPAGE") else mmap.PAGESIZE
+        self._huge, self._dear = huge, False
         self._lock = threading.Lock()
         self._segments: list[tuple[mmap.mmap, int]] = []  # with where the first huge page begins
         self._arrays: dict[Place, weakref.ref[Any]] = {}  # with a callback: that of a dead reference is never called
@@ -187,7 +192,14 @@ class Arena:
     def _segment(self, size: int) -> tuple[mmap.mmap, int]:
         """Return memory, and where its first page begins."""
         memory = mmap.mmap(-1, size + self._page, **_PRIVATE)
+        first = -np.frombuffer(memory, np.uint8).ctypes.data % self._page
         if self._page > mmap.PAGESIZE:
             with suppress(OSError):  # a system without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        return memory, -np.frombuffer(memory, np.uint8).ctypes.data % self._page
+                if not self._huge and len(self._segments) % _ALIKE == 0:
+                    begin = time.thread_time_ns()
+                    memory[first] = 0
+                    self._dear = time.thread_time_ns() - begin > _DEAR
+                if self._dear:
+                    memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return memory, first

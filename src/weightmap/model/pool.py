@@ -183,7 +183,7 @@ class Pool:
         self._waiting: list[tuple[tuple[int, int], Key]] = []
         self._counts: dict[Key, int] = {}
         self._ticks = self._asked = 0
-        self._arena = Arena(huge=direct or self.budget < size)
+        self._arena = Arena(huge=self.budget < size)  # else no page is read to again
         self._awaited = 0  # bytes of slots that are not allocated yet
         self._resident = self._hits = self._misses = self._evictions = self._read_nbytes = 0
         self._closed = False
