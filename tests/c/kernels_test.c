@@ -496,17 +496,19 @@ static void test_lookup(const char *name, wm_lookup_fn *look_up) {
     for (size_t i = 0; i < sizeof widths / sizeof *widths * 16; i++) {
         const uint64_t width = widths[i / 16], n = 3 * width + i % 3 * width / 2 + 1, blocks = ceil_div(n, width);
         const int bits = i & 1 ? 4 : 8, bytes = i & 2 ? 4 : 2, high_first = i & 1 && i & 8;
-        uint8_t *codes = random_bytes(bits == 8 ? n : (n + 1) / 2), *which = i & 4 ? random_bytes(blocks) : NULL;
-        uint8_t *tables = random_bytes((uint64_t)bytes << bits << 8), *out = malloc(n * (uint64_t)bytes);
+        const uint64_t rows = 1 + i % 5 / 2, apart = bits == 8 ? n : (n + 1) / 2, out_apart = n * (uint64_t)bytes;
+        uint8_t *codes = random_bytes(rows * apart), *which = i & 4 ? random_bytes(blocks) : NULL;
+        uint8_t *tables = random_bytes((uint64_t)bytes << bits << 8), *out = malloc(rows * out_apart);
         if (!out) exit(2);
-        const wm_looked row = {codes, tables, which, out, n, width, bits, bytes, high_first, 0, NULL, NULL, WM_ANY_NUMBERS, 0};
-        look_up(&row);
-        for (uint64_t c = 0; c < n; c++) {
-            const uint64_t block = c / width, table = which ? which[block] : block;
-            uint64_t code = codes[bits == 8 ? c : c / 2];
+        const wm_looked looked = {codes, tables, which,      out, n,    width, rows,           apart, out_apart,
+                                  bits,  bytes,  high_first, 0,   NULL, NULL,  WM_ANY_NUMBERS, 0};
+        look_up(&looked);
+        for (uint64_t at = 0; at < rows * n; at++) {
+            const uint64_t c = at % n, block = c / width, table = which ? which[block] : block;
+            uint64_t code = codes[at / n * apart + (bits == 8 ? c : c / 2)];
             if (bits == 4) code = (c % 2 == 1) != high_first ? code / 16 : code % 16;
             const uint8_t *wanted = tables + ((table << bits) + code) * (uint64_t)bytes;
-            check(!memcmp(out + c * (uint64_t)bytes, wanted, (size_t)bytes), name, c);
+            check(!memcmp(out + at * (uint64_t)bytes, wanted, (size_t)bytes), name, at);
         }
         free(codes), free(which), free(tables), free(out);
     }
@@ -515,14 +517,14 @@ static void test_lookup(const char *name, wm_lookup_fn *look_up) {
 
 /* Integers and float8 numbers, all 256 of them, times scales of every kind: as in tables, whether they are looked up or computed. */
 static void test_numbers(const char *name, wm_lookup_fn *look_up) {
-    enum { BLOCKS = 200, WIDTH = 300, N = BLOCKS * WIDTH };
+    enum { BLOCKS = 200, WIDTH = 300, N = BLOCKS * WIDTH, BOTH = 2 };
     static const uint32_t scale_bits[] = {0x7FC00123, 0xFF800000, 0x7F7FFFFF, 0x7B800000,
                                           0x00000001, 0x80400000, 0x80000000, 0x477FE000};
     int before = failures;
     for (int i = 0; i < 12; i++) {
         const int numbers = i % 2 ? WM_E4M3 : WM_INTEGERS, type = i / 2 % 2 ? AS_FLOAT16 : AS_BFLOAT16, way = i / 4;
-        uint8_t *codes = random_bytes(N), *which = way == 1 ? random_bytes(BLOCKS) : NULL;
-        uint8_t *tables = malloc(2 * 256 * 256), *out = malloc(2 * N);
+        uint8_t *codes = random_bytes(BOTH * N), *which = way == 1 ? random_bytes(BLOCKS) : NULL;
+        uint8_t *tables = malloc(2 * 256 * 256), *out = malloc(2 * BOTH * N);
         float values[256], scales[256], zeros[256];
         if (!tables || !out) exit(2);
         for (unsigned q = 0; q < 256; q++) {
@@ -540,10 +542,11 @@ static void test_numbers(const char *name, wm_lookup_fn *look_up) {
         for (unsigned q = 64; q < 256; q++) scales[q] = (float)(next_random() % 1000) / 3e5f;
         const wm_tabled made = {values, scales, way == 2 ? zeros : NULL, tables, 256, 1, 256, type, 1};
         tables_portable(&made);
-        const wm_looked row = {codes, tables, which, out, N, WIDTH, 8, 2, 0, 0, scales, way == 2 ? zeros : NULL, numbers, type};
-        look_up(&row);
-        for (uint64_t c = 0; c < N; c++) {
-            const uint64_t table = which ? which[c / WIDTH] : c / WIDTH;
+        const wm_looked rows = {
+            codes, tables, which, out, N, WIDTH, BOTH, N, 2 * N, 8, 2, 0, 0, scales, way == 2 ? zeros : NULL, numbers, type};
+        look_up(&rows);
+        for (uint64_t c = 0; c < BOTH * N; c++) {
+            const uint64_t table = which ? which[c % N / WIDTH] : c % N / WIDTH;
             check(!memcmp(out + 2 * c, tables + 2 * (256 * table + codes[c]), 2), name, c);
         }
         free(codes), free(which), free(tables), free(out);
