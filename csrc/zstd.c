@@ -35,6 +35,7 @@ typedef struct {
     uint64_t *list, count, capacity, next; /* next: the first one that the caller has not got */
     uint32_t *lines, dropped; /* number of the first entry at or behind each line, those before `list` counted too */
     uint64_t line_mask, next_line;
+    int lined; /* whether there are lines */
     /* Or the bytes as they are: those of the last block end at `at`, older ones lie behind them up to `old`. */
     uint8_t *history;
     uint64_t at, old, room;
@@ -322,45 +323,61 @@ static int read_literals(decoder *d, span *in, const uint8_t **literals, uint64_
 }
 
 /* ------------------------------------------------------------------------------------------------- the bytes, as a list
- * How many bytes differ from zero in the literals and the match of a sequence is what a processor guesses wrong. So the first
- * of each are added without a branch: written, and then counted or not. */
+ * How many bytes differ from zero in the literals of a sequence is what a processor guesses wrong. So the first of these are added
+ * without a branch: written, and then counted or not. In most matches none does. */
 typedef struct {
     uint64_t *list, count, capacity, next_line, mask;
     uint32_t *lines, dropped;
+    int lined;
 } tail;
 
 enum { SPARE = 8 }; /* entries that are free before each sequence */
 
 static tail tail_of(const decoder *d) {
-    return (tail){d->list, d->count, d->capacity, d->next_line, d->line_mask, d->lines, d->dropped};
+    return (tail){d->list, d->count, d->capacity, d->next_line, d->line_mask, d->lines, d->dropped, d->lined};
 }
 
-/* Adds up to two entries: `one` and `two` are 0 or 1. */
-WM_INLINE void add_two(tail *t, uint64_t first, uint64_t second, uint64_t one, uint64_t two) {
-    t->list[t->count] = first;
-    t->list[t->count + one] = second;
-    t->count += one + two;
-    t->list[t->count] = UINT64_MAX;
+static void keep_tail(decoder *d, const tail *t) { d->count = t->count, d->next_line = t->next_line, d->lined = t->lined; }
+
+/* Adds an entry if `one` is 1, nothing if it is 0. */
+WM_INLINE void add(tail *t, uint64_t entry, uint64_t one) {
+    t->list[t->count] = entry;
+    t->count += one;
 }
 
-/* Says where to look for what comes before `end`: no later than at the next entry. 0 when the list has no room for it. */
-WM_INLINE int list_room(tail *t, uint64_t end) {
+/* Says where to look for what comes before `end`: no later than at the next entry. */
+WM_INLINE void list_lines(tail *t, uint64_t end, uint64_t entry) {
     const uint64_t line = end >> LINE_LOG;
-    t->lines[t->next_line & t->mask] = t->dropped + (uint32_t)t->count;
-    t->next_line += t->next_line <= line;
-    t->lines[t->next_line & t->mask] = t->dropped + (uint32_t)t->count;
-    t->next_line += t->next_line <= line;
-    while (t->next_line <= line) t->lines[t->next_line++ & t->mask] = t->dropped + (uint32_t)t->count;
+    while (t->next_line <= line) t->lines[t->next_line++ & t->mask] = t->dropped + (uint32_t)entry;
+}
+
+/* Makes room for a sequence before `end`. 0 when the list has none. */
+WM_INLINE int list_room(tail *t, uint64_t end) {
+    if (t->lined) {
+        for (unsigned i = 0; i < 2; i++) {
+            t->lines[t->next_line & t->mask] = t->dropped + (uint32_t)t->count;
+            t->next_line += t->next_line <= end >> LINE_LOG;
+        }
+        list_lines(t, end, t->count);
+    }
     return t->count + SPARE < t->capacity;
 }
 
+/* Says where to look for what lies between two places, from the first match on that asks for it: those of our own frames do not. */
+static void list_begin_lines(tail *t, uint64_t begin, uint64_t end) {
+    t->next_line = begin >> LINE_LOG;
+    for (uint64_t i = 0; i < t->count; i++) list_lines(t, t->list[i] >> 8, i);
+    list_lines(t, end, t->count);
+    t->lined = 1;
+}
+
 WM_INLINE int list_literals(tail *t, uint64_t to, const uint8_t *from, uint64_t n) {
-    const uint64_t first = from[0], second = from[1]; /* SLACK bytes follow */
-    add_two(t, to << 8 | first, (to + 1) << 8 | second, (n > 0) & (first != 0), (n > 1) & (second != 0));
+    for (uint64_t i = 0; i < 2; i++) add(t, (to + i) << 8 | from[i], (n > i) & (from[i] != 0)); /* SLACK bytes follow */
     for (uint64_t i = 2; i < n; i++) {
         if (t->count + SPARE / 2 >= t->capacity) return 0;
-        add_two(t, (to + i) << 8 | from[i], 0, from[i] != 0, 0);
+        add(t, (to + i) << 8 | from[i], from[i] != 0);
     }
+    t->list[t->count] = UINT64_MAX;
     return 1;
 }
 
@@ -368,13 +385,12 @@ WM_INLINE int list_match(tail *t, uint64_t to, uint64_t offset, uint64_t n) {
     const uint64_t from = to - offset, begin = from << 8, end = (from + n) << 8, back = offset << 8;
     const int32_t near = (int32_t)(t->lines[from >> LINE_LOG & t->mask] - t->dropped);
     const uint64_t *p = t->list + (near < 0 ? 0 : near);
-    for (unsigned j = 0; j < 2; j++) p += *p < begin;
+    for (unsigned j = 0; j < 3; j++) p += *p < begin;
     while (*p < begin) p++;
-    const uint64_t first = p[0], second = p[1], one = first < end, two = one & (second < end);
-    add_two(t, first + back, second + back, one, two);
-    for (p += one + two; *p < end; p++) { /* what was added just now, too, where the match overlaps itself */
+    for (; *p < end; p++) { /* what was added just now, too, where the match overlaps itself */
         if (t->count == t->capacity) return 0;
-        add_two(t, *p + back, 0, 1, 0);
+        add(t, *p + back, 1);
+        t->list[t->count] = UINT64_MAX;
     }
     return 1;
 }
@@ -537,6 +553,7 @@ WM_INLINE int run(decoder *d, span in, const uint8_t *literals, uint64_t n_liter
                 if (!list_room(&t, from + s.length) || !list_literals(&t, to, literals, s.some)) return CROWDED;
                 /* A zero, many times, adds nothing: all matches of our own frames are that. */
                 const int zeros = s.offset == 1 && !(t.count && t.list[t.count - 1] >> 8 == from - 1);
+                if (!zeros && !t.lined) list_begin_lines(&t, from > window ? from - window : 0, from + s.length);
                 if (!zeros && !list_match(&t, from, s.offset, s.length)) return CROWDED;
             } else {
                 copy_wide(d->history + to, literals, s.some);
@@ -556,7 +573,7 @@ WM_INLINE int run(decoder *d, span in, const uint8_t *literals, uint64_t n_liter
     else if (!list_room(&t, to + n_literals) || !list_literals(&t, to, literals, n_literals))
         return CROWDED;
     to += n_literals;
-    d->count = t.count, d->next_line = t.next_line;
+    keep_tail(d, &t);
     memcpy(d->repeated, r.repeated, sizeof r.repeated);
     d->made += to - begin;
     if (!sparse) d->at = to;
@@ -620,9 +637,10 @@ static int list_raw(decoder *d, const uint8_t *data, uint64_t n) {
     if (!list_room(&t, d->made + n)) return 0;
     for (uint64_t i = 0; i < n; i++) {
         if (t.count == t.capacity) return 0;
-        add_two(&t, (d->made + i) << 8 | data[i], 0, data[i] != 0, 0);
+        add(&t, (d->made + i) << 8 | data[i], data[i] != 0);
     }
-    d->count = t.count, d->next_line = t.next_line;
+    t.list[t.count] = UINT64_MAX;
+    keep_tail(d, &t);
     return 1;
 }
 

@@ -55,6 +55,9 @@ def payloads():
     dense = rng.integers(0, 4, 1 << 18, np.uint8).tobytes()
     yield "sparse, dense, sparse", sparse[: 1 << 18] + dense[:150_000] + sparse[1 << 18 :]
     yield "far", sparse + sparse[: 1 << 18] + dense[:1000] + sparse
+    rng = np.random.default_rng(7)
+    for count in (10_000, 50_000, 96_000):  # long matches of many of them, from the first one on
+        yield f"one bit of few words of {count}", (rng.random(count) < 0.02).astype("<u4").tobytes()
     yield "text", b"".join(b"%d tensors of %d bytes\n" % (i, i * i % 977) for i in range(30_000))
 
 
@@ -66,6 +69,8 @@ PAYLOADS = dict(payloads())
 def test_what_zstd_writes(name, level):
     """Of any level, with and without its size and its checksum, in blocks of any size, in pieces of any size."""
     data = PAYLOADS[name]
+    at_once = zstandard.ZstdCompressor(level=level).compress(data)
+    assert decode(at_once, len(data), sparse=True) == (late.FRAME_ENDED, data)
     for declared, window in ((len(data), 0), (-1, 0), (len(data), 12), (-1, 15)):
         how = (
             zstandard.ZstdCompressionParameters.from_level(
