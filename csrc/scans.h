@@ -407,6 +407,9 @@ int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const w
                          uint64_t room, int lax, wm_fault *fault);
 /* The first record of such an index with the hash, length and bytes of this name, by one pass; or -1. */
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len);
+/* Fills bounds with the starts of the names of such an index among its names, and the end of the last: n + 1 of them, modulo
+ * 2^32. Returns that end, wherever it lies, or -1 when the index has fewer records. */
+int64_t wm_records_bounds(const uint8_t *index, uint64_t len, uint64_t n, uint32_t *bounds);
 /* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): they fit, end where the data ends, are UTF-8, and no
  * key repeats. Returns 0, or -1 with *fault: NAME_RANGE (row: the pair that does not fit, or count when bytes are left; at:
  * where), NAME_UTF8, NAME_DUPLICATE, NAME_FLOOD (all but the uniqueness of keys has been checked), MEMORY. */

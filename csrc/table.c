@@ -347,6 +347,17 @@ int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const w
     return check_names(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, &used, fault) ? -1 : (int64_t)used;
 }
 
+int64_t wm_records_bounds(const uint8_t *index, uint64_t len, uint64_t n, uint32_t *bounds) {
+    uint64_t end = 0;
+    if (n > len / RECORD) return -1;
+    for (uint64_t row = 0; row < n; row++) {
+        bounds[row] = (uint32_t)end;
+        end += read_once(load_le16(index + row * RECORD + LENGTH));
+    }
+    bounds[n] = (uint32_t)end;
+    return (int64_t)end;
+}
+
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len) {
     if (n > len / RECORD) return -1;
     /* One load brings the hash (low half) and the length (top 16 bits) of a name. Blocks of sixteen rows without the wanted

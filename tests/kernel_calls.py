@@ -736,6 +736,12 @@ def _wm_records_find(p: Place, size: int) -> Any:
     return [lib.wm_records_find(p.give(index), len(index), n, p.give(name), len(name)) for name in wanted]
 
 
+def _wm_records_bounds(p: Place, size: int) -> Any:
+    index, n, _, _ = _records(size)
+    bounds = p.room(n + 1, "uint32_t")
+    return lib.wm_records_bounds(p.give(index), len(index), n, bounds), list(bounds[0 : n + 1])
+
+
 def _wm_pairs_check(p: Place, size: int) -> Any:
     found = []
     keys = [f"{i:x}".encode().ljust(n, b"x") for i, n in enumerate(lengths(size).tolist())]

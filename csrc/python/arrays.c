@@ -23,12 +23,21 @@ typedef struct {
     uint64_t size; /* elements */
 } array;
 
-static PyTypeObject *ndarray;
+static PyTypeObject *ndarray;  /* NULL until numpy is imported; kept for good, as the name is */
 static PyObject *array_struct; /* the name of the attribute */
+
+static int know_ndarray(void) {
+    PyObject *name = PyUnicode_FromString("numpy"), *numpy = name ? PyImport_GetModule(name) : NULL;
+    if (numpy) ndarray = (PyTypeObject *)PyObject_GetAttrString(numpy, "ndarray");
+    PyErr_Clear();
+    Py_XDECREF(name);
+    Py_XDECREF(numpy);
+    return ndarray != NULL;
+}
 
 /* Takes `object` as an array with these flags; instances of derived classes do not count. 1, or 0 without an exception. */
 static int take_array(PyObject *object, int flags, array *a) {
-    if (!Py_IS_TYPE(object, ndarray)) return 0;
+    if ((!ndarray && !know_ndarray()) || !Py_IS_TYPE(object, ndarray)) return 0;
     a->capsule = PyObject_GetAttr(object, array_struct);
     a->is = a->capsule ? PyCapsule_GetPointer(a->capsule, NULL) : NULL;
     if (a->is && a->is->two == 2 && (a->is->flags & flags) == flags) {
@@ -176,12 +185,9 @@ static PyMethodDef functions[] = {
 
 int wm_python_arrays(void) {
     PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *numpy = PyImport_ImportModule("numpy");
-    if (numpy) ndarray = (PyTypeObject *)PyObject_GetAttrString(numpy, "ndarray"); /* kept for good, as the name is */
     array_struct = PyUnicode_InternFromString("__array_struct__");
-    const int failed = !ndarray || !array_struct ? -1 : add_functions(functions);
+    const int failed = !array_struct ? -1 : add_functions(functions);
     if (failed) PyErr_Clear();
-    Py_XDECREF(numpy);
     PyGILState_Release(state);
     return failed;
 }

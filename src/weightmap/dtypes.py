@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.errors import MissingDependencyError, QuantError, UnsupportedError
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -27,8 +26,8 @@ class DType:
         Canonical name.
     bits : int
         Bits of an element in a file; `DECLARED` for a scheme, since the file declares the bytes of such a tensor.
-    numpy : dtype or None
-        The numpy dtype, if numpy itself has it.
+    code : str or None
+        numpy's code of the dtype, such as "<f4", if numpy itself has it.
     quantized : bool
         Whether this is a scheme.
     declared : bool
@@ -38,19 +37,27 @@ class DType:
     packed : bool
         Whether elements do not fill whole bytes: arrays hold the packed bytes, as uint8.
     loaded : dtype or None
-        The numpy dtype of arrays, once it is known: `numpy`, or that of ml_dtypes after `numpy_dtype` imported it.
+        The numpy dtype of arrays, once `numpy_dtype` was asked for it.
     """
 
-    __slots__ = ("bits", "declared", "loaded", "name", "numpy", "packed", "quantized", "swapped")
+    __slots__ = ("bits", "code", "declared", "loaded", "name", "packed", "quantized", "swapped")
 
-    def __init__(self, name: str, bits: int, numpy: np.dtype[Any] | None = None, *, quantized: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        bits: int,
+        code: str | None = None,
+        *,
+        loaded: np.dtype[Any] | None = None,
+        quantized: bool = False,
+    ) -> None:
         self.name: str = name
         self.bits: int = bits
-        self.numpy: np.dtype[Any] | None = numpy
-        self.loaded: np.dtype[Any] | None = numpy
+        self.code: str | None = code
+        self.loaded: np.dtype[Any] | None = loaded
         self.quantized: bool = quantized
         self.declared: bool = bits == DECLARED
-        self.swapped: bool = numpy is not None and numpy.str[0] == ">"
+        self.swapped: bool = code is not None and code[0] == ">"
         self.packed: bool = not quantized and bits % 8 != 0
 
 
@@ -62,9 +69,9 @@ NUMPY_MAX_NDIM = 64
 
 # bool is a byte; any value but 0 is true (files may hold bytes 2 to 255, which are kept).
 _NUMPY = {
-    "bool": "?",
-    "uint8": "u1",
-    "int8": "i1",
+    "bool": "|b1",
+    "uint8": "|u1",
+    "int8": "|i1",
     "uint16": "<u2",
     "int16": "<i2",
     "float16": "<f2",
@@ -101,7 +108,7 @@ FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float
 _PACKED = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
 DTYPES: dict[str, DType] = {
-    **{name: DType(name, dtype.itemsize * 8, dtype) for name, code in _NUMPY.items() for dtype in (np.dtype(code),)},
+    **{name: DType(name, 8 * int(code[2:]), code) for name, code in _NUMPY.items()},
     **{name: DType(name, bits) for name, bits in (_ML_DTYPES | _PACKED).items()},
 }
 # Apart from the types, since int8 is the name of a type and of a scheme.
@@ -133,6 +140,8 @@ def _load(dtype: DType) -> np.dtype[Any]:
     if dtype.quantized:
         msg = f"dtype {dtype.name} is a scheme of quantisation, which numpy cannot view"
         raise UnsupportedError(msg, field="dtype")
+    if dtype.code is not None:
+        return np.dtype(dtype.code)
     if dtype.name not in _ML_DTYPES:
         what = "is one of blocks that nothing decodes" if dtype.declared else f"packs elements of {dtype.bits} bits"
         msg = f"dtype {dtype.name} {what}, which numpy lacks; f[name] gives their bytes"

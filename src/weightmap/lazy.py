@@ -1,10 +1,33 @@
 """Keeps `import weightmap` short: imports deferred to the first use, and records that are quick to define."""
+# mypy: implicit-reexport
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import namedtuple
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, dataclass_transform
+
+_program = os.path.basename("".join(sys.argv[:1]))
+if TYPE_CHECKING or not (
+    _program in ("weightmap", "weightmap.exe") or (_program == "-m" and "weightmap" in sys.orig_argv)
+):
+    import numpy as np
+else:
+    # On the command line, short commands make no array, and importing numpy takes longer than all that they do.
+
+    class _NumPy(ModuleType):
+        """Becomes numpy at its first use."""
+
+        def __getattr__(self, name: str) -> Any:
+            numpy = import_module("numpy")
+            vars(self).update(vars(numpy))
+            self.__class__ = ModuleType
+            return getattr(numpy, name)
+
+    np = _NumPy("numpy")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -1,6 +1,7 @@
 """Functions of the C module at their bounds: what is accepted at the last value, and refused at the one beyond it."""
 
 import errno
+import itertools
 import os
 import struct
 
@@ -96,6 +97,14 @@ def records(rows, data_size, **asked):
     )
 
 
+def bounds_of(pointer, size, count):
+    """The starts of names and the end of the last, which is returned too; None where there are not so many records."""
+    bounds = ffi.new("uint32_t[]", count + 1)
+    end = lib.wm_records_bounds(pointer, size, count, bounds)
+    assert end in (-1, bounds[count])
+    return None if end == -1 else list(bounds)
+
+
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 32, 33, 48])
 def test_every_row_of_a_block_is_read(count):
     """Without an index the last record is found as well as the first, whatever is left over of blocks of sixteen."""
@@ -104,6 +113,8 @@ def test_every_row_of_a_block_is_read(count):
     pointer = Place(PAGES).give(index)
     assert [lib.wm_records_find(pointer, len(index), count, name, len(name)) for name in names] == list(range(count))
     assert lib.wm_records_find(pointer, len(index), count, b"n", 1) == -1
+    assert bounds_of(pointer, len(index), count) == [0, *itertools.accumulate(map(len, names))]
+    assert bounds_of(pointer, len(index), len(index) // 32 + 1) is None
     # Without names, records are the whole input.
     index = index_of([(b"", 2, (0,), 0)] * count)
     pointer = Place(PAGES).give(index)

@@ -17,7 +17,7 @@ from weightmap.errors import QuantError, TensorFileError, counted, quoted
 from weightmap.globs import takes
 from weightmap.lazy import later
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import dense_rows, warnings_of
+from weightmap.model.parts import each_row, warnings_of
 
 if TYPE_CHECKING:
     import argparse
@@ -72,7 +72,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
     """Return the tensors to list, in the order to list them."""
-    every = stored_rows(file) if args.weights else zip(file.infos(), dense_rows(file), strict=True)
+    every = stored_rows(file) if args.weights else ((row.info(name), row) for name, row in each_row(file))
     chosen = [(info, row) for info, row in every if takes(info.name, args.include, args.exclude)]
     if args.sort is not None:
         chosen.sort(key=lambda one: (-one[0].nbytes if args.sort == "nbytes" else 0, one[0].name))

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.errors import LayoutError, LimitError
 from weightmap.kernels import late
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.errors import FormatError, cut_off, too_many
 from weightmap.formats._base import MAX_HEADER
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable

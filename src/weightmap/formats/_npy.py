@@ -15,14 +15,11 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.lib import format as npy
-
 from weightmap.dtypes import DECLARED, DType, dtype_of
 from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, counted, cut_off
 from weightmap.index import INT64_MAX, Rules
 from weightmap.io.geometry import Strided
-from weightmap.lazy import Record
+from weightmap.lazy import Record, np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,7 +196,7 @@ def _literal(raw: bytes, encoding: str) -> tuple[np.dtype[Any], tuple[int, ...],
         raise ValueError
     fortran, shape = literal["fortran_order"], literal["shape"]
     whole = isinstance(shape, tuple) and all(type(dim) is int and dim >= 0 for dim in shape)
-    dtype = npy.descr_to_dtype(literal["descr"])
+    dtype = np.lib.format.descr_to_dtype(literal["descr"])
     if not whole or type(fortran) is not bool or not isinstance(dtype, np.dtype):
         raise ValueError
     return dtype, shape, fortran
@@ -239,10 +236,10 @@ def dtype_of_array(dtype: np.dtype[Any]) -> DType:
     """Return the data type of arrays of a numpy dtype, of either byte order."""
     known = dtype_of(dtype)
     little = dtype.newbyteorder("<")
-    if known is not None and known.numpy == dtype == little:
+    if known is not None and known.code is not None and np.dtype(known.code) == dtype == little:
         return known
     name = str(dtype) if dtype.names is not None else dtype.newbyteorder("=").name
-    return DType(name if known is None else known.name, dtype.itemsize * 8, dtype)
+    return DType(name if known is None else known.name, dtype.itemsize * 8, dtype.str, loaded=dtype)
 
 
 class ArrayRules(Rules):

@@ -17,8 +17,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.errors import (
     ChecksumError,
@@ -33,7 +31,7 @@ from weightmap.formats._base import trailing
 from weightmap.index.strings import StringTable
 from weightmap.io.geometry import inflate
 from weightmap.io.source import CHUNK
-from weightmap.lazy import later
+from weightmap.lazy import later, np
 from weightmap.options import INFLATION
 
 if TYPE_CHECKING:

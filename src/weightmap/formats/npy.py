@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.formats._base import Content, Format, take, trailing
 from weightmap.formats._npy import FIRST, MAGIC, ArrayRules, read_header
 from weightmap.index.columns import ColumnTable
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from weightmap.formats._verification import Verification

@@ -12,8 +12,6 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.errors import LayoutError, quoted
 from weightmap.formats._base import Content, Format
@@ -29,6 +27,7 @@ from weightmap.formats._npy import (
 from weightmap.formats._zip import EMPTY, Archive, first_name
 from weightmap.index.columns import ColumnTable
 from weightmap.io.geometry import Deflated, Strided
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType

@@ -7,12 +7,11 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.index import U64_MAX, Rules
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +68,7 @@ class ColumnTable(Table):
 
     def _load_names(self) -> StringTable:
         columns = self._columns
-        return StringTable(columns.text(), columns.array(columns.bounds, self.count + 1, "<u4"), 0, "tensor name")
+        return StringTable(columns.text(), columns.words(columns.bounds, self.count + 1), 0, "tensor name")
 
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
@@ -158,7 +157,6 @@ class RecordTable(Table):
     """
 
     RECORD = struct.Struct("<I2BH4IQ")
-    _LENGTH_AT = 6
     names_size: int = 0
     _bytes: Index | None = None
     is_mapped: bool = True
@@ -192,15 +190,11 @@ class RecordTable(Table):
 
     def _load_names(self) -> StringTable:
         count, size = self.count, self.RECORD.size
-        bounds = np.zeros(count + 1, np.uint32)
-        if not count:  # numpy refuses strides over no memory
-            return StringTable(b"", bounds, 0, "tensor name")
         index = self._index
-        lengths = np.ndarray((count,), "<u2", index, self._LENGTH_AT, (size,))
-        np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
+        end, bounds = kernels.records_bounds(index, count)
         names = index[count * size :]
-        if int(bounds[-1]) > len(names) or bool((bounds[1:] < bounds[:-1]).any()):
-            self.refuse("NAME_RANGE", count, int(bounds[-1]), len(names))
+        if end > min(len(names), kernels.U32_MAX):
+            self.refuse("NAME_RANGE", count, end, len(names))
         return StringTable(names, bounds, 0, "tensor name")
 
     def _scan(self, name: bytes) -> int:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError
-from weightmap.lazy import NamedTuple
+from weightmap.lazy import NamedTuple, np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from weightmap.io.geometry import Geometry
     from weightmap.io.source import Source
 
-OCTET = np.dtype(np.uint8)
 # Elements swapped at once: they stay in the L2 cache.
 _PIECE = 1 << 18
 
@@ -59,14 +56,14 @@ class Row(NamedTuple):
     @property
     def viewed(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Dtype and shape of the array of a dense tensor; for packed elements, those of their bytes."""
-        return (OCTET, (self.nbytes,)) if self.dtype.packed else (numpy_dtype(self.dtype), self.shape)
+        return (np.dtype(np.uint8), (self.nbytes,)) if self.dtype.packed else (numpy_dtype(self.dtype), self.shape)
 
     def array(self) -> Any:
         """Return the result of a look-up: a view of the mapping where possible, or a quantised tensor over it."""
         if self.geometry is not None:
             return self.geometry.array(self)
         if self.dtype.quantized:
-            return self.decoded(self.source.array(OCTET, (self.nbytes,), self.offset, self.nbytes))
+            return self.decoded(self.source.array(np.dtype(np.uint8), (self.nbytes,), self.offset, self.nbytes))
         return self.source.array(*self.viewed, self.offset, self.nbytes)
 
     def over(self, octets: NDArray[np.uint8]) -> Any:

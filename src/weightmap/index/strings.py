@@ -10,11 +10,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.errors import FormatError
 from weightmap.kernels import late
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ class StringTable:
     ----------
     data : bytes or ndarray of uint8
         May be mapped and change underneath: bounds are private, and every access stays within them.
-    bounds : ndarray of uint32, shape (n + 1,)
+    bounds : ndarray or memoryview of uint32, shape (n + 1,)
         See the module.
     gap : int
         Width of the length before each string: 0, 2, 4 or 8.
@@ -39,9 +38,9 @@ class StringTable:
 
     __slots__ = ("_bounds", "_data", "_find", "_gap", "_slots", "_what", "end", "format", "path")
 
-    def __init__(self, data: Any, bounds: NDArray[np.uint32], gap: int, what: str) -> None:
+    def __init__(self, data: Any, bounds: NDArray[np.uint32] | memoryview[int], gap: int, what: str) -> None:
         self._data = data
-        self._bounds = bounds
+        self._bounds: Any = bounds
         self._gap = gap
         self._what = what
         self._find: Callable[[object], int] | None = None
@@ -63,7 +62,7 @@ class StringTable:
         lengths = [np.zeros(1, np.uint32)]
         data = bytearray()  # grows in place: joining pieces would take twice the memory
         for table in tables:
-            own, gap = table._bounds, table._gap  # noqa: SLF001 - the same class
+            own, gap = table.bounds, table._gap  # noqa: SLF001 - the same class
             lengths.append(own[1:] - own[:-1] - np.uint32(gap))
             if gap:
                 data += b"".join(table.raws())
@@ -120,7 +119,7 @@ class StringTable:
     @property
     def bounds(self) -> NDArray[np.uint32]:
         """The bounds of the strings: see the module."""
-        return self._bounds
+        return np.frombuffer(self._bounds, np.uint32)
 
     @property
     def text(self) -> Any:
@@ -150,7 +149,7 @@ class StringTable:
         """Data, bounds, gap and slots of the hash index, for C. None when too many hashes collide for an index."""
         if self._find is None:
             self._build()
-        return None if self._slots is None else (self._data, self._bounds, self._gap, self._slots)
+        return None if self._slots is None else (self._data, self.bounds, self._gap, self._slots)
 
     def find(self, text: object) -> int:
         """Return the number of the first string equal to `text`, or -1. The first call builds the index."""
@@ -162,7 +161,7 @@ class StringTable:
         packed = None if self._slots is None else late.pack_texts(texts)
         if packed is None or self._slots is None:
             return np.array([find(text) for text in texts], np.int64)
-        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, *packed)
+        return kernels.index_find_many(self._data, self.bounds, self._gap, self._slots, *packed)
 
     def find_spans(self, data: bytes, bounds: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return the numbers of the strings equal to data[bounds[i] : bounds[i + 1]], -1 for a missing one."""
@@ -171,17 +170,18 @@ class StringTable:
         if self._slots is None:
             find, spans = self.finder, itertools.pairwise(bounds.tolist())
             return np.array([find(data[a:b].decode(errors="surrogateescape")) for a, b in spans], np.int64)
-        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, data, bounds)
+        return kernels.index_find_many(self._data, self.bounds, self._gap, self._slots, data, bounds)
 
     def _build(self) -> tuple[int, int, int]:
         capacity = 16
         while capacity < len(self) + len(self) // 3 + 1:
             capacity *= 2
         slots = np.empty(capacity, np.uint32)
-        found = kernels.index_build(self._data, self._bounds, self._gap, slots)
+        bounds = self.bounds
+        found = kernels.index_build(self._data, bounds, self._gap, slots)
         if found[0] >= 0:
             self._slots = slots
-            self._find = kernels.index_finder(self._data, self._bounds, self._gap, slots)
+            self._find = kernels.index_finder(self._data, bounds, self._gap, slots)
             return found
         # Too many hashes collide, as in an attack. A dict is safe: its hash has a secret key.
         rows: dict[str, int] = {}
@@ -201,4 +201,4 @@ class StringTable:
 
     def not_utf8(self) -> int:
         """Return the number of the first string that is not strict UTF-8, or -1."""
-        return kernels.utf8_strings(self._data, self._bounds, self._gap)
+        return kernels.utf8_strings(self._data, self.bounds, self._gap)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError, LayoutError, quoted
 from weightmap.index import INT64_MAX, U64_MAX, Rules
 from weightmap.index.row import Row
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

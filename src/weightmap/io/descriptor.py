@@ -7,11 +7,10 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.errors import FileChangedError, NotRegularFileError
 from weightmap.kernels import Descriptor, late, take_ownership
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from weightmap.errors import ChecksumError, FormatError, TruncatedError
 from weightmap.io.descriptor import aligned
 from weightmap.io.source import Source
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

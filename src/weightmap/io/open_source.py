@@ -9,11 +9,10 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.source import CHUNK, Source
 from weightmap.kernels import take_ownership
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,8 +18,6 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.errors import ClosedError, LimitError, TruncatedError, escape, shrank
 from weightmap.io.descriptor import (
@@ -33,7 +31,7 @@ from weightmap.io.descriptor import (
     refuse,
 )
 from weightmap.kernels import late
-from weightmap.lazy import later
+from weightmap.lazy import later, np
 from weightmap.options import DEFAULT_LIMITS, check_expansion
 
 if TYPE_CHECKING:

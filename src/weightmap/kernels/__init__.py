@@ -62,6 +62,7 @@ from weightmap.kernels._scans import (
     json_depth,
     make_numbers,
     pairs_check,
+    records_bounds,
     records_check,
     records_find,
     scan_bincode,

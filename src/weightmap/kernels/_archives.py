@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.kernels._native import (
     NULL,
     U32_MAX,
@@ -20,6 +18,7 @@ from weightmap.kernels._native import (
     module,
 )
 from weightmap.kernels._strings import Columns
+from weightmap.lazy import np
 
 if sys.platform == "win32":
     import mmap

@@ -11,12 +11,11 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.dtypes import scale_type_named
 from weightmap.errors import QuantError
 from weightmap.kernels._memory import empty, given_array
 from weightmap.kernels._native import as_input, as_output, decode_array, lib, mistyped, thread_count
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,6 +79,7 @@ def blocks_size(n: int, *, bits: int, block_size: int, scale_type: str) -> int:
 def take_out(out: NDArray[Any] | None, count: int, dtype: Any) -> NDArray[Any]:
     """Return the array to fill: `out`, or a new one. Raises ValueError or TypeError when `out` does not fit."""
     if out is None:
+        dtype = np.float32 if dtype is None else dtype
         if dtype not in (np.float32, np.float16):
             raise ValueError(f"dtype is {dtype}, expected float32 or float16")
         return empty(count, dtype)
@@ -99,7 +99,7 @@ def decode_blocks(
     scale_type: str = "fp16",
     start: int = 0,
     stop: int | None = None,
-    dtype: Any = np.float32,
+    dtype: Any = None,
     out: NDArray[Any] | None = None,
     threads: int = 1,
 ) -> NDArray[Any]:
@@ -120,7 +120,7 @@ def decode_blocks(
     start, stop : int
         0 <= start <= stop <= n; by default all elements.
     dtype : dtype
-        float32, or float16, to which float32 values are rounded. Ignored with `out`.
+        float32, the default, or float16, to which float32 values are rounded. Ignored with `out`.
     out : ndarray of float32 or float16, optional
         Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, apart from `data`.
     threads : int

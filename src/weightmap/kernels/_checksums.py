@@ -5,10 +5,8 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightmap.kernels._native import U32_MAX, as_input, as_items, as_output, ffi, lib, module, thread_count
-from weightmap.lazy import later
+from weightmap.lazy import later, np
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

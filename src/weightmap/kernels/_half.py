@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.kernels._memory import empty, given_array
 from weightmap.kernels._native import as_input, as_output, from_buffer, lib, thread_count, widen_array
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
 # The numbers of the conversions in `widen_array`.
 _FLOAT16, _BFLOAT16, _FLOAT16_PAIRS = range(3)
-_FLOAT32, _UINT16 = np.dtype(np.float32), np.dtype(np.uint16)
 _LITTLE = sys.byteorder == "little"
 
 
@@ -77,7 +76,7 @@ def bf16_to_f32(
     array([  1., -inf], dtype=float32)
     """
     if type(a) is np.ndarray and a.dtype.type.__name__ == "bfloat16":
-        a = a.view(_UINT16.newbyteorder(a.dtype.byteorder))  # an array of bfloat16 has no buffer
+        a = a.view(_words(a.dtype.byteorder))  # an array of bfloat16 has no buffer
     if out is not None and widen_array(_BFLOAT16, a, out, threads):
         return out
     return _convert("bfloat16", a, out, threads)
@@ -174,6 +173,12 @@ def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) 
     return _run(dtype, source, (len(source) // 2,), out, threads)
 
 
+@functools.cache
+def _words(order: Any) -> np.dtype[np.uint16]:
+    """Return the dtype of uint16 in an order of bytes."""
+    return np.dtype(np.uint16).newbyteorder(order)
+
+
 def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return the elements of `a` contiguous and little-endian, copied only if they must be."""
     # Compared by name, without importing ml_dtypes; by that of the type, since a byte-swapped dtype of ml_dtypes has
@@ -183,8 +188,8 @@ def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
         msg = f"the array is {a.dtype}, expected {dtype} or uint16"
         raise ValueError(msg)
     if a.flags.c_contiguous and a.dtype.isnative and _LITTLE:
-        return a.view(_UINT16) if name == "bfloat16" else a  # an array of bfloat16 has no buffer
-    return np.asarray(a.view(_UINT16.newbyteorder(a.dtype.byteorder)), "<u2", order="C")
+        return a.view(np.uint16) if name == "bfloat16" else a  # an array of bfloat16 has no buffer
+    return np.asarray(a.view(_words(a.dtype.byteorder)), "<u2", order="C")
 
 
 def _run(
@@ -193,7 +198,7 @@ def _run(
     """Convert the bytes at `source`, as many as `shape` says, into `out` or a new array."""
     if out is None:
         out = empty(shape, np.float32)
-    elif given_array(out).dtype != _FLOAT32 or out.shape != shape or not out.flags.carray:
+    elif given_array(out).dtype != np.float32 or out.shape != shape or not out.flags.carray:
         msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
         raise ValueError(msg)
     if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, thread_count(threads)):

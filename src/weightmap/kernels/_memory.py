@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.kernels._native import module
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray

@@ -6,10 +6,8 @@ import functools
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap import _kernels
-from weightmap.lazy import later
+from weightmap.lazy import later, np
 
 if TYPE_CHECKING:
     import mmap

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import blocks_size, check_block_size, scale_code
 from weightmap.kernels._native import NULL, as_items, as_output, lib, thread_count
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -5,11 +5,9 @@ from __future__ import annotations
 from operator import le
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.kernels._native import NULL, U32_MAX, Fault, as_input, as_output, fault_of, ffi, from_buffer, lib
 from weightmap.kernels._strings import Columns
-from weightmap.lazy import Record
+from weightmap.lazy import Record, np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,6 +154,13 @@ def records_find(index: bytes | NDArray[np.uint8], count: int, name: bytes) -> i
     """Return the number of the record called `name`, or -1, by one pass over the stored hashes."""
     row: int = lib.wm_records_find(from_buffer("uint8_t[]", index), len(index), count, name, len(name))
     return row
+
+
+def records_bounds(index: bytes | NDArray[np.uint8], count: int) -> tuple[int, memoryview[int]]:
+    """Return where the last name ends behind `count` records, and the bounds of all names, modulo 2**32."""
+    bounds = ffi.new("uint32_t[]", count + 1)
+    end: int = lib.wm_records_bounds(from_buffer("uint8_t[]", index), len(index), count, bounds)
+    return end, memoryview(ffi.buffer(bounds)).cast("I")
 
 
 # Room for bytes of names, tensors and dimensions. Most models fit; a larger one is scanned twice.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.kernels._native import (
     NULL,
     Fault,
@@ -18,6 +16,7 @@ from weightmap.kernels._native import (
     lib,
     module,
 )
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,6 +105,10 @@ class Columns:
     def array(self, column: Any, count: int, dtype: str) -> NDArray[Any]:
         """Return a copy of `count` values of a column."""
         return np.frombuffer(ffi.buffer(column, count * int(dtype[-1])), dtype).copy()
+
+    def words(self, column: Any, count: int) -> memoryview[int]:
+        """Return a copy of `count` values of a column of 32 bits, without numpy."""
+        return memoryview(bytes(ffi.buffer(column, 4 * count))).cast("I")
 
     def text(self) -> bytes:
         """Return the names back to back."""

@@ -46,8 +46,6 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import (
@@ -64,7 +62,7 @@ from weightmap.formats._base import Content, Format, trailing
 from weightmap.formats._cursor import LENGTH, read_header, verifier
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.lazy import later
+from weightmap.lazy import later, np
 from weightmap.options import Options
 
 if TYPE_CHECKING:

@@ -58,8 +58,6 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import (
@@ -100,7 +98,7 @@ from weightmap.formats.embd.layout import (
 )
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable, RecordTable
-from weightmap.lazy import later
+from weightmap.lazy import later, np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,8 +6,6 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.embeddings.vocabulary import Vocabulary
@@ -16,7 +14,7 @@ from weightmap.formats._base import take
 from weightmap.index import Rules
 from weightmap.index.columns import RecordTable
 from weightmap.index.strings import StringTable
-from weightmap.lazy import Record
+from weightmap.lazy import Record, np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

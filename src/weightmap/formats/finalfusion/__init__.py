@@ -72,8 +72,6 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, cut_off, too_many
 from weightmap.formats._base import TOML, Content, Format, take, trailing
@@ -107,7 +105,7 @@ from weightmap.formats.finalfusion.layout import (
 from weightmap.formats.finalfusion.vocabulary import read_vocabulary
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.lazy import later
+from weightmap.lazy import later, np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

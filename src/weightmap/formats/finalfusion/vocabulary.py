@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.embeddings.subwords import Subwords
 from weightmap.embeddings.vocabulary import Vocabulary
@@ -24,6 +22,7 @@ from weightmap.formats.finalfusion.layout import (
     check_count,
 )
 from weightmap.index.strings import StringTable
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -105,9 +105,8 @@ def _dtype(name: str, *, big: bool) -> DType:
     if not big or dense.bits == 8:
         return dense
     # numpy has no big-endian bfloat16: look-ups refuse it as they refuse blocks.
-    return DType(
-        name, dense.bits, None if dense.numpy is None else dense.numpy.newbyteorder(">"), quantized=dense.numpy is None
-    )
+    code = dense.code
+    return DType(name, dense.bits, None if code is None else code.replace("<", ">"), quantized=code is None)
 
 
 def _dtypes(*, big: bool) -> tuple[DType | None, ...]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.dtypes import DTYPES, GGML_SCHEMES
 from weightmap.errors import FormatError, UnsupportedError, cut_off, too_many
-from weightmap.lazy import later
+from weightmap.lazy import later, np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

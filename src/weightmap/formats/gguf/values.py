@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from weightmap.formats.gguf.header import ARRAY, STRING, Header
 from weightmap.index.strings import StringTable
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from typing import overload

@@ -48,8 +48,6 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.dtypes import DECLARED, DTYPES, DType
 from weightmap.errors import (
@@ -63,7 +61,7 @@ from weightmap.formats._base import Content, Format
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.io.geometry import Made
-from weightmap.lazy import later
+from weightmap.lazy import later, np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

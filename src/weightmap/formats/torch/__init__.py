@@ -53,8 +53,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.errors import (
     FileChangedError,
@@ -73,6 +71,7 @@ from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.index.strings import StringTable
 from weightmap.io.geometry import Strided
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

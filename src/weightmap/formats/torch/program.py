@@ -7,8 +7,6 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.dtypes import DECLARED, DTYPES, DType
 from weightmap.errors import (
@@ -22,7 +20,7 @@ from weightmap.errors import (
     shrank,
 )
 from weightmap.io.source import CHUNK
-from weightmap.lazy import Record
+from weightmap.lazy import Record, np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -430,7 +428,7 @@ def dtypes(*, big: bool) -> Sequence[DType | None]:
 def _swapped(dtype: DType) -> DType | None:
     if dtype.bits == 8:
         return dtype
-    return None if dtype.numpy is None else DType(dtype.name, dtype.bits, dtype.numpy.newbyteorder(">"))
+    return None if dtype.code is None else DType(dtype.name, dtype.bits, dtype.code.replace("<", ">"))
 
 
 def _declared(dtype: DType | None) -> DType | None:

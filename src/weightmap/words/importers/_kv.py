@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.dtypes import numpy_dtype
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnsupportedError
 from weightmap.formats._npy import FIRST, read_header
 from weightmap.io.open_source import beside, called, from_path
@@ -107,8 +108,8 @@ def _beside(source: Source) -> tuple[Source, np.dtype[Any], tuple[int, ...], int
     try:
         head = other.pread(0, min(FIRST, size))
         array = read_header(head, lambda count: other.pread(0, min(count, size)), "the array", 0)
-        dtype, end = array.dtype.numpy, array.start + array.nbytes
-        if dtype is None or dtype.kind != "f" or array.strides is not None:
+        dtype, end = numpy_dtype(array.dtype), array.start + array.nbytes
+        if dtype.kind != "f" or array.strides is not None:
             raise UnsupportedError("the vectors are no rows of floating-point numbers", field="descr", offset=0)
         if end != size:
             raise LayoutError("size of the file", field="shape", offset=min(end, size), actual=size, expected=end)
