@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.builders import Tensor, gguf, normal
 from tests.builders import safetensors as st
-from tests.support import peak_of
+from tests.support import peak_of, run_child, sparse
 
 import weightmap as wm
 from weightmap.io import arena
@@ -427,6 +427,33 @@ def test_a_file_cut_between_the_check_and_the_read(model, monkeypatch):
         reader.read(0, 4 * SIZE, [memoryview(bytearray(4 * SIZE))])
 
 
+CUT = """
+import os, sys, threading
+import numpy as np
+import weightmap as wm
+
+path, way = sys.argv[1], sys.argv[2] == "True"
+for number in range(10):
+    wm.save(path, {f"t{i}": np.ones((64, 4096), np.float32) for i in range(8)})
+    with wm.open(path) as file, file.pool(4 << 20, direct=way) as pool:
+        names = list(file)
+        threading.Timer(0.002 * number, os.truncate, (path, file.nbytes // 8 * (number % 8))).start()
+        try:
+            while True:
+                pool.prefetch(names)
+                for name in names:
+                    with pool.hold(name) as array:
+                        assert array.all()
+        except (wm.FileChangedError, wm.TruncatedError):
+            print("an error of ours")
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_cut_while_it_is_read_ends_no_process(tmp_path, way):
+    assert run_child(CUT, tmp_path / "m.safetensors", way).stdout == "an error of ours\n" * 10
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_child_process_opens_its_own(model):
     with model.pool(1 << 20) as pool:
@@ -523,6 +550,29 @@ def test_whole_models_past_the_page_cache(tmp_path, monkeypatch, call, part):
     for name, array in tensors.items():
         np.testing.assert_array_equal(found[name], array[part])
     assert sum(counted) >= sum(array.nbytes for array in found.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts pages as Linux does")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: wm.load(path, direct=True),
+        lambda path: [array.any() for _, array in wm.plan(path).run("read", release=True, direct=True)],
+    ],
+)
+def test_at_most_64_mib_of_a_large_model_stay_in_the_page_cache(tmp_path, call):
+    path = sparse(tmp_path / "m.safetensors", {f"t{i}": (4096, 1024) for i in range(12)})
+
+    def cached():
+        with wm.open(path) as file:
+            return sum(found.resident for found in file.residency().values())
+
+    if cached() > 64 << 20:
+        pytest.skip("the file system is in memory")
+    assert len(call(path)) == 12
+    assert cached() <= 64 << 20
+    wm.load(path, mode="copy")
+    assert cached() > 128 << 20
 
 
 def test_mappings_are_not_past_the_page_cache(model):

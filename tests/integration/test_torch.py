@@ -93,7 +93,7 @@ def test_the_environment_asks_for_copies(model, monkeypatch, mode, stable):
 def test_load_file_past_the_page_cache(tmp_path, weights):
     """Tensors are writable and in memory of their own; of the file no more is cached than before, but for its head."""
     path = tmp_path / "m.safetensors"
-    tensors = {f"w{number}": torch.full((64, 8192), number, dtype=torch.bfloat16) for number in range(8)}
+    tensors = {f"w{number}": torch.full((1024, 8192), number, dtype=torch.bfloat16) for number in range(8)}
     wm.save(path, tensors)
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -82,6 +82,18 @@ def pooled(url: str, _: Path) -> dict[str, Any]:
         return found
 
 
+def pooled_weights(url: str, _: Path) -> list[tuple[str, Any]]:
+    """Prefetch parameters into a pool, and hold them."""
+    with wm.open(url) as file, file.pool(1 << 30) as pool:
+        pool.prefetch(list(file.weights))
+        found = []
+        for name in file.weights:
+            with pool.hold(name) as w:
+                found.append((name, w.dequantize()))
+        assert pool.stats.misses == 0
+        return found
+
+
 def into_torch(url: str, _: Path) -> dict[str, Any]:
     """Load tensors of PyTorch."""
     pytest.importorskip("torch")
@@ -147,6 +159,7 @@ QUANTISED: dict[str, Callable[[str, Path], Any]] = {
     "values": lambda url, _: [w.dequantize() for w in wm.open(url).weights.values()],
     "plan": lambda url, _: list(wm.plan(url, weights=True).run()),
     "convert": lambda url, tmp: converted(url, tmp, weights=True).items(),
+    "pool": pooled_weights,
     "diff": lambda url, tmp: wm.diff(url, tmp / "model.safetensors", weights=True).equal,
 }
 
@@ -337,18 +350,30 @@ def test_slices_cost_round_trips_or_bytes(case: str, objects: Objects, url: str)
         assert plan.nbytes == plan.wanted_nbytes
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_the_loader_of_vllm_takes_addresses(shards: int, objects: Objects, url: str, tmp_path: Path) -> None:
-    """A folder on a server that lists nothing: its index is found, and its files are read by plans."""
-    pytest.importorskip("torch")
-    from weightmap import vllm
-
+def in_a_folder(shards: int, objects: Objects, tmp_path: Path) -> None:
+    """Put the model into a folder of the store too, in so many files."""
     if shards > 1:
         each = -(-NBYTES // shards) + 4 * KIB
         wm.convert(tmp_path / "model.safetensors", f"{tmp_path}/several/", max_shard_size=each)
         objects.objects |= {f"folder/{path.name}": path.read_bytes() for path in (tmp_path / "several").iterdir()}
     else:
         objects.objects["folder/model.safetensors"] = objects.objects["m"]
+
+
+def test_a_pool_of_several_files_reads_each_tensor_once(objects: Objects, url: str, tmp_path: Path) -> None:
+    in_a_folder(3, objects, tmp_path)
+    found = pooled(url.removesuffix("m") + "folder/model.safetensors.index.json", tmp_path)
+    assert all(np.array_equal(found[name], array) for name, array in FLOATS.items())
+    assert sum(request.end - request.begin for request in objects.requests) <= NBYTES + 3 * 40 * KIB
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_loader_of_vllm_takes_addresses(shards: int, objects: Objects, url: str, tmp_path: Path) -> None:
+    """A folder on a server that lists nothing: its index is found, and its files are read by plans."""
+    pytest.importorskip("torch")
+    from weightmap import vllm
+
+    in_a_folder(shards, objects, tmp_path)
     files, _ = vllm.model_files(url.removesuffix("m") + "folder/")
     assert len(files) == shards
     objects.requests.clear()
