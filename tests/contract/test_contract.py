@@ -506,6 +506,21 @@ def test_prefetch_returns_nothing_and_changes_nothing(example, path):
         exercise(f)
 
 
+@every_example
+def test_a_pool_holds_every_tensor(example, path):
+    """Read-only, and the same bits, also of its entries; nothing of that is a view of the mapping."""
+    with wm.open(path) as f, f.pool(16 << 20) as pool:
+        pool.prefetch(list(f))
+        for name, value in example.tensors.items():
+            with pool.hold(name) as array:
+                assert same(array, value)
+                assert not array.flags.writeable
+                assert not np.may_share_memory(array, f[name])
+            if value.shape and value.shape[0]:
+                with pool.hold(name, -1) as entry:
+                    assert entry.tobytes() == value.array[-1:].tobytes()
+
+
 # ------------------------------------------------------------------------------------------------- verify
 
 
