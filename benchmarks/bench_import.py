@@ -1,8 +1,9 @@
-"""The time of `import weightmap` in fresh interpreters."""
+"""The time of `import weightmap` in fresh interpreters, and of whole processes that do little."""
 
 import os
 import subprocess
 import sys
+import time
 
 from timing import each_contender, need, ours, rival
 
@@ -27,6 +28,22 @@ class Import:
         )
 
 
+class Process:
+    """The clock of a whole interpreter with these arguments."""
+
+    alike, turns = True, 25
+
+    def __init__(self, *arguments):
+        self.command, self.info = [sys.executable, *arguments], {}
+        self(1)  # compiles
+
+    def __call__(self, calls):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            subprocess.run(self.command, env=ENV, check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - begin
+
+
 def library(name):
     """Return the import of a rival."""
 
@@ -37,6 +54,13 @@ def library(name):
     return rival(prepare)
 
 
+def one_tensor(path):
+    """Return a process that takes a tensor by safetensors."""
+    need("safetensors")
+    opened = f"from safetensors import safe_open; safe_open({path!r}, 'numpy').__enter__()"
+    return Process("-c", f"import safetensors.numpy; {opened}.get_tensor({ONE!r})")
+
+
 CONTENDERS = ours(lambda: Import("import weightmap")) | {
     "safetensors": library("safetensors.numpy"),
     "bintensors": library("bintensors.numpy"),
@@ -45,9 +69,23 @@ CONTENDERS = ours(lambda: Import("import weightmap")) | {
 
 
 GROUPS = {"import/beyond numpy": CONTENDERS}
+NUMPY = {"numpy alone": rival(lambda _: Process("-c", "import numpy"))}
+ONE = "embeddings.LayerNorm.weight"
+PROCESSES = {
+    "process/one tensor": ours(lambda path: Process("-c", f"import weightmap as wm; wm.open({path!r})[{ONE!r}]"))
+    | {"safetensors": rival(one_tensor)}
+    | NUMPY,
+    "process/inspect MiniLM": ours(lambda path: Process("-m", "weightmap", "inspect", path)) | NUMPY,
+}
 
 
 @each_contender(GROUPS)
 def test_import(compare, group, who):
     """Import after numpy, which all contenders need."""
     compare(GROUPS)
+
+
+@each_contender(PROCESSES)
+def test_process(compare, model, group, who):
+    """Start, import, take one tensor of MiniLM or show them all, and end."""
+    compare(PROCESSES, model("MiniLM", "safetensors"))
