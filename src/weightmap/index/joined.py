@@ -6,10 +6,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,12 +7,11 @@ from collections import defaultdict
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from weightmap.errors import FormatError, TruncatedError, quoted
 from weightmap.index.strings import StringTable
 from weightmap.io import strict_json
 from weightmap.io.beside import stays_inside
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,6 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.errors import (
     LayoutError,
     MissingDependencyError,
@@ -23,6 +21,7 @@ from weightmap.index.joined import JoinedTable
 from weightmap.io.beside import KEPT
 from weightmap.io.open_source import MISSING, beside, called, from_path, inside, names_in, unlisted
 from weightmap.kernels.late import cpus
+from weightmap.lazy import np
 from weightmap.model.file import TensorFile
 from weightmap.model.listing import read_listing, shard_name
 from weightmap.model.parts import check_index, parts_of, sources_of
