@@ -18,6 +18,12 @@ from typing import TYPE_CHECKING
 _collects = _gc.isenabled()
 _gc.disable()
 try:
+    # First, for it imports numpy: the deeper that begins, the likelier is a loop of it to enter and leave a piece of
+    # CPython 3.11's stack at each turn, which took 10 ms.
+    from weightmap.lazy import later as _later
+    from weightmap.lazy import on_demand
+
+    # isort: split
     from weightmap import kernels
     from weightmap.errors import (
         ChecksumError,
@@ -44,8 +50,6 @@ try:
         UnsupportedError,
     )
     from weightmap.formats import formats
-    from weightmap.lazy import later as _later
-    from weightmap.lazy import on_demand
     from weightmap.model import opening as _opening
     from weightmap.model import single as _single
     from weightmap.model.file import TensorFile
