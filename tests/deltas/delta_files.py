@@ -157,7 +157,7 @@ def model(seed: int = 0) -> dict[str, np.ndarray]:
     """Tensors of some types, one larger than a block, one of no elements."""
     draw = np.random.default_rng(seed)
     return {
-        "embed": draw.standard_normal((300, 320)).astype(np.float32),
+        "embed": draw.standard_normal((450, 320)).astype(np.float32),
         "layer.0.w": draw.standard_normal((64, 32)).astype(np.float16),
         "layer.1.w": draw.standard_normal((64, 32)).astype(np.float16),
         "steps": np.arange(5),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ENCODINGS = ("xor", "overwrite")
 # Bytes of a tensor between decoding and writing: they stay in the L2 cache.
-BLOCK = 1 << 18
+BLOCK = 1 << 19
 # Bytes of a frame that are read at once.
 _READ = 1 << 17
 _WINDOW = 1 << 27

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 # Files are read by pread: their bytes are compared, not handed out.
 _READING = Options(DEFAULT_LIMITS, private=True)
+# Bytes of a frame that are written at once: pieces of a sparse one are small, and many.
+_SPOOLED = 1 << 18
 # Levels of zstd.
 _LEVELS = range(1, 23)
 
@@ -334,15 +336,24 @@ class _Encoder:
                 yield old, new
 
         parts: list[tuple[int, int]] = []
+        waiting = bytearray()
+
+        def spool() -> None:
+            with self._lock:
+                at, self._end = self._end, self._end + len(waiting)
+            parts.append((at, len(waiting)))
+            write_all(self._spool, memoryview(waiting), at)
+            waiting.clear()
+
         for piece in encoded(blocks, row.nbytes, self._wanted.encoding, self._wanted.level):
             if piece is None:
                 parts.clear()
+                waiting.clear()
                 continue
-            view = memoryview(piece)
-            with self._lock:
-                at, self._end = self._end, self._end + len(view)
-            parts.append((at, len(view)))
-            write_all(self._spool, view, at)
+            waiting += piece
+            if len(waiting) >= _SPOOLED:
+                spool()
+        spool()
         self._report(row.nbytes)
         return _Frame(parts, digest.hexdigest())
 
