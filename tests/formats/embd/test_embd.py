@@ -14,6 +14,7 @@ from tests.support import DATA, run_child, same
 import weightmap as wm
 from weightmap.formats import Verification
 from weightmap.io.source import Source
+from weightmap.model.parts import each_row, rows_of
 
 TRUTH = DATA / "embd"
 
@@ -230,6 +231,16 @@ def test_errors_of_late_reading_name_the_file():
         with pytest.raises(wm.FormatError, match="not UTF-8") as caught:
             use()
         assert (caught.value.path, caught.value.format) == ("<memoryview>", "embd")
+
+
+@pytest.mark.parametrize("rows", [rows_of, each_row])
+def test_errors_of_rows_that_nobody_checked_name_the_file(rows):
+    data = bytearray(embd.Draft([("a", normal((2,))), ("b", normal((2,)))]).seal())
+    data[data.index(struct.pack("<I", embd.fnv1a32(b"b"))) + 4] = 99
+    f = wm.open(memoryview(data), verify="none")
+    with pytest.raises(wm.UnsupportedError, match="tensor 'b': dtype code is 99") as caught:
+        list(rows(f))
+    assert (caught.value.path, caught.value.format) == ("<memoryview>", "embd")
 
 
 def test_the_vocabulary_is_a_sequence_of_str():
