@@ -19,6 +19,7 @@ import os
 import shutil
 import struct
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -32,6 +33,7 @@ from weightmap import deltas
 from weightmap.deltas.frames import BLOCK, patched
 from weightmap.deltas.versions import read_version
 from weightmap.io import buffers
+from weightmap.kernels import late
 from weightmap.options import DEFAULT_LIMITS, Options
 
 TENSORS, CHANGED = 16, 0.01
@@ -194,15 +196,30 @@ def in_place(local, case, *, whole):
     return call
 
 
-def copying(case):
-    """Read the file in blocks, write them over another one, and flush that: what leaving the old file alone takes."""
-    source, target = case.model(0) / FILE, case.local() / FILE
-    block = bytearray(BLOCK)
+def copying(case, threads=1, *, in_place=False):
+    """Read the file in blocks, write them over another one, and flush that: what leaving the old file alone takes.
+
+    In place, read it first, and then write it over itself: what takes verifying all of it before anything changes.
+    """
+    target = case.local() / FILE
+    source, size = target if in_place else case.model(0) / FILE, target.stat().st_size
+    share, flushed = -(-size // threads), 8 << 20
+
+    def go_through(old, new, begin):
+        block = memoryview(bytearray(BLOCK))
+        end = min(begin + share, size)
+        for at in range(begin, end, BLOCK):
+            part = block[: end - at]
+            os.preadv(old.fileno(), [part], at)
+            if new is not None:
+                os.pwrite(new.fileno(), part, at)
+                if (at - begin) % flushed == flushed - BLOCK:
+                    late.begin_flush(new.fileno(), at + BLOCK - flushed, flushed)
 
     def call():
-        with source.open("rb", buffering=0) as old, target.open("r+b", buffering=0) as new:
-            while got := old.readinto(block):
-                new.write(memoryview(block)[:got])
+        with source.open("rb") as old, target.open("r+b") as new, ThreadPoolExecutor(threads) as pool:
+            for to in [None, new] if in_place else [new]:
+                list(pool.map(partial(go_through, old, to), range(0, size, share)))
             os.fsync(new.fileno())
 
     return Timed(call)
@@ -213,11 +230,14 @@ RECEIVERS = (
     | ours(receiver(partial(applying, threads=2)), "weightmap, 2 threads", threads=2)
     | ours(receiver(pulling), "weightmap, pull")
     | ours(receiver(partial(applying, in_place=True)), "weightmap, in place by a journal")
+    | ours(receiver(partial(applying, in_place=True, threads=2)), "weightmap, in place, 2 threads", threads=2)
     | ours(receiver(partial(applying, of=False)), "weightmap, zstd's frames")
     | {
         "in place by frames": rival(receiver(partial(in_place, whole=True))),
         "in place by blocks": rival(receiver(partial(in_place, whole=False))),
         "copying and flushing alone": limit(copying),
+        "copying and flushing, 2 threads": limit(partial(copying, threads=2), threads=2),
+        "reading, copying in place, flushing": limit(partial(copying, in_place=True)),
     }
 )
 KINDS = ("disk", "tmpfs")
