@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,10 +70,17 @@ def verified(url: str, _: Path) -> dict[str, Any]:
     return FLOATS
 
 
+def prefetched(pool: Any, wanted: list[Any]) -> None:
+    """Prefetch, and wait until every read has begun: a hold before that reads alone, and others read over its bytes."""
+    pool.prefetch(wanted)
+    while pool._queued:
+        time.sleep(1e-3)
+
+
 def pooled(url: str, _: Path) -> dict[str, Any]:
     """Prefetch into a pool, and hold: entries of a tensor and the whole of it share bytes."""
     with wm.open(url) as file, file.pool(4 * NBYTES) as pool:
-        pool.prefetch([*file, ("layer.3.w", 5), ("layer.3.w", -1)])
+        prefetched(pool, [*file, ("layer.3.w", 5), ("layer.3.w", -1)])
         found = {}
         for name in reversed(list(file)):
             with pool.hold(name) as array, pool.hold("layer.3.w", 5) as row:
@@ -85,7 +93,7 @@ def pooled(url: str, _: Path) -> dict[str, Any]:
 def pooled_weights(url: str, _: Path) -> list[tuple[str, Any]]:
     """Prefetch parameters into a pool, and hold them."""
     with wm.open(url) as file, file.pool(1 << 30) as pool:
-        pool.prefetch(list(file.weights))
+        prefetched(pool, list(file.weights))
         found = []
         for name in file.weights:
             with pool.hold(name) as w:
