@@ -55,6 +55,8 @@ def write_changes(
             with lock:
                 at, end = end, end + len(record)
             write_all(log, memoryview(record), at)
+            if at >> 20 < at + len(record) >> 20:  # the disk begins with each MiB
+                late.begin_flush(log, 0, 0)
             offset += len(new)
             yield len(new)
 
