@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import LimitError
-from weightmap.lazy import NamedTuple
+from weightmap.lazy import Record
 
 if TYPE_CHECKING:
     from typing import Self
@@ -111,7 +111,7 @@ def check_expansion(limits: Limits, nbytes: int, stored: int, what: str, path: s
         raise LimitError(what, path=path, field="max_copy_bytes", actual=nbytes, expected=expected)
 
 
-class Rare(NamedTuple):
+class Rare(Record):
     """Arguments of `weightmap.open` that few callers give: together, for each attribute is a hundredth of opening.
 
     Attributes
