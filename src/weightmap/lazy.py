@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
-_program = os.path.basename("".join(sys.argv[:1]))
+_program = os.path.basename("".join(map(str, sys.argv[:1])))
 if TYPE_CHECKING or not (
     _program in ("weightmap", "weightmap.exe") or (_program == "-m" and "weightmap" in sys.orig_argv)
 ):
