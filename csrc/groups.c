@@ -5,8 +5,8 @@
 enum { ELEMENTS_A_THREAD = 1 << 20, SMALL = 4 << 20 /* bytes */ };
 
 /* Rows of a tile lie apart, so that nothing foresees where it stores, and lines that are not streamed are first read. So streaming gains
- * on Intel's CPUs too as soon as the second-level cache is too small: 32 MiB of float16 from AWQ took 2.0 ms in place of 2.5 on Sapphire
- * Rapids (AVX2: 2.2, 2.9), and 4 MiB likewise. */
+ * on Intel's CPUs too as soon as the second-level cache is too small: by an earlier loop 32 MiB of float16 from AWQ took 2.0 ms in place
+ * of 2.5 on Sapphire Rapids (AVX2: 2.2, 2.9), and 4 MiB likewise. */
 static int streams(uint64_t input, uint64_t output) {
     if (wm_cpu_features() & WM_AMD) return wm_how_to_store(input, output) == WM_STREAMED;
     return output >= SMALL;
