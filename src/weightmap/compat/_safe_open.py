@@ -66,7 +66,7 @@ class OpenedFile:
         except FileNotFoundError as error:
             raise MissingFileError(error.errno, error.strerror, error.filename) from None
         self._remote = is_remote(self.file)
-        self.pread = pread and not self._remote
+        self.pread: bool = pread and not self._remote
         self._convert = framework.deliver
 
     def whole(self, name: str) -> Any:

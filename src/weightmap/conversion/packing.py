@@ -41,7 +41,7 @@ class Packed(Tensors):
     def __init__(self, renamed: Mapping[str, str]) -> None:
         super().__init__([])
         self._renamed = renamed
-        self.distinct = not renamed  # as in the source, whose index was checked
+        self.distinct: bool = not renamed  # as in the source, whose index was checked
         self.nbytes = 0
         self._places: list[Row] = []
         self._texts: list[tuple[str, array[int]]] = []  # names of many tensors, and where each of them ends

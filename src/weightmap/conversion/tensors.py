@@ -126,8 +126,9 @@ class Preparer:
 
     def __init__(self, spec: Spec) -> None:
         self._spec, self._format = spec, spec.target_format
-        self.overflow = Overflow()
-        self.quantizer = None if spec.quantize is None else Quantizer(spec.quantize, spec.threads, spec.shape)
+        self.overflow: Overflow = Overflow()
+        how = spec.quantize
+        self.quantizer: Quantizer | None = None if how is None else Quantizer(how, spec.threads, spec.shape)
         layout = choose_layout(self._format, spec.layout, None)
         self._held = self._format.schemes.get(layout, frozenset[str]())
         self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]

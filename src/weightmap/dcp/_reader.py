@@ -95,7 +95,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         **open_options: Any,
     ) -> None:
         # Nothing is opened here or in `reset`: an error there would end one rank, and the others would wait for it.
-        self.checkpoint_id = os.fspath(path)
+        self.checkpoint_id: str = os.fspath(path)
         self._names = dict(names or {})
         self._how, self._verify = how, verify
         self._rules: dict[str, Any] = {"gap": gap, "max_over_read": max_over_read, "chunk": chunk}

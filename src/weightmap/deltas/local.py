@@ -141,7 +141,7 @@ class Local:
     """
 
     def __init__(self, folder: str, threads: int | None = None) -> None:
-        self.folder = os.path.abspath(folder)
+        self.folder: str = os.path.abspath(folder)
         self._threads = late.cpus() if threads is None else threads
         self._sync = os.path.join(self.folder, _SYNC)
 

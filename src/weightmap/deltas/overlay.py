@@ -174,7 +174,7 @@ class OverlaidContent(Content):
         self._below = below
         self.deltas = deltas
         self._of_deltas = tuple(source for delta in deltas for source in delta.sources)
-        self.sources = (*below.sources, *self._of_deltas)
+        self.sources: tuple[Source, ...] = (*below.sources, *self._of_deltas)
         for name in ("has_metadata", "checksums", "vocab", "config", "tokenizer", "part"):
             setattr(self, name, getattr(below, name))
         self.sums = lambda source: () if source in self._of_deltas else below.sums(source)

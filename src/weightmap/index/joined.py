@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.errors import LayoutError
+    from weightmap.index import Rules
     from weightmap.index.row import Row
     from weightmap.index.table import Place, Run
     from weightmap.io.source import Source
@@ -44,7 +45,7 @@ class JoinedTable(Table):
         self.count: int = self._first[-1] if order is None else len(order)
         self._names = names
         if tables:
-            self.rules = tables[0].rules  # for messages
+            self.rules: Rules = tables[0].rules  # for messages
         self._looked = True  # `find` takes the index at once
 
     @property

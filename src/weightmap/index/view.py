@@ -9,6 +9,7 @@ from weightmap.index.table import Table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from weightmap.index import Rules
     from weightmap.index.row import Row
     from weightmap.index.table import Place, Run
     from weightmap.io.source import Source
@@ -24,7 +25,7 @@ class ViewTable(Table):
 
     def __init__(self, stored: Table) -> None:
         self._stored = stored
-        self.rules = stored.rules
+        self.rules: Rules = stored.rules
         self._looked = True  # `find` takes the index at once
 
     @property
@@ -34,7 +35,9 @@ class ViewTable(Table):
 
     def belongs_to(self, source: Source, format: str) -> None:
         """Set what messages name; the stored tensors know their source."""
-        self.source, self.path, self.format = source, source.name, format
+        self.source: Source = source
+        self.path: str = source.name
+        self.format: str = format
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""

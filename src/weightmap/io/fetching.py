@@ -285,6 +285,9 @@ class Access:
         Whether to read objects without ETag and modification time.
     """
 
+    concurrency: int
+    small: int
+
     def __init__(self, store: Any, concurrency: int | None, deadline: float, *, unversioned: bool = False) -> None:
         self.store = store
         self.given = concurrency

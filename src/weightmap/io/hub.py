@@ -64,6 +64,10 @@ class HubStore:
         Longest wait for a server, in seconds.
     """
 
+    kind: str
+    name: str
+    revision: str | None
+
     def __init__(self, kind: str, name: str, revision: str | None, deadline: float) -> None:
         self._arguments = kind, name, revision, deadline
         self.kind, self.name, self.revision, self._deadline = self._arguments

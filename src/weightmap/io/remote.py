@@ -53,7 +53,7 @@ class CachedSource(Source):
         super().__init__(local, str(location), mode, open_descriptor(local))
         self.path, self._local = location, os.path.abspath(local)
         # The cache of the Hub names the file behind a link by its digest.
-        self.digest = os.path.basename(os.path.realpath(local)) if os.path.islink(local) else None
+        self.digest: str | None = os.path.basename(os.path.realpath(local)) if os.path.islink(local) else None
 
     @property
     def absolute(self) -> str | None:
@@ -98,7 +98,7 @@ class RemoteSource(Source):
     def __init__(self, location: Location) -> None:
         self.path, self.name, self.mode = location, str(location), "copy"
         scheme, found, _ = self.name.partition("://")
-        self.store = scheme if found else "store"
+        self.store: str = scheme if found else "store"
         self._file = None
         self.digest, self.queue = location.digest, None
         twin = None if self.digest is None else _by_digest.get(self.digest)
@@ -108,7 +108,7 @@ class RemoteSource(Source):
             self._stored, head = Stored.open(location)
             self._windows = Windows()
             self._windows.add(0, head)
-        self.size = self._stored.pin.size
+        self.size: int = self._stored.pin.size
         if self.digest is not None:
             _by_digest[self.digest] = self
 

@@ -102,7 +102,7 @@ class Source:
 
     # Class attributes, because most handles never set these, and setting attributes costs much of opening a file.
     closed: bool = False
-    private = False
+    private: bool = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
     _released: str | None = None  # the path of a file whose descriptor was released
     _seen: Any = None  # the file's state when it was opened, a `State`
@@ -120,7 +120,7 @@ class Source:
     digest: str | None = None  # as the store states it
     trust: Any = None  # the digests that files beside this one must have: see weightmap.trust
     watch: Callable[[memoryview], None] | None = None  # gets each piece that is copied, in order
-    past_cache = False  # whether copies are read past the page cache
+    past_cache: bool = False  # whether copies are read past the page cache
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -114,7 +114,7 @@ class Changes:
     def __init__(self, most: int) -> None:
         self._list = np.empty(most, np.uint32)
         self._memory = from_buffer("uint32_t[]", self._list)
-        self.found = ffi.new("wm_changes *", {"list": self._memory, "most": most})
+        self.found: Any = ffi.new("wm_changes *", {"list": self._memory, "most": most})
 
     def begin(self, block: NDArray[np.uint8]) -> None:
         """Begin with a block, of at most 16 MiB, which is kept."""
@@ -154,7 +154,7 @@ class FrameEncoder:
     """
 
     def __init__(self, nbytes: int, most: int, new_room: Callable[[int], memoryview]) -> None:
-        self.header = _HEADER.pack(_MAGIC, _FORM, _WINDOW, nbytes)
+        self.header: bytes = _HEADER.pack(_MAGIC, _FORM, _WINDOW, nbytes)
         self._left = nbytes
         self._room = as_input(new_room(lib.wm_frame_encode_room()))
         self._out = new_room(most + 3 * (most // _BLOCK + 1))

@@ -35,7 +35,7 @@ class ProductCodes:
         norms: NDArray[np.float32] | None,
     ) -> None:
         pieces, centroids, width = codebooks.shape
-        self.count = len(codes)
+        self.count: int = len(codes)
         self._dims = pieces * width
         self._turned = turned is not None
         pointers = [NULL if array is None else as_items("float[]", array) for array in (codebooks, turned, norms)]

@@ -40,6 +40,8 @@ class Config:
         Numbers, or functions of the configuration.
     """
 
+    values: Mapping[str, Any]
+
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
         self.values, self._defaults = values, defaults or {}
 

@@ -157,7 +157,7 @@ class Translated(ViewTable):
         self._check(rows)
         self._rows = list(rows.values())
         self._names = StringTable.of(list(rows), "tensor name")
-        self.count = len(rows)
+        self.count: int = len(rows)
 
     # ------------------------------------------------------------------------------------------------ one by one
     def _translated(

@@ -113,12 +113,20 @@ class _Entry:
 
     __slots__ = ("allocated", "cost", "count", "error", "holds", "key", "made", "ready", "stamp", "tick", "value")
 
+    key: Key
+    cost: int
+    made: int
+    holds: int
+    count: int
+    ready: bool
+    allocated: bool
+
     def __init__(self, key: Key, cost: int, made: int, count: int) -> None:
         self.key, self.cost, self.made = key, cost, made  # `made`: bytes of its value, if that is not in a slot
         self.holds, self.count = 0, count  # now, and how often it was asked for
         self.ready = self.allocated = False
         self.error: BaseException | None = None
-        self.tick = 0  # when it was let go
+        self.tick: int = 0  # when it was let go
         self.stamp: tuple[int, int] | None = None  # its place in the heap of those that may be evicted
         self.value: Any = None  # while it lives, so does its slot
 

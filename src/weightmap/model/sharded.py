@@ -73,11 +73,11 @@ class ShardedContent(Content):
         order = None if listing is None else self._compare(listing, table)
         if order is not None:
             self.table = _Table(tables, order, table.names.take(order))
-        self.sources = tuple(self._of)
+        self.sources: tuple[Source, ...] = tuple(self._of)
         self._own = {} if listing is None else listing.metadata
         # The metadata keys that are about one part.
         self._keys = frozenset(key for content in self._contents if content.part for key in content.part.keys)
-        self.has_metadata = bool(self._own) or any(content.has_metadata for content in self._contents)
+        self.has_metadata: bool = bool(self._own) or any(content.has_metadata for content in self._contents)
         self.vocab = self._first("vocab")
         self.config = self._first("config")
         self.tokenizer = self._first("tokenizer")

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 class _Columns:
     """The columns of a `Spans`. They hold no handle, so caching them does not leak it."""
 
+    file: NDArray[np.int32]
+    begin: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+
     def __init__(self, model: Any) -> None:
         detach_index(model)
         source, content, _ = parts_of(model)
@@ -29,7 +33,7 @@ class _Columns:
             check_unchanged(model)
             self.begin, self.nbytes = content.table.spans()
             numbers = {own: number for number, own in enumerate(sources_of(model))}
-            self.file: NDArray[np.int32] = content.table.owners(numbers)
+            self.file = content.table.owners(numbers)
         except TensorFileError as error:
             raise error.located(path=source.name, format=model.format) from None
         self.row: NDArray[np.int64] = np.arange(len(self.begin))

@@ -405,6 +405,10 @@ class Pieces(Geometry):
 
     __slots__ = ("coding", "own", "rows")
 
+    coding: Coding
+    own: DType
+    rows: Mapping[str, tuple[str, Row]]
+
     def __init__(self, coding: Coding, own: DType, rows: Mapping[str, tuple[str, Row]]) -> None:
         self.coding, self.own, self.rows = coding, own, rows
 

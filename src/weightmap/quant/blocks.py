@@ -144,16 +144,6 @@ class QuantizedTensor:
         cure = f": decode it first, dequantize().{name}" if hasattr(np.ndarray, name) else ""
         raise AttributeError(f"a QuantizedTensor has no {name!r}{cure}", name=name, obj=self)
 
-    def _undecoded(self, other: Any = None, *_: Any) -> Any:
-        """Refuse arithmetic with what is no array: arrays decode a tensor that they meet."""
-        if hasattr(other, "__array__") and not isinstance(other, QuantizedTensor):
-            return NotImplemented
-        raise TypeError("a QuantizedTensor has no arithmetic: decode it first, with dequantize()")
-
-    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _undecoded
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _undecoded
-    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = _undecoded
-
     # ------------------------------------------------------------------------------------------------- its parts
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -424,6 +414,21 @@ class QuantizedTensor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.scheme, self.shape, self._octets.tobytes(), self.block_size, self.scale_type)
+
+
+def _undecoded(_: QuantizedTensor, other: Any = None, *__: Any) -> Any:
+    """Refuse arithmetic with what is no array: arrays decode a tensor that they meet."""
+    if hasattr(other, "__array__") and not isinstance(other, QuantizedTensor):
+        return NotImplemented
+    raise TypeError("a QuantizedTensor has no arithmetic: decode it first, with dequantize()")
+
+
+# Not within the class, so that type checkers refuse arithmetic too.
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    setattr(QuantizedTensor, f"__{_name}__", _undecoded)
+    setattr(QuantizedTensor, f"__r{_name}__", _undecoded)
+for _name in ("lt", "le", "gt", "ge", "neg", "abs"):
+    setattr(QuantizedTensor, f"__{_name}__", _undecoded)
 
 
 def _rebuild(scheme: str, shape: tuple[int, ...], payload: bytes, block_size: int, scale_type: str) -> QuantizedTensor:

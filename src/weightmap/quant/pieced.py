@@ -237,10 +237,10 @@ class PiecedTensor(QuantizedTensor):
     def __init__(self, coding: Coding, dtype: np.dtype[Any], pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> None:
         self._coding, self._dtype = coding, dtype
         self._pieces = dict(pieces)
-        self.scheme = coding.scheme
+        self.scheme: str = coding.scheme
         self.shape = coding.shape
-        self.size = math.prod(coding.shape)
-        self.block_size = coding.block_size
+        self.size: int = math.prod(coding.shape)
+        self.block_size: int = coding.block_size
         self.scale_type = self._pieces[coding.scales][1].dtype.name
 
     def _described(self) -> str:

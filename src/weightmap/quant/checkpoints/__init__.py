@@ -47,6 +47,10 @@ class Settings:
         Its key there.
     """
 
+    values: Mapping[str, Any]
+    path: str
+    where: str
+
     def __init__(self, values: Mapping[str, Any], path: str, where: str = "quantization_config") -> None:
         self.values, self.path, self.where = values, path, where
 

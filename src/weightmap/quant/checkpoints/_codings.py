@@ -41,6 +41,10 @@ class Scaled(Coding):
 
     __slots__ = ("height", "integers", "width", "zeros")
 
+    height: int
+    width: int
+    zeros: str | None
+    integers: bool
     direct: ClassVar[bool] = True
 
     def __init__(
@@ -190,6 +194,9 @@ class Transposed(Coding):
 
     __slots__ = ("bits", "by_rows", "groups")
 
+    bits: int
+    groups: NDArray[np.int32] | None
+    by_rows: bool
     direct: ClassVar[bool] = True
 
     def __init__(

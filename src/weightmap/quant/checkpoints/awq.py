@@ -34,7 +34,7 @@ class AwqCoding(Transposed):
 
     def __init__(self, shape: tuple[int, ...], size: int, *, zeros: bool) -> None:
         super().__init__("awq gemm", shape, size, 4, by_rows=True, step=8)
-        self.zeros = zeros
+        self.zeros: bool = zeros
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
@@ -81,11 +81,11 @@ class Awq(Method):
         if settings.integer(bits, 4) != 4:
             settings.unsupported(bits, "4")
         older = "q_group_size" in settings.values and "group_size" not in settings.values
-        self.group_size = settings.integer("q_group_size" if older else "group_size", 128)
+        self.group_size: int = settings.integer("q_group_size" if older else "group_size", 128)
         version = "format" if "version" not in settings.values and "format" in settings.values else "version"
         if settings.text(version, "gemm").lower() != "gemm":
             settings.unsupported(version, "'gemm'")
-        self.zeros = settings.flag("zero_point", default=True)
+        self.zeros: bool = settings.flag("zero_point", default=True)
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""

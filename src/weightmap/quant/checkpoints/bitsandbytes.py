@@ -50,6 +50,10 @@ class FourBits(Coding):
 
     __slots__ = ("blocksize", "held", "nested", "offset")
 
+    blocksize: int
+    nested: int
+    offset: float
+    held: int
     direct: ClassVar[bool] = True
 
     def __init__(
@@ -130,8 +134,8 @@ class BitsAndBytes(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.four = settings.flag("load_in_4bit") or settings.flag("_load_in_4bit")
-        self.eight = settings.flag("load_in_8bit") or settings.flag("_load_in_8bit")
+        self.four: bool = settings.flag("load_in_4bit") or settings.flag("_load_in_4bit")
+        self.eight: bool = settings.flag("load_in_8bit") or settings.flag("_load_in_8bit")
         if self.four is self.eight:
             settings.refuse("load_in_4bit", "one of load_in_4bit and load_in_8bit")
 

@@ -51,6 +51,12 @@ class PackedCoding(Coding):
 
     __slots__ = ("bits", "groups", "single", "spans", "zeros")
 
+    bits: int
+    groups: NDArray[np.int32] | None
+    spans: bool
+    zeros: bool
+    single: bool
+
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -160,18 +166,18 @@ class _Weights:
 
     def __init__(self, settings: Settings, whole: str, rules: Settings) -> None:
         self.settings = rules
-        self.format = settings.text("format", whole)
+        self.format: str = settings.text("format", whole)
         if self.format == "mixed-precision":
             settings.refuse("format", "a format of each group")
-        self.bits = rules.integer("num_bits", 8)
-        self.kind = rules.text("type", "int")
-        self.symmetric = rules.flag("symmetric", default=True)
+        self.bits: int = rules.integer("num_bits", 8)
+        self.kind: str = rules.text("type", "int")
+        self.symmetric: bool = rules.flag("symmetric", default=True)
         size = rules.integer("group_size", -1)
-        self.strategy = rules.text("strategy", "group" if size > 0 else "tensor")
+        self.strategy: str = rules.text("strategy", "group" if size > 0 else "tensor")
         self.size = size
         order = rules.values.get("actorder")
-        self.ordered = order is True or (isinstance(order, str) and order.lower() == "group")
-        self.block = rules.sizes("block_structure") if self.strategy == "block" else None
+        self.ordered: bool = order is True or (isinstance(order, str) and order.lower() == "group")
+        self.block: tuple[int, int] | None = rules.sizes("block_structure") if self.strategy == "block" else None
 
     def blocks(self) -> tuple[int, int]:
         """Return rows and columns with one scale; 0 for all."""
@@ -213,7 +219,7 @@ class CompressedTensors(Method):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         found = _VERSION.match(settings.text("version", ""))
-        self.version = (int(found[1]), int(found[2])) if found else None
+        self.version: tuple[int, int] | None = (int(found[1]), int(found[2])) if found else None
         whole = settings.text("format", "dense")
         if whole not in {*_FORMATS, "dense", "mixed-precision"}:
             settings.unsupported("format", f"one of {', '.join(_FORMATS)}")

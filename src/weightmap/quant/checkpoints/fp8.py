@@ -33,12 +33,12 @@ class Fp8(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.block = settings.sizes("weight_block_size")
-        self.kinds = {"e4m3": FLOAT8[0], "e5m2": FLOAT8[1]}
+        self.block: tuple[int, int] | None = settings.sizes("weight_block_size")
+        self.kinds: dict[str, str] = {"e4m3": FLOAT8[0], "e5m2": FLOAT8[1]}
         if settings.text("fmt", "e4m3") not in self.kinds:
             settings.unsupported("fmt", "e4m3 or e5m2")
-        self.stored = self.kinds[settings.text("fmt", "e4m3")]
-        self.fp4 = settings.text("expert_dtype", "fp8") == "fp4"
+        self.stored: str = self.kinds[settings.text("fmt", "e4m3")]
+        self.fp4: bool = settings.text("expert_dtype", "fp8") == "fp4"
         self.coded = (*FLOAT8, "int8") if self.fp4 else FLOAT8  # type: ignore[misc]
 
     def belongs(self, roles: Collection[str], row: Any) -> bool:

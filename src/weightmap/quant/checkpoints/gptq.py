@@ -45,7 +45,7 @@ class GptqCoding(Transposed):
     ) -> None:
         step = 32 // math.gcd(32, bits)
         super().__init__(f"gptq {bits} bits", shape, size, bits, groups, step=step)
-        self.added = added
+        self.added: int = added
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
@@ -92,8 +92,8 @@ class Gptq(Method):
             settings.unsupported("is_marlin_format", "false")
         if settings.text("pack_dtype", "int32") != "int32":
             settings.unsupported("pack_dtype", "'int32'")
-        self.whole = self._sizes(settings, 4, 128)
-        self.dynamic = []
+        self.whole: tuple[int, int] = self._sizes(settings, 4, 128)
+        self.dynamic: list[tuple[str, tuple[int, int]]] = []
         self.rules = rules = settings.section("dynamic")
         for key in rules.values:
             negative, text = key.startswith("-:"), key[2:] if key[:2] in {"+:", "-:"} else key

@@ -24,7 +24,7 @@ class ModelOpt(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.algorithm = settings.text("quant_algo", "").upper()
+        self.algorithm: str = settings.text("quant_algo", "").upper()
         if self.algorithm not in {"NVFP4", "FP8"}:
             settings.unsupported("quant_algo", "'NVFP4' or 'FP8'")
         if self.algorithm == "NVFP4" and settings.integer("group_size", 16) != 16:
