@@ -13,6 +13,9 @@ static inline uint16_t narrow_to_bfloat16(float value) {
     return (uint16_t)((rounded & ~nan) | (((bits >> 16 & 0x8000) | 0x7FC0) & nan));
 }
 
+/* The number of the table of block b. */
+static inline uint64_t table_of(const wm_looked *w, uint64_t b) { return w->which ? w->which[b] : b; }
+
 static inline uint64_t coded_bytes(int type) { return type == AS_FLOAT32 ? 4 : 2; }
 
 /* Values of n codes from code number `from` on, one after another. A code is a byte; or four bits, of which a byte has two, the

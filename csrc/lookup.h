@@ -13,55 +13,66 @@
  *
  * What is left of a block, and what has no vectors, is looked up one by one.
  */
-TARGET WM_INLINE void look_up_blocks(const wm_looked *w, int bits, int bytes, int streaming) {
-    const uint64_t table_bytes = (uint64_t)bytes << bits;
+/* One row of codes of 4 bits. */
+TARGET WM_INLINE void look_up_nibbles(const wm_looked *w, const uint8_t *codes, uint8_t *out, int bytes, int streaming) {
+    const uint64_t table_bytes = (uint64_t)bytes << 4;
     uint64_t b = 0, c = 0;
 #if NIBBLES
-    if (bits == 4 && bytes == 2 && (w->width == 16 || w->width == 32) && w->rows == 1) /* a line of one block or two */
+    if (bytes == 2 && (w->width == 16 || w->width == 32)) /* a line of one block or two */
         for (const uint64_t more = w->width == 16; c + 32 <= w->n; b += 1 + more, c += 32) {
-            const uint64_t first = w->which ? w->which[b] : b, second = w->which ? w->which[b + more] : b + more;
-            const nibbles_2 t = load_nibbles_2(w->tables + first * table_bytes, w->tables + second * table_bytes);
-            store_line(look_nibbles_2(t, w->codes + c / 2, w->high_first, 2), w->out + 2 * c, streaming);
+            const uint8_t *first = w->tables + table_of(w, b) * table_bytes,
+                          *second = w->tables + table_of(w, b + more) * table_bytes;
+            store_line(look_nibbles_2(load_nibbles_2(first, second), codes + c / 2, w->high_first, 2), out + 2 * c, streaming);
         }
 #endif
     for (; c < w->n; b++, c += w->width) {
+        const uint64_t end = w->n - c < w->width ? w->n : c + w->width;
+        const uint8_t *table = w->tables + table_of(w, b) * table_bytes;
+        uint64_t at = c;
+#if NIBBLES
+        if (bytes == 2 && c % 2 == 0 && end - c >= 32) {
+            const nibbles_2 t = load_nibbles_2(table, table);
+            for (; at + 32 <= end; at += 32)
+                store_line(look_nibbles_2(t, codes + at / 2, w->high_first, 1), out + 2 * at, streaming);
+        } else if (bytes == 4 && c % 2 == 0 && end - c >= 16) {
+            const nibbles_4 t = load_nibbles_4(table);
+            for (; at + 16 <= end; at += 16)
+                store_line(look_nibbles_4(t, codes + at / 2, w->high_first), out + 4 * at, streaming);
+        }
+#endif
+        wm_look_up_some(codes, 4, w->high_first, at, end - at, table, (uint64_t)bytes, out + at * (uint64_t)bytes);
+    }
+}
+
+/* Codes of 8 bits. */
+TARGET WM_INLINE void look_up_bytes(const wm_looked *w, int bytes, int streaming) {
+    for (uint64_t b = 0, c = 0; c < w->n; b++, c += w->width) {
         const uint64_t n = w->n - c < w->width ? w->n - c : w->width;
-        const uint8_t *table = w->tables + (w->which ? w->which[b] : b) * table_bytes;
+        const uint8_t *table = w->tables + table_of(w, b) * ((uint64_t)bytes << 8);
         uint64_t i = 0;
 #if BYTES
-        if (bits == 8 && bytes == 2) i = look_bytes_2(w, b, table, c, n, streaming);
+        if (bytes == 2) i = look_bytes_2(w, b, table, c, n, streaming);
 #endif
-        for (uint64_t r = 0; r < w->rows; r++) {
-            const uint8_t *codes = w->codes + r * w->codes_apart;
-            uint8_t *out = w->out + r * w->out_apart + c * (uint64_t)bytes;
-#if NIBBLES
-            if (bits == 4 && c % 2 == 0) {
-                i = 0;
-                if (bytes == 2 && n >= 32) {
-                    const nibbles_2 t = load_nibbles_2(table, table);
-                    for (; i + 32 <= n; i += 32)
-                        store_line(look_nibbles_2(t, codes + (c + i) / 2, w->high_first, 1), out + 2 * i, streaming);
-                } else if (bytes == 4 && n >= 16) {
-                    const nibbles_4 t = load_nibbles_4(table);
-                    for (; i + 16 <= n; i += 16)
-                        store_line(look_nibbles_4(t, codes + (c + i) / 2, w->high_first), out + 4 * i, streaming);
-                }
-            }
-#endif
-            wm_look_up_some(codes, bits, w->high_first, c + i, n - i, table, (uint64_t)bytes, out + i * (uint64_t)bytes);
-        }
+        for (uint64_t r = 0; r < w->rows; r++)
+            wm_look_up_some(w->codes + r * w->codes_apart, 8, 0, c + i, n - i, table, (uint64_t)bytes,
+                            w->out + r * w->out_apart + (c + i) * (uint64_t)bytes);
     }
+}
+
+TARGET WM_INLINE void look_up_rows(const wm_looked *w, int bytes, int streaming) {
+    for (uint64_t r = 0; r < w->rows; r++)
+        look_up_nibbles(w, w->codes + r * w->codes_apart, w->out + r * w->out_apart, bytes, streaming);
 }
 
 TARGET void JOIN(lookup_, SUFFIX)(const wm_looked *w) {
     if (w->bits == 4 && w->bytes == 2)
-        w->streaming ? look_up_blocks(w, 4, 2, 1) : look_up_blocks(w, 4, 2, 0);
+        w->streaming ? look_up_rows(w, 2, 1) : look_up_rows(w, 2, 0);
     else if (w->bits == 4)
-        w->streaming ? look_up_blocks(w, 4, 4, 1) : look_up_blocks(w, 4, 4, 0);
+        w->streaming ? look_up_rows(w, 4, 1) : look_up_rows(w, 4, 0);
     else if (w->bytes == 2)
-        w->streaming ? look_up_blocks(w, 8, 2, 1) : look_up_blocks(w, 8, 2, 0);
+        w->streaming ? look_up_bytes(w, 2, 1) : look_up_bytes(w, 2, 0);
     else
-        look_up_blocks(w, 8, 4, 0);
+        look_up_bytes(w, 4, 0);
 }
 
 TARGET WM_INLINE void make_tables(const wm_tabled *w, int type) {

@@ -151,7 +151,7 @@ TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uin
     if (w->numbers == WM_ANY_NUMBERS || (w->numbers == WM_E4M3 && w->zeros)) return 0;
     const int type = w->type, shifts = w->numbers == WM_E4M3 && type == AS_BFLOAT16;
     const unsigned exponent = load_le16(table + 2 * 8) >> 7 & 255;
-    const uint64_t at = w->which ? w->which[b] : b;
+    const uint64_t at = table_of(w, b);
     const float s = w->scales[at] * (w->numbers == WM_E4M3 ? 256 : 1), z = w->zeros ? w->zeros[at] : 0;
     if (shifts ? exponent < 2 || exponent + 14 > 253 : !is_finite(s) || !is_finite(z)) return 0;
     const nibbles_2 t = load_nibbles_2(table, table);
