@@ -120,12 +120,12 @@ TARGET WM_INLINE void scale_codes(const uint8_t *codes, uint64_t n, float scale,
 /* Numbers of E4M3 times s as bfloat16, of which the table's eighth is normal, and twice as large 14 times over is not infinite: numbers
  * have the bits that the table gives to those of the two smallest exponents, and a larger exponent. A normal product and its rounding
  * are the same in every binade. */
-TARGET WM_INLINE void shift_exponents(nibbles_2 t, const uint8_t *codes, int lines, const uint8_t *table, uint8_t *out,
-                                      int streaming) {
+TARGET WM_INLINE void shift_exponents(nibbles_2 t, const uint8_t *codes, int lines, uint64_t ahead, const uint8_t *table,
+                                      uint8_t *out, int streaming) {
     const __m256i least = _mm256_set1_epi8(8), exponent = _mm256_set1_epi8(0x78), nan = _mm256_set1_epi8(0x7F);
     __m256i c[4], most = _mm256_setzero_si256();
     for (int i = 0; i < lines; i++) {
-        if (i % 2 == 0) PREFETCH(codes + 32 * i + WM_AHEAD);
+        if (i % 2 == 0) PREFETCH(codes + 32 * i + ahead);
         c[i] = _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i *)(const void *)(codes + 32 * i)), 0xD8);
         most = _mm256_max_epu8(most, _mm256_and_si256(c[i], nan));
     }
@@ -155,6 +155,7 @@ TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uin
     const float s = w->scales[at] * (w->numbers == WM_E4M3 ? 256 : 1), z = w->zeros ? w->zeros[at] : 0;
     if (shifts ? exponent < 2 || exponent + 14 > 253 : !is_finite(s) || !is_finite(z)) return 0;
     const nibbles_2 t = load_nibbles_2(table, table);
+    const uint64_t ahead = ahead_of(w);
     const uint8_t *codes = w->codes + c;
     uint8_t *out = w->out + 2 * c;
     for (uint64_t r = 0; r < w->rows; r++, codes += w->codes_apart, out += w->out_apart) {
@@ -165,8 +166,8 @@ TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uin
             type == AS_FLOAT16 ? scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_FLOAT16, out, streaming)
                                : scale_codes(codes, n, s, z, table, WM_INTEGERS, AS_BFLOAT16, out, streaming);
         } else {
-            for (; i + 128 <= n; i += 128) shift_exponents(t, codes + i, 4, table, out + 2 * i, streaming);
-            for (; i + 32 <= n; i += 32) shift_exponents(t, codes + i, 1, table, out + 2 * i, streaming);
+            for (; i + 128 <= n; i += 128) shift_exponents(t, codes + i, 4, ahead, table, out + 2 * i, streaming);
+            for (; i + 32 <= n; i += 32) shift_exponents(t, codes + i, 1, ahead, table, out + 2 * i, streaming);
         }
     }
     return n / 32 * 32;

@@ -79,9 +79,10 @@ TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uin
     uint8_t *out = w->out + 2 * c;
     if (n < 32) return 0;
     const bytes_2 t = load_bytes_2(table);
+    const uint64_t ahead = ahead_of(w);
     for (uint64_t r = 0; r < w->rows; r++, codes += w->codes_apart, out += w->out_apart)
         for (uint64_t i = 0; i + 32 <= n; i += 32) {
-            PREFETCH(codes + i + WM_AHEAD);
+            PREFETCH(codes + i + ahead);
             store_line(look_32(&t, codes + i), out + 2 * i, streaming);
         }
     return n / 32 * 32;
