@@ -216,32 +216,3 @@ int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint6
         if (w.failed[i]) return -1;
     return 0;
 }
-
-/* ------------------------------------------------------------------------------------------------ encoding */
-int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type, uint64_t block_size, const uint8_t *int4,
-                           uint64_t int4_size, const uint8_t *int5, uint64_t int5_size, const uint8_t *halves,
-                           uint64_t halves_size, uint8_t *out, uint64_t out_size) {
-    const uint8_t *from[KINDS] = {int4, int5, halves, NULL};
-    uint64_t counts[KINDS] = {0};
-    if (blocks > (uint64_t)1 << 56 || !is_legal(scale_type, block_size, 0)) return -1;
-    for (uint64_t b = 0; b < blocks; b++) counts[kinds[b] < WRONG ? kinds[b] : WRONG]++;
-    const uint64_t scale = scale_bytes(scale_type), mask = mask_size(blocks);
-    const uint64_t four = code_bytes(4, block_size), five = code_bytes(5, block_size), sixteen = 2 * block_size;
-    const uint64_t scales = (counts[INT4] + counts[INT5]) * scale;
-    if (counts[WRONG] || int4_size != blocks * (scale + four) || int5_size != blocks * (scale + five) ||
-        halves_size != blocks * sixteen || out_size != mask + scales + codes_size(counts, block_size))
-        return -1;
-    uint8_t *to_scales = out + mask, *to_codes = to_scales + scales;
-    memset(out, 0, mask);
-    for (uint64_t b = 0; b < blocks; b++) {
-        const int kind = kinds[b];
-        const uint64_t head = kind == HALF ? 0 : scale, size = kind == INT4 ? four : kind == INT5 ? five : sixteen;
-        const uint8_t *block = from[kind] + b * (head + size);
-        out[b / 4] = (uint8_t)(out[b / 4] | kind << 2 * (b % 4));
-        memcpy(to_scales, block, head);
-        memcpy(to_codes, block + head, size);
-        to_scales += head;
-        to_codes += size;
-    }
-    return 0;
-}

@@ -196,7 +196,7 @@ typedef struct {
     uint64_t stride;
 } wm_quantizing;
 typedef void wm_quantize_fn(const wm_quantizing *w, const float *x, uint64_t blocks, uint64_t n, uint8_t *out, double *errors);
-/* quantize.c: the parameters for quantising blocks of `block` elements, 4, 5, 8 or 16 bits each; they serve any number of blocks. */
+/* quantize.c: the parameters for quantising blocks of `block` elements, 4, 5 or 8 bits each; they serve any number of blocks. */
 wm_quantizing wm_quantizing_of(int bits, int scale_type, uint64_t block, uint64_t stride);
 /* quantize.c: quantises n finite floats by it, the last block whole. */
 void wm_quantize_finite(const wm_quantizing *how, uint64_t block, const float *x, uint64_t n, uint8_t *out, double *errors);

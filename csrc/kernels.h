@@ -141,9 +141,8 @@ int64_t wm_first_not_finite(const float *x, uint64_t n);
 double wm_sum_of_squares(const float *x, uint64_t n);
 /* Quantises x[0, n) to such data in out[0, out_size), exactly wm_blocks_size bytes. A search finds scales of small squared
  * error; codes are the nearest to x / scale (in float32, ties to even) within range. The bytes do not depend on the CPU or the
- * number of threads. A block of zeros gets a scale of 0; a scale too large for its type becomes the largest finite one. With
- * bits 16 a block is block_size float16 without a scale, and values too large become the largest finite one. `errors`, unless
- * NULL, gets the sum of the squared errors of each block. Returns -1 when done, the index of the first element that is NaN or
+ * number of threads. A block of zeros gets a scale of 0; a scale too large for its type becomes the largest finite one. `errors`,
+ * unless NULL, gets the sum of the squared errors of each block. Returns -1 when done, the index of the first element that is NaN or
  * infinite (then nothing is written), or -2 for sizes that do not fit. */
 int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, uint64_t block_size, uint8_t *out,
                          uint64_t out_size, double *errors, uint64_t n_errors, int threads);
@@ -353,11 +352,16 @@ int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64
  * the plan; or -2 when data and out overlap. A block of float16 is decoded as by wm_f16_to_f32. */
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
                        const uint64_t *plan, uint64_t n_plan, uint64_t first, void *out, uint64_t count, int half, int threads);
-/* Assembles such data from all blocks in each kind, as wm_blocks_encode made them: takes block b in kind kinds[b]. Returns 0, or
- * -1 for a bad kind or size. */
-int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type, uint64_t block_size, const uint8_t *int4,
-                           uint64_t int4_size, const uint8_t *int5, uint64_t int5_size, const uint8_t *halves,
-                           uint64_t halves_size, uint8_t *out, uint64_t out_size);
+/* Quantises n finite elements to int4 and to int5 and chooses a kind for each block, so that the scales and codes take at most
+ * `budget` bytes and the squared error is small; on at most `threads` threads. All is left in the room of wm_adaptive_room numbers, for
+ * wm_adaptive_encode. Returns the size of the data; -1 for sizes that do not fit, or a budget too small for int4. */
+uint64_t wm_adaptive_room(int scale_type, uint64_t block_size, uint64_t n);
+int64_t wm_adaptive_choose(const float *x, uint64_t n, int scale_type, uint64_t block_size, uint64_t budget, uint64_t *room,
+                           uint64_t room_size, int threads);
+/* Writes the data, out[0, out_size), of the same elements and their room. What is too large for float16 becomes the largest one.
+ * Returns 0, or -1 for another size than wm_adaptive_choose gave. */
+int wm_adaptive_encode(const float *x, uint64_t n, int scale_type, uint64_t block_size, uint64_t *room, uint64_t room_size,
+                       uint8_t *out, uint64_t out_size);
 
 /* ---------------------------------------------------------------------------------------------------- ranges */
 /* Joins n ranges, starts[i] to stops[i] of file files[i], in order of file and start, into reads: in place, with the bytes

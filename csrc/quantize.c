@@ -157,35 +157,6 @@ static void set_range(wm_quantizing *w, uint64_t n) {
 
 enum { ELEMENTS_OF_A_PIECE = 1 << 14 }; /* some 40 microseconds; the second-level cache holds them */
 
-/* Adds the squares of n numbers, each eighth to one of eight sums, so that compilers make vector code of any width. */
-static void add_squares(const float *x, const float *y, uint64_t n, double sums[8]) {
-    for (uint64_t i = 0; i + 8 <= n; i += 8)
-        for (uint64_t k = 0; k < 8; k++) {
-            const double d = (double)x[i + k] - (double)y[i + k];
-            sums[k] += d * d;
-        }
-    for (uint64_t i = n - n % 8; i < n; i++) sums[i % 8] += ((double)x[i] - (double)y[i]) * ((double)x[i] - (double)y[i]);
-}
-static double sum_of(const double s[8]) { return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7])); }
-
-/* Writes a block of float16, without a scale. What is too large for float16 becomes the largest one, not infinity. */
-static double write_halves(const float *x, uint64_t n, uint8_t *out) {
-    const wm_variants *v = wm_variants_in_use();
-    double sums[8] = {0};
-    for (uint64_t at = 0, m; at < n; at += m, out += 2 * m) {
-        float back[256];
-        m = n - at < 256 ? n - at : 256;
-        v->narrow(x + at, m, out);
-        int32_t large = 0;
-        for (uint64_t i = 0; i < m; i++) large |= (int32_t)(bits_of_float(x[at + i]) & 0x7FFFFFFF) >= 0x477FF000; /* 65520 */
-        for (uint64_t i = 0; large && i < m; i++)
-            if ((out[2 * i + 1] & 0x7F) == 0x7C && out[2 * i] == 0) out[2 * i] = 0xFF, out[2 * i + 1]--;
-        v->f16_to_f32(out, back, m, 0);
-        add_squares(x + at, back, m, sums);
-    }
-    return sum_of(sums);
-}
-
 typedef struct {
     const float *x;
     uint64_t n, block; /* elements, also of a block */
@@ -197,17 +168,8 @@ typedef struct {
 
 /* Encodes blocks of n elements each. */
 static void encode_blocks(const work *w, uint64_t first, uint64_t blocks, uint64_t n) {
-    const float *x = w->x + first * w->block;
-    uint8_t *out = w->out + first * w->how.stride;
-    double *errors = w->errors ? w->errors + first : NULL;
-    if (w->how.bits != 16) {
-        wm_variants_in_use()->quantize(&w->how, x, blocks, n, out, errors);
-        return;
-    }
-    for (uint64_t b = 0; b < blocks; b++) {
-        const double error = write_halves(x + b * n, n, out + b * w->how.stride);
-        if (errors) errors[b] = error;
-    }
+    wm_variants_in_use()->quantize(&w->how, w->x + first * w->block, blocks, n, w->out + first * w->how.stride,
+                                   w->errors ? w->errors + first : NULL);
 }
 
 static void encode_part(const work *w, uint64_t begin, uint64_t end) {
@@ -234,7 +196,7 @@ int64_t wm_first_not_finite(const float *x, uint64_t n) {
 
 wm_quantizing wm_quantizing_of(int bits, int scale_type, uint64_t block, uint64_t stride) {
     wm_quantizing how = {.bits = bits, .scale_type = scale_type, .stride = stride};
-    if (bits != 16) fill_grid(how.grid, bits, block);
+    fill_grid(how.grid, bits, block);
     if (bits <= 5) set_range(&how, block);
     return how;
 }
@@ -255,12 +217,11 @@ static int encode_checked(void *context, int thread, uint64_t begin, uint64_t en
 
 int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, uint64_t block_size, uint8_t *out,
                          uint64_t out_size, double *errors, uint64_t n_errors, int threads) {
-    const int halves = bits == 16;
-    const int64_t size = wm_blocks_size(halves ? 8 : bits, scale_type, block_size, n);
-    if (size < 0 || (halves && !block_size)) return -2;
+    const int64_t size = wm_blocks_size(bits, scale_type, block_size, n);
+    if (size < 0) return -2;
     const uint64_t block = block_size ? block_size : n;
     const uint64_t count = block_size ? ceil_div(n, block_size) : 1;
-    const uint64_t stride = halves ? 2 * block : scale_bytes(scale_type) + code_bytes(bits, block);
+    const uint64_t stride = scale_bytes(scale_type) + code_bytes(bits, block);
     if (out_size != count * stride || (errors && n_errors != count)) return -2;
     work w = {.x = x, .n = n, .block = block, .out = out, .errors = errors};
     w.how = wm_quantizing_of(bits, scale_type, block, stride);

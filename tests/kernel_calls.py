@@ -196,9 +196,9 @@ def _wm_first_not_finite(p: Place, size: int) -> Any:
 
 def _wm_blocks_encode(p: Place, size: int) -> Any:
     found = []
-    for bits, scale, block in ((4, 0, 32), (5, 1, 0), (8, 1, 16), (16, 1, 8)):
+    for bits, scale, block in ((4, 0, 32), (5, 1, 0), (8, 1, 16)):
         blocks = -(-size // block) if block else 1
-        nbytes = 2 * block * blocks if bits == 16 else lib.wm_blocks_size(bits, scale, block, size)
+        nbytes = lib.wm_blocks_size(bits, scale, block, size)
         out, errors = p.room(nbytes), p.room(blocks, "double")
         found.append(
             lib.wm_blocks_encode(p.array(floats(size)), size, bits, scale, block, out, nbytes, errors, blocks, 1)
@@ -356,13 +356,14 @@ def _wm_adaptive_decode(p: Place, size: int) -> Any:
 
 
 def _wm_adaptive_encode(p: Place, size: int) -> Any:
-    blocks, block = -(-size // 16), 16
-    kinds = np.arange(blocks, dtype=np.uint8) % 3
-    each = noise(blocks * (2 + 8)), noise(blocks * (2 + 10)), noise(blocks * 32)
-    sizes = [int((kinds == kind).sum()) for kind in range(3)]
-    total = (blocks + 3) // 4 + sizes[0] * 10 + sizes[1] * 12 + sizes[2] * 32
-    pointers = [item for data in each for item in (p.give(data), len(data))]
-    return lib.wm_adaptive_encode(p.array(kinds), blocks, 1, block, *pointers, p.room(total), total)
+    block, numbers = 16, lib.wm_adaptive_room(1, 16, size)
+    source, room = p.array(floats(size)), p.room(numbers, "uint64_t")
+    found = [lib.wm_adaptive_choose(source, size, 1, block, 16 * size, room, numbers, 1)]
+    out = p.room(found[0])
+    return [*found, lib.wm_adaptive_encode(source, size, 1, block, room, numbers, out, found[0])]
+
+
+_wm_adaptive_choose = _wm_adaptive_encode
 
 
 # ----------------------------------------------------------------------------------- strings, subwords

@@ -379,8 +379,7 @@ static void test_quantize(void) {
     uint32_t seed = 1, crc = 0;
     float *x = malloc(N * sizeof *x), *back = malloc(N * sizeof *back);
     double errors[BLOCKS];
-    uint8_t *out[3], kinds[BLOCKS], *packed = malloc(BLOCKS * 2 * SIZE + BLOCKS);
-    if (!x || !back || !packed) exit(2);
+    if (!x || !back) exit(2);
     for (int i = 0; i < N; i++) {
         seed = seed * 1664525u + 1013904223u;
         x[i] = (float)(int32_t)seed * 0x1p-30f * (i / 1000 % 3 == 1 ? 0x1p-120f : i / 1000 % 3 == 2 ? 0x1p100f : 1.0f);
@@ -399,32 +398,22 @@ static void test_quantize(void) {
             }
     check(crc == QUANTIZED_CRC, "quantised bytes", crc);
 
-    for (int kind = 0; kind < 3; kind++) {
-        const uint64_t bytes = kind == 2 ? BLOCKS * 2 * SIZE : (uint64_t)wm_blocks_size(4 + kind, 1, SIZE, N);
-        out[kind] = malloc(bytes);
-        if (!out[kind]) exit(2);
-        check(wm_blocks_encode(x, N, kind == 2 ? 16 : 4 + kind, 1, SIZE, out[kind], bytes, errors, BLOCKS, 1) == -1, "encode",
-              bytes);
-    }
-    uint64_t total = (BLOCKS + 3) / 4, plan[64];
-    const uint64_t n_plan = wm_adaptive_plan_size(SIZE, N);
-    if (n_plan > sizeof plan / sizeof *plan) exit(2);
-    for (int b = 0; b < BLOCKS; b++) {
-        kinds[b] = (uint8_t)(next_random() % 3);
-        total += kinds[b] == 2 ? 2 * SIZE : 2 + SIZE * (4u + kinds[b]) / 8;
-    }
-    check(wm_adaptive_encode(kinds, BLOCKS, 1, SIZE, out[0], BLOCKS * 22, out[1], BLOCKS * 27, out[2], BLOCKS * 2 * SIZE,
-                             packed, total) == 0,
-          "adaptive", total);
+    uint64_t plan[64];
+    const uint64_t n_room = wm_adaptive_room(1, SIZE, N), n_plan = wm_adaptive_plan_size(SIZE, N);
+    uint64_t *room = malloc(n_room * sizeof *room);
+    if (!room || n_plan > sizeof plan / sizeof *plan) exit(2);
+    const int64_t size = wm_adaptive_choose(x, N, 1, SIZE, N, room, n_room, 2);
+    const uint64_t total = (uint64_t)size;
+    check(size > 0 && wm_adaptive_choose(x, N, 1, SIZE, N / 2, room, n_room, 2) == -1, "adaptive", total);
+    uint8_t *packed = malloc(total);
+    if (!packed || wm_adaptive_choose(x, N, 1, SIZE, N, room, n_room, 1) != size) exit(2);
+    check(wm_adaptive_encode(x, N, 1, SIZE, room, n_room, packed, total - 1) == -1, "adaptive", total);
+    check(wm_adaptive_encode(x, N, 1, SIZE, room, n_room, packed, total) == 0, "adaptive", total);
+    free(room);
     check(wm_adaptive_check(packed, total, 1, SIZE, N, plan, n_plan, NULL) == 0, "adaptive", plan[0]);
-    uint8_t *exact = malloc(total);
-    if (!exact) exit(2);
-    memcpy(exact, packed, total);
     for (uint64_t first = 0; first < N; first += 1234)
-        check(wm_adaptive_decode(exact, total, 1, SIZE, N, plan, n_plan, first, back, N - first, first % 2 == 1, 2) == 0,
+        check(wm_adaptive_decode(packed, total, 1, SIZE, N, plan, n_plan, first, back, N - first, first % 2 == 1, 2) == 0,
               "adaptive", first);
-    for (int kind = 0; kind < 3; kind++) free(out[kind]);
-    free(exact);
     free(packed);
     free(back);
     free(x);

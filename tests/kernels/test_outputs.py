@@ -29,6 +29,7 @@ IN_PART = {
     "wm_index_build": "the first duplicate and its original, if the result tells of any",
     "wm_subword_rows": "row_bounds and rows where these are more than there is room for, which the result tells",
     "wm_pq_decode": "its scratch",
+    **dict.fromkeys(("wm_adaptive_choose", "wm_adaptive_encode"), "the room, as far as there are steps"),
     "wm_join_ranges": "the ranges in place, and none beyond those that the result counts",
     "wm_columns_place": "columns, which a scan fills",
     "wm_safetensors_scan": "columns beyond the tensors that the result counts",

@@ -13,8 +13,8 @@ import numpy as np
 from weightmap.arguments import as_float
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import check_block_size, check_range, count_of, scale_code, take_out
-from weightmap.kernels._native import as_input, as_items, as_output, decode_array, ffi, from_buffer, lib, thread_count
-from weightmap.kernels._quantize import encode, floats
+from weightmap.kernels._native import NULL, as_input, as_items, as_output, decode_array, ffi, lib, thread_count
+from weightmap.kernels._quantize import floats
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -62,66 +62,23 @@ def quantize_adaptive(
     '0b1000'
     """
     size = check_block_size(5, block_size)
-    scale = {1: 2, 0: 4}[scale_code(scale_type)]
+    code = scale_code(scale_type)
     x = floats(a)
-    count = -(-x.size // size)
-    costs = np.array([scale + size // 2, scale + size * 5 // 8, 2 * size], np.int64)
-    least = 8 * int(costs[0]) / size
+    count, head = -(-x.size // size), {1: 2, 0: 4}[code]
+    int4 = head + size // 2
+    least = 8 * int4 / size
     if not least <= as_float("bits", bits) <= 16:
         expected = f"{least:g}, which int4 blocks of {size} with {scale_type} scales take, to 16"
         raise QuantError("bits", actual=bits, expected=expected)
-    encoded = [encode(x, kind, size, scale_type, threads) for kind in (4, 5, 16)]
-    errors = np.stack([error for _, error in encoded])
-    kinds = _choose(errors, costs, int(bits * count * size / 8))
-    held = np.bincount(kinds, minlength=3)
-    out = np.empty(-(-count // 4) + int((held * costs).sum()), np.uint8)
-    sources = [part for data, _ in encoded for part in (from_buffer("uint8_t[]", data), data.size)]
-    target = as_output(out, "uint8_t[]")
-    chosen = from_buffer("uint8_t[]", kinds)
-    if lib.wm_adaptive_encode(chosen, count, scale_code(scale_type), size, *sources, target, out.size):
+    budget = max(int(bits * count * size / 8), count * int4)
+    room = np.empty(lib.wm_adaptive_room(code, size, x.size), np.uint64)
+    source = as_items("float[]", x) if x.size else NULL
+    arguments = source, x.size, code, size
+    place = as_output(room, "uint64_t[]"), room.size
+    out = np.empty(lib.wm_adaptive_choose(*arguments, budget, *place, thread_count(threads)), np.uint8)
+    if lib.wm_adaptive_encode(*arguments, *place, as_output(out, "uint8_t[]"), out.size):
         raise AssertionError("blocks of another size than their kind")
     return out
-
-
-def _choose(errors: NDArray[np.float64], costs: NDArray[np.int64], budget: int) -> NDArray[np.uint8]:
-    """Return the kind of each block within the budget, by its errors in each kind, shape (3, n).
-
-    A block's errors over its costs have a lower convex hull. Each edge of the hull is a step that lowers the error, at
-    a rate that falls along the hull. Taking steps in order of their rates is optimal at every total that they reach.
-    """
-    count = errors.shape[1]
-    four, five, half = errors
-    cost_five, cost_half = int(costs[1] - costs[0]), int(costs[2] - costs[1])
-    first, second = (four - five) / cost_five, (five - half) / cost_half
-    direct = (four - half) / (cost_five + cost_half)
-    both = first >= second  # int5 lies on the hull
-    rate = np.concatenate([np.where(both, first, direct), np.where(both, second, -1.0)])
-    price = np.concatenate([np.where(both, cost_five, cost_five + cost_half), np.full(count, cost_half)])
-    target = np.concatenate([np.where(both, 1, 2), np.full(count, 2)]).astype(np.uint8)
-
-    order = np.argsort(-rate)[: int(np.count_nonzero(rate > 0))]
-    # At equal rates by number, so that a block's first step comes before its second. A stable sort would take longer.
-    equal = np.flatnonzero(rate[order[1:]] == rate[order[:-1]])
-    tied = np.union1d(equal, equal + 1)
-    order[tied] = order[tied][np.lexsort((order[tied], -rate[order[tied]]))]
-    left = budget - count * int(costs[0])
-    taken = int(np.searchsorted(np.cumsum(price[order]), left, side="right"))
-    kinds = np.zeros(count, np.uint8)
-    np.maximum.at(kinds, order[:taken] % max(count, 1), target[order[:taken]])
-    left -= int(price[order[:taken]].sum())
-    rest = order[taken:]
-    for step in rest[price[rest] <= left][:64].tolist():  # the remaining bytes pay for only a few small steps
-        block = step % count
-        if price[step] <= left and kinds[block] == (1 if step >= count else 0):
-            kinds[block] = target[step]
-            left -= int(price[step])
-
-    best = float(errors[kinds, np.arange(count)].sum())
-    for kind in range(3):
-        if count * int(costs[kind]) <= budget and float(errors[kind].sum()) < best:
-            best = float(errors[kind].sum())
-            kinds = np.full(count, kind, np.uint8)
-    return kinds
 
 
 def adaptive_plan(

@@ -141,14 +141,11 @@ def _not_finite(array: NDArray[Any], index: int) -> QuantError:
 def encode(
     a: ArrayLike, bits: int, block_size: int, scale_type: str, threads: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """Return the bytes of all blocks and the sum of the squared errors of each; 16 bits mean blocks of float16."""
+    """Return the bytes of all blocks and the sum of the squared errors of each."""
     array = real_numbers(a)
     flat = _flat(array)
-    if bits != 16:
-        size = blocks_size(flat.size, bits=bits, block_size=block_size, scale_type=scale_type)
+    size = blocks_size(flat.size, bits=bits, block_size=block_size, scale_type=scale_type)
     count = -(-flat.size // block_size) if block_size else 1
-    if bits == 16:
-        size = 2 * count * block_size
     data, errors = np.empty(size, np.uint8), np.empty(count, np.float64)
     source = as_items("float[]", flat) if flat.size else NULL
     target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")

@@ -1,0 +1,254 @@
+/* Quantises to blocks of different kinds: see adaptive.c.
+ *
+ * Each block begins as int4, and may become int5 and float16 for more bytes and a smaller error. Its errors over its bytes have a lower
+ * convex hull. Each edge of the hull is a step that lowers the error, at a rate that falls along the hull. Taking steps in order of
+ * their rates is optimal at every total that they reach.
+ *
+ * int4 and int5 of all blocks are searched, and lie in the room until the kinds are known; float16 needs no search.
+ */
+#include "intblock.h"
+
+enum { INT4 = WM_INT4, INT5 = WM_INT5, HALF = WM_HALF, CHUNK = 512 };
+static const uint64_t ELEMENTS_OF_A_PIECE = 1 << 14; /* which the second-level cache holds */
+
+/* Adds the squares of n numbers, each eighth to one of eight sums, so that compilers make vector code of any width. */
+static void add_squares(const float *x, const float *y, uint64_t n, double sums[8]) {
+    for (uint64_t i = 0; i + 8 <= n; i += 8)
+        for (uint64_t k = 0; k < 8; k++) {
+            const double d = (double)x[i + k] - (double)y[i + k];
+            sums[k] += d * d;
+        }
+    for (uint64_t i = n - n % 8; i < n; i++) sums[i % 8] += ((double)x[i] - (double)y[i]) * ((double)x[i] - (double)y[i]);
+}
+static double sum_of(const double s[8]) { return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7])); }
+
+/* Rounds to float16. What is too large becomes the largest one, not infinity. */
+static void write_halves(const float *x, uint64_t n, uint8_t *out) {
+    wm_variants_in_use()->narrow(x, n, out);
+    for (uint64_t at = 0, end; at < n; at = end) {
+        int32_t large = 0;
+        end = n - at < CHUNK ? n : at + CHUNK;
+        for (uint64_t i = at; i < end; i++) large |= (int32_t)(bits_of_float(x[i]) & 0x7FFFFFFF) >= 0x477FF000; /* 65520 */
+        for (uint64_t i = at; large && i < end; i++)
+            if ((out[2 * i + 1] & 0x7F) == 0x7C && out[2 * i] == 0) out[2 * i] = 0xFF, out[2 * i + 1]--;
+    }
+}
+
+/* The errors of blocks as float16. Many are rounded at once: short ones would be read from memory before they are there. */
+static void measure_halves(const float *x, uint64_t n, uint64_t block, double *errors) {
+    double sums[8] = {0};
+    uint64_t left = block; /* of the block that sums are of */
+    for (uint64_t m; n; n -= m) {
+        uint8_t halves[2 * CHUNK];
+        float back[CHUNK];
+        m = n < CHUNK ? n : CHUNK;
+        write_halves(x, m, halves);
+        wm_variants_in_use()->f16_to_f32(halves, back, m, 0);
+        for (uint64_t i = 0, part; i < m; i += part, x += part) {
+            part = left < m - i ? left : m - i;
+            add_squares(x, back + i, part, sums);
+            left -= part;
+            if (left && part < n - i) continue;
+            *errors++ = sum_of(sums);
+            memset(sums, 0, sizeof sums);
+            left = block;
+        }
+    }
+}
+
+/* A step of block `at` / 4, or where that is not one, of block at / 4 - blocks. The lowest bits say from what kind to which. */
+typedef struct {
+    double rate;
+    uint64_t at;
+} step;
+enum { TO_FIVE, TO_HALF, FROM_FIVE, STEPS };
+static const uint8_t from_kind[STEPS] = {INT4, INT4, INT5}, to_kind[STEPS] = {INT5, HALF, HALF};
+
+typedef struct {
+    const float *x;
+    uint64_t n, block, blocks;
+    wm_quantizing how[2];
+    uint64_t sizes[WM_KINDS], prices[STEPS]; /* bytes of a block of each kind, and of each step */
+    double *errors;                          /* by kind */
+    step *steps;
+    uint8_t *data[2], *kinds;
+} work;
+
+static int is_legal(int scale_type, uint64_t block_size, uint64_t n) {
+    return block_size && wm_blocks_size(5, scale_type, block_size, n) >= 0;
+}
+
+uint64_t wm_adaptive_room(int scale_type, uint64_t block_size, uint64_t n) {
+    if (!is_legal(scale_type, block_size, n)) return 0;
+    const uint64_t blocks = ceil_div(n, block_size);
+    const uint64_t bytes = 2 * scale_bytes(scale_type) + code_bytes(4, block_size) + code_bytes(5, block_size) + 1;
+    return blocks * (3 + 2 * sizeof(step) / 8) + ceil_div(blocks * bytes, 8);
+}
+
+static work work_of(const float *x, uint64_t n, int scale_type, uint64_t block, uint64_t *room) {
+    const uint64_t blocks = ceil_div(n, block), scale = scale_bytes(scale_type);
+    work w = {.x = x, .n = n, .block = block, .blocks = blocks, .errors = (double *)(void *)room};
+    w.sizes[INT4] = scale + code_bytes(4, block), w.sizes[INT5] = scale + code_bytes(5, block), w.sizes[HALF] = 2 * block;
+    for (int i = 0; i < STEPS; i++) w.prices[i] = w.sizes[to_kind[i]] - w.sizes[from_kind[i]];
+    w.steps = (step *)(void *)(room + 3 * blocks);
+    w.data[INT4] = (uint8_t *)(w.steps + 2 * blocks);
+    w.data[INT5] = w.data[INT4] + blocks * w.sizes[INT4];
+    w.kinds = w.data[INT5] + blocks * w.sizes[INT5];
+    return w;
+}
+
+static uint64_t elements_of(const work *w, uint64_t begin, uint64_t end) {
+    return (end * w->block < w->n ? end * w->block : w->n) - begin * w->block;
+}
+
+static int measure(void *context, int thread, uint64_t begin, uint64_t end) {
+    const work *w = context;
+    const float *x = w->x + begin * w->block;
+    const uint64_t n = elements_of(w, begin, end);
+    for (int kind = INT4; kind <= INT5; kind++)
+        wm_quantize_finite(&w->how[kind], w->block, x, n, w->data[kind] + begin * w->sizes[kind],
+                           w->errors + (uint64_t)kind * w->blocks + begin);
+    measure_halves(x, n, w->block, w->errors + HALF * w->blocks + begin);
+    return 0;
+}
+
+static uint64_t list_steps(const work *w) {
+    const double *four = w->errors, *five = four + w->blocks, *half = five + w->blocks;
+    const double to_five = (double)w->prices[TO_FIVE], to_half = (double)w->prices[FROM_FIVE];
+    step *to = w->steps;
+    for (uint64_t b = 0; b < w->blocks; b++) {
+        const double first = (four[b] - five[b]) / to_five, second = (five[b] - half[b]) / to_half;
+        if (first < second) { /* int5 does not lie on the hull */
+            *to = (step){(four[b] - half[b]) / (to_five + to_half), 4 * b + TO_HALF};
+            to += to->rate > 0;
+        } else {
+            *to = (step){first, 4 * b + TO_FIVE};
+            to += first > 0;
+            *to = (step){second, 4 * (w->blocks + b) + FROM_FIVE};
+            to += second > 0;
+        }
+    }
+    return (uint64_t)(to - w->steps);
+}
+
+/* At equal rates by number, so that a block's first step comes before its second. */
+static int comes_before(const step *a, const step *b) {
+    return (a->rate > b->rate) | ((a->rate == b->rate) & (a->at < b->at)); /* without a branch, which would be guessed */
+}
+
+static uint64_t price_of(const work *w, const step *s) { return w->prices[s->at % 4]; }
+static uint8_t *kind_of(const work *w, const step *s) {
+    return w->kinds + s->at / 4 - (s->at % 4 == FROM_FIVE ? w->blocks : 0);
+}
+
+static void take_step(const work *w, const step *s) {
+    uint8_t *const kind = kind_of(w, s), to = to_kind[s->at % 4];
+    *kind = to > *kind ? to : *kind; /* a block's steps may be taken in any order */
+}
+
+/* Moves the steps that come before the last one to the front; returns how many, and the sum of their prices. */
+static uint64_t divide(const work *w, step *steps, uint64_t n, uint64_t *price) {
+    const step last = steps[n - 1];
+    uint64_t front = 0;
+    for (uint64_t i = 0; i + 1 < n; i++) {
+        const step s = steps[i];
+        const uint64_t before = (uint64_t)comes_before(&s, &last);
+        /* Member by member: a load of both would wait for two stores. It stays in front if it comes before. */
+        steps[i].rate = steps[front].rate, steps[i].at = steps[front].at;
+        steps[front].rate = s.rate, steps[front].at = s.at;
+        *price += (0 - before) & price_of(w, &s);
+        front += before;
+    }
+    steps[n - 1] = steps[front], steps[front] = last;
+    return front;
+}
+
+/* Takes steps in order for as long as they fit; and of those behind, up to FEW that are cheap enough for what is left. */
+static void choose(const work *w, uint64_t left) {
+    enum { FEW = 64 };
+    step *next = w->steps, *const end = next + list_steps(w), few[FEW];
+    /* Where a step and all before it fit, they are taken; else the search goes on among those before it. */
+    for (step *until = end; next < until;) {
+        step *const middle = next + (until - next) / 2, swapped = *middle;
+        *middle = until[-1], until[-1] = swapped;
+        uint64_t price = 0;
+        const uint64_t before = divide(w, next, (uint64_t)(until - next), &price);
+        if (price + price_of(w, next + before) > left) {
+            until = next + before;
+            continue;
+        }
+        left -= price + price_of(w, next + before);
+        for (step *const past = next + before + 1; next < past; next++) take_step(w, next);
+    }
+    unsigned held = 0;
+    for (; next < end; next++) {
+        if (price_of(w, next) > left || (held == FEW && !comes_before(next, &few[FEW - 1]))) continue;
+        unsigned at = held < FEW ? held++ : FEW - 1;
+        for (; at && comes_before(next, &few[at - 1]); at--) few[at] = few[at - 1];
+        few[at] = *next;
+    }
+    for (unsigned i = 0; i < held; i++) {
+        const uint64_t price = price_of(w, &few[i]);
+        if (price > left || *kind_of(w, &few[i]) != from_kind[few[i].at % 4]) continue;
+        take_step(w, &few[i]);
+        left -= price;
+    }
+}
+
+static uint64_t size_of(const work *w) {
+    uint64_t size = ceil_div(w->blocks, 4);
+    for (uint64_t b = 0; b < w->blocks; b++) size += w->sizes[w->kinds[b]];
+    return size;
+}
+
+int64_t wm_adaptive_choose(const float *x, uint64_t n, int scale_type, uint64_t block_size, uint64_t budget, uint64_t *room,
+                           uint64_t room_size, int threads) {
+    if (!is_legal(scale_type, block_size, n) || room_size != wm_adaptive_room(scale_type, block_size, n)) return -1;
+    work w = work_of(x, n, scale_type, block_size, room);
+    if (budget / w.sizes[INT4] < w.blocks) return -1;
+    for (int kind = INT4; kind <= INT5; kind++) w.how[kind] = wm_quantizing_of(4 + kind, scale_type, block_size, w.sizes[kind]);
+    wm_run_pieces(measure, &w, w.blocks, ELEMENTS_OF_A_PIECE / block_size + 1, threads);
+    memset(w.kinds, INT4, w.blocks);
+    choose(&w, budget - w.blocks * w.sizes[INT4]);
+    double least = 0;
+    for (uint64_t b = 0; b < w.blocks; b++) least += w.errors[w.kinds[b] * w.blocks + b];
+    for (int kind = INT4; kind <= HALF; kind++) {
+        double error = 0;
+        for (uint64_t b = 0; b < w.blocks; b++) error += w.errors[(uint64_t)kind * w.blocks + b];
+        if (error >= least || budget / w.sizes[kind] < w.blocks) continue;
+        least = error;
+        memset(w.kinds, kind, w.blocks);
+    }
+    return (int64_t)size_of(&w);
+}
+
+int wm_adaptive_encode(const float *x, uint64_t n, int scale_type, uint64_t block_size, uint64_t *room, uint64_t room_size,
+                       uint8_t *out, uint64_t out_size) {
+    if (!is_legal(scale_type, block_size, n) || room_size != wm_adaptive_room(scale_type, block_size, n)) return -1;
+    const work w = work_of(x, n, scale_type, block_size, room);
+    const uint64_t scale = scale_bytes(scale_type), mask = ceil_div(w.blocks, 4);
+    uint64_t scales = 0;
+    for (uint64_t b = 0; b < w.blocks; b++) {
+        if (w.kinds[b] > HALF) return -1;
+        scales += w.kinds[b] == HALF ? 0 : scale;
+    }
+    if (out_size != size_of(&w)) return -1;
+    uint8_t *to_scales = out + mask, *to_codes = to_scales + scales;
+    memset(out, 0, mask);
+    for (uint64_t b = 0; b < w.blocks; b++) {
+        const int kind = w.kinds[b];
+        out[b / 4] = (uint8_t)(out[b / 4] | kind << 2 * (b % 4));
+        if (kind == HALF) {
+            const uint64_t here = elements_of(&w, b, b + 1);
+            write_halves(x + b * w.block, here, to_codes);
+            memset(to_codes + 2 * here, 0, w.sizes[HALF] - 2 * here);
+            to_codes += w.sizes[HALF];
+            continue;
+        }
+        const uint8_t *block = w.data[kind] + b * w.sizes[kind];
+        memcpy(to_scales, block, scale);
+        memcpy(to_codes, block + scale, w.sizes[kind] - scale);
+        to_scales += scale, to_codes += w.sizes[kind] - scale;
+    }
+    return 0;
+}
