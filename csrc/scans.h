@@ -141,7 +141,8 @@ enum {
  * The columns of a table of tensors, for a scan to fill. Tensor i: its name is names[bounds[i], bounds[i+1]), dtype[i] an index
  * into the format's list of types, its dimensions are dims[dim_bounds[i], dim_bounds[i+1]), and its data lies from begin[i] to
  * end[i]; `end` is NULL where the format declares none. How much the columns hold: names_cap bytes of names, cap + 1 bounds
- * and dim_bounds, cap of dtype, begin and end, dims_cap dims.
+ * and dim_bounds, cap of dtype, begin, end and hashes, dims_cap dims. `hashes`, which may be NULL, is for wm_columns_check: once it has
+ * passed over the names, their hashes are there, and `hashed` is 1.
  */
 typedef struct {
     uint64_t cap, dims_cap, names_cap;
@@ -151,6 +152,8 @@ typedef struct {
     uint64_t *dims;
     uint32_t *dim_bounds;
     uint64_t *begin, *end;
+    uint32_t *hashes;
+    int32_t hashed;
 } wm_columns;
 /* Lays the columns out in one piece of memory, by their capacities. Returns 0, or -1 when it has too few words. */
 int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words);
@@ -396,8 +399,8 @@ typedef struct {
 enum { WM_BITS_DECLARED = 255 };
 /* Checks the first n tensors of the columns, with n_dims dimensions and names_len bytes of names in all; names must be unique
  * and, with `utf8` not 0, UTF-8. columns->end may be NULL. Returns 0, or -1 with *fault filled. */
-int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, int utf8,
-                     const wm_rules *rules, uint64_t data_size, uint64_t room, int lax, wm_fault *fault);
+int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, int utf8, const wm_rules *rules,
+                     uint64_t data_size, uint64_t room, int lax, wm_fault *fault);
 /* The first of n tensors with this name, by one pass; or -1. */
 int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len);
 /* Checks an index of EMBD in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32

@@ -240,7 +240,7 @@ int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words) {
     wm_columns *c = columns;
     const uint64_t most = UINT32_MAX; /* no table has more of anything, so sums do not wrap */
     if (c->cap > most || c->dims_cap > most || c->names_cap > most) return -1;
-    uint64_t bytes = 8 * (c->dims_cap + 2 * c->cap) + 8 * (c->cap + 1) + c->names_cap + c->cap;
+    uint64_t bytes = 8 * (c->dims_cap + 2 * c->cap) + 8 * (c->cap + 1) + 4 * c->cap + c->names_cap + c->cap;
     if (words < (bytes + 7) / 8) return -1;
     /* The widest values first, so that all are aligned. */
     c->dims = memory;
@@ -248,13 +248,14 @@ int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words) {
     c->end = c->begin + c->cap;
     c->bounds = (uint32_t *)(c->end + c->cap);
     c->dim_bounds = c->bounds + c->cap + 1;
-    c->names = (uint8_t *)(c->dim_bounds + c->cap + 1);
+    c->hashes = c->dim_bounds + c->cap + 1;
+    c->names = (uint8_t *)(c->hashes + c->cap);
     c->dtype = c->names + c->names_cap;
     return 0;
 }
 
-int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, int utf8,
-                     const wm_rules *rules, uint64_t data_size, uint64_t room, int lax, wm_fault *fault) {
+int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, int utf8, const wm_rules *rules,
+                     uint64_t data_size, uint64_t room, int lax, wm_fault *fault) {
     const wm_columns *c = columns;
     const uint32_t *bounds = c->bounds;
     if (n > c->cap || n_dims > c->dims_cap || names_len > c->names_cap) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, n, c->cap);
@@ -280,25 +281,35 @@ int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uin
         if (bad >= 0) return wm_fail(fault, WM_FAULT_NAME_UTF8, (uint64_t)bad, bounds[bad], 0, 0);
     }
     if (n == 0) return 0;
-    uint32_t few[2 * CHUNK], *lengths = few; /* lengths, then hashes */
-    if (n > CHUNK && !(lengths = malloc(2 * n * sizeof *lengths)))
-        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, 2 * n * sizeof *lengths, 0);
-    for (uint64_t i = 0; i < n; i++) lengths[i] = bounds[i + 1] - bounds[i];
-    wm_fnv1a32_run(c->names + bounds[0], c->names + names_len, lengths, 0, n, lengths + n);
-    int result = wm_names_unique(c->names, n, lengths + n, bounds, 1, fault);
-    if (lengths != few) free(lengths);
+    uint32_t lengths[CHUNK], few[CHUNK], *hashes = c->hashes ? c->hashes : few;
+    if (hashes == few && n > CHUNK && !(hashes = malloc(n * sizeof *hashes)))
+        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, n * sizeof *hashes, 0);
+    for (uint64_t first = 0; first < n; first += CHUNK) {
+        const uint64_t count = n - first < CHUNK ? n - first : CHUNK;
+        for (uint64_t i = 0; i < count; i++) lengths[i] = bounds[first + i + 1] - bounds[first + i];
+        wm_fnv1a32_run(c->names + bounds[first], c->names + names_len, lengths, 0, count, hashes + first);
+    }
+    columns->hashed = hashes == c->hashes;
+    int result = wm_names_unique(c->names, n, hashes, bounds, 1, fault);
+    if (hashes != c->hashes && hashes != few) free(hashes);
     return result;
 }
 
 int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len) {
-    /* Names of a model begin alike, and many end alike. Eight bytes from where the last name compared differs rule out nearly
-     * all others: blocks of sixteen rows without them are skipped, and in a block with a hit each row is compared. */
+    /* A hash rules out nearly all names. Where there are none, eight bytes from where the last name compared differs do so too,
+     * for names of a model begin alike, and many end alike; but that reads all names. Blocks of sixteen rows without a hit are
+     * skipped, and in a block with one each row is compared. */
     enum { BLOCK = 16, PART = 8 };
     const uint8_t *names = columns->names;
-    const uint32_t *bounds = columns->bounds;
+    const uint32_t *bounds = columns->bounds, *hashes = columns->hashes, hash = wm_fnv1a32(name, name_len);
+    const int hashed = columns->hashed;
     if (n > columns->cap || names_len > columns->names_cap) return -1;
     for (uint64_t row = 0, at = 0; row < n; row += BLOCK) {
-        if (n - row >= BLOCK && at + PART <= name_len && name_len <= names_len) {
+        if (n - row >= BLOCK && hashed) {
+            int hit = 0;
+            for (int i = 0; i < BLOCK; i++) hit |= hashes[row + i] == hash;
+            if (!hit) continue;
+        } else if (n - row >= BLOCK && at + PART <= name_len && name_len <= names_len) {
             const uint64_t wanted = load_le64(name + at), last = names_len - at - PART;
             int hit = 0;
             for (int i = 0; i < BLOCK; i++) { /* a constant number of turns, which the compiler unrolls */

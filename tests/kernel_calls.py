@@ -509,7 +509,7 @@ def tensors(size: int) -> dict[str, Tensor]:
 
 def _wm_columns_place(p: Place, size: int) -> Any:
     columns = ffi.new("wm_columns *", (size, size, size))
-    words = (8 * 3 * size + 8 * (size + 1) + 2 * size + 7) // 8
+    words = (8 * 3 * size + 8 * (size + 1) + 4 * size + 2 * size + 7) // 8
     placed = lib.wm_columns_place(columns, p.room(words, "uint64_t"), words)
     columns.names[0:size] = columns.dtype[0:size] = b"\1" * size  # the last of them ends where the memory does
     return placed, lib.wm_columns_place(columns, p.room(words, "uint64_t"), words - 1)
@@ -701,16 +701,21 @@ BITS = bytes((32, 16, 8))
 def _wm_columns_check(p: Place, size: int) -> Any:
     columns, n, data_size, _ = _table(p, size)
     numbers = n, columns.dims_cap, columns.names_cap
+    columns.hashes = p.room(n, "uint32_t")
     fault = p.struct("wm_fault")
     asked = p.give(ffi.buffer(rules(BITS, max_ndim=8)), "wm_rules *", 8)
     done = lib.wm_columns_check(columns, *numbers, 1, asked, data_size, data_size, 0, fault)
-    return done, done == 0 or fields(fault)
+    return done, done == 0 or fields(fault), columns.hashed
 
 
 def _wm_columns_find(p: Place, size: int) -> Any:
     columns, n, _, names = _table(p, size)
     wanted = (noise(size), b"", *names[-1:])
-    return [lib.wm_columns_find(columns, n, columns.names_cap, p.give(name), len(name)) for name in wanted]
+    columns.hashes = p.array(np.array([embd.fnv1a32(name) for name in names], np.uint32))
+    found = []
+    for columns.hashed in (0, 1):
+        found += [lib.wm_columns_find(columns, n, columns.names_cap, p.give(name), len(name)) for name in wanted]
+    return found
 
 
 def _records(size: int) -> tuple[bytes, int, int, list[bytes]]:

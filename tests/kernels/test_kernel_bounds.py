@@ -224,7 +224,17 @@ def test_as_many_names_as_fit_the_stack(count):
     rows = [(name, 2, (1,), i) for i, name in enumerate(names)]
     assert check(columns_of(names, shapes, spans), count) is None
     assert records(rows, count) == 5 * count
-    assert lib.wm_columns_find(columns_of(names, shapes, spans).native, count, 5 * count, names[-1], 5) == count - 1
+    table = columns_of(names, shapes, spans)
+    columns = table.native
+    hashes = columns.hashes = Place(PAGES).array(np.array([fnv1a32(name) for name in names], np.uint32))
+    for columns.hashed in (0, 1):
+        assert lib.wm_columns_find(columns, count, 5 * count, names[-1], 5) == count - 1
+        assert lib.wm_columns_find(columns, count, 5 * count, b"x0000", 5) == -1
+    expected = list(hashes[0:count])
+    columns.hashes = hashes = Place(PAGES).room(count, "uint32_t")
+    assert not lib.wm_columns_check(columns, count, count, 5 * count, 1, rules(BITS), count, MOST, 0, ffi.NULL)
+    assert columns.hashed
+    assert list(hashes[0:count]) == expected
     pairs = b"".join(struct.pack("<2H", 5, 0) + name for name in names)
     assert lib.wm_pairs_check(Place(PAGES).give(pairs), len(pairs), count, ffi.NULL) == 0
     if count > 1:

@@ -88,7 +88,7 @@ class Columns:
         self = cls.__new__(cls)
         self.count, self.n_dims, self.names_len = count, n_dims, size
         # One allocation for all columns; a scan touches only the pages that it fills.
-        words = n_dims + 3 * count + (size + count) // 8 + 2
+        words = n_dims + 3 * count + (size + 5 * count) // 8 + 2
         self._memory = memory = _new_words("uint64_t[]", words)
         self.native = ffi.new("wm_columns *", (count, n_dims, size))
         if lib.wm_columns_place(self.native, memory, words):
@@ -176,7 +176,7 @@ class Columns:
         return self.text(), *(self.array(*column).tobytes() for column in columns)
 
     def find(self, name: bytes) -> int:
-        """Return the row of the tensor called `name`, or -1, by one pass over the names."""
+        """Return the row of the tensor called `name`, or -1, by one pass over the hashes of `check`, or the names."""
         row: int = lib.wm_columns_find(self.native, self.count, self.names_len, name, len(name))
         return row
 
