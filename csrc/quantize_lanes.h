@@ -27,8 +27,8 @@
  *
  * It ends with the least error of all scales between TOP and BOTTOM, but for TOLERANCE and the rounding to int16. Two walk at
  * once: one along negative scales from TOP down; one along positive ones from TOP to where no code is clamped, and, because both
- * signs give one error there, from BOTTOM up until they meet. The few best attempts are then measured in floats, with the scale
- * as it is stored.
+ * signs give one error there, from BOTTOM up until they meet. TOP is where clamping the extreme element costs as much as all
+ * elements do after a few attempts.
  *
  * A file defines before it includes the template:
  *
@@ -44,13 +44,10 @@
  */
 enum { MOST = 256 }; /* elements of a block: sums stay below 2^28 */
 enum { GROUPS = 2 }; /* the steps of one do not wait for those of the other */
-enum { KEPT = 4 };   /* attempts to be measured: rounding makes errors uncertain by a thousandth */
 /* An inverse scale of ONE gives the extreme element the lowest code. */
 #define ONE 16384.0f
 #define BEYOND 65536.0f /* all inverse scales */
 #define TOLERANCE 0.0002f
-/* An error is uncertain by about 0.6 of its root: y is rounded by up to a half. */
-#define UNCERTAIN 2.0f
 /* Codes may fit so well that the last bits of the scale matter, as those of integers or of a single element that is not 0. A
  * block whose error is a smaller part of its squares is left to search_scale. */
 #define LEAST_PART 0x1p-12f
@@ -76,8 +73,8 @@ typedef struct {
 
 typedef struct {
     const sixteen *block;
-    lanes squares, per_square, slack, searched; /* sum(y y), its inverse; goal / least error; 1, or 0 when the lane is left */
-    attempt best[KEPT];
+    lanes squares, per_square, searched; /* sum(y y), its inverse; 1, or 0 when the lane is left */
+    attempt best;
     walker negative, positive;
     int more;
 } search;
@@ -128,16 +125,8 @@ TARGET WM_INLINE attempt try_lanes(const sixteen *s, lanes inverse) {
     return a;
 }
 
-/* Puts an attempt into its place among the best ones, unless it is there. */
-TARGET WM_INLINE void keep_lanes(search *s, attempt a) {
-    for (int k = 0; k < KEPT; k++) {
-        const attempt b = s->best[k];
-        const lanes apart = lanes_magnitude(lanes_sub(a.yq, b.yq)), lesser = lanes_min(a.gain, b.gain);
-        s->best[k] = (attempt){lanes_pick(a.gain, b.gain, a.yq, b.yq), lanes_pick(a.gain, b.gain, a.qq, b.qq),
-                               lanes_max(a.gain, b.gain)};
-        a = (attempt){lanes_pick(a.gain, b.gain, b.yq, a.yq), lanes_pick(a.gain, b.gain, b.qq, a.qq),
-                      lanes_pick(apart, lanes_all(0), lesser, lanes_all(-1))};
-    }
+TARGET WM_INLINE attempt better_lanes(attempt a, attempt b) {
+    return (attempt){lanes_pick(a.gain, b.gain, a.yq, b.yq), lanes_pick(a.gain, b.gain, a.qq, b.qq), lanes_max(a.gain, b.gain)};
 }
 
 /* The number by which y * inverse is divided to give a code. */
@@ -151,20 +140,20 @@ TARGET WM_INLINE void begin_search(search *s, const sixteen *block, const wm_qua
     s->squares = lanes_max(lanes_load(block->squares), lanes_all(1));
     s->per_square = lanes_div(lanes_all(1), s->squares);
     s->searched = lanes_pick(lanes_magnitude(lanes_load(block->factor)), none, lanes_all(1), none);
-    for (int k = 0; k < KEPT; k++) s->best[k] = (attempt){lanes_all(1), lanes_all(1), none};
     /* The extreme element at the lowest and at the highest code, and twice the best scale of the codes that this gave. */
-    keep_lanes(s, try_lanes(block, lanes_all(-ONE)));
-    keep_lanes(s, try_lanes(block, lanes_all(inverse_of(block, (float)((1 << (block->bits - 1)) - 1)))));
+    const float highest = (float)((1 << (block->bits - 1)) - 1);
+    s->best = better_lanes(try_lanes(block, lanes_all(inverse_of(block, highest))), try_lanes(block, lanes_all(-ONE)));
     for (int i = 0; i < 2; i++) {
-        const lanes next = lanes_div(lanes_mul(lanes_all(unit_of(block)), s->best[0].qq), s->best[0].yq);
-        keep_lanes(s, try_lanes(block, lanes_whole(lanes_min(lanes_max(next, lanes_negative(limit)), limit))));
+        const lanes next = lanes_div(lanes_mul(lanes_all(unit_of(block)), s->best.qq), s->best.yq);
+        const lanes whole = lanes_whole(lanes_min(lanes_max(next, lanes_negative(limit)), limit));
+        s->best = better_lanes(try_lanes(block, whole), s->best);
     }
-    const lanes root = lanes_sqrt(lanes_max(lanes_sub(s->squares, s->best[0].gain), lanes_all(1)));
-    const lanes uncertain = lanes_div(lanes_all(UNCERTAIN), root);
-    s->slack = lanes_add(lanes_all(1 - TOLERANCE), lanes_max(lanes_sub(uncertain, lanes_all(0.0007f)), none));
-    const lanes top = lanes_all(w->top);
-    s->negative = s->positive = (walker){top, lanes_mul(top, lanes_all(0.02f)), far, none, far, top};
-    s->negative.end = lanes_all(w->bottom);
+    const lanes root = lanes_sqrt(lanes_max(lanes_sub(s->squares, s->best.gain), lanes_all(1)));
+    const lanes left = lanes_max(lanes_sub(lanes_all(32767), root), lanes_all(16384)); /* of the extreme element */
+    const lanes top = lanes_min(lanes_div(lanes_all(ONE * 32767), left), lanes_all(w->top));
+    const lanes other = lanes_mul(top, lanes_all(highest / (highest + 1))), step = lanes_mul(root, lanes_all(0.1f));
+    s->negative = (walker){top, step, far, none, lanes_all(w->bottom), top};
+    s->positive = (walker){other, step, far, none, far, other};
     s->more = 1;
 }
 
@@ -186,17 +175,16 @@ TARGET WM_INLINE void rule_out(const search *s, walker *v, float sign, attempt a
     v->near = lanes_pick(v->at, up, up, near);
     v->far = lanes_pick(v->at, up, down, v->far);
     v->at = lanes_pick(v->at, up, v->at, joined);
-    const lanes guess = lanes_mul(radius, lanes_all(0.7f)), half = lanes_mul(lanes_sub(v->at, v->near), lanes_all(0.5f));
+    const lanes guess = lanes_mul(radius, lanes_all(0.6f)), half = lanes_mul(lanes_sub(v->at, v->near), lanes_all(0.5f));
     v->step = lanes_max(lanes_min(guess, half), lanes_all(1));
 }
 
 TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w) {
     const lanes none = lanes_all(0), far = lanes_all(-BEYOND), bottom = lanes_all(w->bottom);
     const attempt one = attempt_next(s->block, &s->negative, -1), other = attempt_next(s->block, &s->positive, 1);
-    keep_lanes(s, one);
-    keep_lanes(s, other);
-    const lanes least = lanes_sub(s->squares, s->best[0].gain), part = lanes_mul(least, s->per_square);
-    const lanes goal = lanes_mul(least, s->slack), finest = lanes_mul(part, lanes_all(TOLERANCE));
+    s->best = better_lanes(better_lanes(one, other), s->best);
+    const lanes least = lanes_sub(s->squares, s->best.gain), part = lanes_mul(least, s->per_square);
+    const lanes goal = lanes_mul(least, lanes_all(1 - TOLERANCE)), finest = lanes_mul(part, lanes_all(TOLERANCE));
     rule_out(s, &s->negative, -1, one, goal, finest);
     rule_out(s, &s->positive, 1, other, goal, finest);
     /* From where no code is clamped, on to BOTTOM: from there positions are negative. */
@@ -205,6 +193,7 @@ TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w) {
     const lanes jumps = lanes_pick(b->at, none, lanes_sub(clip, b->at), none);
     b->at = lanes_pick(jumps, none, lanes_negative(bottom), b->at);
     b->near = lanes_pick(jumps, none, far, b->near);
+    b->step = lanes_pick(jumps, none, lanes_all(0.05f * ONE), b->step);
     a->end = lanes_max(bottom, lanes_negative(b->at));
     b->end = lanes_pick(b->at, none, far, lanes_negative(a->at));
     /* A lane that is left ends at once. */
@@ -216,38 +205,15 @@ TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w) {
 
 /* The scales as they are stored of up to sixteen blocks; 0 for a block that is left to search_scale. */
 TARGET WM_INLINE void end_search(const search *s, const wm_quantizing *w, float scales[LANES]) {
-    const sixteen *const block = s->block;
-    const float lowest = -(float)(1 << (block->bits - 1)), highest = -lowest - 1;
     const int half = w->scale_type == WM_SCALE_FP16;
-    const lanes none = lanes_all(0), factor = lanes_load(block->factor), least = lanes_sub(s->squares, s->best[0].gain);
-    /* Errors up to here may be the least: those of stored scales differ by the rounding of the scale too. */
-    const lanes uncertain =
-        lanes_add(lanes_mul(lanes_sqrt(least), lanes_all(3 * UNCERTAIN)), lanes_mul(s->squares, lanes_all(0x1p-22f)));
-    const lanes limit = lanes_add(least, uncertain);
-    lanes found = none, error_of_found = lanes_all(FLT_MAX), searched = s->searched;
-    for (int k = 0; k < KEPT; k++) {
-        const lanes above = lanes_sub(limit, lanes_sub(s->squares, s->best[k].gain));
-        if (!lanes_any(above, none)) continue;
-        lanes scale = lanes_div(s->best[k].yq, lanes_mul(s->best[k].qq, lanes_pick(searched, none, factor, lanes_all(1))));
-        const lanes magnitude = lanes_magnitude(scale);
-        /* Rounded to the eleven bits of a float16. A subnormal one is too coarse for the best scale. */
-        const lanes split = lanes_mul(scale, lanes_all(8193));
-        if (half) scale = lanes_sub(split, lanes_sub(split, scale));
-        searched = lanes_pick(magnitude, lanes_all(half ? 0x1p-14f : 0x1p-126f), searched, none);
-        searched = lanes_pick(lanes_all(half ? 65000.0f : 0x1p126f), magnitude, searched, none);
-        const lanes inverse = lanes_div(lanes_all(1), scale);
-        lanes error = none;
-        for (uint64_t i = 0; i < block->n; i++) {
-            const lanes x = lanes_load(block->x[i]);
-            const lanes q = lanes_sub(lanes_round(lanes_mul(x, inverse), lowest, highest), lanes_all(MAGIC));
-            const lanes d = lanes_sub(x, lanes_mul(q, scale));
-            error = lanes_add(error, lanes_mul(d, d));
-        }
-        error = lanes_pick(none, above, lanes_all(FLT_MAX), error);
-        found = lanes_pick(error_of_found, error, scale, found);
-        error_of_found = lanes_min(error, error_of_found);
-    }
-    lanes_store(scales, lanes_pick(searched, none, found, none));
+    const lanes none = lanes_all(0), factor = lanes_load(s->block->factor);
+    const lanes scale = lanes_div(s->best.yq, lanes_mul(s->best.qq, lanes_pick(s->searched, none, factor, lanes_all(1))));
+    /* Rounded to the eleven bits of a float16. A subnormal one is too coarse for the best scale. */
+    const lanes split = lanes_mul(scale, lanes_all(8193)), rounded = half ? lanes_sub(split, lanes_sub(split, scale)) : scale;
+    const lanes magnitude = lanes_magnitude(scale);
+    const lanes large = lanes_pick(magnitude, lanes_all(half ? 0x1p-14f : 0x1p-126f), s->searched, none);
+    const lanes fits = lanes_pick(lanes_all(half ? 65000.0f : 0x1p126f), magnitude, large, none);
+    lanes_store(scales, lanes_pick(fits, none, rounded, none));
 }
 
 /* The scales of `groups` times sixteen blocks. */

@@ -304,7 +304,7 @@ BUILDER = Builder(
             },
         ),
         "quantised.amb": Golden(
-            "ef8b6e00a6062ce22c0773d3021a3feec71e40d0ef1cc4048d68d001e996993e", lambda c: {"tensors": c.quantised}
+            "69550cc6e81e57dbdb067da5206095b332032b0e84b1d0e0f4fdc520c4b2a0c7", lambda c: {"tensors": c.quantised}
         ),
     },
     metadata="JSON",
