@@ -56,7 +56,7 @@ int wm_python_texts(void);
 int wm_python_arrays(void);
 /* Descriptor, own, map_file, new_memory and with_temporary: see python/owners.c. */
 int wm_python_owners(void);
-/* finder and row_reader: see python/lookups.c. */
+/* finder and placer: see python/lookups.c. */
 int wm_python_lookups(void);
 /* dlpack: see python/dlpack.c. */
 int wm_python_dlpack(void);

@@ -397,6 +397,14 @@ typedef struct {
 } wm_rules;
 /* For a dtype whose tensors take the bytes from begin to end, whatever their shape: quantised ones. */
 enum { WM_BITS_DECLARED = 255 };
+/* What the place of a row follows from: the rules of its format, and the columns or records of n tensors (the other one is NULL); their
+ * offsets count from `base`, and they lie within data_size bytes. See python/lookups.c. */
+typedef struct {
+    const wm_rules *rules;
+    const wm_columns *columns;
+    const uint8_t *records; /* see wm_records_check */
+    uint64_t n, base, data_size;
+} wm_places;
 /* Checks the first n tensors of the columns, with n_dims dimensions and names_len bytes of names in all; names must be unique
  * and, with `utf8` not 0, UTF-8. columns->end may be NULL. Returns 0, or -1 with *fault filled. */
 int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, int utf8, const wm_rules *rules,

@@ -1,4 +1,4 @@
-/* fstat, finder and row_reader: the state of one file, and functions for one hash index and for one table. A look-up calls all
+/* fstat, finder and placer: the state of one file, and functions for one hash index and for one table. A look-up calls all
  * three, and through cffi these calls would be a third of its time. What the functions read was built and touched by this
  * process, so they keep the lock.
  */
@@ -62,10 +62,11 @@ typedef struct {
     PyObject *keep;
     union {
         wm_index index;
-        wm_columns columns;
+        wm_places places;
     } of;
 } kept;
 static const char KEPT[] = "weightmap._kernels.kept";
+static PyObject *loaded_name;
 
 static void release(PyObject *capsule) {
     kept *k = PyCapsule_GetPointer(capsule, KEPT);
@@ -115,53 +116,69 @@ static PyObject *finder(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
     return function_over(&find_function, sizeof(wm_index), args, n_args);
 }
 
-/* row(i): dtype code, shape, number of elements (0 when it does not fit 64 bits) and begin of row i */
-static PyObject *row(PyObject *self, PyObject *number) {
-    const wm_columns *columns = &((const kept *)PyCapsule_GetPointer(self, KEPT))->of.columns;
-    const long long i = PyLong_AsLongLong(number);
-    if (i == -1 && PyErr_Occurred()) return NULL;
-    const uint64_t dims_cap = columns->dims_cap;
-    if (i < 0 || (uint64_t)i >= columns->cap || columns->dim_bounds[i] > columns->dim_bounds[i + 1] ||
-        columns->dim_bounds[i + 1] > dims_cap) {
-        PyErr_Format(PyExc_IndexError, "no row %lld", i);
-        return NULL;
+/* Row i of a table, which is checked here as in index/columns.py. Sets *shape, and returns the bytes of the tensor; 0, perhaps with an
+ * exception, where the row is not usual: a dtype without a fixed size, an empty tensor, one that lies outside of the data. */
+static uint64_t row(const wm_places *p, uint64_t i, uint8_t *code, uint64_t *offset, PyObject **shape) {
+    const uint8_t *record = p->records ? p->records + 32 * i : NULL;
+    uint64_t ndim, first = 0;
+    if (record) {
+        *code = (uint8_t)read_once(record[4]), ndim = read_once(record[5]), *offset = read_once(load_le64(record + 24));
+        if (ndim > 4) return 0;
+    } else {
+        const wm_columns *columns = p->columns;
+        const uint64_t last = columns->dim_bounds[i + 1];
+        first = columns->dim_bounds[i];
+        if (first > last || last > columns->dims_cap) {
+            PyErr_Format(PyExc_IndexError, "no row %llu", (unsigned long long)i);
+            return 0;
+        }
+        *code = columns->dtype[i], ndim = last - first, *offset = columns->begin[i];
     }
-    const uint32_t first = columns->dim_bounds[i], last = columns->dim_bounds[i + 1];
-    PyObject *shape = PyTuple_New((Py_ssize_t)(last - first)), *result = PyTuple_New(4);
-    uint64_t elements = 1;
-    int failed = !shape || !result;
-    for (uint32_t d = first; !failed && d < last; d++) {
-        const uint64_t dim = columns->dims[d];
+    uint64_t total = p->rules->bits[*code];
+    if (!total || total == WM_BITS_DECLARED || ndim < p->rules->min_ndim || ndim > p->rules->max_ndim) return 0;
+    if (!(*shape = PyTuple_New((Py_ssize_t)ndim))) return 0;
+    for (uint64_t d = 0; d < ndim; d++) {
+        const uint64_t dim = record ? read_once(load_le32(record + 8 + 4 * d)) : p->columns->dims[first + d];
+        if (dim == 0 || total > INT64_MAX / dim) return 0;
+        total *= dim;
         PyObject *size = PyLong_FromUnsignedLongLong(dim);
-        elements = dim && elements > UINT64_MAX / dim ? 0 : elements * dim;
-        failed = !size || PyTuple_SetItem(shape, (Py_ssize_t)(d - first), size);
+        if (!size || PyTuple_SetItem(*shape, (Py_ssize_t)d, size)) return 0;
     }
-    PyObject *code = failed ? NULL : PyLong_FromLong(columns->dtype[i]);
-    PyObject *count = code ? PyLong_FromUnsignedLongLong(elements) : NULL;
-    PyObject *begin = count ? PyLong_FromUnsignedLongLong(columns->begin[i]) : NULL;
-    if (!begin) {
-        Py_XDECREF(count);
-        Py_XDECREF(code);
-        Py_XDECREF(shape);
-        Py_XDECREF(result);
-        return NULL;
-    }
-    PyTuple_SetItem(result, 0, code); /* takes the references; it cannot fail here */
-    PyTuple_SetItem(result, 1, shape);
-    PyTuple_SetItem(result, 2, count);
-    PyTuple_SetItem(result, 3, begin);
-    return result;
+    total = (total + 7) / 8;
+    return total > p->data_size || *offset > p->data_size - total ? 0 : total;
 }
-static PyMethodDef row_function = {"row", row, METH_O, "row(i)"};
 
-static PyObject *row_reader(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    return function_over(&row_function, sizeof(wm_columns), args, n_args);
+/* place(i): see Table.place in index/table.py; None where row i is not usual. The first of the objects kept are the dtypes by code. */
+static PyObject *place(PyObject *self, PyObject *number) {
+    const kept *k = PyCapsule_GetPointer(self, KEPT);
+    const wm_places *p = &k->of.places;
+    const uint64_t i = PyLong_AsUnsignedLongLong(number);
+    uint64_t offset;
+    uint8_t code;
+    PyObject *shape = NULL, *found = NULL;
+    if (i >= p->n) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no row %S", number);
+    const uint64_t nbytes = row(p, i, &code, &offset, &shape);
+    if (nbytes) {
+        PyObject *dtype = PyTuple_GetItem(PyTuple_GetItem(k->keep, 0), code);
+        PyObject *loaded = dtype && dtype != Py_None ? PyObject_GetAttr(dtype, loaded_name) : NULL;
+        if (loaded && loaded != Py_None)
+            found = Py_BuildValue("OOKKO", dtype, shape, (unsigned long long)(offset + p->base), (unsigned long long)nbytes,
+                                  Py_None);
+        Py_XDECREF(loaded);
+    }
+    Py_XDECREF(shape);
+    return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
+}
+static PyMethodDef place_function = {"place", place, METH_O, "place(i)"};
+
+static PyObject *placer(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    return function_over(&place_function, sizeof(wm_places), args, n_args);
 }
 
 static PyMethodDef functions[] = {
     {"fstat", file_state, METH_VARARGS, "fstat(fd)"},
     {"finder", WM_FUNCTION(finder), METH_FASTCALL, "finder(address of a wm_index, owner): a function of a text"},
-    {"row_reader", WM_FUNCTION(row_reader), METH_FASTCALL, "row_reader(address of a wm_columns, owner): a function of a row"},
+    {"placer", WM_FUNCTION(placer), METH_FASTCALL, "placer(address of a wm_places, owner): a function of a row"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -169,7 +186,8 @@ int wm_python_lookups(void) {
     PyGILState_STATE held = PyGILState_Ensure();
     state_type = (PyTypeObject *)PyType_FromSpec(&state_spec);
     if (!state_type) PyErr_Clear();
-    const int failed = !state_type || add_functions(functions) ? -1 : 0;
+    loaded_name = PyUnicode_InternFromString("loaded");
+    const int failed = !state_type || !loaded_name || add_functions(functions) ? -1 : 0;
     PyGILState_Release(held);
     return failed;
 }

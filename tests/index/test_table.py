@@ -17,7 +17,7 @@ from tests.table_support import rules
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.dtypes import DTYPES, SCHEMES
+from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
 from weightmap.index import Rules
 from weightmap.index import table as tables
 from weightmap.index.columns import ColumnTable, RecordTable
@@ -227,32 +227,65 @@ def columns_of(names):
     return kernels.Columns(b"".join(names), bounds, np.zeros(count, np.uint8), dims, dim_bounds, zeros, zeros)
 
 
+class Scalars(Rules):
+    __slots__ = ()
+    dtypes = (DTYPES["int8"], DTYPES["float4_e2m1fn"], None, DTYPES["float16"])
+
+
+@pytest.fixture(autouse=True)
+def loaded():
+    numpy_dtype(DTYPES["int8"])
+    numpy_dtype(DTYPES["float16"])
+
+
 def test_rows_are_read_within_the_columns_alone():
     """The function that reads rows owns the columns, knows their end, and refuses bounds that lie."""
     names = [bytes([65 + i]) for i in range(26)]
-    read = columns_of(names).raw
+    columns = columns_of(names)
+    columns.dims[0:26] = [1] * 26
+    rules = Scalars(100, 200)
+    place = kernels.placer(rules, 26, columns)
+    del columns
     gc.collect()
-    assert [read(i) for i in range(26)] == [(0, (0,), 0, 0)] * 26
-    for i in (-1, 26, 1 << 63):
+    assert [place(i) for i in range(26)] == [(DTYPES["int8"], (1,), 100, 1, None)] * 26
+    for i in (-1, 26, 1 << 63, 1 << 64):
         with pytest.raises((IndexError, OverflowError)):
-            read(i)
+            place(i)
     for first, last in ((2, 1), (0, 3)):
         lying = np.array([first, last], np.uint32)
         names, ones = np.arange(2, dtype=np.uint32), np.ones(2, np.uint64)
         columns = kernels.Columns(b"x", names, np.zeros(1, np.uint8), ones, lying, ones[:1])
         with pytest.raises(IndexError, match="no row 0"):
-            columns.raw(0)
+            kernels.placer(rules, 1, columns)(0)
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (5,), (2, 3, 4), (0, 3), (3, 0), (2**32, 2**31), (2**32, 2**32), (2**32, 2**32, 0), (2**64 - 1, 1)]
+    ("code", "shape", "begin", "nbytes"),
+    [
+        (0, (), 0, 1),
+        (0, (5,), 95, 5),
+        (0, (5,), 96, None),
+        (3, (2, 3, 4), 52, 48),
+        (3, (2, 3, 4), 53, None),
+        (1, (5, 3), 0, None),
+        (0, (0, 3), 0, None),
+        (2, (1,), 0, None),
+        (4, (1,), 0, None),
+        (0, (101,), 0, None),
+        (0, (1,), 2**64 - 1, None),
+        *((0, shape, 0, None) for shape in ((2**32, 2**31), (2**32, 2**32), (2**32, 2**32, 0), (2**64 - 1, 1))),
+    ],
 )
-def test_elements_are_counted_in_64_bits(shape):
+def test_a_usual_row_is_placed_in_c(code, shape, begin, nbytes):
+    """Those of a dtype of numpy, not empty, that lie within the data; `Table.place` looks at all others."""
     dims, bounds = np.array(shape, np.uint64), np.array([0, len(shape)], np.uint32)
-    nothing, start = np.zeros(1, np.uint8), np.array([7], np.uint64)
-    columns = kernels.Columns(b"x", np.arange(2, dtype=np.uint32), nothing, dims, bounds, start)
-    count = math.prod(shape)
-    assert columns.raw(0) == (0, shape, count if count < 2**64 else 0, 7)
+    dtype, start = np.array([code], np.uint8), np.array([begin], np.uint64)
+    columns = kernels.Columns(b"x", np.arange(2, dtype=np.uint32), dtype, dims, bounds, start)
+    found = kernels.placer(Scalars(1000, 1100), 1, columns)(0)
+    assert found == ((Scalars.dtypes[code], shape, 1000 + begin, nbytes, None) if nbytes else None)
+    if len(shape) in range(1, 5) and max(shape) < 2**32:
+        record = struct.pack("<IBBH4IQ", 0, code, len(shape), 0, *shape, *[0] * (4 - len(shape)), begin)
+        assert kernels.placer(Scalars(1000, 1100), 1, None, record)(0) == found
 
 
 def test_columns_find_by_one_pass():

@@ -70,10 +70,17 @@ class ColumnTable(Table):
         columns = self._columns
         return StringTable(columns.text(), columns.words(columns.bounds, self.count + 1), 0, "tensor name")
 
+    def _placer(self) -> Callable[[int], Place | None]:
+        return kernels.placer(self.rules, self.count, self._columns)
+
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
-        code, shape, count, offset = self._columns.raw(i)
-        rules = self.rules
+        usual = self._usual
+        if usual is not None and (found := usual(i)) is not None:
+            return found
+        columns, rules = self._columns, self.rules
+        first, last = columns.dim_bounds[i : i + 2]
+        code, shape, offset = columns.dtype[i], tuple(columns.dims[first:last]), columns.begin[i]
         dtype = rules.dtypes[code]
         if dtype is None:
             dtype = self._dtype(code, i)
@@ -82,7 +89,7 @@ class ColumnTable(Table):
             row = self._declared_row(i, dtype, shape, offset)
             dtype, shape, _, offset, nbytes, geometry, _ = row
             return dtype, shape, offset, nbytes, None if geometry is None and dtype.loaded is not None else row
-        nbytes = ((count or math.prod(shape)) * dtype.bits + 7) >> 3
+        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
         if offset > rules.data_size - nbytes:
             self._out_of_range(i, offset + nbytes)
         if not nbytes or len(shape) not in rules.ndims:
@@ -185,6 +192,7 @@ class RecordTable(Table):
         if self.is_mapped:
             self._bytes = self._load(private=True)
             self._names = None
+            self._usual = None
             self.__dict__.pop("find", None)
             self.is_mapped = False
 
@@ -200,21 +208,17 @@ class RecordTable(Table):
     def _scan(self, name: bytes) -> int:
         return kernels.records_find(self._index, self.count, name)
 
+    def _placer(self) -> Callable[[int], Place | None]:
+        return kernels.placer(self.rules, self.count, None, self._index)
+
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
-        index = self._bytes
-        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index if index is None else index, i * 32)
-        rules = self.rules
-        # The usual cases are written out: these lines are most of a look-up's time.
-        if ndim == 2:
-            shape: tuple[int, ...] = (a, b)
-            size = a * b
-        elif ndim == 1:
-            shape = (a,)
-            size = a
-        else:
-            shape = (a, b, c, d)[:ndim]
-            size = math.prod(shape)
+        usual = self._usual
+        if usual is not None and (found := usual(i)) is not None:
+            return found
+        _, code, ndim, _, *dims, offset = self.RECORD.unpack_from(self._index, i * self.RECORD.size)
+        rules, shape = self.rules, tuple(dims[:ndim])
+        size = math.prod(shape)
         if ndim not in rules.ndims:
             self.refuse("TABLE_NDIM", i, ndim)
         dtype = rules.dtypes[code]
@@ -264,6 +268,3 @@ def _record_dtype() -> np.dtype[Any]:
     return np.dtype(
         [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")]
     )
-
-
-_unpack_record = RecordTable.RECORD.unpack_from

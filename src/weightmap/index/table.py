@@ -86,6 +86,7 @@ class Table:
     is_mapped = False
     _names: StringTable | None = None
     _looked = False
+    _usual: Callable[[int], Place | None] | None = None  # from the second look-up on, by C: places of usual rows
 
     # Each kind supplies these, and `check`.
     def _load_names(self) -> StringTable:
@@ -98,6 +99,10 @@ class Table:
         its `Row`.
         """
         raise NotImplementedError
+
+    def _placer(self) -> Callable[[int], Place | None] | None:
+        """Return a function that places usual rows, in a few instructions; None where there is none."""
+        return None
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""
@@ -164,6 +169,7 @@ class Table:
             return self._scan(name.encode(errors="surrogatepass"))
         # From now on the index answers directly: one call less is a tenth of a look-up.
         finder = self.find = self.names.finder  # type: ignore[assignment, method-assign]
+        self._usual = self._placer()
         return finder(name)
 
     def runs(self) -> Iterator[Run]:

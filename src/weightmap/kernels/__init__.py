@@ -76,6 +76,7 @@ from weightmap.kernels._strings import (
     index_build,
     index_find_many,
     index_finder,
+    placer,
     row_rules,
     skip_strings,
     utf8_strings,

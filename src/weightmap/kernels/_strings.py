@@ -51,13 +51,9 @@ class Columns:
         Numbers of tensors, of dimensions and of bytes of names.
     native : wm_columns
         Its pointers are attributes of this object too.
-    raw : callable
-        ``raw(i)`` returns dtype code, shape, number of elements and begin of row i; a number that does not fit 64 bits
-        is 0. Made at the first use.
     """
 
-    __slots__ = ("_memory", "count", "n_dims", "names_len", "native", "raw")
-    raw: Callable[[int], tuple[int, tuple[int, ...], int, int]]
+    __slots__ = ("_memory", "count", "n_dims", "names_len", "native")
 
     def __init__(
         self,
@@ -97,9 +93,6 @@ class Columns:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name == "raw":
-            self.raw = module.row_reader(int(ffi.cast("uintptr_t", self.native)), self._memory)
-            return self.raw
         return getattr(self.native, name)
 
     def array(self, column: Any, count: int, dtype: str) -> NDArray[Any]:
@@ -194,6 +187,14 @@ class Columns:
 def row_rules(rules: Any) -> Any:
     """Return a wm_rules from an object with its fields."""
     return ffi.new("wm_rules *", (rules.min_ndim, rules.max_ndim, rules.alignment, rules.max_gap, rules.bits))
+
+
+def placer(rules: Any, count: int, columns: Columns | None, records: Buffer = b"") -> Callable[[int], Any]:
+    """Return a function like `Table.place` over columns or records; for a row that is not usual it returns None."""
+    buffer = as_input(records) if columns is None else NULL
+    native = NULL if columns is None else columns.native
+    places = ffi.new("wm_places *", (rules.native, native, buffer, count, rules.base, rules.data_size))
+    return module.placer(int(ffi.cast("uintptr_t", places)), (rules.dtypes, rules.native, columns, buffer))
 
 
 def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple[NDArray[Any], NDArray[np.uint32]]:

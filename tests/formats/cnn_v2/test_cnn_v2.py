@@ -191,7 +191,7 @@ def test_damaged_files_open_when_the_rules_still_allow_them():
 def test_the_scan_reads_records_alone():
     columns, found = kernels.scan_layers(cnn.record(3, 12, 4, 5) + bytes(19))
     assert (columns.count, found.counted, found.needed) == (1, 432, 432)
-    assert columns.raw(0) == (0, (4, 12, 3, 3), 432, 10)
+    assert (columns.dtype[0], list(columns.dims[0:4]), columns.begin[0]) == (0, [4, 12, 3, 3], 10)
     assert columns.text() == b"layer.0.weight"
 
 
