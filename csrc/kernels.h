@@ -429,6 +429,15 @@ uint64_t wm_frame_encode_room(void);
  * `last`. `room` is aligned to eight bytes, and `out` has n + 3 * (n / 131072 + 1) bytes. Returns the bytes made; 0 where too many
  * differ: zstd itself is better at that, from the beginning of the frame. */
 uint64_t wm_frame_encode(uint8_t *room, const uint8_t *before, const uint8_t *after, uint64_t n, int last, uint8_t *out);
+/* Two open files, and where in each its bytes begin. */
+typedef struct {
+    int fd, other;
+    uint64_t at, other_at;
+} wm_two_files;
+/* The same of n bytes of two files, read block by block into `before`, which has room for 131072 bytes or n, and `after`, which is
+ * complete unless the result is 0: also where a file ends too early or cannot be read. */
+uint64_t wm_frame_encode_files(uint8_t *room, const wm_two_files *files, uint8_t *before, uint8_t *after, uint64_t n, int last,
+                               uint8_t *out);
 
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file behind fd, which it does not keep. `kind` 0: read-only and shared; 1: private and writable; 2:

@@ -431,3 +431,19 @@ uint64_t wm_frame_encode(uint8_t *room, const uint8_t *before, const uint8_t *af
     }
     return (uint64_t)(p - out);
 }
+
+uint64_t wm_frame_encode_files(uint8_t *room, const wm_two_files *files, uint8_t *before, uint8_t *after, uint64_t n, int last,
+                               uint8_t *out) {
+    const wm_readable a = {files->fd, NULL, NULL}, b = {files->other, NULL, NULL};
+    uint8_t *p = out;
+    for (uint64_t at = 0; at < n; at += BLOCK) {
+        const uint64_t some = n - at < BLOCK ? n - at : BLOCK;
+        uint64_t error;
+        if (wm_read_at(&a, before, some, some, files->at + at, &error) < some) return 0;
+        if (wm_read_at(&b, after + at, some, some, files->other_at + at, &error) < some) return 0;
+        const uint64_t made = wm_frame_encode(room, before, after + at, some, last && n - at <= BLOCK, p);
+        if (!made) return 0;
+        p += made;
+    }
+    return (uint64_t)(p - out);
+}

@@ -1033,6 +1033,23 @@ def _wm_frame_encode(p: Place, size: int) -> Any:
     return told
 
 
+def _wm_frame_encode_files(p: Place, size: int) -> Any:
+    room, told = np.full(lib.wm_frame_encode_room(), FILL, np.uint8), []
+    flips = np.arange(size) % 23 == 0
+    after = np.frombuffer(noise(size), np.uint8) ^ flips
+    with tempfile.TemporaryFile() as file:
+        file.write(noise(size) + after.astype(np.uint8).tobytes())
+        file.flush()
+        for short in (0, 1):
+            files, out = p.struct("wm_two_files"), p.room(size + 3)
+            files.fd = files.other = file.fileno()
+            files.at, files.other_at = 0, size + short
+            before, now = p.room(size), p.room(size)
+            made = lib.wm_frame_encode_files(ffi.from_buffer("uint8_t[]", room), files, before, now, size, 1, out)
+            told.append((made, bytes(ffi.buffer(out, made)), bytes(ffi.buffer(now, size if made else 0))))
+    return told
+
+
 CALLS: dict[str, Callable[[Place, int], Any]] = {
     name[1:]: value for name, value in list(globals().items()) if name.startswith("_wm_")
 }

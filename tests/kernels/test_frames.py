@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import zstandard
@@ -234,6 +237,37 @@ def differences():
 
 
 DIFFERENCES = dict(differences())
+
+
+@pytest.mark.parametrize("size", [1, 5000, 131_072, 131_073, 400_001])
+@pytest.mark.parametrize("step", [1 << 18, 1 << 17])
+def test_files_that_are_encoded(tmp_path, size, step):
+    """The same frame as from memory, with the bytes after; None where a file is short, or nobody can read it."""
+    rng = np.random.default_rng(4)
+    before = rng.integers(0, 256, size, np.uint8)
+    after = before ^ (rng.random(size) < 0.01)
+    path = tmp_path / "both"
+    path.write_bytes(b"123" + before.tobytes() + after.tobytes())
+    with path.open("rb") as file:
+
+        def frame(*fds, beyond=0):
+            encoder, old, new = late.FrameEncoder(size, step, room), np.empty(step, np.uint8), np.empty(step, np.uint8)
+            found = encoder.header
+            for at in range(0, size, step):
+                n = min(step, size - at)
+                made = encoder.encode(old[:n], new[:n], (*fds, 3 + at, 3 + size + at + beyond))
+                if made is None:
+                    return None
+                assert new[:n].tobytes() == after[at : at + n].tobytes()
+                found += made
+            return found
+
+        wanted = late.FrameEncoder(size, size, room)
+        assert frame(file.fileno(), file.fileno()) == wanted.header + wanted.encode(before, after)
+        assert frame(file.fileno(), file.fileno(), beyond=1) is None
+        with Path(os.devnull).open("wb") as other:  # for writing alone
+            assert frame(file.fileno(), other.fileno()) is None
+            assert frame(other.fileno(), file.fileno()) is None
 
 
 @pytest.mark.parametrize("piece", [1 << 18, 1 << 17, 3 << 16])

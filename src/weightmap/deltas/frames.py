@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.io.source import Source
-    from weightmap.kernels.late import Changes
+    from weightmap.kernels.late import Changes, Files
 
-    # The blocks of the old and the new tensor, from the beginning.
-    Blocks = Callable[[], Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]]
+    # The blocks of the old and the new tensor, from the beginning; with `unread`, maybe of files, yet to be read.
+    Blocks = Callable[..., Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8], Files | None]]]
 
 ENCODINGS = ("xor", "overwrite")
 # Bytes of a tensor between decoding and writing: they stay in the L2 cache.
@@ -268,7 +268,7 @@ def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[
             return
         pieces, size = _differences(blocks, nbytes), nbytes
     else:
-        count = sum(int(np.count_nonzero(old != new)) for old, new in blocks())
+        count = sum(int(np.count_nonzero(old != new)) for old, new, _ in blocks())
         pieces, size = _changes(blocks, count), 4 + 5 * count
     packer = zstd.ZstdCompressor(level=level).compressobj(size=size)
     for piece in pieces:
@@ -282,8 +282,8 @@ def _sparse(blocks: Blocks, nbytes: int) -> Generator[memoryview | bytes | None,
     """Yield a frame of few differences; return whether they were few."""
     encoder = late.FrameEncoder(nbytes, min(BLOCK, nbytes), room)
     yield encoder.header
-    for old, new in blocks():
-        piece = encoder.encode(old, new)
+    for old, new, files in blocks(unread=True):
+        piece = encoder.encode(old, new, files)
         yield piece
         if piece is None:
             return False
@@ -292,15 +292,15 @@ def _sparse(blocks: Blocks, nbytes: int) -> Generator[memoryview | bytes | None,
 
 def _differences(blocks: Blocks, nbytes: int) -> Iterator[NDArray[np.uint8]]:
     block = np.empty(min(BLOCK, nbytes), np.uint8)
-    for old, new in blocks():
+    for old, new, _ in blocks():
         yield np.bitwise_xor(old, new, out=block[: len(new)])
 
 
 def _changes(blocks: Blocks, count: int) -> Iterator[bytes]:
     yield count.to_bytes(4, "little")
     at = 0
-    for old, new in blocks():
+    for old, new, _ in blocks():
         yield (np.flatnonzero(old != new) + at).astype("<u4").tobytes()
         at += len(old)
-    for old, new in blocks():
+    for old, new, _ in blocks():
         yield new[old != new].tobytes()

@@ -24,6 +24,7 @@ from weightmap.dtypes import DTYPES
 from weightmap.errors import DeltaError, EncodeError, TargetError, quoted
 from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.io.atomic import flush_folder, write_plan
+from weightmap.io.buffers import room
 from weightmap.io.open_source import inside, names_in, path_of
 from weightmap.io.sink import WritePlan, write_all
 from weightmap.kernels import late
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.row import Row
+    from weightmap.kernels.late import Files
     from weightmap.model.file import TensorFile
 
 # Files are read by pread: their bytes are compared, not handed out.
@@ -226,12 +228,13 @@ class _Wanted(NamedTuple):
 
 def _misfit(old: TensorFile, now: TensorFile) -> str | None:
     """Return what a delta cannot express about two models; None where it can."""
+    rows = dict(zip(old, rows_of(old), strict=True))
     for name, row in zip(now, rows_of(now), strict=True):
-        if name not in old:
+        before = rows.get(name)
+        if before is None:
             return f"tensor {quoted(name)} appeared"
-        before = old.info(name)
-        if (before.dtype, before.shape) != (row.dtype.name, row.shape):
-            kinds = f"from {before.dtype} {list(before.shape)} to {row.dtype.name} {list(row.shape)}"
+        if (before.dtype.name, before.shape) != (row.dtype.name, row.shape):
+            kinds = f"from {before.dtype.name} {list(before.shape)} to {row.dtype.name} {list(row.shape)}"
             return f"tensor {quoted(name)} changed {kinds}"
     gone = next((name for name in old if name not in now), None)
     return None if gone is None else f"tensor {quoted(gone)} vanished"
@@ -319,21 +322,21 @@ class _Encoder:
     def _encode(self, name: str) -> _Frame | None:
         """Encode a tensor into the spool file; None if it did not change."""
         before, row = self._pairs[name]
-        if all(np.array_equal(old, new) for old, new in _blocks(before, row)):
+        if all(np.array_equal(old, new) for old, new, _ in _blocks(before, row)):
             self._report(row.nbytes)
             return None
         digest = new_sum(self._wanted.checksum)
         summed = 0
 
-        def blocks() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        def blocks(*, unread: bool = False) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8], Files | None]]:
             nonlocal summed
             at = 0
-            for old, new in _blocks(before, row):
+            for old, new, files in _blocks(before, row, unread=unread):
+                yield old, new, files
                 at += len(new)
                 if at > summed:
                     digest.update(new)
                     summed = at
-                yield old, new
 
         parts: list[tuple[int, int]] = []
         waiting = bytearray()
@@ -386,10 +389,23 @@ class _Encoder:
             yield os.pread(self._spool, size, at)
 
 
-def _blocks(old: Row, new: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Yield the bytes of two tensors of one size side by side."""
-    for before, after in zip(_in_blocks(old), _in_blocks(new), strict=True):
-        yield np.frombuffer(before, np.uint8), np.frombuffer(after, np.uint8)
+def _blocks(
+    old: Row, new: Row, *, unread: bool = False
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8], Files | None]]:
+    """Yield the bytes of two tensors of one size side by side; `unread` those of files, where C can read them.
+
+    Threads wait for each other wherever one of them comes back from C, so it is called for much at once.
+    """
+    swapped = old.dtype.swapped or new.dtype.swapped
+    file, other = (old.source.direct, new.source.direct) if unread and not swapped else (None, None)
+    if isinstance(file, int) and isinstance(other, int):
+        before, after = (np.frombuffer(room(min(BLOCK, new.nbytes)), np.uint8) for _ in range(2))
+        for at in range(0, new.nbytes, BLOCK):
+            n = min(BLOCK, new.nbytes - at)
+            yield before[:n], after[:n], (file, other, old.offset + at, new.offset + at)
+        return
+    for one, another in zip(_in_blocks(old), _in_blocks(new), strict=True):
+        yield np.frombuffer(one, np.uint8), np.frombuffer(another, np.uint8), None
 
 
 def _in_blocks(row: Row) -> Iterator[memoryview]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from weightmap.kernels._native import Buffer
 
+    # Two open files, and where in each its bytes begin.
+    Files = tuple[int, int, int, int]
+
 # Most bytes of a header.
 FRAME_HEAD = 18
 # How `FrameDecoder.decode` ends: with `out` full; without the whole of the next block; at the end of the frame.
@@ -160,16 +163,17 @@ class FrameEncoder:
         self._out = new_room(most + 3 * (most // _BLOCK + 1))
         self._target = from_buffer("uint8_t[]", self._out)
 
-    def encode(self, before: NDArray[np.uint8], after: NDArray[np.uint8]) -> memoryview | None:
-        """Return the next blocks, valid until the next call; None where so many bytes differ that zstd is better."""
+    def encode(self, before: Buffer, after: Buffer, files: Files | None = None) -> memoryview | None:
+        """Return the next blocks, valid until the next call; None where so many bytes differ that zstd is better.
+
+        With `files`, `after` is filled with the bytes of the second one, and `before` is room for a block of the first
+        one. None also where they cannot be read.
+        """
         n = len(after)
         self._left -= n
-        made: int = lib.wm_frame_encode(
-            self._room,
-            from_buffer("uint8_t[]", before),
-            from_buffer("uint8_t[]", after),
-            n,
-            self._left == 0,
-            self._target,
-        )
+        given = from_buffer("uint8_t[]", before), from_buffer("uint8_t[]", after), n, self._left == 0, self._target
+        if files is None:
+            made: int = lib.wm_frame_encode(self._room, *given)
+        else:
+            made = lib.wm_frame_encode_files(self._room, ffi.new("wm_two_files *", files), *given)
         return self._out[:made] if made else None
