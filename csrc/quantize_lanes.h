@@ -135,19 +135,14 @@ TARGET WM_INLINE float unit_of(const sixteen *s) { return (float)(1 << (30 - s->
 TARGET WM_INLINE float inverse_of(const sixteen *s, float code) { return code * (float)(1 << (15 - s->bits)); }
 
 TARGET WM_INLINE void begin_search(search *s, const sixteen *block, const wm_quantizing *w) {
-    const lanes none = lanes_all(0), limit = lanes_all(1.8f * ONE), far = lanes_all(-BEYOND);
+    const lanes none = lanes_all(0), far = lanes_all(-BEYOND);
     s->block = block;
     s->squares = lanes_max(lanes_load(block->squares), lanes_all(1));
     s->per_square = lanes_div(lanes_all(1), s->squares);
     s->searched = lanes_pick(lanes_magnitude(lanes_load(block->factor)), none, lanes_all(1), none);
-    /* The extreme element at the lowest and at the highest code, and twice the best scale of the codes that this gave. */
+    /* The extreme element at the lowest and at the highest code. */
     const float highest = (float)((1 << (block->bits - 1)) - 1);
     s->best = better_lanes(try_lanes(block, lanes_all(inverse_of(block, highest))), try_lanes(block, lanes_all(-ONE)));
-    for (int i = 0; i < 2; i++) {
-        const lanes next = lanes_div(lanes_mul(lanes_all(unit_of(block)), s->best.qq), s->best.yq);
-        const lanes whole = lanes_whole(lanes_min(lanes_max(next, lanes_negative(limit)), limit));
-        s->best = better_lanes(try_lanes(block, whole), s->best);
-    }
     const lanes root = lanes_sqrt(lanes_max(lanes_sub(s->squares, s->best.gain), lanes_all(1)));
     const lanes left = lanes_max(lanes_sub(lanes_all(32767), root), lanes_all(16384)); /* of the extreme element */
     const lanes top = lanes_min(lanes_div(lanes_all(ONE * 32767), left), lanes_all(w->top));

@@ -304,7 +304,7 @@ BUILDER = Builder(
             },
         ),
         "quantised.amb": Golden(
-            "69550cc6e81e57dbdb067da5206095b332032b0e84b1d0e0f4fdc520c4b2a0c7", lambda c: {"tensors": c.quantised}
+            "4f22451803df8b3ffbda90068d28aa5b7fc91c841666c886568806ff2d0bcbf6", lambda c: {"tensors": c.quantised}
         ),
     },
     metadata="JSON",

@@ -14,7 +14,7 @@
 static int failures;
 
 /* CRC-32 of what test_quantize makes, on every architecture; a better search changes it. */
-static const uint32_t QUANTIZED_CRC = 2543889509u;
+static const uint32_t QUANTIZED_CRC = 1320968063u;
 
 static void check(int ok, const char *what, uint64_t detail) {
     if (ok) return;
