@@ -182,6 +182,34 @@ def test_many_tensors_are_written_as_save_writes_them(tmp_path, target, options)
     assert (tmp_path / target).read_bytes() == (tmp_path / f"saved-{target}").read_bytes()
 
 
+@pytest.mark.parametrize("target", ["out.safetensors", "out.bt"])
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "float16"}, {"exclude": ["*3", "*7?"]}, {"rename": {"000": "zzz"}}], ids=str
+)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_neighbours_that_are_copied_at_once(tmp_path, target, options, shards):
+    """Runs of tensors that end where one is cast or left out, or the file does; among them are empty ones."""
+    dtypes = ["float32"] * 5 + ["int32"] * 3 + ["float64"]
+    shapes = [(2, 3), (1,), (0, 4), (300,)]
+    model = {
+        f"{i:03}": np.random.default_rng(i).integers(-99, 99, shapes[i % 4]).astype(dtypes[i % 9]) for i in range(200)
+    }
+    wm.save(tmp_path / "in.safetensors", model, max_shard_size=None if shards == 1 else 60_000)
+    source = tmp_path / ("in.safetensors" if shards == 1 else "in.safetensors.index.json")
+    wm.convert(source, tmp_path / target, **options)
+    kept = {
+        name: value
+        for name, value in model.items()
+        if not ("exclude" in options and (name[2] == "3" or name[1] == "7"))
+    }
+    with wm.open(tmp_path / target) as f:
+        assert f.keys() == {options.get("rename", {}).get(name, name) for name in kept}
+        for name, value in kept.items():
+            cast = "dtype" in options and value.dtype.kind == "f"
+            found = f[options.get("rename", {}).get(name, name)]
+            np.testing.assert_array_equal(found, value.astype(np.float16) if cast else value, strict=True)
+
+
 # ------------------------------------------------------------------------------------------- a Hugging Face directory
 
 CONFIG = {

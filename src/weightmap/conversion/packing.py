@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.formats import Payload, Tensors
 from weightmap.index.row import Row
-from weightmap.io.source import BETWEEN
+from weightmap.io.source import BETWEEN, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightmap.io.source import Source
+    from weightmap.io.sink import Sink
 
 # Names kept as one text: each as an object would take twice its length and more.
 _TOGETHER = 4096
@@ -69,17 +69,45 @@ class Packed(Tensors):
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Payload]:
-        kinds, places, new, renamed = self.kinds, self._places, tuple.__new__, self._renamed
-        files = {source for place in places for source, _, _ in place.reads()}
-        ahead = {source: source.ahead(self._ranges(source), BETWEEN) for source in files}
-        over = [place.source.reading(ahead) for place in places]
+        over = self._over()
         for name, number, offset in zip(self.origins(), self._numbers, self._offsets, strict=True):
-            dtype, shape, _, _, nbytes, geometry, quantized = places[number]
-            place = new(Row, (dtype, shape, over[number], offset, nbytes, geometry, quantized))
-            tensor = kinds[number].again(name, place)
-            if renamed:
-                tensor.name = renamed.get(name, name)
-            yield tensor
+            yield self._payload(name, number, offset, over)
+
+    def write(self, sink: Sink) -> None:
+        """Append the bytes of all tensors: those of neighbours in a file that are only copied at once."""
+        over = self._over()
+        copied = [
+            # Of a store, tensors are requested one by one.
+            kind.is_made_by(copy)
+            and type(place.source) is Source
+            and place.geometry is None
+            and not place.dtype.swapped
+            for kind, place in zip(self.kinds, self._places, strict=True)
+        ]
+        waiting, begin, end = None, 0, 0
+        for name, number, offset in zip(self.origins(), self._numbers, self._offsets, strict=True):
+            source = over[number] if copied[number] else None
+            if source is not waiting or offset != end:
+                _copy(waiting, begin, end, sink)
+                begin = offset
+            if source is None:
+                self._payload(name, number, offset, over).write(sink)
+            waiting, end = source, offset + self._places[number].nbytes
+        _copy(waiting, begin, end, sink)
+
+    def _over(self) -> list[Source]:
+        """Return for each kind the source that reads its data ahead."""
+        files = {source for place in self._places for source, _, _ in place.reads()}
+        ahead = {source: source.ahead(self._ranges(source), BETWEEN) for source in files}
+        return [place.source.reading(ahead) for place in self._places]
+
+    def _payload(self, name: str, number: int, offset: int, over: Sequence[Source]) -> Payload:
+        dtype, shape, _, _, nbytes, geometry, quantized = self._places[number]
+        place = tuple.__new__(Row, (dtype, shape, over[number], offset, nbytes, geometry, quantized))
+        tensor = self.kinds[number].again(name, place)
+        if self._renamed:
+            tensor.name = self._renamed.get(name, name)
+        return tensor
 
     def _ranges(self, file: Source) -> Iterator[tuple[int, int]]:
         """Yield the bytes of a file that tensors are made of, in order."""
@@ -116,6 +144,16 @@ class Packed(Tensors):
 
 def _names_in(text: str, ends: array[int]) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(chain((0,), ends))]
+
+
+def _copy(source: Source | None, begin: int, end: int, sink: Sink) -> None:
+    for chunk in () if source is None else source.chunks(begin, end - begin):
+        sink.write(chunk)
+
+
+def copy(_: str, place: Row) -> Iterator[Any]:
+    """Return the bytes of a dense tensor."""
+    return place.chunks()
 
 
 def nothing(_name: str, _place: Row) -> tuple[()]:

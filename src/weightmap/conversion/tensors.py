@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.conversion.extras import dropped_because, extras_of, metadata_of
-from weightmap.conversion.packing import Packed
+from weightmap.conversion.packing import Packed, copy
 from weightmap.conversion.quantizer import Quantizer, Regrouper
 from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.errors import TensorFileError, counted, quoted
@@ -231,7 +231,7 @@ class Preparer:
             return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, row, wanted, self.overflow)
         if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
             dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
-            return Payload(name, dtype, row.shape, row.nbytes, _copied, name, row)
+            return Payload(name, dtype, row.shape, row.nbytes, copy, name, row)
         nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
         return Payload(name, wanted, row.shape, nbytes, _cast, name, row, wanted, self.overflow)
 
@@ -277,10 +277,6 @@ def _as_quantized(name: str, row: Row, regrouper: Regrouper, *, trial: bool) -> 
     if row.dtype.name == "adaptive":  # nothing has checked its mask so far
         made = (_checked, name, row)
     return Payload(name, row.dtype, row.shape, nbytes, *made, block_size=block_size, scale_type=scale_type)
-
-
-def _copied(_: str, place: Row) -> Iterator[Any]:
-    return place.chunks()
 
 
 def _from(_: str, place: Row, start: int) -> Iterator[Any]:

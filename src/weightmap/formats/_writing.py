@@ -71,6 +71,10 @@ class Payload:
         for chunk in self._make(*self._args):
             sink.write(chunk)
 
+    def is_made_by(self, chunks: Callable[..., Any]) -> bool:
+        """Whether this function makes the bytes."""
+        return self._make is chunks
+
     # A conversion passes name and place of a tensor as the first arguments of `chunks`.
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -120,6 +124,11 @@ class Tensors:
 
     def __iter__(self) -> Iterator[Payload]:
         return iter(self.kinds)
+
+    def write(self, sink: Sink) -> None:
+        """Append the bytes of all tensors, back to back."""
+        for tensor in self:
+            tensor.write(sink)
 
     def names(self) -> Iterator[str]:
         """Yield the names of the tensors."""
@@ -248,12 +257,6 @@ def encodable(text: str) -> bool:
     return True
 
 
-def write_tensors(sink: Sink, tensors: Iterable[Payload]) -> None:
-    """Write the bytes of tensors back to back."""
-    for tensor in tensors:
-        tensor.write(sink)
-
-
 def framing(length: int, align: int) -> bytes:
     """Return the spaces to append to a header of `length` bytes, so that the data of `framed` is aligned."""
     return b" " * (-(8 + length) % max(align, 8))
@@ -265,6 +268,6 @@ def framed(header: bytearray, tensors: Tensors) -> Callable[[Sink], None]:
     def write(sink: Sink) -> None:
         sink.write(len(header).to_bytes(8, "little"))
         sink.write(header)
-        write_tensors(sink, tensors)
+        tensors.write(sink)
 
     return write

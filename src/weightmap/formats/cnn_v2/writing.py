@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import EncodeError, Remedy, counted
-from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse, write_tensors
+from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD
 from weightmap.io.sink import WritePlan
 
@@ -63,7 +63,8 @@ def plan(request: Request) -> WritePlan:
 
 def _write(sink: Sink, start: bytes, tensors: Sequence[Payload], padding: int) -> None:
     sink.write(start)
-    write_tensors(sink, tensors)
+    for tensor in tensors:
+        tensor.write(sink)
     sink.pad(padding)
 
 

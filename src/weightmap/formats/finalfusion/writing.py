@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.errors import LimitError, MissingDependencyError, counted
-from weightmap.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse, write_tensors
+from weightmap.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse
 from weightmap.formats.finalfusion.layout import (
     BUCKET,
     CHUNK,
@@ -143,7 +143,7 @@ def plan_finalfusion(request: Request) -> WritePlan:
         vocab.write(sink)
         for before, tensor in tail:
             sink.write(before)
-            write_tensors(sink, [tensor])
+            tensor.write(sink)
 
     return WritePlan(position, write)
 
