@@ -91,7 +91,7 @@ OPERATIONS = {
         lambda at, to: wm.convert(at / "q.amb", to, dtype="float16"), ".safetensors", "", 23, 401
     ),
     "convert from text": Operation(lambda at, to: wm.convert(at / "words.txt", to), ".fifu", "", 23, 401),
-    "command convert": Operation(lambda at, to: command("convert", at / "a.weights", to), ".safetensors", "", 53, 2003),
+    "command convert": Operation(lambda at, to: command("convert", at / "a.weights", to), ".safetensors", "", 47, 2003),
 }
 
 

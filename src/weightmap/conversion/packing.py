@@ -88,12 +88,14 @@ class Packed(Tensors):
         for name, number, offset in zip(self.origins(), self._numbers, self._offsets, strict=True):
             source = over[number] if copied[number] else None
             if source is not waiting or offset != end:
-                _copy(waiting, begin, end, sink)
+                if waiting is not None:
+                    sink.read(waiting, begin, end - begin)
                 begin = offset
             if source is None:
                 self._payload(name, number, offset, over).write(sink)
             waiting, end = source, offset + self._places[number].nbytes
-        _copy(waiting, begin, end, sink)
+        if waiting is not None:
+            sink.read(waiting, begin, end - begin)
 
     def _over(self) -> list[Source]:
         """Return for each kind the source that reads its data ahead."""
@@ -144,11 +146,6 @@ class Packed(Tensors):
 
 def _names_in(text: str, ends: array[int]) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(chain((0,), ends))]
-
-
-def _copy(source: Source | None, begin: int, end: int, sink: Sink) -> None:
-    for chunk in () if source is None else source.chunks(begin, end - begin):
-        sink.write(chunk)
 
 
 def copy(_: str, place: Row) -> Iterator[Any]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightmap import kernels
 from weightmap.io import buffers
 from weightmap.kernels import late
+from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightmap.io.source import Source
     from weightmap.kernels.late import Unwritten
 
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader takes one fault per piece
@@ -111,6 +113,17 @@ class Sink:
                 self._put(view[:count], self.offset)
                 self._advance(view[:count])
             view = view[count:]
+
+    def read(self, source: Source, offset: int, count: int) -> None:
+        """Append bytes of a source, which are read into the buffer."""
+        end = offset + count
+        while offset < end:
+            if self._filled == self._room:
+                self._flush_full()
+            size = min(end - offset, self._room - self._filled)
+            source.read_into(offset, np.frombuffer(self._view[self._filled : self._filled + size], np.uint8))
+            self._filled += size
+            offset += size
 
     def fill(self, count: int, unit: int, encode: Callable[[memoryview, int, Unwritten | None], None]) -> None:
         """Append `count` bytes in whole units, which ``encode(out, at, earlier)`` makes from byte `at` on.
