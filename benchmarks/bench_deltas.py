@@ -274,10 +274,40 @@ def steps_of_slime(case):
     return Timed(lambda _: publish_by_steps(case.model(0), case.model(1), target, 1), begin)
 
 
+def reading(case, threads=1):
+    """Read both files in blocks, sum up the new one, and write and flush as many bytes as a delta has."""
+    xxhash = need("xxhash")
+    models, target = [case.model(state) / FILE for state in (0, 1)], case.folder / f"read {threads}"
+    made = bytes(sum(path.stat().st_size for path in case.delta(1).iterdir()))
+    size = models[0].stat().st_size
+    share = -(-size // threads)
+
+    def go_through(files, begin):
+        blocks, digest = [memoryview(bytearray(BLOCK)) for _ in files], xxhash.xxh3_128()
+        end = min(begin + share, size)
+        for at in range(begin, end, BLOCK):
+            for file, block in zip(files, blocks, strict=True):
+                os.preadv(file.fileno(), [block[: end - at]], at)
+            digest.update(blocks[-1][: end - at])
+
+    def call(_):
+        with models[0].open("rb") as old, models[1].open("rb") as new, ThreadPoolExecutor(threads) as pool:
+            list(pool.map(partial(go_through, (old, new)), range(0, size, share)))
+        with target.open("xb") as file:
+            file.write(made)
+            os.fsync(file.fileno())
+
+    return Timed(call, lambda: target.unlink(missing_ok=True))
+
+
 PUBLISHERS = (
     ours(publishing)
     | ours(partial(publishing, threads=2), "weightmap, 2 threads", threads=2)
-    | {"numpy, zstandard": rival(steps_of_slime)}
+    | {
+        "numpy, zstandard": rival(steps_of_slime),
+        "reading, summing and flushing alone": limit(reading),
+        "reading, summing and flushing, 2 threads": limit(partial(reading, threads=2), threads=2),
+    }
 )
 PUBLISH = {f"deltas/publish, {kind}": PUBLISHERS for kind in KINDS}
 
