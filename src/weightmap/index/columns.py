@@ -78,7 +78,7 @@ class ColumnTable(Table):
         usual = self._usual
         if usual is not None and (found := usual(i)) is not None:
             return found
-        columns, rules = self._columns, self.rules
+        columns, rules = self._columns.native, self.rules
         first, last = columns.dim_bounds[i : i + 2]
         code, shape, offset = columns.dtype[i], tuple(columns.dims[first:last]), columns.begin[i]
         dtype = rules.dtypes[code]
