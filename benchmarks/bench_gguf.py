@@ -1,7 +1,7 @@
 """GGUF headers as they are today: 150,000 tokens with scores, types and merges, 40 key-values, 1,000 tensors.
 
-Opening it; opening it and looking one token up; and all tokens as texts. gguf-py makes an array of every text when it
-opens a file. Its reader takes many seconds, so it runs few times.
+Opening it, and opening it and looking one token up. gguf-py makes an array of every text when it opens a file. Its
+reader takes many seconds, so it runs few times.
 """
 
 from functools import partial
@@ -50,26 +50,9 @@ def our_token(model):
     return Timed(call)
 
 
-def our_tokens(model):
-    """Open with weightmap, and decode all tokens."""
-
-    def call():
-        with wm.open(model) as f:
-            return list(f.vocab)
-
-    return Timed(call)
-
-
-def their_tokens(model):
-    """Open with gguf-py, and decode all tokens."""
-    reader = need("gguf").GGUFReader
-    return Timed(lambda: reader(model).get_field("tokenizer.ggml.tokens").contents())
-
-
 GROUPS = {
     f"gguf/open, {LABEL}": ours(our_open) | ours(our_reader, "weightmap, as gguf-py") | {"gguf-py": rival(gguf_py)},
     f"gguf/open and one token, {LABEL}": ours(our_token),
-    f"gguf/open and all tokens, {LABEL}": ours(our_tokens) | {"gguf-py": rival(their_tokens)},
 }
 
 

@@ -154,21 +154,21 @@ CALLS = {
     "verify": lambda url, _: wm.verify(url),
     "diff": lambda url, remote: wm.diff(url, remote.folder / "m.safetensors"),
 }
-GROUPS = {}
-for _delay in (0, 40):
-    _get = {"one whole GET": rival(partial(get_whole, _delay))}
-    for _name, _call in CALLS.items():
-        GROUPS[f"remote, {_delay} ms/{_name}"] = ours(calling(_delay, "safetensors", _call)) | _get
-    _quarter = {"whole tensors": rival(partial(whole_tensors, _delay))}
-    for _name, _index in (("rows", ROWS), ("columns", COLUMNS)):
-        GROUPS[f"remote, {_delay} ms/{_name}"] = (
-            ours(calling(_delay, "safetensors", partial(sliced, _index))) | _quarter | _get
-        )
-    _three = {"three requests": rival(partial(three_requests, _delay))}
-    for _suffix in FORMATS:
-        GROUPS[f"remote, {_delay} ms/open {_suffix}"] = (
-            ours(calling(_delay, _suffix, lambda url, _: wm.open(url).close())) | _three
-        )
+WHOLE = {delay: {"one whole GET": rival(partial(get_whole, delay))} for delay in (0, 40)}
+QUARTER = WHOLE[40] | {"whole tensors": rival(partial(whole_tensors, 40))}
+THREE = {"three requests": rival(partial(three_requests, 40))}
+GROUPS = (
+    {"remote, 0 ms/load": ours(calling(0, "safetensors", CALLS["load"])) | WHOLE[0]}
+    | {f"remote, 40 ms/{name}": ours(calling(40, "safetensors", call)) | WHOLE[40] for name, call in CALLS.items()}
+    | {
+        f"remote, 40 ms/{name}": ours(calling(40, "safetensors", partial(sliced, index))) | QUARTER
+        for name, index in {"rows": ROWS, "columns": COLUMNS}.items()
+    }
+    | {
+        f"remote, 40 ms/open {suffix}": ours(calling(40, suffix, lambda url, _: wm.open(url).close())) | THREE
+        for suffix in FORMATS
+    }
+)
 
 
 @each_contender(GROUPS)

@@ -6,7 +6,7 @@ in memory, for a system that reclaims idle pages would take some, and bring them
 dropped from the page cache before each call. The clock runs from opening until a byte of every page was read; the
 library has loaded a small model before.
 
-The warm group alone takes about two minutes: ``make bench BENCHMARKS='benchmarks/bench_tensors.py -k "not cold"'``
+The warm group alone takes a minute: ``make bench BENCHMARKS='benchmarks/bench_tensors.py -k "not cold"'``
 """
 
 import ctypes
@@ -97,7 +97,7 @@ def evict(path):
         pytest.skip("the system does not drop this file from the page cache")
 
 
-def by(who, suffix="safetensors", *libraries, turns=9):
+def by(who, suffix="safetensors", *libraries, turns=5):
     """Return a loading of the file with this suffix."""
 
     def prepare(model, *, cold):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
+import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,8 +23,8 @@ from weightmap import kernels
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-ROUNDS = 45
-BUDGET = 0.4  # seconds a contender, unless the minimum of rounds takes longer
+ROUNDS = 25
+BUDGET = 0.15  # seconds a contender, unless the minimum of rounds takes longer
 SLOW = 1.0  # seconds of a call that is not repeated
 SHORTEST = 2e-3  # seconds of a turn, which repeats shorter calls
 WARM = 2e-2  # seconds of a call up to which the caches decide: a call before each turn fills them
@@ -141,8 +142,8 @@ class Lane:
                 continue  # it touched memory for the first time
             if took >= SHORTEST or self.calls >= 100_000:
                 break
-            self.calls *= 4
-        least = 5 if took < BUDGET else 3
+            self.calls = min(100_000, max(2 * self.calls, math.ceil(self.calls * SHORTEST / took)))
+        least = 5 if took < SLOW else 3
         self.warms = took / self.calls < WARM
         usual = 1 if measured > SLOW else max(least, min(ROUNDS, int(BUDGET / took)))
         self.turns = getattr(self.clock, "turns", usual)
