@@ -1,8 +1,7 @@
 """float16 and bfloat16 to float32: every instruction set, one thread and two, against numpy and torch with one.
 
-The output fits into the second-level cache with its input, into the third, or into none, and every call overwrites it;
-a fresh output also costs the system's clearing of pages. One limit writes as many bytes, another also reads half as
-many.
+The output fits into the second-level cache with its input, or into none, and every call overwrites it; a fresh output
+also costs the system's clearing of pages. One limit writes as many bytes, another also reads half as many.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from timing import AVX2, EVERY_ISA, Timed, each_contender, limit, need, ours, ri
 from weightmap import kernels
 from weightmap.kernels import late
 
-CASES = {"L2": 1 << 19, "L3": 1 << 23, "DRAM": 1 << 27, "DRAM, fresh output": 1 << 27}  # bytes of output
+CASES = {"L2": 1 << 19, "DRAM": 1 << 27, "DRAM, fresh output": 1 << 27}  # bytes of output
 PLACES = {"L2": 9, "DRAM": 3}  # how many the work lies in: the caches of physical addresses tell them apart
 KINDS = {
     "f16": (kernels.f16_to_f32, np.dtype(np.float16)),

@@ -1,6 +1,6 @@
 """Quantised blocks: decoding by size, and the error of our int4 and int5 against that of ggml's Q4_0 and Q5_0.
 
-The output fits into the second-level cache with its input, into the third, or into none, and every call overwrites it.
+The output fits into the second-level cache with its input, or into none, and every call overwrites it.
 It begins on a page, but that of "np.empty", which numpy begins 16 bytes into a cache line. The limit writes as many
 bytes. gguf-py decodes Q4_0 and Q5_0: blocks of 32 with a float16 scale, of the same size as ours. bitsandbytes decodes
 nf4, a code book of sixteen numbers, in blocks of 64; onnxruntime integers of 4 bits in blocks of 64 with a float32
@@ -27,7 +27,7 @@ from weightmap.demo import find_checkpoint
 from weightmap.kernels import late
 
 # Bytes of output.
-CASES = {"L2": 1 << 19, "L3": 1 << 23, "DRAM": 1 << 27}
+CASES = {"L2": 1 << 19, "DRAM": 1 << 27}
 PLACES = {"L2": 9, "DRAM": 3}  # how many the work lies in: the caches of physical addresses tell them apart
 DEQUANTIZE = {4: kernels.dequantize_int4, 5: kernels.dequantize_int5}
 QUANTIZE = {4: kernels.quantize_int4, 5: kernels.quantize_int5}

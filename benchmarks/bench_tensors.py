@@ -36,12 +36,12 @@ WHAT = "whole model to torch tensors/2 GiB"
 class Loading:
     """The clock of a process that loads a file; `info` has its memory, of the first call, and times to tensors."""
 
-    def __init__(self, who, small, path, *, cold, turns):
+    def __init__(self, who, small, path, *, cold):
         if not sys.platform.startswith("linux"):
             pytest.skip("asks /proc")
         self.command = [sys.executable, str(CHILD), who, small, path]
         self.path, self.cold, self.info = path, cold, {}
-        self.turns = 1 if cold else turns
+        self.turns = 1 if cold else 3  # those that copy take a hundred times as long
 
     def __call__(self, calls):
         if not self.info and not self.cold:
@@ -97,25 +97,24 @@ def evict(path):
         pytest.skip("the system does not drop this file from the page cache")
 
 
-def by(who, suffix="safetensors", *libraries, turns=5):
+def by(who, suffix="safetensors", *libraries):
     """Return a loading of the file with this suffix."""
 
     def prepare(model, *, cold):
         for library in libraries:
             need(library)
-        return Loading(who, model("small", suffix), model("whole", suffix), cold=cold, turns=turns)
+        return Loading(who, model("small", suffix), model("whole", suffix), cold=cold)
 
     return prepare
 
 
-# Libraries that copy take a hundred times as long as those that map: three turns tell.
 CONTENDERS = (
     ours(by("weightmap", "safetensors", "torch"))
     | ours(by("weightmap, numpy"), "weightmap, numpy")
     | {
         "safetensors": rival(by("safetensors", "safetensors", "safetensors", "torch")),
-        "fastsafetensors": rival(by("fastsafetensors", "safetensors", "fastsafetensors", turns=3)),
-        "Run:ai streamer": rival(by("Run:ai streamer", "safetensors", "runai_model_streamer", turns=3)),
+        "fastsafetensors": rival(by("fastsafetensors", "safetensors", "fastsafetensors")),
+        "Run:ai streamer": rival(by("Run:ai streamer", "safetensors", "runai_model_streamer")),
         "torch.load(mmap)": rival(by("torch.load(mmap)", "pt", "torch")),
         "gguf-py": rival(by("gguf-py", "gguf", "gguf")),
     }

@@ -142,7 +142,7 @@ class Lane:
                 continue  # it touched memory for the first time
             if took >= SHORTEST or self.calls >= 100_000:
                 break
-            self.calls = min(100_000, max(2 * self.calls, math.ceil(self.calls * SHORTEST / took)))
+            self.calls <<= max(1, math.ceil(math.log2(SHORTEST / took)))  # like contenders make as many calls
         least = 5 if took < SLOW else 3
         self.warms = took / self.calls < WARM
         usual = 1 if measured > SLOW else max(least, min(ROUNDS, int(BUDGET / took)))
