@@ -41,7 +41,7 @@ class Loading:
             pytest.skip("asks /proc")
         self.command = [sys.executable, str(CHILD), who, small, path]
         self.path, self.cold, self.info = path, cold, {}
-        self.turns = 1 if cold else 3  # those that copy take a hundred times as long
+        self.turns = 1 if cold else 3  # few: each is a process
 
     def __call__(self, calls):
         if not self.info and not self.cold:

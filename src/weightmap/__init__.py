@@ -11,6 +11,7 @@ array([[0., 1., 2.],
 
 import gc as _gc
 import os as _os
+import sys as _sys
 from typing import TYPE_CHECKING
 
 # Nearly all that an import makes stays: the collector would go through it a dozen times and free nothing. It rests, and
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING
 # than the interpreter and numpy, what there is stays frozen: going through all of it once more took a sixth of the time
 # of a process that takes one tensor. In others that might keep garbage of the program. What was frozen stays so.
 _FEW = 20_000  # objects; the interpreter has 5,000, with numpy 17,000, and this import adds 17,000
+_SMALL = 100_000  # pieces of memory; the interpreter has 10,000, with numpy 73,000; with more, listing takes long
 _collects = _gc.isenabled()
 _gc.disable()
-_few = len(_gc.get_objects()) < _FEW
+_few = _sys.getallocatedblocks() < _SMALL and len(_gc.get_objects()) < _FEW
 try:
     # First, for it imports numpy: the deeper that begins, the likelier is a loop of it to enter and leave a piece of
     # CPython 3.11's stack at each turn, which took 10 ms.
