@@ -297,27 +297,30 @@ int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t 
 
 int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len) {
     /* A hash rules out nearly all names. Where there are none, eight bytes from where the last name compared differs do so too,
-     * for names of a model begin alike, and many end alike; but that reads all names. Blocks of sixteen rows without a hit are
-     * skipped, and in a block with one each row is compared. */
-    enum { BLOCK = 16, PART = 8 };
+     * for names of a model begin alike, and many end alike; but that reads all names. Blocks of rows without a hit are skipped,
+     * and in a block with one each row is compared. Compilers take several rows of a block at once, unless it is so short that
+     * they unroll it first. */
+    enum { BLOCK = 64, PART = 8 };
     const uint8_t *names = columns->names;
     const uint32_t *bounds = columns->bounds, *hashes = columns->hashes, hash = wm_fnv1a32(name, name_len);
     const int hashed = columns->hashed;
     if (n > columns->cap || names_len > columns->names_cap) return -1;
     for (uint64_t row = 0, at = 0; row < n; row += BLOCK) {
-        if (n - row >= BLOCK && hashed) {
-            int hit = 0;
+        int hit = 0;
+        if (n - row < BLOCK) {
+            hit = 1;
+        } else if (hashed) {
             for (int i = 0; i < BLOCK; i++) hit |= hashes[row + i] == hash;
-            if (!hit) continue;
-        } else if (n - row >= BLOCK && at + PART <= name_len && name_len <= names_len) {
+        } else if (at + PART <= name_len && name_len <= names_len) {
             const uint64_t wanted = load_le64(name + at), last = names_len - at - PART;
-            int hit = 0;
-            for (int i = 0; i < BLOCK; i++) { /* a constant number of turns, which the compiler unrolls */
+            for (int i = 0; i < BLOCK; i++) {
                 const uint64_t begin = bounds[row + i];
                 hit |= load_le64(names + at + (begin < last ? begin : last)) == wanted;
             }
-            if (!hit) continue;
+        } else {
+            hit = 1;
         }
+        if (!hit) continue;
         for (uint64_t i = row; i < n && i < row + BLOCK; i++) {
             const uint64_t begin = bounds[i], end = bounds[i + 1];
             if (end - begin != name_len || end < begin || end > names_len) continue;
@@ -371,8 +374,7 @@ int64_t wm_records_bounds(const uint8_t *index, uint64_t len, uint64_t n, uint32
 
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len) {
     if (n > len / RECORD) return -1;
-    /* One load brings the hash (low half) and the length (top 16 bits) of a name. Blocks of sixteen rows without the wanted
-     * hash are skipped; in a block with a hit each row is compared. */
+    /* Blocks of sixteen rows without the wanted hash are skipped; in a block with a hit each row is compared. */
     enum { BLOCK = 16 };
     const uint8_t *names = index + n * RECORD;
     const uint32_t wanted = wm_fnv1a32(name, name_len);
@@ -384,9 +386,8 @@ int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const ui
             uint64_t sum = 0;
             uint32_t hit = 0;
             for (int i = 0; i < BLOCK; i++) {
-                uint64_t word = load_le64(block + i * RECORD);
-                hit |= (uint32_t)word == wanted;
-                sum += word >> 48;
+                hit |= load_le32(block + i * RECORD + HASH) == wanted;
+                sum += load_le16(block + i * RECORD + LENGTH);
             }
             if (!hit) {
                 pos += sum;
