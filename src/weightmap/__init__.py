@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 # then what there is counts as old, or else its next round would go through all of it. In a process that had little more
 # than the interpreter and numpy, what there is stays frozen: going through all of it once more took a sixth of the time
 # of a process that takes one tensor. In others that might keep garbage of the program. What was frozen stays so.
-_FEW = 20_000  # objects; the interpreter has 5,000, with numpy 17,000, and this import adds 17,000
-_SMALL = 100_000  # pieces of memory; the interpreter has 10,000, with numpy 73,000; with more, listing takes long
+_FEW = 90_000 if "numpy" in _sys.modules else 25_000  # pieces of memory; the interpreter has 10,000, with numpy 73,000
+_few = _sys.getallocatedblocks() < _FEW
 _collects = _gc.isenabled()
 _gc.disable()
-_few = _sys.getallocatedblocks() < _SMALL and len(_gc.get_objects()) < _FEW
 try:
     # First, for it imports numpy: the deeper that begins, the likelier is a loop of it to enter and leave a piece of
     # CPython 3.11's stack at each turn, which took 10 ms.

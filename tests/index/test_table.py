@@ -302,7 +302,7 @@ def test_columns_find_by_one_pass():
 @pytest.mark.parametrize("pattern", ["%d", "layers.%d.weight", "layers.7.experts.%d.up", "%d.of.many.layers", "%030d"])
 def test_columns_find_among_many(pattern):
     """Names that differ at their beginnings, in the middle or at their ends, beside others of their own beginnings."""
-    names = [f"{pattern % i}{end}".encode() for i in range(95, 130) for end in ("", ".scale", "s")]
+    names = [f"{pattern % i}{end}".encode() for i in range(95, 190) for end in ("", ".scale", "s")]
     columns = columns_of(names)
     assert [columns.find(name) for name in names] == list(range(len(names)))
     for name in names:
