@@ -86,11 +86,16 @@ static inline words words_join(words w, lanes a, uint32_t mask, unsigned shift) 
     EACH w.v[k] |= (bits_of_part(a.v[k]) & mask) << shift;
     return w;
 }
+static inline words words_twice(lanes a) {
+    words w;
+    EACH w.v[k] = (bits_of_part(a.v[k]) & 0xFFFF) | bits_of_part(a.v[k]) << 16;
+    return w;
+}
 static inline void words_store(uint32_t *to, words w) { memcpy(to, w.v, sizeof w.v); }
 
 /* Both sums in sixteen bits, which compilers make vector code of for any CPU: products go to their upper half and to two bytes
  * of the lower one, and no sum of up to 128 parts overflows. */
-static void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
+static void correlate_sixteen(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
     const int16_t highest = (int16_t)((1 << (bits - 1)) - 1), lowest = (int16_t)(-highest - 1),
                   half = (int16_t)(1 << (14 - bits));
     int16_t factor[32], upper[32] = {0};
@@ -124,6 +129,10 @@ static void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inver
         sums[1][k] = (float)(squares[2 * k] + squares[2 * k + 1]);
     }
     *yq = lanes_load(sums[0]), *qq = lanes_load(sums[1]);
+}
+static void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, const words inverse[2], int bits, lanes yq[2],
+                            lanes qq[2]) {
+    for (int k = 0; k < 2; k++) correlate_sixteen(y, pairs, inverse[k], bits, &yq[k], &qq[k]);
 }
 
 #include "quantize_block.h"

@@ -40,7 +40,8 @@
  *   lanes_transpose   lanes_transpose(rows, at, to): elements at to at + 7 of each row, as eight vectors
  *   words_store, words_all, words_join
  *                     words_join(w, a, mask, shift): w | (the bits of a & mask) << shift
- *   correlate_lanes   sum(y q) and sum(q q) for an inverse scale in each lane, as floats
+ *   words_twice       the lowest sixteen bits of each, twice
+ *   correlate_lanes   sum(y q) and sum(q q) for two inverse scales in each lane, as floats
  */
 enum { MOST = 256 }; /* elements of a block: sums stay below 2^28 */
 enum { GROUPS = 2 }; /* the steps of one do not wait for those of the other */
@@ -68,12 +69,12 @@ typedef struct {
 /* Positions are inverse scales. All from `at` to BOTTOM, or to where the other one is, are yet to be ruled out, but for those
  * from `near` down to `far`. */
 typedef struct {
-    lanes at, step, near, far, end, tried;
+    lanes at, near, far, next; /* the position of the next attempt */
 } walker;
 
 typedef struct {
     const sixteen *block;
-    lanes squares, per_square, searched; /* sum(y y), its inverse; 1, or 0 when the lane is left */
+    lanes of_gain, of_yq, of_qq; /* what makes them parts of r^2 */
     attempt best;
     walker negative, positive;
     int more;
@@ -114,15 +115,13 @@ TARGET static void load_sixteen(sixteen *s, const float *x, uint64_t blocks) {
     lanes_store(s->squares, squares);
 }
 
-/* Tries a whole number as inverse scale in each lane. */
-TARGET WM_INLINE attempt try_lanes(const sixteen *s, lanes inverse) {
-    const lanes fixed = lanes_add(inverse, lanes_all(MAGIC));
-    const words both = words_join(words_join(words_all(0), fixed, 0xFFFF, 0), fixed, 0xFFFF, 16);
-    attempt a;
-    correlate_lanes(s->y, s->n / 2, both, s->bits, &a.yq, &a.qq);
-    a.qq = lanes_max(a.qq, lanes_all(1));
-    a.gain = lanes_div(lanes_mul(a.yq, a.yq), a.qq);
-    return a;
+/* Tries two whole numbers as inverse scales in each lane. */
+TARGET WM_INLINE void try_lanes(const sixteen *s, lanes first, lanes second, attempt a[2]) {
+    const lanes magic = lanes_all(MAGIC);
+    const words inverse[2] = {words_twice(lanes_add(first, magic)), words_twice(lanes_add(second, magic))};
+    lanes yq[2], qq[2];
+    correlate_lanes(s->y, s->n / 2, inverse, s->bits, yq, qq);
+    for (int k = 0; k < 2; k++) a[k] = (attempt){yq[k], qq[k], lanes_div(lanes_mul(yq[k], yq[k]), qq[k])};
 }
 
 TARGET WM_INLINE attempt better_lanes(attempt a, attempt b) {
@@ -135,80 +134,84 @@ TARGET WM_INLINE float unit_of(const sixteen *s) { return (float)(1 << (30 - s->
 TARGET WM_INLINE float inverse_of(const sixteen *s, float code) { return code * (float)(1 << (15 - s->bits)); }
 
 TARGET WM_INLINE void begin_search(search *s, const sixteen *block, const wm_quantizing *w) {
-    const lanes none = lanes_all(0), far = lanes_all(-BEYOND);
+    const lanes none = lanes_all(0), unsearched = lanes_all(-BEYOND), unit = lanes_all(unit_of(block));
+    const lanes squares = lanes_load(block->squares), per_square = lanes_div(lanes_all(1), squares);
     s->block = block;
-    s->squares = lanes_max(lanes_load(block->squares), lanes_all(1));
-    s->per_square = lanes_div(lanes_all(1), s->squares);
-    s->searched = lanes_pick(lanes_magnitude(lanes_load(block->factor)), none, lanes_all(1), none);
+    s->of_gain = lanes_mul(per_square, lanes_all(1 - TOLERANCE));
+    s->of_yq = lanes_mul(lanes_mul(per_square, unit), lanes_all(2));
+    s->of_qq = lanes_mul(lanes_mul(per_square, unit), unit);
     /* The extreme element at the lowest and at the highest code. */
     const float highest = (float)((1 << (block->bits - 1)) - 1);
-    s->best = better_lanes(try_lanes(block, lanes_all(inverse_of(block, highest))), try_lanes(block, lanes_all(-ONE)));
-    const lanes root = lanes_sqrt(lanes_max(lanes_sub(s->squares, s->best.gain), lanes_all(1)));
+    attempt a[2];
+    try_lanes(block, lanes_all(-ONE), lanes_all(inverse_of(block, highest)), a);
+    s->best = better_lanes(a[1], a[0]);
+    const lanes root = lanes_sqrt(lanes_max(lanes_sub(squares, s->best.gain), lanes_all(1)));
     const lanes left = lanes_max(lanes_sub(lanes_all(32767), root), lanes_all(16384)); /* of the extreme element */
     const lanes top = lanes_min(lanes_div(lanes_all(ONE * 32767), left), lanes_all(w->top));
-    const lanes other = lanes_mul(top, lanes_all(highest / (highest + 1))), step = lanes_mul(root, lanes_all(0.1f));
-    s->negative = (walker){top, step, far, none, lanes_all(w->bottom), top};
-    s->positive = (walker){other, step, far, none, far, other};
+    const lanes begin = lanes_pick(squares, none, top, unsearched), step = lanes_mul(root, lanes_all(0.1f));
+    const lanes other = lanes_mul(begin, lanes_all(highest / (highest + 1)));
+    s->negative = (walker){begin, unsearched, none, lanes_whole(lanes_sub(begin, step))};
+    s->positive = (walker){other, unsearched, none, lanes_whole(lanes_sub(other, step))};
     s->more = 1;
 }
 
-/* The next attempt of a walker; one that has ended tries the last again. */
-TARGET WM_INLINE attempt attempt_next(const sixteen *s, walker *v, float sign) {
-    v->tried = lanes_pick(v->at, v->end, lanes_whole(lanes_max(lanes_sub(v->at, v->step), v->end)), v->tried);
-    return try_lanes(s, lanes_mul(v->tried, lanes_all(sign)));
+/* 1 - goal / sum(y y), more than MOST_EXPLAINED for a block that is left. */
+#define MOST_EXPLAINED (1 - (1 - TOLERANCE) * LEAST_PART)
+TARGET WM_INLINE lanes explained_by(const search *s) {
+    return lanes_add(lanes_mul(s->best.gain, s->of_gain), lanes_all(TOLERANCE));
 }
 
-/* Rules out what an attempt proves to be no better than the goal. */
-TARGET WM_INLINE void rule_out(const search *s, walker *v, float sign, attempt a, lanes goal, lanes finest) {
-    const lanes scale = lanes_div(lanes_all(sign * unit_of(s->block)), v->tried), off = lanes_sub(lanes_mul(scale, a.qq), a.yq);
-    const lanes error = lanes_add(lanes_sub(s->squares, a.gain), lanes_div(lanes_mul(off, off), a.qq));
-    const lanes part = lanes_max(lanes_mul(lanes_sub(error, goal), s->per_square), finest);
-    const lanes radius = lanes_mul(lanes_magnitude(v->tried), lanes_sqrt(part));
-    const lanes up = lanes_add(v->tried, radius), down = lanes_sub(v->tried, radius), none = lanes_all(-BEYOND);
+/* Rules out what an attempt proves to be no better than the goal; returns the step to the next. */
+TARGET WM_INLINE lanes rule_out(const search *s, walker *v, float sign, attempt a, lanes explained) {
+    /* r^2 of E(m) = sum(y y) - 2 (UNIT / m) yq + (UNIT / m)^2 qq, without a division. An r of 2 or more, which rounding may take
+     * away, leads past whole numbers. */
+    const lanes m = v->next, most = lanes_mul(m, explained), cross = lanes_mul(a.yq, s->of_yq);
+    const lanes linear = lanes_mul(m, sign < 0 ? lanes_add(most, cross) : lanes_sub(most, cross));
+    const lanes radius = lanes_sqrt(lanes_max(lanes_add(linear, lanes_mul(a.qq, s->of_qq)), lanes_all(4)));
+    const lanes up = lanes_add(m, radius), down = lanes_sub(m, radius), none = lanes_all(-BEYOND);
     const lanes joined = lanes_pick(v->near, down, lanes_min(v->far, down), down);
     const lanes near = lanes_pick(v->near, down, none, v->near); /* after the two intervals joined */
     v->near = lanes_pick(v->at, up, up, near);
     v->far = lanes_pick(v->at, up, down, v->far);
     v->at = lanes_pick(v->at, up, v->at, joined);
-    const lanes guess = lanes_mul(radius, lanes_all(0.6f)), half = lanes_mul(lanes_sub(v->at, v->near), lanes_all(0.5f));
-    v->step = lanes_max(lanes_min(guess, half), lanes_all(1));
+    return lanes_min(lanes_mul(radius, lanes_all(0.6f)), lanes_mul(lanes_sub(v->at, v->near), lanes_all(0.5f)));
+}
+
+/* The position of the next attempt, a whole number; a walker that has ended tries the last again. */
+TARGET WM_INLINE lanes next_of(const walker *v, lanes step, lanes end) {
+    return lanes_pick(v->at, end, lanes_whole(lanes_max(lanes_sub(v->at, step), end)), v->next);
 }
 
 TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w) {
-    const lanes none = lanes_all(0), far = lanes_all(-BEYOND), bottom = lanes_all(w->bottom);
-    const attempt one = attempt_next(s->block, &s->negative, -1), other = attempt_next(s->block, &s->positive, 1);
-    s->best = better_lanes(better_lanes(one, other), s->best);
-    const lanes least = lanes_sub(s->squares, s->best.gain), part = lanes_mul(least, s->per_square);
-    const lanes goal = lanes_mul(least, lanes_all(1 - TOLERANCE)), finest = lanes_mul(part, lanes_all(TOLERANCE));
-    rule_out(s, &s->negative, -1, one, goal, finest);
-    rule_out(s, &s->positive, 1, other, goal, finest);
-    /* From where no code is clamped, on to BOTTOM: from there positions are negative. */
     walker *const a = &s->negative, *const b = &s->positive;
+    const lanes none = lanes_all(0), bottom = lanes_all(w->bottom);
+    attempt tried[2];
+    try_lanes(s->block, lanes_negative(a->next), b->next, tried);
+    s->best = better_lanes(better_lanes(tried[0], tried[1]), s->best);
+    const lanes explained = explained_by(s); /* a lane that is left ends at once */
+    const lanes goal = lanes_pick(explained, lanes_all(MOST_EXPLAINED), lanes_all(BEYOND), explained);
+    const lanes step = rule_out(s, a, -1, tried[0], goal), far = rule_out(s, b, 1, tried[1], goal);
+    /* From where no code is clamped, on to BOTTOM: from there positions are negative. */
     const lanes clip = lanes_all(inverse_of(s->block, (float)(1 << (s->block->bits - 1)) - 0.5f));
-    const lanes jumps = lanes_pick(b->at, none, lanes_sub(clip, b->at), none);
+    const lanes jumps = lanes_pick(clip, b->at, b->at, none);
     b->at = lanes_pick(jumps, none, lanes_negative(bottom), b->at);
-    b->near = lanes_pick(jumps, none, far, b->near);
-    b->step = lanes_pick(jumps, none, lanes_all(0.05f * ONE), b->step);
-    a->end = lanes_max(bottom, lanes_negative(b->at));
-    b->end = lanes_pick(b->at, none, far, lanes_negative(a->at));
-    /* A lane that is left ends at once. */
-    s->searched = lanes_pick(lanes_all(LEAST_PART), part, none, s->searched);
-    a->end = lanes_pick(s->searched, none, a->end, lanes_all(BEYOND));
-    b->end = lanes_pick(s->searched, none, b->end, lanes_all(BEYOND));
-    s->more = lanes_any(lanes_max(lanes_sub(a->at, a->end), lanes_sub(b->at, b->end)), lanes_all(0x1p-20f));
+    b->near = lanes_pick(jumps, none, lanes_all(-BEYOND), b->near);
+    const lanes left = lanes_negative(b->at);
+    a->next = next_of(a, step, lanes_max(bottom, left));
+    b->next = next_of(b, lanes_pick(jumps, none, lanes_all(0.05f * ONE), far), lanes_negative(a->at));
+    s->more = lanes_any(lanes_sub(a->at, left), lanes_all(0x1p-20f));
 }
 
 /* The scales as they are stored of up to sixteen blocks; 0 for a block that is left to search_scale. */
 TARGET WM_INLINE void end_search(const search *s, const wm_quantizing *w, float scales[LANES]) {
     const int half = w->scale_type == WM_SCALE_FP16;
-    const lanes none = lanes_all(0), factor = lanes_load(s->block->factor);
-    const lanes scale = lanes_div(s->best.yq, lanes_mul(s->best.qq, lanes_pick(s->searched, none, factor, lanes_all(1))));
+    const lanes none = lanes_all(0), scale = lanes_div(s->best.yq, lanes_mul(s->best.qq, lanes_load(s->block->factor)));
     /* Rounded to the eleven bits of a float16. A subnormal one is too coarse for the best scale. */
     const lanes split = lanes_mul(scale, lanes_all(8193)), rounded = half ? lanes_sub(split, lanes_sub(split, scale)) : scale;
     const lanes magnitude = lanes_magnitude(scale);
-    const lanes large = lanes_pick(magnitude, lanes_all(half ? 0x1p-14f : 0x1p-126f), s->searched, none);
+    const lanes large = lanes_pick(magnitude, lanes_all(half ? 0x1p-14f : 0x1p-126f), rounded, none);
     const lanes fits = lanes_pick(lanes_all(half ? 65000.0f : 0x1p126f), magnitude, large, none);
-    lanes_store(scales, lanes_pick(fits, none, rounded, none));
+    lanes_store(scales, lanes_pick(explained_by(s), lanes_all(MOST_EXPLAINED), none, fits));
 }
 
 /* The scales of `groups` times sixteen blocks. */

@@ -62,23 +62,31 @@ WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shift) {
         vorrq_u32(w.v[r], vshlq_u32(vandq_u32(vreinterpretq_u32_f32(a.v[r]), vdupq_n_u32(mask)), vdupq_n_s32((int32_t)shift)));
     return w;
 }
+WM_INLINE words words_twice(lanes a) {
+    words w;
+    EACH w.v[r] = vsliq_n_u32(vreinterpretq_u32_f32(a.v[r]), vreinterpretq_u32_f32(a.v[r]), 16);
+    return w;
+}
 WM_INLINE void words_store(uint32_t *to, words w) { EACH vst1q_u32(to + 4 * r, w.v[r]); }
 
 /* Pairs of products are added: those of the two elements of a lane. */
-WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
+WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, const words inverse[2], int bits, lanes yq[2],
+                               lanes qq[2]) {
     const int16x8_t lowest = vdupq_n_s16((int16_t)-(1 << (bits - 1)));
     const int16x8_t highest = vdupq_n_s16((int16_t)((1 << (bits - 1)) - 1)), down = vdupq_n_s16((int16_t)(bits - 15));
-    int32x4_t a[4], b[4];
-    EACH a[r] = b[r] = vdupq_n_s32(0);
-    for (uint64_t i = 0; i < pairs; i++) EACH {
-            const int16x8_t values = vreinterpretq_s16_u32(vld1q_u32(y[i] + 4 * r));
-            int16x8_t q = vrshlq_s16(vqrdmulhq_s16(values, vreinterpretq_s16_u32(inverse.v[r])), down);
-            q = vminq_s16(vmaxq_s16(q, lowest), highest);
-            a[r] = vaddq_s32(a[r], vpaddq_s32(vmull_s16(vget_low_s16(values), vget_low_s16(q)), vmull_high_s16(values, q)));
-            b[r] = vaddq_s32(b[r], vpaddq_s32(vmull_s16(vget_low_s16(q), vget_low_s16(q)), vmull_high_s16(q, q)));
-        }
-    EACH yq->v[r] = vcvtq_f32_s32(a[r]);
-    EACH qq->v[r] = vcvtq_f32_s32(b[r]);
+    for (int k = 0; k < 2; k++) {
+        int32x4_t a[4], b[4];
+        EACH a[r] = b[r] = vdupq_n_s32(0);
+        for (uint64_t i = 0; i < pairs; i++) EACH {
+                const int16x8_t values = vreinterpretq_s16_u32(vld1q_u32(y[i] + 4 * r));
+                int16x8_t q = vrshlq_s16(vqrdmulhq_s16(values, vreinterpretq_s16_u32(inverse[k].v[r])), down);
+                q = vminq_s16(vmaxq_s16(q, lowest), highest);
+                a[r] = vaddq_s32(a[r], vpaddq_s32(vmull_s16(vget_low_s16(values), vget_low_s16(q)), vmull_high_s16(values, q)));
+                b[r] = vaddq_s32(b[r], vpaddq_s32(vmull_s16(vget_low_s16(q), vget_low_s16(q)), vmull_high_s16(q, q)));
+            }
+        EACH yq[k].v[r] = vcvtq_f32_s32(a[r]);
+        EACH qq[k].v[r] = vcvtq_f32_s32(b[r]);
+    }
 }
 
 #include "../quantize_block.h"

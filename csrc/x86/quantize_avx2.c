@@ -46,29 +46,42 @@ TARGET WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shif
     w.high = _mm256_or_si256(w.high, _mm256_sll_epi32(_mm256_and_si256(_mm256_castps_si256(a.high), fields), by));
     return w;
 }
+TARGET WM_INLINE __m256i twice_eight(__m256 a) {
+    const __m256i bits = _mm256_castps_si256(a);
+    return _mm256_blend_epi16(bits, _mm256_slli_epi32(bits, 16), 0xAA);
+}
+TARGET WM_INLINE words words_twice(lanes a) { return (words){twice_eight(a.low), twice_eight(a.high)}; }
 TARGET WM_INLINE void words_store(uint32_t *to, words w) {
     _mm256_storeu_si256((__m256i *)to, w.low), _mm256_storeu_si256((__m256i *)to + 1, w.high);
 }
 
-/* The sums of eight lanes. */
-TARGET WM_INLINE void correlate_eight(const uint32_t *y, uint64_t pairs, __m256i inverse, int bits, __m256 *yq, __m256 *qq) {
+/* The sums of eight lanes, for two inverse scales. */
+TARGET WM_INLINE void correlate_eight(const uint32_t *y, uint64_t pairs, __m256i first, __m256i second, int bits,
+                                      __m256i sums[4]) {
     /* The sum of a rounded product and itself saturates where a code is clamped. */
-    const __m256i half = _mm256_set1_epi16((int16_t)(1 << (15 - bits)));
+    const __m256i half = _mm256_set1_epi16((int16_t)(1 << (15 - bits))), inverse[2] = {first, second};
     const __m128i shift = _mm_cvtsi32_si128(16 - bits);
-    __m256i a = _mm256_setzero_si256(), b = a;
-#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) sums[k] = _mm256_setzero_si256();
+#pragma GCC unroll 2
     for (uint64_t i = 0; i < pairs; i++) {
         const __m256i values = _mm256_loadu_si256((const __m256i *)(y + 16 * i));
-        const __m256i product = _mm256_mulhrs_epi16(values, inverse);
-        const __m256i q = _mm256_sra_epi16(_mm256_adds_epi16(product, _mm256_add_epi16(product, half)), shift);
-        a = _mm256_add_epi32(a, _mm256_madd_epi16(values, q));
-        b = _mm256_add_epi32(b, _mm256_madd_epi16(q, q));
+        for (int k = 0; k < 2; k++) {
+            const __m256i product = _mm256_mulhrs_epi16(values, inverse[k]);
+            const __m256i q = _mm256_sra_epi16(_mm256_adds_epi16(product, _mm256_add_epi16(product, half)), shift);
+            sums[k] = _mm256_add_epi32(sums[k], _mm256_madd_epi16(values, q));
+            sums[k + 2] = _mm256_add_epi32(sums[k + 2], _mm256_madd_epi16(q, q));
+        }
     }
-    *yq = _mm256_cvtepi32_ps(a), *qq = _mm256_cvtepi32_ps(b);
 }
-TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
-    correlate_eight(y[0], pairs, inverse.low, bits, &yq->low, &qq->low);
-    correlate_eight(y[0] + 8, pairs, inverse.high, bits, &yq->high, &qq->high);
+TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, const words inverse[2], int bits, lanes yq[2],
+                                      lanes qq[2]) {
+    __m256i low[4], high[4];
+    correlate_eight(y[0], pairs, inverse[0].low, inverse[1].low, bits, low);
+    correlate_eight(y[0] + 8, pairs, inverse[0].high, inverse[1].high, bits, high);
+    for (int k = 0; k < 2; k++) {
+        yq[k] = (lanes){_mm256_cvtepi32_ps(low[k]), _mm256_cvtepi32_ps(high[k])};
+        qq[k] = (lanes){_mm256_cvtepi32_ps(low[k + 2]), _mm256_cvtepi32_ps(high[k + 2])};
+    }
 }
 
 #include "../quantize_block.h"

@@ -32,22 +32,29 @@ TARGET WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shif
     const __m512i field = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)mask));
     return _mm512_or_si512(w, _mm512_sll_epi32(field, _mm_cvtsi32_si128((int)shift)));
 }
+TARGET WM_INLINE words words_twice(lanes a) {
+    const __m512i bits = _mm512_castps_si512(a);
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, bits, _mm512_slli_epi32(bits, 16));
+}
 TARGET WM_INLINE void words_store(uint32_t *to, words w) { _mm512_storeu_si512(to, w); }
 
-TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
+TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, const words inverse[2], int bits, lanes yq[2],
+                                      lanes qq[2]) {
     /* The sum of a rounded product and itself saturates where a code is clamped. */
     const __m512i half = _mm512_set1_epi16((int16_t)(1 << (15 - bits)));
     const __m128i shift = _mm_cvtsi32_si128(16 - bits);
-    __m512i a = _mm512_setzero_si512(), b = a;
-#pragma GCC unroll 4
+    __m512i a[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()}, b[2] = {a[0], a[0]};
+#pragma GCC unroll 2
     for (uint64_t i = 0; i < pairs; i++) {
         const __m512i values = _mm512_loadu_si512(y[i]);
-        const __m512i product = _mm512_mulhrs_epi16(values, inverse);
-        const __m512i q = _mm512_sra_epi16(_mm512_adds_epi16(product, _mm512_add_epi16(product, half)), shift);
-        a = _mm512_add_epi32(a, _mm512_madd_epi16(values, q));
-        b = _mm512_add_epi32(b, _mm512_madd_epi16(q, q));
+        for (int k = 0; k < 2; k++) {
+            const __m512i product = _mm512_mulhrs_epi16(values, inverse[k]);
+            const __m512i q = _mm512_sra_epi16(_mm512_adds_epi16(product, _mm512_add_epi16(product, half)), shift);
+            a[k] = _mm512_add_epi32(a[k], _mm512_madd_epi16(values, q));
+            b[k] = _mm512_add_epi32(b[k], _mm512_madd_epi16(q, q));
+        }
     }
-    *yq = _mm512_cvtepi32_ps(a), *qq = _mm512_cvtepi32_ps(b);
+    for (int k = 0; k < 2; k++) yq[k] = _mm512_cvtepi32_ps(a[k]), qq[k] = _mm512_cvtepi32_ps(b[k]);
 }
 
 #include "../quantize_block.h"

@@ -67,21 +67,29 @@ TARGET WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shif
     EACH w.v[r] = _mm_or_si128(w.v[r], _mm_sll_epi32(_mm_and_si128(_mm_castps_si128(a.v[r]), fields), by));
     return w;
 }
+TARGET WM_INLINE words words_twice(lanes a) {
+    words w;
+    EACH w.v[r] = _mm_blend_epi16(_mm_castps_si128(a.v[r]), _mm_slli_epi32(_mm_castps_si128(a.v[r]), 16), 0xAA);
+    return w;
+}
 TARGET WM_INLINE void words_store(uint32_t *to, words w) { EACH _mm_storeu_si128((__m128i *)to + r, w.v[r]); }
 
-TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
+TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, const words inverse[2], int bits, lanes yq[2],
+                                      lanes qq[2]) {
     /* The sum of a rounded product and itself saturates where a code is clamped. */
     const __m128i half = _mm_set1_epi16((int16_t)(1 << (15 - bits))), shift = _mm_cvtsi32_si128(16 - bits);
     EACH {
-        __m128i a = _mm_setzero_si128(), b = a;
+        __m128i a[2] = {_mm_setzero_si128(), _mm_setzero_si128()}, b[2] = {a[0], a[0]};
         for (uint64_t i = 0; i < pairs; i++) {
             const __m128i values = _mm_loadu_si128((const __m128i *)y[i] + r);
-            const __m128i product = _mm_mulhrs_epi16(values, inverse.v[r]);
-            const __m128i q = _mm_sra_epi16(_mm_adds_epi16(product, _mm_add_epi16(product, half)), shift);
-            a = _mm_add_epi32(a, _mm_madd_epi16(values, q));
-            b = _mm_add_epi32(b, _mm_madd_epi16(q, q));
+            for (int k = 0; k < 2; k++) {
+                const __m128i product = _mm_mulhrs_epi16(values, inverse[k].v[r]);
+                const __m128i q = _mm_sra_epi16(_mm_adds_epi16(product, _mm_add_epi16(product, half)), shift);
+                a[k] = _mm_add_epi32(a[k], _mm_madd_epi16(values, q));
+                b[k] = _mm_add_epi32(b[k], _mm_madd_epi16(q, q));
+            }
         }
-        yq->v[r] = _mm_cvtepi32_ps(a), qq->v[r] = _mm_cvtepi32_ps(b);
+        for (int k = 0; k < 2; k++) yq[k].v[r] = _mm_cvtepi32_ps(a[k]), qq[k].v[r] = _mm_cvtepi32_ps(b[k]);
     }
 }
 
