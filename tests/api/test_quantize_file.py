@@ -11,7 +11,7 @@ from tests.builders import safetensors as st
 from tests.support import listing
 
 import weightmap as wm
-from weightmap.io import sink
+from weightmap.io import atomic, sink
 from weightmap.kernels import late
 from weightmap.kernels.late import BlockEncoder, Failed, Unwritten
 
@@ -82,6 +82,25 @@ def test_one_call_for_each_stage(put, tmp_path, monkeypatch):
     assert all(begin % STAGE == 0 for begin, _ in written[2:])
 
 
+def test_in_memory_calls_are_as_long(put, tmp_path, monkeypatch):
+    """On tmpfs pieces are shorter, but not those that threads share: a small tensor comes first, and a large one."""
+    model = {"a": normal((1, 3000), 2), "b": tensor(np.arange(1000, dtype=np.int8)), "w": normal((64, 10_000), 1)}
+    source = put(st.build(model), "m.safetensors")
+    wm.convert(source, tmp_path / "disk.amb", quantize="int4_block", threads=2)
+    lengths, encode = [], BlockEncoder.__call__
+
+    def encoding(self, *args):
+        lengths.append(len(args[4]))
+        return encode(self, *args)
+
+    monkeypatch.setattr(BlockEncoder, "__call__", encoding)
+    monkeypatch.setattr(sink, "STAGE_IN_MEMORY", STAGE // 4)
+    monkeypatch.setattr(atomic, "_is_in_memory", lambda *_: True)
+    wm.convert(source, tmp_path / "memory.amb", quantize="int4_block", threads=2)
+    assert max(lengths) > STAGE // 2
+    assert (tmp_path / "memory.amb").read_bytes() == (tmp_path / "disk.amb").read_bytes()
+
+
 def test_a_tensor_that_is_not_row_major(tmp_path):
     value = np.asfortranarray(np.random.default_rng(1).standard_normal((300, 400)).astype(np.float16))
     np.save(tmp_path / "a.npy", value)
@@ -148,12 +167,10 @@ def test_a_full_disk_is_an_error_of_the_target(put, tmp_path, monkeypatch):
 @pytest.mark.parametrize("room", [0, 1 << 40])
 def test_room_in_a_file_system_in_memory(tmp_path, monkeypatch, room):
     """On tmpfs nothing is reserved, which would take as long as writing: a file that cannot fit is refused at once."""
-    from weightmap.io import atomic
-
     reserved = []
     monkeypatch.setattr(os, "posix_fallocate", lambda *args: reserved.append(args), raising=False)
     monkeypatch.setattr(late, "file_system", lambda _: atomic._TMPFS)
-    monkeypatch.setattr(atomic, "_RESERVED_ANYWHERE", 0)
+    monkeypatch.setattr(atomic, "_ALIKE", 0)
     status = list(os.statvfs(tmp_path))
     status[1:5] = [1, max(room, 1), room, room]
     monkeypatch.setattr(os, "fstatvfs", lambda _: os.statvfs_result(status))

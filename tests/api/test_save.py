@@ -19,6 +19,7 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap.compat import save_file
 from weightmap.formats import FORMATS
+from weightmap.io import atomic
 
 RNG = np.random.default_rng(7)
 
@@ -405,8 +406,14 @@ LENGTHS = {
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("suffix", OF_BYTES)
 @pytest.mark.parametrize("checksums", [True, False])
-def test_files_are_written_in_large_aligned_pieces(tmp_path, monkeypatch, suffix, lengths, *, checksums):
-    """Each write but the one of the end begins at a multiple of 2 MiB and is one long; the beginning comes last."""
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_files_are_written_in_large_aligned_pieces(tmp_path, monkeypatch, suffix, lengths, *, checksums, in_memory):
+    """Each write but the one of the end begins at a multiple of 2 MiB and is one long; the beginning comes last.
+
+    On tmpfs each is one piece of 512 KiB.
+    """
+    monkeypatch.setattr(atomic, "_is_in_memory", lambda *_: in_memory)
+    piece = MIB // 2 if in_memory else 2 * MIB
     written = []
     real = os.pwrite
 
@@ -423,8 +430,8 @@ def test_files_are_written_in_large_aligned_pieces(tmp_path, monkeypatch, suffix
     written.sort()
     assert [offset for offset, _ in written] == [0, *(sum(pair) for pair in written[:-1])]  # each byte once
     assert sum(written[-1]) == size
-    assert all(offset % (2 * MIB) == 0 for offset, _ in written)
-    assert all(count % (2 * MIB) == 0 for _, count in written[:-1])
+    assert all(offset % piece == 0 for offset, _ in written)
+    assert all(count == piece if in_memory else count % piece == 0 for _, count in written[:-1])
     with wm.open(path, verify="full") as f:
         assert all(np.array_equal(f[name], array) for name, array in tensors.items())
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # Address schemes that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
-# Linux's number for tmpfs, and the largest file whose space is reserved there: that takes a few ms.
-_TMPFS, _RESERVED_ANYWHERE = 0x01021994, 16 << 20
+# Linux's number for tmpfs, and the largest file that is written there as anywhere: reserving its space takes a few ms.
+_TMPFS, _ALIKE = 0x01021994, 16 << 20
 # Linux follows at most this many.
 _MOST_LINKS = 40
 # All but very old file systems take names of this many bytes.
@@ -122,7 +122,8 @@ def _write(
         _keep_mode(fd, *mode)
     if plan.exact:
         reserve(fd, plan.size)
-    sink = Sink(fd, plan.size, progress, exact=plan.exact, durable=durable)
+    in_memory = _is_in_memory(fd, plan.size)
+    sink = Sink(fd, plan.size, progress, exact=plan.exact, durable=durable, in_memory=in_memory)
     plan.write(sink)
     sink.finish()
     if durable:
@@ -357,13 +358,17 @@ def _keep_mode(fd: int, mode: int, group: int) -> None:
         os.fchmod(fd, mode)
 
 
+def _is_in_memory(fd: int, size: int) -> bool:
+    return size > _ALIKE and late.file_system(fd) == _TMPFS
+
+
 def reserve(fd: int, size: int) -> None:
     """Reserve the space now, so that a full disk fails at once.
 
     For large files on tmpfs this only checks the room: reserving pages there is as slow as writing them.
     """
     if size and hasattr(os, "posix_fallocate"):
-        if size > _RESERVED_ANYWHERE and late.file_system(fd) == _TMPFS:
+        if _is_in_memory(fd, size):
             room = os.fstatvfs(fd)
             if room.f_blocks and room.f_bavail * room.f_frsize < size:  # without blocks it has no limit
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
