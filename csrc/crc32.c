@@ -110,14 +110,11 @@ uint32_t crc32_portable(uint32_t state, const uint8_t *data, size_t len) {
  * inversions at both ends cancel out. So crc(AB) = crc(A) * x^(8n) + crc(B), all modulo P.
  */
 
-/* a * b modulo P, without branches that a CPU could predict wrong. */
+/* a * b modulo P, without branches that a CPU could predict wrong: no sum waits for another, as it would if `a` were reduced in each. */
 static uint32_t multiply(uint32_t a, uint32_t b) {
-    uint32_t product = 0;
-    for (int i = 31; i >= 0; i--) { /* bit i of b is the coefficient of x^(31 - i) */
-        product ^= a & (0u - (b >> i & 1));
-        a = a >> 1 ^ (0xEDB88320u & (0u - (a & 1)));
-    }
-    return product;
+    uint64_t product = 0; /* bit i is the coefficient of x^(63 - i) */
+    for (int i = 0; i < 32; i++) product ^= ((uint64_t)a << (i + 1)) & (0 - (uint64_t)(b >> i & 1));
+    return slice4((uint32_t)product, 0) ^ (uint32_t)(product >> 32);
 }
 
 uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2) {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 P = 0xEDB88320  # x^32 + x^26 + x^23 + ... + x + 1, reflected, the leading x^32 left out
 ONE = 0x80000000  # the polynomial 1
-FOLD_BLOCKS = (1, 2, 4, 6, 8, 16, 24, 32, 72)  # distances of folding, in blocks of 128 bits
+FOLD_BLOCKS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 63, 72, 126, 149, 294, 298)  # distances of folding, 128 bits each
 AFFINE_STEP = 3 * 512  # bits from one block that is folded by matrices to the next
 AFFINE_WINDOW = 6  # steps: how far the farthest of the four blocks may be that such a block is folded onto
 ARM_STRIDES = (128, 1024)  # bytes of each of the three streams of the kernel for the arm64 CRC instructions

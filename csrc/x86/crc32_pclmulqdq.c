@@ -29,10 +29,12 @@
 
 TARGET uint32_t crc32_x86_pclmulqdq(uint32_t state, const uint8_t *data, size_t len) { return any_length(state, data, len); }
 
-enum { WORTH_WHILE = 4 * 6720 };
+enum { WORTH_WHILE = 8 * 6720 };
 typedef __m128i adder;
 #define ADDING TARGET
-#define OVER EACH(16)
+#define OVER EACH(12)
+#define OVER_FRONT EACH(149)
+#define OVER_BACK EACH(63)
 #define XOR(a, b) _mm_xor_si128(a, b)
 #define load_adder(p) load(p)
 #define fewest crc32_x86_pclmulqdq

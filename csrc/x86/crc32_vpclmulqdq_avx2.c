@@ -41,7 +41,7 @@ TARGET uint32_t crc32_x86_vpclmulqdq_avx2(uint32_t state, const uint8_t *data, s
     return len < FOUR ? crc32_x86_pclmulqdq_avx2(state, data, len) : fold_all(state, data, len);
 }
 
-enum { FOLDED = 3, WORTH_WHILE = 4 * 15360 };
+enum { FOLDED = 3, WORTH_WHILE = 8 * 15360 };
 
 TARGET WM_INLINE void fold_step(vector *x, const uint8_t *p) {
     const vector k = EACH(6); /* three registers */
@@ -52,7 +52,9 @@ TARGET WM_INLINE void fold_step(vector *x, const uint8_t *p) {
 
 typedef vector adder;
 #define ADDING TARGET
-#define OVER EACH(32)
+#define OVER EACH(24)
+#define OVER_FRONT EACH(298)
+#define OVER_BACK EACH(126)
 #define XOR(a, b) _mm256_xor_si256(a, b)
 #define load_adder(p) load(p)
 #define fewest crc32_x86_vpclmulqdq_avx2

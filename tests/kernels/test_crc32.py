@@ -26,28 +26,33 @@ MIB = 1 << 20
 
 # Lengths beyond those that are all tried, each with one less and one more.
 LENGTHS = (
-    768,  # the least that takes additions beside PCLMULQDQ: a step of 128 bytes and 40 registers of 128 bits
-    1408,  # the same with registers of 256 bits
-    1536,  # and of VPCLMULQDQ: a step of 256
+    704,  # the least that takes additions beside PCLMULQDQ: a step of 64 bytes and 40 registers of 128 bits
+    1344,  # the same with registers of 256 bits
+    1408,  # and of VPCLMULQDQ: a step of 128
+    1536,  # that, and a step
     2048,  # four steps of eight zmm registers
-    2688,  # two blocks of 1280, and the step
+    2688,  # two blocks of 1280, and a step
     3072,  # three streams of 1024 bytes on arm64
     4096,  # a page; the distance of prefetching, which ends so far before the data does
     4096 + 128,  # that, and a step of 128-bit registers
     4096 + 512,  # and one of 512-bit registers
     6144,  # two blocks of 3072
     7200,  # the least that portable C adds alone: three turns of 2400
+    8192,  # a long block of registers of 128 bits, and a step
+    64 + 16256 + 640 + 16 + 15,  # two of them and one of each smaller unit; one of 256 bits and fewer
+    128 + 3 * 16256 + 1280 + 128 + 32 + 31,  # the same of 256 bits
     8192 + 128,  # whole steps of eight registers, and one more
-    16384,  # the least that is worth mixing multiplications and matrices, on AMD's CPUs
+    16320,  # the least with a long block of 256 bits beside PCLMULQDQ
+    16384,  # and beside VPCLMULQDQ; the least that is worth mixing multiplications and matrices, on AMD's CPUs
     16384 + 896,  # fifteen windows of 1152 bytes, the unit of that
     10 * 11520 + 31,  # the least that is worth a ring of additions beside PCLMULQDQ, at any alignment
-    4 * 6720 + 15,  # the same in 128-bit registers
-    4 * 15360 + 31,  # and of VPCLMULQDQ, on AMD's CPUs
+    8 * 6720 + 15,  # the same in 128-bit registers
+    8 * 15360 + 31,  # and of VPCLMULQDQ, on AMD's CPUs
     12 * 11520 + 777,
     65536 + 240,  # as many folds of single registers as there can be after the last whole step
     4 * MIB,  # the least that a thread gets
     364 * 11520 + 31,  # a whole block of the ring: 4 MiB of turns
-    624 * 6720 + 15,  # the same in 128-bit registers
+    628 * 6720 + 15,  # the same in 128-bit registers
     273 * 15360 + 31,  # and of VPCLMULQDQ
     10 * MIB,  # several such blocks
 )
