@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +24,20 @@ COUNTS = {"1 tensor": (1, 128 << 20), "300 tensors": (300, 448 << 10), "100,000 
 FEW = 1000
 
 
+@lru_cache(maxsize=1)
+def tensors(count, nbytes):
+    """Return so many tensors of so many bytes."""
+    rng = np.random.default_rng(count)
+    return {f"model.layers.{i}.weight": rng.random(nbytes // 4, np.float32) for i in range(count)}
+
+
 class Case:
     """A model, a file of it, and the file to write."""
 
     def __init__(self, folder, count, nbytes):
-        rng = np.random.default_rng(count)
-        self.tensors = {f"model.layers.{i}.weight": rng.random(nbytes // 4, np.float32) for i in range(count)}
+        self.tensors = tensors(count, nbytes)
         self.nbytes = count * nbytes
-        self.turns = 7 if count <= FEW else 3
+        self.turns = 5 if count <= FEW else 3
         self.disk = folder.parent != Path("/dev/shm")
         self.source, self.target = folder / "source.safetensors", folder / "target.safetensors"
         wm.save(self.source, self.tensors)
@@ -94,18 +100,17 @@ def save_file(case, *, load=False, flush=False):
     return case.timed(call)
 
 
-TMPFS = ours(save, "save") | ours(convert, "convert") | {"save_file": rival(save_file)}
-DISK = (
-    TMPFS
-    | ours(partial(save, durable=False), "save, not durable")
-    | {"save_file, flushed": rival(partial(save_file, flush=True))}
-)
-# Of 100,000 tensors it takes as long as all others.
-LOADED = {"load_file and save_file": rival(partial(save_file, load=True))}
+EVERYWHERE = ours(save, "save") | ours(convert, "convert") | {"save_file": rival(save_file)}
+ON = {"tmpfs": EVERYWHERE, "disk": EVERYWHERE | {"save_file, flushed": rival(partial(save_file, flush=True))}}
+# Of few tensors: the processor decides for many, and they take long.
+MORE = {
+    "tmpfs": {"load_file and save_file": rival(partial(save_file, load=True))},
+    "disk": ours(partial(save, durable=False), "save, not durable"),
+}
 GROUPS = {
-    f"save/{count}, {kind}": contenders | (LOADED if kind == "tmpfs" and number <= FEW else {})
+    f"save/{count}, {kind}": contenders | (MORE[kind] if number <= FEW else {})
     for count, (number, _) in COUNTS.items()
-    for kind, contenders in (("tmpfs", TMPFS), ("disk", DISK))
+    for kind, contenders in ON.items()
 }
 
 
