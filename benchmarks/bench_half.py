@@ -6,7 +6,7 @@ also costs the system's clearing of pages. One limit writes as many bytes, anoth
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -17,7 +17,7 @@ from timing import AVX2, EVERY_ISA, Timed, each_contender, limit, need, ours, ri
 from weightmap import kernels
 from weightmap.kernels import late
 
-CASES = {"L2": 1 << 19, "DRAM": 1 << 27, "DRAM, fresh output": 1 << 27}  # bytes of output
+CASES = {"L2": 1 << 19, "DRAM": 1 << 26, "DRAM, fresh output": 1 << 26}  # bytes of output
 PLACES = {"L2": 9, "DRAM": 3}  # how many the work lies in: the caches of physical addresses tell them apart
 KINDS = {
     "f16": (kernels.f16_to_f32, np.dtype(np.float16)),
@@ -31,6 +31,12 @@ class Work(NamedTuple):
     kind: str
     array: np.ndarray
     out: np.ndarray | None
+
+
+@cache
+def numbers(kind, n):
+    """Return `n` normally distributed numbers."""
+    return np.random.default_rng(1).standard_normal(n, np.float32).astype(KINDS[kind][1])
 
 
 def weightmap(work, threads=1):
@@ -88,10 +94,9 @@ def test_widening(compare, smoke, group, who):
     """Convert to float32."""
     kind, case = group.split(" to f32/")
     n = 1 << 12 if smoke else CASES[case] // 4
-    numbers = np.random.default_rng(1).standard_normal(n, np.float32).astype(KINDS[kind][1])
 
     def work():
         out = None if "fresh" in case else limits.memory(4 * n).view(np.float32)
-        return Work(kind, limits.memory_of(numbers), out)
+        return Work(kind, limits.memory_of(numbers(kind, n)), out)
 
     compare(GROUPS, work, nbytes=4 * n, places=PLACES.get(case, 1))

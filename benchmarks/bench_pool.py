@@ -25,7 +25,7 @@ CHILD = Path(__file__).with_name("pool_child.py")
 GROUPS_OF_SYSTEM = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 LAYERS, EXPERTS, MEBIBYTES = 24, 32, 3072
 # What the process may fill, what the pool may, and tokens.
-SHORT, ENOUGH = (1024, 800, 28), (8192, 3400, 400)
+SHORT, ENOUGH = (1024, 800, 28), (8192, 3400, 250)
 
 
 @pytest.fixture(scope="module")

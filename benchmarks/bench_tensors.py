@@ -6,7 +6,7 @@ in memory, for a system that reclaims idle pages would take some, and bring them
 dropped from the page cache before each call. The clock runs from opening until a byte of every page was read; the
 library has loaded a small model before.
 
-The warm group alone takes a minute: ``make bench BENCHMARKS='benchmarks/bench_tensors.py -k "not cold"'``
+The warm group alone takes half a minute: ``make bench BENCHMARKS='benchmarks/bench_tensors.py -k "not cold"'``
 """
 
 import ctypes
@@ -28,13 +28,15 @@ from timing import each_contender, need, ours, rival
 
 CHILD = Path(__file__).with_name("tensors_child.py")
 PIECE = 64 << 20  # bytes of a write
-TENSORS, SHAPE = 256, (1024, 2048)  # 2 GiB of float32
-SPARE = 10 << 30  # free bytes of disk that three files of 2 GiB ask for
-WHAT = "whole model to torch tensors/2 GiB"
+TENSORS, SHAPE = 128, (1024, 2048)  # 1 GiB of float32
+SPARE = 6 << 30  # free bytes of disk that three files of 1 GiB ask for
+WHAT = "whole model to torch tensors/1 GiB"
 
 
 class Loading:
     """The clock of a process that loads a file; `info` has its memory, of the first call, and times to tensors."""
+
+    alike = True
 
     def __init__(self, who, small, path, *, cold):
         if not sys.platform.startswith("linux"):

@@ -40,6 +40,8 @@ class Loading:
     process that has imported the library.
     """
 
+    alike, turns = True, 3
+
     def __init__(self, who: str, path: str, *more: str, words: int = 0) -> None:
         if not sys.platform.startswith("linux"):
             pytest.skip("asks /proc")
