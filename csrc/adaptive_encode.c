@@ -4,12 +4,14 @@
  * convex hull. Each edge of the hull is a step that lowers the error, at a rate that falls along the hull. Taking steps in order of
  * their rates is optimal at every total that they reach.
  *
- * int4 and int5 of all blocks are searched, and lie in the room until the kinds are known; float16 needs no search.
+ * int4 of all blocks is searched. An error as int4 is also the most that more bytes can save, so int5 is searched for the blocks
+ * alone that may save as much for their bytes as the last step that fits, and float16 is measured where the error as int5 allows
+ * for that. Both lie in the room until the kinds are known.
  */
 #include "intblock.h"
 
 enum { INT4 = WM_INT4, INT5 = WM_INT5, HALF = WM_HALF, CHUNK = 512 };
-static const uint64_t ELEMENTS_OF_A_PIECE = 1 << 14; /* which the second-level cache holds */
+enum { ELEMENTS_OF_A_PIECE = 1 << 14, LEAST_BLOCK = 8 }; /* the second-level cache holds a piece */
 
 /* Adds the squares of n numbers, each eighth to one of eight sums, so that compilers make vector code of any width. */
 static void add_squares(const float *x, const float *y, uint64_t n, double sums[8]) {
@@ -69,9 +71,10 @@ typedef struct {
     uint64_t n, block, blocks;
     wm_quantizing how[2];
     uint64_t sizes[WM_KINDS], prices[STEPS]; /* bytes of a block of each kind, and of each step */
-    double *errors;                          /* by kind */
+    double *errors;                          /* by kind; as one that is not measured, as the best that is */
+    double least;                            /* no step of a lower rate is taken */
     step *steps;
-    uint8_t *data[2], *kinds;
+    uint8_t *data[2], *kinds; /* until they are chosen, how far each block is measured */
 } work;
 
 static int is_legal(int scale_type, uint64_t block_size, uint64_t n) {
@@ -101,14 +104,44 @@ static uint64_t elements_of(const work *w, uint64_t begin, uint64_t end) {
     return (end * w->block < w->n ? end * w->block : w->n) - begin * w->block;
 }
 
-static int measure(void *context, int thread, uint64_t begin, uint64_t end) {
+static int measure_four(void *context, int thread, uint64_t begin, uint64_t end) {
     const work *w = context;
-    const float *x = w->x + begin * w->block;
-    const uint64_t n = elements_of(w, begin, end);
-    for (int kind = INT4; kind <= INT5; kind++)
-        wm_quantize_finite(&w->how[kind], w->block, x, n, w->data[kind] + begin * w->sizes[kind],
-                           w->errors + (uint64_t)kind * w->blocks + begin);
-    measure_halves(x, n, w->block, w->errors + HALF * w->blocks + begin);
+    double *const errors = w->errors + begin;
+    const size_t size = (end - begin) * sizeof *errors;
+    wm_quantize_finite(&w->how[INT4], w->block, w->x + begin * w->block, elements_of(w, begin, end),
+                       w->data[INT4] + begin * w->sizes[INT4], errors);
+    memcpy(errors + INT5 * w->blocks, errors, size);
+    memcpy(errors + HALF * w->blocks, errors, size);
+    memset(w->kinds + begin, INT4, end - begin);
+    return 0;
+}
+
+/* Measures the blocks that may have steps of the least rate. */
+static int measure_more(void *context, int thread, uint64_t begin, uint64_t end) {
+    const work *w = context;
+    const wm_quantizing *const how = &w->how[INT5];
+    double *const four = w->errors, *const five = four + w->blocks, *const half = five + w->blocks;
+    uint32_t which[ELEMENTS_OF_A_PIECE / LEAST_BLOCK + 1];
+    uint64_t whole = 0;
+    for (uint64_t b = begin; b < end; b++) {
+        if (w->kinds[b] != INT4 || four[b] / (double)w->prices[TO_FIVE] < w->least) continue;
+        w->kinds[b] = INT5;
+        if (elements_of(w, b, b + 1) == w->block)
+            which[whole++] = (uint32_t)(b - begin);
+        else
+            wm_quantize_finite(how, w->block, w->x + b * w->block, w->n - b * w->block, w->data[INT5] + b * w->sizes[INT5],
+                               five + b);
+    }
+    wm_variants_in_use()->quantize(how, w->x + begin * w->block, which, whole, w->block, w->data[INT5] + begin * w->sizes[INT5],
+                                   five + begin);
+    for (uint64_t b = begin; b < end; b++) {
+        uint64_t to = b;
+        for (; to < end && w->kinds[to] == INT5 && five[to] / (double)w->prices[FROM_FIVE] >= w->least; to++)
+            w->kinds[to] = HALF;
+        if (to > b) measure_halves(w->x + b * w->block, elements_of(w, b, to), w->block, half + b);
+        b = to;
+        if (b < end && w->kinds[b] == INT5) half[b] = five[b];
+    }
     return 0;
 }
 
@@ -163,23 +196,31 @@ static uint64_t divide(const work *w, step *steps, uint64_t n, uint64_t *price) 
     return front;
 }
 
-/* Takes steps in order for as long as they fit; and of those behind, up to FEW that are cheap enough for what is left. */
-static void choose(const work *w, uint64_t left) {
-    enum { FEW = 64 };
-    step *next = w->steps, *const end = next + list_steps(w), few[FEW];
-    /* Where a step and all before it fit, they are taken; else the search goes on among those before it. */
-    for (step *until = end; next < until;) {
+/* Moves the steps that come first, and fit, to the front; returns where they end, at the next one. */
+static step *fit(const work *w, step *next, const step *end, uint64_t *left) {
+    /* Where a step and all before it fit, they stay in front; else the search goes on among those before it. */
+    for (step *until = next + (end - next); next < until;) {
         step *const middle = next + (until - next) / 2, swapped = *middle;
         *middle = until[-1], until[-1] = swapped;
         uint64_t price = 0;
         const uint64_t before = divide(w, next, (uint64_t)(until - next), &price);
-        if (price + price_of(w, next + before) > left) {
+        price += price_of(w, next + before);
+        if (price > *left) {
             until = next + before;
             continue;
         }
-        left -= price + price_of(w, next + before);
-        for (step *const past = next + before + 1; next < past; next++) take_step(w, next);
+        *left -= price;
+        next += before + 1;
     }
+    return next;
+}
+
+/* Takes steps in order for as long as they fit; and of those behind, up to FEW that are cheap enough for what is left. */
+static void choose(const work *w, step *end, uint64_t left) {
+    enum { FEW = 64 };
+    step few[FEW], *next = fit(w, w->steps, end, &left);
+    memset(w->kinds, INT4, w->blocks);
+    for (const step *s = w->steps; s < next; s++) take_step(w, s);
     unsigned held = 0;
     for (; next < end; next++) {
         if (price_of(w, next) > left || (held == FEW && !comes_before(next, &few[FEW - 1]))) continue;
@@ -195,6 +236,21 @@ static void choose(const work *w, uint64_t left) {
     }
 }
 
+/* A rate that the last step that fits will hardly fall below: int5 leaves a quarter of the error of int4. */
+static double guess_least(const work *w, uint64_t left) {
+    for (uint64_t b = 0; b < w->blocks; b++) w->steps[b] = (step){w->errors[b] / (double)w->prices[TO_FIVE], 4 * b + TO_FIVE};
+    const step *const end = w->steps + w->blocks, *const next = fit(w, w->steps, end, &left);
+    return next < end ? 0.73 * next->rate : 0;
+}
+
+/* Whether steps to int5 of the least rate do not use up what is left: steps of a lower rate may then be taken. */
+static int too_few(const work *w, uint64_t steps, uint64_t left) {
+    uint64_t price = 0;
+    for (const step *s = w->steps; s < w->steps + steps; s++)
+        price += s->at % 4 == TO_FIVE && s->rate >= w->least ? w->prices[TO_FIVE] : 0;
+    return w->least > 0 && price < left;
+}
+
 static uint64_t size_of(const work *w) {
     uint64_t size = ceil_div(w->blocks, 4);
     for (uint64_t b = 0; b < w->blocks; b++) size += w->sizes[w->kinds[b]];
@@ -207,9 +263,17 @@ int64_t wm_adaptive_choose(const float *x, uint64_t n, int scale_type, uint64_t 
     work w = work_of(x, n, scale_type, block_size, room);
     if (budget / w.sizes[INT4] < w.blocks) return -1;
     for (int kind = INT4; kind <= INT5; kind++) w.how[kind] = wm_quantizing_of(4 + kind, scale_type, block_size, w.sizes[kind]);
-    wm_run_pieces(measure, &w, w.blocks, ELEMENTS_OF_A_PIECE / block_size + 1, threads);
-    memset(w.kinds, INT4, w.blocks);
-    choose(&w, budget - w.blocks * w.sizes[INT4]);
+    const uint64_t piece = ELEMENTS_OF_A_PIECE / block_size + 1, left = budget - w.blocks * w.sizes[INT4];
+    wm_run_pieces(measure_four, &w, w.blocks, piece, threads);
+    w.least = guess_least(&w, left);
+    wm_run_pieces(measure_more, &w, w.blocks, piece, threads);
+    uint64_t steps = list_steps(&w);
+    if (too_few(&w, steps, left)) {
+        w.least = 0;
+        wm_run_pieces(measure_more, &w, w.blocks, piece, threads);
+        steps = list_steps(&w);
+    }
+    choose(&w, w.steps + steps, left);
     double least = 0;
     for (uint64_t b = 0; b < w.blocks; b++) least += w.errors[w.kinds[b] * w.blocks + b];
     for (int kind = INT4; kind <= HALF; kind++) {

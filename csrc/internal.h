@@ -186,7 +186,7 @@ typedef void wm_stream_fn(const float *values, float *out, uint64_t lines);
 /* Rounds n floats to float16, ties to even; `out` need not be aligned. */
 typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
 /* Quantises blocks of n finite floats, each to a scale and n codes, `stride` bytes apart; fills the sums of the squared errors
- * unless `errors` is NULL. `grid` holds codes to try for the element of largest magnitude; the scales of short blocks are searched
+ * unless `errors` is NULL. `which` numbers the blocks, from 0 on if it is NULL. `grid` holds codes to try for the element of largest magnitude; the scales of short blocks are searched
  * from `top` down to `bottom`. */
 enum { WM_GRID = 32 };
 typedef struct {
@@ -195,7 +195,8 @@ typedef struct {
     int bits, scale_type;
     uint64_t stride;
 } wm_quantizing;
-typedef void wm_quantize_fn(const wm_quantizing *w, const float *x, uint64_t blocks, uint64_t n, uint8_t *out, double *errors);
+typedef void wm_quantize_fn(const wm_quantizing *w, const float *x, const uint32_t *which, uint64_t blocks, uint64_t n,
+                            uint8_t *out, double *errors);
 /* quantize.c: the parameters for quantising blocks of `block` elements, 4, 5 or 8 bits each; they serve any number of blocks. */
 wm_quantizing wm_quantizing_of(int bits, int scale_type, uint64_t block, uint64_t stride);
 /* quantize.c: quantises n finite floats by it, the last block whole. */

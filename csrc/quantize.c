@@ -177,7 +177,7 @@ typedef struct {
 
 /* Encodes blocks of n elements each. */
 static void encode_blocks(const work *w, uint64_t first, uint64_t blocks, uint64_t n) {
-    wm_variants_in_use()->quantize(&w->how, w->x + first * w->block, blocks, n, w->out + first * w->how.stride,
+    wm_variants_in_use()->quantize(&w->how, w->x + first * w->block, NULL, blocks, n, w->out + first * w->how.stride,
                                    w->errors ? w->errors + first : NULL);
 }
 

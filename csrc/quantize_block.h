@@ -200,7 +200,8 @@ TARGET static void put_scale(uint8_t *out, float scale, int scale_type) {
     for (unsigned i = 0; i < scale_bytes(scale_type); i++) out[i] = (uint8_t)(raw >> 8 * i);
 }
 
-TARGET void NAME(const wm_quantizing *w, const float *x, uint64_t blocks, uint64_t n, uint8_t *out, double *errors) {
+TARGET void NAME(const wm_quantizing *w, const float *x, const uint32_t *which, uint64_t blocks, uint64_t n, uint8_t *out,
+                 double *errors) {
     const uint64_t head = scale_bytes(w->scale_type);
     const int lanes_fit = w->bits <= 5 && n % 8 == 0 && n <= MOST;
     sixteen s[GROUPS];
@@ -208,27 +209,30 @@ TARGET void NAME(const wm_quantizing *w, const float *x, uint64_t blocks, uint64
     for (uint64_t b = 0; b < blocks; b += GROUPS * LANES) {
         const uint64_t count = blocks - b < GROUPS * LANES ? blocks - b : GROUPS * LANES;
         float scales[GROUPS][LANES] = {{0}}, sums[GROUPS][LANES];
+        uint64_t at[GROUPS * LANES];
+        for (uint64_t k = 0; k < count; k++) at[k] = which ? which[b + k] : b + k;
         const int groups = (int)ceil_div(count, LANES);
         for (int g = 0; lanes_fit && g < groups; g++) {
             const uint64_t done = (uint64_t)g * LANES;
-            load_sixteen(&s[g], x + (b + done) * n, count - done < LANES ? count - done : LANES);
+            load_sixteen(&s[g], x, at + done, count - done < LANES ? count - done : LANES);
         }
         if (lanes_fit) search_groups(s, groups, w, scales);
         for (int g = 0; lanes_fit && g < groups; g++) {
             const uint64_t done = (uint64_t)g * LANES, rest = count - done < LANES ? count - done : LANES;
-            write_sixteen(&s[g], w, scales[g], rest, out + done * w->stride + head, sums[g]);
+            write_sixteen(&s[g], w, scales[g], at + done, rest, out + head, sums[g]);
         }
-        for (uint64_t k = 0; k < count; k++, out += w->stride) {
-            const float *block = x + (b + k) * n;
+        for (uint64_t k = 0; k < count; k++) {
+            const float *block = x + at[k] * n;
+            uint8_t *to = out + at[k] * w->stride;
             float scale = scales[k / LANES][k % LANES];
             double error = (double)sums[k / LANES][k % LANES];
             if (scale == 0) {
                 const float extreme = extreme_of(block, n);
                 scale = extreme != 0 ? search_scale(block, n, extreme, w->grid, w->bits, w->scale_type) : 0;
-                error = write_codes(block, n, scale, w->bits, out + head);
+                error = write_codes(block, n, scale, w->bits, to + head);
             }
-            put_scale(out, scale, w->scale_type);
-            if (errors) errors[b + k] = error;
+            put_scale(to, scale, w->scale_type);
+            if (errors) errors[at[k]] = error;
         }
     }
 }

@@ -89,9 +89,9 @@ TARGET WM_INLINE lanes lanes_whole(lanes v) { return lanes_sub(lanes_add(v, lane
 TARGET WM_INLINE lanes lanes_negative(lanes v) { return lanes_sub(lanes_all(0), v); }
 TARGET WM_INLINE lanes lanes_magnitude(lanes v) { return lanes_max(v, lanes_negative(v)); }
 
-TARGET static void load_sixteen(sixteen *s, const float *x, uint64_t blocks) {
+TARGET static void load_sixteen(sixteen *s, const float *x, const uint64_t *at, uint64_t blocks) {
     const float *rows[LANES];
-    for (uint64_t k = 0; k < LANES; k++) rows[k] = x + (k < blocks ? k : blocks - 1) * s->n;
+    for (uint64_t k = 0; k < LANES; k++) rows[k] = x + at[k < blocks ? k : blocks - 1] * s->n;
     for (uint64_t i = 0; i < s->n; i += 8) lanes_transpose(rows, i, s->x + i);
     lanes extreme = lanes_all(0), most = lanes_all(0);
     for (uint64_t i = 0; i < s->n; i++) {
@@ -229,18 +229,18 @@ TARGET static void search_groups(const sixteen *blocks, int groups, const wm_qua
 }
 
 /* Writes the codes of the blocks whose scale is not 0, and their errors: eight codes are `bits` bytes. */
-TARGET static void write_sixteen(const sixteen *s, const wm_quantizing *w, const float scales[LANES], uint64_t blocks,
-                                 uint8_t *out, float errors[LANES]) {
+TARGET static void write_sixteen(const sixteen *s, const wm_quantizing *w, const float scales[LANES], const uint64_t *at,
+                                 uint64_t blocks, uint8_t *out, float errors[LANES]) {
     const float lowest = -(float)(1 << (s->bits - 1)), highest = -lowest - 1;
     const uint32_t mask = (1u << s->bits) - 1;
     const lanes stored_scale = lanes_load(scales);
     const lanes scale = lanes_pick(lanes_magnitude(stored_scale), lanes_all(0), stored_scale, lanes_all(1));
     lanes error = lanes_all(0);
-    for (uint64_t at = 0; at < s->n; at += 8) {
+    for (uint64_t from = 0; from < s->n; from += 8) {
         words low = words_all(0), high = words_all(0);
         uint32_t lows[LANES], highs[LANES];
         for (unsigned i = 0; i < 8; i++) {
-            const lanes x = lanes_load(s->x[at + i]), rounded = lanes_round(lanes_div(x, scale), lowest, highest);
+            const lanes x = lanes_load(s->x[from + i]), rounded = lanes_round(lanes_div(x, scale), lowest, highest);
             const lanes d = lanes_sub(x, lanes_mul(scale, lanes_sub(rounded, lanes_all(MAGIC))));
             const unsigned shift = i * (unsigned)s->bits;
             error = lanes_add(error, lanes_mul(d, d));
@@ -251,7 +251,7 @@ TARGET static void write_sixteen(const sixteen *s, const wm_quantizing *w, const
         words_store(lows, low);
         words_store(highs, high);
         for (uint64_t k = 0; k < blocks; k++) {
-            uint8_t *to = out + k * w->stride + at / 8 * (uint64_t)s->bits;
+            uint8_t *to = out + at[k] * w->stride + from / 8 * (uint64_t)s->bits;
             if (scales[k] == 0) continue;
             for (unsigned i = 0; i < 4; i++) to[i] = (uint8_t)(lows[k] >> 8 * i);
             if (s->bits == 5) to[4] = (uint8_t)(highs[k] >> 2);

@@ -312,6 +312,45 @@ def test_adaptive_is_never_worse_than_uniform(size):
         last = found
 
 
+def chosen(x, size, bits):
+    """Kinds by definition: steps along the hull of each block's errors, in order of rate, as long as they fit."""
+    count, head = len(x) // size, 2
+    prices = [head + size // 2, head + size // 8 * 5, 2 * size]
+    half = x.astype(np.float64).reshape(count, size) - x.astype(np.float16).astype(np.float64).reshape(count, size)
+    errors = [late.encode_with_errors(x, bits=b, block_size=size)[1] for b in (4, 5)] + [(half**2).sum(1)]
+    steps = []
+    for block, (four, five, last) in enumerate(zip(*errors, strict=True)):
+        first, second = (four - five) / (prices[1] - prices[0]), (five - last) / (prices[2] - prices[1])
+        if first < second:
+            steps.append(((four - last) / (prices[2] - prices[0]), block, 0, 2))
+        else:
+            steps += [(first, block, 0, 1), (second, block, 1, 2)]
+    kinds, left = np.zeros(count, int), int(bits * count * size / 8) - count * prices[0]
+    fits = True
+    for rate, block, before, after in sorted(steps, key=lambda step: (-step[0], step[1])):
+        price = prices[after] - prices[before]
+        if rate > 0 and kinds[block] == before and price <= left and (fits or price < prices[2] - prices[1]):
+            kinds[block], left = after, left - price
+        elif rate > 0:
+            fits = False
+    return kinds
+
+
+@pytest.mark.parametrize("bits", [4.51, 4.6, 5, 5.3, 5.49, 5.5, 6, 9])
+@pytest.mark.parametrize("kind", ["alike", "unlike", "no better with five bits"])
+def test_adaptive_chooses_by_definition(kind, bits):
+    """Blocks that cannot need more than four bits are not searched for five: the choice is as if all were."""
+    x = gaussian(32 * 2000).reshape(-1, 32)
+    if kind != "alike":
+        x *= np.exp(gaussian(2000, 2))[:, None]
+    if kind == "no better with five bits":  # beside one element all others are 0, with a large error
+        x[::2] %= 2.5
+        x[::2, 0] = 100
+    data = late.quantize_adaptive(x, 32, bits=bits)
+    mask = late.adaptive_mask(late.adaptive_plan(data, x.size, 32), 2000)
+    assert np.array_equal(unpack(mask.tobytes(), 2, 2000) & 3, chosen(x.ravel(), 32, bits))
+
+
 def test_adaptive_keeps_finite():
     """A block of float16 has no infinity: what is too large becomes the largest float16, or the block another kind."""
     x = np.array([1e6, -1e6, 3, 0] * 8, np.float32)
