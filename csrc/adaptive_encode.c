@@ -121,10 +121,11 @@ static int measure_more(void *context, int thread, uint64_t begin, uint64_t end)
     const work *w = context;
     const wm_quantizing *const how = &w->how[INT5];
     double *const four = w->errors, *const five = four + w->blocks, *const half = five + w->blocks;
+    const double least_four = w->least * (double)w->prices[TO_FIVE], least_five = w->least * (double)w->prices[FROM_FIVE];
     uint32_t which[ELEMENTS_OF_A_PIECE / LEAST_BLOCK + 1];
     uint64_t whole = 0;
     for (uint64_t b = begin; b < end; b++) {
-        if (w->kinds[b] != INT4 || four[b] / (double)w->prices[TO_FIVE] < w->least) continue;
+        if (w->kinds[b] != INT4 || four[b] < least_four) continue;
         w->kinds[b] = INT5;
         if (elements_of(w, b, b + 1) == w->block)
             which[whole++] = (uint32_t)(b - begin);
@@ -136,8 +137,7 @@ static int measure_more(void *context, int thread, uint64_t begin, uint64_t end)
                                    five + begin);
     for (uint64_t b = begin; b < end; b++) {
         uint64_t to = b;
-        for (; to < end && w->kinds[to] == INT5 && five[to] / (double)w->prices[FROM_FIVE] >= w->least; to++)
-            w->kinds[to] = HALF;
+        for (; to < end && w->kinds[to] == INT5 && five[to] >= least_five; to++) w->kinds[to] = HALF;
         if (to > b) measure_halves(w->x + b * w->block, elements_of(w, b, to), w->block, half + b);
         b = to;
         if (b < end && w->kinds[b] == INT5) half[b] = five[b];
@@ -236,11 +236,14 @@ static void choose(const work *w, step *end, uint64_t left) {
     }
 }
 
-/* A rate that the last step that fits will hardly fall below: int5 leaves a quarter of the error of int4. */
+/* A rate that the last step that fits will hardly fall below, by a sample: int5 leaves a quarter of the error of int4. */
 static double guess_least(const work *w, uint64_t left) {
-    for (uint64_t b = 0; b < w->blocks; b++) w->steps[b] = (step){w->errors[b] / (double)w->prices[TO_FIVE], 4 * b + TO_FIVE};
-    const step *const end = w->steps + w->blocks, *const next = fit(w, w->steps, end, &left);
-    return next < end ? 0.73 * next->rate : 0;
+    const uint64_t every = w->blocks / 4096 + 1;
+    step *end = w->steps;
+    for (uint64_t b = 0; b < w->blocks; b += every) *end++ = (step){w->errors[b] / (double)w->prices[TO_FIVE], 4 * b + TO_FIVE};
+    left /= every;
+    const step *const next = fit(w, w->steps, end, &left);
+    return next < end ? 0.72 * next->rate : 0;
 }
 
 /* Whether steps to int5 of the least rate do not use up what is left: steps of a lower rate may then be taken. */
@@ -277,9 +280,10 @@ int64_t wm_adaptive_choose(const float *x, uint64_t n, int scale_type, uint64_t 
     double least = 0;
     for (uint64_t b = 0; b < w.blocks; b++) least += w.errors[w.kinds[b] * w.blocks + b];
     for (int kind = INT4; kind <= HALF; kind++) {
+        if (budget / w.sizes[kind] < w.blocks) continue;
         double error = 0;
         for (uint64_t b = 0; b < w.blocks; b++) error += w.errors[(uint64_t)kind * w.blocks + b];
-        if (error >= least || budget / w.sizes[kind] < w.blocks) continue;
+        if (error >= least) continue;
         least = error;
         memset(w.kinds, kind, w.blocks);
     }

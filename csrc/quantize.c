@@ -86,9 +86,9 @@ static inline words words_join(words w, lanes a, uint32_t mask, unsigned shift) 
     EACH w.v[k] |= (bits_of_part(a.v[k]) & mask) << shift;
     return w;
 }
-static inline words words_twice(lanes a) {
+static inline words words_pair(lanes a, lanes b) {
     words w;
-    EACH w.v[k] = (bits_of_part(a.v[k]) & 0xFFFF) | bits_of_part(a.v[k]) << 16;
+    EACH w.v[k] = (bits_of_part(a.v[k]) & 0xFFFF) | bits_of_part(b.v[k]) << 16;
     return w;
 }
 static inline void words_store(uint32_t *to, words w) { memcpy(to, w.v, sizeof w.v); }

@@ -38,9 +38,9 @@
  *   lanes_pick        lanes_pick(a, b, x, y): where a > b, x; elsewhere y
  *   lanes_any         whether a >= b in any lane
  *   lanes_transpose   lanes_transpose(rows, at, to): elements at to at + 7 of each row, as eight vectors
- *   words_store, words_all, words_join
+ *   words_store, words_all, words_join, words_pair
  *                     words_join(w, a, mask, shift): w | (the bits of a & mask) << shift
- *   words_twice       the lowest sixteen bits of each, twice
+ *                     words_pair(a, b): the lowest sixteen bits of a and those of b above them
  *   correlate_lanes   sum(y q) and sum(q q) for two inverse scales in each lane, as floats
  */
 enum { MOST = 256 }; /* elements of a block: sums stay below 2^28 */
@@ -105,9 +105,9 @@ TARGET static void load_sixteen(sixteen *s, const float *x, const uint64_t *at, 
     const lanes factor = lanes_div(fits, lanes_pick(fits, lanes_all(0), extreme, lanes_all(1)));
     lanes squares = lanes_all(0);
     for (uint64_t i = 0; i < s->n; i += 2) {
-        const lanes a = lanes_round(lanes_mul(lanes_load(s->x[i]), factor), -32767, 32767);
-        const lanes b = lanes_round(lanes_mul(lanes_load(s->x[i + 1]), factor), -32767, 32767);
-        words_store(s->y[i / 2], words_join(words_join(words_all(0), a, 0xFFFF, 0), b, 0xFFFF, 16));
+        const lanes a = lanes_add(lanes_mul(lanes_load(s->x[i]), factor), lanes_all(MAGIC));
+        const lanes b = lanes_add(lanes_mul(lanes_load(s->x[i + 1]), factor), lanes_all(MAGIC));
+        words_store(s->y[i / 2], words_pair(a, b));
         const lanes c = lanes_sub(a, lanes_all(MAGIC)), d = lanes_sub(b, lanes_all(MAGIC));
         squares = lanes_add(squares, lanes_add(lanes_mul(c, c), lanes_mul(d, d)));
     }
@@ -117,8 +117,8 @@ TARGET static void load_sixteen(sixteen *s, const float *x, const uint64_t *at, 
 
 /* Tries two whole numbers as inverse scales in each lane. */
 TARGET WM_INLINE void try_lanes(const sixteen *s, lanes first, lanes second, attempt a[2]) {
-    const lanes magic = lanes_all(MAGIC);
-    const words inverse[2] = {words_twice(lanes_add(first, magic)), words_twice(lanes_add(second, magic))};
+    const lanes one = lanes_add(first, lanes_all(MAGIC)), other = lanes_add(second, lanes_all(MAGIC));
+    const words inverse[2] = {words_pair(one, one), words_pair(other, other)};
     lanes yq[2], qq[2];
     correlate_lanes(s->y, s->n / 2, inverse, s->bits, yq, qq);
     for (int k = 0; k < 2; k++) a[k] = (attempt){yq[k], qq[k], lanes_div(lanes_mul(yq[k], yq[k]), qq[k])};
@@ -228,7 +228,7 @@ TARGET static void search_groups(const sixteen *blocks, int groups, const wm_qua
     for (int g = 0; g < groups; g++) end_search(&s[g], w, scales[g]);
 }
 
-/* Writes the codes of the blocks whose scale is not 0, and their errors: eight codes are `bits` bytes. */
+/* Writes the codes of blocks, and their errors: eight codes are `bits` bytes. Those of a scale of 0 are still to be written. */
 TARGET static void write_sixteen(const sixteen *s, const wm_quantizing *w, const float scales[LANES], const uint64_t *at,
                                  uint64_t blocks, uint8_t *out, float errors[LANES]) {
     const float lowest = -(float)(1 << (s->bits - 1)), highest = -lowest - 1;
@@ -252,7 +252,6 @@ TARGET static void write_sixteen(const sixteen *s, const wm_quantizing *w, const
         words_store(highs, high);
         for (uint64_t k = 0; k < blocks; k++) {
             uint8_t *to = out + at[k] * w->stride + from / 8 * (uint64_t)s->bits;
-            if (scales[k] == 0) continue;
             for (unsigned i = 0; i < 4; i++) to[i] = (uint8_t)(lows[k] >> 8 * i);
             if (s->bits == 5) to[4] = (uint8_t)(highs[k] >> 2);
         }

@@ -62,9 +62,9 @@ WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shift) {
         vorrq_u32(w.v[r], vshlq_u32(vandq_u32(vreinterpretq_u32_f32(a.v[r]), vdupq_n_u32(mask)), vdupq_n_s32((int32_t)shift)));
     return w;
 }
-WM_INLINE words words_twice(lanes a) {
+WM_INLINE words words_pair(lanes a, lanes b) {
     words w;
-    EACH w.v[r] = vsliq_n_u32(vreinterpretq_u32_f32(a.v[r]), vreinterpretq_u32_f32(a.v[r]), 16);
+    EACH w.v[r] = vsliq_n_u32(vreinterpretq_u32_f32(a.v[r]), vreinterpretq_u32_f32(b.v[r]), 16);
     return w;
 }
 WM_INLINE void words_store(uint32_t *to, words w) { EACH vst1q_u32(to + 4 * r, w.v[r]); }

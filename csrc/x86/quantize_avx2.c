@@ -46,11 +46,10 @@ TARGET WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shif
     w.high = _mm256_or_si256(w.high, _mm256_sll_epi32(_mm256_and_si256(_mm256_castps_si256(a.high), fields), by));
     return w;
 }
-TARGET WM_INLINE __m256i twice_eight(__m256 a) {
-    const __m256i bits = _mm256_castps_si256(a);
-    return _mm256_blend_epi16(bits, _mm256_slli_epi32(bits, 16), 0xAA);
+TARGET WM_INLINE __m256i pair_eight(__m256 a, __m256 b) {
+    return _mm256_blend_epi16(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(b), 16), 0xAA);
 }
-TARGET WM_INLINE words words_twice(lanes a) { return (words){twice_eight(a.low), twice_eight(a.high)}; }
+TARGET WM_INLINE words words_pair(lanes a, lanes b) { return (words){pair_eight(a.low, b.low), pair_eight(a.high, b.high)}; }
 TARGET WM_INLINE void words_store(uint32_t *to, words w) {
     _mm256_storeu_si256((__m256i *)to, w.low), _mm256_storeu_si256((__m256i *)to + 1, w.high);
 }

@@ -32,9 +32,8 @@ TARGET WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shif
     const __m512i field = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)mask));
     return _mm512_or_si512(w, _mm512_sll_epi32(field, _mm_cvtsi32_si128((int)shift)));
 }
-TARGET WM_INLINE words words_twice(lanes a) {
-    const __m512i bits = _mm512_castps_si512(a);
-    return _mm512_mask_blend_epi16(0xAAAAAAAA, bits, _mm512_slli_epi32(bits, 16));
+TARGET WM_INLINE words words_pair(lanes a, lanes b) {
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(b), 16));
 }
 TARGET WM_INLINE void words_store(uint32_t *to, words w) { _mm512_storeu_si512(to, w); }
 

@@ -67,9 +67,9 @@ TARGET WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shif
     EACH w.v[r] = _mm_or_si128(w.v[r], _mm_sll_epi32(_mm_and_si128(_mm_castps_si128(a.v[r]), fields), by));
     return w;
 }
-TARGET WM_INLINE words words_twice(lanes a) {
+TARGET WM_INLINE words words_pair(lanes a, lanes b) {
     words w;
-    EACH w.v[r] = _mm_blend_epi16(_mm_castps_si128(a.v[r]), _mm_slli_epi32(_mm_castps_si128(a.v[r]), 16), 0xAA);
+    EACH w.v[r] = _mm_blend_epi16(_mm_castps_si128(a.v[r]), _mm_slli_epi32(_mm_castps_si128(b.v[r]), 16), 0xAA);
     return w;
 }
 TARGET WM_INLINE void words_store(uint32_t *to, words w) { EACH _mm_storeu_si128((__m128i *)to + r, w.v[r]); }
