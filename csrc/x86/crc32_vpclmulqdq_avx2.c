@@ -41,7 +41,7 @@ TARGET uint32_t crc32_x86_vpclmulqdq_avx2(uint32_t state, const uint8_t *data, s
     return len < FOUR ? crc32_x86_pclmulqdq_avx2(state, data, len) : fold_all(state, data, len);
 }
 
-enum { FOLDED = 3, WORTH_WHILE = 8 * 15360 };
+enum { FOLDED = 3, WORTH_WHILE = 72 << 10 };
 
 TARGET WM_INLINE void fold_step(vector *x, const uint8_t *p) {
     const vector k = EACH(6); /* three registers */

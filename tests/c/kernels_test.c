@@ -52,12 +52,11 @@ static uint8_t *random_bytes(size_t len) {
 
 static void test_crc(const char *name, wm_crc32_fn *crc32) {
     /* Past 700 the lengths lie around the ends of blocks, 640, 1024, 1152, 1280, 3 * 1024, 8128 and 16256 bytes, and past the 16 KiB
-     * and so many windows of 1152 bytes, three turns of 2400, eight of 15360 and of 6720 and ten of 11520, where a kernel begins to
-     * be used. */
-    static const size_t more[] = {703,   704,   1023,  1024,  1025,  1151,  1152,  1343,   1344,   1407,   1408,   1535,
-                                  1536,  2047,  2048,  2687,  2688,  3071,  3072,  3073,   3455,   3456,   4096,   6144,
-                                  6145,  7199,  7200,  8191,  8192,  9216,  16319, 16320,  16383,  16384,  16385,  16991,
-                                  17279, 17280, 17281, 50336, 53759, 53775, 65535, 115199, 115231, 122880, 122911, 126720};
+     * and so many windows of 1152 bytes, three turns of 2400, 32, 40 and 72 KiB, where a kernel begins to be used. */
+    static const size_t more[] = {703,   704,   1023,  1024,  1025,  1151,  1152,  1343,  1344,  1407,  1408,  1535,
+                                  1536,  2047,  2048,  2687,  2688,  3071,  3072,  3073,  3455,  3456,  4096,  6144,
+                                  6145,  7199,  7200,  8191,  8192,  9216,  16319, 16320, 16383, 16384, 16385, 16991,
+                                  17279, 17280, 17281, 32767, 32799, 40959, 40975, 50336, 65535, 73728, 73759, 126720};
     int before = failures;
     for (size_t i = 0; i < 700 + sizeof more / sizeof *more; i++) {
         size_t len = i < 700 ? i : more[i - 700];

@@ -45,16 +45,16 @@ LENGTHS = (
     16320,  # the least with a long block of 256 bits beside PCLMULQDQ
     16384,  # and beside VPCLMULQDQ; the least that is worth mixing multiplications and matrices, on AMD's CPUs
     16384 + 896,  # fifteen windows of 1152 bytes, the unit of that
-    10 * 11520 + 31,  # the least that is worth a ring of additions beside PCLMULQDQ, at any alignment
-    8 * 6720 + 15,  # the same in 128-bit registers
-    8 * 15360 + 31,  # and of VPCLMULQDQ, on AMD's CPUs
-    12 * 11520 + 777,
+    32768 + 31,  # the least that is worth a ring of additions beside PCLMULQDQ, at any alignment
+    40960 + 15,  # the same in 128-bit registers
+    73728 + 31,  # and of VPCLMULQDQ, on AMD's CPUs
+    138240 + 777,
     65536 + 240,  # as many folds of single registers as there can be after the last whole step
     4 * MIB,  # the least that a thread gets
-    364 * 11520 + 31,  # a whole block of the ring: 4 MiB of turns
-    628 * 6720 + 15,  # the same in 128-bit registers
-    273 * 15360 + 31,  # and of VPCLMULQDQ
-    10 * MIB,  # several such blocks
+    4194240 + 11648 + 32768 + 31,  # a whole part with a ring, 4 MiB of steps, and the least that is another
+    4194288 + 5840 + 40960 + 15,  # the same in 128-bit registers
+    4194304 + 11712 + 73728 + 31,  # and of VPCLMULQDQ
+    10 * MIB,  # several such parts
 )
 
 DATA = np.random.default_rng(20).integers(0, 256, 32 * MIB + 4097, np.uint8).tobytes()
