@@ -14,7 +14,6 @@ typedef uint32_t part_bits __attribute__((vector_size(16)));
 static inline part choose(choice which, part x, part y) { return (part)((which & (choice)x) | (~which & (choice)y)); }
 static inline part part_of(float value) { return (part){value, value, value, value}; }
 static inline part_bits bits_of_part(part x) { return (part_bits)x; }
-static inline int any_chosen(choice which) { return (which[0] | which[1] | which[2] | which[3]) != 0; }
 #else
 enum { PARTS = 16 };
 typedef float part;
@@ -27,7 +26,6 @@ static inline part_bits bits_of_part(part x) {
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
-static inline int any_chosen(choice which) { return which; }
 #endif
 #define EACH for (int k = 0; k < PARTS; k++)
 typedef struct {
@@ -72,10 +70,12 @@ static inline lanes lanes_pick(lanes a, lanes b, lanes x, lanes y) {
     EACH y.v[k] = choose(a.v[k] > b.v[k], x.v[k], y.v[k]);
     return y;
 }
-static inline int lanes_any(lanes a, lanes b) {
-    int any = 0;
-    EACH any |= any_chosen(a.v[k] >= b.v[k]);
-    return any;
+static inline uint32_t lanes_which(lanes a, lanes b) {
+    float x[16], y[16];
+    uint32_t which = 0;
+    lanes_store(x, a), lanes_store(y, b);
+    for (int k = 0; k < 16; k++) which |= (uint32_t)(x[k] >= y[k]) << k;
+    return which;
 }
 static inline words words_all(uint32_t value) {
     words w;

@@ -200,39 +200,61 @@ TARGET static void put_scale(uint8_t *out, float scale, int scale_type) {
     for (unsigned i = 0; i < scale_bytes(scale_type); i++) out[i] = (uint8_t)(raw >> 8 * i);
 }
 
+/* Writes what a search for sixteen blocks has left to write, all of the block where the scale is 0. */
+TARGET WM_INLINE void finish_block(const wm_quantizing *w, const float *x, uint64_t n, float scale, double sum, uint8_t *out,
+                                   double *error) {
+    if (scale == 0) {
+        const float extreme = extreme_of(x, n);
+        scale = extreme != 0 ? search_scale(x, n, extreme, w->grid, w->bits, w->scale_type) : 0;
+        sum = write_codes(x, n, scale, w->bits, out + scale_bytes(w->scale_type));
+    }
+    put_scale(out, scale, w->scale_type);
+    if (error) *error = sum;
+}
+
 TARGET void NAME(const wm_quantizing *w, const float *x, const uint32_t *which, uint64_t blocks, uint64_t n, uint8_t *out,
                  double *errors) {
-    const uint64_t head = scale_bytes(w->scale_type);
     const int lanes_fit = w->bits <= 5 && n % 8 == 0 && n <= MOST;
+    uint64_t next = 0;
+    for (; !lanes_fit && next < blocks; next++) {
+        const uint64_t b = which ? which[next] : next;
+        finish_block(w, x + b * n, n, 0, 0, out + b * w->stride, errors ? errors + b : NULL);
+    }
     sixteen s[GROUPS];
-    for (int g = 0; g < GROUPS; g++) s[g].n = n, s[g].bits = w->bits;
-    for (uint64_t b = 0; b < blocks; b += GROUPS * LANES) {
-        const uint64_t count = blocks - b < GROUPS * LANES ? blocks - b : GROUPS * LANES;
-        float scales[GROUPS][LANES] = {{0}}, sums[GROUPS][LANES];
-        uint64_t at[GROUPS * LANES];
-        for (uint64_t k = 0; k < count; k++) at[k] = which ? which[b + k] : b + k;
+    search searches[GROUPS];
+    parked p = {.count = 0};
+    while (next < blocks || p.count) {
+        const int again = p.count >= GROUPS * LANES || next == blocks;
+        const uint64_t all = again ? p.count : blocks - next, count = all < GROUPS * LANES ? all : GROUPS * LANES;
         const int groups = (int)ceil_div(count, LANES);
-        for (int g = 0; lanes_fit && g < groups; g++) {
-            const uint64_t done = (uint64_t)g * LANES;
-            load_sixteen(&s[g], x, at + done, count - done < LANES ? count - done : LANES);
+        uint64_t at[GROUPS * LANES];
+        if (again) p.count -= count;
+        for (uint64_t k = 0; k < count; k++) at[k] = again ? p.at[p.count + k] : which ? which[next + k] : next + k;
+        if (!again) next += count;
+        float scales[GROUPS][LANES], sums[GROUPS][LANES];
+        for (int g = 0; g < groups; g++) {
+            const uint64_t first = (uint64_t)g * LANES;
+            s[g].n = n, s[g].bits = w->bits;
+            load_sixteen(&s[g], x, at + first, count - first < LANES ? count - first : LANES);
         }
-        if (lanes_fit) search_groups(s, groups, w, scales);
-        for (int g = 0; lanes_fit && g < groups; g++) {
-            const uint64_t done = (uint64_t)g * LANES, rest = count - done < LANES ? count - done : LANES;
-            write_sixteen(&s[g], w, scales[g], at + done, rest, out + head, sums[g]);
+        for (int g = 0; g < groups; g++) {
+            const uint64_t first = (uint64_t)g * LANES;
+            prepare_search(&searches[g], &s[g], count - first < LANES ? count - first : LANES);
+            if (again)
+                resume_search(&searches[g], &p, p.count + first);
+            else
+                begin_search(&searches[g], w);
         }
-        for (uint64_t k = 0; k < count; k++) {
-            const float *block = x + at[k] * n;
-            uint8_t *to = out + at[k] * w->stride;
-            float scale = scales[k / LANES][k % LANES];
-            double error = (double)sums[k / LANES][k % LANES];
-            if (scale == 0) {
-                const float extreme = extreme_of(block, n);
-                scale = extreme != 0 ? search_scale(block, n, extreme, w->grid, w->bits, w->scale_type) : 0;
-                error = write_codes(block, n, scale, w->bits, to + head);
-            }
-            put_scale(to, scale, w->scale_type);
-            if (errors) errors[at[k]] = error;
+        search_groups(searches, groups, w, next < blocks ? FEW : 0);
+        for (int g = 0; g < groups; g++) {
+            const uint64_t first = (uint64_t)g * LANES;
+            end_search(&searches[g], w, scales[g]);
+            if (searches[g].going) park_search(&p, &searches[g], at + first, scales[g]);
+            write_sixteen(&s[g], w, scales[g], at + first, count - first < LANES ? count - first : LANES,
+                          out + scale_bytes(w->scale_type), sums[g]);
         }
+        for (uint64_t k = 0; k < count; k++)
+            finish_block(w, x + at[k] * n, n, scales[k / LANES][k % LANES], (double)sums[k / LANES][k % LANES],
+                         out + at[k] * w->stride, errors ? errors + at[k] : NULL);
     }
 }

@@ -36,7 +36,7 @@
  *   lanes_load, lanes_store, lanes_all (one value in all), lanes_add, lanes_sub, lanes_mul, lanes_div, lanes_min, lanes_max,
  *   lanes_sqrt
  *   lanes_pick        lanes_pick(a, b, x, y): where a > b, x; elsewhere y
- *   lanes_any         whether a >= b in any lane
+ *   lanes_which       the lanes where a >= b, one bit each
  *   lanes_transpose   lanes_transpose(rows, at, to): elements at to at + 7 of each row, as eight vectors
  *   words_store, words_all, words_join, words_pair
  *                     words_join(w, a, mask, shift): w | (the bits of a & mask) << shift
@@ -45,6 +45,8 @@
  */
 enum { MOST = 256 }; /* elements of a block: sums stay below 2^28 */
 enum { GROUPS = 2 }; /* the steps of one do not wait for those of the other */
+/* When so few of sixteen searches go on, they are parked, until there are enough of them to go on together. */
+enum { FEW = 3, MOST_PARKED = GROUPS * (LANES + FEW) };
 /* An inverse scale of ONE gives the extreme element the lowest code. */
 #define ONE 16384.0f
 #define BEYOND 65536.0f /* all inverse scales */
@@ -73,12 +75,22 @@ typedef struct {
 } walker;
 
 typedef struct {
-    const sixteen *block;
-    lanes of_gain, of_yq, of_qq; /* what makes them parts of r^2 */
     attempt best;
     walker negative, positive;
-    int more;
+} progress;
+
+typedef struct {
+    const sixteen *block;
+    lanes of_gain, of_yq, of_qq; /* what makes them parts of r^2 */
+    progress now;
+    uint32_t valid, going; /* lanes, one bit each: those with a block of their own; those that go on */
 } search;
+
+enum { NUMBERS = sizeof(progress) / sizeof(lanes) };
+typedef struct {
+    float numbers[NUMBERS][MOST_PARKED];
+    uint64_t at[MOST_PARKED], count;
+} parked;
 
 /* Rounded to an integer in the lowest bits, as float and in two's complement; subtract MAGIC for the float alone. */
 #define MAGIC 0x1.8p23f
@@ -133,32 +145,63 @@ TARGET WM_INLINE float unit_of(const sixteen *s) { return (float)(1 << (30 - s->
 /* The inverse scale that gives the extreme element this code. */
 TARGET WM_INLINE float inverse_of(const sixteen *s, float code) { return code * (float)(1 << (15 - s->bits)); }
 
-TARGET WM_INLINE void begin_search(search *s, const sixteen *block, const wm_quantizing *w) {
-    const lanes none = lanes_all(0), unsearched = lanes_all(-BEYOND), unit = lanes_all(unit_of(block));
-    const lanes squares = lanes_load(block->squares), per_square = lanes_div(lanes_all(1), squares);
+TARGET WM_INLINE void set_going(search *s) {
+    s->going = s->valid & lanes_which(lanes_add(s->now.negative.at, s->now.positive.at), lanes_all(0x1p-20f));
+}
+
+TARGET WM_INLINE void prepare_search(search *s, const sixteen *block, uint64_t blocks) {
+    const lanes unit = lanes_all(unit_of(block)), per_square = lanes_div(lanes_all(1), lanes_load(block->squares));
     s->block = block;
+    s->valid = (1u << blocks) - 1;
     s->of_gain = lanes_mul(per_square, lanes_all(1 - TOLERANCE));
     s->of_yq = lanes_mul(lanes_mul(per_square, unit), lanes_all(2));
     s->of_qq = lanes_mul(lanes_mul(per_square, unit), unit);
+}
+
+TARGET WM_INLINE void begin_search(search *s, const wm_quantizing *w) {
+    const sixteen *const block = s->block;
+    const lanes none = lanes_all(0), unsearched = lanes_all(-BEYOND), squares = lanes_load(block->squares);
     /* The extreme element at the lowest and at the highest code. */
     const float highest = (float)((1 << (block->bits - 1)) - 1);
     attempt a[2];
     try_lanes(block, lanes_all(-ONE), lanes_all(inverse_of(block, highest)), a);
-    s->best = better_lanes(a[1], a[0]);
-    const lanes root = lanes_sqrt(lanes_max(lanes_sub(squares, s->best.gain), lanes_all(1)));
+    s->now.best = better_lanes(a[1], a[0]);
+    const lanes root = lanes_sqrt(lanes_max(lanes_sub(squares, s->now.best.gain), lanes_all(1)));
     const lanes left = lanes_max(lanes_sub(lanes_all(32767), root), lanes_all(16384)); /* of the extreme element */
     const lanes top = lanes_min(lanes_div(lanes_all(ONE * 32767), left), lanes_all(w->top));
     const lanes begin = lanes_pick(squares, none, top, unsearched), step = lanes_mul(root, lanes_all(0.1f));
     const lanes other = lanes_mul(begin, lanes_all(highest / (highest + 1)));
-    s->negative = (walker){begin, unsearched, none, lanes_whole(lanes_sub(begin, step))};
-    s->positive = (walker){other, unsearched, none, lanes_whole(lanes_sub(other, step))};
-    s->more = 1;
+    s->now.negative = (walker){begin, unsearched, none, lanes_whole(lanes_sub(begin, step))};
+    s->now.positive = (walker){other, unsearched, none, lanes_whole(lanes_sub(other, step))};
+    set_going(s);
+}
+
+/* Until they go on, their blocks get a scale of 1. */
+TARGET static void park_search(parked *p, const search *s, const uint64_t *at, float scales[LANES]) {
+    float numbers[NUMBERS][LANES];
+    lanes now[NUMBERS];
+    memcpy(now, &s->now, sizeof now);
+    for (int i = 0; i < NUMBERS; i++) lanes_store(numbers[i], now[i]);
+    for (uint32_t left = s->going; left; left &= left - 1) {
+        const uint32_t k = (bits_of_float((float)(left & (0 - left))) >> 23) - 127; /* the lowest bit */
+        for (int i = 0; i < NUMBERS; i++) p->numbers[i][p->count] = numbers[i][k];
+        p->at[p->count++] = at[k];
+        scales[k] = 1;
+    }
+}
+
+/* Goes on with the parked searches from `first` on. */
+TARGET WM_INLINE void resume_search(search *s, const parked *p, uint64_t first) {
+    lanes now[NUMBERS];
+    for (int i = 0; i < NUMBERS; i++) now[i] = lanes_load(p->numbers[i] + first);
+    memcpy(&s->now, now, sizeof now);
+    set_going(s);
 }
 
 /* 1 - goal / sum(y y), more than MOST_EXPLAINED for a block that is left. */
 #define MOST_EXPLAINED (1 - (1 - TOLERANCE) * LEAST_PART)
 TARGET WM_INLINE lanes explained_by(const search *s) {
-    return lanes_add(lanes_mul(s->best.gain, s->of_gain), lanes_all(TOLERANCE));
+    return lanes_add(lanes_mul(s->now.best.gain, s->of_gain), lanes_all(TOLERANCE));
 }
 
 /* Rules out what an attempt proves to be no better than the goal; returns the step to the next. */
@@ -169,7 +212,7 @@ TARGET WM_INLINE lanes rule_out(const search *s, walker *v, float sign, attempt 
     const lanes linear = lanes_mul(m, sign < 0 ? lanes_add(most, cross) : lanes_sub(most, cross));
     const lanes radius = lanes_sqrt(lanes_max(lanes_add(linear, lanes_mul(a.qq, s->of_qq)), lanes_all(4)));
     const lanes up = lanes_add(m, radius), down = lanes_sub(m, radius), none = lanes_all(-BEYOND);
-    const lanes joined = lanes_pick(v->near, down, lanes_min(v->far, down), down);
+    const lanes joined = lanes_min(down, lanes_pick(v->near, down, v->far, v->at));
     const lanes near = lanes_pick(v->near, down, none, v->near); /* after the two intervals joined */
     v->near = lanes_pick(v->at, up, up, near);
     v->far = lanes_pick(v->at, up, down, v->far);
@@ -183,11 +226,11 @@ TARGET WM_INLINE lanes next_of(const walker *v, lanes step, lanes end) {
 }
 
 TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w) {
-    walker *const a = &s->negative, *const b = &s->positive;
+    walker *const a = &s->now.negative, *const b = &s->now.positive;
     const lanes none = lanes_all(0), bottom = lanes_all(w->bottom);
     attempt tried[2];
     try_lanes(s->block, lanes_negative(a->next), b->next, tried);
-    s->best = better_lanes(better_lanes(tried[0], tried[1]), s->best);
+    s->now.best = better_lanes(better_lanes(tried[0], tried[1]), s->now.best);
     const lanes explained = explained_by(s); /* a lane that is left ends at once */
     const lanes goal = lanes_pick(explained, lanes_all(MOST_EXPLAINED), lanes_all(BEYOND), explained);
     const lanes step = rule_out(s, a, -1, tried[0], goal), far = rule_out(s, b, 1, tried[1], goal);
@@ -199,13 +242,13 @@ TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w) {
     const lanes left = lanes_negative(b->at);
     a->next = next_of(a, step, lanes_max(bottom, left));
     b->next = next_of(b, lanes_pick(jumps, none, lanes_all(0.05f * ONE), far), lanes_negative(a->at));
-    s->more = lanes_any(lanes_sub(a->at, left), lanes_all(0x1p-20f));
+    set_going(s);
 }
 
 /* The scales as they are stored of up to sixteen blocks; 0 for a block that is left to search_scale. */
 TARGET WM_INLINE void end_search(const search *s, const wm_quantizing *w, float scales[LANES]) {
     const int half = w->scale_type == WM_SCALE_FP16;
-    const lanes none = lanes_all(0), scale = lanes_div(s->best.yq, lanes_mul(s->best.qq, lanes_load(s->block->factor)));
+    const lanes none = lanes_all(0), scale = lanes_div(s->now.best.yq, lanes_mul(s->now.best.qq, lanes_load(s->block->factor)));
     /* Rounded to the eleven bits of a float16. A subnormal one is too coarse for the best scale. */
     const lanes split = lanes_mul(scale, lanes_all(8193)), rounded = half ? lanes_sub(split, lanes_sub(split, scale)) : scale;
     const lanes magnitude = lanes_magnitude(scale);
@@ -214,18 +257,21 @@ TARGET WM_INLINE void end_search(const search *s, const wm_quantizing *w, float 
     lanes_store(scales, lanes_pick(explained_by(s), lanes_all(MOST_EXPLAINED), none, fits));
 }
 
-/* The scales of `groups` times sixteen blocks. */
-TARGET static void search_groups(const sixteen *blocks, int groups, const wm_quantizing *w, float scales[GROUPS][LANES]) {
-    search s[GROUPS];
-    for (int g = 0; g < groups; g++) begin_search(&s[g], &blocks[g], w);
+static inline int more_than(uint32_t which, int few) {
+    for (; few; few--) which &= which - 1;
+    return which != 0;
+}
+
+/* Searches until no more than `few` lanes of each go on. */
+TARGET static void search_groups(search *s, int groups, const wm_quantizing *w, int few) {
     for (int more = 1; more;) {
         more = 0;
         for (int g = 0; g < groups; g++) {
-            if (s[g].more) step_search(&s[g], w);
-            more |= s[g].more;
+            if (!more_than(s[g].going, few)) continue;
+            step_search(&s[g], w);
+            more = 1;
         }
     }
-    for (int g = 0; g < groups; g++) end_search(&s[g], w, scales[g]);
 }
 
 /* Writes the codes of blocks, and their errors: eight codes are `bits` bytes. Those of a scale of 0 are still to be written. */

@@ -43,10 +43,11 @@ WM_INLINE lanes lanes_pick(lanes a, lanes b, lanes x, lanes y) {
     EACH y.v[r] = vbslq_f32(vcgtq_f32(a.v[r], b.v[r]), x.v[r], y.v[r]);
     return y;
 }
-WM_INLINE int lanes_any(lanes a, lanes b) {
-    uint32x4_t any = vdupq_n_u32(0);
-    EACH any = vorrq_u32(any, vcgeq_f32(a.v[r], b.v[r]));
-    return vmaxvq_u32(any) != 0;
+WM_INLINE uint32_t lanes_which(lanes a, lanes b) {
+    const uint32x4_t bits = {1, 2, 4, 8};
+    uint32_t which = 0;
+    EACH which |= vaddvq_u32(vandq_u32(vcgeq_f32(a.v[r], b.v[r]), bits)) << 4 * r;
+    return which;
 }
 WM_INLINE void lanes_transpose(const float *const rows[16], uint64_t at, float (*to)[16]) {
     for (int k = 0; k < 16; k++)

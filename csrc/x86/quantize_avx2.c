@@ -33,8 +33,9 @@ TARGET WM_INLINE lanes lanes_pick(lanes a, lanes b, lanes x, lanes y) {
     return (lanes){_mm256_blendv_ps(y.low, x.low, _mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ)),
                    _mm256_blendv_ps(y.high, x.high, _mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ))};
 }
-TARGET WM_INLINE int lanes_any(lanes a, lanes b) {
-    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GE_OQ), _mm256_cmp_ps(a.high, b.high, _CMP_GE_OQ)));
+TARGET WM_INLINE uint32_t lanes_which(lanes a, lanes b) {
+    return (uint32_t)(_mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GE_OQ)) |
+                      _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GE_OQ)) << 8);
 }
 TARGET WM_INLINE words words_all(uint32_t value) {
     return (words){_mm256_set1_epi32((int)value), _mm256_set1_epi32((int)value)};

@@ -26,7 +26,7 @@ TARGET WM_INLINE void lanes_transpose(const float *const rows[16], uint64_t at, 
 TARGET WM_INLINE lanes lanes_pick(lanes a, lanes b, lanes x, lanes y) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
 }
-TARGET WM_INLINE int lanes_any(lanes a, lanes b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ) != 0; }
+TARGET WM_INLINE uint32_t lanes_which(lanes a, lanes b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 TARGET WM_INLINE words words_all(uint32_t value) { return _mm512_set1_epi32((int)value); }
 TARGET WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shift) {
     const __m512i field = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)mask));

@@ -43,10 +43,10 @@ TARGET WM_INLINE lanes lanes_pick(lanes a, lanes b, lanes x, lanes y) {
     EACH y.v[r] = _mm_blendv_ps(y.v[r], x.v[r], _mm_cmpgt_ps(a.v[r], b.v[r]));
     return y;
 }
-TARGET WM_INLINE int lanes_any(lanes a, lanes b) {
-    __m128 any = _mm_setzero_ps();
-    EACH any = _mm_or_ps(any, _mm_cmpge_ps(a.v[r], b.v[r]));
-    return _mm_movemask_ps(any);
+TARGET WM_INLINE uint32_t lanes_which(lanes a, lanes b) {
+    uint32_t which = 0;
+    EACH which |= (uint32_t)_mm_movemask_ps(_mm_cmpge_ps(a.v[r], b.v[r])) << 4 * r;
+    return which;
 }
 TARGET WM_INLINE void lanes_transpose(const float *const rows[16], uint64_t at, float (*to)[16]) {
     for (int k = 0; k < 16; k += 4)

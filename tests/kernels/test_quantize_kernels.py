@@ -98,6 +98,15 @@ def test_a_block_does_not_depend_on_its_neighbours(isa, bits, size, scale_type):
 
 
 @pytest.mark.parametrize(("bits", "scale_type"), [(4, "fp16"), (5, "fp32")])
+def test_no_block_of_many_depends_on_its_neighbours(bits, scale_type):
+    """Of all those that wait for others, or go on beside others later."""
+    x = np.random.default_rng(8).standard_t(3, (3000, 256)).astype(np.float32)
+    together = late.encode_blocks(x, bits=bits, block_size=256, scale_type=scale_type)
+    alone = [late.encode_blocks(block, bits=bits, block_size=256, scale_type=scale_type) for block in x]
+    assert together.tobytes() == b"".join(part.tobytes() for part in alone)
+
+
+@pytest.mark.parametrize(("bits", "scale_type"), [(4, "fp16"), (5, "fp32")])
 def test_sums_of_squared_errors(bits, scale_type):
     x = gaussian(32 * 100 - 3)
     data, errors = late.encode_with_errors(x, bits=bits, block_size=32, scale_type=scale_type)
