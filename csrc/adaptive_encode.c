@@ -74,7 +74,8 @@ typedef struct {
     double *errors;                          /* by kind; as one that is not measured, as the best that is */
     double least;                            /* no step of a lower rate is taken */
     step *steps;
-    uint8_t *data[2], *kinds; /* until they are chosen, how far each block is measured */
+    uint8_t *data[2], *kinds;  /* until they are chosen, how far each block is measured */
+    int64_t bad[WM_MAX_PARTS]; /* for each thread, the element that is not finite */
 } work;
 
 static int is_legal(int scale_type, uint64_t block_size, uint64_t n) {
@@ -105,11 +106,13 @@ static uint64_t elements_of(const work *w, uint64_t begin, uint64_t end) {
 }
 
 static int measure_four(void *context, int thread, uint64_t begin, uint64_t end) {
-    const work *w = context;
+    work *w = context;
+    const float *const x = w->x + begin * w->block;
+    const int64_t bad = wm_first_not_finite(x, elements_of(w, begin, end));
+    if (bad >= 0) return w->bad[thread] = (int64_t)(begin * w->block) + bad, -1;
     double *const errors = w->errors + begin;
     const size_t size = (end - begin) * sizeof *errors;
-    wm_quantize_finite(&w->how[INT4], w->block, w->x + begin * w->block, elements_of(w, begin, end),
-                       w->data[INT4] + begin * w->sizes[INT4], errors);
+    wm_quantize_finite(&w->how[INT4], w->block, x, elements_of(w, begin, end), w->data[INT4] + begin * w->sizes[INT4], errors);
     memcpy(errors + INT5 * w->blocks, errors, size);
     memcpy(errors + HALF * w->blocks, errors, size);
     memset(w->kinds + begin, INT4, end - begin);
@@ -267,7 +270,8 @@ int64_t wm_adaptive_choose(const float *x, uint64_t n, int scale_type, uint64_t 
     if (budget / w.sizes[INT4] < w.blocks) return -1;
     for (int kind = INT4; kind <= INT5; kind++) w.how[kind] = wm_quantizing_of(4 + kind, scale_type, block_size, w.sizes[kind]);
     const uint64_t piece = ELEMENTS_OF_A_PIECE / block_size + 1, left = budget - w.blocks * w.sizes[INT4];
-    wm_run_pieces(measure_four, &w, w.blocks, piece, threads);
+    const int failed = wm_run_pieces(measure_four, &w, w.blocks, piece, threads);
+    if (failed >= 0) return -2 - w.bad[failed];
     w.least = guess_least(&w, left);
     wm_run_pieces(measure_more, &w, w.blocks, piece, threads);
     uint64_t steps = list_steps(&w);

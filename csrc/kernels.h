@@ -352,9 +352,10 @@ int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64
  * the plan; or -2 when data and out overlap. A block of float16 is decoded as by wm_f16_to_f32. */
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
                        const uint64_t *plan, uint64_t n_plan, uint64_t first, void *out, uint64_t count, int half, int threads);
-/* Quantises n finite elements to int4 and, where that may pay, to int5, and chooses a kind for each block, so that the scales and codes take at most
+/* Quantises n elements to int4 and, where that may pay, to int5, and chooses a kind for each block, so that the scales and codes take at most
  * `budget` bytes and the squared error is small; on at most `threads` threads. All is left in the room of wm_adaptive_room numbers, for
- * wm_adaptive_encode. Returns the size of the data; -1 for sizes that do not fit, or a budget too small for int4. */
+ * wm_adaptive_encode. Returns the size of the data; -1 for sizes that do not fit, or a budget too small for int4; -2 - i for an
+ * element i that is not finite. */
 uint64_t wm_adaptive_room(int scale_type, uint64_t block_size, uint64_t n);
 int64_t wm_adaptive_choose(const float *x, uint64_t n, int scale_type, uint64_t block_size, uint64_t budget, uint64_t *room,
                            uint64_t room_size, int threads);

@@ -128,11 +128,11 @@ TARGET static void load_sixteen(sixteen *s, const float *x, const uint64_t *at, 
 }
 
 /* Tries two whole numbers as inverse scales in each lane. */
-TARGET WM_INLINE void try_lanes(const sixteen *s, lanes first, lanes second, attempt a[2]) {
+TARGET WM_INLINE void try_lanes(const sixteen *s, int bits, lanes first, lanes second, attempt a[2]) {
     const lanes one = lanes_add(first, lanes_all(MAGIC)), other = lanes_add(second, lanes_all(MAGIC));
     const words inverse[2] = {words_pair(one, one), words_pair(other, other)};
     lanes yq[2], qq[2];
-    correlate_lanes(s->y, s->n / 2, inverse, s->bits, yq, qq);
+    correlate_lanes(s->y, s->n / 2, inverse, bits, yq, qq);
     for (int k = 0; k < 2; k++) a[k] = (attempt){yq[k], qq[k], lanes_div(lanes_mul(yq[k], yq[k]), qq[k])};
 }
 
@@ -141,16 +141,16 @@ TARGET WM_INLINE attempt better_lanes(attempt a, attempt b) {
 }
 
 /* The number by which y * inverse is divided to give a code. */
-TARGET WM_INLINE float unit_of(const sixteen *s) { return (float)(1 << (30 - s->bits)); }
+static inline float unit_of(int bits) { return (float)(1 << (30 - bits)); }
 /* The inverse scale that gives the extreme element this code. */
-TARGET WM_INLINE float inverse_of(const sixteen *s, float code) { return code * (float)(1 << (15 - s->bits)); }
+static inline float inverse_of(int bits, float code) { return code * (float)(1 << (15 - bits)); }
 
 TARGET WM_INLINE void set_going(search *s) {
     s->going = s->valid & lanes_which(lanes_add(s->now.negative.at, s->now.positive.at), lanes_all(0x1p-20f));
 }
 
 TARGET WM_INLINE void prepare_search(search *s, const sixteen *block, uint64_t blocks) {
-    const lanes unit = lanes_all(unit_of(block)), per_square = lanes_div(lanes_all(1), lanes_load(block->squares));
+    const lanes unit = lanes_all(unit_of(block->bits)), per_square = lanes_div(lanes_all(1), lanes_load(block->squares));
     s->block = block;
     s->valid = (1u << blocks) - 1;
     s->of_gain = lanes_mul(per_square, lanes_all(1 - TOLERANCE));
@@ -164,7 +164,7 @@ TARGET WM_INLINE void begin_search(search *s, const wm_quantizing *w) {
     /* The extreme element at the lowest and at the highest code. */
     const float highest = (float)((1 << (block->bits - 1)) - 1);
     attempt a[2];
-    try_lanes(block, lanes_all(-ONE), lanes_all(inverse_of(block, highest)), a);
+    try_lanes(block, block->bits, lanes_all(-ONE), lanes_all(inverse_of(block->bits, highest)), a);
     s->now.best = better_lanes(a[1], a[0]);
     const lanes root = lanes_sqrt(lanes_max(lanes_sub(squares, s->now.best.gain), lanes_all(1)));
     const lanes left = lanes_max(lanes_sub(lanes_all(32767), root), lanes_all(16384)); /* of the extreme element */
@@ -225,17 +225,17 @@ TARGET WM_INLINE lanes next_of(const walker *v, lanes step, lanes end) {
     return lanes_pick(v->at, end, lanes_whole(lanes_max(lanes_sub(v->at, step), end)), v->next);
 }
 
-TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w) {
+TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w, int bits) {
     walker *const a = &s->now.negative, *const b = &s->now.positive;
     const lanes none = lanes_all(0), bottom = lanes_all(w->bottom);
     attempt tried[2];
-    try_lanes(s->block, lanes_negative(a->next), b->next, tried);
+    try_lanes(s->block, bits, lanes_negative(a->next), b->next, tried);
     s->now.best = better_lanes(better_lanes(tried[0], tried[1]), s->now.best);
     const lanes explained = explained_by(s); /* a lane that is left ends at once */
     const lanes goal = lanes_pick(explained, lanes_all(MOST_EXPLAINED), lanes_all(BEYOND), explained);
     const lanes step = rule_out(s, a, -1, tried[0], goal), far = rule_out(s, b, 1, tried[1], goal);
     /* From where no code is clamped, on to BOTTOM: from there positions are negative. */
-    const lanes clip = lanes_all(inverse_of(s->block, (float)(1 << (s->block->bits - 1)) - 0.5f));
+    const lanes clip = lanes_all(inverse_of(bits, (float)(1 << (bits - 1)) - 0.5f));
     const lanes jumps = lanes_pick(clip, b->at, b->at, none);
     b->at = lanes_pick(jumps, none, lanes_negative(bottom), b->at);
     b->near = lanes_pick(jumps, none, lanes_all(-BEYOND), b->near);
@@ -262,16 +262,23 @@ static inline int more_than(uint32_t which, int few) {
     return which != 0;
 }
 
-/* Searches until no more than `few` lanes of each go on. */
-TARGET static void search_groups(search *s, int groups, const wm_quantizing *w, int few) {
+TARGET WM_INLINE void search_by(search *s, int groups, const wm_quantizing *w, int few, int bits) {
     for (int more = 1; more;) {
         more = 0;
         for (int g = 0; g < groups; g++) {
             if (!more_than(s[g].going, few)) continue;
-            step_search(&s[g], w);
+            step_search(&s[g], w, bits);
             more = 1;
         }
     }
+}
+
+/* Searches until no more than `few` lanes of each go on. The number of bits is a constant for the compiler. */
+TARGET static void search_groups(search *s, int groups, const wm_quantizing *w, int few) {
+    if (w->bits == 4)
+        search_by(s, groups, w, few, 4);
+    else
+        search_by(s, groups, w, few, 5);
 }
 
 /* Writes the codes of blocks, and their errors: eight codes are `bits` bytes. Those of a scale of 0 are still to be written. */

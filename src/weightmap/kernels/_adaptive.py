@@ -14,7 +14,7 @@ from weightmap.arguments import as_float
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import check_block_size, check_range, count_of, scale_code, take_out
 from weightmap.kernels._native import NULL, as_input, as_items, as_output, decode_array, ffi, lib, thread_count
-from weightmap.kernels._quantize import floats
+from weightmap.kernels._quantize import flat_floats, not_finite, real_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -63,7 +63,8 @@ def quantize_adaptive(
     """
     size = check_block_size(5, block_size)
     code = scale_code(scale_type)
-    x = floats(a)
+    array = real_numbers(a)
+    x = flat_floats(array)
     count, head = -(-x.size // size), {1: 2, 0: 4}[code]
     int4 = head + size // 2
     least = 8 * int4 / size
@@ -75,7 +76,10 @@ def quantize_adaptive(
     source = as_items("float[]", x) if x.size else NULL
     arguments = source, x.size, code, size
     place = as_output(room, "uint64_t[]"), room.size
-    out = np.empty(lib.wm_adaptive_choose(*arguments, budget, *place, thread_count(threads)), np.uint8)
+    length = lib.wm_adaptive_choose(*arguments, budget, *place, thread_count(threads))
+    if length < 0:
+        raise not_finite(array, -2 - length)
+    out = np.empty(length, np.uint8)
     if lib.wm_adaptive_encode(*arguments, *place, as_output(out, "uint8_t[]"), out.size):
         raise AssertionError("blocks of another size than their kind")
     return out

@@ -123,18 +123,20 @@ def sum_of_squares(values: NDArray[np.float32]) -> float:
 def floats(a: ArrayLike) -> NDArray[np.float32]:
     """Return the elements as a flat array of float32. Raises QuantError unless they are finite real numbers."""
     array = real_numbers(a)
-    flat = _flat(array)
+    flat = flat_floats(array)
     if (index := lib.wm_first_not_finite(as_items("float[]", flat), flat.size)) >= 0:
-        raise _not_finite(array, index)
+        raise not_finite(array, index)
     return flat
 
 
-def _flat(array: NDArray[Any]) -> NDArray[np.float32]:
+def flat_floats(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the elements as a flat array of float32, infinite where they are too large."""
     with np.errstate(over="ignore"):  # elements that overflow are reported as not finite
         return np.require(array, np.float32, ("C", "A")).reshape(-1)
 
 
-def _not_finite(array: NDArray[Any], index: int) -> QuantError:
+def not_finite(array: NDArray[Any], index: int) -> QuantError:
+    """Return the error for an element that is not finite as float32."""
     return QuantError(f"element {index}", actual=array.reshape(-1)[index], expected="a number finite in float32")
 
 
@@ -143,7 +145,7 @@ def encode(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """Return the bytes of all blocks and the sum of the squared errors of each."""
     array = real_numbers(a)
-    flat = _flat(array)
+    flat = flat_floats(array)
     size = blocks_size(flat.size, bits=bits, block_size=block_size, scale_type=scale_type)
     count = -(-flat.size // block_size) if block_size else 1
     data, errors = np.empty(size, np.uint8), np.empty(count, np.float64)
@@ -152,7 +154,7 @@ def encode(
     code, most = scale_code(scale_type), thread_count(threads)
     index = lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, most)
     if index >= 0:
-        raise _not_finite(array, index)
+        raise not_finite(array, index)
     if index != -1:
         raise AssertionError("sizes were checked")
     return data, errors
