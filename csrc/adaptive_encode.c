@@ -273,10 +273,9 @@ int64_t wm_adaptive_choose(const float *x, uint64_t n, int scale_type, uint64_t 
     const int failed = wm_run_pieces(measure_four, &w, w.blocks, piece, threads);
     if (failed >= 0) return -2 - w.bad[failed];
     w.least = guess_least(&w, left);
-    wm_run_pieces(measure_more, &w, w.blocks, piece, threads);
-    uint64_t steps = list_steps(&w);
-    if (too_few(&w, steps, left)) {
-        w.least = 0;
+    uint64_t steps = 0;
+    for (int round = 0; round == 0 || too_few(&w, steps, left); round++) {
+        if (round) w.least = round < 4 ? 0.8 * w.least : 0;
         wm_run_pieces(measure_more, &w, w.blocks, piece, threads);
         steps = list_steps(&w);
     }
