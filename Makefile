@@ -87,7 +87,7 @@ fuzz-guided: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-fuzz
 # users start them, so Python may cache its compiled files.
 bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.rivals
 	@$(MAKE) --no-print-directory $(OTHER)/.installed || echo "finalfusion-python cannot be built here: it is left out"
-	@echo "Running the benchmarks; this takes about eleven minutes"
+	@echo "Running the benchmarks; this takes about ten minutes"
 	@unset PYTHONDONTWRITEBYTECODE; WEIGHTMAP_FINALFUSION=$(CURDIR)/$(OTHER)/bin/python $(PYTEST) --quiet \
 	    --benchmark-only --benchmark-json=benchmark.json --benchmark-group-by=group \
 	    --benchmark-columns=min,median,iqr,rounds -rs $(BENCHMARKS)
