@@ -17,6 +17,7 @@ from weightmap.io import arena
 from weightmap.io import direct as direct_reading
 from weightmap.io.arena import Arena
 from weightmap.io.direct import ALIGN
+from weightmap.io.source import Source
 from weightmap.model.pool import Pool
 
 SIZE = 4 * ALIGN
@@ -454,6 +455,25 @@ for number in range(10):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_file_cut_while_it_is_read_ends_no_process(tmp_path, way):
     assert run_child(CUT, tmp_path / "m.safetensors", way).stdout == "an error of ours\n" * 10
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_cut_behind_a_read_is_noticed(model, monkeypatch, way):
+    """What was read at that moment may end with zeros: it is given to nobody."""
+
+    def cutting(read):
+        def call(*arguments):
+            found = read(*arguments)
+            os.truncate(model.path, Path(model.path).stat().st_size - 1)
+            return found
+
+        return call
+
+    with model.pool(1 << 20, direct=way) as pool:
+        monkeypatch.setattr(os, "preadv", cutting(os.preadv))
+        monkeypatch.setattr(Source, "read_into", cutting(Source.read_into))
+        with pytest.raises(wm.FileChangedError):
+            pool.hold(NAMES[0])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")

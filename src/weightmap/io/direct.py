@@ -111,6 +111,8 @@ class DirectReader:
             if part := part[: max(end - at - got, 0)]:
                 source.read_into(at + got, np.frombuffer(part, np.uint8))
                 got += len(part)
+        # A read at the moment when a file is cut finds zeros in its last page.
+        source.check_unchanged()
         if self._drops and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(source.descriptor, at, sum(map(len, parts)), os.POSIX_FADV_DONTNEED)
 
