@@ -6,7 +6,8 @@ in memory, for a system that reclaims idle pages would take some, and bring them
 dropped from the page cache before each call. The clock runs from opening until a byte of every page was read; the
 library has loaded a small model before.
 
-The warm group alone takes half a minute: ``make bench BENCHMARKS='benchmarks/bench_tensors.py -k "not cold"'``
+The warm group alone takes three quarters of a minute:
+``make bench BENCHMARKS='benchmarks/bench_tensors.py -k "not cold"'``
 """
 
 import ctypes

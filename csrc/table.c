@@ -307,11 +307,9 @@ int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_le
     if (n > columns->cap || names_len > columns->names_cap) return -1;
     for (uint64_t row = 0, at = 0; row < n; row += BLOCK) {
         int hit = 0;
-        if (n - row < BLOCK) {
-            hit = 1;
-        } else if (hashed) {
+        if (n - row >= BLOCK && hashed) {
             for (int i = 0; i < BLOCK; i++) hit |= hashes[row + i] == hash;
-        } else if (at + PART <= name_len && name_len <= names_len) {
+        } else if (n - row >= BLOCK && at + PART <= name_len && name_len <= names_len) {
             const uint64_t wanted = load_le64(name + at), last = names_len - at - PART;
             for (int i = 0; i < BLOCK; i++) {
                 const uint64_t begin = bounds[row + i];

@@ -68,6 +68,12 @@ ADDING WM_INLINE four fold_registers(four r, const uint8_t *block, const sources
     return fold_made(r, made, k);
 }
 
+/* Folds four registers from t on; `over` folds the first step, which may lie further away. */
+ADDING WM_INLINE four fold_next_four(four r, const uint8_t *block, const sources *s, int t, vector over) {
+    r = fold_registers(r, block, s, t, over);
+    return MADE == 2 ? fold_registers(r, block, s, t + 2, K4) : r;
+}
+
 /* ------------------------------------------------------------------------------------------------ a long block
  * The multiple of P of least degree with five terms, found by gen_crc32.py, is S(x) = x^300 + x^155 + x^117 + x^89 + 1. So a register
  * equals its own copies 145, 183, 211 and 300 registers later, or others 89, 117, 155 and 300 before it. Of a long block the first 145
@@ -181,22 +187,14 @@ ADDING WM_NOINLINE uint32_t add_few(uint32_t state, const uint8_t *data, size_t 
         };
         s.s6 = XOR(s.s6, s.s0);
         s.s7 = XOR(s.s7, s.s1);
-        r = fold_registers(r, data, &s, 8, OVER);
-        if (MADE == 2) r = fold_registers(r, data, &s, 10, k4);
-        r = fold_registers(r, data, &s, 12, k4);
-        if (MADE == 2) r = fold_registers(r, data, &s, 14, k4);
-        r = fold_registers(r, data, &s, 16, k4);
-        if (MADE == 2) r = fold_registers(r, data, &s, 18, k4);
-        r = fold_registers(r, data, &s, 20, k4);
-        if (MADE == 2) r = fold_registers(r, data, &s, 22, k4);
-        r = fold_registers(r, data, &s, 24, k4);
-        if (MADE == 2) r = fold_registers(r, data, &s, 26, k4);
-        r = fold_registers(r, data, &s, 28, k4);
-        if (MADE == 2) r = fold_registers(r, data, &s, 30, k4);
-        r = fold_registers(r, data, &s, 32, k4);
-        if (MADE == 2) r = fold_registers(r, data, &s, 34, k4);
-        r = fold_registers(r, data, &s, 36, k4);
-        if (MADE == 2) r = fold_registers(r, data, &s, 38, k4);
+        r = fold_next_four(r, data, &s, 8, OVER);
+        r = fold_next_four(r, data, &s, 12, k4);
+        r = fold_next_four(r, data, &s, 16, k4);
+        r = fold_next_four(r, data, &s, 20, k4);
+        r = fold_next_four(r, data, &s, 24, k4);
+        r = fold_next_four(r, data, &s, 28, k4);
+        r = fold_next_four(r, data, &s, 32, k4);
+        r = fold_next_four(r, data, &s, 36, k4);
     }
     for (; len >= FOUR; data += FOUR, len -= FOUR) r = fold_four(r, load_four(data), k4);
     return finish_four(r, data, len);
