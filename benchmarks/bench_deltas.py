@@ -33,7 +33,7 @@ from weightmap import deltas
 from weightmap.deltas.frames import BLOCK, patched
 from weightmap.deltas.versions import read_version
 from weightmap.io import buffers
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.options import DEFAULT_LIMITS, Options
 
 TENSORS, CHANGED = 16, 0.01

@@ -24,7 +24,7 @@ import weightmap as wm
 from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
 from weightmap.demo import find_checkpoint
-from weightmap.kernels import late
+from weightmap.native import late
 
 # Bytes of output.
 CASES = {"L2": 1 << 19, "DRAM": 1 << 26}

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap import kernels
+from weightmap import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -220,9 +220,7 @@ def survives(data: bytes) -> str:
 
 def kernel_modules() -> list[ModuleType]:
     """Every module of the kernels, all imported: one that is imported while another is patched would keep the patch."""
-    return [
-        importlib.import_module(found.name) for found in pkgutil.iter_modules(kernels.__path__, "weightmap.kernels.")
-    ]
+    return [importlib.import_module(found.name) for found in pkgutil.iter_modules(native.__path__, "weightmap.native.")]
 
 
 def listing(folder: Path) -> list[str]:

@@ -29,7 +29,6 @@ try:
     from weightmap.lazy import on_demand
 
     # isort: split
-    from weightmap import kernels
     from weightmap.errors import (
         ChecksumError,
         ClosedError,
@@ -69,6 +68,7 @@ finally:
         _gc.enable()
 
 if TYPE_CHECKING:
+    from weightmap import kernels
     from weightmap.conversion.compare import DiffReport, diff
     from weightmap.conversion.converting import convert, quantize
     from weightmap.conversion.running import Run
@@ -168,6 +168,7 @@ _MODULES = (
     "errors",
     "hub",
     "jax",
+    "kernels",
     "report",
     "torch",
     "trust",

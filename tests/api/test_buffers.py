@@ -8,7 +8,7 @@ import pytest
 from tests.support import run_child
 
 from weightmap.io import buffers
-from weightmap.kernels._rooms import room
+from weightmap.native._rooms import room
 
 
 def test_a_buffer_serves_again():

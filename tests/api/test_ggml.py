@@ -12,7 +12,7 @@ from tests.support import in_one_item
 import weightmap as wm
 from weightmap import kernels
 from weightmap.dtypes import GGML_SCHEMES
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.ggml import GgmlTensor, quantize_ggml, regroup
 
 ENCODED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4")

@@ -10,7 +10,7 @@ import pytest
 from tests.support import address, run_child
 
 import weightmap as wm
-from weightmap.kernels import late
+from weightmap.native import late
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere numpy makes these arrays")
 LARGE = 40 << 20
@@ -132,7 +132,7 @@ def test_threads_share_kept_results():
 
 FORKED = """
 import os, numpy as np
-from weightmap.kernels import late
+from weightmap.native import late
 
 def make(value):
     array = late.empty((40 << 20,), np.uint8)

@@ -12,8 +12,8 @@ from tests.support import listing
 
 import weightmap as wm
 from weightmap.io import atomic, sink
-from weightmap.kernels import late
-from weightmap.kernels.late import BlockEncoder, Failed, Unwritten
+from weightmap.native import late
+from weightmap.native.late import BlockEncoder, Failed, Unwritten
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 STAGE = 1 << 14

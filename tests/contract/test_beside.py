@@ -10,7 +10,7 @@ import pytest
 from tests.device_support import FakeDevice
 
 import weightmap as wm
-from weightmap import kernels
+from weightmap import native
 from weightmap.device import Staging, load
 from weightmap.dtypes import DTYPES, DType
 from weightmap.formats import Content, Format
@@ -39,7 +39,7 @@ def _table(source, tensors):
     names, shapes = list(tensors), [tensor.shape for tensor in tensors.values()]
     sizes = np.array([tensor.nbytes for tensor in tensors.values()], np.uint64)
     begins = np.cumsum(sizes) - sizes + np.uint64(AT)
-    columns = kernels.Columns(
+    columns = native.Columns(
         "".join(names).encode(),
         np.cumsum([0, *map(len, names)]).astype(np.uint32),
         np.array([name == "c" for name in names], np.uint8),

@@ -14,7 +14,7 @@ import pytest
 from tests import builders
 
 import weightmap as wm
-from weightmap import kernels
+from weightmap import kernels, native
 from weightmap.dtypes import DTYPES
 from weightmap.formats import _BY_MAGIC, FORMATS, fitted
 from weightmap.formats._base import Content, Format
@@ -43,7 +43,7 @@ def parse(source, head, options):
         ndims.append(cursor.number("u8", "ndim", "a number of dimensions"))
         dims.append(cursor.array("<u8", ndims[-1], "shape", "a shape"))
         begins.append(cursor.number("u64", "offset", "an offset"))
-    columns = kernels.Columns(
+    columns = native.Columns(
         b"".join(names),
         np.cumsum([len(name) for name in names], dtype=np.uint32),
         np.array(codes, np.uint8),

@@ -12,7 +12,7 @@ import pytest
 from tests.support import in_one_item
 
 import weightmap
-from weightmap.kernels import late
+from weightmap.native import late
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "weightmap"
@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "weightmap"
 LAYERS = [
     {"amounts", "arguments", "errors", "globs", "lazy", "options", "dtypes", "forking", "typing"},
     {"_kernels"},
-    {"kernels"},
+    {"native"},
     {"io"},
     {"hub", "trust"},
     {"index"},
@@ -34,6 +34,7 @@ LAYERS = [
     {"plans"},
     {"deltas"},
     {"device"},
+    {"kernels"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "dlpack", "jax", "torch"},
     {"dcp", "vllm"},
@@ -127,14 +128,14 @@ def test_no_format_imports_another(module):
     assert all(other.startswith("formats._") for other in others)
 
 
-def test_only_kernels_touches_the_c_module():
-    assert {part(module) for module in MODULES if "_kernels" in imports(module)} == {"kernels"}
+def test_only_native_touches_the_c_module():
+    assert {part(module) for module in MODULES if "_kernels" in imports(module)} == {"native"}
 
 
 def test_kernels_on_demand_are_defined_where_the_package_says():
-    """What kernels.late imports at the first use is defined in the module that it names, once and in order."""
+    """What native.late imports at the first use is defined in the module that it names, once and in order."""
     for module, names in late._ON_DEMAND.items():
-        body = ast.parse(MODULES[f"kernels.{module}"].read_text(encoding="utf-8")).body
+        body = ast.parse(MODULES[f"native.{module}"].read_text(encoding="utf-8")).body
         defined = {getattr(node, "name", None) for node in body}
         for node in body:
             targets = getattr(node, "targets", [getattr(node, "target", None)])

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap.device import Change, Staging  # noqa: E402
-from weightmap.kernels import late  # noqa: E402
+from weightmap.native import late  # noqa: E402
 from weightmap.quant.blocks import QuantizedTensor  # noqa: E402
 from weightmap.quant.ggml import GgmlTensor, quantize_ggml  # noqa: E402
 from weightmap.torch import TorchBackend, load_plan  # noqa: E402

@@ -19,7 +19,7 @@ from tests import guard
 from tests.support import SOURCES
 
 from weightmap import kernels
-from weightmap.kernels import _checksums
+from weightmap.native import _checksums
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.kernels import _checksums
+from weightmap.native import _checksums
 
 # From the authors' test vectors.
 VECTORS_32 = {

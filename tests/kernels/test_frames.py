@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from weightmap.kernels import late
+from weightmap.native import late
 
 # Windows are at most so wide here.
 MOST = 1 << 23

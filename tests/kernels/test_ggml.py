@@ -6,7 +6,7 @@ from tests import ggml_support
 from tests.ggml_support import TYPES, UPPER, random_blocks
 
 import weightmap as wm
-from weightmap.kernels import late
+from weightmap.native import late
 
 
 def decode(blocks, name, **options):

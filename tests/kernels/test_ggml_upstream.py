@@ -8,7 +8,7 @@ import pytest
 from tests.api.test_ggml import ARRAYS, ENCODED, error_of
 from tests.ggml_support import TYPES, random_blocks
 
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.ggml import GgmlTensor, quantize_ggml
 
 PATH = os.environ.get("WEIGHTMAP_GGML")

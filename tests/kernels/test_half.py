@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightmap import kernels
-from weightmap.kernels import late
+from weightmap.native import late
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 # In an order in which neighbours are of different kinds; the multiplier is odd, so every pattern comes once.

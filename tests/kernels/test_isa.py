@@ -8,7 +8,7 @@ import pytest
 from tests.support import compiled, run_child
 
 from weightmap import kernels
-from weightmap.kernels import late
+from weightmap.native import late
 
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
 CPUINFO = Path("/proc/cpuinfo")

@@ -17,7 +17,7 @@ from weightmap import kernels
 from weightmap._kernels import ffi
 from weightmap.embeddings.embeddings import Embeddings
 from weightmap.embeddings.vocabulary import Vocabulary
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.product import ProductQuantized
 

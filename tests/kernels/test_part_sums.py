@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weightmap._kernels import ffi, lib
-from weightmap.kernels import late
+from weightmap.native import late
 
 STEP, PIECE = lib.WM_SUM_ROOM, 2 << 20
 TOTAL = 5 * PIECE + 3

@@ -10,7 +10,7 @@ from tests.kernels import scale_search
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.kernels import late
+from weightmap.native import late
 
 QUANTIZE = {4: kernels.quantize_int4, 5: kernels.quantize_int5}
 SCALES = {"fp16": "<f2", "fp32": "<f4"}

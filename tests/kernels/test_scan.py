@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scan_support import Arena, pack, u8, u32
 
-from weightmap import kernels
+from weightmap import native
 from weightmap._kernels import ffi, lib
 
 ARENA = Arena(1 << 20)
@@ -201,4 +201,4 @@ def test_utf8_of_extreme_bounds():
 
 def test_every_fault_has_a_number_of_its_own():
     """Two names of one number would give a scan's fault the error of another scan."""
-    assert len({*kernels.faults().values()}) == len(kernels.faults())
+    assert len({*native.faults().values()}) == len(native.faults())

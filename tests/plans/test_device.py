@@ -21,7 +21,7 @@ from weightmap import kernels
 from weightmap.device import Loader, Staging, _loader, _slots, _worker, load, release_slots
 from weightmap.device._slots import Slots
 from weightmap.io import pages
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.ggml import quantize_ggml
 
 RNG = np.random.default_rng(20)

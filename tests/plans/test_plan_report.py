@@ -16,7 +16,7 @@ from weightmap.cli import main
 from weightmap.io import pages
 from weightmap.io.memory import ControlGroup, Headroom
 from weightmap.io.pages import Sample
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.plans import explaining, read_plan
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -25,8 +25,8 @@ from weightmap.io.filesystem import FileSystem, file_system_of, known
 from weightmap.io.memory import Headroom
 from weightmap.io.open_source import from_path, open_source
 from weightmap.io.source import Source
-from weightmap.kernels import late
 from weightmap.model.parts import parts_of
+from weightmap.native import late
 from weightmap.plans import delivery, read_plan, warming
 from weightmap.plans.warming import pieces, share
 from weightmap.quant import places

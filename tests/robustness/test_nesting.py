@@ -15,7 +15,7 @@ from tests.builders import finalfusion as ff
 from tests.support import run_child
 
 import weightmap as wm
-from weightmap import kernels
+from weightmap import native
 from weightmap.cli import main
 from weightmap.formats.finalfusion import metadata as toml_parser
 from weightmap.io import strict_json
@@ -101,7 +101,7 @@ def test_depth_is_that_of_the_definition():
     for length in range(60):
         for _ in range(40):
             text = bytes(drawn.choices(b'[{]}"\\a', k=length))
-            assert kernels.json_depth(text) == plain_depth(text), text
+            assert native.json_depth(text) == plain_depth(text), text
 
 
 DEEP = """

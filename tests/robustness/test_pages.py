@@ -14,7 +14,7 @@ from tests.builders import Tensor, embd
 from tests.support import address, mappings, run_child
 
 import weightmap as wm
-from weightmap import kernels
+from weightmap import native
 from weightmap.io import prefetch as prefetching
 
 PAGE = mmap.PAGESIZE
@@ -187,7 +187,7 @@ def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path, monkeypatch):
 
     asked = []
     monkeypatch.setattr(prefetching._thread, "start_new_thread", none)
-    monkeypatch.setattr(kernels, "will_need", lambda memory, offset, size: asked.append((offset, size)))
+    monkeypatch.setattr(native, "will_need", lambda memory, offset, size: asked.append((offset, size)))
     with wm.open(path) as f:
         f.prefetch(["t1", "t2"])
         assert asked == [(f.info("t1").offset, 2 * f.info("t1").nbytes)]
@@ -196,7 +196,7 @@ def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path, monkeypatch):
 
 
 class Slow:
-    """Stands for `kernels.populate`: each piece waits until it is let through."""
+    """Stands for `native.populate`: each piece waits until it is let through."""
 
     def __init__(self):
         self.pieces = []
@@ -211,7 +211,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch):
     stand_in = Slow()
-    monkeypatch.setattr(kernels, "populate", stand_in)
+    monkeypatch.setattr(native, "populate", stand_in)
     monkeypatch.setattr(prefetching, "PIECE", 1 << 18)
     return stand_in
 
@@ -302,13 +302,13 @@ def test_a_process_ends_during_a_prefetch(path):
     code = """
 import sys, time
 import weightmap as wm
-from weightmap import kernels
+from weightmap import native
 from weightmap.io import prefetch as prefetching
 started = []
 def populate(*_, **__):
     started.append(1)
     time.sleep(1000)
-kernels.populate = populate
+native.populate = populate
 f = wm.open(sys.argv[1])
 f.prefetch()
 while not started:
@@ -324,13 +324,13 @@ def test_a_child_of_fork_can_prefetch(path):
     code = """
 import os, sys, time
 import weightmap as wm
-from weightmap import kernels
+from weightmap import native
 from weightmap.io import prefetch as prefetching
-real, started = kernels.populate, []
+real, started = native.populate, []
 def populate(*_, **__):
     started.append(1)
     time.sleep(1000)
-kernels.populate = populate
+native.populate = populate
 f = wm.open(sys.argv[1])
 f.prefetch()
 while not started:
@@ -338,7 +338,7 @@ while not started:
 prefetching._worker.own._lock.acquire()
 child = os.fork()
 if child == 0:
-    kernels.populate = real
+    native.populate = real
     f.prefetch()
     while prefetching._worker.own._busy:
         time.sleep(0.001)

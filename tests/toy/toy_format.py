@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap import kernels, native
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off
 from weightmap.formats._base import Content, Format, take, trailing
@@ -68,7 +68,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     warnings: list[str] = []
     trailing(source, size + max((end for _, end in spans), default=0), options, warnings)
     shapes = np.array(bounds, "u4"), np.array(codes, "u1"), np.array(dims, "u8"), np.array(dim_bounds, "u4")
-    columns = kernels.Columns(b"".join(names), *shapes, *np.array(spans, "u8").reshape(-1, 2).T.copy())
+    columns = native.Columns(b"".join(names), *shapes, *np.array(spans, "u8").reshape(-1, 2).T.copy())
     # Whatever may be wrong with names, types, shapes and ranges, the table checks.
     rules = _Rules(size, source.size, lax=not options.strict)
     table = ColumnTable(columns, rules, utf8=True, locate=places.__getitem__)

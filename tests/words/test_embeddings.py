@@ -20,7 +20,7 @@ from weightmap.embeddings import embeddings as module
 from weightmap.embeddings import rows as rows_module
 from weightmap.embeddings.embeddings import Embeddings
 from weightmap.embeddings.subwords import Subwords
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.product import ProductQuantized
 
 OF_PYTHON = sorted(path.with_suffix(".fifu") for path in (DATA / "finalfusion").glob("*.json"))

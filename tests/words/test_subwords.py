@@ -12,7 +12,7 @@ from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, table,
 import weightmap as wm
 from weightmap.embeddings.subwords import Subwords
 from weightmap.index.strings import StringTable
-from weightmap.kernels import late
+from weightmap.native import late
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import PlanError, quoted
-from weightmap.kernels import late
 from weightmap.model.parts import dense_row, parts_of
+from weightmap.native import late
 from weightmap.plans.indices import Axis, axes_of
 from weightmap.plans.part import PartReader, Runs
 from weightmap.quant.places import Heads

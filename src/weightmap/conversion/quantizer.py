@@ -16,11 +16,11 @@ from weightmap.errors import QuantError, counted
 from weightmap.formats import Filled, Payload, listed
 from weightmap.globs import matches
 from weightmap.io.buffers import room
-from weightmap.kernels import late
-from weightmap.kernels.late import COMPARED, BlockEncoder, Failed
 from weightmap.llama.mixtures import type_in
 from weightmap.llama.tensors import stays_float32
 from weightmap.model.reports import QuantizedInfo
+from weightmap.native import late
+from weightmap.native.late import COMPARED, BlockEncoder, Failed
 from weightmap.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
 from weightmap.quant.pieces import in_pieces
 from weightmap.quant.quantizing import quantize
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from weightmap.index.row import Row
     from weightmap.io.sink import Sink
     from weightmap.io.source import Source
-    from weightmap.kernels.late import Unwritten
     from weightmap.llama.mixtures import Shape
+    from weightmap.native.late import Unwritten
 
 # Elements quantised at once: as float32 half of the second-level cache of common CPUs.
 _PIECE = 1 << 17

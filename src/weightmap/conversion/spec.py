@@ -13,8 +13,8 @@ from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, SHORT, scale_type_n
 from weightmap.errors import EncodeError, QuantError, counted, quoted
 from weightmap.formats import Format, by_name
 from weightmap.globs import matches, takes
-from weightmap.kernels import late
 from weightmap.llama.mixtures import MIXTURES
+from weightmap.native import late
 from weightmap.options import Limits
 from weightmap.quant.quantizing import folded, quantize, scheme_named
 from weightmap.quant.repacking import REPACKED, Held

@@ -10,8 +10,8 @@ import numpy as np
 from weightmap.arguments import as_float
 from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.errors import UnsupportedError, quoted
-from weightmap.kernels.late import COMPARED, Failed, FileComparer, cpus, differing
 from weightmap.model.parts import check_made, in_order, row_of, sources_of
+from weightmap.native.late import COMPARED, Failed, FileComparer, cpus, differing
 from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from weightmap.deltas.overlay import Patched
 from weightmap.deltas.workers import exhaust
 from weightmap.errors import DeltaError
 from weightmap.io.sink import write_all
-from weightmap.kernels import late
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from weightmap.index.row import Row
-    from weightmap.kernels import Descriptor
+    from weightmap.native import Descriptor
 
 # Blocks of a thread after which the disk begins with them, instead of when all are written.
 _FLUSHED = (8 << 20) // BLOCK

@@ -18,8 +18,8 @@ import numpy as np
 
 from weightmap.errors import DeltaError, quoted
 from weightmap.io.buffers import room
-from weightmap.kernels import late
 from weightmap.model.tensor_sums import new_sum, package
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.io.source import Source
-    from weightmap.kernels.late import Changes, Files
+    from weightmap.native.late import Changes, Files
 
     # The blocks of the old and the new tensor, from the beginning; with `unread`, maybe of files, yet to be read.
     Blocks = Callable[..., Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8], Files | None]]]

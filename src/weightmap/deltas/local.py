@@ -71,14 +71,14 @@ from weightmap.io.beside import read_small, stays_inside
 from weightmap.io.filesystem import known
 from weightmap.io.open_source import MISSING
 from weightmap.io.sink import WritePlan
-from weightmap.kernels import late, take_ownership
 from weightmap.model.sharded import find_model
 from weightmap.model.single import INDEX_SUFFIX
+from weightmap.native import late, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightmap.kernels import Descriptor
+    from weightmap.native import Descriptor
 
 _SYNC, _NEXT, _SPARE, _STATE, _JOURNAL, _LOCK = ".weight_sync", "next", "spare", "state.json", "journal.json", "lock"
 # The file of changes; `weightmap.model.sharded` knows its place.

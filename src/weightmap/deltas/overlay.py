@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightmap.index.row import Row
     from weightmap.index.table import Place, Table
     from weightmap.io.source import Source
-    from weightmap.kernels.late import Changes
+    from weightmap.native.late import Changes
     from weightmap.options import Limits, Options
 
 

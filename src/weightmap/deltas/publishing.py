@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.arguments import as_integer, as_path, check_progress
 from weightmap.conversion.converting import convert
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
@@ -27,13 +27,13 @@ from weightmap.io.atomic import flush_folder, write_plan
 from weightmap.io.buffers import room
 from weightmap.io.open_source import inside, names_in, path_of
 from weightmap.io.sink import WritePlan, write_all
-from weightmap.kernels import late
 from weightmap.model.along import Along
 from weightmap.model.opening import open_with
 from weightmap.model.parts import dense_rows, name_of, rows_of, sources_of
 from weightmap.model.sharding import ShardTarget, bytes_of_size, holding
 from weightmap.model.tensor_sums import CHECKSUMS, new_sum
 from weightmap.model.uploading import upload
+from weightmap.native import late
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.row import Row
-    from weightmap.kernels.late import Files
     from weightmap.model.file import TensorFile
+    from weightmap.native.late import Files
 
 # Files are read by pread: their bytes are compared, not handed out.
 _READING = Options(DEFAULT_LIMITS, private=True)
@@ -286,7 +286,7 @@ class _Encoder:
                 raise EncodeError(what, actual=row.nbytes, expected=f'at most {MOST} with encoding="overwrite"')
         self._lock, self._end = threading.Lock(), 0
         path = os.path.join(hidden, "frames")
-        self._spool = kernels.take_ownership(os.open, path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._spool = native.take_ownership(os.open, path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.unlink(path)
 
     def write(self, version: int, base_version: int, threads: int) -> list[str]:

@@ -23,11 +23,11 @@ from weightmap.io.atomic import write_plan
 from weightmap.io.beside import read_small
 from weightmap.io.open_source import called, inside, path_of
 from weightmap.io.sink import WritePlan
-from weightmap.kernels import late
 from weightmap.model.along import Along
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, rows_of, sources_of
 from weightmap.model.single import INDEX_SUFFIX
+from weightmap.native import late
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:

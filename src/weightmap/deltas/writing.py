@@ -11,7 +11,7 @@ from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.deltas.workers import exhaust
 from weightmap.io.sink import Sink, write_all
-from weightmap.kernels import late
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightmap.index.row import Row
     from weightmap.io.sink import WritePlan
     from weightmap.io.source import Source
-    from weightmap.kernels import Descriptor
+    from weightmap.native import Descriptor
 
 # Bytes of unchanged data that are copied at once, and that a thread copies before it takes other work.
 _COPIED, _SHARE = 1 << 20, 64 << 20

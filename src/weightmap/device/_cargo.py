@@ -11,7 +11,7 @@ from weightmap.device._backend import Change
 from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import quoted
 from weightmap.io.geometry import ascending
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.plans.indices import axes_of, runs_of
 from weightmap.quant.pieces import in_pieces
 from weightmap.quant.schemes import BITS, SCALE, block_bytes

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.arguments import mistyped
 from weightmap.device._cargo import ALIGN
 from weightmap.device._slots import UNPINNED, Slots, Staging
@@ -15,7 +14,7 @@ from weightmap.errors import quoted
 from weightmap.io.direct import ALIGN as BLOCK
 from weightmap.io.direct import DirectReader
 from weightmap.io.pages import ask_for, cached_in
-from weightmap.kernels import late
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -308,7 +307,7 @@ class Loader:
                 source.read_into(start, slot.memory[place : place + size])
             if crcs is not None:
                 for number, (place, size) in enumerate(zip(to.tolist(), sizes.tolist(), strict=True)):
-                    crcs[number] = kernels.crc32(slot.memory[place : place + size])
+                    crcs[number] = late.crc32(slot.memory[place : place + size])
         else:
             file, memory = source.scanned
             given = memory if file == -1 else file

@@ -13,7 +13,7 @@ import numpy as np
 
 from weightmap.arguments import as_integer
 from weightmap.errors import PlanError
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.plans.indices import at_least
 
 if TYPE_CHECKING:

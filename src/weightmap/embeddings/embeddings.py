@@ -12,7 +12,7 @@ from weightmap.dtypes import SCHEMES
 from weightmap.embeddings.rows import gather, unit_sums
 from weightmap.embeddings.search import Search, unit
 from weightmap.errors import FormatError, counted, quoted
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import LayoutError
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.product import ProductQuantized
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def unit_sums(
 ) -> None:
     """Fill rows of `out` with sums of rows of a matrix, each divided by its L2 norm.
 
-    Parameters are those of `kernels.late.unit_sums`, but the matrix may have any dtype or be quantised; its rows are
+    Parameters are those of `native.late.unit_sums`, but the matrix may have any dtype or be quantised; its rows are
     added as float32.
 
     Raises

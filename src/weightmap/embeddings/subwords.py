@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import LayoutError, LimitError
-from weightmap.kernels import late
 from weightmap.lazy import np
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weightmap.index.strings import StringTable
 
 KINDS = ("bucket", "fasttext", "explicit")
-_LARGEST = {"bucket": 1 << 63, "fasttext": kernels.U32_MAX, "explicit": 1 << 63}
+_LARGEST = {"bucket": 1 << 63, "fasttext": native.U32_MAX, "explicit": 1 << 63}
 
 
 class Subwords:
@@ -83,8 +83,8 @@ class Subwords:
     ) -> None:
         if kind not in KINDS or (ngrams is None) == (kind == "explicit"):
             raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}; only 'explicit' has n-grams")
-        if not 1 <= min_n <= max_n <= kernels.U32_MAX:
-            expected = f"1 <= min_n <= max_n <= {kernels.U32_MAX}"
+        if not 1 <= min_n <= max_n <= native.U32_MAX:
+            expected = f"1 <= min_n <= max_n <= {native.U32_MAX}"
             raise LayoutError("range of n-grams", field="min_n", actual=f"{min_n} to {max_n}", expected=expected)
         whole = kind != "bucket" or size & (size - 1) == 0
         if not (kind != "explicit") <= size <= _LARGEST[kind] or not whole:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from weightmap import kernels
 from weightmap.errors import FormatError, cut_off, too_many
 from weightmap.formats._base import MAX_HEADER
 from weightmap.lazy import np
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def read_header(source: Source, head: bytes, options: Options) -> bytes:
 
 def verifier(header: bytes, table: Table) -> Callable[[Verification], None]:
     """Return the function that verifies such a file. It keeps only a checksum of the header."""
-    base, crc = LENGTH.size + len(header), kernels.crc32(header)
+    base, crc = LENGTH.size + len(header), late.crc32(header)
 
     def verify(run: Verification) -> None:
         run.unchanged(run.read(0, base)[LENGTH.size :], crc, "the header")

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.errors import ChecksumError, LayoutError, counted
-from weightmap.kernels import late
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.errors import TensorFileError
     from weightmap.io.source import Source
-    from weightmap.kernels._part_sums import PartSummer
+    from weightmap.native._part_sums import PartSummer
     from weightmap.options import Options
 
 _AT_ONCE = 1 << 26  # bytes between reports of progress: some milliseconds
@@ -134,7 +133,7 @@ class Verification:
         if source is None:
             at = offset
             for piece in self.chunks(offset, count):
-                crc = kernels.crc32(piece, crc)
+                crc = late.crc32(piece, crc)
                 begins, ends = gaps[:, 0], gaps[:, 1]
                 for i in range(int(np.searchsorted(ends, at, "right")), int(np.searchsorted(begins, at + len(piece)))):
                     filled[i] |= any(piece[max(int(begins[i]) - at, 0) : int(ends[i]) - at])
@@ -175,7 +174,7 @@ class Verification:
 
     def unchanged(self, data: bytes, crc: int, what: str) -> None:
         """Refuse `data` unless its CRC-32 is `crc`, that of `what` at opening."""
-        if kernels.crc32(data) != crc:
+        if late.crc32(data) != crc:
             msg = f"{what} changed after the file was opened"
             raise LayoutError(msg, offset=0)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import (
     ChecksumError,
     FormatError,
@@ -32,6 +32,7 @@ from weightmap.index.strings import StringTable
 from weightmap.io.geometry import inflate
 from weightmap.io.source import CHUNK
 from weightmap.lazy import later, np
+from weightmap.native import late
 from weightmap.options import INFLATION
 
 if TYPE_CHECKING:
@@ -81,12 +82,12 @@ def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
     Of a pickle, with all bytes: it says what the others are.
     """
     at = 0
-    while at + kernels.ZIP_ENTRY_LEAST <= len(central):
+    while at + native.ZIP_ENTRY_LEAST <= len(central):
         stored, _, name, extra, comment = struct.unpack_from("<2I3H", central, at + 20)
         (offset,) = struct.unpack_from("<I", central, at + 42)
-        first = at + kernels.ZIP_ENTRY_LEAST
+        first = at + native.ZIP_ENTRY_LEAST
         inside = stored if bytes(central[first : first + name][-4:]) == b".pkl" and stored <= _PICKLE_MOST else 0
-        at += kernels.ZIP_ENTRY_LEAST + name + extra + comment
+        at += native.ZIP_ENTRY_LEAST + name + extra + comment
         if offset == _WIDE_FIELD:  # it is the last one in the field of 64-bit numbers, which comes first here
             start = at - comment - extra
             stop = start + 4 + int.from_bytes(central[start + 2 : start + 4], "little")  # slices: it may not be there
@@ -101,7 +102,7 @@ def _lowered(names: NDArray[np.uint8]) -> NDArray[np.uint8]:
         part = names[begin : begin + CHUNK].tobytes()
         small = part.lower()
         if small != part and lowered is names:
-            lowered = kernels.transient(len(names), np.uint8)
+            lowered = native.transient(len(names), np.uint8)
             lowered[:begin] = names[:begin]
         if lowered is not names:
             lowered[begin : begin + CHUNK] = np.frombuffer(small, np.uint8)
@@ -135,16 +136,16 @@ class Archive:
         begin, size, count, end = _find_directory(source, options, warnings)
         limits = options.limits
         limits.check("max_header_bytes", size, "size of the central directory", offset=end)
-        central = kernels.transient(size, np.uint8)
+        central = native.transient(size, np.uint8)
         source.read_into(begin, central)
         source.expect(_headers(memoryview(central)))
         fd, data = source.scanned
-        found = kernels.zip_scan(fd, data, begin, central, count)
-        if isinstance(found, kernels.Fault):
+        found = native.zip_scan(fd, data, begin, central, count)
+        if isinstance(found, native.Fault):
             raise _error_of(found, begin, source)
         self._source, self._options = source, options
         self.entries = found
-        self._central = (begin, size, kernels.crc32(central))
+        self._central = (begin, size, late.crc32(central))
         del central  # as large as everything kept of it
         names = found.names if capitals else _lowered(found.names)
         self.names = StringTable(names, found.bounds, 0, "entry name")
@@ -221,7 +222,7 @@ class Archive:
         if not self.is_stored(i):
             return b"".join(self._inflated(i))
         data = self._source.pread(self.begin(i), self.size(i))
-        self._check_crc(i, kernels.crc32(data))
+        self._check_crc(i, late.crc32(data))
         return data
 
     def crc(self, i: int) -> int:
@@ -233,13 +234,13 @@ class Archive:
         crc, begin, end = 0, self.begin(i), self.begin(i) + self.size(i)
         self._source.expect([(begin, end)])
         for at in range(begin, end, CHUNK):
-            crc = kernels.crc32(self._source.pread(at, min(CHUNK, end - at)), crc)
+            crc = late.crc32(self._source.pread(at, min(CHUNK, end - at)), crc)
         self._check_crc(i, crc)
 
-    def npy_headers(self) -> kernels.NpyHeaders:
+    def npy_headers(self) -> native.NpyHeaders:
         """Read the headers of entries that are arrays as numpy writes them."""
-        found = kernels.npy_scan(*self._source.scanned, self.entries)
-        if isinstance(found, kernels.Fault):
+        found = native.npy_scan(*self._source.scanned, self.entries)
+        if isinstance(found, native.Fault):
             raise _error_of(found, 0, self._source)
         return found
 
@@ -358,8 +359,8 @@ def _find_directory(source: Source, options: Options, warnings: list[str]) -> tu
     if begin + length != end:
         what = "the central directory does not end where the end record begins: its end"
         raise LayoutError(what, field="end record", offset=at, actual=begin + length, expected=end)
-    if count * kernels.ZIP_ENTRY_LEAST > length:
-        expected = f"at most {length // kernels.ZIP_ENTRY_LEAST}, by the size of the central directory"
+    if count * native.ZIP_ENTRY_LEAST > length:
+        expected = f"at most {length // native.ZIP_ENTRY_LEAST}, by the size of the central directory"
         raise LayoutError("number of entries", field="end record", offset=at, actual=count, expected=expected)
     return begin, length, count, at
 

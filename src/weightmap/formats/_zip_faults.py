@@ -8,7 +8,7 @@ from weightmap.errors import FormatError, LayoutError, UnsupportedError, shrank
 
 if TYPE_CHECKING:
     from weightmap.io.source import Source
-    from weightmap.kernels import Fault
+    from weightmap.native import Fault
 
 _CENTRAL = b"PK\1\2"
 # Refused entries: encrypted ones (0) and, by WM_ZIP_ constants, those with a name that readers may take differently.

@@ -12,7 +12,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import LayoutError, quoted
 from weightmap.formats._base import Content, Format
 from weightmap.formats._npy import (
@@ -79,15 +79,15 @@ class _Members:
     def __init__(self, archive: Archive, source: Source, options: Options, warnings: list[str]) -> None:
         self._source = source
         self._headers = headers = archive.npy_headers()
-        self._kinds: list[DType | None] = [None] * (kernels.NPY_ODD + 1)
+        self._kinds: list[DType | None] = [None] * (native.NPY_ODD + 1)
         for number, kind in enumerate(headers.kinds):
             try:
                 self._kinds[number] = dtype_of_array(np.dtype(kind))
             except TypeError:  # such as an integer of three bytes: its error comes with the first array of it
-                headers.kind[headers.kind == number] = kernels.NPY_ODD
+                headers.kind[headers.kind == number] = native.NPY_ODD
         self._odd: dict[int, tuple[Array, Geometry | None]] = {}
         self._left_out: list[int] = []
-        for i in np.flatnonzero(headers.kind == kernels.NPY_ODD).tolist():
+        for i in np.flatnonzero(headers.kind == native.NPY_ODD).tolist():
             self._read(i, archive, options, warnings)
 
     def _read(self, i: int, archive: Archive, options: Options, warnings: list[str]) -> None:
@@ -122,12 +122,12 @@ class _Members:
         if self._odd:
             ndims = np.diff(bounds)
             ndims[list(self._odd)] = [len(array.shape) for array, _ in self._odd.values()]
-            plain = np.repeat(headers.kind != kernels.NPY_ODD, ndims)
+            plain = np.repeat(headers.kind != native.NPY_ODD, ndims)
             dims = np.empty(len(plain), np.uint64)
             dims[plain] = headers.dims
             dims[~plain] = [dim for array, _ in self._odd.values() for dim in array.shape]
             bounds = np.concatenate(([0], np.cumsum(ndims))).astype(np.uint32)
-        columns = kernels.Columns(
+        columns = native.Columns(
             headers.names, headers.bounds, np.zeros(count, np.uint8), dims, bounds, headers.begin, headers.end
         )
         kinds, fortran, known = headers.kind, headers.fortran, self._kinds

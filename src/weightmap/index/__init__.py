@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DECLARED, NUMPY_MAX_NDIM
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Rules:
             cls.bits = bits.ljust(256, b"\0")
             cls.sized = [code for code, count in enumerate(bits) if count == DECLARED]
         cls.ndims = frozenset(range(cls.min_ndim, cls.max_ndim + 1))  # faster than a range
-        cls.native = kernels.row_rules(cls)
+        cls.native = native.row_rules(cls)
 
     def __init__(self, base: int, file_size: int, declared: int = U64_MAX, *, lax: bool = False) -> None:
         self.base: int = base

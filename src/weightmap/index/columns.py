@@ -7,7 +7,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.index import U64_MAX, Rules
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
@@ -45,7 +45,7 @@ class ColumnTable(Table):
 
     def __init__(
         self,
-        columns: kernels.Columns,
+        columns: native.Columns,
         rules: Rules,
         *,
         utf8: bool,
@@ -71,7 +71,7 @@ class ColumnTable(Table):
         return StringTable(columns.text(), columns.words(columns.bounds, self.count + 1), 0, "tensor name")
 
     def _placer(self) -> Callable[[int], Place | None]:
-        return kernels.placer(self.rules, self.count, self._columns)
+        return native.placer(self.rules, self.count, self._columns)
 
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
@@ -199,17 +199,17 @@ class RecordTable(Table):
     def _load_names(self) -> StringTable:
         count, size = self.count, self.RECORD.size
         index = self._index
-        end, bounds = kernels.records_bounds(index, count)
+        end, bounds = native.records_bounds(index, count)
         names = index[count * size :]
-        if end > min(len(names), kernels.U32_MAX):
+        if end > min(len(names), native.U32_MAX):
             self.refuse("NAME_RANGE", count, end, len(names))
         return StringTable(names, bounds, 0, "tensor name")
 
     def _scan(self, name: bytes) -> int:
-        return kernels.records_find(self._index, self.count, name)
+        return native.records_find(self._index, self.count, name)
 
     def _placer(self) -> Callable[[int], Place | None]:
-        return kernels.placer(self.rules, self.count, None, self._index)
+        return native.placer(self.rules, self.count, None, self._index)
 
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
@@ -251,7 +251,7 @@ class RecordTable(Table):
         """Check every record and name by one call into C: ranges, UTF-8, stored hashes, uniqueness."""
         rules = self.rules
         index = self._bytes
-        found = kernels.records_check(
+        found = native.records_check(
             self._index if index is None else index, self.count, rules.native, rules.declared, rules.room, lax=rules.lax
         )
         if isinstance(found, int):

@@ -17,7 +17,7 @@ from weightmap.errors import (
 )
 
 if TYPE_CHECKING:
-    from weightmap import kernels
+    from weightmap import native
     from weightmap.index import Rules
     from weightmap.index.strings import StringTable
 
@@ -38,7 +38,7 @@ class _Described(Protocol):
     def __len__(self) -> int: ...
 
 
-def table_error(table: _Described, fault: kernels.Fault) -> FormatError:
+def table_error(table: _Described, fault: native.Fault) -> FormatError:
     """Return the error for a fault, with the tensor's name where it can be read.
 
     Field and offset are those of the format's own field, where its rules name it.
@@ -52,7 +52,7 @@ def table_error(table: _Described, fault: kernels.Fault) -> FormatError:
     return error
 
 
-def _describe(table: _Described, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
+def _describe(table: _Described, fault: native.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
     kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)

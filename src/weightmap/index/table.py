@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError, LayoutError, quoted
 from weightmap.index import INT64_MAX, U64_MAX, Rules
@@ -344,9 +344,9 @@ class Table:
 
     def refuse(self, kind: str, row: int, actual: int = 0, expected: int = 0) -> NoReturn:
         """Raise the error for a fault that Python found."""
-        self.fail(kernels.Fault(kernels.faults()[kind], row, 0, actual, expected))
+        self.fail(native.Fault(native.faults()[kind], row, 0, actual, expected))
 
-    def fail(self, fault: kernels.Fault) -> NoReturn:
+    def fail(self, fault: native.Fault) -> NoReturn:
         """Raise the error for a fault that a scan in C found."""
         from weightmap.index.messages import table_error  # noqa: PLC0415 - valid files never need it
 

@@ -17,16 +17,16 @@ import stat
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError, quoted
 from weightmap.io.sink import DIRECT, Sink
-from weightmap.kernels import Descriptor, late, take_ownership
+from weightmap.native import Descriptor, late, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from weightmap.io.sink import WritePlan
-    from weightmap.kernels import Temporary
+    from weightmap.native import Temporary
 
 # Address schemes that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
@@ -91,7 +91,7 @@ def write_plan(
         raise
     try:
         write = partial(_write, durable=durable, overwrite=overwrite)
-        size = kernels.with_temporary(write, folder, name, plan, mode, progress)
+        size = native.with_temporary(write, folder, name, plan, mode, progress)
     except FileExistsError:  # it appeared while this one was written
         raise file_exists(path) from None
     except BaseException as error:
@@ -133,7 +133,7 @@ def _write(
             hidden = folder.link(temporary, name)
         except OSError:  # no links on this file system, or a policy against them
             copy = partial(_write_copy, durable=durable, overwrite=overwrite)
-            kernels.with_temporary(copy, fd, folder, name)
+            native.with_temporary(copy, fd, folder, name)
             return sink.offset
     folder.replace(temporary, hidden, name, overwrite=overwrite)
     return sink.offset

@@ -6,8 +6,8 @@ import contextlib
 from _thread import _local
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
-from weightmap.kernels._rooms import LINE, to_line
+from weightmap import native
+from weightmap.native._rooms import LINE, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,11 +47,11 @@ def room(nbytes: int) -> memoryview:
     """
     buffers, size = _kept.buffers, nbytes + LINE
     if buffers is None:
-        return _from_line(kernels.new_buffer(size), nbytes)
+        return _from_line(native.new_buffer(size), nbytes)
     for buffer in sorted(buffers, key=len):
         if len(buffer) >= size and _is_free(buffer):
             return _from_line(buffer, nbytes)
-    buffers.append(kernels.new_buffer(size))
+    buffers.append(native.new_buffer(size))
     if len(buffers) > _MOST:
         del buffers[0]
     return _from_line(buffers[-1], nbytes)

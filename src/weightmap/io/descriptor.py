@@ -7,17 +7,17 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import FileChangedError, NotRegularFileError
-from weightmap.kernels import Descriptor, late, take_ownership
 from weightmap.lazy import np
+from weightmap.native import Descriptor, late, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.kernels import State
+    from weightmap.native import State
 
 # Ways to touch pages; kernels.h numbers them in this order.
 ADVICE = ("normal", "random", "sequential")
@@ -36,9 +36,9 @@ def map_file(fd: int, size: int, mode: str, advice: str | None) -> tuple[NDArray
 
         mapped: Any = mmap.mmap(fd, size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
     else:
-        mapped = kernels.map_file(fd, size, cow=cow, sealed=mode == "sealed")
+        mapped = native.map_file(fd, size, cow=cow, sealed=mode == "sealed")
     if advice is not None:
-        kernels.advise(mapped, ADVICE.index(advice))
+        native.advise(mapped, ADVICE.index(advice))
     # A read-only mapping exports read-only memory, so nobody can make an array on it writeable.
     return np.ndarray((size,), np.uint8, mapped), mapped
 
@@ -103,7 +103,7 @@ def open_again(path: str, name: str, identity: Sequence[int]) -> Descriptor:
     """Open a file whose descriptor was released. Raises `FileChangedError` if the path leads to another file now."""
     file = open_descriptor(path)
     try:
-        seen = kernels.fstat(file)
+        seen = native.fstat(file)
     except OSError as error:
         error.filename = name
         raise
@@ -132,7 +132,7 @@ def fail_changed(seen: State, unchanged: int, name: str) -> NoReturn:
     """Raise the error for the outcome of `State.unchanged`, 0 or a negative errno."""
     if unchanged < 0:  # a server that no longer knows the file will not deliver its pages either
         raise OSError(-unchanged, os.strerror(-unchanged), name)
-    now = kernels.fstat(seen.fd)
+    now = native.fstat(seen.fd)
     raise _changed(seen, now.size, now.mtime_ns, name)
 
 

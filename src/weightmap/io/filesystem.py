@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightmap.kernels import late
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from weightmap.io.source import Source

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.source import CHUNK, Source
-from weightmap.kernels import take_ownership
 from weightmap.lazy import np
+from weightmap.native import take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

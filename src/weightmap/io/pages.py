@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import TensorFileError
 from weightmap.io.descriptor import map_file
 from weightmap.io.filesystem import file_system_of
-from weightmap.kernels import late
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -171,7 +171,7 @@ def sample(source: Source, begin: int, end: int) -> Sample | None:
     try:
         octets, memory = map_file(file, source.size, "mmap", None)
         started = time.perf_counter()
-        error = kernels.populate(memory, begin, end - begin)
+        error = native.populate(memory, begin, end - begin)
         seconds = time.perf_counter() - started
         fields = _smaps(octets.ctypes.data)
     except OSError:

@@ -18,7 +18,7 @@ from weightmap.io.ahead import Pattern, Queue, Windows
 from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.location import Stored
 from weightmap.io.source import CHUNK, Source
-from weightmap.kernels import late
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.io import buffers
-from weightmap.kernels import late
 from weightmap.lazy import np
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightmap.io.source import Source
-    from weightmap.kernels.late import Unwritten
+    from weightmap.native.late import Unwritten
 
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader takes one fault per piece
 # instead of 512.
@@ -121,7 +121,7 @@ class Sink:
             else:
                 count = min(len(view) // STAGE * STAGE, DIRECT)
                 # Unfaulted source pages would split the write, and the file would get small pages.
-                kernels.populate(view[:count], 0, count)
+                native.populate(view[:count], 0, count)
                 self._put(view[:count], self.offset)
                 self._advance(view[:count])
             view = view[count:]
@@ -190,7 +190,7 @@ class Sink:
 
     def _sum(self) -> None:
         if self._summing:
-            self._crc = kernels.crc32(self._view[self._summed : self._filled], self._crc)
+            self._crc = late.crc32(self._view[self._summed : self._filled], self._crc)
             self._summed = self._filled
 
     def _flush_full(self) -> None:
@@ -232,7 +232,7 @@ class Sink:
 
     def _advance(self, piece: memoryview) -> None:
         if self.digest is not None:
-            self.digest = kernels.crc32(piece, self.digest)
+            self.digest = late.crc32(piece, self.digest)
         self.offset += len(piece)
         self._tell(min(self.offset, self._total - 1) if self.offset else 0)
 

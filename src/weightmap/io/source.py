@@ -18,7 +18,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import ClosedError, LimitError, TruncatedError, escape, shrank
 from weightmap.io.descriptor import (
     aligned,
@@ -30,8 +30,8 @@ from weightmap.io.descriptor import (
     read_into,
     refuse,
 )
-from weightmap.kernels import late
 from weightmap.lazy import later, np
+from weightmap.native import late
 from weightmap.options import DEFAULT_LIMITS, check_expansion
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.kernels import Descriptor
+    from weightmap.native import Descriptor
     from weightmap.options import Limits
 
 MODES = ("mmap", "cow", "copy", "sealed")
@@ -143,7 +143,7 @@ class Source:
             self.size: int = 0 if octets is None else len(octets)
             return
         try:
-            seen = self._seen = kernels.fstat(file)
+            seen = self._seen = native.fstat(file)
         except OSError as error:
             raise self._named(error) from None
         if seen.mode & _KIND != stat.S_IFREG:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NoReturn
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import FormatError
 from weightmap.options import DEEPEST
 
@@ -153,7 +153,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
             fail("it begins with a byte order mark", 0)
         # Checked before parsing: the parser recurses as deep as the interpreter allows, which may exceed the stack.
         # Texts with few brackets cannot be deep.
-        if raw.count(b"{") + raw.count(b"[") > DEEPEST and kernels.json_depth(raw) > DEEPEST:
+        if raw.count(b"{") + raw.count(b"[") > DEEPEST and native.json_depth(raw) > DEEPEST:
             fail(f"it is nested more than {DEEPEST} deep")
         value = _decode(text)
         if b"\\u" in raw:

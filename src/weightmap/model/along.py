@@ -8,7 +8,6 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
 from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError, quoted
 from weightmap.io import strict_json
 from weightmap.io.atomic import write_plan
@@ -16,6 +15,7 @@ from weightmap.io.beside import read_small, stays_inside
 from weightmap.io.open_source import folder_of, from_buffer, from_path, inside, is_directory, names_in
 from weightmap.io.sink import WritePlan
 from weightmap.model.inputs import ALONG
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +179,7 @@ def is_whole(path: str, nbytes: int, crc: int) -> bool:
             return False
         found = 0
         for chunk in source.chunks(0, nbytes):
-            found = kernels.crc32(chunk, found)
+            found = late.crc32(chunk, found)
         return found == crc
     finally:
         source.close()
@@ -189,7 +189,7 @@ def _lies_at(path: str, new: Source, *, replace: bool = False) -> bool:
     """Say whether a copy is there already; raise `TargetError` if something else is that is not to be replaced."""
     if not os.path.lexists(path):
         return False
-    crc = functools.reduce(lambda crc, chunk: kernels.crc32(chunk, crc), new.chunks(0, new.size), 0)
+    crc = functools.reduce(lambda crc, chunk: late.crc32(chunk, crc), new.chunks(0, new.size), 0)
     if is_whole(path, new.size, crc):
         return True
     if not replace:

@@ -6,13 +6,13 @@ import datetime as dt
 import os
 from typing import Any
 
-from weightmap import kernels
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.open_source import folder_of, inside, is_directory, modified_at, names_in, path_of
 from weightmap.model.sharded import find_model
 from weightmap.model.tokenizer import TokenizerParts, read_tokenizer
+from weightmap.native import late
 
 # Keys that the specification of EMBD requires, and where a configuration has them.
 _KEYS = {
@@ -110,7 +110,7 @@ class _Files:
     def read(self, path: str) -> bytes | None:
         """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
         raw = read_small(path)
-        self.seen[os.path.basename(str(path))] = None if raw is None else (len(raw), kernels.crc32(raw))
+        self.seen[os.path.basename(str(path))] = None if raw is None else (len(raw), late.crc32(raw))
         return raw
 
     def json(self, name: str) -> dict[str, Any] | None:

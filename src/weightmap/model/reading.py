@@ -10,7 +10,7 @@ import numpy as np
 from weightmap.arguments import as_integer
 from weightmap.dtypes import DTYPES, dtype_named, numpy_dtype
 from weightmap.errors import LimitError, UnsupportedError, counted
-from weightmap.kernels import late
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray

@@ -20,12 +20,12 @@ from weightmap.formats._metadata import equal
 from weightmap.index.joined import JoinedTable
 from weightmap.io.beside import KEPT
 from weightmap.io.open_source import MISSING, beside, called, from_path, inside, names_in, unlisted
-from weightmap.kernels.late import cpus
 from weightmap.lazy import np
 from weightmap.model.file import TensorFile
 from weightmap.model.listing import read_listing, shard_name
 from weightmap.model.parts import check_index, parts_of, sources_of
 from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, mode_of, open_file
+from weightmap.native.late import cpus
 from weightmap.options import Options
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustE
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.io.open_source import MISSING, open_source
 from weightmap.io.source import MODES
-from weightmap.kernels import is_set
 from weightmap.model.file import TensorFile
+from weightmap.native import is_set
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:

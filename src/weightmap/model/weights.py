@@ -19,8 +19,8 @@ from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.geometry import Derived, Geometry, Given, ascending
 from weightmap.io.open_source import beside
-from weightmap.kernels.late import GGML_TYPES, blocks_size, ggml_size
 from weightmap.model.parts import check_index, parts_of, requested, rows_of
+from weightmap.native.late import GGML_TYPES, blocks_size, ggml_size
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.checkpoints import FLOATS, HALVES, Group, Method, as_settings, method_of

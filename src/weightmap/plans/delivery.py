@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.errors import quoted
 from weightmap.io.descriptor import aligned
 from weightmap.io.direct import DirectReader
 from weightmap.io.pages import ask_for, give_back, reads_ahead
+from weightmap.native import late
 from weightmap.plans.indices import Indices, Shard, arranged, axes_of, runs_of
 from weightmap.plans.part import PartReader, Runs
 from weightmap.plans.sums import Sums
@@ -252,7 +252,7 @@ class Delivery(PartReader):
     def note(self, at: int, octets: NDArray[np.uint8]) -> None:
         """Add a chunk to its checksums; it is consumed."""
         if self._sums.takes:
-            self._sums.feed([at], [len(octets)], [kernels.crc32(octets)])
+            self._sums.feed([at], [len(octets)], [late.crc32(octets)])
         self.consumed(at, at + len(octets))
 
     def note_runs(self, starts: NDArray[np.int64], length: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from weightmap.io.direct import DirectReader
 from weightmap.io.filesystem import file_system_of
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.plans.indices import arranged, runs_of
 from weightmap.plans.wants import ranges_of
 

@@ -11,9 +11,9 @@ from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
 from weightmap.io.filesystem import file_system_of
 from weightmap.io.memory import headroom
 from weightmap.io.source import ROUND_TRIP
-from weightmap.kernels import late
 from weightmap.model.parts import check_open, check_unchanged, is_remote, name_of, parts_of
 from weightmap.model.spans import spans_of
+from weightmap.native import late
 from weightmap.plans.delivery import Delivery
 from weightmap.plans.indices import Indices
 from weightmap.plans.sums import check_when

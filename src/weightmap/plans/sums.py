@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -96,7 +96,7 @@ class Sums:
             end = self._end()
             self._skip(start)
             if self._at == start and start + size <= end:
-                self._crc, self._at = kernels.crc32_combine(self._crc, crc, size), start + size
+                self._crc, self._at = late.crc32_combine(self._crc, crc, size), start + size
             else:
                 self._skip(min(start + size, end))
 
@@ -117,7 +117,7 @@ class Sums:
         if to <= self._at:
             return
         for piece in self._source.chunks(self._at, to - self._at):
-            self._crc = kernels.crc32(piece, self._crc)
+            self._crc = late.crc32(piece, self._crc)
             if self._consumed is not None:
                 self._consumed(self._at, self._at + len(piece))
             self._at += len(piece)

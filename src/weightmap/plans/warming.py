@@ -10,7 +10,7 @@ import numpy as np
 from weightmap.arguments import as_integer, check_progress
 from weightmap.errors import TensorFileError
 from weightmap.io.pages import bring_in, resident_in
-from weightmap.kernels import late
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

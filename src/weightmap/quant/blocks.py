@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap.dtypes import dtype_named
 from weightmap.errors import QuantError
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.schemes import BITS, BLOCKED, SCALE, block_bytes, checked_shape, no_scheme
 from weightmap.quant.selection import groups, selected
 

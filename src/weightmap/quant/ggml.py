@@ -27,7 +27,7 @@ import numpy as np
 
 from weightmap.dtypes import GGML_SCHEMES
 from weightmap.errors import QuantError
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.blocks import QuantizedTensor, octets_of
 from weightmap.quant.schemes import BITS, checked_shape
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from weightmap.dtypes import dtype_named
 from weightmap.errors import QuantError
-from weightmap.kernels import bf16_to_f32, f16_to_f32, late
+from weightmap.native import late
+from weightmap.native.late import bf16_to_f32, f16_to_f32
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 

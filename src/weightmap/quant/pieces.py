@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from weightmap.dtypes import GGML_SCHEMES
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import GgmlTensor

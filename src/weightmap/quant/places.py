@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.dtypes import GGML_SCHEMES
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.schemes import BITS, SCALE, block_bytes
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from weightmap.errors import QuantError
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:

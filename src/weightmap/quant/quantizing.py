@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.dtypes import scale_type_named
 from weightmap.errors import QuantError
 from weightmap.index.spelling import alike
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import quantize_ggml
 from weightmap.quant.schemes import BITS, BLOCKED, no_scheme

@@ -17,7 +17,7 @@ from weightmap.conversion.spec import Quantize
 from weightmap.conversion.tensor_diffs import has_numbers
 from weightmap.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import QuantError
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import GgmlTensor
 from weightmap.quant.quantizing import quantize

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from weightmap.errors import TrustError, quoted
 from weightmap.io.open_source import from_path
-from weightmap.kernels.late import cpus
+from weightmap.native.late import cpus
 from weightmap.options import DEFAULT_LIMITS
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from weightmap.arguments import as_globs, as_integer
 from weightmap.dtypes import SCHEMES
 from weightmap.errors import MissingDependencyError, QuantError
 from weightmap.formats import Payload
-from weightmap.kernels import late
 from weightmap.model.reports import QuantizedInfo
+from weightmap.native import late
 from weightmap.quant import PQShape
 from weightmap.quant.product import ProductQuantized
 from weightmap.words.importers._words import l2_norms

@@ -14,10 +14,10 @@ from tests.builders import amb, noise, normal
 from tests.support import DATA, listing, same
 
 import weightmap as wm
-from weightmap import kernels
+from weightmap import native
 from weightmap.formats.amb import layout
 from weightmap.io.open_source import from_buffer, from_path
-from weightmap.kernels import _scans
+from weightmap.native import _scans
 from weightmap.options import Options
 
 TRUTH = sorted((DATA / "amb" / "spec_example_writer").glob("*.amb"))
@@ -290,8 +290,8 @@ def test_both_readings_of_the_alignment_agree_on_our_files(tmp_path):
     wm.save(path, arrays(), metadata={"name": "x" * 3}, tokenizer={"type": 0, "payload": b"12345"})
     data = path.read_bytes()
     sizes = struct.unpack_from("<3I", data, 8)
-    section = kernels.Section(-1, np.frombuffer(data, np.uint8), 28 + sum(sizes), len(data), 1000, 10**6, (0, 0))
-    found = [kernels.scan_section(section, relative=relative, lax=False) for relative in (False, True)]
+    section = native.Section(-1, np.frombuffer(data, np.uint8), 28 + sum(sizes), len(data), 1000, 10**6, (0, 0))
+    found = [native.scan_section(section, relative=relative, lax=False) for relative in (False, True)]
     assert found[0][2] is found[1][2] is None
     ends = [columns.array(columns.end, columns.count, "<u8").tolist() for columns, _, _ in found]
     assert ends[0] == ends[1]
@@ -334,7 +334,7 @@ def test_everything_that_cannot_be_written_is_named_at_once(tmp_path):
 
 
 def test_a_fault_that_has_no_words_is_an_error_all_the_same():
-    error = layout._error(kernels.Fault(kernels.faults()["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
+    error = layout._error(native.Fault(native.faults()["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
     assert isinstance(error, wm.FormatError)
     assert str(error) == "tensor 3: the records are damaged (COLUMN) (at byte 100)"
 

@@ -9,7 +9,7 @@ from tests import zip_files
 from tests.builders import normal, npy, npz
 
 import weightmap as wm
-from weightmap import kernels
+from weightmap import native
 from weightmap.formats import _zip_faults
 from weightmap.io.open_source import from_path
 from weightmap.model.parts import dense_row
@@ -132,12 +132,12 @@ def test_a_header_that_cannot_be_read(tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(data[:40])
     with path.open("rb") as file:
-        short = kernels.zip_scan(file.fileno(), None, begin, central, 2)
-    closed = kernels.zip_scan(1 << 20, None, begin, central, 2)
-    large = kernels.Fault(kernels.faults()["COLUMN"], 0, 0, 0, 0)
+        short = native.zip_scan(file.fileno(), None, begin, central, 2)
+    closed = native.zip_scan(1 << 20, None, begin, central, 2)
+    large = native.Fault(native.faults()["COLUMN"], 0, 0, 0, 0)
     source = from_path(str(path), "mmap")
     for fault, error in ((short, wm.TruncatedError), (closed, OSError), (large, wm.FormatError)):
-        assert isinstance(fault, kernels.Fault)
+        assert isinstance(fault, native.Fault)
         assert type(_zip_faults.error_of(fault, begin, source)) is error
     source.close()
 

@@ -59,7 +59,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap import kernels
 from weightmap.formats._base import JSON, Content, Format, take
 from weightmap.formats.amb.layout import (
     DENSE,
@@ -73,6 +72,7 @@ from weightmap.formats.amb.layout import (
     walk,
 )
 from weightmap.lazy import later
+from weightmap.native import late
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,7 +118,7 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     prefix = take(source, head, 0, header.tokenizer)
     metadata = read_json(prefix, "metadata", header.metadata, header.config)
     config = read_json(prefix, "config", header.config, header.tokenizer)
-    crc = kernels.crc32(prefix)
+    crc = late.crc32(prefix)
     tokenizer = read_tokenizer(source, head, header.tokenizer, header.weights, options.limits)
     bare = bare_blocks(config)
     records = walk(source, header, bare, options, warnings)

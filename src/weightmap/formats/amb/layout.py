@@ -7,7 +7,7 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES
 from weightmap.errors import (
     FormatError,
@@ -141,8 +141,8 @@ class Records:
 
     __slots__ = ("columns", "relative")
 
-    def __init__(self, columns: kernels.Columns, *, relative: bool) -> None:
-        self.columns: kernels.Columns = columns
+    def __init__(self, columns: native.Columns, *, relative: bool) -> None:
+        self.columns: native.Columns = columns
         self.relative: bool = relative  # whether padding counts from the beginning of the section
 
 
@@ -154,7 +154,7 @@ def walk(
     `bare` is block size and bytes of a scale of blocks without a header. Raises the error of the walk that got further.
     """
     fd, data = source.scanned  # held until this returns
-    section = kernels.Section(
+    section = native.Section(
         fd,
         data,
         header.weights,
@@ -164,11 +164,11 @@ def walk(
         bare or (0, 0),
     )
     bases = (False, True) if header.weights % ALIGNMENT else (False,)
-    failures: list[tuple[tuple[int, int], kernels.Fault, int]] = []
+    failures: list[tuple[tuple[int, int], native.Fault, int]] = []
     for lax in (False,) if options.strict else (False, True):
         failures.clear()
         for relative in bases:
-            columns, found, fault = kernels.scan_section(section, relative=relative, lax=lax)
+            columns, found, fault = native.scan_section(section, relative=relative, lax=lax)
             if fault is None:
                 warnings += _odd(found, source.name)
                 return Records(columns, relative=relative)
@@ -203,9 +203,9 @@ _WORDS: dict[str, tuple[type[TensorFileError], str, str]] = {
 
 
 def _error(  # noqa: PLR0911 - one return for each kind of fault
-    fault: kernels.Fault, part: int, name: str
+    fault: native.Fault, part: int, name: str
 ) -> TensorFileError | OSError:
-    kind, field = fault.kind, kernels.SECTION_FIELDS[part]
+    kind, field = fault.kind, native.SECTION_FIELDS[part]
     label = f"tensor {fault.row}"
     if kind == "AMB_READ":
         if fault.actual:

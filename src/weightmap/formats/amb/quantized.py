@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.errors import QuantError
 from weightmap.formats.amb.layout import BY_BLOCKS, QUANT_HEADER, QUANT_TYPES, SCALE_SIZES, SCALE_TYPES
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.schemes import BITS
 

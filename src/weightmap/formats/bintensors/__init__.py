@@ -46,7 +46,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DTYPES
 from weightmap.errors import (
     FormatError,
@@ -135,7 +135,7 @@ class _Reading:
         self._options = options
         self._warnings: list[str] = []
         limit = options.limits.max_tensors + 1
-        self._columns, self._found, self._fault = kernels.scan_bincode(header, layouts, limit)
+        self._columns, self._found, self._fault = native.scan_bincode(header, layouts, limit)
         self.progress: int = self._found.progress  # how far this attempt got
 
     def content(self) -> Content:
@@ -165,7 +165,7 @@ class _Reading:
         content.has_metadata = found.metadata_begin != 0
         return content
 
-    def _error(self, fault: kernels.Fault) -> FormatError:
+    def _error(self, fault: native.Fault) -> FormatError:
         """Return the error for a fault of the scan."""
         if fault.kind == "CAPACITY":
             self._options.limits.check("max_tensors", fault.actual, "number of tensors")
@@ -227,12 +227,12 @@ class _Reading:
         source, size, layout = self._source, len(self._header), self._found.layout
 
         def locate(row: int) -> int | None:
-            fault = kernels.scan_bincode(source.pread(LENGTH.size, size), layout, row)[2]
+            fault = native.scan_bincode(source.pread(LENGTH.size, size), layout, row)[2]
             return None if fault is None else LENGTH.size + fault.at
 
         return locate
 
-    def _read_aliases(self, fault: kernels.Fault) -> None:
+    def _read_aliases(self, fault: native.Fault) -> None:
         """Make a row of each name in a map that is not a bijection, as bintensors 0.0.5 does."""
         columns, found, count = self._columns, self._found, self._columns.count
         position = found.map_begin

@@ -40,13 +40,14 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, cut_off
 from weightmap.formats._base import TEXT, Content, Format, take, trailing
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.lazy import later
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from weightmap.formats._verification import Verification
@@ -85,8 +86,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     warnings: list[str] = []
     _check_size(source, base, total, options, warnings)
     records = take(source, head, header_size, base - header_size)
-    scanned = kernels.scan_layers(records)
-    if isinstance(scanned, kernels.Fault):
+    scanned = native.scan_layers(records)
+    if isinstance(scanned, native.Fault):
         _fail(scanned, header_size)
     columns, found = scanned
     if options.checked:
@@ -95,7 +96,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     table = ColumnTable(columns, rules, utf8=False, locate=lambda row: header_size + RECORD.size * row)
     if options.checked:
         table.check()
-    crc = kernels.crc32(head[:header_size] + records)
+    crc = late.crc32(head[:header_size] + records)
 
     def verify(run: Verification) -> None:
         _verify(run, crc, base, total)
@@ -145,7 +146,7 @@ def _check_total(found: Any, total: int, options: Options, warnings: list[str]) 
         options.tolerate(error, warnings)
 
 
-def _fail(fault: kernels.Fault, header_size: int) -> NoReturn:
+def _fail(fault: native.Fault, header_size: int) -> NoReturn:
     if fault.kind == "LAYER_ZERO":
         field = RECORD_FIELDS[fault.at % RECORD.size // 4]
         what, offset = f"layer {fault.row}: {field}", header_size + fault.at

@@ -58,7 +58,7 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import (
     ChecksumError,
@@ -99,6 +99,7 @@ from weightmap.formats.embd.layout import (
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable, RecordTable
 from weightmap.lazy import later, np
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -154,7 +155,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     vocab = _simple_vocabulary(reader, options)
     warnings: list[str] = []
     trailing(source, reader.position, options, warnings)
-    columns = kernels.Columns(
+    columns = native.Columns(
         b"".join(names),
         np.cumsum(lengths, dtype=np.uint32),
         np.zeros(count, np.uint8),
@@ -176,7 +177,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     return content
 
 
-def _name_at(columns: kernels.Columns, row: int) -> int:
+def _name_at(columns: native.Columns, row: int) -> int:
     """Return the offset of a tensor's name: before the number and values of its dimensions, and its data."""
     names, dims = columns.bounds, columns.dim_bounds
     at: int = columns.begin[row] - 4 - 4 * (dims[row + 1] - dims[row]) - (names[row + 1] - names[row])
@@ -191,7 +192,7 @@ def _simple_vocabulary(reader: Cursor, options: Options) -> Vocabulary | None:
     options.limits.check("max_header_bytes", reader.left, "size of the vocabulary", offset=at)
     start = reader.position
     data = reader.take(reader.left, "vocabulary", "the vocabulary")
-    walked = kernels.walk_strings(data, count, 4)
+    walked = native.walk_strings(data, count, 4)
     if walked < 0:
         raise cut_off(f"token {-1 - walked} of {count}", reader.end, field="vocabulary")
     reader.position = start + walked
@@ -266,7 +267,7 @@ def _check_header(
     _, major, minor, flags, at, metadata_size, vocab, vocab_size, index, count, data, size, _, stored, odd = fields
     if major != 1:
         raise field_error(UnsupportedError, "version_major", major, 1)
-    found = kernels.crc32(head[:56])
+    found = late.crc32(head[:56])
     if found != stored:
         if stored or flags & CHECKSUM_ENABLED:
             expected = f"{found:#010x}, the CRC-32 of bytes 0 to 55"
@@ -359,7 +360,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if sized and ended:
         return parse_spec(source, head, fields, footer, options)
     header = Header(*fields)
-    if not (sized or ended or header.header_checksum == kernels.crc32(head[:56])):
+    if not (sized or ended or header.header_checksum == late.crc32(head[:56])):
         return parse_simple(source, head, options)
     try:
         return parse_simple(source, head, options)

@@ -6,7 +6,7 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DTYPES
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import FormatError, LayoutError, TruncatedError
@@ -139,7 +139,7 @@ def check_metadata(raw: bytes, offset: int, warnings: list[str]) -> None:
         expected = "at least 8, the counts that the section begins with"
         raise field_error(LayoutError, "metadata_size", len(raw), expected)
     count, total = PAIR.unpack_from(raw)
-    fault = kernels.pairs_check(raw[PAIR.size :], count)
+    fault = native.pairs_check(raw[PAIR.size :], count)
     if fault is not None and fault.kind == "NAME_FLOOD":
         # All else is checked. Somebody made the hashes collide, or there are very many keys: a set is bounded for any
         # keys, because a secret keys its hash.
@@ -155,7 +155,7 @@ def check_metadata(raw: bytes, offset: int, warnings: list[str]) -> None:
         warnings.append(f"total_size of the metadata is {total}, {expected}")
 
 
-def _metadata_error(fault: kernels.Fault, count: int, raw: bytes, offset: int) -> FormatError:
+def _metadata_error(fault: native.Fault, count: int, raw: bytes, offset: int) -> FormatError:
     at = offset + PAIR.size + fault.at
     if fault.kind == "NAME_UTF8":
         return FormatError(f"metadata entry {fault.row} is not UTF-8", field="metadata", offset=at)
@@ -225,7 +225,7 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
 def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: int) -> StringTable:
     """Return the table of tokens. Raises `LayoutError` when they do not fill their section exactly."""
     bounds = np.empty(count + 1, np.uint32)
-    walked = kernels.walk_strings(data, count, width, bounds)
+    walked = native.walk_strings(data, count, width, bounds)
     if walked != len(data):
         what = f"token {-1 - walked} runs past the end of the vocabulary"
         if walked >= 0:

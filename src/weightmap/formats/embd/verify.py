@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.errors import nonzero_padding
 from weightmap.formats._verification import Sum
 from weightmap.formats.embd.layout import (
@@ -24,6 +23,7 @@ from weightmap.formats.embd.layout import (
 )
 from weightmap.index.columns import RecordTable
 from weightmap.io.open_source import from_buffer
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from typing import Any
@@ -41,8 +41,8 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
     raw, start = header.packed(), header.tensor_data_offset
     run.options.limits.check("max_header_bytes", start, "size of everything before the tensor data")
     prefix = run.read(0, start)
-    run.unchanged(prefix[: HEADER.size], kernels.crc32(raw), "the header")
-    has_checksum = header.header_checksum == kernels.crc32(raw[:56])  # otherwise it is 0: opening checked it
+    run.unchanged(prefix[: HEADER.size], late.crc32(raw), "the header")
+    has_checksum = header.header_checksum == late.crc32(raw[:56])  # otherwise it is 0: opening checked it
     run.checked("header checksum" if has_checksum else "no header checksum: the file has none")
     at = header.metadata_offset
     metadata = load_metadata(prefix[at : at + header.metadata_size], at)
@@ -63,7 +63,7 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
     if header.flags & VOCAB_EMBEDDED:
         run.vocabulary(vocabulary(from_buffer(prefix, "mmap"), prefix, header))
     _verify_section_padding(run, prefix, header, table)
-    _verify_data(run, kernels.crc32(prefix), header, footer, table)
+    _verify_data(run, late.crc32(prefix), header, footer, table)
 
 
 def _verify_data(
@@ -83,7 +83,7 @@ def _verify_data(
     if not header.flags & CHECKSUM_ENABLED:
         run.checked("no data checksums: the file has none")
         return
-    file_crc = kernels.crc32(tail, kernels.crc32_combine(prefix_crc, data_crc, size))
+    file_crc = late.crc32(tail, late.crc32_combine(prefix_crc, data_crc, size))
     whole = Sum(0, end, footer[1], "CRC-32 of the file", "file_checksum", end - 12)
     for stored, computed in ((data_sum(header, footer, end), data_crc), (whole, file_crc)):
         stored.check(computed)

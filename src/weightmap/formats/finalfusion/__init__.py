@@ -72,7 +72,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, cut_off, too_many
 from weightmap.formats._base import TOML, Content, Format, take, trailing
 from weightmap.formats.finalfusion.layout import (
@@ -184,7 +184,7 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
     parts = [(name, block) for name, block in zip(_NAMES, (chunks.storage, chunks.norms), strict=True) if block]
     names = [name.encode() for name, _ in parts]
     blocks = [block for _, block in parts]
-    columns = kernels.Columns(
+    columns = native.Columns(
         b"".join(names),
         np.array([0, *accumulate(map(len, names))], np.uint32),
         np.array([block.code for block in blocks], np.uint8),

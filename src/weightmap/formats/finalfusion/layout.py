@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, cut_off, too_many
 from weightmap.lazy import Record
@@ -231,7 +231,7 @@ def _skip(source: Source, position: int, count: int, tail: int, what: str) -> It
     left = count
     while left:
         piece = source.pread(position, min(_PIECE, source.size - position))
-        size, walked = kernels.skip_strings(piece, left, tail)
+        size, walked = native.skip_strings(piece, left, tail)
         left -= walked
         position += size
         if not walked:  # the string is longer than a piece, or than the file

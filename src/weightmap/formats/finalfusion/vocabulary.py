@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.embeddings.subwords import Subwords
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import LayoutError, TensorFileError, UnsupportedError
@@ -67,13 +67,13 @@ class VocabStrings:
         vocab = self._vocab
         data = self._section(vocab.words)
         bounds = np.empty(vocab.n_words + 1, np.uint32)
-        walked = kernels.walk_strings(data, vocab.n_words, 4, bounds)
+        walked = native.walk_strings(data, vocab.n_words, 4, bounds)
         if walked < 0:
             self._fail(f"word {-1 - walked} of {vocab.n_words} runs past it")
         if vocab.id == EXPLICIT:
             count, begin = self._ngrams_at(vocab.words + walked)
             data_of_ngrams = self._section(begin)
-            size, done = kernels.skip_strings(data_of_ngrams, count, 0 if vocab.spec else INDEX)
+            size, done = native.skip_strings(data_of_ngrams, count, 0 if vocab.spec else INDEX)
             if done < count:
                 self._fail(f"n-gram {done} of {count} runs past it")
             walked = begin + size - vocab.words
@@ -91,7 +91,7 @@ class VocabStrings:
     def _ngrams(self) -> tuple[UniqueStrings, NDArray[np.uint64]]:
         vocab = self._vocab
         data = self._section(vocab.words)
-        words = kernels.walk_strings(data, vocab.n_words, 4)
+        words = native.walk_strings(data, vocab.n_words, 4)
         if words < 0:
             self._fail(f"word {-1 - words} of {vocab.n_words} runs past it")
         count, begin = self._ngrams_at(vocab.words + words)
@@ -99,9 +99,9 @@ class VocabStrings:
         check_count(count, 4 if vocab.spec else 12, len(data), "n-grams", vocab.offset)
         if vocab.spec:
             bounds, indices = np.empty(count + 1, np.uint32), np.arange(count, dtype=np.uint64)
-            walked = kernels.walk_strings(data, count, 4, bounds)
+            walked = native.walk_strings(data, count, 4, bounds)
         else:
-            walked, bounds, indices = kernels.walk_indexed(data, count)
+            walked, bounds, indices = native.walk_indexed(data, count)
         if walked < 0:
             self._fail(f"n-gram {-1 - walked} of {count} runs past it")
         if walked != len(data):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import counted
 from weightmap.formats._writing import Unfit, encodable
 from weightmap.formats.gguf.header import (
@@ -34,7 +34,7 @@ _CODES = {spelling: code for code, spelling in NUMBERS.items()}
 # Types for new integers, with their ranges: the first that holds all of them is used.
 _INTEGERS = [("i4", -(2**31), 2**31 - 1), ("i8", -(2**63), 2**63 - 1), ("u8", 0, 2**64 - 1)]
 # Levels of arrays of arrays that the scan allows, above an array of values.
-_DEEPEST = kernels.GGUF_DEEPEST + 1
+_DEEPEST = native.GGUF_DEEPEST + 1
 # Number and count of parts are stored in 16 bits.
 _MOST_PARTS = 2**16 - 1
 
@@ -54,9 +54,9 @@ def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], in
     _add_part(request, merged, reasons)
     found = []
     for key, value in merged.items():
-        if not isinstance(key, str) or not encodable(key) or len(key.encode()) > kernels.GGUF_KEY_MOST:
+        if not isinstance(key, str) or not encodable(key) or len(key.encode()) > native.GGUF_KEY_MOST:
             reasons.append(
-                Unfit("metadata", str(key), f"keys are Unicode text of at most {kernels.GGUF_KEY_MOST} bytes")
+                Unfit("metadata", str(key), f"keys are Unicode text of at most {native.GGUF_KEY_MOST} bytes")
             )
             continue
         raw = stored.stored(key) if stored is not None and metadata.get(key) is value else None
@@ -73,7 +73,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
 
 
 def _bad_alignment(value: Any) -> bool:
-    return not isinstance(value, (int, np.integer)) or not 0 < value <= kernels.U32_MAX or bool(value % ALIGNMENT_UNIT)
+    return not isinstance(value, (int, np.integer)) or not 0 < value <= native.U32_MAX or bool(value % ALIGNMENT_UNIT)
 
 
 def _add_vocabulary(request: Request, metadata: dict[str, Any], reasons: list[Reason]) -> None:
@@ -87,7 +87,7 @@ def _add_vocabulary(request: Request, metadata: dict[str, Any], reasons: list[Re
             reasons.append(f"token {bad}, which is not Unicode text")
     for name, value in (ids or {}).items():
         keys = SPECIAL_IDS.get(name)
-        if keys is None or not isinstance(value, (int, np.integer)) or not 0 <= value <= kernels.U32_MAX:
+        if keys is None or not isinstance(value, (int, np.integer)) or not 0 <= value <= native.U32_MAX:
             reasons.append(Unfit("special id", str(name), f"an id of {', '.join(SPECIAL_IDS)}, from 0 to 2**32 - 1"))
             continue
         key = next((key for key in keys if key in metadata), keys[0])

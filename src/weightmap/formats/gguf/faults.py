@@ -9,7 +9,7 @@ from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedErro
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightmap import kernels
+    from weightmap import native
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -31,8 +31,8 @@ _WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
 
 
 def check(
-    fault: kernels.Fault,
-    scan: kernels.GGUFHeader,
+    fault: native.Fault,
+    scan: native.GGUFHeader,
     data: bytes | bytearray,
     source: Source,
     options: Options,
@@ -66,7 +66,7 @@ def check(
     raise _error(fault, label, source.size, known, field="tensor_infos" if of_tensors else "metadata_kv")
 
 
-def _error(fault: kernels.Fault, label: str, size: int, types: str, field: str) -> FormatError:
+def _error(fault: native.Fault, label: str, size: int, types: str, field: str) -> FormatError:
     if fault.kind == "GGUF_END":
         return cut_off(label, size, fault.at + fault.expected, field=field)
     cls, what, its_field, expected = _WORDS.get(fault.kind, (FormatError, "the header is damaged", "", ""))
@@ -76,7 +76,7 @@ def _error(fault: kernels.Fault, label: str, size: int, types: str, field: str) 
     return error
 
 
-def _label(data: bytes | bytearray, scan: kernels.GGUFHeader, fault: kernels.Fault) -> str:
+def _label(data: bytes | bytearray, scan: native.GGUFHeader, fault: native.Fault) -> str:
     """Name a key-value by its number, and by its key if that can be read."""
     label = f"key-value {fault.row}"
     width = 4 if scan.version == 1 else 8
@@ -87,7 +87,7 @@ def _label(data: bytes | bytearray, scan: kernels.GGUFHeader, fault: kernels.Fau
     return f"{label}, {quoted(data[begin : begin + length].decode(errors='replace'))}"
 
 
-def _repeated(data: bytes | bytearray, scan: kernels.GGUFHeader) -> tuple[int, int]:
+def _repeated(data: bytes | bytearray, scan: native.GGUFHeader) -> tuple[int, int]:
     """Return the numbers of the first two equal keys, or (-1, -1); Python's hashes cannot be forced to collide."""
     seen: dict[bytes, int] = {}
     for row, (first, last) in enumerate(scan.keys().tolist()):
@@ -97,7 +97,7 @@ def _repeated(data: bytes | bytearray, scan: kernels.GGUFHeader) -> tuple[int, i
     return -1, -1
 
 
-def _twice(data: bytes | bytearray, scan: kernels.GGUFHeader, first: int, second: int) -> LayoutError:
+def _twice(data: bytes | bytearray, scan: native.GGUFHeader, first: int, second: int) -> LayoutError:
     begin, end = scan.keys()[second].tolist()
     key = quoted(bytes(data[begin:end]).decode(errors="replace"))
     what = f"key-values {first} and {second} both have the key {key}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DTYPES, GGML_SCHEMES
 from weightmap.errors import FormatError, UnsupportedError, cut_off, too_many
 from weightmap.lazy import later, np
@@ -34,7 +34,7 @@ OPAQUE = {"q8_1": 9, "q8_k": 15, "q1_0": 41}
 CODES = DENSE | OPAQUE | GGML_SCHEMES
 TYPES = {code: name for name, code in CODES.items()}
 # Types in blocks: elements and bytes of one.
-BLOCKS = {name: kernels.ggml_block(code) for name, code in GGML_SCHEMES.items()}
+BLOCKS = {name: native.ggml_block(code) for name, code in GGML_SCHEMES.items()}
 BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292), "q1_0": (128, 18)}
 DEFAULT_ALIGNMENT, ALIGNMENT_UNIT = 32, 8
 ALIGNMENT = "general.alignment"
@@ -53,8 +53,8 @@ SPECIAL_IDS: dict[str, tuple[str, ...]] = {
 VERSIONS = (1, 2, 3)
 # Bytes of the second read, if the first page does not hold the header; each further read doubles the total.
 _FIRST = 1 << 16
-_POSITIONS = kernels.U32_MAX - 1
-_NATIVE = kernels.gguf_types(
+_POSITIONS = native.U32_MAX - 1
+_NATIVE = native.gguf_types(
     [(code, *BLOCKS[name]) if name in BLOCKS else (code, 1, DTYPES[name].bits >> 3) for code, name in TYPES.items()]
 )
 
@@ -84,10 +84,10 @@ class Header:
 
     __slots__ = ("_octets", "alignment", "base", "data", "end", "order", "path", "scan", "version")
 
-    def __init__(self, path: str, data: bytes | bytearray, scan: kernels.GGUFHeader, version: int) -> None:
+    def __init__(self, path: str, data: bytes | bytearray, scan: native.GGUFHeader, version: int) -> None:
         self.path: str = path
         self.data: bytes | bytearray = data
-        self.scan: kernels.GGUFHeader = scan
+        self.scan: native.GGUFHeader = scan
         self.version: int = version
         self.order = ">" if scan.big else "<"
         self.end: int = scan.end
@@ -141,11 +141,11 @@ class Header:
         return value
 
 
-def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, kernels.Columns]:
+def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, native.Columns]:
     """Read the header of a file; return it, and the columns of its tensor infos."""
     version, big, n_tensors, n_values, at = _beginning(source, head, options)
     limit = min(source.size, options.limits.max_header_bytes, _POSITIONS)
-    scan = kernels.GGUFHeader(limit, at, n_values, n_tensors, version, big=big)
+    scan = native.GGUFHeader(limit, at, n_values, n_tensors, version, big=big)
     data: bytes | bytearray = head[:limit]
     while (found := scan.values(data)) is False:
         data = _extended(source, data, scan.wanted, limit)
@@ -178,8 +178,8 @@ def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool
     n_tensors, n_values = counts.unpack_from(head, 8)
     options.limits.check("max_tensors", n_tensors, "tensor_count", offset=8)
     for count, least, field, offset in (
-        (n_values, kernels.GGUF_VALUE_LEAST, "metadata_kv_count", 8 + counts.size // 2),
-        (n_tensors, kernels.GGUF_TENSOR_LEAST, "tensor_count", 8),
+        (n_values, native.GGUF_VALUE_LEAST, "metadata_kv_count", 8 + counts.size // 2),
+        (n_tensors, native.GGUF_TENSOR_LEAST, "tensor_count", 8),
     ):
         most = (source.size - at) // least
         if count > most:
@@ -198,4 +198,4 @@ def _extended(source: Source, data: bytes | bytearray, wanted: int, limit: int) 
 def locate(header: Header, row: int) -> int | None:
     """Return the position of a tensor info, for messages, by scanning again."""
     found = header.scan.tensors(header.data, _NATIVE, row)[1]
-    return found.at if isinstance(found, kernels.Fault) else None
+    return found.at if isinstance(found, native.Fault) else None

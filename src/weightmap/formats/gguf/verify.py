@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
 from weightmap.errors import nonzero_padding
 from weightmap.formats.gguf.values import Strings, metadata
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from typing import Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def verify(header: Header, table: Table, vocab: Vocabulary | None, run: Verification) -> None:
     """Check the whole file: header unchanged, texts, padding, and that every byte can be read."""
-    run.unchanged(run.read(0, header.end), kernels.crc32(header.octets[: header.end]), "the header")
+    run.unchanged(run.read(0, header.end), late.crc32(header.octets[: header.end]), "the header")
     run.checked("header")
     for key, value in metadata(header).items():
         _check_texts(key, value)

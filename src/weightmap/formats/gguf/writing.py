@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import counted
 from weightmap.formats._writing import Reason, Request, Unfit, encodable, lacking, refuse
 from weightmap.formats.gguf.encoding import key_values
@@ -40,7 +40,7 @@ def plan(request: Request) -> WritePlan:
         numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, CODES[tensor.dtype.name], offset)
         header += encode_string(tensor.name.encode()) + numbers
         offset = aligned(offset + tensor.nbytes, alignment)
-    if len(header) >= kernels.U32_MAX - 1:
+    if len(header) >= native.U32_MAX - 1:
         refuse("GGUF", [f"a header of {len(header)} bytes, more than positions of 32 bits"])
     base = aligned(len(header), alignment)
     padded = len(request.tensors) > 0 or alignment <= _PADDED

@@ -48,7 +48,7 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DECLARED, DTYPES, DType
 from weightmap.errors import (
     FormatError,
@@ -95,7 +95,7 @@ _STRING = _NAMES.index("string")
 _FIELDS = {1: 4, 14: 4, 7: 7, 11: 10, 15: 10, 12: 11, 13: 11}
 _INT32_DATA = 5
 _COMPLEX = {"complex64": 32, "complex128": 64}
-_UNUSED = (None,) * (kernels.ONNX_MADE - len(TYPES))
+_UNUSED = (None,) * (native.ONNX_MADE - len(TYPES))
 # Elements of fewer bits share a number.
 _ALONE = 6
 
@@ -145,40 +145,40 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     return content
 
 
-def scan(source: Source, options: Options) -> kernels.Initialisers:
+def scan(source: Source, options: Options) -> native.Initialisers:
     """Walk the fields of the model. Raises the error for the first refused field."""
     limits = options.limits
     scanned = source.scanned  # held until this returns
-    model, fault = kernels.scan_model(scanned, source.size, limits.max_tensors, limits.max_header_bytes)
+    model, fault = native.scan_model(scanned, source.size, limits.max_tensors, limits.max_header_bytes)
     if fault is not None:
         raise _error_of(fault, model.found.message, model.found.number, source)
     return model
 
 
 # ------------------------------------------------------------------------------------------------------ tables
-def own_table(columns: kernels.Columns, at: NDArray[np.uint64], source: Source, options: Options) -> ColumnTable:
+def own_table(columns: native.Columns, at: NDArray[np.uint64], source: Source, options: Options) -> ColumnTable:
     """Return the table of the initialisers in the model itself; `at` are their places."""
 
     def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Geometry]:
-        code = columns.dtype[row] - kernels.ONNX_MADE
+        code = columns.dtype[row] - native.ONNX_MADE
         made = Made(columns.end[row] - columns.begin[row], functools.partial(_make, columns, row), options.limits)
         return TYPES[code], made
 
     return ColumnTable(columns, _Rules(0, source.size), utf8=True, locate=at.item, typed=typed)
 
 
-def _make(columns: kernels.Columns, number: int, row: Row, data: bytes, out: NDArray[np.uint8]) -> None:
+def _make(columns: native.Columns, number: int, row: Row, data: bytes, out: NDArray[np.uint8]) -> None:
     """Make the tensor of this number from the fields of numbers in its message."""
-    code, bits = columns.dtype[number] - kernels.ONNX_MADE, row.dtype.bits
+    code, bits = columns.dtype[number] - native.ONNX_MADE, row.dtype.bits
     field, width = _FIELDS.get(code, _INT32_DATA), _COMPLEX.get(row.dtype.name, bits if bits >= _ALONE else 8)
     count = math.prod(row.shape) if width == bits else len(out) * 8 // width
-    fault = kernels.make_numbers(data, field, width, out, count)
+    fault = native.make_numbers(data, field, width, out, count)
     if fault is not None:
         fault.at += row.offset
         raise _error_of(fault, TENSOR, field, row.source, f"tensor {_name(columns, number)}")
 
 
-def _name(columns: kernels.Columns, number: int) -> str:
+def _name(columns: native.Columns, number: int) -> str:
     """Return the name of a tensor as messages show it."""
     return quoted(columns.name(number).decode(errors="replace"))
 
@@ -194,7 +194,7 @@ class Side:
 
 
 def _joined(
-    source: Source, model: kernels.Initialisers, sides: dict[str, Side], options: Options, warnings: list[str]
+    source: Source, model: native.Initialisers, sides: dict[str, Side], options: Options, warnings: list[str]
 ) -> Table:
     """Return the table of the initialisers in the model and in other files, which it adds to `sides`."""
     columns, count = model.columns, model.columns.count
@@ -204,7 +204,7 @@ def _joined(
         what = f"initialiser {_name(columns, row)} holds strings, which are not read"
         options.tolerate(UnsupportedError(what, field="data_type", offset=model.at.item(row)), warnings)
     numbers = _number_files(source, model, sides, options)
-    apart = codes >= kernels.ONNX_EXTERNAL
+    apart = codes >= native.ONNX_EXTERNAL
     if len(numbers):
         first = np.array([row for row, *_ in model.files])
         owners[apart] = numbers[np.searchsorted(first, np.flatnonzero(apart), "right") - 1]
@@ -219,7 +219,7 @@ def _joined(
 
 
 def _number_files(
-    source: Source, model: kernels.Initialisers, sides: dict[str, Side], options: Options
+    source: Source, model: native.Initialisers, sides: dict[str, Side], options: Options
 ) -> NDArray[np.int64]:
     """Open the other files, and return the number of each that the model names, from 1 on."""
     known, numbers = dict[str, int](), list[int]()

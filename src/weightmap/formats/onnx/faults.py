@@ -11,7 +11,7 @@ from weightmap.formats.onnx import ENTRY, GRAPH, MODEL, OPSET, PROPS, SCALARS, T
 if TYPE_CHECKING:
     from weightmap.errors import TensorFileError
     from weightmap.io.source import Source
-    from weightmap.kernels import Fault
+    from weightmap.native import Fault
 
 # The names of fields, by message and number.
 _FIELD_NAMES = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import ChecksumError, FileChangedError, counted, quoted
 from weightmap.formats.onnx import Side, own_table, scan
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    model: kernels.Initialisers, sides: dict[str, Side], metadata: Callable[[], object], run: Verification
+    model: native.Initialisers, sides: dict[str, Side], metadata: Callable[[], object], run: Verification
 ) -> None:
     """Check that the fields have not changed since opening, and compare side files with their SHA-1."""
     source = run.source
@@ -29,7 +29,7 @@ def verify(
     columns = model.columns
     table = own_table(columns, model.at, source, run.options)
     table.belongs_to(source, "onnx")
-    marks = columns.array(columns.dtype, columns.count, "u1") & kernels.ONNX_MADE
+    marks = columns.array(columns.dtype, columns.count, "u1") & native.ONNX_MADE
     made = np.flatnonzero(marks).tolist()
     for i in made:
         row = table.row(i)
@@ -57,6 +57,6 @@ def _check_sum(run: Verification, side: Side) -> None:
         raise ChecksumError(what, path=side.source.name, field="checksum", actual=quoted(checksum), expected=expected)
 
 
-def _contents(model: kernels.Initialisers) -> tuple[Any, ...]:
+def _contents(model: native.Initialisers) -> tuple[Any, ...]:
     """Return the content of the fields, for comparison."""
     return *model.columns.content(), model.at.tobytes(), model.files, model.kept

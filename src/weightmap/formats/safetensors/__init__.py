@@ -32,7 +32,7 @@ import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, quoted
 from weightmap.formats._base import CONSOLIDATE, MAX_HEADER, Content, Format, trailing
@@ -101,8 +101,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     """Check the header and return the table of tensors."""
     header = read_header(source, head, options)
     base = LENGTH.size + len(header)
-    scanned = kernels.scan_json(header, _FIELDS, options.limits.max_tensors + 1)
-    if isinstance(scanned, kernels.Fault):
+    scanned = native.scan_json(header, _FIELDS, options.limits.max_tensors + 1)
+    if isinstance(scanned, native.Fault):
         if scanned.kind == "CAPACITY":
             options.limits.check("max_tensors", scanned.row, "number of tensors (or more)")
         raise _scan_error(scanned, header)
@@ -112,8 +112,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     rules = _Rules(base, source.size, lax=not options.strict)
 
     def locate(row: int) -> int | None:
-        again = kernels.scan_json(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
-        return LENGTH.size + again.at if isinstance(again, kernels.Fault) else None
+        again = native.scan_json(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
+        return LENGTH.size + again.at if isinstance(again, native.Fault) else None
 
     if found.backwards < columns.count:
         raise _backwards(columns, found.backwards, locate(found.backwards))

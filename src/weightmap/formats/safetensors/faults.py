@@ -10,7 +10,7 @@ from weightmap.formats._cursor import LENGTH
 from weightmap.formats.safetensors import DTYPE_NAMES
 
 if TYPE_CHECKING:
-    from weightmap import kernels
+    from weightmap import native
 
 # Bytes of the header that a message shows, and bytes before these that it searches for the tensor's name.
 _SHOWN, _BEFORE = 24, 4096
@@ -25,7 +25,7 @@ _WORDS = {
 }
 
 
-def backwards(columns: kernels.Columns, row: int, at: int | None) -> LayoutError:
+def backwards(columns: native.Columns, row: int, at: int | None) -> LayoutError:
     """Return the error for a tensor whose data ends before it begins; `at` is the place of its entry."""
     first, end = columns.bounds[row], columns.bounds[row + 1]
     what = f"tensor {quoted(columns.text()[first:end].decode())}: data_offsets"
@@ -33,7 +33,7 @@ def backwards(columns: kernels.Columns, row: int, at: int | None) -> LayoutError
     return LayoutError(what, field="data_offsets", offset=at, actual=actual, expected="begin <= end")
 
 
-def scan_error(fault: kernels.Fault, header: bytes) -> FormatError:
+def scan_error(fault: native.Fault, header: bytes) -> FormatError:
     """Return the error for a fault of the scan."""
     kind, at = fault.kind, LENGTH.size + fault.at
     if kind == "JSON_TRAILING":
@@ -59,7 +59,7 @@ def scan_error(fault: kernels.Fault, header: bytes) -> FormatError:
     return FormatError(what, field="header", offset=at, actual=actual, expected=expected)
 
 
-def _label(fault: kernels.Fault, header: bytes) -> str:
+def _label(fault: native.Fault, header: bytes) -> str:
     """Return the name of the faulty tensor as far as the header shows it, else its number."""
     keys = _NAME.findall(header[max(fault.at - _BEFORE, 0) : fault.at])
     names = [name for name, brace in keys if brace or name not in {b"dtype", b"shape", b"data_offsets"}]

@@ -53,7 +53,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.errors import (
     FileChangedError,
     FormatError,
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from weightmap.dtypes import DType
     from weightmap.formats._verification import Verification
     from weightmap.io.source import Source
-    from weightmap.kernels import Pickle, PickleStorages
+    from weightmap.native import Pickle, PickleStorages
     from weightmap.options import Options
 
 # The pickle of the number that the legacy layout begins with, behind its protocol.
@@ -242,7 +242,7 @@ def _check_stored(archive: Archive, entry: int) -> None:
 def _mentions(pickle: Pickle, prefix: bytes, program: Program, options: Options) -> Iterator[PickleStorages]:
     """Yield the mentions of storages, some at a time, named by `prefix` and their key."""
     for found in pickle.storages(prefix, _BATCH):
-        if isinstance(found, kernels.Fault):
+        if isinstance(found, native.Fault):
             raise error_of(found, program, options)
         yield found
 
@@ -263,7 +263,7 @@ def _storages_in(
     """Return where each storage begins in the file, once its entry has been found to be as large as it claims."""
     entries, names = archive.entries, archive.names
     folder = f"{prefix}data/".encode()
-    begins = kernels.transient(pickle.n_storages, np.uint64)
+    begins = native.transient(pickle.n_storages, np.uint64)
     used = np.zeros(len(archive), np.bool_)
     types = np.full(len(archive), _UNKNOWN, np.uint8)
     first = 0
@@ -400,10 +400,10 @@ class _Mentions:
 
     def __init__(self, pickle: Pickle, program: Program, options: Options) -> None:
         count = pickle.n_storages
-        text, bounds, first = bytearray(), kernels.transient(count + 1, np.uint32), 0
+        text, bounds, first = bytearray(), native.transient(count + 1, np.uint32), 0
         bounds[0] = 0
-        self.at, self.nbytes = (kernels.transient(count, np.uint64) for _ in range(2))
-        self.item, self.type = (kernels.transient(count, np.uint8) for _ in range(2))
+        self.at, self.nbytes = (native.transient(count, np.uint64) for _ in range(2))
+        self.item, self.type = (native.transient(count, np.uint8) for _ in range(2))
         for found in _mentions(pickle, b"", program, options):
             last = first + len(found.at)
             bounds[first + 1 : last + 1] = found.bounds[1:] + np.uint32(len(text))
@@ -412,7 +412,7 @@ class _Mentions:
                 getattr(self, name)[first:last] = getattr(found, name)
             first = last
         self.keys = StringTable(text, bounds, 0, "key of a storage")
-        self.first = kernels.transient(count, np.int64)
+        self.first = native.transient(count, np.int64)
         for begin in range(0, count, _BATCH):
             part = bounds[begin : begin + _BATCH + 1]
             names = bytes(text[part[0] : part[-1]])
@@ -433,7 +433,7 @@ def _storages_behind(
         mention = program.offset + int(mentions.at[i])
         raise LayoutError(what, field="storage", offset=mention, actual=int(nbytes[i]), expected=expected)
     _check_types(mentions.type[first], mentions, program)
-    begins = kernels.transient(len(first), np.uint64)
+    begins = native.transient(len(first), np.uint64)
     listed = np.zeros(len(first), np.bool_)
     find = mentions.keys.finder
     for _, key in keys:
@@ -478,8 +478,8 @@ def _leave_out(pickle: Pickle, program: Program, options: Options, warnings: lis
 
 
 def _first_of_each(
-    columns: kernels.Columns, strides: NDArray[np.uint64] | None, warnings: list[str]
-) -> tuple[kernels.Columns, NDArray[np.uint64] | None]:
+    columns: native.Columns, strides: NDArray[np.uint64] | None, warnings: list[str]
+) -> tuple[native.Columns, NDArray[np.uint64] | None]:
     """Leave out tensors whose name an earlier one has."""
     bounds = columns.array(columns.bounds, columns.count + 1, "<u4")
     names, first = StringTable(columns.text(), bounds, 0, "tensor name"), dict[bytes, int]()
@@ -510,10 +510,10 @@ def _table(
 ) -> ColumnTable:
     """Return the table of tensors, whose storages begin there."""
     tensors = pickle.tensors(begins)
-    if isinstance(tensors, kernels.Fault):
+    if isinstance(tensors, native.Fault):
         raise error_of(tensors, program, options)
     columns, strides = tensors if options.strict else _first_of_each(*tensors, warnings)
-    if big and (columns.array(columns.dtype, columns.count, "u1") & (kernels.PICKLE_STRIDED - 1) == _BFLOAT16).any():
+    if big and (columns.array(columns.dtype, columns.count, "u1") & (native.PICKLE_STRIDED - 1) == _BFLOAT16).any():
         raise UnsupportedError("a big-endian checkpoint has tensors of bfloat16, which numpy lacks", field="byteorder")
     if big and pickle.n_retyped:
         what = "a big-endian checkpoint has tensors of another type than their storage, by whose type torch swaps bytes"
@@ -524,13 +524,13 @@ def _table(
 
 
 def _strided(
-    rules: Rules, strides: NDArray[np.uint64], columns: kernels.Columns
+    rules: Rules, strides: NDArray[np.uint64], columns: native.Columns
 ) -> Callable[[int, tuple[int, ...]], tuple[DType, Strided]]:
     """Return what gives a tensor that is not row-major its data type and strides."""
 
     def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Strided]:
         first, last = columns.dim_bounds[row], columns.dim_bounds[row + 1]
-        element = rules.dtypes[columns.dtype[row] & (kernels.PICKLE_STRIDED - 1)]
+        element = rules.dtypes[columns.dtype[row] & (native.PICKLE_STRIDED - 1)]
         assert element is not None  # noqa: S101 - its twin has been found
         return element, Strided(tuple(step * element.bits // 8 for step in strides[first:last].tolist()))
 

@@ -7,7 +7,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weightmap import kernels
+from weightmap import native
 from weightmap.dtypes import DECLARED, DTYPES, DType
 from weightmap.errors import (
     FormatError,
@@ -21,6 +21,7 @@ from weightmap.errors import (
 )
 from weightmap.io.source import CHUNK
 from weightmap.lazy import Record, np
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.io.source import Source
-    from weightmap.kernels import Fault, Pickle, PickleValues
+    from weightmap.native import Fault, Pickle, PickleValues
     from weightmap.options import Options
 
 # By the codes of csrc/pickle_calls.c.
@@ -70,7 +71,7 @@ _PIECE, _SHORT, _READ = 4096, 64, 1 << 16
 _REPEATED, _REPEATED_LEAST = 32, 1 << 20
 # Kinds of values whose length is that of bytes of the program.
 _STORED = frozenset(("TEXT", "BYTES", "LATIN", "LONG"))
-_OF_KIND = {number: name for name, number in kernels.PICKLE_VALUES.items()}
+_OF_KIND = {number: name for name, number in native.PICKLE_VALUES.items()}
 
 
 class Program:
@@ -107,7 +108,7 @@ class Program:
             data = self.read(0, self.size)
         most, most_names = options.limits.max_tensors, options.limits.max_header_bytes
         span = {"begin": self.offset, "size": self.size}
-        return kernels.Pickle(data, most, most_names, fd=fd, **span, lax=not options.strict)
+        return native.Pickle(data, most, most_names, fd=fd, **span, lax=not options.strict)
 
     def run(self, options: Options) -> Pickle:
         """Run the program. Raises the error of one that is refused."""
@@ -120,7 +121,7 @@ class Program:
         """Return the CRC-32 of its first `size` bytes."""
         crc = 0
         for at in range(0, size, CHUNK):
-            crc = kernels.crc32(self.read(at, min(CHUNK, size - at)), crc)
+            crc = late.crc32(self.read(at, min(CHUNK, size - at)), crc)
         return crc
 
 
@@ -140,7 +141,7 @@ def error_of(fault: Fault, program: Program, options: Options) -> FormatError | 
         what = f"{needs}: no name but those of tensors and plain values is known, and nothing is called: save {instead}"
         return UnsupportedError(what, field="name", offset=at, remedy=_LAX)
     if kind == "PICKLE_ODD":
-        made, instead = _ODD[kernels.PICKLE_ODD[actual]]
+        made, instead = _ODD[native.PICKLE_ODD[actual]]
         return UnsupportedError(f"{name} has {made}: save {instead}", field="pickle", offset=at, remedy=_LAX)
     if kind == "PICKLE_END":
         return cut_off("an opcode", at, field="pickle", whole=name)
@@ -251,7 +252,7 @@ def values_of(pickle: Pickle, program: Program, options: Options, warnings: list
 def columns_of(pickle: Pickle, program: Program, options: Options) -> PickleValues:
     """Return the values of a program besides tensors, as columns."""
     values = pickle.values()
-    if isinstance(values, kernels.Fault):
+    if isinstance(values, native.Fault):
         raise error_of(values, program, options)
     return values
 
@@ -361,7 +362,7 @@ _Part: TypeAlias = "tuple[str, int, int]"
 
 
 def _left_out(at: int, parts: list[_Part], window: _Window, _program: Program, _name: str) -> LeftOut:
-    odd = kernels.PICKLE_ODD[at]
+    odd = native.PICKLE_ODD[at]
     if odd != "UNKNOWN":
         why, instead = _ODD[odd]
         return LeftOut(f"it is {why}" if odd != "KEY" else f"it has {why}", instead)
@@ -421,7 +422,7 @@ _OF_PARTS: dict[str, Callable[[int, list[_Part], _Window, Program, str], Any]] =
 def dtypes(*, big: bool) -> Sequence[DType | None]:
     """Return the data types by their codes, and again with `PICKLE_STRIDED` for tensors that are not row-major."""
     plain = [_swapped(DTYPES[name]) if big else DTYPES[name] for name in DTYPE_NAMES]
-    spare = [None] * (kernels.PICKLE_STRIDED - len(plain))
+    spare = [None] * (native.PICKLE_STRIDED - len(plain))
     return (*plain, *spare, *(_declared(dtype) for dtype in plain))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from weightmap.kernels import late
+from weightmap.native import late
 from weightmap.quant.checkpoints import EXPONENTS, Group, Method
 from weightmap.quant.pieced import E2M1, E8M0, Codes, Coding, low_first, to_float32
 from weightmap.quant.repacking import exponents_fit, float_blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import lib, module
+from weightmap.native._native import lib, module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

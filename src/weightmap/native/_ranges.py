@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._native import as_output, lib
+from weightmap.native._native import as_output, lib
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,14 +12,14 @@ import numpy as np
 
 from weightmap.arguments import as_float
 from weightmap.errors import QuantError
-from weightmap.kernels._blocks import check_block_size, check_range, count_of, scale_code, take_out
-from weightmap.kernels._native import NULL, as_input, as_items, as_output, decode_array, ffi, lib, thread_count
-from weightmap.kernels._quantize import flat_floats, not_finite, real_numbers
+from weightmap.native._blocks import check_block_size, check_range, count_of, scale_code, take_out
+from weightmap.native._native import NULL, as_input, as_items, as_output, decode_array, ffi, lib, thread_count
+from weightmap.native._quantize import flat_floats, not_finite, real_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from weightmap.kernels._native import Buffer
+    from weightmap.native._native import Buffer
 
 
 def quantize_adaptive(
@@ -56,7 +56,7 @@ def quantize_adaptive(
 
     Examples
     --------
-    >>> from weightmap.kernels.late import quantize_adaptive
+    >>> from weightmap.native.late import quantize_adaptive
     >>> data = quantize_adaptive([1, 2, 3, 4, 5, 6, 7, -8, *[0.1] * 7, 100], 8, bits=11)
     >>> bin(data[0])  # the mask: block 0 is int4 (0), block 1 is float16 (2)
     '0b1000'

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._native import ffi, from_buffer
+from weightmap.native._native import ffi, from_buffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,15 +5,15 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING
 
-from weightmap.kernels._native import U32_MAX, as_input, as_items, as_output, ffi, lib, module, thread_count
 from weightmap.lazy import later, np
+from weightmap.native._native import U32_MAX, as_input, as_items, as_output, ffi, lib, module, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from weightmap.kernels._native import Buffer
+    from weightmap.native._native import Buffer
 
-_given_array = later("weightmap.kernels._memory", "given_array")
+_given_array = later("weightmap.native._memory", "given_array")
 
 
 def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from weightmap.kernels._native import NULL, ffi, lib
+from weightmap.native._native import NULL, ffi, lib
 
 
 def available_isas() -> tuple[str, ...]:

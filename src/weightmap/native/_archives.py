@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import (
+from weightmap.lazy import np
+from weightmap.native._native import (
     NULL,
     U32_MAX,
     as_input,
@@ -17,8 +18,7 @@ from weightmap.kernels._native import (
     lib,
     module,
 )
-from weightmap.kernels._strings import Columns
-from weightmap.lazy import np
+from weightmap.native._strings import Columns
 
 if sys.platform == "win32":
     import mmap
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.kernels._native import Fault
+    from weightmap.native._native import Fault
 
 # Fewest bytes that an entry takes in the central directory.
 ZIP_ENTRY_LEAST = 46

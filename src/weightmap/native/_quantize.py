@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import QuantError
-from weightmap.kernels._blocks import blocks_size, check_block_size, scale_code
-from weightmap.kernels._native import NULL, as_items, as_output, lib, thread_count
 from weightmap.lazy import np
+from weightmap.native._blocks import blocks_size, check_block_size, scale_code
+from weightmap.native._native import NULL, as_items, as_output, lib, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -78,7 +78,7 @@ def encode_blocks(
 
     Examples
     --------
-    >>> from weightmap.kernels.late import encode_blocks
+    >>> from weightmap.native.late import encode_blocks
     >>> encode_blocks([1, -2, 127], bits=8, block_size=0, scale_type="fp32").tobytes()
     b'\x00\x00\x80?\x01\xfe\x7f'
     """
@@ -112,7 +112,7 @@ def sum_of_squares(values: NDArray[np.float32]) -> float:
     Examples
     --------
     >>> import numpy as np
-    >>> from weightmap.kernels.late import sum_of_squares
+    >>> from weightmap.native.late import sum_of_squares
     >>> sum_of_squares(np.float32([3, 4]))
     25.0
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import ffi, lib
+from weightmap.native._native import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.kernels._blocks import scale_code
-from weightmap.kernels._differ import COMPARED
-from weightmap.kernels._native import NULL, as_input, as_output, ffi, lib, thread_count
-from weightmap.kernels._outcome import check_outcome, place_of
+from weightmap.native._blocks import scale_code
+from weightmap.native._differ import COMPARED
+from weightmap.native._native import NULL, as_input, as_output, ffi, lib, thread_count
+from weightmap.native._outcome import check_outcome, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, as_input, as_items, as_output, lib, thread_count
+from weightmap.native._native import NULL, as_input, as_items, as_output, lib, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

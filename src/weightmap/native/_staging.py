@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.kernels._native import as_input, as_items, as_output, ffi, lib, thread_count
+from weightmap.native._native import as_input, as_items, as_output, ffi, lib, thread_count
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import as_input, from_buffer, lib, module
+from weightmap.native._native import as_input, from_buffer, lib, module
 
 if TYPE_CHECKING:
     from weightmap._kernels import State

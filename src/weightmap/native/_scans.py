@@ -5,9 +5,9 @@ from __future__ import annotations
 from operator import le
 from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import NULL, U32_MAX, Fault, as_input, as_output, fault_of, ffi, from_buffer, lib
-from weightmap.kernels._strings import Columns
 from weightmap.lazy import Record, np
+from weightmap.native._native import NULL, U32_MAX, Fault, as_input, as_output, fault_of, ffi, from_buffer, lib
+from weightmap.native._strings import Columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.dtypes import scale_type_named
 from weightmap.errors import QuantError
-from weightmap.kernels._memory import empty, given_array
-from weightmap.kernels._native import as_input, as_output, decode_array, lib, mistyped, thread_count
 from weightmap.lazy import np
+from weightmap.native._memory import empty, given_array
+from weightmap.native._native import as_input, as_output, decode_array, lib, mistyped, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.kernels._native import Buffer
+    from weightmap.native._native import Buffer
 
 SCALE_TYPES = {"fp32": 0, "fp16": 1}  # the codes of AMB
 _MOST = 1 << 56  # elements: more than any memory holds

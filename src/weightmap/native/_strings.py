@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import (
+from weightmap.lazy import np
+from weightmap.native._native import (
     NULL,
     Fault,
     as_input,
@@ -16,14 +17,13 @@ from weightmap.kernels._native import (
     lib,
     module,
 )
-from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.kernels._native import Buffer
+    from weightmap.native._native import Buffer
 
 
 # Without clearing: a scan fills the memory.

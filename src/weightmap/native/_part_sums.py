@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, U32_MAX, as_items, as_output, ffi, lib, thread_count
-from weightmap.kernels._outcome import check_outcome, place_of
-from weightmap.kernels._rooms import room
+from weightmap.native._native import NULL, U32_MAX, as_items, as_output, ffi, lib, thread_count
+from weightmap.native._outcome import check_outcome, place_of
+from weightmap.native._rooms import room
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, as_input, as_items, as_output, ffi, from_buffer, lib, module
+from weightmap.native._native import NULL, as_input, as_items, as_output, ffi, from_buffer, lib, module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import module
 from weightmap.lazy import np
+from weightmap.native._native import module
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray

@@ -12,15 +12,15 @@ import numpy as np
 
 from weightmap.dtypes import GGML_SCHEMES
 from weightmap.errors import QuantError
-from weightmap.kernels._blocks import check_range, count_of, take_out
-from weightmap.kernels._native import NULL, as_input, as_items, as_output, decode_ggml_array, lib, thread_count
-from weightmap.kernels._quantize import floats
-from weightmap.kernels._scans import ggml_block
+from weightmap.native._blocks import check_range, count_of, take_out
+from weightmap.native._native import NULL, as_input, as_items, as_output, decode_ggml_array, lib, thread_count
+from weightmap.native._quantize import floats
+from weightmap.native._scans import ggml_block
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from weightmap.kernels._native import Buffer
+    from weightmap.native._native import Buffer
 
 
 class GgmlType(NamedTuple):

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.kernels._native import as_input, ffi, from_buffer, lib
+from weightmap.native._native import as_input, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.kernels._native import Buffer
+    from weightmap.native._native import Buffer
 
     # Two open files, and where in each its bytes begin.
     Files = tuple[int, int, int, int]

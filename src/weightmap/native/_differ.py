@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._native import as_items, as_output, ffi, from_buffer, lib, thread_count
-from weightmap.kernels._outcome import check_outcome
-from weightmap.kernels._rooms import room
+from weightmap.native._native import as_items, as_output, ffi, from_buffer, lib, thread_count
+from weightmap.native._outcome import check_outcome
+from weightmap.native._rooms import room
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -43,7 +43,7 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
     Examples
     --------
     >>> import numpy as np
-    >>> from weightmap.kernels.late import differing
+    >>> from weightmap.native.late import differing
     >>> differing(np.float32([1, 2, 3]), np.float32([1, 2.5, 3]), "float32")
     (1, 0.5, 0.25)
     """

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, as_input, as_items, as_output, ffi, lib
+from weightmap.native._native import NULL, as_input, as_items, as_output, ffi, lib
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import NULL, as_input, lib
+from weightmap.native._native import NULL, as_input, lib
 
 if TYPE_CHECKING:
     import numpy as np
