@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 
 import weightmap as wm
-from weightmap.io.geometry import Derived
+from weightmap.io.derived import Derived
 from weightmap.model.parts import dense_row
 
 # Errors that a file with a checked index may still have: damaged quantised data, and types that `read` lacks.

@@ -198,7 +198,7 @@ def test_the_state_of_a_file(tmp_path, monkeypatch, system):
     """It has what the system says, by C or by Python, and tells when the file is another."""
     path = tmp_path / "file"
     path.write_bytes(b"one")
-    monkeypatch.setattr("weightmap.native._files.os.name", system)
+    monkeypatch.setattr("weightmap.native._native.os.name", system)
     with path.open("r+b") as file:
         fd, status = file.fileno(), path.stat()
         seen = native.fstat(fd)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap import kernels, native
+from weightmap import native
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off
 from weightmap.formats._base import Content, Format, take, trailing
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from weightmap.formats._verification import Verification
@@ -76,7 +77,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         table.check()
 
     def verify(run: Verification) -> None:
-        run.unchanged(run.read(0, size), kernels.crc32(header), "the header")
+        run.unchanged(run.read(0, size), late.crc32(header), "the header")
         run.checked("header")
         run.rest()
 

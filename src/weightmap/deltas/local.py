@@ -69,7 +69,7 @@ from weightmap.io import strict_json
 from weightmap.io.atomic import flush_folder, remove_leftovers, reserve, write_plan
 from weightmap.io.beside import read_small, stays_inside
 from weightmap.io.filesystem import known
-from weightmap.io.open_source import MISSING
+from weightmap.io.open_source import is_missing
 from weightmap.io.sink import WritePlan
 from weightmap.model.sharded import find_model
 from weightmap.model.single import INDEX_SUFFIX
@@ -521,7 +521,7 @@ def _names(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except OSError as error:
-        if error.errno not in MISSING:
+        if not is_missing(error):
             raise
         return []
 

@@ -16,7 +16,8 @@ from weightmap.errors import DeltaError, TensorFileError, UnsupportedError, coun
 from weightmap.formats import Content
 from weightmap.index.joined import JoinedTable
 from weightmap.io.buffers import room
-from weightmap.io.geometry import Decoded, DecodedSource
+from weightmap.io.derived import DecodedSource
+from weightmap.io.geometry import Decoded
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import parts_of, warnings_of
 
@@ -175,8 +176,10 @@ class OverlaidContent(Content):
         self.deltas = deltas
         self._of_deltas = tuple(source for delta in deltas for source in delta.sources)
         self.sources: tuple[Source, ...] = (*below.sources, *self._of_deltas)
-        for name in ("has_metadata", "checksums", "vocab", "config", "tokenizer", "part"):
+        for name in ("has_metadata", "checksums", "config", "tokenizer", "part"):
             setattr(self, name, getattr(below, name))
+        if below.load_vocab is not None:
+            self.load_vocab = lambda: below.vocab
         self.sums = lambda source: () if source in self._of_deltas else below.sums(source)
 
     def _verify(self, run: Verification) -> None:

@@ -12,7 +12,6 @@ Everything that can be seen without decoding is checked here, before anything el
 
 from __future__ import annotations
 
-import errno
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from weightmap.deltas.frames import ENCODINGS, Frame
 from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError, quoted
 from weightmap.io import strict_json
 from weightmap.io.beside import KEPT
-from weightmap.io.open_source import MISSING, beside, from_path, inside, names_in
+from weightmap.io.open_source import beside, from_path, inside, is_missing, names_in
 from weightmap.model.listing import shard_name
 from weightmap.model.parts import rows_of, sources_of
 from weightmap.model.single import USUAL_NAMES, open_file
@@ -118,7 +117,7 @@ def read_version(directory: str, options: Options) -> Delta | None:
     try:
         return _read(directory, path, options)
     except OSError as error:
-        if isinstance(error, TensorFileError) or error.errno not in MISSING:
+        if isinstance(error, TensorFileError) or not is_missing(error):
             raise
         raise DeltaError("this version is missing", path=directory) from None
     except LimitError as error:
@@ -148,7 +147,7 @@ def _read_index(path: str, options: Options) -> dict[str, Any] | None:
     try:
         source = from_path(path, "copy")
     except OSError as error:
-        if error.errno not in MISSING:
+        if not is_missing(error):
             raise
         return None
     try:
@@ -229,7 +228,7 @@ def _read_file(delta: Delta, name: str, tensors: set[str], encoding: str, checks
     try:
         file = open_file(path, path, asked)
     except OSError as error:
-        if isinstance(error, TensorFileError) or error.errno not in (*MISSING, errno.EISDIR):
+        if isinstance(error, TensorFileError) or not (is_missing(error) or isinstance(error, IsADirectoryError)):
             raise
         some = quoted(min(tensors))
         raise DeltaError(f"file {quoted(name)} with tensor {some} is missing", field="weight_map") from None

@@ -8,13 +8,14 @@ names the writing, which is imported when it is called.
 
 from __future__ import annotations
 
+import functools
 import os
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import UnknownFormatError, trailing_bytes
-from weightmap.lazy import Record
+from weightmap.lazy import Record, later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +39,8 @@ CONSOLIDATE = (
     "to make one model of their folder, call consolidate_safetensors_files(FOLDER, OTHER_FOLDER, {NAME: 1 for each"
     " tensor}) of torch.distributed.checkpoint._consolidate_hf_safetensors"
 )
+# `Vocabulary`, for `Content.load_vocab`
+new_vocabulary = later("weightmap.embeddings.vocabulary", "Vocabulary")
 # Kinds of metadata values, see `_metadata`; an "array" is one of numpy. The items of lists and tables must be of kinds
 # that the format has, too.
 TEXT = frozenset({"text"})
@@ -81,7 +84,8 @@ class Content:
         Returns the metadata; called once, when it is first used.
     has_metadata : bool
         Whether the file has metadata, even if empty: some formats distinguish that from none.
-    vocab : Vocabulary or None
+    load_vocab : callable or None
+        Returns the vocabulary; None for a file without one.
     config, tokenizer
         None in formats that have none.
     verify : callable
@@ -103,7 +107,7 @@ class Content:
     # Class attributes, since few formats set them and each assignment makes opening slower.
     has_metadata = False
     checksums = True
-    vocab: Vocabulary | None = None
+    load_vocab: Callable[[], Vocabulary] | None = None
     config: Mapping[str, Any] | None = None
     tokenizer: Any = None
     part: NumberedPart | None = None
@@ -123,6 +127,14 @@ class Content:
         self.load_metadata = load_metadata
         self.verify = verify
         self.warnings = warnings
+
+    @functools.cached_property
+    def vocab(self) -> Vocabulary | None:
+        """The vocabulary, made at its first use."""
+        found = None if self.load_vocab is None else self.load_vocab()
+        if found is not None and found.path is None:
+            found.path, found.format = self.table.path, self.table.format
+        return found
 
     def varied(self, **changes: Any) -> Content:
         """Return the same content with other attributes."""

@@ -84,17 +84,21 @@ class Rules:
         if "__slots__" not in cls.__dict__:
             msg = f"{cls.__name__} needs __slots__ = (): its rules are class attributes"
             raise TypeError(msg)
-        given = cls.__dict__.get("dtypes")
-        if given is not None:
-            # One entry for each value of a byte, so that a look-up needs no length check.
-            cls.dtypes = (*given, *(None,) * (256 - len(given)))
-            bits = bytes([0 if dtype is None else dtype.bits for dtype in given])
-            cls.bits = bits.ljust(256, b"\0")
-            cls.sized = [code for code, count in enumerate(bits) if count == DECLARED]
+        cls.native = None
+
+    @classmethod
+    def _complete(cls) -> None:
+        """Derive what the first file of a format needs; importing the package does so for none."""
+        # One entry for each value of a byte, so that a look-up needs no length check.
+        cls.dtypes = (*cls.dtypes, *(None,) * (256 - len(cls.dtypes)))
+        cls.bits = bytes([0 if dtype is None else dtype.bits for dtype in cls.dtypes])
+        cls.sized = [code for code, count in enumerate(cls.bits) if count == DECLARED]
         cls.ndims = frozenset(range(cls.min_ndim, cls.max_ndim + 1))  # faster than a range
         cls.native = native.row_rules(cls)
 
     def __init__(self, base: int, file_size: int, declared: int = U64_MAX, *, lax: bool = False) -> None:
+        if self.native is None:
+            self._complete()
         self.base: int = base
         room = file_size - base
         if room < 0:  # noqa: PLR1730 - half the time; the padding before the data is cut off

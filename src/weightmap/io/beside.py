@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from weightmap.errors import LayoutError, TensorFileError, UnsupportedError, quoted
-from weightmap.io.open_source import MISSING, beside, from_path
+from weightmap.io.open_source import beside, from_path, is_missing
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def open_beside(source: Source, name: str) -> Source:
     except IsADirectoryError:
         raise LayoutError(f"{quoted(name)}, in which tensors lie, is a directory", field="location") from None
     except OSError as error:
-        if error.errno not in MISSING:
+        if not is_missing(error):
             raise
         raise LayoutError(f"file {quoted(name)}, in which tensors lie, is missing", field="location") from None
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import stat
@@ -17,8 +16,12 @@ from weightmap.native import take_ownership
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Errors for a missing file, an impossible name, and a file in place of a directory.
-MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
+
+def is_missing(error: OSError) -> bool:
+    """Whether an error says that there is no such file: a missing one, an impossible name, a file as a directory."""
+    import errno  # noqa: PLC0415 - for errors only
+
+    return error.errno in (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
 def path_of(source: Any) -> str | None:
@@ -48,7 +51,7 @@ def is_directory(path: str) -> bool:
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
-        if error.errno in MISSING:
+        if is_missing(error):
             return False
         raise
 
@@ -131,6 +134,8 @@ def _from_descriptor(fd: int, mode: str) -> Source:
     try:
         file = take_ownership(os.dup, fd)
     except OverflowError:  # no descriptor has such a number
+        import errno  # noqa: PLC0415 - for errors only
+
         raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
     return Source(None, f"<file descriptor {fd}>", mode, file)
 

@@ -17,7 +17,7 @@ from weightmap.errors import counted, quoted
 from weightmap.index.row import Row
 from weightmap.index.strings import StringTable
 from weightmap.index.view import ViewTable
-from weightmap.io.geometry import Derived, Given, StridedSource
+from weightmap.io.derived import Derived, Given, StridedSource
 from weightmap.llama.architectures import refusal, rope_freqs, rope_of
 
 if TYPE_CHECKING:

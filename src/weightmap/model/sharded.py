@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from weightmap.formats import FORMATS, Content, by_suffix, of_ranks
 from weightmap.formats._metadata import equal
 from weightmap.index.joined import JoinedTable
 from weightmap.io.beside import KEPT
-from weightmap.io.open_source import MISSING, beside, called, from_path, inside, names_in, unlisted
+from weightmap.io.open_source import beside, called, from_path, inside, is_missing, names_in, unlisted
 from weightmap.lazy import np
 from weightmap.model.file import TensorFile
 from weightmap.model.listing import read_listing, shard_name
@@ -78,7 +79,8 @@ class ShardedContent(Content):
         # The metadata keys that are about one part.
         self._keys = frozenset(key for content in self._contents if content.part for key in content.part.keys)
         self.has_metadata: bool = bool(self._own) or any(content.has_metadata for content in self._contents)
-        self.vocab = self._first("vocab")
+        with_vocab = (content for content in self._contents if content.load_vocab is not None)
+        self.load_vocab = next((functools.partial(getattr, content, "vocab") for content in with_vocab), None)
         self.config = self._first("config")
         self.tokenizer = self._first("tokenizer")
         self.sums = lambda source: self._of[source].sums(source)
@@ -446,7 +448,7 @@ def _open_shard(index: str, name: str, options: Options) -> TensorFile:
     except IsADirectoryError:
         raise _no_file(name) from None
     except OSError as error:
-        if error.errno not in MISSING:
+        if not is_missing(error):
             raise
         msg = f"file {quoted(name)} of this model is missing{_away(os.path.dirname(index))}"
         raise LayoutError(msg, field="weight_map") from None

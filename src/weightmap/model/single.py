@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
-from weightmap.io.open_source import MISSING, open_source
+from weightmap.io.open_source import is_missing, open_source
 from weightmap.io.source import MODES
 from weightmap.model.file import TensorFile
 from weightmap.native import is_set
@@ -39,7 +39,7 @@ def check_replaceable(path: str) -> None:
     try:
         os.lstat(index)
     except OSError as error:
-        if error.errno in MISSING:
+        if is_missing(error):
             return
         error.filename = path
         raise
@@ -143,9 +143,6 @@ def open_opened(source: Source, options: Options) -> TensorFile:
             instead = mistaken(found, head) if wanted is None else None
             raise instead or error.located(path=None, format=found.name) from None
         content.table.belongs_to(source, found.name)
-        vocab = content.vocab
-        if vocab is not None:
-            vocab.path, vocab.format = source.name, found.name
         opened = file = TensorFile(source, found.name, content, options)
         if options.verify == "full":
             file.verify()

@@ -17,7 +17,8 @@ from weightmap.index.strings import StringTable
 from weightmap.index.view import ViewTable
 from weightmap.io import strict_json
 from weightmap.io.beside import read_small
-from weightmap.io.geometry import Derived, Geometry, Given, ascending
+from weightmap.io.derived import Derived, Given
+from weightmap.io.geometry import Geometry, ascending
 from weightmap.io.open_source import beside
 from weightmap.model.parts import check_index, parts_of, requested, rows_of
 from weightmap.native.late import GGML_TYPES, blocks_size, ggml_size

@@ -24,9 +24,12 @@ from weightmap.native._archives import (
     transient,
     zip_scan,
 )
-from weightmap.native._files import (
+from weightmap.native._native import (
+    U32_MAX,
     Descriptor,
+    Fault,
     advise,
+    faults,
     fstat,
     is_set,
     map_file,
@@ -36,7 +39,6 @@ from weightmap.native._files import (
     will_need,
     with_temporary,
 )
-from weightmap.native._native import U32_MAX, Fault, faults
 from weightmap.native._scans import (
     GGUF_DEEPEST,
     GGUF_KEY_MOST,

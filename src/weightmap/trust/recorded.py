@@ -12,7 +12,7 @@ import os
 import stat
 
 from weightmap.errors import TrustError
-from weightmap.io.open_source import MISSING
+from weightmap.io.open_source import is_missing
 from weightmap.trust.lists import MOST, ONLY, Digest, Digests, add, of_etag, of_file, of_pointer, of_sums
 
 SUMS = "SHA256SUMS"
@@ -41,7 +41,7 @@ def read_list(path: str, most: int = MOST) -> bytes | None:
                 raise TrustError("this is no regular file, and a list of digests is", path=path)
             raw = file.read(most + 1)
     except OSError as error:
-        if error.errno in MISSING:
+        if is_missing(error):
             return None
         raise
     if len(raw) > most:

@@ -17,7 +17,7 @@ import weightmap.report
 from weightmap import compat
 from weightmap.cli.commands import export
 from weightmap.formats import torch as torch_format
-from weightmap.io import geometry
+from weightmap.io import derived
 from weightmap.model.parts import dense_row
 
 TRUTH = sorted(path for path in (DATA / "torch").iterdir() if path.suffix in {".pt", ".npy", ".npz"})
@@ -109,7 +109,7 @@ def test_any_strides_in_pieces_of_any_size(seed, monkeypatch):
         step *= int(shape[axis]) * int(random.integers(1, 3))
     elements = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
     for name, sizes in {"_GROUP": (1, 16, 64), "_WINDOW": (4, 32, 1 << 20), "_GAP": (1, 16)}.items():
-        monkeypatch.setattr(geometry, name, int(random.choice(sizes)))
+        monkeypatch.setattr(derived, name, int(random.choice(sizes)))
     want = np.lib.stride_tricks.as_strided(np.arange(elements, dtype="<f4"), shape, [4 * s for s in strides]).tobytes()
     with wm.open(strided(shape, tuple(strides), 0, elements)) as f:
         row = dense_row(f, "w")

@@ -59,7 +59,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import native
-from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import (
     ChecksumError,
     FormatError,
@@ -69,7 +68,7 @@ from weightmap.errors import (
     cut_off,
     trailing_bytes,
 )
-from weightmap.formats._base import TEXT, Content, Format, take, trailing
+from weightmap.formats._base import TEXT, Content, Format, new_vocabulary, take, trailing
 from weightmap.formats._cursor import Cursor
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
@@ -102,8 +101,11 @@ from weightmap.lazy import later, np
 from weightmap.native import late
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
+    from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.formats._verification import Sum, Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
@@ -170,10 +172,10 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     def verify(run: Verification) -> None:
         run.rest()
         if vocab is not None:
-            run.vocabulary(vocab)
+            run.vocabulary(vocab())
 
     content = Content("simple", table, dict, verify, warnings)
-    content.vocab = vocab
+    content.load_vocab = vocab
     return content
 
 
@@ -184,7 +186,7 @@ def _name_at(columns: native.Columns, row: int) -> int:
     return at
 
 
-def _simple_vocabulary(reader: Cursor, options: Options) -> Vocabulary | None:
+def _simple_vocabulary(reader: Cursor, options: Options) -> Callable[[], Vocabulary] | None:
     at = reader.position
     count = reader.count("u32", 4, "vocab_count", "number of tokens")
     if not count:
@@ -196,7 +198,7 @@ def _simple_vocabulary(reader: Cursor, options: Options) -> Vocabulary | None:
     if walked < 0:
         raise cut_off(f"token {-1 - walked} of {count}", reader.end, field="vocabulary")
     reader.position = start + walked
-    return Vocabulary(lambda: string_table(data[:walked], count, start, 4), count)
+    return lambda: new_vocabulary(lambda: string_table(data[:walked], count, start, 4), count)
 
 
 # Largest index, in bytes, to read: cheaper than mapping it. A larger one is checked in the mapping and stays there;
@@ -247,7 +249,7 @@ def parse_spec(
         return load_metadata(metadata, metadata_offset)
 
     content = Content("spec", table, load, verify, warnings)
-    content.vocab = vocab
+    content.load_vocab = vocab
     if flags & CHECKSUM_ENABLED:
         content.sums = sums
     else:

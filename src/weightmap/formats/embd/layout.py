@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap import native
 from weightmap.dtypes import DTYPES
-from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import FormatError, LayoutError, TruncatedError
-from weightmap.formats._base import take
+from weightmap.formats._base import new_vocabulary, take
 from weightmap.index import Rules
 from weightmap.index.columns import RecordTable
 from weightmap.index.strings import StringTable
 from weightmap.lazy import Record, np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
+    from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -190,8 +190,8 @@ def load_metadata(raw: bytes, offset: int) -> dict[str, Any]:
     return {str(key, "utf-8"): str(value, "utf-8") for key, value in _pairs(raw)}
 
 
-def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
-    """Read the sub-header; special ids and tokens are read at the first use."""
+def vocabulary(source: Source, head: bytes, header: Header) -> Callable[[], Vocabulary]:
+    """Read the sub-header, and return what makes the vocabulary; special ids and tokens are read at the first use."""
     start, size = header.vocab_offset, header.vocab_size
     least = VOCAB_HEADER.size + SPECIAL.size
     if size < least:
@@ -219,7 +219,7 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
         ids = SPECIAL.unpack(source.pread(at, SPECIAL.size))
         return {name: i for name, i in zip(SPECIAL_NAMES, ids, strict=True) if i != NO_ID}
 
-    return Vocabulary(load, count, special_ids)
+    return lambda: new_vocabulary(load, count, special_ids)
 
 
 def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: int) -> StringTable:

@@ -61,7 +61,7 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
         run.warn("a tensor has an empty name")
     run.checked("tensor index: ranges, names and their hashes")
     if header.flags & VOCAB_EMBEDDED:
-        run.vocabulary(vocabulary(from_buffer(prefix, "mmap"), prefix, header))
+        run.vocabulary(vocabulary(from_buffer(prefix, "mmap"), prefix, header)())
     _verify_section_padding(run, prefix, header, table)
     _verify_data(run, late.crc32(prefix), header, footer, table)
 

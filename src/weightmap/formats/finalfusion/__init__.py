@@ -102,7 +102,6 @@ from weightmap.formats.finalfusion.layout import (
     read_product,
     scan_end,
 )
-from weightmap.formats.finalfusion.vocabulary import read_vocabulary
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.lazy import later, np
@@ -117,6 +116,7 @@ if TYPE_CHECKING:
     from weightmap.quant.blocks import QuantizedTensor
 
 _load_metadata = later(f"{__name__}.metadata", "load_metadata")  # imports the parser of TOML
+_read_vocabulary = later(f"{__name__}.vocabulary", "read_vocabulary")
 _verify = later(f"{__name__}.verify", "verify")
 LAYOUTS = ("upstream", "spec")
 
@@ -175,7 +175,7 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     if storage is not None and storage.product is not None:
         content.table.quantized = _Decoder(storage, source.name)
     if vocab is not None:
-        content.vocab = read_vocabulary(source, vocab, storage, strict=options.strict)
+        content.load_vocab = lambda: _read_vocabulary(source, vocab, storage, strict=options.strict)
     return content
 
 

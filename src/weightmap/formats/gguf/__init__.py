@@ -50,9 +50,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from weightmap.dtypes import DECLARED, DTYPES, GGML_SCHEMES, SCHEMES, DType
-from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import UnsupportedError, cut_off
-from weightmap.formats._base import TYPED, Content, Format, NumberedPart, trailing
+from weightmap.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
 from weightmap.formats.gguf.header import (
     ALIGNMENT,
     ARRAY,
@@ -69,19 +68,22 @@ from weightmap.formats.gguf.header import (
     TYPES,
     Header,
     aligned,
+    integer,
     locate,
     read_header,
 )
-from weightmap.formats.gguf.values import integer, metadata, string_table
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.io.open_source import called
 from weightmap.lazy import later
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.index.row import Row
     from weightmap.index.strings import StringTable
     from weightmap.io.source import Source
@@ -92,6 +94,8 @@ if TYPE_CHECKING:
 # Name of the first of several files. A model of one part is whole.
 _FIRST_PART = r"(?si)(.*)-00001-of-([0-9]{5})(\.gguf)"
 _FEWEST = 2
+_metadata = later(f"{__name__}.values", "metadata")
+_string_table = later(f"{__name__}.values", "string_table")
 _verify = later(f"{__name__}.verify", "verify")
 
 
@@ -162,12 +166,12 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     content = GGUFContent(
         "gguf",
         table,
-        functools.partial(metadata, header),
+        functools.partial(_metadata, header),
         functools.partial(_verify, header, table, vocab),
         warnings,
     )
     content.header = header
-    content.vocab = vocab
+    content.load_vocab = vocab
     content.part = _part(source, header)
     table.quantized = _swapped if scan.big else _BLOCKS
     return content
@@ -200,7 +204,7 @@ def _part(source: Source, header: Header) -> NumberedPart | None:
     return NumberedPart(number, count, integer(header, (SPLIT_TENSORS,)), names, keys)
 
 
-def _vocabulary(header: Header) -> Vocabulary | None:
+def _vocabulary(header: Header) -> Callable[[], Vocabulary] | None:
     at = header.find(TOKENS)
     if at < 0 or header.u32(at) != ARRAY:
         return None
@@ -209,13 +213,13 @@ def _vocabulary(header: Header) -> Vocabulary | None:
         return None
 
     def load() -> StringTable:
-        return string_table(header, at, "token")
+        return _string_table(header, at, "token")  # type: ignore[no-any-return]
 
     def special_ids() -> dict[str, int]:
         found = {name: integer(header, keys) for name, keys in SPECIAL_IDS.items()}
         return {name: i for name, i in found.items() if i is not None}
 
-    return Vocabulary(load, count, special_ids)
+    return lambda: new_vocabulary(load, count, special_ids)
 
 
 class _Blocks:

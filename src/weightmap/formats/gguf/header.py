@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightmap import native
 from weightmap.dtypes import DTYPES, GGML_SCHEMES
@@ -11,6 +11,8 @@ from weightmap.errors import FormatError, UnsupportedError, cut_off, too_many
 from weightmap.lazy import later, np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from weightmap.io.source import Source
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _check = later("weightmap.formats.gguf.faults", "check")
 MAGIC = b"GGUF"
 U32, STRING, ARRAY = 4, 8, 9
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.
 DENSE = {
     "float32": 0,
@@ -199,3 +202,16 @@ def locate(header: Header, row: int) -> int | None:
     """Return the position of a tensor info, for messages, by scanning again."""
     found = header.scan.tensors(header.data, _NATIVE, row)[1]
     return found.at if isinstance(found, native.Fault) else None
+
+
+def number(header: Header, at: int) -> Any:
+    """Return the number whose type is at `at`; None for a string or an array."""
+    code = _NUMBERS.get(header.u32(at))
+    return None if code is None else struct.unpack_from(header.order + code, header.data, at + 4)[0]
+
+
+def integer(header: Header, keys: Sequence[str]) -> int | None:
+    """Return the value of the first of these keys that exists; None if none does or the value is not an integer."""
+    at = next((at for key in keys if (at := header.find(key)) >= 0), None)
+    found = None if at is None else number(header, at)
+    return found if type(found) is int else None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from weightmap.formats.gguf.header import ARRAY, STRING, Header
+from weightmap.formats.gguf.header import ARRAY, STRING, Header, number
 from weightmap.index.strings import StringTable
 from weightmap.lazy import np
 
@@ -22,9 +22,6 @@ _TYPE_NAMES = (
     *("UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "FLOAT32", "BOOL", "STRING", "ARRAY"),
     *("UINT64", "INT64", "FLOAT64"),
 )
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_UNPACK = {order: {kind: struct.Struct(order + code).unpack_from for kind, code in _SCALARS.items()} for order in "<>"}
-_INTEGERS = frozenset("BbHhIiQq")
 
 
 class Strings(Sequence[str]):
@@ -169,16 +166,6 @@ def metadata(header: Header) -> KeyValues:
     return KeyValues({key: value for key, (value, _) in read.items()}, header, read)
 
 
-def integer(header: Header, keys: Sequence[str]) -> int | None:
-    """Return the value of the first of these keys that exists; None if none does or the value is not an integer."""
-    for key in keys:
-        at = header.find(key)
-        if at >= 0:
-            kind = header.u32(at)
-            return int(_UNPACK[header.order][kind](header.data, at + 4)[0]) if _SCALARS.get(kind) in _INTEGERS else None
-    return None
-
-
 def string_table(header: Header, at: int, what: str) -> StringTable:
     """Return the strings of the array value at `at`."""
     _, count, begin = header.array(at + 4)
@@ -196,11 +183,10 @@ def _table(header: Header, count: int, begin: int, what: str) -> StringTable:
 
 def _value(header: Header, at: int) -> Any:
     """Return the value whose type is at `at`."""
-    kind = header.u32(at)
-    unpack = _UNPACK[header.order].get(kind)
-    if unpack is not None:
-        return unpack(header.data, at + 4)[0]
-    if kind == STRING:
+    found = number(header, at)
+    if found is not None:
+        return found
+    if header.u32(at) == STRING:
         return str(_octets(header, at + 4), "utf-8")
     return array_at(header, at + 4)
 

@@ -9,6 +9,7 @@ from weightmap.formats.gguf.values import Strings, metadata
 from weightmap.native import late
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from weightmap.embeddings.vocabulary import Vocabulary
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from weightmap.index.table import Table
 
 
-def verify(header: Header, table: Table, vocab: Vocabulary | None, run: Verification) -> None:
+def verify(header: Header, table: Table, load_vocab: Callable[[], Vocabulary] | None, run: Verification) -> None:
     """Check the whole file: header unchanged, texts, padding, and that every byte can be read."""
     run.unchanged(run.read(0, header.end), late.crc32(header.octets[: header.end]), "the header")
     run.checked("header")
@@ -25,8 +26,8 @@ def verify(header: Header, table: Table, vocab: Vocabulary | None, run: Verifica
         _check_texts(key, value)
     if "" in table.names:
         run.warn("a tensor has an empty name")
-    if vocab is not None:
-        run.vocabulary(vocab)
+    if load_vocab is not None:
+        run.vocabulary(load_vocab())
     run.checked("key-values")
     end = header.end
     for row in (*table.rows(), None):

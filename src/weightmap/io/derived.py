@@ -1,0 +1,288 @@
+"""`Derived`: sources of bytes that no file has as they are: in another order, inflated, decoded, or given.
+
+See `geometry`, which imports this at its first use.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from weightmap.io.source import Source
+from weightmap.lazy import np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+# Bytes put into row-major order at once: the memory that reading a transposed tensor takes.
+_GROUP = 32 << 20
+# Bytes of the file read at once for a group
+_WINDOW = 1 << 20
+# Gaps longer than this, and four times as long as the data between them, are skipped.
+_GAP = 1 << 14
+
+
+class Derived(Source):
+    """The bytes of one tensor in row-major order, at the offset of its row.
+
+    Parameters
+    ----------
+    parent : Source
+        Of the file.
+    base, size : int
+        Where the tensor begins, and how many bytes it has.
+    """
+
+    path: str | None
+    name: str
+    mode: str
+    size: int
+
+    def __init__(self, parent: Source, base: int, size: int) -> None:
+        # `Source.__init__` would look for a file.
+        self.path, self.name, self.mode, self.size = parent.path, parent.name, parent.mode, base + size
+        self._parent, self._base = parent, base
+
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - unknown here
+        """Implement `Source.reads`; yields nothing where the order is not known before."""
+        return iter(())
+
+    def stretches(self, begin: int, end: int) -> Sequence[tuple[Source, int, int]]:  # noqa: ARG002 - see `Source`
+        """Implement `Source.stretches`: the bytes are made."""
+        return ()
+
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Implement `Source.check_size`, for the file."""
+        self._parent.check_size(what, nbytes)
+
+    @property
+    def in_memory(self) -> bool:
+        """False: the bytes are made when they are read."""
+        return False
+
+    @property
+    def direct(self) -> None:
+        """None: the bytes are made when they are read."""
+        return
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        """Yield the bytes `start` to `stop` of the tensor, in pieces of any size."""
+        raise NotImplementedError
+
+    def chunks(
+        self,
+        offset: int,
+        count: int,
+        size: int = 1 << 18,
+        buffer: bytearray | None = None,  # noqa: ARG002 - the pieces are made, not read
+    ) -> Iterator[memoryview]:
+        """Implement `Source.chunks`: pieces of exactly `size` bytes, but for the last, and none in the buffer."""
+        self.check_size("a tensor", count)
+        start = offset - self._base
+        held, left = bytearray(), count
+        for piece in self._pieces(start, start + count):
+            view = memoryview(piece)
+            at = 0
+            if held:
+                at = min(size - len(held), len(view))
+                held += view[:at]
+                if len(held) < min(size, left):
+                    continue
+                yield memoryview(held).toreadonly()
+                left -= len(held)
+                held = bytearray()
+            while left and len(view) - at >= min(size, left):
+                taken = min(size, left)
+                yield view[at : at + taken].toreadonly()
+                at += taken
+                left -= taken
+            held += view[at:]
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Implement `Source.pread`."""
+        return b"".join(map(bytes, self.chunks(offset, count)))
+
+    def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
+        """Implement `Source.read_into`."""
+        at = 0
+        for chunk in self.chunks(offset, len(target)):
+            target[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            at += len(chunk)
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring in the part of the file that the tensor lies in."""
+        parent = self._parent
+        parent.prefetch((offset, min(count, parent.size - offset)) for offset, count in ranges)
+
+    def check_unchanged(self) -> None:
+        """Implement `Source.check_unchanged`, for the file."""
+        self._parent.check_unchanged()
+
+
+class Fetched(Derived):
+    """Bytes of a file that were read to memory, for a geometry to make an array of.
+
+    Parameters
+    ----------
+    parent : Source
+        Of the file.
+    base : int
+        Where the bytes lie in it.
+    octets : ndarray of uint8
+    """
+
+    def __init__(self, parent: Source, base: int, octets: NDArray[np.uint8]) -> None:
+        super().__init__(parent, base, len(octets))
+        self._fetched = octets
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        yield self._fetched[start:stop]
+
+
+class Given(Derived):
+    """An array as the bytes of a tensor that no file has, beside one that a file has.
+
+    Parameters
+    ----------
+    parent, base
+        As those of `Derived`, for the tensor that the file has.
+    array : ndarray
+    """
+
+    def __init__(self, parent: Source, base: int, array: NDArray[Any]) -> None:
+        super().__init__(parent, base, array.nbytes)
+        self._array = array.view(np.uint8)
+
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Implement `Source.check_size`: it is there."""
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:  # noqa: ARG002 - nothing is read
+        """Implement `Source.reading`."""
+        return self
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        yield self._array[start:stop]
+
+
+class StridedSource(Derived):
+    """Elements of `itemsize` bytes, `strides` bytes apart, in row-major order."""
+
+    def __init__(
+        self, parent: Source, base: int, size: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
+        super().__init__(parent, base, size)
+        self._shape, self._strides, self._itemsize = shape, strides, itemsize
+
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
+        """Implement `Source.reads`, where the first axis is the outermost one in the file, too."""
+        if not self._shape or begin == end:
+            return
+        inner = sum((n - 1) * step for n, step in zip(self._shape[1:], self._strides[1:], strict=True)) + self._itemsize
+        if self._strides[0] < inner:
+            return
+        each = (self.size - self._base) // self._shape[0]
+        for i in range((begin - self._base) // each, -(-(end - self._base) // each)):
+            at = self._base + i * self._strides[0]
+            yield from self._parent.reads(at, at + inner)
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:
+        """Implement `Source.reading`."""
+        size = self.size - self._base
+        parent = self._parent.reading(ahead)
+        return StridedSource(parent, self._base, size, self._shape, self._strides, self._itemsize)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        """Put groups of rows into order that are contiguous in the result."""
+        if start == stop:
+            return
+        shape, strides, itemsize = self._shape, self._strides, self._itemsize
+        # A row spans the last axes: as many of them as fit into a group.
+        axis = next(
+            (k for k in range(len(shape)) if math.prod(shape[k + 1 :]) * itemsize <= _GROUP), max(len(shape) - 1, 0)
+        )
+        inner = math.prod(shape[axis + 1 :]) * itemsize
+        most = max(_GROUP // inner, 1)
+        dim, step = (shape[axis], strides[axis]) if shape else (1, 0)
+        row, end = start // inner, -(-stop // inner)
+        while row < end:
+            outer, i = divmod(row, dim)
+            count = min(most, dim - i, end - row)
+            at = self._base + i * step
+            for k in range(axis - 1, -1, -1):
+                outer, index = divmod(outer, shape[k])
+                at += index * strides[k]
+            block = np.empty((count, *shape[axis + 1 :]), f"V{itemsize}")
+            self._gather(block, at, (step, *strides[axis + 1 :]))
+            piece = block.reshape(-1).view(np.uint8)
+            yield piece[max(start - row * inner, 0) : stop - row * inner]
+            row += count
+
+    def _gather(self, out: NDArray[Any], at: int, strides: tuple[int, ...]) -> None:
+        """Fill an array with the elements of the file that begin at `at`."""
+        axes = sorted((k for k in range(out.ndim) if out.shape[k] > 1), key=lambda k: -strides[k])
+        rest = tuple(k for k in range(out.ndim) if out.shape[k] == 1)
+        first: Any = (..., *(0 for _ in rest))
+        ordered = out.transpose((*axes, *rest))[first]
+        self._fill(ordered, at, tuple(strides[k] for k in axes))
+
+    def _fill(self, out: NDArray[Any], at: int, strides: tuple[int, ...]) -> None:
+        """Fill an array whose axes are in the order of their strides, the largest first."""
+        shape, itemsize = out.shape, self._itemsize
+        extents = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+        span = sum(extents) + itemsize
+        if span <= _WINDOW or not shape:
+            out[...] = np.ndarray(shape, out.dtype, self._parent.pread(at, span), 0, strides)
+            return
+        step, inner = strides[0], span - extents[0]
+        if inner > _WINDOW or step > max(_GAP, 4 * inner):
+            for i in range(shape[0]):
+                self._fill(out[i, ...], at + i * step, strides[1:])
+            return
+        group = (_WINDOW - inner) // step + 1
+        for i in range(0, shape[0], group):
+            part = out[i : i + group]
+            raw = self._parent.pread(at + i * step, (len(part) - 1) * step + inner)
+            part[...] = np.ndarray(part.shape, out.dtype, raw, 0, strides)
+
+
+class _WholeSource(Derived):
+    """The elements of a tensor of which every part needs all stored bytes; `row` is its row."""
+
+    def __init__(self, row: Any, how: Any) -> None:
+        super().__init__(row.source, row.offset, row.nbytes)
+        self._row, self._how = row, how
+
+    def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - any part needs all
+        """Implement `Source.reads`."""
+        yield self._parent, *self._row.extent
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:
+        """Implement `Source.reading`."""
+        return type(self)(self._how.reading(self._row, ahead), self._how)
+
+
+class InflatedSource(_WholeSource):
+    """The elements of a `Deflated` tensor in row-major order."""
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        how, parent, base = self._how, self._parent, self._base
+        if how.strides is not None:
+            whole = np.ascontiguousarray(how.array(self._row))
+            yield whole.reshape(-1).view(np.uint8)[start:stop]
+            return
+        how.limits.check("max_copy_bytes", how.size, f"size of {how.name}")
+        at = 0
+        for piece in how.inflated(parent, base):
+            part = piece[max(start - at, 0) : max(stop - at, 0)]
+            at += len(piece)
+            if part:
+                yield np.frombuffer(part, np.uint8)
+
+
+class DecodedSource(_WholeSource):
+    """The elements of a `Decoded` tensor."""
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        yield self._how.octets(self._row)[start:stop]
