@@ -118,6 +118,8 @@ typedef struct {
     void *context;
 } wm_readable;
 uint64_t wm_read_at(const wm_readable *file, uint8_t *out, uint64_t least, uint64_t most, uint64_t at, uint64_t *error);
+/* Writes what is unwritten (quantize_file.c). Returns 0, or -1 and why. */
+int wm_write_now(const wm_unwritten *w, wm_outcome *f);
 
 /* Bytes of a number of a kind, WM_FLOAT32 and the others. */
 static inline uint64_t wm_kind_size(int kind) { return kind == WM_FLOAT64 ? 8 : kind == WM_FLOAT32 ? 4 : 2; }

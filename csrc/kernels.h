@@ -206,6 +206,15 @@ void wm_quantize_numbers(const wm_numbers *numbers, const wm_blocks *blocks, uin
                          uint64_t n_sums, uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads,
                          wm_outcome *outcome);
 
+/* Bytes of a file, and where they go in another one, in pieces of so many bytes. */
+typedef struct {
+    int source, target;
+    uint64_t from, to, size, piece;
+} wm_copied;
+/* Copies them. A thread needs `piece` bytes of `room`: it and `threads` limit their number. Where it fails, other pieces may have
+ * been copied. */
+void wm_copy_range(const wm_copied *in, uint8_t *room, uint64_t room_size, int threads, wm_outcome *outcome);
+
 /* n pieces of two files: counts[i] numbers of a kind, at most `most` bytes (a multiple of 8), from bytes from_a[i] and from_b[i] on. */
 typedef struct {
     int a, b, kind;

@@ -165,11 +165,11 @@ static int quantize_piece(work *w, uint64_t number, uint8_t *room, wm_outcome *f
     return 0;
 }
 
-static int write_earlier(const wm_unwritten *earlier, wm_outcome *f) {
+int wm_write_now(const wm_unwritten *w, wm_outcome *f) {
     int error = 0;
-    if (write_all(earlier, &error) < earlier->size) return fail(f, WM_UNWRITABLE, 0, error);
+    if (write_all(w, &error) < w->size) return fail(f, WM_UNWRITABLE, 0, error);
     /* The disk begins now, instead of when all is written. */
-    if (earlier->flush) wm_begin_flush(earlier->fd, earlier->at, earlier->size);
+    if (w->flush) wm_begin_flush(w->fd, w->at, w->size);
     return 0;
 }
 
@@ -177,7 +177,7 @@ static int do_job(void *context, int thread, uint64_t job, uint64_t end) {
     work *w = context;
     const uint64_t before = w->earlier ? 1 : 0;
     wm_outcome *const f = &w->failures[thread];
-    return job < before ? write_earlier(w->earlier, f)
+    return job < before ? wm_write_now(w->earlier, f)
                         : quantize_piece(w, job - before, w->room + (uint64_t)thread * w->room_each, f);
 }
 

@@ -1,5 +1,6 @@
 """Conversion: content survives, memory stays flat, and the report lists everything that the target cannot hold."""
 
+import errno
 import json
 import os
 import re
@@ -13,7 +14,9 @@ from tests.builders import safetensors as st
 from tests.support import listing
 
 import weightmap as wm
+from weightmap.io import atomic, sink
 from weightmap.io.source import Source
+from weightmap.native import late
 
 MODEL = {
     "encoder.weight": normal((4, 6), 1),
@@ -443,3 +446,76 @@ def test_limits_are_limits(put, tmp_path, limits):
         wm.Limits(max_tensors="a")
     with pytest.raises(ValueError, match="max_shards is -1, expected at least 0"):
         wm.Limits(max_shards=-1)
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """The (begin, bytes) of what threads copy to tmpfs, of which a thousandth of the usual bytes is enough here."""
+    monkeypatch.setattr(atomic, "_is_in_memory", lambda *_: True)
+    monkeypatch.setattr(sink, "STAGE_IN_MEMORY", 1000)
+    monkeypatch.setattr(sink, "_SHARED", 4000)
+    monkeypatch.setattr(sink, "_TOGETHER", 9000)
+    found, copy = [], late.copy_range
+
+    def copying(file, begin, target, at, count, **options):
+        found.append((begin, count))
+        copy(file, begin, target, at, count, **options)
+
+    monkeypatch.setattr(late, "copy_range", copying)
+    return found
+
+
+LONG = {"a": normal((7,), 1), "long": normal((80, 100), 2), "b": normal((3, 4), 3), "longer": normal((3, 100, 40), 4)}
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "gguf", "amb", "bt"])
+def test_threads_copy_long_data_to_tmpfs(put, tmp_path, copies, suffix):
+    """The same file as by one thread, which copies all through its buffer."""
+    source = put(st.build(LONG), "m.safetensors")
+    wm.convert(source, tmp_path / f"one.{suffix}", threads=1)
+    assert not copies
+    done = []
+    wm.convert(source, tmp_path / f"two.{suffix}", threads=2, progress=lambda now, _: done.append(now))
+    assert (tmp_path / f"two.{suffix}").read_bytes() == (tmp_path / f"one.{suffix}").read_bytes()
+    assert done == sorted(done)
+    assert done[-1] == (tmp_path / f"two.{suffix}").stat().st_size
+    assert sum(count for _, count in copies) > 0.9 * source.stat().st_size
+    assert all(4000 <= count <= 9000 for _, count in copies)
+
+
+def test_what_is_summed_is_copied_by_one_thread(put, tmp_path, copies):
+    wm.convert(put(st.build(LONG), "m.safetensors"), tmp_path / "m.weights", threads=2)
+    assert not copies
+    with wm.open(tmp_path / "m.weights", verify="full") as f:
+        assert (f["longer"] == LONG["longer"].array).all()
+
+
+@pytest.mark.parametrize("error", [0, errno.EIO])
+def test_a_source_that_fails_while_threads_copy(put, tmp_path, copies, monkeypatch, error):
+    source, copy = put(st.build(LONG), "m.safetensors"), late.copy_range
+
+    def cut(*args, **options):
+        if error:
+            raise late.Failed("read", args[1], error)
+        os.truncate(source, args[1] + 1)
+        copy(*args, **options)
+
+    monkeypatch.setattr(late, "copy_range", cut)
+    kind, text = (OSError, r"Input/output error.*m\.safetensors") if error else (wm.TruncatedError, "became shorter")
+    with pytest.raises(kind, match=text):
+        wm.convert(source, tmp_path / "to.safetensors", threads=2)
+    assert listing(tmp_path) == ["m.safetensors"]
+    assert len(copies) <= 1
+
+
+def test_a_target_that_fails_while_threads_copy(put, tmp_path, copies, monkeypatch):
+    source, copy = put(st.build(LONG), "m.safetensors"), late.copy_range
+    with source.open("rb") as unwritable:
+
+        def copying(file, begin, _, *rest, **options):
+            copy(file, begin, unwritable.fileno(), *rest, **options)
+
+        monkeypatch.setattr(late, "copy_range", copying)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            wm.convert(source, tmp_path / "to.safetensors", threads=2)
+    assert listing(tmp_path) == ["m.safetensors"]

@@ -410,10 +410,10 @@ LENGTHS = {
 def test_files_are_written_in_large_aligned_pieces(tmp_path, monkeypatch, suffix, lengths, *, checksums, in_memory):
     """Each write but the one of the end begins at a multiple of 2 MiB and is one long; the beginning comes last.
 
-    On tmpfs each is one piece of 512 KiB.
+    On tmpfs each is one piece of 256 KiB.
     """
     monkeypatch.setattr(atomic, "_is_in_memory", lambda *_: in_memory)
-    piece = MIB // 2 if in_memory else 2 * MIB
+    piece = MIB // 4 if in_memory else 2 * MIB
     written = []
     real = os.pwrite
 

@@ -159,7 +159,8 @@ def convert(
     run : Run, optional
         How the shards of a model are distributed: to an executor or to ranks, with a manifest of finished ones.
     threads : int, optional
-        At most this many threads share the work of quantising; by default one for each CPU of this process.
+        At most this many threads share the work of quantising, and two of them that of copying; by default one for each
+        CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target; for shards in bytes of the source.
     limits : Limits, optional

@@ -29,6 +29,8 @@ class Packed(Tensors):
     ----------
     renamed : mapping of str to str
         The new name of each renamed tensor.
+    threads : int
+        At most this many share the work of copying.
 
     Attributes
     ----------
@@ -38,9 +40,9 @@ class Packed(Tensors):
 
     kinds: list[Payload]
 
-    def __init__(self, renamed: Mapping[str, str]) -> None:
+    def __init__(self, renamed: Mapping[str, str], threads: int = 1) -> None:
         super().__init__([])
-        self._renamed = renamed
+        self._renamed, self._threads = renamed, threads
         self.distinct: bool = not renamed  # as in the source, whose index was checked
         self.nbytes = 0
         self._places: list[Row] = []
@@ -77,25 +79,20 @@ class Packed(Tensors):
         """Append the bytes of all tensors: those of neighbours in a file that are only copied at once."""
         over = self._over()
         copied = [
-            # Of a store, tensors are requested one by one.
-            kind.is_made_by(copy)
-            and type(place.source) is Source
-            and place.geometry is None
-            and not place.dtype.swapped
-            for kind, place in zip(self.kinds, self._places, strict=True)
+            kind.is_made_by(copy) and _in_file(place) for kind, place in zip(self.kinds, self._places, strict=True)
         ]
         waiting, begin, end = None, 0, 0
         for name, number, offset in zip(self.origins(), self._numbers, self._offsets, strict=True):
             source = over[number] if copied[number] else None
             if source is not waiting or offset != end:
                 if waiting is not None:
-                    sink.read(waiting, begin, end - begin)
+                    sink.read(waiting, begin, end - begin, self._threads)
                 begin = offset
             if source is None:
                 self._payload(name, number, offset, over).write(sink)
             waiting, end = source, offset + self._places[number].nbytes
         if waiting is not None:
-            sink.read(waiting, begin, end - begin)
+            sink.read(waiting, begin, end - begin, self._threads)
 
     def _over(self) -> list[Source]:
         """Return for each kind the source that reads its data ahead."""
@@ -137,7 +134,7 @@ class Packed(Tensors):
         ranks = list(map(rank, self.kinds))
         if any(other != ranks[0] for other in ranks):
             order.sort(key=lambda i: ranks[numbers[i]])
-        found = Packed(self._renamed)
+        found = Packed(self._renamed, self._threads)
         found.kinds, found._places = self.kinds, self._places
         for i in order:
             found.add(names[i], numbers[i], self._offsets[i])
@@ -148,9 +145,18 @@ def _names_in(text: str, ends: array[int]) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(chain((0,), ends))]
 
 
-def copy(_: str, place: Row) -> Iterator[Any]:
-    """Return the bytes of a dense tensor."""
-    return place.chunks()
+def copy(sink: Sink, _: str, place: Row, threads: int) -> None:
+    """Append the bytes of a dense tensor."""
+    if _in_file(place):
+        sink.read(place.source, place.offset, place.nbytes, threads)
+    else:
+        for chunk in place.chunks():
+            sink.write(chunk)
+
+
+def _in_file(place: Row) -> bool:
+    """Whether a file here has these bytes as they are. Of a store, tensors are requested one by one."""
+    return type(place.source) is Source and place.geometry is None and not place.dtype.swapped
 
 
 def nothing(_name: str, _place: Row) -> tuple[()]:

@@ -12,13 +12,14 @@ from weightmap.conversion.packing import Packed, copy
 from weightmap.conversion.quantizer import Quantizer, Regrouper
 from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.errors import TensorFileError, counted, quoted
-from weightmap.formats import Payload, Request, Tensors
+from weightmap.formats import Filled, Payload, Request, Tensors
 from weightmap.llama.tensors import stays_float32
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_made, name_of, parts_of
 from weightmap.model.payload import from_quantized
 from weightmap.model.saving import choose_layout, plan_request
 from weightmap.model.sharded import disagreements
+from weightmap.native.late import cpus
 from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class Preparer:
         layout = choose_layout(self._format, spec.layout, None)
         self._held = self._format.schemes.get(layout, frozenset[str]())
         self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
+        self._threads = cpus() if spec.threads is None else spec.threads
         self._regrouper = Regrouper(self._held)
 
     @property
@@ -189,7 +191,7 @@ class Preparer:
         """Return the tensors to write, and name and reason for each one that is left out."""
         spec, found, quantizer = self._spec, self._format, self.quantizer
         all_taken = not (spec.include or spec.exclude)
-        packed, dropped = Packed(renamed), []
+        packed, dropped = Packed(renamed, self._threads), []
         known: dict[Any, int] = {}
         for name, place in places:
             if not (all_taken or spec.takes(name)):
@@ -231,7 +233,7 @@ class Preparer:
             return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, row, wanted, self.overflow)
         if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
             dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
-            return Payload(name, dtype, row.shape, row.nbytes, copy, name, row)
+            return Filled(name, dtype, row.shape, row.nbytes, copy, name, row, self._threads)
         nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
         return Payload(name, wanted, row.shape, nbytes, _cast, name, row, wanted, self.overflow)
 

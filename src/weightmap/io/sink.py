@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 STAGE = 2 << 20
 # In memory they have no use. Pieces that stay in the second-level cache between the copy to the buffer and the one that
 # the kernel makes take less time than its copy alone, which pauses after each page.
-STAGE_IN_MEMORY = 512 << 10
+STAGE_IN_MEMORY = 256 << 10
+# Fewest bytes that two threads copy: starting one takes as long as copying a tenth of them. The most bytes at once.
+_SHARED, _TOGETHER = 4 << 20, 64 << 20
 # Long data is written in pieces of this many bytes, without a copy; progress is reported after each.
 DIRECT = 16 << 20
 # Bytes that `fill` writes last: without them no format recognises the file.
@@ -69,7 +71,7 @@ class Sink:
         durable: bool = False,
         in_memory: bool = False,
     ) -> None:
-        self._exact, self._durable, self._in_memory = exact, durable, in_memory
+        self._exact, self._flushes, self._in_memory = exact, durable and not in_memory, in_memory
         self._fd = fd
         self._total = total
         self._progress = progress
@@ -126,16 +128,38 @@ class Sink:
                 self._advance(view[:count])
             view = view[count:]
 
-    def read(self, source: Source, offset: int, count: int) -> None:
-        """Append bytes of a source, which are read into the buffer."""
+    def read(self, source: Source, offset: int, count: int, threads: int = 1) -> None:
+        """Append bytes of a source, which are read into the buffer; or, to tmpfs, many of them by two `threads`."""
         end = offset + count
+        file = source.direct if threads > 1 and self._in_memory and count >= _SHARED else None
         while offset < end:
             if self._filled == self._room:
                 self._flush_full()
-            size = min(end - offset, self._room - self._filled)
-            source.read_into(offset, np.frombuffer(self._view[self._filled : self._filled + size], np.uint8))
-            self._filled += size
+            size = min((end - offset) // self._room * self._room, _TOGETHER)
+            if size >= _SHARED and isinstance(file, int) and self._passes_buffer:
+                self._copy(source, file, offset, size)
+            else:
+                size = min(end - offset, self._room - self._filled)
+                source.read_into(offset, np.frombuffer(self._view[self._filled : self._filled + size], np.uint8))
+                self._filled += size
             offset += size
+
+    @property
+    def _passes_buffer(self) -> bool:
+        """Whether bytes may go from file to file: none waits in the buffer, and nothing sums them."""
+        return not (self._filled or self._first is None or self._summing or self.digest is not None)
+
+    def _copy(self, source: Source, file: int, offset: int, count: int) -> None:
+        """Append whole pieces: while one thread waits for the lock of the new file, the other one reads."""
+        piece = self._room
+        room = np.frombuffer(buffers.room(2 * piece), np.uint8)
+        try:
+            late.copy_range(file, offset, self._fd, self.offset, count, piece=piece, room=room, threads=2)
+        except late.Failed as error:
+            if error.what == "write":
+                raise OSError(error.error, os.strerror(error.error)) from None
+            source.fail_reading(error.at, offset + count, error.error)
+        self._move(count)
 
     def fill(self, count: int, unit: int, encode: Callable[[memoryview, int, Unwritten | None], None]) -> None:
         """Append `count` bytes in whole units, which ``encode(out, at, earlier)`` makes from byte `at` on.
@@ -208,7 +232,7 @@ class Sink:
             begin = 0
             if self._first is None:
                 self._first, begin = memoryview(bytes(piece[:_BEGINNING])), _BEGINNING
-            self._waiting = late.Unwritten(self._fd, piece[begin:], self.offset + begin, self._durable)
+            self._waiting = late.Unwritten(self._fd, piece[begin:], self.offset + begin, self._flushes)
             self._view, self._other = self._other or buffers.room(self._room + _BEYOND), self._view
         elif self._first is None:
             self._first = piece
@@ -227,13 +251,16 @@ class Sink:
     def _put(self, data: memoryview, offset: int) -> None:
         """Write bytes, and let the disk begin with them at once, instead of when all are written."""
         write_all(self._fd, data, offset)
-        if self._durable:
+        if self._flushes:
             late.begin_flush(self._fd, offset, len(data))
 
     def _advance(self, piece: memoryview) -> None:
         if self.digest is not None:
             self.digest = late.crc32(piece, self.digest)
-        self.offset += len(piece)
+        self._move(len(piece))
+
+    def _move(self, count: int) -> None:
+        self.offset += count
         self._tell(min(self.offset, self._total - 1) if self.offset else 0)
 
     def finish(self) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from weightmap.native._adaptive import *
     from weightmap.native._blocks import *
     from weightmap.native._checksums import *
+    from weightmap.native._copying import *
     from weightmap.native._differ import *
     from weightmap.native._dlpack import *
     from weightmap.native._frames import *
@@ -34,6 +35,7 @@ _ON_DEMAND = {
     "_adaptive": "adaptive_mask adaptive_plan decode_adaptive quantize_adaptive",
     "_blocks": "SCALE_TYPES blocks_size decode_blocks dequantize_int4 dequantize_int5",
     "_checksums": "crc32 crc32_combine fnv1a32 fnv1a32_many fnv1a64",
+    "_copying": "copy_range",
     "_differ": "COMPARED FileComparer differing",
     "_dlpack": "dlpack_capsule",
     "_frames": "Changes FRAME_DAMAGED FRAME_ENDED FRAME_FULL FRAME_HEAD FRAME_HUNGRY FrameDecoder FrameEncoder change "
