@@ -9,26 +9,18 @@ array([[0., 1., 2.],
        [3., 4., 5.]], dtype=float32)
 """
 
-import gc as _gc
 import os as _os
-import sys as _sys
 from typing import TYPE_CHECKING
 
-# Nearly all that an import makes stays: the collector would go through it a dozen times and free nothing. It rests, and
-# then what there is counts as old, or else its next round would go through all of it. In a process that had little more
-# than the interpreter and numpy, what there is stays frozen: going through all of it once more took a sixth of the time
-# of a process that takes one tensor. In others that might keep garbage of the program. What was frozen stays so.
-_FEW = 90_000 if "numpy" in _sys.modules else 25_000  # pieces of memory; the interpreter has 10,000, with numpy 73,000
-_few = _sys.getallocatedblocks() < _FEW
-_collects = _gc.isenabled()
-_gc.disable()
-try:
+from weightmap.startup import Importing as _Importing
+
+with _Importing() as _importing:
     # First, for it imports numpy: the deeper that begins, the likelier is a loop of it to enter and leave a piece of
     # CPython 3.11's stack at each turn, which took 10 ms.
     from weightmap.lazy import later as _later
     from weightmap.lazy import on_demand
 
-    # isort: split
+    _importing.take_together()
     from weightmap.errors import (
         ChecksumError,
         ClosedError,
@@ -59,13 +51,6 @@ try:
     from weightmap.model.file import TensorFile
     from weightmap.model.opening import load, open
     from weightmap.options import Limits
-finally:
-    if _collects:
-        if not _gc.get_freeze_count():
-            _gc.freeze()
-            if not _few:
-                _gc.unfreeze()
-        _gc.enable()
 
 if TYPE_CHECKING:
     from weightmap import kernels

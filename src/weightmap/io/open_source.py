@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 def is_missing(error: OSError) -> bool:
     """Whether an error says that there is no such file: a missing one, an impossible name, a file as a directory."""
-    import errno  # noqa: PLC0415 - for errors only
-
     return error.errno in (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
@@ -134,8 +133,6 @@ def _from_descriptor(fd: int, mode: str) -> Source:
     try:
         file = take_ownership(os.dup, fd)
     except OverflowError:  # no descriptor has such a number
-        import errno  # noqa: PLC0415 - for errors only
-
         raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
     return Source(None, f"<file descriptor {fd}>", mode, file)
 
