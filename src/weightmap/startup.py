@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ class Importing:
     def take_together(self) -> None:
         """Take modules from the one file from now on. What it has is in the CPU's caches now, and soon not any more."""
         self._entries = _entries()
-        sys.meta_path.insert(0, self)
+        finders = sys.meta_path
+        # Finders that stand before Python's own, such as those that instrument modules, keep their say.
+        finders.insert(finders.index(PathFinder) if PathFinder in finders else len(finders), self)
 
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec of a module that the file has, unless its source has changed."""

@@ -130,6 +130,26 @@ def test_nothing_is_written_where_python_writes_nothing(package):
     assert not (package / "__pycache__").exists()
 
 
+def test_another_finder_comes_first(package):
+    """Such as one that instruments the modules of a package: it sees each of them."""
+    code = """
+import json, sys
+from importlib.machinery import PathFinder
+class Finder:
+    seen = []
+    def find_spec(self, name, path, target=None):
+        if name.startswith("weightmap."):
+            self.seen.append(name)
+            return PathFinder.find_spec(name, path, target)
+sys.meta_path.insert(0, Finder())
+import weightmap
+print(json.dumps([len(Finder.seen), "weightmap.model.file" in Finder.seen, type(weightmap.errors.__loader__).__name__]))
+"""
+    count, seen, loader = run(package, code)
+    assert count > 40
+    assert (seen, loader) == (True, "SourceFileLoader")
+
+
 def test_an_import_that_fails_leaves_no_finder(package):
     with (package / "errors.py").open("a", encoding="utf-8") as file:
         file.write("raise RuntimeError('not now')\n")
