@@ -119,9 +119,9 @@ def _entries() -> dict[str, Entry]:
 
 
 def _compiles(name: str) -> bool:
-    """Whether a module comes from a source."""
+    """Whether a module is what Python makes of a source: no other loader has changed it."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
-    return spec is not None and isinstance(spec.loader, SourceFileLoader)
+    return spec is not None and type(spec.loader) in (SourceFileLoader, _Loader)
 
 
 def _write() -> None:
