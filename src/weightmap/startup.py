@@ -27,8 +27,6 @@ _FOLDER = os.path.dirname(__file__)
 # What is imported before the file is read.
 _BEFORE = frozenset({"weightmap._compiled", "weightmap.lazy", __name__})
 _NONE = "none"
-# Pieces of memory that a process has at most which holds little else: with `typing` it has 24,000, with numpy 73,000.
-_FEW = 90_000 if "numpy" in sys.modules else 30_000
 
 
 class _Loader(SourceFileLoader):
@@ -47,15 +45,11 @@ class _Loader(SourceFileLoader):
 class Importing:
     """A context for the imports of the package.
 
-    Nearly all that an import makes stays: the collector would go through it a dozen times and free nothing. It rests,
-    and then what there is counts as old, or else its next round would go through all of it. In a process that had
-    little more than the interpreter and numpy, what there is stays frozen: going through all of it once more took a
-    sixth of the time of a process that takes one tensor. In others that might keep garbage of the program. What was
-    frozen stays so.
+    Nearly all that an import makes stays: the collector would go through it a dozen times and free nothing. It rests
+    meanwhile, and goes on as before.
     """
 
     def __enter__(self) -> Self:
-        self._few = sys.getallocatedblocks() < _FEW
         self._collects = gc.isenabled()
         gc.disable()
         self._missed: list[str] = []
@@ -91,10 +85,6 @@ class Importing:
         if error is None and not sys.dont_write_bytecode and any(map(_compiles, self._missed)):
             _write()
         if self._collects:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                if not self._few:
-                    gc.unfreeze()
             gc.enable()
 
 
