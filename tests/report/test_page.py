@@ -245,7 +245,12 @@ def test_a_page_that_compares(tmp_path):
         ("embed", 1, 2, 1),
         ("embed", 0, 2, "infinite"),
         ("layer.0.w", 2, 1, 0.5),
-        ("layer.0.w", 1, np.nan, None),
+        ("layer.0.w", 1, np.nan, "cannot be measured"),
+        ("layer.0.w", np.nan, 1, "cannot be measured"),
+        ("embed", 1, np.inf, "cannot be measured"),
+        ("embed", -np.inf, np.inf, "cannot be measured"),
+        ("embed", np.inf, np.inf, None),
+        ("embed", np.nan, np.nan, None),
         ("embed", 1, 1, None),
     ],
 )
@@ -258,9 +263,32 @@ def test_a_change_shows_wherever_it_is(tmp_path, name, before, after, shown):
     page = Page(tmp_path / "r.html")
     heat = page.data["sets"].get("heat", [])
     changed = [row for row in heat if row["relative"] or row["odd"]]
-    assert [bool(heat), "All values are equal." in page.text] == [before != after, before == after]
-    assert [row["relative"] or None for row in changed] == [shown][: len(changed)]
-    assert len(changed) == (before != after)
+    assert [bool(heat), "All values are equal." in page.text] == [shown is not None, shown is None]
+    assert [row["relative"] for row in changed] == [shown][: len(changed)]
+    assert len(changed) == (shown is not None)
+
+
+def test_one_element_that_became_nan_is_marked(tmp_path):
+    """Its cell of the map is red whatever the measure; its row is the first, and says how many elements there are."""
+    tensors = {f"layer.{i}.w": np.full((2, 3), i + 1, np.float32) for i in range(4)}
+    wm.save(tmp_path / "a.safetensors", tensors)
+    other = {name: array.copy() for name, array in tensors.items()}
+    other["layer.1.w"][0] = 3
+    other["layer.2.w"][0, 0] = np.nan
+    other["layer.3.w"][0, 0] += 0.5
+    wm.save(tmp_path / "b.safetensors", other)
+    write_report(tmp_path / "r.html", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    page = Page(tmp_path / "r.html")
+    cells = {row["layer"]: row for row in page.data["sets"]["heat"]}
+    measures = page.data["charts"]["heat"]["params"][0]["bind"]["options"]
+    red = {layer: [isinstance(cells[layer][measure], str) for measure in measures] for layer in cells}
+    assert measures == ["relative", "rms", "largest", "angle", "odd"]
+    assert red == {f"layer.{i}": [i == 2] * 4 + [False] for i in range(4)}
+    assert [cells[f"layer.{i}"]["odd"] for i in range(4)] == [0, 0, 1, 0]
+    rows = page.tables["differences-of"][1:]
+    assert [row[0] for row in rows] == ["layer.2.w", "layer.1.w", "layer.3.w", "layer.0.w"]
+    assert [row[-1] for row in rows] == ["1 element NaN or infinite in one only", "", "", ""]
+    assert "of equal values 1" in page.text
 
 
 @pytest.mark.parametrize("form", ["l.{}.w", "x{}x", "l.0.x{}x"], ids=["layers", "outside", "slots"])
@@ -305,6 +333,37 @@ def test_a_quantised_model_beside_its_source(tmp_path):
         assert found["odd"].odd == 2
         assert 0 < (found["layer.0.w"].relative or 0) < 0.02
         assert found["layer.0.b"].largest == 0
+
+
+def test_pages_are_called_by_what_was_named(tmp_path, monkeypatch):
+    """A directory by its name, not by its index; models of one name with their directories."""
+    for folder in ("one", "two"):
+        wm.save(
+            f"{tmp_path / folder}/",
+            {"w": np.ones(4, np.float32), "x": np.ones(4, np.float32)},
+            format="safetensors",
+            max_shard_size=16,
+        )
+    monkeypatch.chdir(tmp_path / "one")
+    first = "model-00001-of-00002.safetensors"
+    for a, b, title in (
+        (tmp_path / "one", None, "one"),
+        (".", None, "one"),
+        ("../two/", tmp_path / "one", "two beside one"),
+        (first, tmp_path / "two" / first, f"one/{first} beside two/{first}"),
+        (first, first, f"{first} beside {first}"),
+    ):
+        write_report(tmp_path / "r.html", a, b)
+        page = Page(tmp_path / "r.html")
+        assert f"<h1>{title}</h1>" in page.source
+
+
+def test_no_warnings_is_said_of_models_without_any(tmp_path):
+    for value, calm in ((1, True), (np.nan, False)):
+        wm.save(tmp_path / "m.safetensors", {"w": np.full(4, value, np.float32)})
+        write_report(tmp_path / "r.html", tmp_path / "m.safetensors")
+        page = Page(tmp_path / "r.html")
+        assert ("No warnings." in page.text, "NaN or infinite elements in 1 tensor" in page.text) == (calm, not calm)
 
 
 def test_damage_is_on_the_page(tmp_path, capsys):

@@ -149,7 +149,7 @@ def test_parameters_are_counted(tmp_path, capsys):
         nbytes = sum(w.nbytes for w in f.weights.values())
     count, inner = sum(elements.values()), sum(w.size for w in quantised.values())
     wanted = {"parameters": count, "bits_per_weight": 8 * nbytes / count}
-    wanted |= {"quantized": inner, "quantized_bits_per_weight": 4.25}
+    wanted |= {"quantized": inner, "quantized_bits_per_weight": 4.25, "training": 0}
     for command in (["inspect", "--weights"], ["doctor"]):
         assert cli.main([*command, "--json", str(source)]) == 0
         assert json.loads(capsys.readouterr().out)["weight"] == pytest.approx(wanted)
@@ -172,6 +172,39 @@ def test_parameters_are_counted(tmp_path, capsys):
     assert "g_idx" in capsys.readouterr().out
     assert cli.main(["report", damaged, str(tmp_path / "x.html")]) == 0
     assert cli.main(["report", "--weights", damaged, str(tmp_path / "x.html")]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("optimizer.state.0.exp_avg", False),
+        ("optimizer_state_dict.state.0.step", False),
+        ("optimizer_states.0.state.0.exp_avg_sq", False),
+        ("optim.state.0.momentum_buffer", False),
+        ("state.12.exp_avg", False),
+        ("rng_state", False),
+        ("cuda_rng_state.0", False),
+        ("lr_schedulers.0.factor", False),
+        ("optimus.layer.weight", True),
+        ("model.optimizer.weight", True),
+        ("schedule_embedding.weight", True),
+        ("state.0.weight", True),
+        ("ranger.weight", True),
+    ],
+)
+def test_state_of_a_training_is_not_counted_as_parameters(tmp_path, capsys, name, counts):
+    path = tmp_path / "m.safetensors"
+    wm.save(path, {"model.w": np.ones((3, 4), np.float32), name: np.ones(5, np.float32)})
+    assert cli.main(["inspect", "--weights", "--json", str(path)]) == 0
+    weight = json.loads(capsys.readouterr().out)["weight"]
+    assert (weight["parameters"], weight["training"]) == ((17, 0) if counts else (12, 5))
+    assert cli.main(["doctor", str(path)]) == 0
+    said = (
+        "17 elements of 32.000 bits"
+        if counts
+        else "12 elements of 32.000 bits; not counted: 5 elements of training state"
+    )
+    assert said in capsys.readouterr().out
 
 
 def halved(example):

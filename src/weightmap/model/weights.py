@@ -47,6 +47,10 @@ _NOTHING = Held()
 # Parameters whose scales and other pieces are requested together, and the bytes of these, more or less, at a time.
 _TOGETHER, _MOST = 64, 64 << 20
 _T = TypeVar("_T")
+# Names of tensors that resume a training: of optimisers, schedules of the learning rate, random-number generators.
+_TRAINING = re.compile(
+    r"(optim(izer)?s?(_\w+)?|(\w+_)?rng(_\w+)?|(lr_)?schedulers?(_\w+)?)(\.|$)|(state\.)?\d+\.(exp_avg|momentum_buffer)"
+)
 # What the scale of a whole tensor is called beside it, as llama.cpp has it.
 _WHOLE = ".scale"
 
@@ -134,14 +138,21 @@ class Weight(NamedTuple):
         Those of them that are quantised.
     quantized_bits_per_weight : float or None
         Bits that are stored for one of these.
+    training : int
+        Elements that are no parameters: of an optimiser, a schedule or a random-number generator.
     """
 
     parameters: int
     bits_per_weight: float | None
     quantized: int
     quantized_bits_per_weight: float | None
+    training: int
 
     def __str__(self) -> str:
+        state = f"; not counted: {counted(self.training, 'element')} of training state" if self.training else ""
+        return self._of_parameters() + state
+
+    def _of_parameters(self) -> str:
         if self.bits_per_weight is None:
             return "none"
         text = f"{counted(self.parameters, 'element')} of {self.bits_per_weight:.3f} bits"
@@ -152,8 +163,11 @@ class Weight(NamedTuple):
 
 def weight_of(tensors: Iterable[tuple[TensorInfo, Row]]) -> Weight:
     """Weigh parameters, as `stored_rows` yields them."""
-    elements, nbytes = [0, 0], [0, 0]
+    elements, nbytes, training = [0, 0], [0, 0], 0
     for info, row in tensors:
+        if _TRAINING.match(info.name):
+            training += math.prod(info.shape)
+            continue
         kind = row.dtype.quantized or isinstance(row.geometry, Pieces)
         elements[kind] += math.prod(info.shape)
         nbytes[kind] += info.nbytes
@@ -161,7 +175,7 @@ def weight_of(tensors: Iterable[tuple[TensorInfo, Row]]) -> Weight:
         8 * stored / count if count else None
         for stored, count in ((sum(nbytes), sum(elements)), (nbytes[1], elements[1]))
     ]
-    return Weight(sum(elements), bits[0], elements[1], bits[1])
+    return Weight(sum(elements), bits[0], elements[1], bits[1], training)
 
 
 def weight_of_model(file: Any) -> Weight:

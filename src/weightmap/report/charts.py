@@ -248,7 +248,7 @@ def heat(data: str, title: str, measures: dict[str, str], layers: int, *, zero: 
                 "type": "quantitative",
                 "title": None,
                 "scale": {"zero": zero},
-                "legend": {"format": ".2~g"},
+                "legend": {"format": ".4~g"},
                 "condition": [
                     {"test": "isString(datum[measure])", "value": _NO_NUMBER},
                     {"test": "!(datum.shown > 0)", "value": "transparent"},

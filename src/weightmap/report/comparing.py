@@ -34,6 +34,8 @@ class Pair(NamedTuple):
         there are no numbers.
     odd : int
         Elements that are NaN or infinite in one of them.
+    odd_apart : int
+        Those of them that differ between the two: 0 where both have the same NaN and infinities.
     problem : str or None
     """
 
@@ -46,7 +48,13 @@ class Pair(NamedTuple):
     relative: float | None
     cosine: float | None
     odd: int
+    odd_apart: int
     problem: str | None
+
+    @property
+    def equal(self) -> bool:
+        """Whether every element has the same value in both, NaN for NaN."""
+        return self.largest == 0 and not self.odd_apart
 
 
 class Comparison(NamedTuple):
@@ -77,26 +85,32 @@ def comparison(a: TensorFile, b: TensorFile, progress: Callable[[int, int], None
 
 def _pair(name: str, a: Row, b: Row) -> Pair:
     text_a, text_b = (f"{place.dtype.name} {list(place.shape)}" for place in (a, b))
-    found = Pair(name, text_a, text_b, a.nbytes, None, None, None, None, 0, None)
+    found = Pair(name, text_a, text_b, a.nbytes, None, None, None, None, 0, 0, None)
     if a.shape != b.shape:
         return found._replace(problem="the shapes differ")
     if not (has_numbers(a) and has_numbers(b)):
         return found._replace(problem="holds no numbers")
     try:
-        largest, rms, relative, cosine, odd = _measures(a, b)
+        largest, rms, relative, cosine, odd, odd_apart = _measures(a, b)
     except TensorFileError as error:
         return found._replace(problem=str(error))
-    return found._replace(largest=largest, rms=rms, relative=relative, cosine=cosine, odd=odd)
+    measures = {"largest": largest, "rms": rms, "relative": relative, "cosine": cosine}
+    return found._replace(**measures, odd=odd, odd_apart=odd_apart)
 
 
-def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int]:
-    largest, odd, count = 0.0, 0, 0
+def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int, int]:
+    largest, odd, odd_apart, count = 0.0, 0, 0, 0
     sums = np.zeros(4)  # of squared differences, of products, of squares in a and in b
     with np.errstate(over="ignore", invalid="ignore"):
         for one, other in pairs(a, b):
             good = np.isfinite(one) & np.isfinite(other)
-            left, right = (one, other) if good.all() else (one[good], other[good])
-            odd += len(one) - len(left)
+            left, right = one, other
+            if not good.all():
+                left, right = one[good], other[good]
+                odd += len(one) - len(left)
+                bad_one, bad_other = one[~good], other[~good]
+                same = (bad_one == bad_other) | (np.isnan(bad_one) & np.isnan(bad_other))
+                odd_apart += len(same) - int(same.sum())
             count += len(left)
             apart = distances(left, right)
             largest = max(largest, float(apart.max(initial=0)))
@@ -111,4 +125,4 @@ def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int]:
     cosine = min(max(product / both, -1.0), 1.0) if both else (1.0 if a_2 == b_2 else 0.0)
     if not largest:  # equal tensors, whatever rounding gives
         cosine = 1.0
-    return largest, rms, relative, cosine, odd
+    return largest, rms, relative, cosine, odd, odd_apart

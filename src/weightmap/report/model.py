@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 from weightmap.amounts import brief, sizes
@@ -13,7 +12,20 @@ from weightmap.formats._metadata import entries
 from weightmap.model.modules import module_tree, separator
 from weightmap.report import charts
 from weightmap.report.layers import HUGE, by_layer
-from weightmap.report.page import Cell, document, figure, message, named, number, pairs, short, spark, table, text
+from weightmap.report.page import (
+    Cell,
+    document,
+    figure,
+    message,
+    named,
+    number,
+    pairs,
+    short,
+    spark,
+    table,
+    text,
+    titles,
+)
 from weightmap.report.pooling import pooled_bars, pooled_ranges
 from weightmap.report.sampling import SCHEMES
 from weightmap.report.survey import alignment
@@ -52,7 +64,7 @@ def model_page(name: str, found: Survey) -> bytes:
         for one in drawable
         if one.numbers is not None
     ]
-    return document(os.path.basename(name) or name, sections, specs, {"sets": sets, "tensors": chosen, "first": first})
+    return document(*titles([name]), sections, specs, {"sets": sets, "tensors": chosen, "first": first})
 
 
 def _has_bins(tensor: Tensor) -> bool:
@@ -98,8 +110,6 @@ def _warnings(found: Survey) -> Section:
         content = f'<p><span class="good">Verified</span>: {message(report.scope)}.</p>'
         if report.warnings:
             content += f"<ul>{''.join(f'<li>{message(warning)}</li>' for warning in report.warnings)}</ul>"
-        else:
-            content += "<p>No warnings.</p>"
     problems = [tensor for tensor in found.tensors if tensor.problem is not None]
     odd = [t for t in found.tensors if t.numbers is not None and (t.numbers.nans or t.numbers.infinities)]
     if problems:
@@ -110,6 +120,8 @@ def _warnings(found: Survey) -> Section:
         content += (
             f"<p>NaN or infinite elements in {counted(len(odd), 'tensor')}, of those looked at:</p><ul>{lines}</ul>"
         )
+    if found.verified is not None and not (found.verified.warnings or problems or odd):
+        content += "<p>No warnings.</p>"
     return "warnings", "Warnings", content
 
 

@@ -11,6 +11,7 @@ import hashlib
 import html
 import json
 import math
+import os
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,6 +47,16 @@ def short(item: object) -> str:
 def text(item: object) -> str:
     """Return a text of a file as HTML."""
     return html.escape(short(item))
+
+
+def titles(names: Sequence[str]) -> list[str]:
+    """Return what a heading calls models of these paths: as much of their ends as tells them apart."""
+    parts = [os.path.abspath(name).split(os.sep) for name in names]
+    for depth in range(1, max(map(len, parts)) + 1):
+        ends = [os.sep.join(part[-depth:]) for part in parts]
+        if len({*ends}) == len(ends):
+            return ends
+    return [part[-1] for part in parts]
 
 
 def message(said: object) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 from weightmap.amounts import brief
+from weightmap.errors import counted
 from weightmap.report import charts
 from weightmap.report.layers import by_layer
-from weightmap.report.page import Cell, document, figure, message, named, number, pairs, table, text
+from weightmap.report.page import Cell, document, figure, message, named, number, pairs, table, text, titles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ def pair_page(names: Sequence[str], sizes: Sequence[int], found: Comparison) -> 
     specs: dict[str, Any] = {}
     sets: dict[str, list[dict[str, Any]]] = {}
     known = [pair for pair in found.pairs if pair.rms is not None]
-    same = sum(pair.largest == 0 and not pair.odd for pair in known)
+    same = sum(pair.equal for pair in known)
     rows = [(side, f"{text(name)}, {brief(nbytes)}") for side, name, nbytes in zip("AB", names, sizes, strict=True)]
     rows += [
         ("tensors in both", f"{len(found.pairs):,}, of equal values {same:,}"),
@@ -32,8 +32,7 @@ def pair_page(names: Sequence[str], sizes: Sequence[int], found: Comparison) -> 
     ]
     sections = [("summary", "What is compared", pairs(rows)), _differences(found.pairs, specs, sets)]
     sections.append(("only", "Only in one", _alone(found)))
-    title = " beside ".join(map(os.path.basename, names))
-    return document(title, sections, specs, {"sets": sets, "tensors": [], "first": 0})
+    return document(" beside ".join(titles(names)), sections, specs, {"sets": sets, "tensors": [], "first": 0})
 
 
 def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
@@ -42,15 +41,15 @@ def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, l
         "rms": "RMS difference",
         "largest": "largest difference",
         "angle": "1 - cosine",
-        "odd": "elements that are NaN or infinite",
+        "odd": "elements NaN or infinite in one only",
     }
     heat = by_layer(
         (
             pair.name,
-            {"relative": pair.relative, "rms": pair.rms, "largest": pair.largest, "odd": pair.odd}
+            {"relative": pair.relative, "rms": pair.rms, "largest": pair.largest, "odd": pair.odd_apart}
             | {"angle": None if pair.cosine is None else 1 - pair.cosine}
-            if pair.problem is None
-            else dict.fromkeys(measures, math.nan),
+            if _measurable(pair)
+            else dict.fromkeys(measures, math.nan) | ({"odd": pair.odd_apart} if pair.odd_apart else {}),
         )
         for pair in found
     )
@@ -62,8 +61,9 @@ def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, l
             "heat", "How far the two are apart, by layer and tensor.", measures, layers, zero=True
         )
         content = (
-            '<p class="script">Blank: no difference. Red: infinite, or not comparable. Where several tensors share a '
-            "cell, it has the largest value.</p>" + figure("heat", specs["heat"], "differences-of")
+            '<p class="script">Blank: no difference. Red: an element became NaN or infinite, or the other way round; '
+            "the difference is infinite; or the two cannot be compared. Where several tensors share a cell, it has the "
+            "largest value.</p>" + figure("heat", specs["heat"], "differences-of")
         )
     rows = [
         [
@@ -73,14 +73,33 @@ def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, l
             *(number(value) for value in (pair.largest, pair.rms, pair.relative)),
             number(pair.cosine, ".6f"),
             number(pair.odd, ",d"),
-            Cell("" if pair.problem is None else message(pair.problem)),
+            Cell(_note(pair)),
         ]
-        for pair in found
+        for pair in sorted(found, key=_difference, reverse=True)
     ]
     columns = [("tensor", False), ("in A", False), ("in B", False), ("largest", True), ("RMS", True)]
     columns += [("relative", True), ("cosine", True), ("NaN, infinite", True), ("note", False)]
-    content += table("differences-of", "Differences of each tensor", columns, rows)
+    caption = "Differences of each tensor, the largest first, over elements finite in both"
+    content += table("differences-of", caption, columns, rows)
     return "differences", "Differences", content
+
+
+def _measurable(pair: Pair) -> bool:
+    return pair.problem is None and not pair.odd_apart
+
+
+def _difference(pair: Pair) -> tuple[bool, float, float]:
+    """Return what tensors are sorted by: those without a measure, then the relative difference."""
+    relative, largest = pair.relative or 0.0, pair.largest or 0.0
+    return not _measurable(pair), relative, largest
+
+
+def _note(pair: Pair) -> str:
+    if pair.problem is not None:
+        return message(pair.problem)
+    if pair.odd_apart:
+        return f'<span class="bad">{counted(pair.odd_apart, "element")} NaN or infinite in one only</span>'
+    return ""
 
 
 def _alone(found: Comparison) -> str:

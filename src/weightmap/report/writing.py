@@ -71,13 +71,14 @@ def write_page(
     """Write a page as `write_report` does; return why verification failed, or None."""
     target = os.fsdecode(os.fspath(out))
     with contextlib.ExitStack() as stack:
+        sources = (a,) if b is None else (a, b)
         files = [
             source if isinstance(source, TensorFile) else stack.enter_context(open_privately(source))
-            for source in ((a,) if b is None else (a, b))
+            for source in sources
         ]
         for file in files:
             check_not_read(file, target)
-        names = [name_of(file) for file in files]
+        names = [_name(source, file) for source, file in zip(sources, files, strict=True)]
         damage = None
         if b is None:
             found = survey(files[0], verify=verify, weights=weights, progress=progress)
@@ -88,3 +89,10 @@ def write_page(
             page = pair_page(names, [file.nbytes for file in files], comparison(files[0], files[1], progress))
     write_plan(target, WritePlan(len(page), lambda sink: sink.write(page)))
     return damage
+
+
+def _name(source: Any, file: TensorFile) -> str:
+    """Return what a page calls a model: a directory by its own path, not by that of its index."""
+    if isinstance(source, str | os.PathLike) and os.path.isdir(source):
+        return os.fsdecode(os.fspath(source))
+    return name_of(file)
