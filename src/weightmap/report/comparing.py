@@ -94,8 +94,8 @@ def _pair(name: str, a: Row, b: Row) -> Pair:
         largest, rms, relative, cosine, odd, odd_apart = _measures(a, b)
     except TensorFileError as error:
         return found._replace(problem=str(error))
-    measures = {"largest": largest, "rms": rms, "relative": relative, "cosine": cosine}
-    return found._replace(**measures, odd=odd, odd_apart=odd_apart)
+    found = found._replace(largest=largest, rms=rms, relative=relative, cosine=cosine)
+    return found._replace(odd=odd, odd_apart=odd_apart)
 
 
 def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int, int]:

@@ -64,7 +64,8 @@ def model_page(name: str, found: Survey) -> bytes:
         for one in drawable
         if one.numbers is not None
     ]
-    return document(*titles([name]), sections, specs, {"sets": sets, "tensors": chosen, "first": first})
+    (title,) = titles([name])
+    return document(title, sections, specs, {"sets": sets, "tensors": chosen, "first": first})
 
 
 def _has_bins(tensor: Tensor) -> bool:

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from weightmap.report.comparing import Comparison, Pair
     from weightmap.report.page import Section
 
+# Measures of the map, and what the page calls them
+_MEASURES = {
+    "relative": "RMS difference by RMS of A",
+    "rms": "RMS difference",
+    "largest": "largest difference",
+    "angle": "1 - cosine",
+    "odd": "elements NaN or infinite in one only",
+}
+
 
 def pair_page(names: Sequence[str], sizes: Sequence[int], found: Comparison) -> bytes:
     """Return the page that compares two models of these names and sizes."""
@@ -36,29 +45,13 @@ def pair_page(names: Sequence[str], sizes: Sequence[int], found: Comparison) -> 
 
 
 def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
-    measures = {
-        "relative": "RMS difference by RMS of A",
-        "rms": "RMS difference",
-        "largest": "largest difference",
-        "angle": "1 - cosine",
-        "odd": "elements NaN or infinite in one only",
-    }
-    heat = by_layer(
-        (
-            pair.name,
-            {"relative": pair.relative, "rms": pair.rms, "largest": pair.largest, "odd": pair.odd_apart}
-            | {"angle": None if pair.cosine is None else 1 - pair.cosine}
-            if _measurable(pair)
-            else dict.fromkeys(measures, math.nan) | ({"odd": pair.odd_apart} if pair.odd_apart else {}),
-        )
-        for pair in found
-    )
+    heat = by_layer((pair.name, _measures(pair)) for pair in found)
     content = "<p>All values are equal.</p>" if found else "<p>No tensor is in both.</p>"
-    if any(value for row in heat for measure, value in row.items() if measure in measures):
+    if any(value for row in heat for measure, value in row.items() if measure in _MEASURES):
         sets["heat"] = heat
         layers = len({row["layer"] for row in heat})
         specs["heat"] = charts.heat(
-            "heat", "How far the two are apart, by layer and tensor.", measures, layers, zero=True
+            "heat", "How far the two are apart, by layer and tensor.", _MEASURES, layers, zero=True
         )
         content = (
             '<p class="script">Blank: no difference. Red: an element became NaN or infinite, or the other way round; '
@@ -82,6 +75,16 @@ def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, l
     caption = "Differences of each tensor, the largest first, over elements finite in both"
     content += table("differences-of", caption, columns, rows)
     return "differences", "Differences", content
+
+
+def _measures(pair: Pair) -> dict[str, float | None]:
+    """Return what the map shows of a tensor: NaN, which it shows as red, where there is no measure."""
+    if pair.problem is not None:
+        return dict.fromkeys(_MEASURES, math.nan)
+    if pair.odd_apart:
+        return {**dict.fromkeys(_MEASURES, math.nan), "odd": pair.odd_apart}
+    angle = None if pair.cosine is None else 1 - pair.cosine
+    return {"relative": pair.relative, "rms": pair.rms, "largest": pair.largest, "angle": angle, "odd": 0}
 
 
 def _measurable(pair: Pair) -> bool:
