@@ -53,6 +53,7 @@ USES = {
             "FileChangedError",
             "TrustError",
             "NotRegularFileError",
+            "AddressError",
             "RemoteError",
             "MissingDependencyError",
             "ShardsError",

@@ -22,6 +22,7 @@ with _Importing() as _importing:
 
     _importing.take_together()
     from weightmap.errors import (
+        AddressError,
         ChecksumError,
         ClosedError,
         DeltaError,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
+    "AddressError",
     "ChecksumError",
     "ClosedError",
     "ConvertReport",

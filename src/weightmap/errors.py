@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "AddressError",
     "ChecksumError",
     "ClosedError",
     "DeltaError",
@@ -305,6 +306,10 @@ class RemoteError(TensorFileError, OSError):
     """A store fails to deliver an object, or answers a request wrongly."""
 
     __str__ = TensorFileError.__str__
+
+
+class AddressError(TensorFileError, ValueError):
+    """The address has no form that a request can go to. The message repeats no part of it: it may hold a password."""
 
 
 class NotRegularFileError(TensorFileError, OSError):

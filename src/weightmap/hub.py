@@ -8,6 +8,7 @@ the file that huggingface_hub locks.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -17,9 +18,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from weightmap.arguments import as_globs, check_progress
-from weightmap.errors import ChecksumError, PlanError, RemoteError, quoted
+from weightmap.errors import AddressError, ChecksumError, RemoteError, quoted
 from weightmap.globs import takes
-from weightmap.io.beside import stays_inside
 from weightmap.io.hub import Entry, HubStore
 from weightmap.io.location import Location
 from weightmap.io.open_source import path_of
@@ -65,6 +65,8 @@ def download(
     ------
     ChecksumError
         When bytes do not have the digest of their file; they are removed.
+    AddressError
+        When the address has another form.
     FileNotFoundError, PermissionError, RemoteError
         As for `weightmap.open`; FileNotFoundError also where no file matches.
     OSError
@@ -76,7 +78,7 @@ def download(
     check_progress(progress)
     location = path_of(address)
     if not isinstance(location, Location) or not isinstance(location.access.store, HubStore):
-        raise PlanError("address", actual=quoted(address), expected="one that begins with hf://")
+        raise AddressError("address", actual=quoted(address), expected="one that begins with hf://")
     store, key = location.access.store, location.key.rstrip("/")
     found = location.of_store("snapshot")
     wanted = {
@@ -84,6 +86,9 @@ def download(
         for name, entry in found.files.items()
         if (not key or name == key or name.startswith(f"{key}/")) and takes(name, globs, None)
     }
+    for name in found.odd:
+        if takes(name, globs, None) and (not key or name.startswith(f"{key}/")):
+            raise RemoteError(f"the Hub names a file by no plain path: {quoted(name)}", path=str(location))
     if not wanted:
         raise FileNotFoundError(2, "the repository has no such files", str(location))
     root = os.path.join(store.folder, "snapshots", found.commit)
@@ -134,9 +139,9 @@ class _Download:
 
     def _take(self, name: str, entry: Entry) -> bool:
         """Download a file, if the cache lacks it; False while another process does."""
-        digest, folder = entry.digest or "", self._store.folder
-        if not digest.isalnum() or not stays_inside(name):
-            raise RemoteError(f"the Hub states no digest or no plain path of {quoted(name)}", path=str(self._location))
+        digest, folder = entry.digest, self._store.folder
+        if digest is None:
+            raise RemoteError(f"the Hub states no digest of {quoted(name)}", path=str(self._location))
         blob = os.path.join(folder, "blobs", digest)
         if not os.path.exists(blob):
             with self._store.locked(digest) as own:
@@ -188,14 +193,13 @@ class _Download:
                 held += len(piece)
             self._tell(held)
             if held < entry.size:
-                source = RemoteSource(self._store.location(self._location, name))
-                for chunk in source.chunks(held, entry.size - held, _PIECE):
-                    if self._failed:
-                        return held, None
-                    file.write(chunk)
-                    digest.update(chunk)
-                    self._tell(len(chunk))
-                source.close()
+                with contextlib.closing(RemoteSource(self._store.location(self._location, name))) as source:
+                    for chunk in source.chunks(held, entry.size - held, _PIECE):
+                        if self._failed:
+                            return held, None
+                        file.write(chunk)
+                        digest.update(chunk)
+                        self._tell(len(chunk))
             file.flush()
             os.fsync(file.fileno())
         return held, digest.hexdigest()

@@ -27,6 +27,7 @@ BASES = {
     "ClosedError": (wm.TensorFileError, ValueError),
     "FileChangedError": (wm.TensorFileError, OSError),
     "NotRegularFileError": (wm.TensorFileError, OSError),
+    "AddressError": (wm.TensorFileError, ValueError),
     "RemoteError": (wm.TensorFileError, OSError),
     "TargetError": (wm.TensorFileError, OSError),
     "ShardsError": (wm.TensorFileError,),

@@ -62,6 +62,8 @@ class Hub:
         Requests for bytes of large files from there on wait for `released`.
     renamed : dict of str to str
         Repositories that are called otherwise now.
+    listings : dict of str to bytes
+        By repository, what it answers in place of the list of its files.
     prefix : str
         What stands before every path, as of a mirror.
     """
@@ -76,6 +78,7 @@ class Hub:
         self.held_from: int | None = None
         self.released = threading.Event()
         self.renamed: dict[str, str] = {}
+        self.listings: dict[str, bytes] = {}
         self.prefix = ""
         self.signed = 0  # how often addresses expired
         self.etags: dict[str, str] = {}  # other digests for files than their own
@@ -230,6 +233,9 @@ class _Front(_Handler):
             self.answer(fault[0], b"{}", **fault[1])
             return
         if self._refuses(name):
+            return
+        if name in self.hub.listings:
+            self.answer(200, self.hub.listings[name], Content_Type="application/json")
             return
         found = self.hub.commit(name, revision)
         if found is None:

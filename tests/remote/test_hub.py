@@ -29,7 +29,7 @@ import weightmap as wm
 import weightmap.hub
 from weightmap import compat
 from weightmap.cli import main
-from weightmap.errors import ChecksumError, FileChangedError, MissingDependencyError, RemoteError
+from weightmap.errors import AddressError, ChecksumError, FileChangedError, MissingDependencyError, RemoteError
 from weightmap.io import fetching
 from weightmap.io.open_source import path_of
 
@@ -125,12 +125,23 @@ def test_every_form_of_an_address(path: str, hub: Hub) -> None:
         "hf://owner/name@",
         "hf://owner/name/../x",
         "hf://owner/name/a//x",
+        "hf://owner/name@../../x",
+        "hf://owner/name@%2Fetc",
+        "hf://owner/name@a%00b",
+        "hf://owner/name/a\0b",
+        "hf://owner/name/\ud800",
+        "hf://ow ner/name",
+        "hf://owner/na--me",
+        "hf://owner/name.git",
     ],
 )
-def test_other_addresses_are_refused(address: str) -> None:
-    """An address that names no repository, no revision or no plain path."""
-    with pytest.raises(ValueError, match="hf://owner/name"):
-        wm.open(address)
+def test_other_addresses_are_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An address that names no repository, no revision or no plain path: on the command line, that is usage."""
+    for call in (wm.open, weightmap.hub.download):
+        with pytest.raises(AddressError, match="hf://owner/name"):
+            call(address)
+    assert main(["inspect", address]) == 2
+    assert "expected hf://owner/name" in capsys.readouterr().err
 
 
 def test_datasets_and_spaces_are_repositories_too(hub: Hub) -> None:
@@ -513,7 +524,7 @@ def test_some_files_are_downloaded(hub: Hub) -> None:
     assert len(list(Path(folder).iterdir())) == 3
     with pytest.raises(FileNotFoundError, match="no such files"):
         weightmap.hub.download(f"hf://{NAME}", include="*.gguf")
-    with pytest.raises(wm.errors.PlanError, match="hf://"):
+    with pytest.raises(AddressError, match="hf://"):
         weightmap.hub.download("https://host/model")
 
 
@@ -593,6 +604,73 @@ def test_what_a_broken_disk_has_kept_is_fetched_again(held: bytes, hub: Hub) -> 
     partial.write_bytes(held)
     folder = weightmap.hub.download(f"hf://{NAME}")
     assert (Path(folder) / "large.bin").read_bytes() == data
+
+
+def listing(commit: Any = "a" * 40, **changes: Any) -> bytes:
+    """The list of a repository with one file."""
+    entry = {"rfilename": "x.safetensors", "size": 7, "blobId": "b" * 40} | changes
+    return json.dumps({"id": NAME, "sha": commit, "siblings": [entry]}).encode()
+
+
+NO_LISTINGS = {
+    "a page": b"<html>log in</html>",
+    "null": b"null",
+    "a list": b"[]",
+    "nothing in it": b"{}",
+    "no text": b"\xff",
+    "deep": b"[" * 100_000,
+    "a number": b"7",
+    "no commit": listing(None),
+    "a commit that is a number": listing(7),
+    "a commit that leads elsewhere": listing("../../../../home"),
+    "an absolute commit": listing("/home"),
+    "a branch": listing("main"),
+    "a commit in capitals": listing("A" * 40),
+    "a size in a text": listing(size="7"),
+    "a list of sizes": listing(size=[7]),
+    "a negative size": listing(size=-1),
+    "a size that no file has": listing(size=1 << 63),
+    "a truth value": listing(size=True),
+    "a fraction": listing(size=7.5),
+    "a digest that is a number": listing(blobId=5),
+    "a digest that leads elsewhere": listing(blobId="../x"),
+    "letters that are no digits": listing(blobId="x" * 40),
+    "a digest of another length": listing(blobId="b" * 39),
+    "a digest of LFS that leads elsewhere": listing(lfs={"sha256": "/x", "size": 7, "pointerSize": 1}),
+    "LFS that is a number": listing(lfs=5),
+    "LFS without a digest": listing(lfs={"size": 5}),
+    "a name that is a number": listing(rfilename=5),
+    "no name": json.dumps({"id": NAME, "sha": "a" * 40, "siblings": [{}]}).encode(),
+    "a date that is a number": json.dumps({"id": NAME, "sha": "a" * 40, "lastModified": 5}).encode(),
+}
+
+
+@pytest.mark.parametrize("case", NO_LISTINGS)
+def test_answers_that_are_no_listing(case: str, hub: Hub) -> None:
+    """What the Hub answers is checked before any of it becomes a path; nothing is written."""
+    hub.listings[NAME] = NO_LISTINGS[case]
+    for call in (wm.open, weightmap.hub.download):
+        with pytest.raises(RemoteError, match="no list of files"):
+            call(f"hf://{NAME}")
+    assert not Path(hub_library.constants.HF_HUB_CACHE).exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../x", ".", "", "a//x", "\ud800", "%2e%2e/x", "x\0y", "C:x"])
+def test_names_that_are_no_plain_paths(name: str, hub: Hub) -> None:
+    """No file is downloaded under such a name, and none of the system is taken for it; others open."""
+    hub.listings[NAME] = listing(rfilename=name)
+    with pytest.raises(RemoteError, match="no plain path"):
+        weightmap.hub.download(f"hf://{NAME}")
+    assert not Path(hub_library.constants.HF_HUB_CACHE).exists()
+    with pytest.raises(OSError, match=r"no model file|no such file"):
+        wm.open(f"hf://{NAME}")
+
+
+def test_another_commit_than_the_one_that_is_named(hub: Hub) -> None:
+    """An address with a commit is about that one, whatever the Hub says."""
+    hub.listings[f"{NAME}"] = listing("a" * 40)
+    with pytest.raises(RemoteError, match="no list of files"):
+        wm.open(f"hf://{NAME}@{'b' * 40}/x.safetensors")
 
 
 def test_wrong_bytes_get_no_name(hub: Hub) -> None:

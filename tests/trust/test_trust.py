@@ -453,6 +453,8 @@ ATTACKS = {
     "os.utime": lambda path, _: rewrite(path),
     "a copy back": lambda path, _: copy_back(path),
     "a reused inode": reused,
+    "a record that others may write to": as_if(lambda own, _: own.chmod(0o666)),
+    "a record that a group may write to": as_if(lambda own, _: own.chmod(0o620)),
     "another owner of the record": as_if(lambda own, _: os.chown(own, 12345, 12345)),
     "another owner of the folder": as_if(lambda _, cache: os.chown(cache, 12345, 12345)),
     "another owner above it": as_if(lambda _, cache: os.chown(cache.parent, 12345, 12345)),

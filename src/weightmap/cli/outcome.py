@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightmap.cli import show
 from weightmap.errors import (
+    AddressError,
     ChecksumError,
     EncodeError,
     FormatError,
@@ -41,7 +42,7 @@ def status_of(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, UnknownWordError):
         return DIFFERENT
-    if isinstance(error, UsageError | TensorNotFoundError | EncodeError | TargetError):
+    if isinstance(error, UsageError | AddressError | TensorNotFoundError | EncodeError | TargetError):
         return USAGE
     if isinstance(error, OSError | MissingDependencyError | MemoryError):
         return INPUT_OUTPUT

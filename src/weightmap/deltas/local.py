@@ -67,8 +67,9 @@ from weightmap.deltas.changes import make_changes
 from weightmap.errors import DeltaError, FormatError, TargetError, TensorFileError
 from weightmap.io import strict_json
 from weightmap.io.atomic import flush_folder, remove_leftovers, reserve, write_plan
-from weightmap.io.beside import read_small, stays_inside
+from weightmap.io.beside import read_small
 from weightmap.io.filesystem import known
+from weightmap.io.names import stays_inside
 from weightmap.io.open_source import is_missing
 from weightmap.io.sink import WritePlan
 from weightmap.model.sharded import find_model

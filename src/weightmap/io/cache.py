@@ -36,7 +36,8 @@ def stored(at: str | None, name: str, most: int) -> bytes | None:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             with open(os.path.join(at, name), "rb", opener=lambda path, _: os.open(path, flags)) as file:
                 status = os.fstat(file.fileno())
-                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_size <= most:
+                private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+                if stat.S_ISREG(status.st_mode) and private and status.st_size <= most:
                     return file.read(most)
     return None
 
@@ -50,3 +51,4 @@ def store(at: str | None, name: str, content: bytes, *, durable: bool = True) ->
             if is_ours(at):
                 plan = WritePlan(len(content), lambda sink: sink.write(content))
                 write_plan(os.path.join(at, name), plan, durable=durable)
+                os.chmod(os.path.join(at, name), 0o600)  # whatever the umask is

@@ -17,9 +17,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote
 
-from weightmap.errors import MissingDependencyError
+from weightmap.errors import AddressError, MissingDependencyError
 from weightmap.io.fetching import ATTEMPTS, TOO_LONG, Access, StoreError, fault_of_status, pause
 from weightmap.io.location import Location
+from weightmap.io.names import stays_inside
 from weightmap.io.web import WebStore
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _FORM = "hf://owner/name[@revision][/path]"
 _COMMIT = re.compile("[0-9a-f]{40}")
+# Digests as the Hub states them: SHA-256, or git's of a small file.
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_LARGEST = 1 << 63
 _CLIENTS = frozenset({"httpx", "httpx2", "httpcore", "requests"})
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
@@ -41,12 +45,50 @@ class Entry(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """The files of a commit."""
+    """The files of a commit.
+
+    Attributes
+    ----------
+    commit : str
+    files : mapping of str to Entry
+        By plain relative paths.
+    odd : tuple of str
+        Names that are no plain relative paths: nothing is read or written by these.
+    modified : datetime or None
+    offline : str
+        Why the Hub was not asked; empty if it was.
+    """
 
     commit: str
     files: Mapping[str, Entry]
+    odd: tuple[str, ...]
     modified: dt.datetime | None
-    offline: str  # why the Hub was not asked; empty if it was
+    offline: str
+
+    @classmethod
+    def of(cls, listing: Any, commit: str | None) -> _Snapshot:
+        """Return what huggingface_hub read from the Hub's answer about a revision, or about a commit.
+
+        Raises ValueError for what is no such listing.
+        """
+        sha, modified = listing.sha, listing.last_modified
+        if not isinstance(sha, str) or _COMMIT.fullmatch(sha) is None or commit not in (None, sha):
+            raise ValueError("commit")
+        if modified is not None:
+            modified.timestamp()
+        files: dict[str, Entry] = {}
+        for entry in listing.siblings or ():
+            name, size = entry.rfilename, entry.size
+            digest = entry.lfs.sha256 if entry.lfs else entry.blob_id
+            if not isinstance(name, str):
+                raise ValueError("name")  # noqa: TRY004 - all are one fault
+            if type(size) not in (int, type(None)) or not 0 <= (size or 0) < _LARGEST:
+                raise ValueError("size")
+            if digest is not None and (not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None):
+                raise ValueError("digest")
+            files[name] = Entry(size or 0, digest)
+        plain = {name: files[name] for name in files if _is_text(name) and stays_inside(name)}
+        return cls(sha, plain, tuple(files.keys() - plain.keys()), modified, "")
 
 
 class HubStore:
@@ -98,19 +140,15 @@ class HubStore:
                 return self._held("the Hub is switched off by HF_HUB_OFFLINE")
             except hub.errors.HfHubHTTPError as error:
                 fault = self._words.fault(error.response.status_code, error.response.headers)
-            except Exception as error:
-                # An OSError, or one of the client: time-outs, refused connections, unknown hosts
-                if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in _CLIENTS:
-                    raise
-                timed_out = isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower()
-                words = f"the Hub {TOO_LONG}" if timed_out else "the Hub cannot be reached"
-                fault = StoreError("again", words)
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - what the library raises while it reads the answer
+                fault = _fault_of_listing(error)
             else:
-                files = {
-                    entry.rfilename: Entry(entry.size or 0, entry.lfs.sha256 if entry.lfs else entry.blob_id)
-                    for entry in found.siblings or ()
-                }
-                return _Snapshot(found.sha, files, found.last_modified, "")
+                try:
+                    return _Snapshot.of(found, self.revision if self._names_commit else None)
+                except Exception as error:  # noqa: BLE001 - the library keeps whatever types the answer has
+                    fault = _fault_of_listing(error)
             failed += 1
             if fault.kind != "again" or failed >= ATTEMPTS:
                 if fault.kind == "again" and fault.words.startswith("the Hub"):
@@ -135,12 +173,16 @@ class HubStore:
                 full = os.path.join(path, name)
                 if os.path.isfile(full):
                     files[os.path.relpath(full, root).replace(os.sep, "/")] = Entry(os.stat(full).st_size, None)
-        return _Snapshot(commit, files, None, why)
+        return _Snapshot(commit, files, (), None, why)
 
     @property
     def folder(self) -> str:
         """The folder of the repository in the cache."""
         return os.path.join(self._hub.constants.HF_HUB_CACHE, self._called)
+
+    @property
+    def _names_commit(self) -> bool:
+        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
     @property
     def _called(self) -> str:
@@ -182,8 +224,7 @@ class HubStore:
 
     def cached(self, key: str) -> str | None:
         """Return the path of a file that the cache holds, else None. A commit that is named is not asked for."""
-        named = self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
-        commit = self.revision if named else self.snapshot().commit
+        commit = self.revision if self._names_commit else self.snapshot().commit
         given: dict[str, Any] = {"revision": commit, "repo_type": self.kind}
         found = self._hub.try_to_load_from_cache(self.name, key, **given)
         return found if isinstance(found, str) and os.path.isfile(found) else None
@@ -234,6 +275,18 @@ class HubStore:
         return {"common_prefixes": sorted(folders), "objects": objects}
 
 
+def _fault_of_listing(error: Exception) -> StoreError:
+    """Return the error for an exception of huggingface_hub: of its client, or about what the Hub answered."""
+    timed_out = isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower()
+    if timed_out:
+        return StoreError("again", f"the Hub {TOO_LONG}")
+    if isinstance(error, ImportError):  # of a proxy that its client cannot use
+        return StoreError("refused", f"huggingface_hub lacks a package: {error}")
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _CLIENTS:
+        return StoreError("again", "the Hub cannot be reached")
+    return StoreError("refused", "the answer of the Hub is no list of files of a repository: is HF_ENDPOINT a Hub?")
+
+
 class _Words:
     """What errors of a repository say: nothing that holds a store, which closes its connections when it is gone."""
 
@@ -276,7 +329,7 @@ def location(address: str, concurrency: int | None, deadline: float) -> Location
 
     Raises
     ------
-    ValueError
+    AddressError
         For an address of another form.
     MissingDependencyError
     """
@@ -286,25 +339,41 @@ def location(address: str, concurrency: int | None, deadline: float) -> Location
         prefix = f"{parts[0]}/"
         kind = _KINDS[parts.pop(0)]
     if len(parts) < 2 or not parts[0] or not parts[1].partition("@")[0]:
-        raise ValueError(f"the hf address names no repository, expected {_FORM}")
+        raise AddressError(f"the hf address names no repository, expected {_FORM}")
     (owner, named), rest = parts[:2], parts[2:]
     name, given, text = named.partition("@")
     if given and text == "refs" and len(rest) > 1:  # of a pull request, or of converted files
         text, rest = "/".join(("refs", *rest[:2])), rest[2:]
     revision = unquote(text)
     key = "/".join(rest)
-    if (given and not revision) or (key and {"", ".", ".."} & set(key.removesuffix("/").split("/"))):
-        raise ValueError(f"the hf address has an empty revision or no plain path, expected {_FORM}")
+    if given and not (_is_text(revision) and stays_inside(revision)):
+        raise AddressError(f"the hf address has an empty revision or one that Git refuses, expected {_FORM}")
+    if key and (not _is_text(key) or {"", ".", ".."} & set(key.removesuffix("/").split("/"))):
+        raise AddressError(f"the hf address has no plain path, expected {_FORM}")
+    hub = _library()
+    try:
+        hub.utils.validate_repo_id(f"{owner}/{name}")
+    except hub.errors.HFValidationError:
+        raise AddressError(f"no repository of the Hub has such an owner and name, expected {_FORM}") from None
     store = HubStore(kind, f"{owner}/{name}", revision or None, deadline)
     at = f"@{quote(revision, safe='')}" if revision else ""
     base = f"hf://{prefix}{owner}/{name}{at}/"
     return Location(base + key, Access(store, concurrency, deadline), base, encoded=False)
 
 
+def _is_text(name: str) -> bool:
+    """Whether a name can be part of a path and of an address: UTF-8, without NUL."""
+    try:
+        return b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def _library() -> Any:
     """Return huggingface_hub."""
     try:
-        import huggingface_hub  # noqa: PLC0415 - an extra, and 60 ms
+        import huggingface_hub.errors  # noqa: PLC0415 - an extra, and 60 ms
+        import huggingface_hub.utils  # noqa: PLC0415 - as above
     except ImportError:
         _fail_missing()
     return huggingface_hub

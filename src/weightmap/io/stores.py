@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from weightmap.arguments import as_float, as_integer, mistyped
-from weightmap.errors import MissingDependencyError
+from weightmap.errors import AddressError, MissingDependencyError
 from weightmap.io.fetching import Access
 from weightmap.io.location import Location
 from weightmap.io.web import WebStore
@@ -22,6 +22,8 @@ _OF_OBSTORE = {
     "az": ("AzureStore", "container", "AZURE"),
 }
 SCHEMES = (*_OF_OBSTORE, "https", "http", "hf")
+# Where credentials belong: those of a store, and those of a host.
+_CREDENTIALS = ("give these to the store, as store=", "give these in ~/.netrc, or to a store, as store=")
 
 
 def location_of(
@@ -37,9 +39,10 @@ def location_of(
 
     Raises
     ------
+    AddressError
+        For an address with credentials or without a host.
     ValueError
-        For an address with credentials or without a host, and for limits that allow no request. The message repeats no
-        part of the address.
+        For limits that allow no request.
     MissingDependencyError
     """
     scheme, found, rest = path.partition("://")
@@ -66,7 +69,7 @@ def location_of(
         host, key, query = _parts_of(path, scheme)
         key = key if encoded else unquote(key)
     if "@" in host:
-        raise ValueError(f"the {scheme} address has a name or a password in it: give these to the store, as store=")
+        raise AddressError(f"the {scheme} address has a name or a password in it: {_CREDENTIALS[encoded]}")
     base = f"{scheme}://{host}/"
     if store is not None:
         base += _prefix_of(store, key)
@@ -90,9 +93,9 @@ def _parts_of(address: str, scheme: str) -> tuple[str, str, str]:
     return parts.netloc, parts.path.lstrip("/"), parts.query
 
 
-def _no_host(scheme: str) -> ValueError:
+def _no_host(scheme: str) -> AddressError:
     kind = _OF_OBSTORE[scheme][1] if scheme in _OF_OBSTORE else "host"
-    return ValueError(f"the {scheme} address names no {kind} that a request can go to")
+    return AddressError(f"the {scheme} address names no {kind} that a request can go to")
 
 
 def _prefix_of(store: Any, key: str) -> str:

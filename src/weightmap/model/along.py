@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError, quoted
 from weightmap.io import strict_json
 from weightmap.io.atomic import write_plan
-from weightmap.io.beside import read_small, stays_inside
+from weightmap.io.beside import read_small
+from weightmap.io.names import stays_inside
 from weightmap.io.open_source import folder_of, from_buffer, from_path, inside, is_directory, names_in
 from weightmap.io.sink import WritePlan
 from weightmap.model.inputs import ALONG

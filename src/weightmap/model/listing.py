@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.errors import FormatError, TruncatedError, quoted
 from weightmap.index.strings import StringTable
 from weightmap.io import strict_json
-from weightmap.io.beside import stays_inside
+from weightmap.io.names import stays_inside
 from weightmap.lazy import np
 
 if TYPE_CHECKING:
