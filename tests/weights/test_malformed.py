@@ -90,9 +90,10 @@ ROWS: list[tuple[str, Any, str]] = [
     ("gptq 4", config(is_marlin_format=True), "is_marlin_format"),
     ("gptq 4", config(pack_dtype="int16"), "pack_dtype"),
     ("gptq 4", config(group_size=64), "q_proj.scales"),
-    ("gptq 4", config(dynamic={"(a+)+b": {}}), "regular expression"),
-    ("gptq 4", config(dynamic={"[": {}}), "regular expression"),
-    ("gptq 4", config(dynamic={".*" * 20: {}}), "regular expression"),
+    ("gptq 4", config(dynamic={"[": {}}), "the regular expression '[' is not valid"),
+    ("gptq 4", config(dynamic={r"(a)\1": {}}), "has a back-reference"),
+    ("gptq 4", config(dynamic={"(?:(?:a{1000}){1000}){1000}": {}}), "has counted repetitions of thousands"),
+    ("gptq 4", config(dynamic={"(" * 5000 + ")" * 5000: {}}), "nested too deep"),
     ("gptq 4", config(dynamic={".*": 3}), "dynamic"),
     ("gptq 3", piece("qweight", CUT), "q_proj.qweight"),
     ("gptq act-order", piece("g_idx", lambda a: np.where(a == 1, -1, a).astype(np.int32)), "q_proj.g_idx"),
@@ -145,6 +146,7 @@ ROWS: list[tuple[str, Any, str]] = [
     (NF4, state(shape=[7, -33]), "shape"),
     (NF4, state(shape=[True, 231]), "shape"),
     (NF4, state(shape="x"), "shape"),
+    (NF4, state(shape=[1] * 3000), "1 to 32 lengths"),
     (NF4, state(blocksize=32), "q_proj.weight.absmax"),
     (NF4, state(blocksize="64"), "blocksize"),
     (NF4, state(quant_type="fp4"), "quant_type is 'fp4'"),
@@ -201,6 +203,54 @@ def test_sizes_are_compared_before_memory_is_taken(tmp_path):
             f.weights[example.name]
         assert tracemalloc.get_traced_memory()[1] < 2**22
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("number", [10**9, 10**12, 10**30])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (NF4, lambda n: state(nested_blocksize=n)),
+        (NF4, lambda n: state(blocksize=n)),
+        ("fp8 f32", lambda n: config(weight_block_size=[n, n])),
+        ("float8 block", lambda n: rules(block_structure=[n, n])),
+        ("float8 group", lambda n: rules(group_size=n)),
+        ("packed 4", lambda n: rules(group_size=n)),
+        ("awq", lambda n: config(group_size=n)),
+        ("gptq 4", lambda n: config(group_size=n)),
+    ],
+)
+def test_huge_numbers_of_a_configuration_cost_nothing(tmp_path, name, change, number):
+    """A number that is larger than the tensor is all of it: no loop, memory or overflow follows from it."""
+    example = EXAMPLES[name]()
+    change(number)(example)
+    with wm.open(example.write(tmp_path)) as f:
+        tracemalloc.start()
+        with contextlib.suppress(wm.FormatError):
+            f.weights[example.name].dequantize()
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("key", "many"), [("blocksize", 1), ("nested_blocksize", 4)])
+def test_one_block_may_be_larger_than_the_parameter(tmp_path, key, many):
+    """A block that the tensor does not fill is that of all elements."""
+    example = EXAMPLES[NF4]()
+    if key == "blocksize":
+        piece("weight.absmax", lambda a: a[:many])(example)
+        piece("weight.nested_absmax", lambda a: a[:1])(example)
+    else:
+        piece("weight.nested_absmax", lambda a: a[:1])(example)
+    state(**{key: 10**30})(example)
+    values = {
+        role: example.tensors[f"{MODULE}.weight.{role}"] for role in ("absmax", "nested_absmax", "nested_quant_map")
+    }
+    codes = example.tensors[f"{MODULE}.weight"].reshape(-1)
+    codes = np.stack([codes >> 4, codes & 15], -1).reshape(-1)[: example.values.size]
+    absmax = values["nested_quant_map"][values["absmax"]] * values["nested_absmax"][0] + np.float32(0.123456789)
+    blocks = np.arange(codes.size) // (64 if many > 1 else codes.size)
+    expected = (example.tensors[f"{MODULE}.weight.quant_map"][codes] * absmax[blocks]).reshape(example.values.shape)
+    with wm.open(example.write(tmp_path)) as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), expected)
 
 
 def damage(rng: random.Random, example: Checkpoint) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from weightmap.errors import FormatError, UnsupportedError, quoted
 from weightmap.io.strict_json import kind_of
+from weightmap.quant.checkpoints._expressions import Expression, UnsupportedExpressionError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -29,10 +30,6 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 EXPONENTS = ("uint8", "float8_e8m0fnu")
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32")
-# Regular expressions come from a file. A repeated group may take exponential time; k repeated characters take about the
-# length of a name to the power of k, of which there is a bound.
-_REPEATED_GROUP, _REPEATED = re.compile(r"\)[*+{]"), re.compile(r"(?<!\\)[*+{]")
-_LONGEST, _MOST_STEPS = 500, 10**8
 
 
 class Settings:
@@ -53,6 +50,7 @@ class Settings:
 
     def __init__(self, values: Mapping[str, Any], path: str, where: str = "quantization_config") -> None:
         self.values, self.path, self.where = values, path, where
+        self._expressions: dict[str, Expression] = {}
 
     def refuse(self, key: str, expected: str, kind: type[FormatError] = FormatError) -> NoReturn:
         """Raise the error for the value of a key."""
@@ -112,15 +110,22 @@ class Settings:
         self.refuse(key, expected, UnsupportedError)
 
     def matches(self, key: str, text: str, module: str) -> bool:
-        """Say whether a regular expression fits the beginning of a name. Refuse one that could take forever."""
-        slow = len(text) > _LONGEST or _REPEATED_GROUP.search(text) is not None
+        """Say whether a regular expression matches the beginning of a name, as `re.match` does."""
+        expression = self._expressions.get(text)
+        if expression is None:
+            expression = self._expressions[text] = self._expression(key, text)
+        return expression.fits(module)
+
+    def _expression(self, key: str, text: str) -> Expression:
+        what = f"{self.where}.{key}: the regular expression {quoted(text)}"
         try:
-            if not slow and len(module) ** len(_REPEATED.findall(text)) <= _MOST_STEPS:
-                return re.match(text, module) is not None
-        except (re.error, OverflowError, RecursionError):
-            pass
-        what = f"{self.where}.{key}: the regular expression {quoted(text[:80])}"
-        raise FormatError(what, path=self.path, field=key, expected="one that is valid, without repeated groups")
+            return Expression(text)
+        except UnsupportedExpressionError as error:
+            expected = "one that can be matched in linear time"
+            raise UnsupportedError(f"{what} has {error}", path=self.path, field=key, expected=expected) from None
+        except (re.error, OverflowError, RecursionError, Warning) as error:
+            reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+            raise FormatError(f"{what} is not valid: {reason}", path=self.path, field=key) from None
 
 
 class Group:

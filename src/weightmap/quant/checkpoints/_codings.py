@@ -261,10 +261,11 @@ def scaled(
 ) -> Scaled:
     """Check the pieces of a matrix of whole codes, and return its coding.
 
-    A `height` or `width` of 0 is all rows or columns; a single scale may have any shape of one element.
+    A `height` or `width` of 0 is all rows or columns, and so is one that is larger; a single scale may have any shape
+    of one element.
     """
     shape = rows, columns = group.check(codes, stored, (None, None))
-    high, wide = height or max(rows, 1), width or max(columns, 1)
+    high, wide = min(height or rows, rows) or 1, min(width or columns, columns) or 1
     wanted = blocks_of(rows, high), blocks_of(columns, wide)
     shapes: list[tuple[int, ...]] = [wanted]
     if not height and not width:

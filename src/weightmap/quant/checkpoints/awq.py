@@ -93,6 +93,7 @@ class Awq(Method):
         size, out = self.group_size if self.group_size > 0 else max(columns, 1), 8 * words
         if columns % size:
             group.refuse("rows", "qweight", actual=columns, expected=f"a multiple of group_size, {size}")
+        size = min(size, max(columns, 1))
         group.check("scales", HALVES, (blocks_of(columns, size), out))
         if self.zeros or "qzeros" in group:
             group.check("qzeros", ("int32",), (blocks_of(columns, size), words))

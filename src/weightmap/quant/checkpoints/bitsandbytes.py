@@ -28,6 +28,7 @@ _NESTED_ABSMAX, _NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 # Longest text of a quant state, and the most elements of a parameter.
 _LONGEST, _MOST = 1 << 16, 1 << 56
+_MAX_DIMS = 32
 
 
 class FourBits(Coding):
@@ -166,8 +167,10 @@ class BitsAndBytes(Method):
         size, shape = state.integer("blocksize"), state.values.get("shape")
         if size < 1:
             state.refuse("blocksize", "a positive number")
-        if not isinstance(shape, list) or not shape or not all(type(n) is int and 0 <= n < _MOST for n in shape):
+        if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < _MOST for n in shape):
             state.refuse("shape", "a list of lengths")
+        if not 0 < len(shape) <= _MAX_DIMS:
+            state.refuse("shape", f"1 to {_MAX_DIMS} lengths")
         count = math.prod(shape)
         if not 0 < count < _MOST or group.row("weight").nbytes != blocks_of(count, 2):
             group.refuse("bytes", "weight", actual=group.row("weight").nbytes, expected=f"{blocks_of(count, 2)}")
@@ -191,6 +194,8 @@ class BitsAndBytes(Method):
         else:
             group.check(_ABSMAX, ("float32",), (blocks,))
         held = 2 * group.row("weight").dtype.bits // 8
+        # A block that is larger than all elements, or than all blocks, is all of them.
+        size, nested = min(size, count), min(nested, blocks)
         coding = FourBits(f"bitsandbytes {kind}", tuple(shape), size, nested, offset, held)
         coding.stated = state.text("dtype", "float32")
         if coding.stated not in FLOATS:

@@ -282,6 +282,7 @@ class CompressedTensors(Method):
         width = size or max(columns, 1)
         if columns % width or high > 1:
             group.refuse("columns", "weight_shape", actual=columns, expected=f"a multiple of group_size, {size}")
+        width = min(width, max(columns, 1))
         count = blocks_of(columns, width)
         group.check("weight_scale", FLOATS, *([(rows, count)] if high else [(), (1,), (1, 1)]))
         zeros = "weight_zero_point" in group

@@ -1,0 +1,145 @@
+"""Regular expressions of configurations: what `re.match` says, in time that is linear in the length of a name."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import pytest
+from tests.support import each
+from tests.weights.checkpoints import EXAMPLES
+
+import weightmap as wm
+from weightmap.quant.checkpoints._expressions import Expression, UnsupportedExpressionError
+
+# Expressions as llm-compressor, GPTQModel, AutoAWQ and ModelOpt write them, and every kind of syntax that is matched.
+EXPRESSIONS = [
+    r".*lm_head.*",
+    r".*layers\.(" + "|".join(map(str, range(200))) + r")\.mlp\.(gate|up|down)_proj$",
+    r".*model.*language_model.*layers.*mlp.*gate_proj",
+    r".*layers\.\d+\.mlp\.(experts\.\d+\.)*gate_proj$",
+    r"^(?!.*lm_head).*",
+    r"^(?!.*(lm_head|gate\b)).*proj$",
+    r".*(?<!gate)_proj",
+    r".*_(?<=down_)proj$",
+    r"(?i).*GATE_PROJ",
+    r"(?x) .* lm_head  # a comment",
+    r"(?s:.*)head",
+    r"model\.layers\.[0-9]+\.self_attn\.[qkv]_proj",
+    r"model.layers.(?:1|2|3[0-9]).mlp",
+    r".*\.(q|k|v|o)_proj",
+    r"^model\.layers\.(?!0\.)\d+",
+    r"[^.]+\.layers",
+    r"(?=.*mlp)(?=.*gate).*",
+    r".*experts\.\d{1,3}\.w[123]$",
+    r".*mlp\.gate(?!_proj).*",
+    r"\Alm_head\Z",
+    r".*\bgate\b.*",
+    r".*\Bate",
+    r"(?!)",
+    r".*(?!lm_head$)",
+    r"\S+\s?",
+    r"(a|b)*?x",
+    r"",
+]
+NAMES = [
+    "lm_head",
+    "lm_head\n",
+    "model.layers.3.mlp.gate_proj",
+    "model.language_model.layers.3.mlp.gate_proj",
+    "model.layers.57.mlp.experts.12.gate_proj",
+    "model.layers.0.self_attn.q_proj",
+    "model.visual.blocks.1.attn.qkv",
+    "model.layers.3.mlp.gate",
+    "model.layers.10.mlp.experts.3.w2",
+    "model.layers.3.MLP.Gate_Proj",
+    "model.layers.199.mlp.down_proj",
+    "é.ü_proj",
+    "x",
+    "",
+]
+ATOMS = [*"ab.1_^$A", r"\.", r"\d", r"\w", r"\W", r"\b", r"\B", r"\Z", "[ab]", "[^a]", "[a-c1]"]
+REPEATS = ["*", "+", "?", "*?", "+?", "{1,2}", "{2}", "{0,1}", "{,2}"]
+
+
+def expression(rng: random.Random, depth: int) -> str:
+    """Return some expression."""
+    kind = rng.random()
+    if not depth or kind < 0.35:
+        return rng.choice(ATOMS)
+    if kind < 0.6:
+        return expression(rng, depth - 1) + expression(rng, depth - 1)
+    if kind < 0.72:
+        return f"(?:{expression(rng, depth - 1)}|{expression(rng, depth - 1)})"
+    if kind < 0.9:
+        return f"(?:{expression(rng, depth - 1)}){rng.choice(REPEATS)}"
+    return f"({rng.choice(['?=', '?!', '?:', '?i:', '?s:'])}{expression(rng, depth - 1)})"
+
+
+def agrees(text: str, name: str) -> None:
+    """Compare with `re`."""
+    assert Expression(text).fits(name) is (re.match(text, name) is not None)
+
+
+def test_real_expressions_match_as_with_re():
+    """Each of them, on each name."""
+    each([(text, name) for text in EXPRESSIONS for name in NAMES], lambda pair: agrees(*pair))
+
+
+def test_any_expression_matches_as_with_re():
+    """Always the same 3,000 expressions on five names each; versions of Python differ on empty ones."""
+
+    def check(number):
+        rng = random.Random(number)
+        text = expression(rng, rng.randrange(1, 5))
+        try:
+            re.compile(text)
+        except re.error:
+            return
+        for _ in range(5):
+            agrees(text, "".join(rng.choice("aab1._ A\n") for _ in range(rng.randrange(1, 9))))
+
+    each(range(3000), check)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (r"(a)\1", "back-reference"),
+        ("(?>a*)b", "atomic group"),
+        ("a*+b", "possessive"),
+        ("(a)?(?(1)b|c)", "conditional"),
+        ("(?m)^a", "flags"),
+        ("(?:(?:a{1000}){1000}){1000}", "counted repetitions"),
+        ("(?:){4294967294}", "counted repetitions"),
+    ],
+)
+def test_other_expressions_are_named(text, words):
+    """What is not matched in linear time says what it has."""
+    with pytest.raises(UnsupportedExpressionError, match=words):
+        Expression(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a?" * 500 + "a" * 500 + "b", "(a*)*b", "(a|a)*b", ".*" * 300 + "b", "(a+)+" * 50 + "b"]
+)
+def test_no_expression_takes_long(text):
+    """Expressions that take `re` longer than anybody waits."""
+    start = time.process_time()
+    assert not Expression(text).fits("a" * 1000)
+    assert time.process_time() - start < 20
+
+
+def test_many_expressions_on_many_names(tmp_path):
+    """Expressions that take `re` a power of the length of a name each."""
+    example = EXAMPLES["int8 channel"]()
+    module = "a" * 460
+    example.tensors = {
+        f"{module}{i}.{name.rpartition('.')[2]}": array for i in range(3) for name, array in example.tensors.items()
+    }
+    example.config["config_groups"]["group_0"]["targets"] = ["re:.*a.*a.*b"] * 100 + ["Linear"]
+    start = time.process_time()
+    with wm.open(example.write(tmp_path)) as f:
+        assert len(dict(f.weights)) == 3
+    assert time.process_time() - start < 20
