@@ -175,7 +175,7 @@ const uint8_t *wm_json_skip(const wm_json *json, const uint8_t *p, uint8_t *scra
     uint64_t objects = 0, length;
     int depth = 0;
     for (;;) {
-        /* At p begins a member of an object, an element of an array or, first of all, the object itself. */
+        /* At p begins a member of an object, an element of an array or, first of all, the value itself. */
         if (objects & 1) {
             p = wm_json_string(json, json_space(json, p), scratch, &length);
             if (!p || !(p = json_token(json, p, ':'))) return NULL;

@@ -20,8 +20,8 @@ typedef struct {
  * *length. At no point are more bytes written than read, the quote counted: `out` needs as much room as the text. */
 const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *out, uint64_t *length);
 
-/* Skips the object whose opening brace is at p. Checks its syntax, to a depth of WM_JSON_DEPTH (fault:
- * WM_FAULT_JSON_METADATA). `scratch` has room for as many bytes as the object. */
+/* Skips the value at p. Checks its syntax, to a depth of WM_JSON_DEPTH (fault: WM_FAULT_JSON_METADATA). `scratch` has room for
+ * as many bytes as the value. */
 const uint8_t *wm_json_skip(const wm_json *json, const uint8_t *p, uint8_t *scratch);
 
 /* Reads a non-negative integer below 2^64 without sign, fraction or exponent. */

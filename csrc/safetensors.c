@@ -2,8 +2,9 @@
  *
  *     {"dtype": "F32", "shape": [30522, 384], "data_offsets": [0, 46881792]}
  *
- * and may map "__metadata__" to an object of strings. One pass from left to right writes each tensor's values straight to
- * the columns. The first fault in the text ends the scan.
+ * and may map "__metadata__" to an object of strings, or to null. One pass from left to right writes each tensor's values
+ * straight to the columns. Keys of a tensor's object that the format does not define are skipped and counted. The first fault
+ * in the text ends the scan.
  *
  * Keys may have escapes, any order and any white space. Writers use one spelling, so that is tried first, by comparing a few
  * bytes; any other spelling is parsed as a string.
@@ -20,7 +21,8 @@ typedef struct {
     unsigned last_bytes;    /* and how many bytes of the word count: 0 for a longer spelling */
     uint8_t last_dtype;
     wm_columns columns;
-    uint64_t n_dims, names_len; /* of the finished tensors: the columns are free from there on */
+    uint64_t n_dims, names_len;            /* of the finished tensors: the columns are free from there on */
+    uint64_t undefined_keys, undefined_at; /* see wm_safetensors */
 } scan;
 
 /* Where names are unescaped, behind the finished ones; strings that are not kept are unescaped there too. There is always
@@ -127,14 +129,18 @@ static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) 
             const uint8_t *at = p;
             int key;
             if (!(p = read_key(s, p, free_bytes, &key))) return NULL;
-            if (key == 0 || (seen & key)) return json_fail(json, WM_FAULT_JSON_KEY, at);
+            if (seen & key) return json_fail(json, WM_FAULT_JSON_KEY, at);
             seen |= key;
-            if (key == DTYPE)
+            if (key == 0) {
+                if (s->undefined_keys++ == 0) s->undefined_at = (uint64_t)(at - json->text);
+                p = wm_json_skip(json, p, free_bytes);
+            } else if (key == DTYPE) {
                 p = read_dtype(s, json_space(json, p), free_bytes);
-            else if (key == SHAPE)
+            } else if (key == SHAPE) {
                 p = read_shape(s, p, &count);
-            else
+            } else {
                 p = read_offsets(s, p);
+            }
             if (!p) return NULL;
             p = json_space(json, p);
             if (!json_at(json, p, ',')) break;
@@ -150,6 +156,7 @@ static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) 
 /* Reads the members of the header's object, p after its brace, to the closing one. */
 static const uint8_t *read_members(scan *s, const uint8_t *p, wm_safetensors *out) {
     wm_json *json = &s->json;
+    int has_metadata = 0;
     p = json_space(json, p);
     if (json_at(json, p, '}')) return p + 1;
     for (;;) {
@@ -160,11 +167,14 @@ static const uint8_t *read_members(scan *s, const uint8_t *p, wm_safetensors *ou
         if (!(p = json_token(json, p, ':'))) return NULL;
         if (equal(name, name_len, "__metadata__")) {
             p = json_space(json, p);
-            if (out->metadata_begin) return json_fail(json, WM_FAULT_JSON_METADATA, at);
-            if (!json_at(json, p, '{')) return json_fail(json, WM_FAULT_JSON_METADATA, p);
-            out->metadata_begin = (uint64_t)(p - json->text);
+            const uint8_t *value = p;
+            if (has_metadata++) return json_fail(json, WM_FAULT_JSON_METADATA, at);
+            if (!json_at(json, p, '{') && !spelled(s, p, "null", 4)) return json_fail(json, WM_FAULT_JSON_METADATA, p);
             if (!(p = wm_json_skip(json, p, scratch(s, 0)))) return NULL;
-            out->metadata_end = (uint64_t)(p - json->text);
+            if (*value == '{') {
+                out->metadata_begin = (uint64_t)(value - json->text);
+                out->metadata_end = (uint64_t)(p - json->text);
+            }
         } else {
             if (json->row >= s->columns.cap || name_len > UINT32_MAX - s->names_len)
                 return json_fail(json, WM_FAULT_CAPACITY, at);
@@ -197,12 +207,13 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
     columns->bounds[0] = columns->dim_bounds[0] = 0;
     const uint8_t *p = read_members(&s, json + 1, out);
     if (!p) return -1;
-    /* Writers pad the header to a multiple of eight bytes, with spaces and nothing else. */
-    while (p < s.json.end && *p == ' ') p++;
+    p = json_space(&s.json, p); /* writers pad the header, most of them with spaces to a multiple of eight bytes */
     if (p < s.json.end) return wm_fail(fault, WM_FAULT_JSON_TRAILING, s.json.row, (uint64_t)(p - json), 0, 0);
     out->n_tensors = s.json.row;
     out->n_dims = s.n_dims;
     out->names_len = s.names_len;
+    out->undefined_keys = s.undefined_keys;
+    out->undefined_at = s.undefined_at;
     out->backwards = s.json.row;
     out->ordered = 1;
     for (uint64_t i = 0; i < s.json.row; i++) {

@@ -23,12 +23,12 @@ enum {
     WM_FAULT_JSON_SYNTAX = 1,    /* at: where */
     WM_FAULT_JSON_UTF8 = 2,      /* at: opening quote of the string */
     WM_FAULT_JSON_SURROGATE = 3, /* a lone \ud800-\udfff escape; at: the string */
-    WM_FAULT_JSON_KEY = 4,       /* unknown or repeated key within a tensor's object; row, at: the key */
+    WM_FAULT_JSON_KEY = 4,       /* repeated key within a tensor's object; row, at: the key */
     WM_FAULT_JSON_MISSING = 5,   /* a tensor without dtype, shape or data_offsets; row, at: end of its object */
     WM_FAULT_JSON_NUMBER = 6,    /* not a non-negative integer below 2^64; row, at */
     WM_FAULT_JSON_TRAILING = 7,  /* anything but spaces after the closing brace; at */
     WM_FAULT_JSON_DTYPE = 8,     /* a dtype that is not in the list; row, at: the string */
-    WM_FAULT_JSON_METADATA = 9,  /* __metadata__ repeated, not an object, or nested deeper than 64; at */
+    WM_FAULT_JSON_METADATA = 9,  /* __metadata__ repeated, neither object nor null, or any value nested deeper than 64; at */
     WM_FAULT_CAPACITY = 10,      /* more tensors (row) or dimensions than the arrays hold */
     WM_FAULT_DIMS = 11,          /* more than 255 dimensions; row, at */
     /* tables of tensors */
@@ -171,7 +171,8 @@ int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words);
  */
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
-    uint64_t metadata_begin, metadata_end; /* span of the value of __metadata__; begin 0 when there is none */
+    uint64_t metadata_begin, metadata_end; /* span of the value of __metadata__; begin 0 when there is none, or null */
+    uint64_t undefined_keys, undefined_at; /* keys of tensors' objects that were skipped, and where the first one is */
     uint64_t data_end;                     /* the largest end */
     uint64_t backwards;                    /* the first tensor that ends before it begins; n_tensors when none does */
     int32_t ordered;                       /* 1 when the text lists the tensors by begin, then by end */

@@ -86,13 +86,27 @@ def test_headers_as_large_as_allowed(name):
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
 def test_the_largest_header_that_the_references_read(format):
-    """A header of 100,000,000 bytes is looked for in the file; a larger one is refused, whatever `limits` allow."""
+    """A header of 100,000,000 bytes is looked for in the file; a larger one where `limits` allow it, up to 4 GiB."""
     start = b'{"' if format == "safetensors" else b"\0\0"
-    for length, cls, field in ((10**8, wm.TruncatedError, "n"), (10**8 + 1, wm.FormatError, "n")):
+    refusals = ((10**8, wm.TruncatedError), (10**8 + 1, wm.TruncatedError), (2**32 - 2, wm.TruncatedError))
+    for length, cls in (*refusals, (2**32 - 1, wm.FormatError)):
         error = refused(struct.pack("<Q", length) + start, format=format, limits=wm.Limits(max_header_bytes=2**62))
-        assert (type(error), error.field) == (cls, field)
+        assert (type(error), error.field) == (cls, "n")
     error = refused(struct.pack("<Q", 10**8 + 1) + start, format=format)
     assert type(error) is wm.LimitError
+
+
+def test_a_larger_header_is_read_once_the_limits_allow_it(tmp_path):
+    """A valid header of more than 100,000,000 bytes is no damaged one; the limit that the error names can be raised."""
+    path, size = tmp_path / "large.safetensors", 100_000_001
+    text = b'{"__metadata__":{"k":"%s"},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    path.write_bytes(struct.pack("<Q", size) + text % (b"x" * (size - len(text % b""))) + b"\7")
+    with pytest.raises(wm.LimitError) as caught:
+        wm.open(path)
+    error = caught.value
+    assert (type(error), error.field, error.actual) == (wm.LimitError, "max_header_bytes", size)
+    with wm.open(path, limits=wm.Limits(max_header_bytes=size)) as f:
+        assert f["w"].tolist() == [7]
 
 
 @pytest.mark.parametrize("format", ["embd", "amb"])

@@ -6,7 +6,6 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError, cut_off, too_many
-from weightmap.formats._base import MAX_HEADER
 from weightmap.lazy import np
 from weightmap.native import late
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from weightmap.options import Limits, Options
 
 LENGTH = struct.Struct("<Q")
+# Positions in a header take 32 bits.
+_HEADER_MOST = 0xFFFFFFFE
 
 
 def read_header(source: Source, head: bytes, options: Options) -> bytes:
@@ -29,8 +30,9 @@ def read_header(source: Source, head: bytes, options: Options) -> bytes:
         raise cut_off("the length of its header", len(head), LENGTH.size)
     (length,) = LENGTH.unpack_from(head)
     options.limits.check("max_header_bytes", length, "length of the header", offset=0)
-    if length > MAX_HEADER:
-        raise FormatError("length of the header", field="n", offset=0, actual=length, expected=f"at most {MAX_HEADER}")
+    if length > _HEADER_MOST:
+        expected = f"at most {_HEADER_MOST}"
+        raise FormatError("length of the header", field="n", offset=0, actual=length, expected=expected)
     base = LENGTH.size + length
     if base > source.size:
         raise cut_off("its header", source.size, base, field="n")

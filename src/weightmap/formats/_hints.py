@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from weightmap.errors import UnknownFormatError, UnsupportedError
-from weightmap.formats._base import CONSOLIDATE, HEAD, MAX_HEADER
+from weightmap.formats._base import CONSOLIDATE, HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,7 +94,7 @@ def damaged(head: bytes, size: int) -> UnknownFormatError | None:
 
     None for another file.
     """
-    length, most = int.from_bytes(head[:8], "little"), min(MAX_HEADER, size - 8)
+    length, most = int.from_bytes(head[:8], "little"), size - 8
     fits, begin = 2 <= length <= most, head[8:10]
     if begin == b'{"' and not fits:
         what = "this looks like a safetensors header whose length is damaged: it"

@@ -1,8 +1,10 @@
 """safetensors: agreement with the reference implementation both ways, and the errors that only we promise."""
 
+import contextlib
 import importlib
 import json
 import struct
+import tempfile
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tests.builders import safetensors as st
 from tests.support import listing, same
 
 import weightmap as wm
+from weightmap import compat
 from weightmap.dtypes import DTYPES
 from weightmap.formats import safetensors as safetensors_format
 from weightmap.formats.safetensors import faults
@@ -229,17 +232,16 @@ GOOD = '{"b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (
-            GOOD + '"a": {"dtype": "F32", "x": 1}}',
-            "a key of tensor 'a' is 'x', expected dtype, shape and data_offsets,",
-        ),
+        (GOOD + '"a": {"dtype": "F32", "x": 1}}', "tensor 'a' lacks a key, expected dtype, shape and data_offsets"),
         (GOOD + '"a": {"dtype": "F32", "dtype": "F32"}}', "a key of tensor 'a' is 'dtype', expected"),
         (GOOD + '"a\\"b": {"dtype": "F32"}}', r"tensor 'a\\\\\"b' lacks a key, expected dtype, shape and"),
-        (GOOD + '"a": {"shape": [-4]}}', "a number of tensor 'a' is b'-4', expected an integer from 0 to"),
+        (GOOD + '"a": {"shape": [-4]}}', "a number in shape of tensor 'a' is b'-4', expected an integer from 0 to"),
+        (GOOD + '"a": {"shape": [2, NaN]}}', "a number in shape of tensor 'a' is b'NaN', expected an integer"),
+        (GOOD + '"a": {"shape": [2], "data_offsets": [0, 1.5]}}', "a number in data_offsets of tensor 'a' is b'1.5'"),
         (GOOD + '"a": {"shape": 4}}', r"JSON of the header, in tensor 'a', is b'4}}', expected an object with dtype"),
         (GOOD + '"a": 3}', r"JSON of the header, in tensor 'a', is b'3}', expected an object with dtype"),
         ("[1]", r"JSON of the header, in tensor 0, is b'\[1\]', expected"),
-        ('{"a":', "JSON of the header, in tensor 'a', is at its end, expected"),
+        ('{"a":', "the header ends before its JSON does, in tensor 'a'"),
         (GOOD[:-2] + "}x", f"trailing bytes: the size of the header is {len(GOOD)}, expected {len(GOOD) - 1} "),
         (GOOD + '"a": {"dtype": "F33"}}', "dtype of tensor 'a' is 'F33', expected one of BOOL"),
         (GOOD + '"a": {"dtype": 3}}', "tensor 'a'"),
@@ -248,6 +250,51 @@ GOOD = '{"b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
 def test_messages_of_headers(header, message):
     with pytest.raises(wm.FormatError, match=message):
         wm.open(struct.pack("<Q", len(header)) + header.encode() + bytes(4), format="safetensors")
+
+
+@pytest.mark.parametrize("padding", [b"", b"\n", b" \n", b"\r\n\t "])
+def test_what_writers_add_to_a_header_changes_nothing(padding):
+    """mlx writes null for no metadata, others pad with newlines; either is a file without metadata."""
+    entry = b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    data = np.array([1, 2.5], "<f4").tobytes()
+    for header in (
+        b'{"__metadata__":null,' + entry + b"}",
+        b"{" + entry + b', "__metadata__" : null }',
+        b"{" + entry + b"}",
+    ):
+        file = st.raw(header + padding, data)
+        with wm.open(file, limits=wm.Limits(max_header_bytes=len(header + padding))) as f:
+            assert (f["a"].tolist(), f.metadata, f.verify().warnings) == ([1, 2.5], {}, ())
+        with safetensors_of(file) as reference:
+            assert reference.metadata() is None
+            assert reference.get_tensor("a").tolist() == [1, 2.5]
+        with safetensors_of(file, compat.safe_open) as again:
+            assert again.metadata() is None
+
+
+@contextlib.contextmanager
+def safetensors_of(data, safe_open=safetensors.safe_open):
+    """A file with this content, as `safe_open` opens it."""
+    with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+        file.write(data)
+        file.flush()
+        with safe_open(file.name, "np") as f:
+            yield f
+
+
+def test_keys_that_the_format_does_not_define_are_left_out_by_name():
+    inner = [b'"x":1', b'"note":{"deep":[[{"k":"v"}],null,true,-1.5e3,"\\u00e9"]}', b'"dtype_":"F32"', b'"x":{}']
+    entry = b'"%s":{%s,"dtype":"U8",%s,"shape":[1],%s,"data_offsets":[%d,%d],%s}'
+    text = b"{" + b",".join(entry % (b"ab"[i : i + 1], *inner[:3], i, i + 1, inner[3]) for i in range(2)) + b"}"
+    with wm.open(st.raw(text, b"\7\10")) as f:
+        assert {name: f[name].tolist() for name in f} == {"a": [7], "b": [8]}
+        (warning,) = f.verify().warnings
+        assert "8 keys of tensors that the format does not define" in warning
+        assert warning.endswith("the first is 'x' of tensor 'a'")
+    for wrong in (b'"x":01', b'"x":nul', b'"x":[1', b'"x"', b'"x":"\\ud800"', b'"x":' + b"[" * 65 + b"]" * 65):
+        file = st.raw(b'{"a":{"dtype":"U8",%s,"shape":[1],"data_offsets":[0,1]}}' % wrong, b"\7")
+        with pytest.raises(wm.FormatError, match=r"JSON of the header|nested too deeply|surrogate"):
+            wm.open(file, format="safetensors", strict=False)
 
 
 def shorter(entries):

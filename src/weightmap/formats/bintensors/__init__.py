@@ -16,7 +16,8 @@ The header has two layouts:
 dtype: 0 BOOL, 1 U8, 2 I8, 3 F8_E5M2, 4 F8_E4M3, 5 I16, 6 U16, 7 F16, 8 BF16, 9 I32, 10 U32, 11 F32, 12 F64, 13 I64, 14
 U64. Offsets count from the first byte after the header.
 
-* n is at most 100,000,000. It counts the header's padding to a multiple of 8: fewer than 8 spaces (0x20).
+* n is at most 100,000,000, or ``Limits.max_header_bytes``. It counts the header's padding to a multiple of 8: fewer
+  than 8 spaces (0x20).
 * Names are unique. The first tensor begins at 0, each other one where the one before it ends, and the last one ends
   with the file; end - start is the product of the shape times the bytes of an element.
 

@@ -1,20 +1,21 @@
 """safetensors: ``u64 n | JSON header of n bytes | data``, all little-endian. Most weights are published in it.
 
-The header is one JSON object, ``{`` at its first byte, padded with spaces (0x20)::
+The header is one JSON object, ``{`` at its first byte, padded behind with white space, by most writers with spaces::
 
     {"__metadata__": {"key": "value"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
 
-* n is at most 100,000,000; a file has at least 10 bytes.
+* n is at most 100,000,000, or ``Limits.max_header_bytes``; a file has at least 10 bytes.
 * ``data_offsets`` count from the first byte after the header. Sorted by them, the tensors follow each other from 0 to
   the end of the file without overlap or hole.
 * ``dtype``: BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32
   C64 F64 I64 U64. F4 and F6 pack elements below the byte: reading gives their bytes.
-* ``__metadata__`` maps strings to strings.
+* ``__metadata__`` maps strings to strings. null is no metadata: mlx writes it.
+* Keys in a tensor's object besides these three mean nothing: they are skipped, with a warning that names the first one.
 
 Ours
 ----
-* Repeated keys are errors (safetensors 0.8.0 accepts them), and so are unknown keys in a tensor's object, numbers that
-  are not plain integers, lone surrogates, and anything that is not strict JSON.
+* Repeated keys are errors (safetensors 0.8.0 accepts them), and so are tensors as lists of their three values, numbers
+  that are not plain integers, lone surrogates, values nested more than 64 deep, and anything that is not strict JSON.
 * Tensors are listed in the order of their data. They are written as safetensors writes them: larger types first, then
   by name, so that each is naturally aligned; the header is padded to a multiple of 8. With ``align=``, the data
   begins at a multiple of that in the file, and tensors whose size is a multiple come first.
@@ -77,12 +78,13 @@ def sniff(head: bytes, size: int) -> bool:
     """Whether this looks like safetensors: a plausible length, then a JSON object."""
     if size < 10 or head[8:9] != b"{" or head[9:10] not in b'"} \t\n\r':
         return False
-    return 2 <= int.from_bytes(head[:8], "little") <= MAX_HEADER
+    return 2 <= int.from_bytes(head[:8], "little") <= max(MAX_HEADER, size - LENGTH.size)
 
 
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
 _backwards = later(f"{__name__}.faults", "backwards")
 _scan_error = later(f"{__name__}.faults", "scan_error")
+_undefined_keys = later(f"{__name__}.faults", "undefined_keys")
 # The key of torch.distributed.checkpoint for the indices at which a file's parts of tensors begin; and the names of
 # files with whole tensors, which one rank saves for all.
 _SHARDING, _WHOLE = "DCP_SHARDING_INFO", "model-"
@@ -108,7 +110,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         raise _scan_error(scanned, header)
     columns, found = scanned
     options.limits.check("max_tensors", columns.count, "number of tensors")
-    warnings: list[str] = []
+    warnings: list[str] = [] if not found.undefined_keys else [_undefined_keys(header, found)]
     rules = _Rules(base, source.size, lax=not options.strict)
 
     def locate(row: int) -> int | None:
