@@ -129,6 +129,7 @@ class Remedy(Record):
     option: str  # its name in Python
     value: str | bool | None = None  # the value that helps, if it is known
     switch: bool = False  # whether the option is on or off, and off by default
+    flag: str = ""  # the option of the command line, where it has another name
 
 
 def _in_python(remedy: Remedy) -> str:

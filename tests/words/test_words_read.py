@@ -10,6 +10,7 @@ from tests import word_files as wb
 
 import weightmap as wm
 from weightmap.cli import main
+from weightmap.errors import counted
 from weightmap.words import convert as convert_words
 
 ROWS = wb.matrix(5, 4)
@@ -279,10 +280,75 @@ def test_repeated_words_are_left_out_on_demand(put, tmp_path, monkeypatch, capsy
     assert "--lossy keeps the first row of each word" in capsys.readouterr().err
 
 
-def test_duplicates_that_replacement_made_are_errors(put, tmp_path):
-    data = wb.word2vec([b"z\xff", b"z\xfe"], [[1, 2], [3, 4]])
-    with pytest.raises(wm.FormatError, match="word 1 is 'z\ufffd' once bytes that are not UTF-8 are replaced, as 0 is"):
-        convert_words(put(data), tmp_path / "out.fifu", lossy=True)
+CUT = [b"z\xff", b"a", b"z\xfe", b"z\xfd"]
+
+
+@pytest.mark.parametrize("convert", [wm.convert, convert_words])
+def test_of_words_that_replacement_makes_equal_the_first_stays(put, tmp_path, convert):
+    """Words cut within a character differ in bytes that are not UTF-8 alone; the report counts those left out."""
+    rows = wb.matrix(4, 3)
+    report = convert(put(wb.word2vec(CUT, rows)), tmp_path / "out.fifu", lossy=True)
+    assert report.warnings == ("2 repeated words left out: the first row of each word stays",)
+    with wm.open(tmp_path / "out.fifu") as f:
+        assert list(f.vocab) == ["z\ufffd", "a"]
+        np.testing.assert_allclose(f["embeddings"] * f["norms"][:, None], rows[:2], rtol=1e-6)
+
+
+def test_fasttext_keeps_the_rows_of_words_that_replacement_makes_equal(put, tmp_path):
+    """No row can be left out there: bytes of such words are spelt."""
+    rows = wb.matrix(4, 4)
+    convert_words(put(wb.fasttext(CUT, rows, 0, minn=0, maxn=0)), tmp_path / "out.fifu", lossy=True, normalize=False)
+    with wm.open(tmp_path / "out.fifu") as f:
+        assert list(f.vocab) == [r"z\xff", "a", r"z\xfe", r"z\xfd"]
+        assert f["embeddings"].tobytes() == rows.tobytes()
+
+
+def test_lossy_is_for_words(tmp_path):
+    wm.save(tmp_path / "m.safetensors", {"w": np.ones(2, np.float32)})
+    with pytest.raises(ValueError, match="lossy is True, expected False: only words of other programs"):
+        wm.convert(tmp_path / "m.safetensors", tmp_path / "m.weights", lossy=True)
+    assert not (tmp_path / "m.weights").exists()
+
+
+@pytest.mark.parametrize("declared", [0, 1, 4, 5, 6, 10**17])
+@pytest.mark.parametrize("kind", ["word2vec", "word2vec, no line feeds", "textdims"])
+def test_a_wrong_number_of_words_is_refused_or_said(put, tmp_path, capsys, kind, declared):
+    """By default an error with the remedy, which takes the words that are there; its warning has both counts."""
+    data = {
+        "word2vec": wb.word2vec(wb.WORDS, ROWS, head=b"%d 4\n" % declared),
+        "word2vec, no line feeds": wb.word2vec(wb.WORDS, ROWS, end=b"", head=b"%d 4\n" % declared),
+        "textdims": wb.text(wb.WORDS, ROWS, dims=True).replace(b"5 4", b"%d 4" % declared, 1),
+    }[kind]
+    source, target = put(data, "words.bin"), tmp_path / "out.fifu"
+    if declared != len(wb.WORDS):
+        for convert in (wm.convert, convert_words):
+            with pytest.raises(wm.FormatError, match="; strict=False takes the words that are there"):
+                convert(source, target)
+        assert main(["convert", str(source), str(target)]) == 3
+        assert "; --lenient takes the words that are there" in capsys.readouterr().err
+    warning = f"the first line declares {counted(declared, 'word')}, the file has 5"
+    for convert in (wm.convert, convert_words):
+        report = convert(source, target, strict=False)
+        assert report.warnings == (() if declared == 5 else (warning,))
+        with wm.open(target) as f:
+            assert list(f.vocab) == wb.WORDS
+    assert main(["convert", str(source), str(target), "--lenient"]) == 0
+    assert (warning in capsys.readouterr().out) == (declared != 5)
+
+
+@pytest.mark.parametrize("cut", range(1, 22))
+def test_a_word2vec_file_that_was_cut_gives_its_whole_words(put, tmp_path, cut):
+    """The last word, 21 bytes with its vector, is cut at each of them; the warning counts those left out."""
+    data = wb.word2vec(wb.WORDS, ROWS, end=b"")
+    source, target = put(data[:-cut], "words.bin"), tmp_path / "out.fifu"
+    with pytest.raises(wm.FormatError, match="; strict=False takes the words that are there"):
+        convert_words(source, target)
+    report = convert_words(source, target, strict=False, normalize=False)
+    line = f"{counted(21 - cut, 'byte')} at the end hold no whole word: left out"
+    assert report.warnings == ("the first line declares 5 words, the file has 4", *([line] * (cut < 21)))
+    with wm.open(target) as f:
+        assert list(f.vocab) == wb.WORDS[:4]
+        assert f["embeddings"].tobytes() == ROWS[:4].tobytes()
 
 
 @pytest.mark.parametrize("kind", ["word2vec", "text", "textdims", "model"])

@@ -94,7 +94,8 @@ def failed(path: str, why: str) -> str:
 
 def _option(remedy: Remedy) -> str:
     """Spell an argument of a function as the option of a command."""
-    option = "--lenient" if remedy.option == "strict" else f"--{remedy.option.replace('_', '-')}"
+    named = "--lenient" if remedy.option == "strict" else f"--{remedy.option.replace('_', '-')}"
+    option = remedy.flag or named
     return option if not remedy.value else f"{option} {remedy.value}"
 
 

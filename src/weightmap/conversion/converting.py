@@ -76,6 +76,7 @@ def convert(
     strict: bool = True,
     trust: Any = None,
     sha256sums: bool = False,
+    lossy: bool = False,
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
 
@@ -170,6 +171,8 @@ def convert(
         As for `open`: every file of the source, and those that go along, must have the digest that is recorded.
     sha256sums : bool
         Also write a ``SHA256SUMS`` into the folder, as `save` does; into a directory, of all files in it.
+    lossy : bool
+        As for `weightmap.words.convert`, of words of another program alone.
 
     Returns
     -------
@@ -229,9 +232,16 @@ def convert(
     )
     # In mode "mmap" this touches no page: tensors are read by pread.
     opened = _open(
-        model, limits, strict=strict, one_file=shards is None and most is None, digests=(trust, path, directory)
+        model,
+        limits,
+        lossy=lossy,
+        strict=strict,
+        one_file=shards is None and most is None,
+        digests=(trust, path, directory),
     )
     of_words = isinstance(opened, Words)
+    if lossy and not of_words:
+        raise ValueError("lossy is True, expected False: only words of other programs have bytes to replace")
     with contextlib.nullcontext() if of_words or opened is src else opened, meant_by_suffix(target, by_suffix):
         if shards is None and not of_words:
             check_not_read(opened, target)
@@ -298,7 +308,13 @@ def _listed(report: ConvertReport, target: str, *, sums: bool) -> ConvertReport:
 
 
 def _open(
-    src: Any, limits: Limits, *, strict: bool, one_file: bool, digests: tuple[Any, str | None, ModelDirectory | None]
+    src: Any,
+    limits: Limits,
+    *,
+    lossy: bool,
+    strict: bool,
+    one_file: bool,
+    digests: tuple[Any, str | None, ModelDirectory | None],
 ) -> Any:
     """Open a source of `convert`. The caller's handle is returned as it is: shards would be read from its files."""
     trust, path, directory = digests
@@ -306,7 +322,7 @@ def _open(
         trust = bound(trust, path)
         check_all(trust, str(path) if directory is None else trust.root)
     if not isinstance(src, TensorFile):
-        return open_or_import(src, limits, lossy=False, strict=strict, trust=trust)
+        return open_or_import(src, limits, lossy=lossy, strict=strict, trust=trust)
     if one_file:
         return src
     raise ValueError("src is an open handle, whose tensors go to one file: give the name of one, and no shard size")

@@ -34,8 +34,9 @@ Conversion
 
 Errors
 ------
-Bytes that are not UTF-8, unless ``lossy=True`` replaces them; repeated words, also those that the replacement makes
-equal; numbers that are malformed, NaN or infinite; rows of another length; other counts than declared. The error names
+Bytes that are not UTF-8 and repeated words, unless ``lossy=True`` replaces such bytes and keeps the first row of each
+word, also of words that the replacement makes equal; another number of words than declared, unless ``strict=False``
+takes the words that are there; numbers that are malformed, NaN or infinite; rows of another length. The error names
 word or line, and the byte. Counts are compared with the size of the file before they allocate anything. Words of a text
 file may contain spaces, as some of GloVe's do, unless a number follows the first space.
 """

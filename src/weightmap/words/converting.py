@@ -115,8 +115,11 @@ def convert(
         At most this many threads. So far one does all the work.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target.
-    limits, strict
+    limits
         As for `weightmap.open`.
+    strict : bool
+        As for `weightmap.open`. Of other programs' files, False takes the words that are there where the first line
+        declares another number of them; the report's warnings name both numbers.
 
     Returns
     -------
@@ -158,7 +161,10 @@ def convert(
             return convert_words(opened, target, found, **own)
         with opened as file:
             check_not_read(file, target)
-            words = from_file(file, directory, None if pq is None else pq.include)
+            remedy = Remedy("conversion without options for words chooses it by {}", "include")
+            if pq is not None:
+                remedy = Remedy("{} chooses it", "Pq.include", flag="--quantize-include")
+            words = from_file(file, directory, None if pq is None else pq.include, remedy=remedy)
             return convert_words(words, target, found, **own)
 
 
@@ -189,7 +195,12 @@ def target_format(target: str, format: str | None, layout: str | None) -> Format
 
 
 def from_file(
-    file: TensorFile, directory: ModelDirectory | None, include: Globs = None, exclude: Globs = None
+    file: TensorFile,
+    directory: ModelDirectory | None,
+    include: Globs = None,
+    exclude: Globs = None,
+    *,
+    remedy: Remedy | None = None,
 ) -> Words:
     """Return the words of a file's vocabulary with its one matrix that has a row for each.
 
@@ -215,7 +226,9 @@ def from_file(
     if len(names) != 1:
         found = ", ".join(map(quoted, names[:10])) or "none"
         msg = f"expected one matrix of {counted(height, 'row')}, one for each word; found {found}"
-        raise EncodeError(msg, path=path, format=file.format, remedy=Remedy("convert with {} chooses it", "include"))
+        raise EncodeError(
+            msg, path=path, format=file.format, remedy=remedy or Remedy("convert with {} chooses it", "include")
+        )
     (name,) = names
     matrix = file[name]
     dims = int(matrix.shape[1])

@@ -15,7 +15,17 @@ import numpy as np
 
 from weightmap.errors import FileChangedError, FormatError, LayoutError
 from weightmap.io.sink import WritePlan
-from weightmap.words.importers._words import BLOCK, Words, firsts, only, refuse_words, shape_of, table_of
+from weightmap.words.importers._words import (
+    BLOCK,
+    LENIENT,
+    Words,
+    counted_otherwise,
+    firsts,
+    only,
+    refuse_words,
+    shape_of,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,16 +46,16 @@ _NUMBER = 12
 
 def read_plain(source: Source, _head: bytes, options: ImportOptions) -> Words:
     """Find the words of a file without a first line of counts."""
-    return _read(source, None, 0, lossy=options.lossy)
+    return _read(source, None, 0, options)
 
 
 def read_declared(source: Source, head: bytes, options: ImportOptions) -> Words:
     """Find the words of a file whose first line has the number of rows and dims."""
     rows, dims, start = shape_of(head)
-    return _read(source, (rows, dims), start, lossy=options.lossy)
+    return _read(source, (rows, dims), start, options)
 
 
-def _read(source: Source, shape: tuple[int, int] | None, start: int, *, lossy: bool) -> Words:
+def _read(source: Source, shape: tuple[int, int] | None, start: int, options: ImportOptions) -> Words:
     """Find the words from `start` on, and check how many numbers each line has."""
     number = 1 if shape is None else 2
     raws: list[bytes] = []
@@ -61,17 +71,20 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, *, lossy: b
             position += len(line) + 1
     if dims is None:
         raise FormatError("a file without lines", offset=0)
-    if shape is not None and shape[0] != len(raws):
-        expected = f"{shape[0]}, which the first line declares"
-        raise LayoutError("number of lines with words", field="rows", offset=0, actual=len(raws), expected=expected)
+    if shape is not None and shape[0] != len(raws) and options.strict:
+        expected, actual = f"{shape[0]}, which the first line declares", len(raws)
+        what = "number of lines with words"
+        raise LayoutError(what, field="rows", offset=0, actual=actual, expected=expected, remedy=LENIENT)
     name = "text" if shape is None else "textdims"
-    kept = firsts(raws, lossy=lossy)
+    kept = firsts(raws, lossy=options.lossy)
     chosen = raws if kept is None else [raws[i] for i in kept]
-    table = table_of(chosen, offsets, lossy=lossy, what="the word of line", first=number)
+    table = table_of(chosen, offsets, lossy=options.lossy, what="the word of line", first=number)
     make = functools.partial(_vectors, source, start, number, len(raws), dims)
     # Some programs leave the last line open; in a truncated file, its last number may be wrong.
     ended = source.pread(source.size - 1, 1) == b"\n"
     warnings = () if ended else ("the last line has no end: was the download complete?",)
+    if shape is not None:
+        warnings += counted_otherwise(shape[0], len(raws))
     return only(Words((source,), name, table, len(raws), dims, make, warnings=warnings), kept)
 
 

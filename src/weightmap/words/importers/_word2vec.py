@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.errors import FormatError, cut_off, too_many, trailing_bytes
+from weightmap.errors import FormatError, counted, cut_off, too_many, trailing_bytes
 from weightmap.io.sink import WritePlan
 from weightmap.words.importers._words import (
     BLOCK,
+    LENIENT,
     LONGEST,
     Words,
     check_finite,
+    counted_otherwise,
     firsts,
     only,
     refuse_words,
@@ -36,24 +38,32 @@ if TYPE_CHECKING:
 def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     """Find the words of a file. The vectors are read when `Words.blocks` is iterated."""
     rows, dims, start = shape_of(head)
-    left = source.size - start
-    if rows > left // (1 + 4 * dims):
-        what = f"number of words with {dims} numbers each"
-        raise too_many(what, rows, left // (1 + 4 * dims), field="rows", offset=0)
-    raws, starts = _scan(source, start, rows, 4 * dims)
+    most = (source.size - start) // (1 + 4 * dims)
+    if rows > most and options.strict:
+        raise _with_remedy(too_many(f"number of words with {dims} numbers each", rows, most, field="rows", offset=0))
+    raws, starts, end = _scan(source, start, rows if options.strict else None, 4 * dims)
+    tail = source.pread(end, min(source.size - end, 3))
+    warnings = counted_otherwise(rows, len(raws))
+    if tail.strip(b"\r\n"):
+        if options.strict:
+            raise _with_remedy(trailing_bytes(source.size, end, field="rows"))
+        warnings += (f"{counted(source.size - end, 'byte')} at the end hold no whole word: left out",)
     offsets = [at - 1 - len(raw) for raw, at in zip(raws, starts, strict=True)]
     kept = firsts(raws, lossy=options.lossy)
     table = table_of(raws if kept is None else [raws[i] for i in kept], offsets, lossy=options.lossy)
-    words = Words((source,), "word2vec", table, rows, dims, functools.partial(_vectors, source, starts, dims))
-    return only(words, kept)
+    words = Words((source,), "word2vec", table, len(raws), dims, functools.partial(_vectors, source, starts, dims))
+    return only(words._replace(warnings=warnings), kept)
 
 
-def _scan(source: Source, start: int, rows: int, width: int) -> tuple[list[bytes], array[int]]:
-    """Return the words, and where the vector of each begins."""
+def _scan(source: Source, start: int, rows: int | None, width: int) -> tuple[list[bytes], array[int], int]:
+    """Return the words, where the vector of each begins, and where the last one ends.
+
+    Without `rows`, all whole words.
+    """
     raws: list[bytes] = []
     starts = array("q")
     base, window, position = start, b"", 0
-    while len(raws) < rows:
+    while len(raws) != rows:
         at = window.find(b" ", position)
         if at < 0:
             base += position
@@ -63,25 +73,31 @@ def _scan(source: Source, start: int, rows: int, width: int) -> tuple[list[bytes
             if at < 0 and len(window) > LONGEST:
                 at = LONGEST + 1
             elif at < 0:
-                raise cut_off(f"word {len(raws)} of {rows}", source.size, field="word")
+                if rows is None:
+                    break
+                raise _with_remedy(cut_off(f"word {len(raws)} of {rows}", source.size, field="word"))
         raw = window[position:at].lstrip(b"\r\n")
         if len(raw) > LONGEST:
             expected = f"a space within {LONGEST} bytes"
             raise FormatError(f"word {len(raws)} has no end", field="word", offset=base + position, expected=expected)
         vector = base + at + 1
         if width > source.size - vector:
+            if rows is None:
+                break
             what = f"the vector of word {len(raws)} of {rows}, {raw[:40]!r}"
-            raise cut_off(what, source.size, vector + width, field="vector")
+            raise _with_remedy(cut_off(what, source.size, vector + width, field="vector"))
         raws.append(raw)
         starts.append(vector)
         position = at + 1 + width
         if position > len(window):  # skip the rest of the vector without reading it
             base, window, position = base + position, b"", 0
-    end = base + position
-    tail = source.pread(end, min(source.size - end, 3))
-    if tail.strip(b"\r\n"):
-        raise trailing_bytes(source.size, end, field="rows")
-    return raws, starts
+    return raws, starts, base + position
+
+
+def _with_remedy(error: FormatError) -> FormatError:
+    """Let the error of a wrong count say how to read the words all the same."""
+    error.remedy = LENIENT
+    return error
 
 
 def _vectors(source: Source, starts: array[int], dims: int) -> Iterator[NDArray[np.float32]]:

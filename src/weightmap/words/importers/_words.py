@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,10 @@ BLOCK = 4 << 20
 LONGEST = 1 << 16
 _MOST = (1 << 32) - 1
 _MOST_DIMS = (1 << 31) - 1
+# Remedies
+REPLACED = Remedy("{} replaces such bytes", "lossy", switch=True)
+FIRSTS = Remedy("{} keeps the first row of each word", "lossy", switch=True)
+LENIENT = Remedy("{} takes the words that are there", "strict", value=False)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -109,16 +114,26 @@ def shape_of(head: bytes) -> tuple[int, int, int]:
     return shape
 
 
+def counted_otherwise(declared: int, found: int) -> tuple[str, ...]:
+    """Return the warnings about a first line that declares another number of words than there are."""
+    return (
+        () if declared == found else (f"the first line declares {counted(declared, 'word')}, the file has {found:,}",)
+    )
+
+
 def rows_in_block(dims: int) -> int:
     """Return the rows per block."""
     return max(1, BLOCK // (4 * max(dims, 1)))
 
 
 def firsts(raws: Sequence[bytes], *, lossy: bool) -> NDArray[np.intp] | None:
-    """Return the numbers of first occurrences, for `lossy` to drop repeated words; None for all."""
-    seen: dict[bytes, int] = {}
+    """Return the numbers of first occurrences, for `lossy` to drop repeated words; None for all.
+
+    Words that are equal once `table_of` has replaced their bytes are repeated, too.
+    """
+    seen: dict[str, int] = {}
     for i, raw in enumerate(raws if lossy else ()):
-        seen.setdefault(raw, i)
+        seen.setdefault(raw.decode(errors="replace"), i)
     return np.fromiter(seen.values(), np.intp, len(seen)) if lossy and len(seen) < len(raws) else None
 
 
@@ -147,7 +162,7 @@ def table_of(
     first: int = 0,
     fixed: bool = False,
 ) -> StringTable:
-    """Return words as a table. Raises `FormatError` for a word that is not UTF-8, or repeated.
+    r"""Return words as a table. Raises `FormatError` for a word that is not UTF-8, or repeated.
 
     Parameters
     ----------
@@ -155,7 +170,8 @@ def table_of(
     offsets : sequence of int
         The position of each word in the file.
     lossy : bool
-        Replace bytes that are not UTF-8 by U+FFFD.
+        Replace bytes that are not UTF-8 by U+FFFD; where no row can be left out and that makes words equal, by their
+        numbers, as in ``\\xe4``.
     what, first : str, int
         "word" or "the word of line", to which messages append a number; and the number of the first one.
     fixed : bool
@@ -163,26 +179,31 @@ def table_of(
     """
     table = _packed(raws)
     bad = table.not_utf8()
-    replaced = bad >= 0 and lossy
-    if replaced:
-        table = _packed([raw.decode(errors="replace").encode() for raw in raws])
+    if bad >= 0 and lossy:
+        texts = [raw.decode(errors="replace") for raw in raws]
+        uses = Counter(texts)
+        table = _packed(
+            [
+                (raw.decode(errors="backslashreplace") if uses[text] > 1 else text).encode()
+                for raw, text in zip(raws, texts, strict=True)
+            ]
+        )
     elif bad >= 0:
         raise FormatError(
             f"{what} {bad + first}, {raws[bad][:40]!r}, is not UTF-8",
             field="word",
             offset=offsets[bad],
             expected="UTF-8",
-            remedy=Remedy("{} replaces such bytes", "lossy", switch=True),
+            remedy=REPLACED,
         )
     count, second, original = table.duplicates()
     if count:
         more = f", and {count - 1} more are repeated" if count > 1 else ""
-        why = " once bytes that are not UTF-8 are replaced" if replaced else ""
         raise FormatError(
-            f"{what} {second + first} is {table[second][:80]!r}{why}, as {original + first} is{more}: words are unique",
+            f"{what} {second + first} is {table[second][:80]!r}, as {original + first} is{more}: words are unique",
             field="word",
             offset=offsets[second],
-            remedy=None if fixed or lossy else Remedy("{} keeps the first row of each word", "lossy", switch=True),
+            remedy=None if fixed or lossy else FIRSTS,
         )
     return table
 
