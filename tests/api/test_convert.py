@@ -14,6 +14,7 @@ from tests.builders import safetensors as st
 from tests.support import listing
 
 import weightmap as wm
+from weightmap.cli import main
 from weightmap.io import atomic, sink
 from weightmap.io.source import Source
 from weightmap.native import late
@@ -369,7 +370,6 @@ def test_damage_is_found_when_asked_for(tmp_path):
         ("t.amb", "q4_k", "has no scheme q4_k: it is written with int8, .*, adaptive; the nearest is int4_block$"),
         ("t.safetensors", "int8", "safetensors has no scheme int8: it holds no quantised tensors, as AMB does$"),
         ("t.safetensors", "q4_K_M", "has no scheme q4_K_M: it holds no quantised tensors, as AMB and .* and GGUF do$"),
-        ("t.gguf", "q4_K_M", r"q4_k_m is a mixture of llama\.cpp, .*; the nearest is q4_k$"),
         ("t.gguf", "iq4_xs", r"scheme is 'iq4_xs', expected one of q4_0, .*, mxfp4; the nearest is mxfp4$"),
         ("t.amb", "Q4_K_M", r"scheme is 'Q4_K_M', expected one of int8, .*, adaptive; the nearest is int4_block$"),
         ("t.amb", "q8", r"scheme is 'q8', expected one of int8, .*, adaptive; the nearest is int8$"),
@@ -382,6 +382,17 @@ def test_a_scheme_that_the_target_lacks(put, tmp_path, name, scheme, said):
         wm.convert(source, tmp_path / name, quantize=scheme)
     assert "iq4_xs," not in str(caught.value)
     assert not (tmp_path / name).exists()
+
+
+def test_a_mixture_for_a_model_without_the_names_of_llama_cpp(put, tmp_path, capsys):
+    """The remedy leads to no file that llama.cpp refuses, and the status is that of usage."""
+    source = put(st.build(MODEL), "a.safetensors")
+    said = r"q4_k_m is a mixture of llama\.cpp, .*; other programs may take q4_k, and llama\.cpp would not$"
+    with pytest.raises(wm.EncodeError, match=said):
+        wm.convert(source, tmp_path / "t.gguf", quantize="q4_K_M")
+    assert main(["convert", str(source), str(tmp_path / "t.gguf"), "--quantize", "q4_k_m"]) == 2
+    assert "q4_k_m is a mixture" in capsys.readouterr().err
+    assert not (tmp_path / "t.gguf").exists()
 
 
 def test_other_types_are_the_callers_arrays_in_save(tmp_path):

@@ -6,10 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from weightmap.conversion.quantizer import Quantizer
-from weightmap.errors import EncodeError, QuantError, counted, quoted
+from weightmap.errors import EncodeError, counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.llama import PROGRAM
-from weightmap.llama.translating import as_llama, known, shape_of
+from weightmap.llama.translating import as_llama, known, shape_of, unknown
 from weightmap.model.parts import name_of, rows_of
 from weightmap.model.weights import as_parameters, storage_of
 
@@ -18,31 +18,33 @@ if TYPE_CHECKING:
     from weightmap.model.file import TensorFile
 
 
-def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> bool:
-    """Whether a conversion translates names; `whole` says that the source is a directory or an index.
+def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tuple[bool, str]:
+    """Return whether a conversion translates names, and why it does not although it would.
 
-    Raises `EncodeError` where it is asked for and cannot be.
+    `whole` says that the source is a directory or an index. Raises `EncodeError` where it is asked for and cannot be.
     """
     strictly, target = names == PROGRAM, spec.target_format
     if target.program != PROGRAM:
         if strictly:
             raise EncodeError(f"{PROGRAM} reads GGUF, and the target is {target.title}: leave names= out")
-        return False
+        return False, ""
     source = FORMATS.get(file.format)
     if names == "keep" or source is None or source.program == PROGRAM or not (whole or strictly):
-        return False
-    return known(file, strictly=strictly, weights=spec.weights) is not None
+        return False, ""
+    found = known(file, strictly=strictly, weights=spec.weights)
+    return found is not None, "" if found is not None else unknown(file)
 
 
 def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple[TensorFile, Spec, list[str]]:
     """Return a model as a conversion sees it, the arguments with what was found out, and lines about what is odd.
 
-    `whole` says that the source is a directory or an index. Raises what `viewed` raises, `EncodeError` for
-    names and `QuantError` for a mixture that cannot be.
+    `whole` says that the source is a directory or an index. Raises what `viewed` raises, and `EncodeError` for
+    names and for a mixture that cannot be.
     """
-    spec = dataclasses.replace(spec, translated=_translates(stored, spec, names, whole=whole))
+    translated, why = _translates(stored, spec, names, whole=whole)
+    spec = dataclasses.replace(spec, translated=translated)
     file, notes = viewed(stored, spec)
-    return file, _with_shape(spec, file), notes
+    return file, _with_shape(spec, file, why), [*([why] if why else []), *notes]
 
 
 def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:
@@ -64,17 +66,20 @@ def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[Ten
     return file, notes
 
 
-def _with_shape(spec: Spec, file: TensorFile) -> Spec:
-    """Return the arguments of a conversion with what a mixture depends on. Raises `QuantError` where it is missing."""
+def _with_shape(spec: Spec, file: TensorFile, why: str) -> Spec:
+    """Return the arguments of a conversion with what a mixture depends on. Raises `EncodeError` where it is missing.
+
+    `why` says why the model did not get llama.cpp's names although it would, if so.
+    """
     mixture = None if spec.quantize is None else spec.quantize.mixture
     if not (mixture or spec.translated):
         return spec
     shape = shape_of(file.metadata, file)
     if mixture and (shape is None or spec.target_format.program != PROGRAM):
         assert spec.quantize is not None  # noqa: S101 - it has the mixture
-        raise QuantError(
-            f"{mixture} is a mixture of {PROGRAM}, by its names of tensors, which this model does not get; the nearest "
-            f"is {spec.quantize.usual}"
+        raise EncodeError(
+            f"{mixture} is a mixture of {PROGRAM}, by its names of tensors, which this model does not get"
+            f"{f' ({why})' if why else ''}; other programs may take {spec.quantize.usual}, and {PROGRAM} would not"
         ).located(path=name_of(file))
     return dataclasses.replace(spec, shape=shape)
 

@@ -8,8 +8,9 @@ Our decisions
 * Tensors keep their types, but for those that llama.cpp wants in float32: `tensors.stays_float32`.
 * A configuration, a tokenizer or a tensor that llama.cpp would refuse, or would compute wrongly with, is an
   `EncodeError` before a file is created. What it says is needed for this: a model that just runs may be wrong.
-* ``general.*`` are what the package gguf makes of the folder's name, the model card and ``generation_config.json``.
-  Whatever it says about these and about the tokenizer becomes a warning of the report.
+* ``general.*`` are what the package gguf makes of the folder's name, the model card and ``generation_config.json``:
+  see `cards`. What is left out of these and of the tokenizer becomes a warning of the report.
+* Files beside the model are read into memory once, with the digest that ``trust=`` lists, and copied nowhere.
 """
 
 from __future__ import annotations

@@ -196,17 +196,11 @@ def rope_freqs(rope: Config, head_dim: int) -> NDArray[np.float32] | None:
         raise refusal(f"config.json has low_freq_factor {low} and high_freq_factor {high}")
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = np.float32(1) / np.float32(rope.number("rope_theta")) ** exponents
-    found = np.empty(len(frequencies), np.float32)
-    for i, frequency in enumerate(frequencies):
-        wavelength = 2 * np.pi / float(frequency)
-        if wavelength < long / high:
-            found[i] = 1
-        elif wavelength > long / low:
-            found[i] = factor
-        else:
-            smooth = (long / wavelength - low) / (high - low)
-            found[i] = 1 / ((1 - smooth) / factor + smooth)
-    return found
+    wavelengths = 2 * np.pi / frequencies.astype(np.float64)
+    smooth = (long / wavelengths - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    scaled = np.where(wavelengths > long / low, factor, between)
+    return np.where(wavelengths < long / high, 1, scaled).astype(np.float32)
 
 
 # ------------------------------------------------------------------------------------------------ keys of them all

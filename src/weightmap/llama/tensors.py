@@ -38,6 +38,8 @@ _EXPERT = re.compile(
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 # All experts as one tensor, gate and up below each other, as transformers 5 may store them.
 _FUSED = re.compile(r"(?P<layer>.+\.)(?:mlp|block_sparse_moe)\.experts\.(?P<part>gate_up_proj|down_proj)", re.DOTALL)
+# llama.cpp's LLAMA_MAX_LAYERS; the package gguf makes 500 names for each layer.
+_MAX_LAYERS = 512
 _SUFFIXES = (".weight", ".bias", ".scale")
 
 
@@ -142,6 +144,8 @@ class Translated(ViewTable):
         layers = config.count("num_hidden_layers")
         if layers > stored.count:
             raise refusal(f"config.json has {layers} layers, and the model {counted(stored.count, 'tensor')}")
+        if layers > _MAX_LAYERS:
+            raise refusal(f"config.json has {layers} layers, and llama.cpp takes at most {_MAX_LAYERS}")
         self._wanted = wanted_tensors(architecture, config, gguf)
         self._map = gguf.get_tensor_name_map(_number(architecture, gguf), layers)
         rows: dict[str, Row] = {}
@@ -153,8 +157,8 @@ class Translated(ViewTable):
                 rows[new] = made
         for name, parts in experts.items():
             rows[name] = self._stacked(name, parts, plain)
+        self._check(rows)  # of head_dim, too, which _add_frequencies then believes
         self._add_frequencies(rows)
-        self._check(rows)
         self._rows = list(rows.values())
         self._names = StringTable.of(list(rows), "tensor name")
         self.count: int = len(rows)

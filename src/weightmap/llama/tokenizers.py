@@ -15,7 +15,7 @@ published tokenizer makes of one text; here the expression in ``tokenizer.json``
 not have is refused. Scores of the second kind are ours: with equal scores llama.cpp merges from the left, and gives
 other tokens than the model was trained on.
 
-Ids of special tokens, merges and chat templates are read by the package ``gguf``.
+Ids of special tokens, merges and chat templates: see `special`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from weightmap.llama.architectures import KEEP, refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# The files of a tokenizer; all that `gguf` reads of them must lie in one directory.
 MODEL, TOKENIZER, SETTINGS = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
-FILES = (MODEL, TOKENIZER, SETTINGS, "added_tokens.json", "merges.txt", "chat_template.jinja", "chat_template.json")
+# More tokens than any model has: a list of so many names takes a gigabyte.
+_MAX_TOKENS = 1 << 24
 # The blank of sentencepiece.
 _BLANK = "\u2581"
 # Token types of llama.cpp.
@@ -78,7 +78,7 @@ class Vocab(NamedTuple):
 
 
 class Files:
-    """The files of a tokenizer.
+    """The small files beside a model.
 
     Parameters
     ----------
@@ -97,12 +97,21 @@ class Files:
             self._known[name] = None if raw is None else strict_json.loads(raw, name)
         return self._known[name]
 
+    def text(self, name: str) -> str:
+        """Return the content of a file of text, empty where there is none. Raises `FormatError`."""
+        try:
+            return (self.read(name) or b"").decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{name} is not UTF-8 ({error.reason})", field=name, offset=error.start) from None
+
 
 def vocab_of(files: Files, kinds: tuple[str, ...], count: int) -> Vocab:
     """Return the vocabulary of a model of `count` tokens, by the first of these kinds that is there.
 
     Raises `EncodeError` where there is none of them, and for one that llama.cpp does not have.
     """
+    if count > _MAX_TOKENS:
+        raise refusal(f"config.json has vocab_size {count}, expected at most {_MAX_TOKENS}")
     tokenizer = files.json(TOKENIZER)
     for kind in kinds:
         if kind == "sentencepiece" and (raw := files.read(MODEL)) is not None:
@@ -144,7 +153,10 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int) -> Vocab:
         raise refusal(f"{MODEL} has {size} tokens, and the model {count}")
     tokens, types, scores = _padding(count)
     for i in range(size):
-        tokens[i], scores[i] = processor.IdToPiece(i), processor.GetScore(i)
+        try:
+            tokens[i], scores[i] = processor.IdToPiece(i), processor.GetScore(i)
+        except UnicodeDecodeError as error:
+            raise FormatError(f"piece {i} of {MODEL} is not UTF-8 ({error.reason})", field=MODEL) from None
         types[i] = next(
             (
                 type_
@@ -295,10 +307,8 @@ def _pre(tokenizer: Mapping[str, Any]) -> str:
         name = "smollm"
     if name is None:
         known = ", ".join(sorted({name for name, _ in _SPLITS.values()} | {"gpt-2", "smollm"}))
-        raise refusal(
-            f"the pre-tokenizer of {TOKENIZER} ({' and '.join(map(str, kinds)) or 'none'}) is none of those that are "
-            f"known ({known})"
-        )
+        steps_here = " and ".join(str(kind)[:60] for kind in kinds[:4]) or "none"
+        raise refusal(f"the pre-tokenizer of {TOKENIZER} ({steps_here}) is none of those that are known ({known})")
     if ignores != wanted:
         raise refusal(f"{TOKENIZER} has the pre-tokenizer of {name}, and ignore_merges {ignores}, expected {wanted}")
     return name

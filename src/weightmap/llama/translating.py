@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.errors import EncodeError, FormatError, MissingDependencyError, Remedy, TensorFileError, quoted
+from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError, quoted
 from weightmap.io.beside import read_small
-from weightmap.io.open_source import beside, folder_of
+from weightmap.io.open_source import beside, folder_of, names_in
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, add_keys, architecture_of, refusal
+from weightmap.llama.cards import card_of, sampling_of
 from weightmap.llama.mixtures import Shape
+from weightmap.llama.special import Special, chat_template, merges_of_model
 from weightmap.llama.tensors import Translated, check_complete
-from weightmap.llama.tokenizers import FILES, TOKENIZER, Files, add_vocab, check_text, vocab_of
+from weightmap.llama.tokenizers import SETTINGS, Files, add_vocab, check_text, vocab_of
 from weightmap.model.along import chat_templates
 from weightmap.model.parts import check_index, name_of, parts_of
 from weightmap.model.weights import config_of
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from weightmap.llama.architectures import Architecture, Config
     from weightmap.model.file import TensorFile
 
-# Files that say what a model is, for the package gguf.
-_ABOUT = ("config.json", "generation_config.json", "README.md")
 # What `general.file_type` says of models whose types are not these of a scheme's name.
 _FILE_TYPES = {
     "float32": "ALL_F32",
@@ -38,8 +38,14 @@ _FILE_TYPES = {
     "q5_k": "MOSTLY_Q5_K_S",
     "mxfp4": "MOSTLY_MXFP4_MOE",
 }
-# About pairs of texts, which classifiers take: of no use to these models.
-_OF_PAIRS = "TemplateProcessing<pair>"
+# Files of directories without a config.json: what these are, and what helps.
+_OTHERS = {
+    "adapter_config.json": "an adapter such as LoRA, which convert_lora_to_gguf.py of llama.cpp converts",
+    "params.json": "a model in its maker's own form, which convert_hf_to_gguf.py --mistral-format of llama.cpp may "
+    "convert, as it does the form of Hugging Face",
+}
+# A longer name is no name, and gguf would search it for parts.
+_MAX_NAME = 1000
 # The layers of a model for which llama.cpp has a rule of its own.
 _LAYERS_OF_70B = 80
 
@@ -51,7 +57,7 @@ def known(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | 
     """
     source, _, options = parts_of(file)
     config, path = config_of(source, options.config, options.trust)
-    name, architecture = architecture_of(config)
+    _, architecture = architecture_of(config)
     if architecture is not None:
         if not weights and any(config.get(key) is not None for key in ("quantization_config", "compression_config")):
             raise EncodeError(
@@ -60,14 +66,27 @@ def known(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | 
             ).located(path=source.name)
         return architecture
     if strictly:
-        where = os.path.basename(path)
-        what = f"{where} has the architecture {quoted(name)}, and not one that" if name else f"{where} has none that"
-        raise EncodeError(
-            f"{what} is known under llama.cpp's names",
-            expected=f"one of {', '.join(ARCHITECTURES)}",
-            remedy=KEEP,
-        ).located(path=source.name)
+        raise EncodeError(unknown(file), expected=f"one of {', '.join(ARCHITECTURES)}", remedy=KEEP).located(
+            path=source.name
+        )
     return None
+
+
+def unknown(file: TensorFile) -> str:
+    """Say of a model that `known` does not know why, and which program of llama.cpp may."""
+    source, _, options = parts_of(file)
+    config, path = config_of(source, options.config, options.trust)
+    name, _ = architecture_of(config)
+    if name:
+        said = f"{os.path.basename(path)} has the architecture {quoted(name)}"
+        return f"{said}, which is not known under llama.cpp's names: convert_hf_to_gguf.py of llama.cpp may know it"
+    if config:
+        return f"{os.path.basename(path)} has no architecture (architectures, one name) to choose llama.cpp's names by"
+    model = source.absolute
+    there = names_in(folder_of(model), _OTHERS) if model is not None else ()
+    other = next((f"{name} says that this is {what}" for name, what in _OTHERS.items() if name in there), "")
+    missing = "there is no config.json beside the model, whose architecture decides llama.cpp's names"
+    return f"{missing}; {other}" if other else missing
 
 
 def as_llama(
@@ -113,8 +132,15 @@ def as_llama(
         metadata: dict[str, Any] = {}
         notes: list[str] = []
         if with_keys:
-            with _warnings(notes), _staged(source.absolute, options.trust) as (files, folder):
-                metadata = _key_values(gguf, architecture, config, table, files, folder, file_type)
+            model = source.absolute
+            files = Files(lambda name: read_small(beside(model, name), options.trust))
+            with _warnings(notes):
+                writer = gguf.GGUFWriter(None, architecture.name)
+                writer.add_type(gguf.GGUFType.MODEL)
+                _add_about(gguf, writer, table, config, files, model, notes)
+                _add_values(gguf, writer, architecture, config, table, file_type)
+                _add_tokenizer(writer, architecture, config, files, chat_templates(folder_of(model)), notes)
+            metadata = {key: _typed(gguf, value) for key, value in writer.kv_data[0].items()}
     except TensorFileError as error:
         raise error.located(path=source.name) from None
     made = content.varied(
@@ -161,51 +187,66 @@ def _gguf() -> Any:
 
 
 # ------------------------------------------------------------------------------------------------------ key-values
-def _key_values(
-    gguf: Any,
-    architecture: Architecture,
-    config: Config,
-    table: Translated,
-    files: Files,
-    folder: Path,
-    file_type: str | None,
-) -> dict[str, Any]:
-    """Return the metadata of a model, of the types that llama.cpp requires."""
-    writer = gguf.GGUFWriter(None, architecture.name)
-    writer.add_type(gguf.GGUFType.MODEL)
-    _add_about(gguf, writer, table, folder)
+def _add_values(
+    gguf: Any, writer: Any, architecture: Architecture, config: Config, table: Translated, file_type: str | None
+) -> None:
+    """Add the keys of the architecture, and of the types of tensors."""
     add_keys(writer, architecture, config, gguf)
     kind = file_type or _usual_type(table)
     stated = getattr(gguf.LlamaFileType, _FILE_TYPES.get(kind, f"MOSTLY_{kind.upper()}"), None)
     if stated is not None:
         writer.add_file_type(stated)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def _add_tokenizer(
+    writer: Any, architecture: Architecture, config: Config, files: Files, templates: list[str], notes: list[str]
+) -> None:
+    """Add the tokenizer, its special tokens and its chat templates."""
     count = config.count("vocab_size")
     vocab = vocab_of(files, architecture.tokenizers, count)
     check_text(vocab.tokens)
     add_vocab(writer, vocab)
-    with _readable("the tokenizer"):
-        special = gguf.SpecialVocab(folder, load_merges=vocab.scores is None, n_vocab=count)
-        special.add_to_gguf(writer, quiet=True)
-    adds = (files.json("tokenizer_config.json") or {}).get("add_prefix_space") if architecture.permuted else None
+    if vocab.scores is None and (merges := merges_of_model(files, notes)):
+        writer.add_token_merges(merges)
+    Special(files, config.values, count, notes).add_to(writer)
+    if (template := chat_template(files, templates, notes)) is not None:
+        writer.add_chat_template(template)
+    adds = (files.json(SETTINGS) or {}).get("add_prefix_space") if architecture.permuted else None
     adds = vocab.adds_space if adds is None else adds
     if architecture.shifted and vocab.scores is not None:
         adds = False
     if isinstance(adds, bool) and not (adds and vocab.adds_space):
         writer.add_add_space_prefix(adds)
-    return {key: _typed(gguf, value) for key, value in writer.kv_data[0].items()}
 
 
-def _add_about(gguf: Any, writer: Any, table: Translated, folder: Path) -> None:
+def _add_about(
+    gguf: Any, writer: Any, table: Translated, config: Config, files: Files, model: str, notes: list[str]
+) -> None:
     """Add general.*, the size label among them."""
     for name, row in zip(table.names, table.rows(), strict=True):
         writer.add_tensor_info(name, row.shape, np.float32, row.nbytes)
     total, shared, expert, experts = writer.get_total_parameter_count()
-    with _readable("what is said about the model"):
-        about = gguf.Metadata.load(None, folder, None, total)
-        about.size_label = about.size_label or gguf.size_label(total, shared, expert, experts)
-        about.name = about.name or folder.name
-        about.set_gguf_meta_model(writer)
+    folder = _name_of_folder(model)
+    origin = config.values.get("_name_or_path")
+    origin = {"_name_or_path": origin} if isinstance(origin, str) and len(origin) < _MAX_NAME else None
+    try:
+        card = card_of(files, notes)
+        about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), card, origin, Path(folder), total)
+    except Exception as error:  # noqa: BLE001 - it checks nothing: any of Python's
+        notes.append(f"what is said about the model is left out ({type(error).__name__} of gguf)")
+        about = gguf.Metadata()
+    for key, value in sampling_of(files, notes).items():
+        setattr(about, key, value)
+    about.size_label = about.size_label or gguf.size_label(total, shared, expert, experts)
+    about.name = about.name or folder
+    about.set_gguf_meta_model(writer)
+
+
+def _name_of_folder(model: str) -> str:
+    """Return the name of the folder of a model, as text."""
+    name = os.path.basename(folder_of(model).rstrip("/")) or os.path.basename(os.getcwd())
+    return name.encode(errors="replace").decode() if name not in ("", ".", "..") else "model"
 
 
 def _usual_type(table: Translated) -> str:
@@ -232,18 +273,6 @@ def _typed(gguf: Any, value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _readable(what: str) -> Iterator[None]:
-    """Turn what the package gguf raises for files that it does not expect into an error of ours."""
-    try:
-        yield
-    except TensorFileError:
-        raise
-    except Exception as error:  # noqa: BLE001 - it checks nothing: any of Python's, and of yaml
-        text = " ".join(str(error).split())[:200]
-        raise FormatError(f"{what} cannot be read ({type(error).__name__}: {text})", field=TOKENIZER) from None
-
-
-@contextlib.contextmanager
 def _warnings(notes: list[str]) -> Iterator[None]:
     """Collect what the package gguf logs."""
     import logging  # noqa: PLC0415 - imported during a fork, its hooks come too late; gguf imports it
@@ -251,7 +280,7 @@ def _warnings(notes: list[str]) -> Iterator[None]:
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             line = f"gguf: {' '.join(record.getMessage().split())[:300]}"
-            if line not in notes and _OF_PAIRS not in line:
+            if line not in notes:
                 notes.append(line)
 
     loggers = [logging.getLogger(name) for name in ("gguf", "metadata")]
@@ -265,24 +294,3 @@ def _warnings(notes: list[str]) -> Iterator[None]:
         for logger, propagates in zip(loggers, before, strict=True):
             logger.removeHandler(collector)
             logger.propagate = propagates
-
-
-@contextlib.contextmanager
-def _staged(model: str, trust: Any) -> Iterator[tuple[Files, Path]]:
-    """Yield the small files beside a model, and a folder with copies: the package gguf reads from a folder only.
-
-    So they are read as any file is: from a store too, with the digest that `trust` has, and never a pipe.
-    """
-    import tempfile  # noqa: PLC0415 - 3 ms, which other conversions spare
-
-    with tempfile.TemporaryDirectory(prefix="weightmap-") as scratch:
-        name = os.path.basename(folder_of(model).rstrip("/")) or os.path.basename(os.getcwd())
-        folder = Path(scratch) / (name if name not in ("", ".", "..") else "model")
-        folder.mkdir()
-        raws: dict[str, bytes | None] = {}
-        for name in (*FILES, *_ABOUT, *chat_templates(folder_of(model))):
-            raws[name] = raw = read_small(beside(model, name), trust)
-            if raw is not None:
-                (folder / name).parent.mkdir(exist_ok=True)
-                (folder / name).write_bytes(raw)
-        yield Files(raws.get), folder

@@ -1,0 +1,273 @@
+"""What lies beside a model that becomes GGUF: special tokens, the model card, files that are hostile or damaged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from weightmap.llama.special import Special, chat_template, merges_of_model
+from weightmap.llama.tokenizers import Files
+
+from . import models
+from .models import config_of, tensors_of, write
+
+LLAMA, GEMMA2 = "LlamaForCausalLM", "Gemma2ForCausalLM"
+GEMMA_MODEL = (Path(__file__).parent / "groundtruth" / "gemma2" / "tokenizer.model").read_bytes()
+NO_CONFIG = "there is no config.json beside the model"
+
+
+@pytest.fixture
+def converted(tmp_path):
+    """Convert a small model with other files beside it, and return its metadata and the warnings."""
+    numbers = itertools.count()
+
+    def convert(files=None, name=LLAMA, **changes):
+        usual = {"tokenizer.json": models.tokenizer(), "tokenizer_config.json": models.SETTINGS}
+        number = next(numbers)
+        source = write(tmp_path / f"{number}" / "Tiny-1B-it", config_of(name, **changes), tensors_of(name), files=usual)
+        for path, content in (files or {}).items():
+            (source / path).parent.mkdir(exist_ok=True)
+            (source / path).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        report = wm.convert(source, tmp_path / f"{number}.gguf")
+        with wm.open(tmp_path / f"{number}.gguf") as f:
+            return dict(f.metadata), report.warnings
+
+    return convert
+
+
+# ------------------------------------------------------------------------------------------ beside the package gguf
+TOKENS = ["<s>", "</s>", "<sep>", "<cls>", "<unk>", "<turn>"]
+ADDED = [{"id": i, "content": token, "special": True} for i, token in enumerate(TOKENS)]
+
+
+def settings_of(rng):
+    """Settings of a tokenizer: some tokens, and whether some are added."""
+    kinds = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
+    made = {f"{kind}_token": rng.choice([*TOKENS, "nowhere"]) for kind in kinds if rng.random() < 0.5}
+    return made | {f"add_{kind}_token": rng.random() < 0.5 for kind in ("bos", "eos", "sep") if rng.random() < 0.3}
+
+
+def template_of(rng, *letters):
+    """A template of texts, with special tokens around and between them, or without."""
+    special = lambda: [{"SpecialToken": {"id": rng.choice(TOKENS), "type_id": 0}}]  # noqa: E731
+    steps = []
+    for letter in letters:
+        steps += special() if rng.random() < 0.7 else []
+        steps += [{"Sequence": {"id": letter, "type_id": 0}}]
+    return steps + (special() if rng.random() < 0.6 else [])
+
+
+def processor_of(rng):
+    """A post-processor, or none."""
+    template = {"type": "TemplateProcessing", "single": template_of(rng, "A"), "pair": template_of(rng, "A", "B")}
+    roberta = {"type": "RobertaProcessing", "cls": [rng.choice(TOKENS), 0], "sep": [rng.choice(TOKENS), 1]}
+    several = {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template]}
+    return rng.choice([None, template, template, roberta, several])
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_special_tokens_are_those_of_the_package_gguf(tmp_path, seed):
+    gguf = pytest.importorskip("gguf")
+    rng = random.Random(seed)
+    config = {f"{kind}_token_id": rng.randrange(8) for kind in ("bos", "eos", "pad") if rng.random() < 0.4}
+    files = {
+        "config.json": rng.choice([config, {"text_config": config}]),
+        "tokenizer.json": models.tokenizer(added_tokens=ADDED, post_processor=processor_of(rng)),
+        "tokenizer_config.json": rng.choice([{}, settings_of(rng), settings_of(rng), settings_of(rng)]),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    theirs = gguf.SpecialVocab(tmp_path, load_merges=True, n_vocab=7)
+    read = Files(lambda name: (tmp_path / name).read_bytes() if (tmp_path / name).exists() else None)
+    ours = Special(read, files["config.json"], 7, [])
+    assert ours.ids == theirs.special_token_ids
+    assert ours.adds == theirs.add_special_token
+    assert merges_of_model(read, []) == theirs.merges
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"tokenizer_config.json": {"chat_template": [{"name": "default", "template": "a"}]}},
+        {"chat_template.jinja": b"{{ messages }}"},
+        {"chat_template.jinja": b"{{ a }}", "additional_chat_templates/rag.jinja": b"{{ b }}"},
+        {"chat_template.json": {"chat_template": "{{ older }}"}},
+        {"merges.txt": b"#version: 0.2\nh e\n\nl l\nodd\n"},
+    ],
+)
+def test_templates_and_merges_are_those_of_the_package_gguf(tmp_path, files):
+    gguf = pytest.importorskip("gguf")
+    bare = {key: value for key, value in models.SETTINGS.items() if key != "chat_template"}
+    tokens = models.tokenizer(model=models.tokenizer()["model"] | {"merges": []})
+    for name, content in {"tokenizer.json": tokens, "tokenizer_config.json": bare, **files}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    theirs = gguf.SpecialVocab(tmp_path, load_merges=True)
+    read = Files(lambda name: (tmp_path / name).read_bytes() if (tmp_path / name).exists() else None)
+    others = [name for name in files if name.startswith("additional")]
+    assert chat_template(read, others, []) == theirs.chat_template
+    assert merges_of_model(read, []) == theirs.merges
+
+
+def test_a_token_may_be_an_object(converted):
+    """As transformers wrote it: the text decides, not the kind of value."""
+    settings = {**models.SETTINGS, "bos_token": {"__type": "AddedToken", "content": "<|begin|>"}}
+    del settings["add_bos_token"]
+    single = [{"SpecialToken": {"id": "<|begin|>"}}, {"Sequence": {"id": "A"}}]
+    tokens = models.tokenizer(post_processor={"type": "TemplateProcessing", "single": single})
+    metadata, warnings = converted({"tokenizer_config.json": settings, "tokenizer.json": tokens})
+    assert metadata["tokenizer.ggml.add_bos_token"] is True
+    assert warnings == ()
+
+
+CARD = b"""---
+license: apache-2.0
+language:
+- en
+- no
+tags: [chat, "two words"]
+base_model: org/Base-7B
+datasets:
+  - org/data
+version: 1.10
+model-index: &index
+- {name: x, results: []}
+again: *index
+---
+# Tiny
+"""
+
+
+def test_a_model_card_and_how_to_sample(converted):
+    sampling = {"top_k": 20, "top_p": 0.5, "temperature": 1, "do_sample": True, "eos_token_id": [1, 2]}
+    metadata, warnings = converted({"README.md": CARD, "generation_config.json": sampling})
+    expected = {
+        "license": "apache-2.0",
+        "languages": ["en", "no"],
+        "tags": ["chat", "two words"],
+        "base_model.0.name": "Base 7B",
+        "base_model.0.repo_url": "https://huggingface.co/org/Base-7B",
+        "dataset.0.name": "Data",
+        "version": "1.10",
+        "name": "Tiny 1B It",
+        "sampling.top_k": 20,
+        "sampling.top_p": 0.5,
+        "sampling.temp": 1.0,
+    }
+    for key, value in expected.items():
+        stored = metadata[f"general.{key}"]
+        assert (list(stored) if isinstance(value, list) else stored) == value, key
+    assert warnings == ()
+
+
+# ------------------------------------------------------------------------------------------------- what is left out
+BOMB = "tags:\n- &a0 [lol]\n" + "".join(f"- &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+LEFT_OUT = {
+    "bomb": ("README.md", f"---\n{BOMB}---\n".encode(), "README.md is left out: it has an alias"),
+    "long": ("README.md", b"---\ntags:\n" + b"- x\n" * 20_000 + b"---\n", "expected at most 16384"),
+    "deep": ("README.md", b"---\ntags: " + b"[" * 8000 + b"\n---\n", "README.md is left out"),
+    "no YAML": ("README.md", b"---\ntags: ]\n---\n", "README.md is left out: while parsing"),
+    "number": ("generation_config.json", {"top_k": "x"}, "the top_k x, which is left out"),
+    "large": ("generation_config.json", {"top_k": 2**40}, "the top_k 1099511627776, which is left out"),
+    "float": ("generation_config.json", b'{"top_p": 1e308}', "the top_p 1e[+]308, which is left out"),
+    "cut": ("generation_config.json", b'{"top_p"', "generation_config.json is left out"),
+    "template": ("tokenizer_config.json", {"chat_template": 5}, "has a chat_template that is a number"),
+    "id": ("tokenizer_config.json", {"chat_template": [{"name": 1}]}, "has a chat_template that is an array"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_cannot_be_read_about_a_model_is_left_out_by_name(converted, case):
+    name, content, said = LEFT_OUT[case]
+    _, warnings = converted({name: content})
+    assert len(warnings) == 1
+    with pytest.raises(wm.EncodeError, match=said):
+        raise wm.EncodeError(warnings[0])
+
+
+def test_long_front_matter_of_other_keys_is_not_parsed(converted):
+    other = "model-index:\n" + "".join(f"- k{i}: [a, b, {{c: d}}]\n" for i in range(20_000))
+    metadata, warnings = converted({"README.md": f"---\nlicense: mit\n{other}tags:\n- x\n---\n".encode()})
+    assert (metadata["general.license"], metadata["general.tags"], warnings) == ("mit", ["x"], ())
+
+
+def test_an_id_of_no_token_is_named(converted):
+    metadata, warnings = converted(eos_token_id=10**30, pad_token_id=-1)
+    assert "tokenizer.ggml.padding_token_id" not in metadata
+    assert [line for line in warnings if "special token pad has the id -1, and the model 384 tokens" in line]
+
+
+# ---------------------------------------------------------------------------------------------------------- refused
+def test_a_piece_of_sentencepiece_that_is_not_utf_8(tmp_path):
+    at = GEMMA_MODEL.index(b"\xe2\x96\x81") + 1
+    raw = GEMMA_MODEL[:at] + b" " + GEMMA_MODEL[at + 1 :]
+    source = write(tmp_path / "m", config_of(GEMMA2), tensors_of(GEMMA2), files={"tokenizer.model": raw})
+    with pytest.raises(wm.FormatError, match=r"piece \d+ of tokenizer\.model is not UTF-8"):
+        wm.convert(source, tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "chat_template.jinja"])
+def test_texts_that_are_not_utf_8(converted, name):
+    tokens = models.tokenizer(model=models.tokenizer()["model"] | {"merges": []})
+    with pytest.raises(wm.FormatError, match=f"{name} is not UTF-8"):
+        converted({name: b"\xff", "tokenizer.json": tokens, "tokenizer_config.json": {}})
+
+
+def test_numbers_that_no_tensor_has(tmp_path):
+    """They drive no loop, and nothing is allocated for them."""
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {"rope_scaling": llama3 | {"original_max_position_embeddings": 8192}}
+    many = {f"odd.{i}": np.zeros(1, np.float32) for i in range(1000)}
+    for changes, more, said in (
+        ({"head_dim": 2**31 - 1, **rope}, {}, "blk.0.attn_. is 64 x 64|and by config.json it is"),
+        ({"num_hidden_layers": 900}, many, "900 layers, and llama.cpp takes at most 512"),
+    ):
+        source = write(tmp_path / "m", config_of(LLAMA, **changes), tensors_of(LLAMA) | more)
+        with pytest.raises(wm.EncodeError, match=said):
+            wm.convert(source, tmp_path / "x.gguf")
+        assert not (tmp_path / "x.gguf").exists()
+
+
+def test_nothing_is_written_beside_the_target(converted, monkeypatch):
+    """At no moment: there is no folder of copies that an interruption could leave behind."""
+    for name in ("mkdtemp", "mkstemp"):
+        monkeypatch.setattr(tempfile, name, None)
+    metadata, _ = converted({"README.md": CARD})
+    assert metadata["tokenizer.chat_template"] == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"config.json": {"architectures": ["Qwen3_5ForConditionalGeneration"]}},
+            "config.json has the architecture 'Qwen3_5ForConditionalGeneration', .* convert_hf_to_gguf.py",
+        ),
+        ({"config.json": {"model_type": "x"}}, "config.json has no architecture"),
+        ({}, f"{NO_CONFIG}, whose architecture decides llama.cpp's names$"),
+        ({"adapter_config.json": {}}, f"{NO_CONFIG}, .* adapter such as LoRA, which convert_lora_to_gguf.py"),
+        ({"params.json": {}}, f"{NO_CONFIG}, .*; params.json says .* convert_hf_to_gguf.py --mistral-format"),
+    ],
+)
+def test_a_model_of_an_unknown_architecture_says_what_helps(tmp_path, files, said):
+    source = tmp_path / "m"
+    source.mkdir()
+    wm.save(source / "model.safetensors", {"w": np.ones((4, 256), np.float32)})
+    for name, content in files.items():
+        (source / name).write_text(json.dumps(content), encoding="utf-8")
+    report = wm.convert(source, tmp_path / "x.gguf")
+    line = next(line for line in report.warnings if line.startswith(said[:20]))
+    with pytest.raises(wm.EncodeError, match=said):
+        raise wm.EncodeError(line)
+    with pytest.raises(wm.EncodeError, match=said.removesuffix("$")):
+        wm.convert(source, tmp_path / "y.gguf", names="llama.cpp")
+    with pytest.raises(wm.EncodeError, match=r"llama\.cpp would not"):
+        wm.convert(source, tmp_path / "y.gguf", quantize="q4_k_m")
