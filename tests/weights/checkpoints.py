@@ -148,9 +148,19 @@ def compressed(
 
 
 def packed(
-    bits: int, *, group: int = 32, symmetric: bool = True, old: bool = False, order: bool = False, columns: int = 96
+    bits: int,
+    *,
+    group: int = 32,
+    symmetric: bool = True,
+    old: bool = False,
+    order: bool = False,
+    plain: bool = False,
+    columns: int = 96,
 ) -> Checkpoint:
-    """pack-quantized; `old` for codes that do not span words, `order` for groups in another order."""
+    """pack-quantized; `old` for codes that do not span words, `order` for groups in another order.
+
+    `plain` for zero points as version 0.8.1 stored them: int8, of the shape of the scales.
+    """
     rows, size = 20, columns if group <= 0 else group
     count, half = columns // size, 1 << bits - 1
     q, z = numbers(8, (rows, columns), 2 * half) - half, numbers(9, (rows, count), 2 * half) - half
@@ -162,13 +172,14 @@ def packed(
         g = np.random.default_rng(11).permutation(g)
         tensors["weight_g_idx"] = g.astype(np.int32)
     if not symmetric:
-        tensors["weight_zero_point"] = pack((z + half).T, bits).T
+        tensors["weight_zero_point"] = z.astype(np.int8) if plain else pack((z + half).T, bits).T
     each = np.broadcast_to(s.astype(np.float32).reshape(-1, s.size if s.ndim == 1 else count), (rows, count))
     values = product(q - (0 if symmetric else z[:, g]), each[:, g])
     strategy = "tensor" if group == 0 else "channel" if group < 0 else "group"
     rules = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy}
     rules |= {"group_size": group if group > 0 else None, "actorder": "group" if order else None}
-    return compressed("pack-quantized", rules, tensors, values, version="0.17.1" if old or order else "0.20.0")
+    version = "0.8.1" if plain else "0.17.1" if old or order else "0.20.0"
+    return compressed("pack-quantized", rules, tensors, values, version=version)
 
 
 def blocked(q: np.ndarray, s: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -352,6 +363,11 @@ EXAMPLES: dict[str, Callable[[], Checkpoint]] = {
     **{f"packed {bits}": (lambda bits=bits: packed(bits)) for bits in range(1, 9)},
     **{f"packed {bits}, zeros": (lambda bits=bits: packed(bits, symmetric=False)) for bits in (1, 2, 3, 4, 5, 6, 7, 8)},
     **{f"packed {bits}, old": (lambda bits=bits: packed(bits, symmetric=False, old=True)) for bits in (3, 5, 6, 7)},
+    **{
+        f"packed {bits}, plain zeros": (lambda bits=bits: packed(bits, symmetric=False, plain=True))
+        for bits in (3, 4, 8)
+    },
+    "packed by channel, plain zeros": lambda: packed(4, group=-1, columns=43, symmetric=False, plain=True),
     "packed by channel": lambda: packed(4, group=-1, columns=43),
     "packed by channel, zeros": lambda: packed(4, group=-1, columns=43, symmetric=False),
     "packed by tensor": lambda: packed(4, group=0, columns=43),

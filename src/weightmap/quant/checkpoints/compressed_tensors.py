@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from weightmap.errors import quoted
+from weightmap.errors import FormatError, quoted
 from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
 from weightmap.quant.checkpoints._codings import fp4, scaled
 from weightmap.quant.checkpoints.gptq import checked_groups
@@ -16,7 +16,7 @@ from weightmap.quant.pieced import Codes, Coding, Grouped, unpacked
 from weightmap.quant.repacking import integer_blocks, integers_fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -33,8 +33,9 @@ class PackedCoding(Coding):
     """``W[o, c] = s[o, g] * (q[o, c] - z[o, g])``, with ``g = c // group_size`` or ``g = weight_g_idx[c]``.
 
     ``weight_packed`` int32 (out, ceil(in * bits / 32)): codes ``q + 2**(bits - 1)``, laid end to end along in, lowest
-    bits first. ``weight_zero_point`` int32 (ceil(out * bits / 32), G): z as codes of that kind, along out; without it
-    z is 0. ``weight_scale`` (out, G), (out, 1) or (1,). Up to version 0.17 codes of 3, 5, 6 and 7 bits did not span
+    bits first. ``weight_zero_point`` int32 (ceil(out * bits / 32), G): z as codes of that kind, along out; up to
+    version 0.8.1, and of a whole tensor, int8 of the shape of the scales: z itself; without it z is 0.
+    ``weight_scale`` (out, G), (out, 1) or (1,). Up to version 0.17 codes of 3, 5, 6 and 7 bits did not span
     words: ``32 // bits`` of them, from bit 0 on.
 
     Parameters
@@ -43,8 +44,8 @@ class PackedCoding(Coding):
         ``weight_g_idx``, a checked copy.
     spans : bool
         Whether codes span words.
-    zeros : bool
-        Whether there are zero points.
+    zeros : str or None
+        How zero points are stored, where there are any: "packed" or "plain".
     single : bool
         Whether there is one scale.
     """
@@ -54,7 +55,7 @@ class PackedCoding(Coding):
     bits: int
     groups: NDArray[np.int32] | None
     spans: bool
-    zeros: bool
+    zeros: str | None
     single: bool
 
     def __init__(
@@ -65,11 +66,11 @@ class PackedCoding(Coding):
         groups: NDArray[np.int32] | None,
         *,
         spans: bool,
-        zeros: bool,
+        zeros: str | None,
         single: bool,
     ) -> None:
-        # Rows of zero points begin at a word.
-        step = 1 if not zeros else 32 // math.gcd(32, bits) if spans else 32 // bits
+        # Rows of packed zero points begin at a word.
+        step = 1 if zeros != "packed" else 32 // math.gcd(32, bits) if spans else 32 // bits
         name = "compressed-tensors pack-quantized"
         super().__init__(name, shape, "weight_packed", "weight_scale", block_size=size, step=step)
         self.bits, self.groups, self.spans, self.zeros, self.single = bits, groups, spans, zeros, single
@@ -78,9 +79,11 @@ class PackedCoding(Coding):
         """Implement `Coding.cut`."""
         rows = slice(first, last)
         found = {"weight_packed": rows, "weight_scale": None if self.single else rows}
-        if self.zeros:
+        if self.zeros == "packed":
             bits, held = (self.bits, 32) if self.spans else (1, 32 // self.bits)
             found["weight_zero_point"] = slice(first * bits // held, blocks_of(last * bits, held))
+        elif self.zeros == "plain":
+            found["weight_zero_point"] = found["weight_scale"]
         return found
 
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
@@ -90,8 +93,7 @@ class PackedCoding(Coding):
         scales = np.atleast_2d(pieces["weight_scale"].astype(np.float32))
         values = self._codes(pieces["weight_packed"], columns).astype(np.float32)
         if self.zeros:
-            zeros = self._codes(pieces["weight_zero_point"].T, last - first).astype(np.float32)
-            return scales[:, groups] * (values - zeros.T[:, groups])
+            return scales[:, groups] * (values - self._zeros(pieces, last - first)[:, groups])
         return scales[:, groups] * (values - np.float32(1 << self.bits - 1))
 
     @property
@@ -114,7 +116,7 @@ class PackedCoding(Coding):
         scales = np.broadcast_to(np.atleast_2d(pieces["weight_scale"]), (last - first, count)).T
         zeros = np.full(scales.shape, 1 << self.bits - 1, np.float32)
         if self.zeros:
-            zeros[...] = self._codes(pieces["weight_zero_point"].T, last - first)
+            zeros[...] = self._zeros(pieces, last - first).T
         return Grouped(words, self.bits, self.group_of_columns(self.groups), scales, zeros)
 
     def coded(self, pieces: Pieces, first: int, last: int) -> Codes | Grouped | None:
@@ -126,7 +128,7 @@ class PackedCoding(Coding):
         height = self.shape[0] if self.single else 1
         found = Codes(codes, self.bits, every, pieces["weight_scale"], height, self.block_size)
         if self.zeros:
-            zeros = self._codes(pieces["weight_zero_point"].T, last - first).T
+            zeros = self._zeros(pieces, last - first)
             return found._replace(before=first % height, zeros=zeros)
         return found._replace(before=first % height, values=every - np.float32(1 << self.bits - 1))
 
@@ -142,6 +144,13 @@ class PackedCoding(Coding):
         codes = self._codes(pieces["weight_packed"], self.shape[1])
         codes = codes if self.bits < 8 else (codes ^ 0x80).view(np.int8)
         return integer_blocks(layout, codes, pieces["weight_scale"], self.block_size)
+
+    def _zeros(self, pieces: Pieces, rows: int) -> NDArray[np.float32]:
+        """Return z of these rows, as codes: (rows or 1, G)."""
+        stored = pieces["weight_zero_point"]
+        if self.zeros == "packed":
+            return self._codes(stored.T, rows).T.astype(np.float32)
+        return np.atleast_2d(stored).astype(np.float32) + np.float32(1 << self.bits - 1)
 
     def _codes(self, words: NDArray[Any], count: int) -> NDArray[np.uint8]:
         if self.spans or 32 % self.bits == 0:
@@ -238,9 +247,8 @@ class CompressedTensors(Method):
                 own.unsupported("format", f"one of {', '.join(_FORMATS)}")
             self.groups.append((own.texts("targets"), weights))
 
-    def _weights_of(self, group: Group) -> _Weights:
-        """Return how a module is quantised: by its name, else by an expression, else by its class."""
-        module = group.module
+    def _candidates(self, module: str) -> Iterator[_Weights]:
+        """Yield how a module may be quantised: by its name, then by expressions, then by its class."""
 
         def by_name(target: str) -> bool:
             return target == module
@@ -254,12 +262,21 @@ class CompressedTensors(Method):
         for fits in (by_name, by_expression, by_class):
             for targets, weights in self.groups:
                 if weights is not None and any(map(fits, targets)):
-                    return weights
-        return group.refuse("config_groups have no group", expected=f"one that targets {quoted(module)}")
+                    yield weights
 
     def coding(self, group: Group) -> Coding:
-        """Implement `Method.coding`."""
-        weights = self._weights_of(group)
+        """Implement `Method.coding`: of several groups that target a module, the first one that its pieces fit."""
+        error: FormatError | None = None
+        for weights in self._candidates(group.module):
+            try:
+                return self._coding_by(weights, group)
+            except FormatError as refusal:
+                error = error or refusal
+        if error is None:
+            group.refuse("config_groups have no group", expected=f"one that targets {quoted(group.module)}")
+        raise error
+
+    def _coding_by(self, weights: _Weights, group: Group) -> Coding:
         make = _FORMATS.get(weights.format)
         if make is None:
             group.refuse(f"the format {weights.format!r} of the configuration contradicts the pieces")
@@ -285,17 +302,27 @@ class CompressedTensors(Method):
         width = min(width, max(columns, 1))
         count = blocks_of(columns, width)
         group.check("weight_scale", FLOATS, *([(rows, count)] if high else [(), (1,), (1, 1)]))
-        zeros = "weight_zero_point" in group
-        if zeros is weights.symmetric:
-            if zeros:
-                group.refuse("the configuration says symmetric: zero points", "weight_zero_point")
-            group.missing("weight_zero_point")
-        if zeros:
-            each = 32 // bits
-            along = blocks_of(rows * bits, 32) if spans else blocks_of(rows, each)
-            group.check("weight_zero_point", ("int32",), (along, count))
+        zeros = None
+        if self._has_zeros(group, weights):
+            packed = bool(high) and group.row("weight_zero_point").dtype.name != "int8"
+            words = blocks_of(rows * bits, 32) if spans else blocks_of(rows, 32 // bits)
+            if packed:
+                group.check("weight_zero_point", ("int32",), (words, count))
+            else:
+                group.check("weight_zero_point", ("int8",), group.row("weight_scale").shape)
+            zeros = "packed" if packed else "plain"
         columns_of = self._columns(group, weights, columns, count)
         return PackedCoding(shape, width, bits, columns_of, spans=spans, zeros=zeros, single=not high)
+
+    def _has_zeros(self, group: Group, weights: _Weights) -> bool:
+        """Say whether there are zero points. Up to version 0.8.1 those that are all 0 were left out."""
+        if "weight_zero_point" in group:
+            if weights.symmetric:
+                group.refuse("the configuration says symmetric: zero points", "weight_zero_point")
+            return True
+        if not weights.symmetric and (self.version is None or self.version > (0, 8)):
+            group.missing("weight_zero_point")
+        return False
 
     def _spans(self, group: Group, bits: int, columns: int, words: int) -> bool:
         """Say whether codes span words, by the words of a row; where these do not tell, by the version."""
@@ -321,11 +348,7 @@ class CompressedTensors(Method):
         kind = {"int-quantized": "int", "float-quantized": "float"}.get(weights.format, weights.kind)
         if kind != weights.kind or weights.bits != 8:
             weights.settings.unsupported("num_bits", f"8 bits of type {kind!r}")
-        zeros = None
-        if kind == "int" and not weights.symmetric:
-            zeros = "weight_zero_point"
-        elif "weight_zero_point" in group and kind == "int":
-            group.refuse("the configuration says symmetric: zero points", "weight_zero_point")
+        zeros = "weight_zero_point" if kind == "int" and self._has_zeros(group, weights) else None
         stored = ("int8",) if kind == "int" else FLOAT8[:1]
         high, wide = weights.blocks()
         columns = group.check("weight", stored, (None, None))[1]
