@@ -240,8 +240,6 @@ def convert(
         digests=(trust, path, directory),
     )
     of_words = isinstance(opened, Words)
-    if lossy and not of_words:
-        raise ValueError("lossy is True, expected False: only words of other programs have bytes to replace")
     with contextlib.nullcontext() if of_words or opened is src else opened, meant_by_suffix(target, by_suffix):
         if shards is None and not of_words:
             check_not_read(opened, target)
@@ -316,13 +314,21 @@ def _open(
     one_file: bool,
     digests: tuple[Any, str | None, ModelDirectory | None],
 ) -> Any:
-    """Open a source of `convert`. The caller's handle is returned as it is: shards would be read from its files."""
+    """Open a source of `convert`. The caller's handle is returned as it is: shards would be read from its files.
+
+    Raises ValueError for options that this source has no use for.
+    """
     trust, path, directory = digests
     if trust is not None:
         trust = bound(trust, path)
         check_all(trust, str(path) if directory is None else trust.root)
     if not isinstance(src, TensorFile):
-        return open_or_import(src, limits, lossy=lossy, strict=strict, trust=trust)
+        opened = open_or_import(src, limits, lossy=lossy, strict=strict, trust=trust)
+        if isinstance(opened, Words) or not lossy:
+            return opened
+        opened.close()
+    if lossy:
+        raise ValueError("lossy is True, expected False: only words of other programs have bytes to replace")
     if one_file:
         return src
     raise ValueError("src is an open handle, whose tensors go to one file: give the name of one, and no shard size")
