@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -23,6 +24,21 @@ def mistyped(name: str, given: object, expected: str) -> TypeError:
     TypeError('gap must be an integer, not str')
     """
     return TypeError(f"{name} must be {expected}, not {type(given).__name__}")
+
+
+def unexpected(function: str, given: Iterable[str], known: Iterable[str]) -> TypeError:
+    """Return the error for options that a function does not have, with those that are spelt much like them.
+
+    Examples
+    --------
+    >>> from weightmap.arguments import unexpected
+    >>> print(unexpected("quantize", ["blocksize"], ["bits", "block_size"]))
+    quantize has no option 'blocksize'; did you mean block_size?
+    """
+    names, options = list(given), list(known)
+    close = dict.fromkeys(match for name in names for match in get_close_matches(name, options))
+    hint = f"did you mean {' or '.join(close)}?" if close else f"its options are {', '.join(options)}"
+    return TypeError(f"{function} has no option {', '.join(map(repr, names))}; {hint}")
 
 
 def as_integer(name: str, given: Any) -> int:

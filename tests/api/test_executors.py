@@ -704,7 +704,7 @@ def test_quantize_writes_models(model, tmp_path):
     with pytest.raises(TypeError, match="fields of run="):
         wm.verify(model, run=wm.Run(), executor=Inline())
     assert wm.verify(model, executor=Inline()).nbytes == wm.verify(model).nbytes
-    with pytest.raises(TypeError, match="surprise: for scheme 'pq'"):
+    with pytest.raises(TypeError, match="no option 'surprise'; its options are block_size, scale_type, bits, threads"):
         wm.quantize(np.ones(4), "int8", surprise=1)
 
 

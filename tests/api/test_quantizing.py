@@ -361,3 +361,19 @@ def test_threads_are_as_many_as_cpus_when_not_given(tmp_path, monkeypatch, how):
             paths = [str(tmp_path / "m.safetensors"), str(tmp_path / "q.amb")]
             assert cli.main(["convert", *paths, "--quantize", "int4_block", *arguments]) == 0
     assert used == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "option", "said"),
+    [
+        ("int4_block", "blocksize", "quantize has no option 'blocksize'; did you mean block_size?"),
+        ("q8_0", "scale_typ", "quantize has no option 'scale_typ'; did you mean scale_type?"),
+        ("adaptive", "bit", "quantize has no option 'bit'; did you mean bits?"),
+        ("pq", "n_subquantizer", "quantize has no option 'n_subquantizer'; did you mean n_subquantizers?"),
+        ("int8", "n_bits", "n_bits: for the scheme 'pq', and scheme is 'int8'"),
+    ],
+)
+def test_a_misspelt_option_is_told_the_right_one(scheme, option, said):
+    with pytest.raises(TypeError) as caught:
+        wm.quantize(np.ones((4, 32), np.float32), scheme, **{option: 32})
+    assert str(caught.value) == said

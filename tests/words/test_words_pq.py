@@ -172,5 +172,5 @@ def test_quantize_knows_the_scheme():
     q = wm.quantize(rows, "pq", n_subquantizers=2, seed=3)
     assert q.scheme == "pq"
     assert q.codes.tobytes() == words.train_pq(rows, n_subquantizers=2, seed=3).codes.tobytes()
-    with pytest.raises(TypeError, match="seed: for scheme 'pq'"):
+    with pytest.raises(TypeError, match="seed: for the scheme 'pq', and scheme is 'int8'"):
         wm.quantize(rows, "int8", seed=3)

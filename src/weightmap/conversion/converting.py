@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from typing import TYPE_CHECKING, Any, overload
 
-from weightmap.arguments import as_globs, as_path, check_progress
+from weightmap.arguments import as_globs, as_path, check_progress, unexpected
 from weightmap.conversion.running import ALONE, Run, validated_run
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
@@ -576,10 +577,14 @@ def quantize(
         raise TypeError(
             f"array is the path {os.fspath(array)!r}, expected numbers; a model is quantised to a file, dst="
         )
-    if scheme_named(scheme) == "pq":
+    scheme = scheme_named(scheme)
+    if options or scheme == "pq":
         from weightmap.words.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
 
+        of_pq = [*inspect.signature(train_pq).parameters][1:]
+        if wrong := [name for name in options if name not in of_pq]:
+            raise unexpected("quantize", wrong, of_pq if scheme == "pq" else [*own, "threads"])
+        if scheme != "pq":
+            raise TypeError(f"{', '.join(options)}: for the scheme 'pq', and scheme is {scheme!r}")
         return train_pq(array, **options)
-    if options:
-        raise TypeError(f"{', '.join(options)}: for scheme 'pq'")
     return quantizing.quantize(array, scheme, **own, threads=1 if threads is None else threads)
