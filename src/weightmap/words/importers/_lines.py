@@ -82,7 +82,7 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, options: Im
     make = functools.partial(_vectors, source, start, number, len(raws), dims)
     # Some programs leave the last line open; in a truncated file, its last number may be wrong.
     ended = source.pread(source.size - 1, 1) == b"\n"
-    warnings = () if ended else ("the last line has no end: was the download complete?",)
+    warnings: tuple[str, ...] = () if ended else ("the last line has no end: was the download complete?",)
     if shape is not None:
         warnings += counted_otherwise(shape[0], len(raws))
     return only(Words((source,), name, table, len(raws), dims, make, warnings=warnings), kept)
