@@ -49,6 +49,14 @@ def as_integer(name: str, given: Any) -> int:
         raise mistyped(name, given, "an integer") from None
 
 
+def as_threads(given: Any) -> int:
+    """Return a number of threads as an int. Raises TypeError for anything but an integer, ValueError below 1."""
+    threads = as_integer("threads", given)
+    if threads < 1:
+        raise ValueError(f"threads is {threads}, expected 1 or more")
+    return threads
+
+
 def as_float(name: str, given: Any) -> float:
     """Return an argument as a float. Raises TypeError for anything but a real number."""
     try:

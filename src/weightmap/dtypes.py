@@ -93,8 +93,11 @@ _ML_DTYPES = {
     "float8_e5m2fnuz": 8,
     "float8_e8m0fnu": 8,
 }
-# Short names that callers may use.
+# Short names that callers may use. numpy has "f16" too, for a type of 16 bytes that no format has.
 SHORT = {
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
     "fp16": "float16",
     "bf16": "bfloat16",
     "fp32": "float32",
@@ -160,17 +163,31 @@ def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:
 
     Raises TypeError for anything else, and for dtypes of sub-arrays, which would add dimensions.
     """
+    meant = _meant(dtype)
+    return numpy_dtype(meant) if isinstance(meant, DType) else meant
+
+
+def name_of_dtype(dtype: DTypeLike) -> str:
+    """Return the canonical name of a dtype that `dtype_named` takes, without importing ml_dtypes for it."""
+    return _meant(dtype).name
+
+
+def _meant(dtype: DTypeLike) -> DType | np.dtype[Any]:
+    """Return the type of formats, or of numpy, that a caller means."""
     named = DTYPES.get(SHORT.get(dtype, dtype)) if isinstance(dtype, str) else None
     if named is not None:
-        return numpy_dtype(named)
+        return named
     try:
-        found = np.dtype(dtype)
-        if found.subdtype is None:
-            return found
+        kind = np.dtype(dtype)
     except TypeError:
-        pass
+        kind = None
     known = ", ".join((*_ML_DTYPES, *SHORT))
-    raise TypeError(f"dtype is {dtype!r}, expected one that numpy has, such as 'float32', or {known}")
+    expected = f"expected one that numpy has, such as 'float32', or {known}"
+    if kind is None or kind.subdtype is not None:
+        raise TypeError(f"dtype is {dtype!r}, {expected}")
+    if isinstance(dtype, str) and kind.type in (np.longdouble, np.clongdouble):  # "<f16" counts bytes, and means bits
+        raise TypeError(f"dtype is {dtype!r}, numpy's name of {kind.name}, {expected}; for that type give numpy.{kind}")
+    return kind
 
 
 def scale_type_named(scale_type: Any) -> str:

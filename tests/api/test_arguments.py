@@ -61,6 +61,8 @@ WRONG = [
     (lambda f: wm.open(f.model, deadline="1"), "deadline must be a number, not str"),
     (lambda f: f.quantized.dequantize("foo"), DTYPE.format("'foo'")),
     (lambda f: f.quantized.dequantize(("f4", (2,))), DTYPE.format(r"\('f4', \(2,\)\)")),
+    (lambda f: f.file.read("w", "<f16"), "dtype is '<f16', numpy's name of float128, expected one that numpy has"),
+    (lambda f: f.quantized.dequantize("c32"), "dtype is 'c32', numpy's name of complex256, expected one that"),
     (lambda f: f.file.read("w", threads="2"), "threads must be an integer, not str"),
     (lambda f: f.quantized.dequantize(threads=1.5), "threads must be an integer, not float"),
     (lambda f: f.file.verify(threads="2"), "threads must be an integer, not str"),
@@ -131,6 +133,24 @@ VALUES = [
     (lambda f: f.quantize([1]), wm.QuantError, r"scheme is \[1\], expected one of int8, "),
     (lambda f: f.convert(quantize={}), wm.QuantError, r"scheme is \{\}, expected one of int8, "),
     (lambda f: safe_open(f.model, [1]), wm.UnsupportedError, r"framework is \[1\], expected np, "),
+    *(
+        (call, ValueError, "threads is 0, expected 1 or more")
+        for call in (
+            lambda f: f.file.read("w", threads=0),
+            lambda f: f.quantized.dequantize(threads=0),
+            lambda f: f.file.verify(threads=0),
+            lambda f: wm.verify(f.model, threads=0),
+            lambda f: f.convert(threads=0),
+            lambda f: f.quantize(threads=0),
+            lambda f: words.convert(f.words, f.target, threads=0),
+            lambda f: f.plan().warm(0),
+            lambda f: f.file.pool(1, threads=0),
+            lambda _: wm.kernels.crc32(b"", threads=0),
+            lambda f: wm.open(f.words).embeddings.batch(["a"], threads=0),
+        )
+    ),
+    (lambda f: f.convert(include=[]), wm.EncodeError, "include is empty, which leaves none of 1 tensor"),
+    (lambda f: f.convert(include="w", exclude=["x", "w"]), wm.EncodeError, "exclude is 'x', which matches none of 1"),
     (lambda _: train_pq("words"), wm.QuantError, "dtype is <U5, expected real numbers"),
 ]
 
@@ -144,6 +164,9 @@ def files(tmp_path_factory):
     ("dtype", "name"),
     [
         ("fp16", "float16"),
+        ("f16", "float16"),
+        ("f32", "float32"),
+        ("f64", "float64"),
         ("bf16", "bfloat16"),
         ("fp32", "float32"),
         ("fp64", "float64"),
@@ -175,7 +198,7 @@ def test_an_argument_of_a_wrong_type_is_named(call, message, files):
 
 
 @in_one_item("call, kind, message", VALUES)
-def test_a_value_that_cannot_be_hashed_is_like_any_wrong_one(call, kind, message, files):
+def test_an_argument_of_a_wrong_value_is_named(call, kind, message, files):
     with pytest.raises(kind, match=message):
         call(files)
     assert not files.target.exists()

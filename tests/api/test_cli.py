@@ -617,12 +617,15 @@ def test_globs_that_leave_nothing_are_usage_errors(write, run, tmp_path):
     for options, said in (
         (["--include", "wieght*"], "--include is 'wieght*', which matches none of 2 tensors"),
         (["--include", "a", "--include", "b"], "--include is 'a', 'b', which matches none of 2 tensors"),
+        (["--include", "weight", "--include", "b"], "--include is 'b', which matches none of 2 tensors"),
+        (["--exclude", "wieght"], "--exclude is 'wieght', which matches none of 2 tensors"),
         (["--exclude", "*"], "--exclude is '*', which leaves none of 2 tensors"),
     ):
         assert run("convert", write(), target, *options) == (2, "", f"weightmap: {said}\n")
-    options = ["--quantize", "q8_0", "--format", "gguf", "--quantize-include", "wieght*"]
-    said = "--quantize-include is 'wieght*', which matches none of 2 tensors"
-    assert run("convert", write(), target, *options) == (2, "", f"weightmap: {said}\n")
+    for option in ("--quantize-include", "--quantize-exclude"):
+        options = ["--quantize", "q8_0", "--format", "gguf", option, "wieght*"]
+        said = f"{option} is 'wieght*', which matches none of 2 tensors"
+        assert run("convert", write(), target, *options) == (2, "", f"weightmap: {said}\n")
     assert target.read_bytes() == b"old"
 
 

@@ -13,6 +13,7 @@ from tests.support import listing
 
 import weightmap as wm
 from weightmap.cli import main
+from weightmap.conversion import converting
 from weightmap.formats import _writing
 from weightmap.io import atomic
 from weightmap.words import Pq
@@ -440,3 +441,16 @@ def test_a_file_beside_a_configuration_takes_it_along(directory, tmp_path, monke
             assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     (directory / "config.json").unlink()
     assert wm.convert(name, f"{tmp_path}/bare/").copied == ()
+
+
+def test_a_source_is_opened_once(tmp_path, monkeypatch):
+    """A directory, which says the format of its copy, too; the task of a shard opens its file by itself."""
+    opened = []
+    ours = converting.open_or_import
+    monkeypatch.setattr(converting, "open_or_import", lambda *args, **more: opened.append(1) or ours(*args, **more))
+    (tmp_path / "model").mkdir()
+    wm.save(tmp_path / "model" / "model.safetensors", {"w": np.ones((2, 3), np.float32)})
+    for target in ("copy/", "one.safetensors", "new"):
+        opened.clear()
+        wm.convert(tmp_path / "model", f"{tmp_path}/{target}")
+        assert len(opened) == 1, target

@@ -115,7 +115,7 @@ def _as_written(error: Exception, args: argparse.Namespace) -> str:
             return text
         text = text.removeprefix(f"{show.clean(error.path or '')}: ")
     options = {name: f"--{name.replace('_', '-')}" for name in vars(args)}
-    options |= {"Quantize.include": "--quantize-include"}
+    options |= {f"Quantize.{name}": f"--quantize-{name}" for name in ("include", "exclude")}
     options |= {"scheme": "--quantize" if "lossy" in options else "--scheme", "run": ", ".join(_given(args, *_RUN))}
     return re.sub(rf"^({'|'.join(options)})=?(?= (is|of|for|has) )", lambda match: options[match[1]], text)
 

@@ -7,7 +7,7 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any, overload
 
-from weightmap.arguments import as_globs, as_path, check_progress, unexpected
+from weightmap.arguments import as_globs, as_path, as_threads, check_progress, unexpected
 from weightmap.conversion.running import ALONE, Run, validated_run
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
@@ -27,7 +27,7 @@ from weightmap.model.parts import name_of, named_rows, rows_of, warnings_of
 from weightmap.model.reports import ConvertReport
 from weightmap.model.saving import aligned_to, choose_layout, format_named, meant_by_suffix
 from weightmap.model.sharding import beside, bytes_of_size, is_folder, sharded_target
-from weightmap.model.single import check_replaceable
+from weightmap.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.model.uploading import takes_addresses
 from weightmap.model.weights import storage_of
 from weightmap.options import Limits, validated_limits
@@ -107,8 +107,8 @@ def convert(
         "word2vec", "text", "textdims" and "fasttext" take a vocabulary and the matrix of its rows; the other formats
         are those of `weightmap.open`.
     include, exclude : glob or sequence of globs, optional
-        Convert tensors whose name matches an `include` (default: all) and no `exclude`. If no tensor of the source is
-        left, that is an EncodeError.
+        Convert tensors whose name matches an `include` (default: all; an empty sequence: none) and no `exclude`. A glob
+        that no tensor of the source matches is an EncodeError, and so are globs that leave none.
     rename : mapping of str to str, or callable, optional
         New names of tensors by their old ones, or a function that returns the new name for an old one. `include`,
         `exclude`, `quantize` and the report use the old names.
@@ -205,43 +205,37 @@ def convert(
     (2, 4.5)
     """
     boundary, limits, run = aligned_to(align), validated_limits(limits), validated_run(run)
+    threads = None if threads is None else as_threads(threads)
     target = as_path("dst", dst)
     check_progress(progress)
     if align is not None and format in NAMES:
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
     check_naming(names)
-    path, model, directory = find_source(src)
-    is_model = directory is not None
-    most = None if max_shard_size is None else bytes_of_size(max_shard_size)
-    if directory is not None and format not in NAMES and "." not in os.path.basename(target):
-        target = target if os.path.lexists(target) else os.path.join(target, "")
-    if format is None and path is not None and is_folder(target):
-        format = _stored(model, limits, strict=strict)
-    shards = _shards_at(target, format, run)
-    if directory is None and path is not None and shards is not None and shards.whole:
-        directory = directory_around(path)
-    if shards is None and not overwrite and os.path.lexists(target):
+    is_one = format in NAMES or not (is_folder(target) or target.endswith(INDEX_SUFFIX))
+    if is_one and not overwrite and os.path.lexists(target):
         raise file_exists(target)
-    named_by = target if shards is None or format is not None else shards.names(1)[0]
-    with _or_a_slash(wanted=directory is not None and shards is None):
-        found = target_format(named_by, format, layout)
-    by_suffix = found if format is None and quantize is None else None
-    how = None if quantize is None else _quantize_given(quantize, found, layout, target)
-    pq, globs = (
-        Pq() if how is not None and how.scheme == "pq" else None,
-        (as_globs("include", include), as_globs("exclude", exclude)),
-    )
-    # In mode "mmap" this touches no page: tensors are read by pread.
-    opened = _open(
-        model,
-        limits,
-        lossy=lossy,
-        strict=strict,
-        one_file=shards is None and most is None,
-        digests=(trust, path, directory),
-    )
-    of_words = isinstance(opened, Words)
-    with contextlib.nullcontext() if of_words or opened is src else opened, meant_by_suffix(target, by_suffix):
+    path, model, directory = find_source(src)
+    is_model, most = directory is not None, None if max_shard_size is None else bytes_of_size(max_shard_size)
+    with contextlib.ExitStack() as stack:
+        # In mode "mmap" this touches no page: tensors are read by pread.
+        opened = _open(stack, model, limits, lossy=lossy, strict=strict, digests=(trust, path, directory))
+        of_words = isinstance(opened, Words)
+        target, format, shards = _placed(opened, path, target, format, run, is_model=is_model)
+        if opened is src and not (shards is None and most is None):  # shards would be read from its files
+            raise ValueError(
+                "src is an open handle, whose tensors go to one file: give the name of one, and no shard size"
+            )
+        if directory is None and path is not None and shards is not None and shards.whole:
+            directory = directory_around(path)
+        named_by = target if shards is None or format is not None else shards.names(1)[0]
+        with _or_a_slash(wanted=directory is not None and shards is None):
+            found = target_format(named_by, format, layout)
+        stack.enter_context(meant_by_suffix(target, found if format is None and quantize is None else None))
+        how = None if quantize is None else _quantize_given(quantize, found, layout, target)
+        pq, globs = (
+            Pq() if how is not None and how.scheme == "pq" else None,
+            (as_globs("include", include), as_globs("exclude", exclude)),
+        )
         if shards is None and not of_words:
             check_not_read(opened, target)
         if verify and not of_words:
@@ -249,11 +243,8 @@ def convert(
         if of_words or pq is not None or not isinstance(found, Format):
             tensors = {"rename": rename, "dtype": dtype, "max_shard_size": most, "quantize": None if pq else quantize}
             options = {"source": path, "limits": limits, "progress": progress, "layout": layout, "align": boundary}
-            return _listed(
-                hand_over(opened, directory, target, found, globs, tensors, **options, overwrite=overwrite, pq=pq),
-                target,
-                sums=sha256sums,
-            )
+            report = hand_over(opened, directory, target, found, globs, tensors, **options, overwrite=overwrite, pq=pq)
+            return _listed(report, target, sums=sha256sums)
         spec = Spec(
             format=found.name,
             layout=layout,
@@ -280,14 +271,12 @@ def convert(
         if shards is None:
             report = _convert_file(opened, directory, target, spec, renamed, progress, overwrite=overwrite)
         else:
-            inside = None if directory is None else model
-            report = convert_model(opened, inside, shards, spec, renamed, run, progress, overwrite=overwrite)
+            report = convert_model(
+                opened, None if directory is None else model, shards, spec, renamed, run, progress, overwrite=overwrite
+            )
         tolerated = (f"tolerated in the source: {warning}" for warning in warnings_of(opened))
-        return _listed(
-            report._replace(src=source, warnings=(*tolerated, *report.warnings, *_decoded(opened, spec), *odd)),
-            target,
-            sums=sha256sums,
-        )
+        warnings = (*tolerated, *report.warnings, *_decoded(opened, spec), *odd)
+        return _listed(report._replace(src=source, warnings=warnings), target, sums=sha256sums)
 
 
 def _renamed(spec: Spec, file: TensorFile, rename: Any, source: str) -> dict[str, str]:
@@ -307,15 +296,15 @@ def _listed(report: ConvertReport, target: str, *, sums: bool) -> ConvertReport:
 
 
 def _open(
+    stack: contextlib.ExitStack,
     src: Any,
     limits: Limits,
     *,
     lossy: bool,
     strict: bool,
-    one_file: bool,
     digests: tuple[Any, str | None, ModelDirectory | None],
 ) -> Any:
-    """Open a source of `convert`. The caller's handle is returned as it is: shards would be read from its files.
+    """Open a source of `convert` until `stack` ends. The caller's handle is returned as it is.
 
     Raises ValueError for options that this source has no use for.
     """
@@ -323,26 +312,30 @@ def _open(
     if trust is not None:
         trust = bound(trust, path)
         check_all(trust, str(path) if directory is None else trust.root)
+    opened = src
     if not isinstance(src, TensorFile):
         opened = open_or_import(src, limits, lossy=lossy, strict=strict, trust=trust)
-        if isinstance(opened, Words) or not lossy:
+        if isinstance(opened, Words):
             return opened
-        opened.close()
+        stack.enter_context(opened)
     if lossy:
         raise ValueError("lossy is True, expected False: only words of other programs have bytes to replace")
-    if one_file:
-        return src
-    raise ValueError("src is an open handle, whose tensors go to one file: give the name of one, and no shard size")
+    return opened
 
 
-def _stored(source: Any, limits: Limits, *, strict: bool) -> str | None:
-    """Return the format of a source, which its copy in a directory has too; None where it is not written."""
-    opened = open_or_import(source, limits, lossy=False, strict=strict)
-    if isinstance(opened, Words):
-        return None
-    with opened:
-        found = FORMATS.get(opened.format)
-        return None if found is None or found.plan is None else found.name
+def _placed(
+    opened: Any, path: str | None, target: str, format_: str | None, run: Run, *, is_model: bool
+) -> tuple[str, str | None, ShardTarget | None]:
+    """Return a target as a path that says what it is, its format if that is known, and its shards if it has some.
+
+    `is_model` says that the source is a directory, whose copy in a directory has its format.
+    """
+    if is_model and format_ not in NAMES and "." not in os.path.basename(target):
+        target = target if os.path.lexists(target) else os.path.join(target, "")
+    if format_ is None and path is not None and is_folder(target) and not isinstance(opened, Words):
+        stored = FORMATS.get(opened.format)
+        format_ = None if stored is None or stored.plan is None else stored.name
+    return target, format_, _shards_at(target, format_, run)
 
 
 def _decoded(file: TensorFile, spec: Spec) -> list[str]:
@@ -587,4 +580,4 @@ def quantize(
         if scheme != "pq":
             raise TypeError(f"{', '.join(options)}: for the scheme 'pq', and scheme is {scheme!r}")
         return train_pq(array, **options)
-    return quantizing.quantize(array, scheme, **own, threads=1 if threads is None else threads)
+    return quantizing.quantize(array, scheme, **own, threads=1 if threads is None else as_threads(threads))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from weightmap.arguments import as_float, as_globs, as_integer, mistyped
-from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, SHORT, scale_type_named
+from weightmap.dtypes import FLOATING, GGML_SCHEMES, SHORT, name_of_dtype, scale_type_named
 from weightmap.errors import EncodeError, QuantError, counted, quoted
 from weightmap.formats import Format, by_name
-from weightmap.globs import matches, takes
+from weightmap.globs import listed, matches, takes
 from weightmap.llama.mixtures import MIXTURES
 from weightmap.native import late
 from weightmap.options import Limits
@@ -49,7 +49,8 @@ class Quantize:
         For adaptive: bits per weight, 4.5 to 16.
     include, exclude : glob or sequence of globs, optional
         Quantise floating-point tensors whose name matches an `include`, whatever their shape; by default those with two
-        dimensions or more that are not embeddings (by their names). Never those that match an `exclude`.
+        dimensions or more that are not embeddings (by their names). Never those that match an `exclude`. A glob that no
+        tensor of the model matches is an EncodeError.
 
     Raises
     ------
@@ -59,8 +60,8 @@ class Quantize:
     Examples
     --------
     >>> import numpy as np, weightmap as wm
-    >>> wm.save("model.safetensors", {"up": np.ones((4, 64), np.float32)})
-    >>> how = wm.Quantize("int4_block", block_size=64, exclude="*lm_head*")
+    >>> wm.save("model.safetensors", {"up": np.ones((4, 64), np.float32), "norm": np.ones((4, 64), np.float32)})
+    >>> how = wm.Quantize("int4_block", block_size=64, exclude="*norm*")
     >>> wm.convert("model.safetensors", "model.amb", quantize=how).quantized[0].scheme
     'int4_block'
     """
@@ -173,19 +174,23 @@ class Spec:
         return takes(name, self.include, self.exclude)
 
     def check_globs(self, names: Collection[str], source: str) -> None:
-        """Raise `EncodeError` if globs leave none of the tensors of a model, or none to quantise."""
-        chosen = None if self.quantize is None else self.quantize.include
-        if not (self.include or self.exclude or chosen) or not names:
+        """Raise `EncodeError` for a glob that no tensor of a model matches, and for globs that leave none of them."""
+        if not names:
             return
-        if self.include and not any(matches(name, self.include) for name in names):
-            what = f"include is {_spelt(self.include)}, which matches"
-        elif self.exclude and not any(map(self.takes, names)):
-            what = f"exclude is {_spelt(self.exclude)}, which leaves"
-        elif chosen and not any(self.takes(name) and matches(name, chosen) for name in names):
-            what = f"Quantize.include is {_spelt(chosen)}, which matches"
-        else:
-            return
-        raise EncodeError(f"{what} none of {counted(len(names), 'tensor')}", path=source)
+        how, count = self.quantize, counted(len(names), "tensor")
+        given = {"include": self.include, "exclude": self.exclude}
+        if how is not None:
+            given |= {"Quantize.include": how.include, "Quantize.exclude": how.exclude}
+        for option, globs in given.items():
+            useless = [glob for glob in listed(globs) if not any(matches(name, glob) for name in names)]
+            if useless:
+                raise EncodeError(f"{option} is {_spelt(useless)}, which matches none of {count}", path=source)
+        if not any(map(self.takes, names)):
+            option = "include" if self.include == () else "exclude"
+            raise EncodeError(f"{option} is {_spelt(given[option])}, which leaves none of {count}", path=source)
+        chosen = None if how is None else how.include
+        if chosen is not None and not any(self.takes(name) and matches(name, chosen) for name in names):
+            raise EncodeError(f"Quantize.include is {_spelt(chosen)}, which matches none of {count}", path=source)
 
     def renamed(self, names: Collection[str], rename: Rename, source: str) -> dict[str, str]:
         """Return the new name of each tensor that is converted under another one.
@@ -215,14 +220,13 @@ class Spec:
 
 def _spelt(globs: Globs) -> str:
     """Spell globs for a message."""
-    return quoted(globs) if isinstance(globs, str) else ", ".join(map(quoted, globs or ()))
+    return ", ".join(map(quoted, listed(globs))) or "empty"
 
 
 def floating(dtype: DTypeLike | str) -> str:
     """Return the name of a floating-point type. Raises ValueError for any other."""
     try:
-        given = SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
-        name = given if isinstance(given, str) and given in DTYPES else np.dtype(given).name
+        name = name_of_dtype(dtype)
     except TypeError:
         name = repr(dtype)
     if name not in FLOATING:

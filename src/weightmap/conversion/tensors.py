@@ -190,7 +190,7 @@ class Preparer:
     ) -> tuple[Packed, list[tuple[str, str]]]:
         """Return the tensors to write, and name and reason for each one that is left out."""
         spec, found, quantizer = self._spec, self._format, self.quantizer
-        all_taken = not (spec.include or spec.exclude)
+        all_taken = spec.include is None and not spec.exclude
         packed, dropped = Packed(renamed, self._threads), []
         known: dict[Any, int] = {}
         for name, place in places:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.arguments import check_progress
+from weightmap.arguments import as_threads, check_progress
 from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, share_of, validated_run
 from weightmap.conversion.tasks import FileRows, open_rows, state_of
 from weightmap.errors import ShardsError, counted, quoted
@@ -111,6 +111,7 @@ def verify(
     """
     run = validated_run(run, executor, manifest)
     check_progress(progress)
+    threads = None if threads is None else as_threads(threads)
     limits = validated_limits(limits)
     trusted: tuple[str, ...] = ()
     if trust is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap import native
-from weightmap.arguments import as_integer, as_path, check_progress
+from weightmap.arguments import as_integer, as_path, as_threads, check_progress
 from weightmap.conversion.converting import convert
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
 from weightmap.deltas.report import DeltaReport
@@ -142,9 +142,7 @@ def publish(
     before = number - 1 if base_version is None else as_integer("base_version", base_version)
     if not 0 <= before < number:
         raise ValueError(f"version is {number} and base_version {before}, expected 0 <= base_version < version")
-    count = late.cpus() if threads is None else as_integer("threads", threads)
-    if count < 1:
-        raise ValueError(f"threads is {threads}, expected 1 or more")
+    count = late.cpus() if threads is None else as_threads(threads)
     check_progress(progress)
     target = ShardTarget(os.path.join(folder, ""), version_name(number), "model", ".safetensors")
     final, hidden = (os.path.join(folder, name.format(version_name(number))) for name in ("{}", ".{}.tmp"))

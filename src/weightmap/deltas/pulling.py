@@ -8,7 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.arguments import as_integer, as_path, check_progress, mistyped
+from weightmap.arguments import as_integer, as_path, as_threads, check_progress, mistyped
 from weightmap.deltas.changes import write_changes
 from weightmap.deltas.local import Journal, Local, seen
 from weightmap.deltas.overlay import AT_ONCE, Patched, check_chain, overlaid, read_delta
@@ -230,9 +230,7 @@ class _Work:
     def __init__(self, threads: int | None, progress: Callable[[int, int], None] | None, *, in_place: bool) -> None:
         check_progress(progress)
         self.in_place = in_place
-        self.threads: int = late.cpus() if threads is None else as_integer("threads", threads)
-        if self.threads < 1:
-            raise ValueError(f"threads is {threads}, expected 1 or more")
+        self.threads: int = late.cpus() if threads is None else as_threads(threads)
         self._progress, self._done, self._total = progress, 0, 0
 
     def begin(self, total: int) -> None:

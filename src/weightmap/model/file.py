@@ -297,7 +297,8 @@ class TensorFile(Mapping[str, Any]):
         ----------
         name : str
         dtype : dtype_like, optional
-            Dtype of the result; ignored when `out` is given. Values convert as with `numpy.ndarray.astype`. By default
+            Dtype of the result, also by the short names that `convert` takes, such as "f16", which is float16 here;
+            ignored when `out` is given. Values convert as with `numpy.ndarray.astype`. By default
             float32; float64, complex64 and complex128, which float32 cannot hold, keep their types. Integers become
             float32, rounded where it lacks digits.
         out : ndarray, optional

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.arguments import as_threads
 from weightmap.dtypes import GGML_SCHEMES, numpy_dtype
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError, quoted
 from weightmap.io.arena import Arena
@@ -171,8 +172,7 @@ class Pool:
         self.budget: int = operator.index(budget)
         if self.budget < 1:
             raise ValueError(f"budget is {budget}, expected bytes, 1 or more")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads is {threads}, expected 1 or more")
+        threads = None if threads is None else as_threads(threads)
         size = sum(source.size for source in sources_of(file))
         if direct is None:
             left = headroom().left

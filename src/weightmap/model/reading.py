@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_integer
+from weightmap.arguments import as_threads
 from weightmap.dtypes import DTYPES, dtype_named, numpy_dtype
 from weightmap.errors import LimitError, UnsupportedError, counted
 from weightmap.native import late
@@ -33,6 +33,7 @@ def read(
 ) -> NDArray[Any]:
     """Read a tensor: see `TensorFile.read`. Errors call it `what`."""
     source = row.source
+    threads = 1 if threads is None else as_threads(threads)
     source.check_unchanged()
     quantized = row.dtype.quantized
     stored = _FLOAT32 if quantized else numpy_dtype(row.dtype)
@@ -49,7 +50,7 @@ def read(
         return out
     flat = plain.reshape(-1) if plain.flags.carray else None  # kernels write to C-contiguous, aligned arrays only
     target = late.empty(plain.size, plain.dtype) if flat is None else flat
-    _fill(row, stored, target, 1 if threads is None else as_integer("threads", threads))
+    _fill(row, stored, target, threads)
     if flat is None:
         plain[...] = target.reshape(plain.shape)
     return out

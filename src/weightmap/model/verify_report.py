@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.arguments import check_progress
+from weightmap.arguments import as_threads, check_progress
 from weightmap.errors import TensorFileError
 from weightmap.formats import Verification, by_name
 from weightmap.model.parts import check_unchanged, parts_of
@@ -50,6 +50,7 @@ class VerifyReport(NamedTuple):
 def verify(file: Any, progress: Callable[[int, int], None] | None, threads: int | None) -> VerifyReport:
     """Verify a handle: see `TensorFile.verify`."""
     check_progress(progress)
+    threads = None if threads is None else as_threads(threads)
     source, content, options = parts_of(file)
     table = content.table
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 from weightmap import _kernels
@@ -27,6 +26,7 @@ _MOST_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
 module = _kernels
+as_threads = later("weightmap.arguments", "as_threads")
 mistyped = later("weightmap.arguments", "mistyped")
 
 if lib.wm_python_arrays() or lib.wm_python_owners() or lib.wm_python_lookups():  # pragma: no cover
@@ -56,10 +56,8 @@ def as_input(data: Buffer) -> Any:
 
 def thread_count(threads: int) -> int:
     """Return a number of threads that fits C; each kernel bounds it further."""
-    try:
-        return max(1, min(index(threads), _MOST_THREADS))
-    except TypeError:
-        raise mistyped("threads", threads, "an integer") from None
+    count: int = as_threads(threads)
+    return min(count, _MOST_THREADS)
 
 
 def as_items(ctype: str, array: NDArray[Any]) -> Any:

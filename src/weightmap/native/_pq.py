@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.native._native import NULL, as_input, as_items, as_output, ffi, lib
+from weightmap.native._native import NULL, as_input, as_items, as_output, ffi, lib, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,8 +69,8 @@ class ProductCodes:
         IndexError
             For rows that do not exist.
         """
-        count = out.size // self._dims if self._dims else 0
-        room = lib.WM_PQ_TOGETHER * self._dims * max(1, min(threads, 64))
+        threads, count = thread_count(threads), out.size // self._dims if self._dims else 0
+        room = lib.WM_PQ_TOGETHER * self._dims * min(threads, 64)
         scratch = np.empty(room if self._turned else 0, np.float32)
         numbers, count = (NULL, count) if rows is None else (as_items("uint64_t[]", rows), len(rows))
         target, memory = as_output(out, "float[]"), as_output(scratch, "float[]")
@@ -88,7 +88,7 @@ class ProductCodes:
         and raises as `decode` does.
         """
         source, target = as_items("float[]", table), as_output(out, "float[]")
-        bad: int = lib.wm_pq_sums(self._struct, source, table.size, first, len(out), target, threads)
+        bad: int = lib.wm_pq_sums(self._struct, source, table.size, first, len(out), target, thread_count(threads))
         if bad == -2:
             raise IndexError(f"row numbers out of range: there are {self.count} rows")
         return bad

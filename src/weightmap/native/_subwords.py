@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.native._native import NULL, as_input, as_items, as_output, ffi, from_buffer, lib, module
+from weightmap.native._native import NULL, as_input, as_items, as_output, ffi, from_buffer, lib, module, thread_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,7 @@ def gather_rows(matrix: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]
     """
     source, target = from_buffer("uint8_t[]", _octets(matrix)), as_output(_octets(out), "uint8_t[]")
     width, numbers = matrix.shape[1] * matrix.itemsize, as_items("int64_t[]", rows)
-    if lib.wm_gather_rows(source, matrix.nbytes, width, numbers, len(rows), target, out.nbytes, threads):
+    if lib.wm_gather_rows(source, matrix.nbytes, width, numbers, len(rows), target, out.nbytes, thread_count(threads)):
         raise ValueError(f"out has shape {out.shape}, expected {len(rows)} rows of {matrix.shape[1]}")
     return out
 
@@ -180,7 +180,7 @@ def unit_sums(
         as_output(out, "float[]"),
         len(out),
         NULL if norms is None else as_output(norms, "float[]"),
-        threads,
+        thread_count(threads),
     )
     if bad == -2:
         raise ValueError("bounds or places do not fit the rows or the output")

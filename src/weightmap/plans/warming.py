@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_integer, check_progress
+from weightmap.arguments import as_threads, check_progress
 from weightmap.errors import TensorFileError
 from weightmap.io.pages import bring_in, resident_in
 from weightmap.native import late
@@ -98,7 +98,7 @@ def warm(
     wanted = (cold > 0) & np.array([source.store is None for source in sources])[files]
     if budget is not None:
         wanted &= np.cumsum(cold) <= budget
-    count = min(_THREADS if threads is None else max(1, as_integer("threads", threads)), 64)
+    count = min(_THREADS if threads is None else as_threads(threads), 64)
     joined = late.join_ranges(files[wanted], starts[wanted], stops[wanted], gap=0, most=1.0)[:3]
     stretch = min(_STRETCH, int((stops - starts)[wanted].sum()) // count)
     work = [column.tolist() for column in pieces(joined, max(stretch // chunk, 1) * chunk)]

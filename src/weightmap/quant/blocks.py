@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
+from weightmap.arguments import as_threads
 from weightmap.dtypes import dtype_named
 from weightmap.errors import QuantError
 from weightmap.native import late
@@ -309,6 +310,7 @@ class QuantizedTensor:
         ValueError, TypeError
             When `out` is not an array, is read-only, or has another shape.
         """
+        threads = 1 if threads is None else as_threads(threads)
         if strict:
             self._check_scales()
         if out is None:
@@ -317,7 +319,7 @@ class QuantizedTensor:
             late.check_out(out, self.shape, "the tensor")
             target = out
         # np.matrix stays two-dimensional however it is reshaped.
-        self._decode(0, self.size, np.asarray(target), 1 if threads is None else threads)
+        self._decode(0, self.size, np.asarray(target), threads)
         return target
 
     def _decode(self, start: int, stop: int, target: NDArray[Any], threads: int) -> None:

@@ -7,6 +7,7 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
+from weightmap.arguments import as_threads
 from weightmap.errors import TrustError, quoted
 from weightmap.io.open_source import from_path
 from weightmap.native.late import cpus
@@ -64,7 +65,7 @@ def check_all(
 
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - its hooks of forks would come too late
 
-    with ThreadPoolExecutor(threads or cpus()) as pool:
+    with ThreadPoolExecutor(cpus() if threads is None else as_threads(threads)) as pool:
         futures = [pool.submit(check, name) for name in sorted(names, key=lambda name: -sizes[name])]
         try:
             for future in futures:

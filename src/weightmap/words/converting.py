@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_integer, as_path, check_progress, mistyped
+from weightmap.arguments import as_path, as_threads, check_progress, mistyped
 from weightmap.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import (
@@ -146,8 +146,8 @@ def convert(
         raise mistyped("pq", pq, "a weightmap.words.Pq")
     if subwords not in (None, "explicit"):
         raise ValueError(f"subwords is {subwords!r}, expected 'explicit'")
-    if threads is not None and as_integer("threads", threads) < 1:
-        raise ValueError(f"threads is {threads}, expected 1 or more")
+    if threads is not None:
+        as_threads(threads)
     check_progress(progress)
     target, limits = as_path("dst", dst), validated_limits(limits)
     path, model, directory = find_source(src)
