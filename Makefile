@@ -88,7 +88,7 @@ fuzz-guided: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-fuzz
 bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.rivals
 	@$(MAKE) --no-print-directory $(OTHER)/.installed || echo "finalfusion-python cannot be built here: it is left out"
 	@echo "Running the benchmarks; this takes about ten minutes"
-	@unset PYTHONDONTWRITEBYTECODE; WEIGHTMAP_FINALFUSION=$(CURDIR)/$(OTHER)/bin/python $(PYTEST) --quiet \
+	@unset PYTHONDONTWRITEBYTECODE; WEIGHTMAP_FINALFUSION="$(CURDIR)/$(OTHER)/bin/python" $(PYTEST) --quiet \
 	    --benchmark-only --benchmark-json=benchmark.json --benchmark-group-by=group \
 	    --benchmark-columns=min,median,iqr,rounds -rs $(BENCHMARKS)
 
@@ -104,12 +104,12 @@ $(GGML)/libggml.so: requirements/ggml.txt benchmarks/ggml_alone.c | $(BASE)
 	    $(GGML)/ggml/src/ggml-quants.c benchmarks/ggml_alone.c -lm
 
 bench-ggml: $(MODULE) $(VENV)/.extra-bench $(GGML)/libggml.so
-	@unset PYTHONDONTWRITEBYTECODE; WEIGHTMAP_GGML=$(CURDIR)/$(GGML)/libggml.so $(PYTEST) --quiet --benchmark-only \
+	@unset PYTHONDONTWRITEBYTECODE; WEIGHTMAP_GGML="$(CURDIR)/$(GGML)/libggml.so" $(PYTEST) --quiet --benchmark-only \
 	    --benchmark-json=benchmark-ggml.json --benchmark-group-by=group --benchmark-columns=min,median,iqr,rounds -rs \
 	    benchmarks/bench_ggml.py
 
 ggml-test: $(MODULE) $(VENV)/.extra-test $(GGML)/libggml.so
-	@WEIGHTMAP_GGML=$(CURDIR)/$(GGML)/libggml.so $(PYTEST) -n 0 tests/kernels/test_ggml_upstream.py
+	@WEIGHTMAP_GGML="$(CURDIR)/$(GGML)/libggml.so" $(PYTEST) -n 0 tests/kernels/test_ggml_upstream.py
 
 report: $(VENV)/.extra-docs
 	@$(BIN)/python benchmarks/report.py
@@ -196,7 +196,7 @@ $(OTHER)/.installed: requirements/finalfusion.txt requirements/finalfusion-build
 	@touch $@
 
 finalfusion-test: $(MODULE) $(VENV)/.extra-test $(OTHER)/.installed
-	@WEIGHTMAP_FINALFUSION=$(CURDIR)/$(OTHER)/bin/python $(PYTEST) tests/formats/finalfusion/test_finalfusion_upstream.py
+	@WEIGHTMAP_FINALFUSION="$(CURDIR)/$(OTHER)/bin/python" $(PYTEST) tests/formats/finalfusion/test_finalfusion_upstream.py
 
 # What users of safetensors lean on, in an environment of its own: PyTorch, jax, and the libraries that import safetensors.
 # Another folder, such as one made before: make clients-test CLIENTS=/tmp/clients
@@ -210,7 +210,7 @@ $(CLIENTS)/.installed: requirements/clients.txt
 	@touch $@
 
 clients-test: $(MODULE) $(CLIENTS)/.installed
-	@WEIGHTMAP_CLIENTS=1 PYTHONPATH=$(CURDIR)/src $(CLIENTS)/bin/python -m pytest -p no:cacheprovider $(CLIENTS_TESTS)
+	@WEIGHTMAP_CLIENTS=1 PYTHONPATH="$(CURDIR)/src" $(CLIENTS)/bin/python -m pytest -p no:cacheprovider $(CLIENTS_TESTS)
 
 # vLLM's build for processors, at the versions that work together. Nothing else may be installed with it: a torchvision or
 # triton for CUDA breaks it. Another folder: make vllm-test VLLM=/tmp/vllm
@@ -230,7 +230,7 @@ $(TORCH)/.installed: requirements/torch.txt
 	@touch $@
 
 torch-test: $(MODULE) $(TORCH)/.installed
-	@WEIGHTMAP_TORCH=1 PYTHONPATH=$(CURDIR)/src $(TORCH)/bin/python -m pytest -p no:cacheprovider \
+	@WEIGHTMAP_TORCH=1 PYTHONPATH="$(CURDIR)/src" $(TORCH)/bin/python -m pytest -p no:cacheprovider \
 	    tests/integration/test_checkpoints.py fuzz/pickles
 
 # Experts from a pool, with transformers 5 and then with 4, which lies in a folder of its own before it. Another folder:
@@ -245,8 +245,8 @@ $(EXPERTS)/.installed: requirements/experts.txt requirements/experts-4.txt
 	@touch $@
 
 experts-test: $(MODULE) $(EXPERTS)/.installed
-	@for older in "" :$(abspath $(EXPERTS))/transformers-4; do \
-	    WEIGHTMAP_EXPERTS=1 PYTHONPATH=$(CURDIR)/src$$older $(EXPERTS)/bin/python -m pytest -p no:cacheprovider \
+	@for older in "" ":$(abspath $(EXPERTS))/transformers-4"; do \
+	    WEIGHTMAP_EXPERTS=1 PYTHONPATH="$(CURDIR)/src$$older" $(EXPERTS)/bin/python -m pytest -p no:cacheprovider \
 	        tests/integration/test_experts.py || exit 1; done
 
 # The libraries that write quantised checkpoints, as oracles. Another folder: make quantised-test QUANTISED=/tmp/quantised
@@ -259,7 +259,7 @@ $(QUANTISED)/.installed: requirements/quantised.txt requirements/quantised-gptq.
 	@touch $@
 
 quantised-test: $(MODULE) $(QUANTISED)/.installed
-	@WEIGHTMAP_QUANTISED=1 PYTHONPATH=$(CURDIR)/src $(QUANTISED)/bin/python -m pytest -p no:cacheprovider \
+	@WEIGHTMAP_QUANTISED=1 PYTHONPATH="$(CURDIR)/src" $(QUANTISED)/bin/python -m pytest -p no:cacheprovider \
 	    tests/integration/test_quantised.py
 
 # llama.cpp, its converter and transformers as oracles of GGUF. Compiling takes ten minutes, once. Another folder:
@@ -277,11 +277,11 @@ $(LLAMA)/.installed: requirements/llama.txt
 	@touch $@
 
 llama-test: $(MODULE) $(LLAMA)/.installed
-	@WEIGHTMAP_LLAMA=$(abspath $(LLAMA))/llama.cpp PYTHONPATH=$(CURDIR)/src $(LLAMA)/bin/python -m pytest -p no:cacheprovider -rs \
+	@WEIGHTMAP_LLAMA="$(abspath $(LLAMA))/llama.cpp" PYTHONPATH="$(CURDIR)/src" $(LLAMA)/bin/python -m pytest -p no:cacheprovider -rs \
 	    tests/llama tests/integration/test_llama_cpp.py
 
 vllm-test: $(MODULE) $(VENV)/.extra-test $(VLLM)/.installed
-	@WEIGHTMAP_VLLM=$(abspath $(VLLM))/bin/python $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py
+	@WEIGHTMAP_VLLM="$(abspath $(VLLM))/bin/python" $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py
 
 # Engines past one machine, run on this one: ranks of torch.distributed, jax and MPI, executors, object stores. What is not
 # installed or not there, such as nginx, is skipped visibly. Another folder: make distributed-test DISTRIBUTED=/tmp/engines
@@ -294,7 +294,7 @@ $(DISTRIBUTED)/.installed: requirements/distributed.txt
 	@touch $@
 
 distributed-test: $(MODULE) $(DISTRIBUTED)/.installed
-	@WEIGHTMAP_DISTRIBUTED=1 PYTHONPATH=$(CURDIR)/src $(DISTRIBUTED)/bin/python -m pytest -p no:cacheprovider -rs \
+	@WEIGHTMAP_DISTRIBUTED=1 PYTHONPATH="$(CURDIR)/src" $(DISTRIBUTED)/bin/python -m pytest -p no:cacheprovider -rs \
 	    $(DISTRIBUTED_TESTS)
 
 # Loading to GPUs. Without one, Triton's interpreter runs the kernels that decode, its compiler makes their machine code, and
@@ -310,12 +310,12 @@ $(DEVICE)/.installed: requirements/device.txt
 	@touch $@
 
 device-test: $(MODULE) $(DEVICE)/.installed
-	@TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= PYTHONPATH=$(CURDIR)/src $(DEVICE)/bin/python -m pytest -p no:cacheprovider \
+	@TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= PYTHONPATH="$(CURDIR)/src" $(DEVICE)/bin/python -m pytest -p no:cacheprovider \
 	    -rs tests/integration/test_triton.py
-	@PYTHONPATH=$(CURDIR)/src $(DEVICE)/bin/python -m pytest -p no:cacheprovider -rs $(DEVICE_TESTS)
+	@PYTHONPATH="$(CURDIR)/src" $(DEVICE)/bin/python -m pytest -p no:cacheprovider -rs $(DEVICE_TESTS)
 
 device-bench: $(MODULE) $(DEVICE)/.installed
-	@PYTHONPATH=$(CURDIR)/src $(DEVICE)/bin/python -m pytest -p no:cacheprovider --quiet --benchmark-only \
+	@PYTHONPATH="$(CURDIR)/src" $(DEVICE)/bin/python -m pytest -p no:cacheprovider --quiet --benchmark-only \
 	    --benchmark-json=benchmark-device.json --benchmark-group-by=group --benchmark-columns=min,median,iqr,rounds -rs \
 	    benchmarks/bench_device.py
 
@@ -328,7 +328,7 @@ $(GENSIM)/.installed: requirements/gensim.txt
 	@touch $@
 
 gensim-test: $(MODULE) $(GENSIM)/.installed
-	@PYTHONPATH=$(CURDIR)/src $(GENSIM)/bin/python -m pytest -p no:cacheprovider -k gensim tests/words
+	@PYTHONPATH="$(CURDIR)/src" $(GENSIM)/bin/python -m pytest -p no:cacheprovider -k gensim tests/words
 
 # NVIDIA's ModelExpress as the other side of deltas. Another folder: make modelexpress-test MODELEXPRESS=/tmp/modelexpress
 MODELEXPRESS := .venv-modelexpress
@@ -340,7 +340,7 @@ $(MODELEXPRESS)/.installed: requirements/modelexpress.txt
 	@touch $@
 
 modelexpress-test: $(MODULE) $(VENV)/.extra-test $(MODELEXPRESS)/.installed
-	@WEIGHTMAP_MODELEXPRESS=$(abspath $(MODELEXPRESS))/bin/python $(PYTEST) -n 0 tests/deltas/test_modelexpress.py
+	@WEIGHTMAP_MODELEXPRESS="$(abspath $(MODELEXPRESS))/bin/python" $(PYTEST) -n 0 tests/deltas/test_modelexpress.py
 
 # The browser and its driver come from the system: apt install chromium chromium-driver.
 $(VENV)/.browser: requirements/browser.txt $(BASE)

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tests import builders
 from tests.builders import amb
+from tests.places import ROOT
 from tests.support import SOURCES, run_child
 
 import weightmap as wm
@@ -147,7 +147,7 @@ for kind in kinds:
 def count(folder):
     """Count all kinds of file in one process, whose output stays in the folder."""
     library = folder / "callgrind.so"
-    source = Path(__file__).parents[1] / "c" / "callgrind.c"
+    source = ROOT / "tests" / "c" / "callgrind.c"
     built = subprocess.run(
         ["cc", "-shared", "-fPIC", "-O1", str(source), "-o", str(library)], capture_output=True, text=True, check=False
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.deltas.delta_files import digests, model, stepped, write_model
+from tests.places import ROOT
 
 import weightmap as wm
 from weightmap import cli
@@ -77,7 +77,7 @@ def test_errors_of_the_command_line(run, tmp_path):
 def test_the_page_runs(tmp_path, monkeypatch):
     """The walk-through: a trainer that changes 1 % a step, and a server that follows."""
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "deltas.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "deltas.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
     exec(blocks[0][1], {})
     for line in blocks[1][1].splitlines()[1:]:

@@ -12,10 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from tests.deltas.delta_files import digests, model, stepped, write_delta, write_model
+from tests.places import ROOT
 
 import weightmap as wm
 from weightmap import deltas
@@ -298,7 +298,7 @@ def test_two_processes_at_once(to_and_fro, in_place):
 def test_a_reader_while_fifty_versions_are_pulled(tmp_path):
     """The trainer and the server of the example, and one who opens the model again and again: never a mixture."""
     local, source = tmp_path / "local", tmp_path / "published"
-    program = Path(__file__).parents[2] / "examples" / "versions.py"
+    program = ROOT / "examples" / "versions.py"
     how = {"stdout": subprocess.PIPE, "text": True}
     steps = ["--steps", "50"]
     trainer = subprocess.Popen([sys.executable, str(program), "train", str(source), *steps], **how)

@@ -3,11 +3,10 @@
 import os
 import re
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.findall(
     r"^([\w-]+)(?:\[.*\])?==([\w.]+)$", (ROOT / "requirements" / "distributed.txt").read_text(), re.MULTILINE
 )

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.builders import normal
+from tests.places import ROOT
 from tests.support import SOURCES
 
 import weightmap as wm
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 

@@ -2,17 +2,17 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.places import ROOT
 from tests.support import SOURCES
 
-ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("torch", "distributed", "obstore", "moto")
 
 
@@ -32,7 +32,7 @@ def test_the_walk_through_runs(tmp_path):
     text = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```sh\n(.*?)```", text.partition("## A walk-through")[2], re.DOTALL)
     assert len(blocks) == 4
-    script = "\n".join(["set -eu", *blocks, "echo all of it"]).replace("examples/", f"{ROOT}/examples/")
+    script = "\n".join(["set -eu", *blocks, "echo all of it"]).replace("examples/", shlex.quote(f"{ROOT}/examples/"))
     for port in ("5555", "8786"):
         script = script.replace(port, free_port())
     tools = tmp_path / "bin"

@@ -225,6 +225,7 @@ import os, sys, weightmap as wm
 from weightmap import cli
 path, target, action = sys.argv[1:]
 data = open(path, "rb").read()
+package = os.path.join(os.path.dirname(wm.__file__), "")
 
 def copy():
     wm.open(path, mode="copy").close()
@@ -259,7 +260,7 @@ def run(number):
     lines = 0
     def trace(frame, event, _):
         nonlocal lines
-        if "weightmap" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(package):
             return None
         if event == "line":
             lines += 1

@@ -200,10 +200,10 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     script, disk = tmp_path / "script.py", tmp_path / "disk"
     script.write_text(FULL, encoding="utf-8")
     disk.mkdir()
-    script_of_shell = f"mount -t tmpfs -o size=1m tmpfs {disk} || exit 77\n"
-    script_of_shell += f"PYTHONPATH={SOURCES} {sys.executable} {script} {disk} 0 {ROOT}\n"
-    command = ["unshare", "-rm", "sh", "-c", script_of_shell]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    script_of_shell = 'mount -t tmpfs -o size=1m tmpfs "$0" || exit 77; exec "$@"'
+    command = ["unshare", "-rm", "sh", "-c", script_of_shell, disk, sys.executable, script, disk, "0", ROOT]
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("mount namespaces are not permitted here")
     assert done.stdout.splitlines() == full(errno.ENOSPC), done.stderr

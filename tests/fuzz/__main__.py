@@ -19,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.places import ROOT
+
 from .corpus import FORMATS
 
-ROOT = Path(__file__).parents[2]
 # A process tries so many, then another one goes on, so that memory that a process keeps does not add up.
 BATCH = 100_000
 # No mutant may take longer in real time: far more than the second of processor time that the worker allows, since the

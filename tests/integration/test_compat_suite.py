@@ -9,13 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.places import ROOT
 from tests.support import SOURCES
 
 SUITE = os.environ.get("WEIGHTMAP_SAFETENSORS_SUITE")
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "safetensors.md"
+DOCUMENT = ROOT / "docs" / "safetensors.md"
 # In place of the library stands ours, before a test imports it.
 _CONFTEST = """
 import contextlib, importlib, sys

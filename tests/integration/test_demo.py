@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 from tests.builders import safetensors
 from tests.builders import torch as torch_files
-from tests.support import same
+from tests.places import ROOT
+from tests.support import DATA, same
 
 import weightmap
 from weightmap import demo
 from weightmap.demo import bert, measure, model_parts, report
 
-REFERENCE = Path(__file__).parents[1] / "data" / "minilm_reference.npz"
+REFERENCE = DATA / "minilm_reference.npz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Metadata that EMBD requires, and the entries of config.json that they come from.
 CONFIGURED = {
@@ -422,7 +423,7 @@ def test_the_error_on_a_missing_checkpoint_names_the_command(monkeypatch, tmp_pa
 
 
 def test_the_example_ranks_by_meaning(conversion):
-    example = Path(__file__).resolve().parents[2] / "examples" / "embed.py"
+    example = ROOT / "examples" / "embed.py"
     command = [sys.executable, str(example), str(conversion[0]), "a sleeping cat", "stock prices", "a napping kitten"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from tests import builders
+from tests.places import ROOT
 
 from weightmap import cli
 from weightmap.formats import by_name
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "weightmap"
 # Written by `make docs`.
 GENERATED = {"api.md", "file-formats.md"}

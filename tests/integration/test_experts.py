@@ -6,9 +6,9 @@
 import importlib.util
 import os
 import threading
-from pathlib import Path
 
 import pytest
+from tests.places import ROOT
 
 import weightmap as wm
 
@@ -24,7 +24,7 @@ from weightmap.torch import StateError, load_into, serve_experts  # noqa: E402
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()  # it would leave a thread behind
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "moe_pool.py"
+EXAMPLE = ROOT / "examples" / "moe_pool.py"
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,

@@ -7,15 +7,14 @@ import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from tests.places import ROOT
 from tests.support import in_one_item
 
 import weightmap
 from weightmap.native import late
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "weightmap"
 
 # From the ground up: a module imports from the rooms below, or from its own.

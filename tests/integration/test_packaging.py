@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*.[ch]"))
 

@@ -12,11 +12,13 @@ import pytest
 import weightmap
 
 READ = """
-import json, sys
+import json, os, sys
 opened = []
 sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
 import weightmap
-found = [path.rpartition("/")[2].split(".")[0] for path in opened if "weightmap/" in path and path.endswith(".pyc")]
+package = os.path.join(os.path.dirname(weightmap.__file__), "")
+ours = [path for path in opened if path.startswith(package) and path.endswith(".pyc")]
+found = [os.path.basename(path).split(".")[0] for path in ours]
 assert not [finder for finder in sys.meta_path if "Importing" in repr(finder)]
 print(json.dumps([found, weightmap.errors.__file__, getattr(weightmap.errors, "CHANGED", 0)]))
 """

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests import sanitised
+from tests.places import ROOT
 from tests.support import run_child
 
 torch = pytest.importorskip("torch")
@@ -600,7 +601,7 @@ def test_a_device_that_is_not_here_is_an_error_of_ours(model):
 
 
 # --------------------------------------------------------------------------------------- parameters of checkpoints
-CHECKPOINTS = Path(__file__).parents[1] / "weights" / "groundtruth"
+CHECKPOINTS = ROOT / "tests" / "weights" / "groundtruth"
 
 
 class _Holding(torch.nn.Module):

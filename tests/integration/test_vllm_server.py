@@ -17,6 +17,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.places import ROOT
 
 import weightmap as wm
 
@@ -24,7 +25,6 @@ PYTHON = os.environ.get("WEIGHTMAP_VLLM")
 if not PYTHON:
     pytest.skip("opt-in: make vllm-test", allow_module_level=True)
 
-ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("vllm_child.py")
 # A run takes 40 of them on an idle machine; more than this is a hang.
 SECONDS = 1200

@@ -9,19 +9,17 @@ import random
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import guard
-from tests.support import SOURCES
+from tests.support import CSRC, SOURCES
 
 from weightmap import kernels
 from weightmap.native import _checksums
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
 MIB = 1 << 20
 
 # Lengths beyond those that are all tried, each with one less and one more.

@@ -4,17 +4,16 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tests import guard
 from tests.kernel_calls import CALLS, LEFT_OUT, Place
+from tests.places import ROOT
 
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
 
-ROOT = Path(__file__).resolve().parents[2]
 # Every length up to two lines of the cache and a bit, so that flush at one end, a buffer takes every alignment at the
 # other; and lengths around those of vectors, of blocks that kernels step over, of pages.
 FEW = (0, 1, 63, 64, 65, 200)

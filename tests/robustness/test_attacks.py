@@ -7,13 +7,13 @@ import re
 import string
 import tracemalloc
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.attacks import TESTS, cases, rows, sound
 from tests.attacks.__main__ import OUTCOMES, write_all
 from tests.attacks.rows import parts
+from tests.places import ROOT
 from tests.support import each, exercise, run_child
 
 import weightmap as wm
@@ -63,7 +63,7 @@ def test_every_row_has_a_case():
 
 
 def test_the_tests_that_rows_name_are_there():
-    files = Path(__file__).parents[1].rglob("test_*.py")
+    files = (ROOT / "tests").rglob("test_*.py")
     found = {
         name for path in files for name in re.findall(r"^def (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }

@@ -3,14 +3,13 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests import sanitised
 from tests.attacks import cases
 from tests.attacks.__main__ import OUTCOMES, write_all
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 

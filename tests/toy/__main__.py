@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.attacks.table import put_between
+from tests.places import ROOT
 
 FOLDER = Path(__file__).parent
 
 if __name__ == "__main__":
     for name in ("toy_format.py", "toy_builder.py"):
         code = (FOLDER / name).read_text(encoding="utf-8").splitlines()
-        put_between(FOLDER.parents[1] / "docs" / "formats.md", f"tests.toy.{name}", ["```python", *code, "```"])
+        put_between(ROOT / "docs" / "formats.md", f"tests.toy.{name}", ["```python", *code, "```"])

@@ -1,8 +1,6 @@
 """Vectors by word: known ones, unknown ones by their n-grams, one by one and many at once."""
 
 import json
-import os
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import embd, normal
+from tests.places import GROUNDTRUTH
 from tests.scan_support import Arena
 from tests.support import DATA
 from tests.word_files import ngrams
@@ -25,8 +24,7 @@ from weightmap.quant.product import ProductQuantized
 
 OF_PYTHON = sorted(path.with_suffix(".fifu") for path in (DATA / "finalfusion").glob("*.json"))
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
-GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).resolve().parents[3] / "shared" / "groundtruth")
-OF_UPSTREAM = sorted((Path(GROUND) / "upstream").glob("*/*.fifu"))
+OF_UPSTREAM = sorted((GROUNDTRUTH / "upstream").glob("*/*.fifu"))
 UNKNOWN = ["unknown", "q", "Daniëlle", "日本", "🌎", "x" * 60, "\ud800", "\x00\x00"]
 
 

@@ -3,12 +3,11 @@
 import functools
 import io
 import json
-import os
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.places import GROUNDTRUTH
 from tests.word_support import vocabulary
 
 import weightmap as wm
@@ -19,8 +18,7 @@ from weightmap.embeddings.subwords import Subwords
 from weightmap.quant.product import ProductQuantized
 
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
-GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).resolve().parents[3] / "shared" / "groundtruth")
-UPSTREAM = Path(GROUND) / "upstream" / "finalfusion-python"
+UPSTREAM = GROUNDTRUTH / "upstream" / "finalfusion-python"
 needs_upstream = pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the test data of finalfusion is not here")
 
 # The values that the tests of finalfusion-python expect of that data.

@@ -4,20 +4,17 @@
 checkout.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
+from tests.places import GROUNDTRUTH
 
 import weightmap as wm
 from weightmap.words import convert as convert_words
 
-_DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "groundtruth"
-ROOT = Path(os.environ.get("WEIGHTMAP_GROUNDTRUTH", _DEFAULT)) / "upstream"
-RUST, PYTHON = ROOT / "finalfusion-rust", ROOT / "finalfusion-python"
+UPSTREAM = GROUNDTRUTH / "upstream"
+RUST, PYTHON = UPSTREAM / "finalfusion-rust", UPSTREAM / "finalfusion-python"
 
-pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="needs the test files of finalfusion")
+pytestmark = pytest.mark.skipif(not UPSTREAM.is_dir(), reason="needs the test files of finalfusion")
 
 
 @pytest.mark.parametrize("name", ["similarity.bin", "similarity.txt", "similarity.nodims"])

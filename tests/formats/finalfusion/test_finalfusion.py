@@ -18,6 +18,7 @@ from tests.attacks import finalfusion as lies
 from tests.builders import finalfusion as ff
 from tests.builders import noise, normal
 from tests.fifu_support import Parts, Words, explicit, pairs_of, reconstruct, same_product, subwords_of
+from tests.places import GROUNDTRUTH
 from tests.support import DATA, each, exercise, listing, mappings, same
 
 import weightmap as wm
@@ -30,8 +31,7 @@ TRUTH = DATA / "finalfusion"
 MALFORMED = DATA / "malformed" / "finalfusion"
 OF_PYTHON = sorted(path.stem for path in TRUTH.glob("*.json"))
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
-GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).resolve().parents[4] / "shared" / "groundtruth")
-UPSTREAM = Path(GROUND) / "upstream"
+UPSTREAM = GROUNDTRUTH / "upstream"
 OF_UPSTREAM = [
     f"{folder}/{name}"
     for folder, names in {
