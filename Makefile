@@ -14,7 +14,7 @@ help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
 	@echo "make test    the tests, and every benchmark once: four minutes on two processors"
 	@echo "make test-all  these, and the slow ones, which compile the C sources again or try very many files: what CI runs"
-	@echo "make lint    ruff, mypy --strict, clang-format, and the C sources with warnings as errors"
+	@echo "make lint    ruff, mypy --strict, clang-format, make types, and the C sources with warnings as errors"
 	@echo "make format  lay the sources out as make lint wants them"
 	@echo "make bench   the benchmarks with all their rivals; writes benchmark.json"
 	@echo "make bench-ggml  the blocks of ggml beside ggml's own C, which it downloads (77 MB) and compiles"
@@ -129,6 +129,7 @@ lint: $(VENV)/.extra-lint
 	@echo "Checking the C sources with $(CC)"
 	@headers=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
 	for file in $(filter %.c,$(C_SOURCES)); do $(CC) -isystem $$headers -O1 $(C_FLAGS) -fsyntax-only $$file || exit 1; done
+	@$(MAKE) --no-print-directory types
 
 format: $(VENV)/.extra-lint
 	@$(BIN)/ruff check --quiet --fix-only
