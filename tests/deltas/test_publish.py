@@ -52,6 +52,7 @@ def test_what_is_published(tmp_path, encoding, checksum, threads):
     report = deltas.publish(
         *(base, after, tmp_path / "source"),
         version=7,
+        base_version=6,
         encoding=encoding,
         checksum=checksum,
         threads=threads,
@@ -121,6 +122,52 @@ def test_any_model_that_opens(tmp_path, monkeypatch):
     assert deltas.publish(tmp_path / "big.npy", tmp_path / "little.npy", tmp_path, version=10).tensors == 1
     wanted = payload(np.arange(300000, dtype="<f4").tobytes(), changed.astype("<f4").tobytes(), "xor")
     assert read(tmp_path / "weight_v000010")[1][""] == (wanted, SUMS["xxh3-128"](changed.astype("<f4").tobytes()))
+
+
+def test_a_delta_needs_the_version_before(tmp_path):
+    """Unless its number is given; a full version needs none, and neither does one that has to be full."""
+    old = model()
+    base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
+    more = write_model(tmp_path / "more", old | {"x": np.zeros(1, np.float32)})
+    source = tmp_path / "source"
+    with pytest.raises(wm.TargetError, match=r"version 4, .* is not there; give base_version="):
+        deltas.publish(base, after, source, version=5)
+    assert not list(source.iterdir())
+    deltas.publish(base, after, source, version=1)
+    with pytest.raises(wm.TargetError, match="version 2, on which version 3 would be built, is not there"):
+        deltas.publish(base, after, source, version=3)
+    (source / "weight_v000004").mkdir()  # not finished
+    with pytest.raises(wm.TargetError, match="is not there"):
+        deltas.publish(base, after, source, version=5)
+    assert deltas.publish(base, after, source, version=6, base_version=0).base_version == 0
+    assert deltas.publish(base, after, source, version=8, full=True).full
+    assert deltas.publish(base, more, source, version=10).full
+    assert not deltas.publish(base, after, source, version=11).full
+    store = location_of("s3://bucket/source", store=Taking(Objects({}), ()))
+    with pytest.raises(wm.TargetError, match="version 1, on which"):
+        deltas.publish(base, after, store, version=2)
+    assert deltas.publish(base, after, store, version=1).version == 1
+    assert deltas.publish(base, after, store, version=2).version == 2
+
+
+def test_a_report_says_why_a_version_is_full(tmp_path):
+    """By the name of a tensor; nothing where somebody asked for it."""
+    old = {"language_model.w": np.zeros((4, 4), np.float32), "b": np.zeros(3, np.float32)}
+    base = write_model(tmp_path / "base", old)
+    others = {
+        "tensor 'model.w' appeared, which a delta cannot express": {"model.w": old["language_model.w"], "b": old["b"]},
+        "tensor 'b' vanished, which a delta cannot express": {"language_model.w": old["language_model.w"]},
+        "tensor 'b' changed from float32 [3] to float16 [3], which a delta cannot express": old
+        | {"b": np.zeros(3, np.float16)},
+    }
+    for number, (reason, tensors) in enumerate(others.items(), 1):
+        new = write_model(tmp_path / f"new{number}", tensors)
+        report = deltas.publish(base, new, tmp_path / "source", version=number)
+        assert (report.full, report.reason) == (True, reason)
+    report = deltas.publish(base, base, tmp_path / "source", version=7, full=True)
+    assert (report.full, report.reason) == (True, "")
+    report = deltas.publish(base, base, tmp_path / "source", version=8)
+    assert (report.full, report.reason) == (False, "")
 
 
 def test_what_is_refused(tmp_path, monkeypatch):

@@ -132,8 +132,10 @@ def test_a_model_without_a_record_is_taken_for_the_base(chain, tmp_path):
     assert deltas.pull(copy, source, version=2).base_version == 0
     assert digests(wm.load(copy)) == digests(states[2])
     other = write_model(tmp_path / "other", *split(states[1]))
-    with pytest.raises(wm.DeltaError, match="of the result"):
+    with pytest.raises(wm.DeltaError, match=r"other.* is not version 0, the base of that delta, or .* of the result"):
         deltas.pull(other, source, version=2)
+    with pytest.raises(wm.DeltaError, match="already at version 1"):
+        deltas.pull(other, source, version=1)
     assert digests(wm.load(other)) == digests(states[1])
     with pytest.raises(wm.DeltaError, match="give base="):
         deltas.pull(tmp_path / "nothing", source, version=2)
@@ -144,9 +146,9 @@ def test_gaps_and_wrong_bases_are_refused(chain, tmp_path):
     base, source, _ = chain
     folder = tmp_path / "local"
     deltas.pull(folder, source, base=base, version=1)
-    with pytest.raises(wm.DeltaError, match="base_version is 3, expected 1"):
+    with pytest.raises(wm.DeltaError, match="version 1, which is not the base of that delta: base_version is 3, expec"):
         deltas.apply(folder, source / "weight_v000004")
-    with pytest.raises(wm.DeltaError, match="base_version is 0, expected 1"):
+    with pytest.raises(wm.DeltaError, match="the model is already at version 1, to which this delta leads"):
         deltas.apply(folder, source / "weight_v000001")
     with pytest.raises(wm.DeltaError, match="full version"):
         deltas.apply(folder, source / "weight_v000003")
@@ -187,6 +189,14 @@ def test_a_base_of_any_format_and_a_single_file(tmp_path):
     assert digests(now) == digests({name: new[name] for name in now})
     assert digests(before) == digests({name: old[name] for name in before})
     assert {path.name for path in tmp_path.iterdir()} == {"base.gguf", "alone.safetensors", "local", "source"}
+    with pytest.raises(wm.DeltaError, match=r"alone\.safetensors: the model is already at version 1"):
+        deltas.apply(tmp_path / "alone.safetensors", tmp_path / "source" / "weight_v000001")
+    wm.save(tmp_path / "other.safetensors", stepped(old, 2))
+    with pytest.raises(
+        wm.DeltaError, match=r"other.safetensors is not version 0, the base of that delta, or one is da"
+    ):
+        deltas.apply(tmp_path / "other.safetensors", tmp_path / "source" / "weight_v000001")
+    (tmp_path / "other.safetensors").unlink()
     with pytest.raises(wm.UnsupportedError, match="convert"):
         deltas.apply(tmp_path / "base.gguf", tmp_path / "source" / "weight_v000001")
 

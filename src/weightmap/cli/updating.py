@@ -30,13 +30,16 @@ def delta(args: argparse.Namespace) -> int:
         report = deltas.publish(
             *(args.base, args.new, args.directory),
             version=args.version,
-            base_version=before,
+            base_version=args.base_version,
             threads=args.threads,
             progress=progress,
             **options,
         )
     where = f"{args.directory.rstrip('/')}/weight_v{report.version:06}"
-    return _tell(args, "delta", where, f"version {report.version}, on {report.base_version}", report)
+    what = f"version {report.version}, on {report.base_version}"
+    if report.full:
+        what = f"version {report.version}, full{f' ({show.clean(report.reason)})' if report.reason else ''}"
+    return _tell(args, "delta", where, what, report)
 
 
 def apply(args: argparse.Namespace) -> int:

@@ -46,6 +46,12 @@ changed, only that it is missing: `weightmap.open` says why. Once the files are 
 (`_is_unused`), or they go back. Stopped before the first journal, the directory is the old version; after it, whoever
 holds the lock next goes on to the new one.
 
+A folder from a stranger
+------------------------
+Anything may lie in ``.weight_sync/``: links, folders, a journal. So whatever lies below the directory is reached from
+descriptors, without following a link (tree.py). Files of the model behind a linked folder belong to others: they are
+read, and stay. A journal counts only if each of its files is the one that it tells of, by size and modification time.
+
 Configuration and tokenizer are files of their own: those of a full version come just before the step, so that they are
 there when its weights are. A reader of both may find new ones beside old weights for that moment.
 """
@@ -57,24 +63,23 @@ import errno
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.deltas.changes import make_changes
-from weightmap.errors import DeltaError, FormatError, TargetError, TensorFileError
+from weightmap.deltas.tree import MISSING, Tree
+from weightmap.errors import DeltaError, FormatError, NotRegularFileError, TargetError, TensorFileError
 from weightmap.io import strict_json
-from weightmap.io.atomic import flush_folder, remove_leftovers, reserve, write_plan
+from weightmap.io.atomic import leftovers, reserve
 from weightmap.io.beside import read_small
 from weightmap.io.filesystem import known
 from weightmap.io.names import stays_inside
-from weightmap.io.open_source import is_missing
-from weightmap.io.sink import WritePlan
 from weightmap.model.sharded import find_model
 from weightmap.model.single import INDEX_SUFFIX
-from weightmap.native import late, take_ownership
+from weightmap.native import late
+from weightmap.options import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -86,6 +91,8 @@ _SYNC, _NEXT, _SPARE, _STATE, _JOURNAL, _LOCK = ".weight_sync", "next", "spare",
 CHANGES = "changes"
 # Errors of a file system without room, and of a process whose files may not grow.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Digits of a version, and the largest number of a journal: times are in nanoseconds.
+_DIGITS, _MOST = 18, (1 << 63) - 1
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _VERSIONED = re.compile(r"(.+?)(?:\.v\d{6,}(?:-\d+)?)?(\.[^.]+)", re.DOTALL)
 _F_SETSIG, _FICLONE = 10, 0x40049409
@@ -111,7 +118,7 @@ class Journal(NamedTuple):
         Files that the model no longer has after it.
     coming, before : dict of str to (int, int)
         Size and modification time of the files in ``next/``, which are known by them after their move, and of the files
-        of the model before.
+        of the model before. Where files are to be changed, also of the list of changes.
     patches : list of (str, str)
         From the directory to ``next/``, before anything else: files that are to be changed there.
     """
@@ -144,24 +151,36 @@ class Local:
     def __init__(self, folder: str, threads: int | None = None) -> None:
         self.folder: str = os.path.abspath(folder)
         self._threads = late.cpus() if threads is None else threads
-        self._sync = os.path.join(self.folder, _SYNC)
+        self._opened: tuple[Tree, Tree] | None = None
 
-    def inside(self, name: str) -> str:
-        """Return the path of a file of the model."""
-        return os.path.join(self.folder, name)
+    @property
+    def _root(self) -> Tree:
+        return self._trees()[0]
 
-    def _own(self, *names: str) -> str:
-        return os.path.join(self._sync, *names)
+    @property
+    def _sync(self) -> Tree:
+        return self._trees()[1]
+
+    @property
+    def _next(self) -> Tree:
+        return self._sync.folder(_NEXT)
+
+    def _trees(self, *, make: bool = False) -> tuple[Tree, Tree]:
+        """Open the directory and ``.weight_sync/``. Raises FileNotFoundError where one is missing."""
+        if self._opened is None:
+            root = Tree.of(self.folder)
+            self._opened = root, root.folder(_SYNC, make=make)
+        return self._opened
 
     def staged(self, name: str) -> str:
         """Return the path of a file of the version to come."""
-        return self._own(_NEXT, name)
+        return os.path.join(self.folder, _SYNC, _NEXT, name)
 
     # ------------------------------------------------------------------------------------------------- lock and record
     @property
     def is_recorded(self) -> bool:
         """Whether there is a record, or what stands for it."""
-        return any(os.path.lexists(self._own(name)) for name in (_STATE, _JOURNAL))
+        return any(os.path.lexists(os.path.join(self.folder, _SYNC, name)) for name in (_STATE, _JOURNAL))
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
@@ -169,10 +188,12 @@ class Local:
 
         Raises `TargetError` for a file system without room, whatever meets it.
         """
-        os.makedirs(self._sync, exist_ok=True)
-        file = take_ownership(os.open, self._own(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        _lock(file)
+        file = None
         try:
+            os.makedirs(self.folder, exist_ok=True)
+            self._trees(make=True)
+            file = self._sync.open(_LOCK, os.O_RDWR | os.O_CREAT)
+            _lock(file)
             self._recover()
             yield
         except OSError as error:
@@ -187,51 +208,62 @@ class Local:
 
         Raises `DeltaError` for a record that is damaged.
         """
-        found = self._read(_STATE)
-        if found is not None:
-            text = found.get("version")
-            if not isinstance(text, str) or not (text.isascii() and text.isdecimal() and len(text) <= 18):
-                raise DeltaError("version", path=self._own(_STATE), field="version", actual=repr(text)[:50])
+        try:
+            content = self._read(_STATE)
+        except FileNotFoundError:  # no directory, or no record in it
+            return None
+        if content is not None:
+            text = content.get("version")
+            if not isinstance(text, str) or not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+                raise self._damaged("version", field="version", actual=repr(text)[:50], expected="decimal digits")
             return int(text)
         change = self._journal()
         if change is None or not self._is_complete(change):
             return None
         if not change.patches and self._has_switched(change):
             return change.version
-        return change.base_version if self._are_seen(change, change.before) else None
+        return change.base_version if self._are_as_before(change, change.before) else None
+
+    def _damaged(self, what: str, **more: Any) -> DeltaError:
+        path = os.path.join(self.folder, _SYNC, _STATE)
+        return DeltaError(
+            f"the record of the version is damaged, remove it and pull with base=: {what}", path=path, **more
+        )
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        path = self._own(name)
-        raw = read_small(path)
         try:
-            return None if raw is None else strict_json.loads(raw, name)
+            file = self._sync.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            self._trees()
+            return None
+        except NotRegularFileError as error:
+            raise DeltaError(error.what, path=error.path) from None
+        path, size = os.path.join(self.folder, _SYNC, name), os.fstat(file).st_size
+        try:
+            Limits().check("max_header_bytes", size, "size of the file")
+            return strict_json.loads(os.pread(file, size, 0), name)
         except FormatError as error:
             raise DeltaError(error.what, path=path, offset=error.offset) from None
 
     def _journal(self) -> Journal | None:
         """Return what the journal says; None where there is none, or not one of ours."""
         try:
-            found = self._read(_JOURNAL)
-            if found is None:
-                return None
-            moves = [(str(old), str(new)) for old, new in found["moves"]]
-            switch = found["switch"][0], str(found["switch"][1])
-            remove = [str(name) for name in found["remove"]]
-            coming, before = [
-                {name: (int(a), int(b)) for name, (a, b) in found[key].items()} for key in ("coming", "before")
-            ]
-            patches = [(str(old), str(new)) for old, new in found.get("patches", ())]
-            base = found["base_version"]
-            change = Journal(int(found["version"]), base, moves, switch, remove, coming, before, patches)
+            content = self._read(_JOURNAL)
+            return None if content is None else _as_journal(content)
         except (DeltaError, KeyError, TypeError, ValueError, AttributeError):
             return None
-        pairs = [*change.renamed(), *patches]
-        names = [*(name for pair in pairs for name in pair), switch[1], *remove, *change.before]
-        return change if all(map(stays_inside, names)) else None
 
     def _has_switched(self, change: Journal) -> bool:
         old, new = change.switch
-        return not os.path.lexists(self.inside(new) if old is None else self.staged(old))
+        return self._root.is_free(new) if old is None else old not in self._staged_names([old])
+
+    def _staged_names(self, names: Iterable[str]) -> set[str]:
+        """Return which of some names are of files in ``next/``: regular ones that nobody else has a name for."""
+        try:
+            tree = self._next
+        except OSError:  # it is missing, or a link
+            return set()
+        return {name for name in names if (status := tree.status(name)) is not None and status.st_nlink <= 1}
 
     def record(self, version: int) -> None:
         """Write the record, in one step."""
@@ -239,8 +271,11 @@ class Local:
         self._write(_STATE, {"version": f"{version:06}"})
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        data = json.dumps(content).encode()
-        write_plan(self._own(name), WritePlan(len(data), lambda sink: sink.write(data)))
+        self._sync.write(name, json.dumps(content).encode())
+
+    def write_staged(self, name: str, data: bytes) -> None:
+        """Write a small file of the version to come."""
+        self._next.write(name, data)
 
     # ------------------------------------------------------------------------------------------------- to the next one
     def model(self) -> str | None:
@@ -250,13 +285,31 @@ class Local:
         except (FormatError, TensorFileError):
             return None
 
-    def files(self) -> set[str]:
+    def _listed(self) -> set[str]:
         """Return the names of the files that the model's weights are in, its index too."""
         model = self.model()
         if model is None or not model.endswith(INDEX_SUFFIX):
             return set() if model is None else {model}
-        where = strict_json.loads(read_small(self.inside(model)) or b"{}", model).get("weight_map")
-        return {model, *(filter(stays_inside, where.values()) if isinstance(where, dict) else ())}
+        try:
+            raw = read_small(os.path.join(self.folder, model)) or b"{}"
+            where = strict_json.loads(raw, model).get("weight_map")
+        except FormatError:  # it lists nothing
+            where = None
+        return {model, *(name for name in (where.values() if isinstance(where, dict) else ()) if isinstance(name, str))}
+
+    def files(self) -> set[str]:
+        """Return the names of the files that the model's weights are in, without those behind a linked folder."""
+        root = Tree.of(self.folder)
+        return {name for name in self._listed() if _is_name(name) and root.takes(name)}
+
+    def identities(self) -> dict[str, tuple[int, int]]:
+        """Return size and modification time of the files that the model's weights are in."""
+        root = Tree.of(self.folder)
+        return {name: now for name in self.files() if (now := root.identity(name)) != MISSING}
+
+    def staged_identity(self, name: str) -> tuple[int, int]:
+        """Return size and modification time of a file of the version to come; (-1, -1) where there is none."""
+        return self._next.identity(name)
 
     def new_name(self, name: str, version: int, taken: set[str]) -> str:
         """Return a name for a shard that no file has, and none of the versions before had."""
@@ -264,9 +317,9 @@ class Local:
         stem, suffix = (match[1], match[2]) if match is not None else (name, "")
         for number in range(len(taken) + 10000):
             found = f"{stem}.v{version:06}{f'-{number}' if number else ''}{suffix}"
-            if found not in taken and not os.path.lexists(self.inside(found)):
+            if found not in taken and self._root.is_free(found):
                 return found
-        raise TargetError("there is no free name for a shard", path=self.inside(name))
+        raise TargetError("there is no free name for a shard", path=os.path.join(self.folder, name))
 
     def begin(
         self, sizes: dict[str, int], like: Mapping[str, tuple[str, int]]
@@ -290,7 +343,7 @@ class Local:
         TargetError
             When the disk has not the room.
         """
-        os.makedirs(self._own(_NEXT))
+        self._sync.make(_NEXT)
         made = {name: file for name, (old, written) in like.items() if (file := self._cloned(old, name, written))}
         cloned = set(made)
         made |= self._take_spares({name: size for name, size in sizes.items() if name not in made})
@@ -313,31 +366,34 @@ class Local:
         return made, cloned
 
     def _new(self, name: str) -> Descriptor:
-        return take_ownership(os.open, self.staged(name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return self._next.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def _cloned(self, old: str, name: str, written: int) -> Descriptor | None:
         """Return a new file that shares the bytes of one of the model until it is written to; None if it cannot."""
-        file = take_ownership(os.open, self.inside(old), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            file = self._root.open(old, os.O_RDONLY)
+        except OSError:  # a link
+            return None
         if 2 * written > os.fstat(file).st_size:  # a spare file costs no new pages
             return None
         found = self._new(name)
         try:
             clone(found, file)
         except OSError:
-            os.unlink(self.staged(name))
+            self._next.remove(name)
             return None
         return found
 
     def begin_changes(self) -> Descriptor:
         """Make the file for the changes of a step in place."""
         self._drop_spares()  # they take room
-        os.makedirs(self._own(_NEXT))
+        self._sync.make(_NEXT)
         return self._new(CHANGES)
 
     def is_unused(self) -> bool:
         """Whether nobody has a file of the model open, this process included, as far as the system tells."""
-        names = {name for name in self.files() if not name.endswith(INDEX_SUFFIX)}
-        return bool(names) and all(_is_free(self.inside(name)) for name in names)
+        names = {name for name in self._listed() if not name.endswith(INDEX_SUFFIX)}
+        return bool(names) and all(_is_name(name) and _is_free(self._root, name) for name in names)
 
     def _no_room(self, needed: int, free: int) -> None:
         what = "bytes that the file system has left for the new version"
@@ -346,69 +402,117 @@ class Local:
     def _take_spares(self, sizes: dict[str, int]) -> dict[str, Descriptor]:
         """Move spare files of the right size to ``next/``, for those that nobody uses."""
         found: dict[str, Descriptor] = {}
-        spares = {os.path.join(self._own(_SPARE), name) for name in _names(self._own(_SPARE))}
+        try:
+            tree = self._sync.folder(_SPARE)
+        except OSError:
+            return found
+        names, target = tree.names(), self._next
         for name, size in sizes.items():
-            for path in sorted(spares):
+            for spare in names:
                 with contextlib.suppress(OSError):
-                    if os.lstat(path).st_size != size:
+                    status = tree.status(spare)
+                    if status is None or status.st_size != size:
                         continue
-                    file = take_ownership(os.open, path, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
-                    if _is_unused(file):
-                        os.rename(path, self.staged(name))
-                        found[name] = file
-                        spares.discard(path)
-                        break
+                    file = tree.open(spare, os.O_RDWR)
+                    if not _is_unused(file):
+                        continue
+                    tree.move(spare, target, name)
+                    moved = target.status(name)
+                    if moved is None or not os.path.samestat(moved, os.fstat(file)):
+                        target.clear(name)
+                        continue
+                    found[name] = file
+                    names.remove(spare)
+                    break
         return found
+
+    def check(self, change: Journal) -> None:
+        """Raise `TargetError` unless the files that a change needs are there, and its names can be taken."""
+        now = self.identities()
+        for name in sorted({*change.before, *(name for name, _ in change.patches)}):
+            if now.get(name) != change.before.get(name, MISSING):
+                raise self._changed(name)
+        for _, name in change.renamed():
+            if not self._root.takes(name):
+                msg = "this name is that of a folder, or lies behind a link: remove it"
+                raise TargetError(msg, path=os.path.join(self.folder, name))
+        if not self._next.is_at(self.staged("")):
+            msg = "another program replaced this folder meanwhile: pull again"
+            raise TargetError(msg, path=os.path.join(self.folder, _SYNC))
+
+    def _changed(self, name: str) -> TargetError:
+        msg = "another program changed or removed this file of the model meanwhile: pull again"
+        return TargetError(msg, path=os.path.join(self.folder, name))
 
     def commit(self, change: Journal) -> None:
         """Go to the next version: everything that it needs is in ``next/``, complete and on the disk."""
-        flush_folder(self._own(_NEXT))
+        self.check(change)
+        self._next.flush()
         self._drop_spares()  # those that are left are neither of use now nor later
-        recorded = os.path.lexists(self._own(_STATE))
+        recorded = not self._sync.is_free(_STATE)
         step("journal")
         self._write(_JOURNAL, change._asdict())
         step("forget")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._own(_STATE))
-        flush_folder(self._sync)
-        self._take(change)
-        if not all(_is_free(self.staged(name)) for _, name in change.patches):  # opened since `is_unused`
+        self._forget(_STATE)
+        self._sync.flush()
+        try:
+            self._take(change)
+            for name, staged in change.patches:
+                if self._next.identity(staged) != change.before[name]:
+                    raise self._changed(name)
+        except TargetError:
             self._give_back(change, recorded=recorded)
+            raise
+        if not all(_is_free(self._next, name) for _, name in change.patches):  # opened since `is_unused`
+            self._give_back(change, recorded=recorded)
+            msg = "the model was opened while it was to be changed in place: pull again"
+            raise TargetError(msg, path=self.folder)
         self._complete(change)
 
+    def _forget(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._sync.remove(name)
+
     def _drop_spares(self) -> None:
-        for name in _names(self._own(_SPARE)):
-            os.unlink(self._own(_SPARE, name))
+        self._sync.clear(_SPARE)
 
     def _take(self, change: Journal) -> None:
         """Move the files that are to be changed in place to ``next/``."""
         for name, staged in change.patches:
             step("take")
-            if not os.path.lexists(self.staged(staged)):
-                os.rename(self.inside(name), self.staged(staged))
-        for folder in {os.path.dirname(self.inside(name)) for name, _ in change.patches}:
-            flush_folder(self._own(_NEXT))
-            flush_folder(folder)
+            if self._next.is_free(staged):
+                self._root.move(name, self._next, staged)
+        for name, _ in change.patches:
+            self._next.flush()
+            self._root.flush(name)
 
-    def _give_back(self, change: Journal, *, recorded: bool) -> NoReturn:
-        for name, staged in change.patches:
-            os.rename(self.staged(staged), self.inside(name))
-            flush_folder(os.path.dirname(self.inside(name)))
-        os.unlink(self._own(_JOURNAL))
+    def _give_back(self, change: Journal, *, recorded: bool) -> None:
+        """Move the files that were to be changed in place back, and go back to the record before."""
+        self._return(change)
+        self._forget(_JOURNAL)
         if recorded and change.base_version is not None:
             self.record(change.base_version)
-        raise TargetError("the model was opened while it was to be changed in place: pull again", path=self.folder)
+
+    def _return(self, change: Journal) -> None:
+        """Move files that were to be changed in place back, unless that was begun: their size stays then."""
+        for name, staged in change.patches:
+            if staged in self._staged_names([staged]) and self._root.is_free(name):
+                tree, before = self._next, change.before[name]
+                identity = tree.identity(staged)
+                if identity == before or identity[0] != before[0]:
+                    tree.move(staged, self._root, name)
+                    self._root.flush(name)
 
     def _patch(self, change: Journal) -> Journal:
         """Journal files in place, as far as that is not done; return, and write to the journal, what is left."""
         self._take(change)
         step("patch")
-        log = take_ownership(os.open, self.staged(CHANGES), os.O_RDONLY | os.O_CLOEXEC)
-        flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-        files = [take_ownership(os.open, self.staged(staged), flags) for _, staged in change.patches]
+        tree = self._next
+        log = tree.open(CHANGES, os.O_RDONLY)
+        files = [tree.open(staged, os.O_RDWR) for _, staged in change.patches]
         make_changes(log, files, self._threads, step)
         del files
-        coming = {name: seen(self.staged(name)) for name, _ in change.renamed()}
+        coming = {name: tree.identity(name) for name, _ in change.renamed()}
         change = change._replace(patches=[], coming=coming)
         step("patched")
         self._write(_JOURNAL, change._asdict())
@@ -420,121 +524,150 @@ class Local:
             change = self._patch(change)
         for old, new in change.moves:
             step("move")
-            _move(self.staged(old), self.inside(new))
-        flush_folder(self.folder)
+            self._place(change, old, new)
+        self._root.flush()
         coming, name = change.switch
         if coming is None:
             step("switch")
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.inside(name))
-        elif os.path.lexists(self.staged(coming)):
+                self._root.remove(name)
+        elif self._staged_names([coming]):
             step("keep")
             self._keep(name, link=True)
             step("switch")
-            _move(self.staged(coming), self.inside(name))
-        flush_folder(self.folder)
+            self._place(change, coming, name)
+        self._root.flush()
         self._remove_old(change)
-        flush_folder(self.folder)
+        self._root.flush()
         self.record(change.version)
         self._tidy(change)
 
+    def _place(self, change: Journal, old: str, new: str) -> None:
+        """Move a file of ``next/`` to the name that it gets, unless it has it already."""
+        if self._staged_names([old]):
+            self._next.move(old, self._root, new)
+        elif self._root.identity(new) != change.coming.get(old):
+            msg = "another program changed or removed this file of the new version meanwhile: pull again"
+            raise TargetError(msg, path=os.path.join(self.folder, new))
+
     def _remove_old(self, change: Journal) -> None:
-        """Remove what a change leaves behind: files that the model does not have."""
+        """Remove what a change leaves behind: files that the model does not have, if they are those it tells of."""
         current = self.files()
-        for name in (*change.remove, *(new for _, new in change.moves if new.endswith(".safetensors"))):
-            if name not in current and os.path.lexists(self.inside(name)):
+        gone = {name: change.before.get(name) for name in change.remove}
+        gone |= {new: change.coming.get(old) for old, new in change.moves if new.endswith(".safetensors")}
+        for name, identity in gone.items():
+            if name not in current and self._root.identity(name) == identity != MISSING:
                 step("remove")
                 if not self._keep(name):
-                    os.unlink(self.inside(name))
+                    self._root.remove(name)
 
     def _tidy(self, change: Journal) -> None:
         """Remove what is left of a change, the journal last but one."""
         self._remove_old(change)
         step("clean")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._own(_JOURNAL))
+        self._forget(_JOURNAL)
         self.abandon()
 
     def _keep(self, name: str, *, link: bool = False) -> bool:
         """Keep a file of the old version as a spare one, with `link` under its name too; say whether that worked."""
-        path, spare = self.inside(name), self._own(_SPARE, name)
         try:
-            if not stat.S_ISREG(os.lstat(path).st_mode) or name.endswith(INDEX_SUFFIX):
+            if self._root.status(name) is None or name.endswith(INDEX_SUFFIX):
                 return False
-            os.makedirs(os.path.dirname(spare), exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(spare)
-            (os.link if link else os.rename)(path, spare)
+            tree, spare = self._sync.folder(_SPARE, make=True), name.replace("/", "-")
+            tree.clear(spare)
+            if link:
+                self._root.link(name, tree, spare)
+            else:
+                self._root.move(name, tree, spare)
         except OSError:  # no links on this file system
             return False
         return True
 
     def abandon(self) -> None:
         """Remove the files of a version that does not come."""
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._own(_NEXT))
+        self._sync.clear(_NEXT)
 
     def give_up(self) -> None:
         """Do the same, unless the journal has it: then whoever holds the lock next goes on."""
-        if not os.path.lexists(self._own(_JOURNAL)):
+        if self._sync.is_free(_JOURNAL):
             self.abandon()
 
     def _recover(self) -> None:
         """Do, or throw away, what a run before left."""
-        remove_leftovers(self._sync, (_STATE, _JOURNAL))
-        change, recorded = self._journal(), os.path.lexists(self._own(_STATE))
+        for name in leftovers(self._sync.names(), (_STATE, _JOURNAL)):
+            self._sync.clear(name)
+        for name in (_NEXT, _SPARE):
+            if self._sync.identity(name) != MISSING:  # a link, or no folder
+                self._sync.clear(name)
+        change, recorded = self._journal(), not self._sync.is_free(_STATE)
         if change is not None and not recorded and self._is_complete(change):
-            self._complete(change)
+            try:
+                self._complete(change)
+            except DeltaError:  # the list of changes is damaged: a full version helps, or the base
+                self._tidy(change)
         elif change is not None:
+            self._return(change)
             self._tidy(change)
         else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._own(_JOURNAL))
+            self._sync.clear(_JOURNAL)
             self.abandon()
 
     def _is_complete(self, change: Journal) -> bool:
         """Whether each file of a change is in ``next/`` or, unchanged, where it goes, or has stayed there."""
         changed = {staged: name for name, staged in change.patches}
-        return self._are_seen(change, change.staying()) and all(
-            os.path.lexists(self.staged(old))
-            or (
-                self._are_seen(change, [changed[old]])
-                if old in changed
-                else seen(self.inside(new)) == change.coming.get(old)
-            )
-            for old, new in change.renamed()
+        staged = self._staged_names([CHANGES, *(old for old, _ in change.renamed())])
+
+        def is_whole(old: str, new: str) -> bool:
+            if old in staged:  # maybe half changed, where it is to be changed
+                return old in changed or self._next.identity(old) == change.coming.get(old)
+            if old in changed:
+                return self._are_as_before(change, [changed[old]])
+            return self._root.identity(new) == change.coming.get(old, MISSING) != MISSING
+
+        if changed and (CHANGES not in staged or self._next.identity(CHANGES) != change.coming.get(CHANGES)):
+            return False
+        if not all(map(self._root.takes, (change.switch[1], *change.remove))):
+            return False
+        return self._are_as_before(change, change.staying()) and all(
+            self._root.takes(new) and is_whole(old, new) for old, new in change.renamed()
         )
 
-    def _are_seen(self, change: Journal, names: Iterable[str]) -> bool:
-        return all(seen(self.inside(name)) == change.before[name] for name in names)
+    def _are_as_before(self, change: Journal, names: Iterable[str]) -> bool:
+        return all(self._root.identity(name) == change.before.get(name, MISSING) != MISSING for name in names)
 
 
-def seen(path: str) -> tuple[int, int]:
-    """Return size and modification time of a file; (-1, -1) where there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
+def _as_journal(content: dict[str, Any]) -> Journal:
+    """Return a journal. Raises errors of many kinds for what is none."""
+    pairs = [[(old, new) for old, new in content.get(key, ())] for key in ("moves", "patches")]
+    (moves, patches), (old, new) = pairs, content["switch"]
+    coming, before = [
+        {name: (_number(size), _number(time, -_MOST)) for name, (size, time) in content[key].items()}
+        for key in ("coming", "before")
+    ]
+    base = content["base_version"]
+    base = base if base is None else _number(base)
+    change = Journal(_number(content["version"]), base, moves, (old, new), content["remove"], coming, before, patches)
+    for names in ([each for each, _ in change.renamed()], [each for _, each in change.renamed()]):
+        if len(set(names)) != len(names):
+            raise ValueError(names)
+    names = [name for pair in (*change.renamed(), *patches) for name in pair]
+    if not all(map(_is_name, [*names, new, *change.remove, *before])):
+        raise ValueError(names)
+    gone = {*change.remove, *(name for name, _ in patches), *((new,) if old is None else ())}
+    if not gone <= before.keys() or (old is None and not moves):
+        raise ValueError(gone)
+    return change
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError as error:
-        if not is_missing(error):
-            raise
-        return []
+def _number(value: Any, smallest: int = 0) -> int:
+    if type(value) is not int or not smallest <= value <= _MOST:
+        raise ValueError(value)
+    return value
 
 
-def _move(old: str, new: str) -> None:
-    """Give a file its name, in the place of another; nothing if it has it already."""
-    os.makedirs(os.path.dirname(new), exist_ok=True)
-    try:
-        os.replace(old, new)
-    except FileNotFoundError:
-        if not os.path.lexists(new):
-            raise
+def _is_name(name: Any) -> bool:
+    """Whether this is the name of a file that a model may have: below its directory, and not hidden."""
+    return isinstance(name, str) and stays_inside(name) and not any(part.startswith(".") for part in name.split("/"))
 
 
 def clone(new: Descriptor, old: Descriptor) -> None:
@@ -558,9 +691,9 @@ def _lock(file: Descriptor) -> None:
             raise
 
 
-def _is_free(path: str) -> bool:
+def _is_free(tree: Tree, name: str) -> bool:
     try:
-        return _is_unused(take_ownership(os.open, path, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)))
+        return _is_unused(tree.open(name, os.O_RDWR))
     except OSError:
         return False
 

@@ -21,7 +21,7 @@ from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
 from weightmap.deltas.report import DeltaReport
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
 from weightmap.dtypes import DTYPES
-from weightmap.errors import DeltaError, EncodeError, TargetError, quoted
+from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError, quoted
 from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.io.atomic import flush_folder, write_plan
 from weightmap.io.buffers import room
@@ -86,7 +86,7 @@ def publish(
     version : int
         From 1 on.
     base_version : int, optional
-        By default the one before.
+        By default the one before, which must be in the directory unless it is 0 or this version is full.
     encoding : {"xor", "overwrite"}
         "xor" stores the differing bits of every byte, "overwrite" positions and values of the bytes that changed, for
         tensors of up to 4 GiB.
@@ -99,8 +99,8 @@ def publish(
         Most bytes per file, such as ``"5GB"``. A larger tensor gets its own file.
     full : bool, optional
         True publishes a full version: all of `new`, as a checkpoint in safetensors with the files beside it. None does
-        so if tensors appeared, vanished or changed shape or dtype, which a delta cannot express; with False that is an
-        error.
+        so if tensors appeared, vanished or changed shape or dtype, which a delta cannot express, and the report says
+        why; with False that is an error.
     threads : int, optional
         At most this many share the work, tensor by tensor; by default one for each CPU of this process.
     progress : callable, optional
@@ -113,7 +113,7 @@ def publish(
     Raises
     ------
     TargetError
-        When the version exists, or another run is writing it.
+        When the version exists, or another run is writing it; or the one before is not there.
     DeltaError
         When a delta cannot express the difference, and `full` is False.
     EncodeError
@@ -132,21 +132,41 @@ def publish(
     (1, 4000, 4040)
     """
     started = time.perf_counter()
-    address = path_of(directory)
-    if address is not None and type(address) is not str:
-        how: dict[str, Any] = {"version": version, "base_version": base_version, "encoding": encoding, "level": level}
-        how |= {"checksum": checksum, "max_shard_size": max_shard_size, "full": full, "threads": threads}
-        return _publish_to_store(base, new, address, {**how, "progress": progress})
-    folder, wanted = as_path("directory", directory), _Wanted.of(encoding, checksum, level, max_shard_size)
     number = as_integer("version", version)
     before = number - 1 if base_version is None else as_integer("base_version", base_version)
     if not 0 <= before < number:
         raise ValueError(f"version is {number} and base_version {before}, expected 0 <= base_version < version")
     count = late.cpus() if threads is None else as_threads(threads)
     check_progress(progress)
+    wanted = _Wanted.of(encoding, checksum, level, max_shard_size)
+    address = path_of(directory)
+    source: Any = as_path("directory", directory) if address is None else address
+    needed = None if base_version is not None or before == 0 else inside(source, version_name(before))
+    job = _Job(base, new, number, before, needed, wanted, full, count, progress)
+    report = _publish(job, source) if type(source) is str else _publish_to_store(job, source)
+    return report._replace(seconds=time.perf_counter() - started)
+
+
+class _Job(NamedTuple):
+    """What is to be published; `needed` is the version before, where it must be there for a delta."""
+
+    base: Any
+    new: Any
+    version: int
+    base_version: int
+    needed: Any
+    how: _Wanted
+    full: bool | None
+    threads: int
+    progress: Callable[[int, int], None] | None
+
+
+def _publish(job: _Job, folder: str) -> DeltaReport:
+    """Publish to a directory."""
+    number, before, full = job.version, job.base_version, job.full
     target = ShardTarget(os.path.join(folder, ""), version_name(number), "model", ".safetensors")
     final, hidden = (os.path.join(folder, name.format(version_name(number))) for name in ("{}", ".{}.tmp"))
-    with open_with(base, _READING) as old, open_with(new, _READING) as now:
+    with open_with(job.base, _READING) as old, open_with(job.new, _READING) as now:
         os.makedirs(folder, exist_ok=True)
         with holding(target):
             if os.path.lexists(final):
@@ -158,26 +178,44 @@ def publish(
                 difference = _misfit(old, now)
                 if difference is not None and full is False:
                     raise DeltaError(f"{difference}: only a full version can express that", path=name_of(now))
-                if full or difference is not None:
-                    changed = _write_full(now, new, hidden, wanted, progress)
+                is_full = bool(full) or difference is not None
+                if is_full:
+                    changed = _write_full(now, job.new, hidden, job.how, job.progress)
                 else:
-                    changed = _Encoder(old, now, wanted, hidden, progress).write(number, before, count)
+                    _check_needed(job)
+                    changed = _Encoder(old, now, job.how, hidden, job.progress).write(number, before, job.threads)
                 _appear(hidden, final, folder)
             finally:
                 shutil.rmtree(hidden, ignore_errors=True)
         stored = sum(entry.stat().st_size for entry in os.scandir(final) if entry.name.endswith(".safetensors"))
         sizes = {name: row.nbytes for name, row in zip(now, rows_of(now), strict=True)}
         nbytes = sum(sizes[name] for name in changed), stored, sum(sizes.values())
-        return DeltaReport(number, before, len(changed), *nbytes, time.perf_counter() - started)
+        reason = "" if full or difference is None else f"{difference}, which a delta cannot express"
+        return DeltaReport(number, before, len(changed), *nbytes, 0.0, is_full, reason)
 
 
-def _publish_to_store(base: Any, new: Any, address: Any, how: dict[str, Any]) -> DeltaReport:
+def _is_version(path: str) -> bool:
+    """Whether a finished version is there."""
+    try:
+        return not {INDEX, SINGLE}.isdisjoint(names_in(folder_at(path), (INDEX, SINGLE)))
+    except FileNotFoundError:
+        return False
+
+
+def _check_needed(job: _Job) -> None:
+    """Raise `TargetError` where receivers cannot have the version that a delta would be built on."""
+    if job.needed is not None and not _is_version(job.needed):
+        what = f"version {job.base_version}, on which version {job.version} would be built, is not there"
+        raise TargetError(what, path=job.needed, remedy=Remedy("give {}, the version that the base is", "base_version"))
+
+
+def _publish_to_store(job: _Job, address: Any) -> DeltaReport:
     """Publish at an address: one publisher at a time, for a store has no locks."""
-    started, final = time.perf_counter(), inside(address, version_name(as_integer("version", how["version"])))
-    if not {INDEX, SINGLE}.isdisjoint(names_in(folder_at(final), (INDEX, SINGLE))):
+    final = inside(address, version_name(job.version))
+    if _is_version(final):
         raise _exists(final)
     with tempfile.TemporaryDirectory(prefix="weightmap-") as room:
-        report = publish(base, new, room, **how)
+        report = _publish(job, room)
         made = os.path.join(room, version_name(report.version))
         names = [os.path.relpath(os.path.join(at, name), made) for at, _, files in os.walk(made) for name in files]
         last = INDEX if INDEX in names else SINGLE
@@ -185,7 +223,7 @@ def _publish_to_store(base: Any, new: Any, address: Any, how: dict[str, Any]) ->
             upload(final, made, [*sorted(set(names) - {last}), last], new=True)  # type: ignore[arg-type]
         except FileExistsError:
             raise _exists(final) from None
-    return report._replace(seconds=time.perf_counter() - started)
+    return report
 
 
 def _appear(hidden: str, final: str, folder: str) -> None:

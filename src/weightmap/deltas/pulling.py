@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.arguments import as_integer, as_path, as_threads, check_progress, mistyped
 from weightmap.deltas.changes import write_changes
-from weightmap.deltas.local import Journal, Local, seen
-from weightmap.deltas.overlay import AT_ONCE, Patched, check_chain, overlaid, read_delta
+from weightmap.deltas.local import CHANGES, Journal, Local
+from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
 from weightmap.deltas.report import DeltaReport
-from weightmap.deltas.versions import INDEX, SINGLE, folder_at, newest_in, read_version, split_version, version_name
+from weightmap.deltas.versions import (
+    INDEX,
+    SINGLE,
+    check_values,
+    folder_at,
+    newest_in,
+    read_version,
+    split_version,
+    version_name,
+)
 from weightmap.deltas.writing import pieces, segments, write_files, write_planned
 from weightmap.errors import DeltaError, TargetError, TensorFileError, UnsupportedError
 from weightmap.formats import Tensors, by_name
@@ -27,11 +36,12 @@ from weightmap.model.along import Along
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, rows_of, sources_of
 from weightmap.model.single import INDEX_SUFFIX
+from weightmap.model.tensor_sums import new_sum
 from weightmap.native import late
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightmap.deltas.versions import Delta
     from weightmap.index.row import Row
@@ -109,7 +119,11 @@ def apply(
         local = Local(folder, work.threads)
         with local.holding():
             at = local.version()
-            check_chain([found], at)
+            if at == found.version:
+                raise DeltaError(f"the model is already at version {at}, to which this delta leads", path=path)
+            if at is not None and at != found.base_version:
+                what = f"the model is at version {at}, which is not the base of that delta: base_version"
+                raise DeltaError(what, path=found.path, field="base_version", actual=found.base_version, expected=at)
             at = found.base_version if at is None else at
             return _advance(local, _Way(local.folder, at, [found]), found.version, at, work, started)
     finally:
@@ -324,15 +338,18 @@ def _advance(place: Local, way: _Way, target: int, at: int | None, work: _Work, 
     """Go to a version: write all of its files, or what changes in them, and then make them the model's."""
     own = way.begin is place.folder
     in_place = work.in_place and own and place.is_unused()
+    identities = place.identities()
     try:
         # The handle closes the files of the model and of the deltas. Nobody may have files open that change in place.
         base = open_with(way.begin, _READING)
-        with overlaid(base, way.deltas, _READING) as file:
+        with overlaid(base, way.deltas, _READING) as file, _telling_the_base(file, way.version, target):
+            if not own:
+                check_values(base)
             rows = list(rows_of(file))
             changed = [row for row in rows if isinstance(row.geometry, Patched)]
             stages = not own or bool(changed)
             how = {"own": own, "in_place": in_place}
-            change = _stage(place, base, file, changed, target, at, work, **how) if stages else None
+            change = _stage(place, base, file, changed, target, at, identities, work, **how) if stages else None
             read = () if own else [source for source in sources_of(file) if source not in _of_deltas(way)]
             stored = sum(delta.nbytes for delta in way.deltas) + sum(source.size for source in read)
             sizes = sum(row.nbytes for row in changed), stored, sum(row.nbytes for row in rows)
@@ -347,6 +364,33 @@ def _advance(place: Local, way: _Way, target: int, at: int | None, work: _Work, 
     return DeltaReport(target, before, len(changed), *sizes, time.perf_counter() - started)
 
 
+@contextlib.contextmanager
+def _telling_the_base(file: TensorFile, version: int, target: int) -> Iterator[None]:
+    """Where the checksum of a tensor differs, say that the model may not be the base version, or is the target."""
+    try:
+        yield
+    except DeltaError as error:
+        if error.field != "checksum":
+            raise
+        changed = [row for row in rows_of(file) if isinstance(row.geometry, Patched)]
+        if all(map(_is_there, changed)):
+            raise DeltaError(f"the model is already at version {target}", path=name_of(file)) from None
+        error.what = (
+            f"{name_of(file)} is not version {version}, the base of that delta, or one is damaged: {error.what}"
+        )
+        raise
+
+
+def _is_there(row: Row) -> bool:
+    """Whether the bytes of a tensor before deltas are those after them."""
+    assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
+    frame, plain = row.geometry.frames[-1], row._replace(geometry=None)
+    digest = new_sum(frame.checksum)
+    for chunk in plain.chunks():
+        digest.update(chunk)
+    return str(digest.hexdigest()) == frame.digest
+
+
 def _of_deltas(way: _Way) -> set[Source]:
     return {source for delta in way.deltas for source in delta.sources}
 
@@ -358,6 +402,7 @@ def _stage(
     changed: Sequence[Row],
     target: int,
     at: int | None,
+    before: dict[str, tuple[int, int]],
     work: _Work,
     *,
     own: bool,
@@ -380,7 +425,7 @@ def _stage(
         of[row.source].append(row)
     if own:
         parts = {name: source for name, source in parts.items() if of[source]}
-    old = place.files()
+    old = before.keys()
     names: dict[str, str] = {}
     for name in parts:
         # Only a directory that has no model yet gets the names of the source.
@@ -413,11 +458,12 @@ def _stage(
     elif not own and INDEX in old:  # readers prefer an index: its end is the step
         moves.append((only, only))
         switch = (None, INDEX)
-    gone = (set(names) if sharded else set()) if own else old - {switch[1], *(new for _, new in moves)}
+    # Files behind a linked folder belong to others, who may still have a use for them.
+    gone: set[str] = (old & set(names) if sharded else set()) if own else old - {switch[1], *(new for _, new in moves)}
     patches = [*names.items()] if in_place else []
-    before = {name: seen(place.inside(name)) for name in old}
     change = Journal(target, at, moves, switch, sorted(gone), {}, before, patches)
-    return change._replace(coming={name: seen(place.staged(name)) for name, _ in change.renamed()})
+    staged = {name for name, _ in change.renamed()} - {name for _, name in patches} | ({CHANGES} if patches else set())
+    return change._replace(coming={name: place.staged_identity(name) for name in staged})
 
 
 def _write_index(place: Local, path: str | None, name: str, names: Mapping[str, str]) -> None:
@@ -425,7 +471,7 @@ def _write_index(place: Local, path: str | None, name: str, names: Mapping[str, 
     content = strict_json.loads((path and read_small(path)) or b"{}", "index of shards")
     content["weight_map"] = {tensor: names.get(shard, shard) for tensor, shard in content["weight_map"].items()}
     data = f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode()
-    write_plan(place.staged(name), WritePlan(len(data), lambda sink: sink.write(data)))
+    place.write_staged(name, data)
 
 
 def _as_safetensors(file: TensorFile) -> WritePlan:
@@ -442,7 +488,7 @@ def _as_safetensors(file: TensorFile) -> WritePlan:
 def _apply_to_file(path: str, delta: Delta, work: _Work, started: float) -> DeltaReport:
     """Replace a file by what a delta makes of it."""
     base = open_with(path, _READING)
-    with overlaid(base, [delta], _READING) as file:
+    with overlaid(base, [delta], _READING) as file, _telling_the_base(file, delta.base_version, delta.version):
         source, rows = sources_of(file)[0], list(rows_of(file))
         changed = [row for row in rows if isinstance(row.geometry, Patched)]
         if file.format != "safetensors" or base.shards:

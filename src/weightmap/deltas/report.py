@@ -22,6 +22,10 @@ class DeltaReport(NamedTuple):
         Bytes of all tensors of the model.
     seconds : float
         Time that it took.
+    full : bool
+        Whether `publish` wrote a full version.
+    reason : str
+        Why it did, where nobody asked for one: what a delta cannot express, with the name of a tensor.
     """
 
     version: int
@@ -31,3 +35,5 @@ class DeltaReport(NamedTuple):
     stored_nbytes: int
     total_nbytes: int
     seconds: float
+    full: bool = False
+    reason: str = ""

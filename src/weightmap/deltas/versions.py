@@ -21,7 +21,7 @@ from weightmap.io import strict_json
 from weightmap.io.beside import KEPT
 from weightmap.io.open_source import beside, from_path, inside, is_missing, names_in
 from weightmap.model.listing import shard_name
-from weightmap.model.parts import rows_of, sources_of
+from weightmap.model.parts import name_of, rows_of, sources_of
 from weightmap.model.single import USUAL_NAMES, open_file
 from weightmap.model.tensor_sums import CHECKSUMS
 from weightmap.options import Options
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightmap.io.source import Source
+    from weightmap.model.file import TensorFile
 
 INDEX, SINGLE = USUAL_NAMES[:2]
 _NAME = re.compile(r"weight_v(\d{6,18})/?")
 _DIGITS = re.compile(r"\d{1,18}", re.ASCII)
+# What the metadata of an index has for a delta alone; and type and dimensions of a frame.
+_OF_DELTAS = {"base_version", "delta_encoding", "compression_format", "checksum_format"}
+_FRAME = "uint8", 1
 _HEX = re.compile(r"[0-9a-fA-F]*", re.ASCII)
 
 
@@ -138,8 +142,27 @@ def _read(directory: str, path: str, options: Options) -> Delta | None:
         return None
     metadata = index.get("metadata", {})
     if not isinstance(metadata, dict) or "delta_encoding" not in metadata:
+        _check_plain(index)
         return None
     return _read_delta(directory, metadata, index.get("weight_map"), options)
+
+
+def _check_plain(index: Mapping[str, Any]) -> None:
+    """Refuse the index of a delta in which the words that say so are damaged: a full version has none of the others."""
+    for key, value in index.items():
+        odd = sorted(_OF_DELTAS & value.keys()) if isinstance(value, dict) and key != "weight_map" else ()
+        if odd:
+            what = f"the index has {odd[0]} in {quoted(key)}, as deltas have, and no delta_encoding in 'metadata'"
+            raise DeltaError(f"{what}: it is damaged, publish this version again", field="delta_encoding")
+
+
+def check_values(file: TensorFile) -> None:
+    """Refuse a full version whose files are those of a delta, whatever its index says: their tensors are frames."""
+    for part in file.shards.values() or [file]:
+        frames = all((row.dtype.name, len(row.shape)) == _FRAME for row in rows_of(part))
+        if frames and len(part) and part.keys() <= part.metadata.keys():
+            what = f"tensor {quoted(min(part))} is the frame of a delta, with its checksum, and no index says so"
+            raise DeltaError(f"{what}: publish this version again", path=name_of(part), field="delta_encoding")
 
 
 def _read_index(path: str, options: Options) -> dict[str, Any] | None:
@@ -241,7 +264,7 @@ def _read_file(delta: Delta, name: str, tensors: set[str], encoding: str, checks
     for tensor, row in zip(file, rows_of(file), strict=True):
         digest = file.metadata.get(tensor)
         frame = Frame(tensor, source, row.offset, row.nbytes, encoding, checksum, str(digest).lower())
-        if row.dtype.name != "uint8" or len(row.shape) != 1:
+        if (row.dtype.name, len(row.shape)) != _FRAME:
             shape = f"{row.dtype.name} {list(row.shape)}"
             raise frame.error("a frame", field="dtype", actual=shape, expected="uint8 of one dimension")
         if digest is None:

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 
 from weightmap import native
 from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError, quoted
-from weightmap.io.sink import DIRECT, Sink
+from weightmap.io.sink import DIRECT, Sink, WritePlan
 from weightmap.native import Descriptor, late, take_ownership
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from weightmap.io.sink import WritePlan
     from weightmap.native import Temporary
 
 # Address schemes that `open` reads from.
@@ -45,6 +44,8 @@ _HIDDEN = re.compile(rf"(\..*\.)[0-9a-f]{{{2 * _RANDOM}}}\.tmp", re.DOTALL)
 # Linux can name such a file later.
 _UNNAMED: int = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC if hasattr(os, "O_TMPFILE") else 0
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
+# Errors of file systems that cannot flush a directory.
+_NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 
 def write_plan(
@@ -106,7 +107,7 @@ def write_plan(
 
 def _write(
     temporary: Temporary,
-    folder: _Folder,
+    folder: Folder,
     name: str,
     plan: WritePlan,
     mode: tuple[int, int] | None,
@@ -140,7 +141,7 @@ def _write(
 
 
 def _write_copy(
-    temporary: Temporary, source: int, folder: _Folder, name: str, *, durable: bool, overwrite: bool
+    temporary: Temporary, source: int, folder: Folder, name: str, *, durable: bool, overwrite: bool
 ) -> None:
     """Copy a complete file that cannot get a name into one that has one, and move that to its place."""
     hidden = folder.create_hidden(temporary, name)
@@ -229,29 +230,40 @@ def no_directory(path: str, target: str | None = None) -> FileNotFoundError:
     return error
 
 
-def _folder_of(path: str) -> _Folder:
+def _folder_of(path: str) -> Folder:
     """Open the directory of a target."""
     try:
-        return _Folder(path)
+        return Folder(path)
     except FileNotFoundError:
         raise no_directory(path) from None
 
 
-class _Folder:
+class Folder:
     """The directory that a file is written to, held open.
 
     Calls in it use plain names, so neither a long path nor a change of the working directory matters. Systems without
     such calls (Windows) use absolute paths.
+
+    Parameters
+    ----------
+    path : str
+    within : Folder, optional
+        Where `path` is a name in another directory: then it may not be a link.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, within: Folder | None = None) -> None:
         self._fd: Descriptor | None = None
         self._path = ""
         self.readable = True
         if os.open not in os.supports_dir_fd:
-            self._path = os.path.abspath(path)
+            self._path = os.path.abspath(path) if within is None else within.at(path)[0]
             return
         flags = os.O_DIRECTORY | os.O_CLOEXEC
+        if within is not None:
+            self._fd = take_ownership(
+                partial(os.open, path, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=within.at(path)[1])
+            )
+            return
         try:
             self._fd = take_ownership(os.open, path or os.curdir, os.O_RDONLY | flags)
         except PermissionError:  # a directory that may not be read may still allow new files
@@ -318,7 +330,25 @@ class _Folder:
     def flush(self) -> None:
         """Flush the directory's entries to the disk, if the system can."""
         if self._fd is not None and self.readable:
-            os.fsync(self._fd)
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                if error.errno not in _NO_FLUSH:
+                    raise
+
+    def at(self, name: str) -> tuple[str, Descriptor | None]:
+        """Return what calls of the system take for a name in this directory: a path and its `dir_fd`."""
+        return os.path.join(self._path, name), self._fd
+
+    def names(self) -> list[str]:
+        """Return the names in this directory, sorted."""
+        return sorted(os.listdir(self._path if self._fd is None else self._fd))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file, atomically, and flush it; a link of this name is replaced."""
+        plan = WritePlan(len(data), lambda sink: sink.write(data))
+        native.with_temporary(partial(_write, durable=True, overwrite=True), self, name, plan, None, None)
+        self.flush()
 
 
 def _nameless(error: OSError) -> OSError:
@@ -342,12 +372,18 @@ def _beginning(name: str) -> str:
 
 def remove_leftovers(folder: str, names: Iterable[str]) -> None:
     """Remove the temporary files that killed writers of these names left; nobody may be writing them now."""
+    for name in leftovers(os.listdir(folder or os.curdir), names):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
+
+
+def leftovers(listed: Iterable[str], names: Iterable[str]) -> Iterator[str]:
+    """Yield which names of a directory are of temporary files that killed writers of `names` left."""
     beginnings = {_beginning(name) for name in names}
-    for name in os.listdir(folder or os.curdir):
+    for name in listed:
         match = _HIDDEN.fullmatch(name)
         if match is not None and match[1] in beginnings:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(folder, name))
+            yield name
 
 
 def _keep_mode(fd: int, mode: int, group: int) -> None:
@@ -385,12 +421,10 @@ def flush_folder(path: str) -> None:
     _flush_folder(_folder_of(path), path)
 
 
-def _flush_folder(folder: _Folder, path: str) -> None:
+def _flush_folder(folder: Folder, path: str) -> None:
     try:
         folder.flush()
     except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):  # not supported by this file system
-            return
         error.filename = path
         error.add_note("the new file is in place, but may not survive a power cut")
         raise

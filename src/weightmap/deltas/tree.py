@@ -1,0 +1,202 @@
+"""A directory below which no link is followed: a model may come from a stranger, with links that lead elsewhere.
+
+Every file and folder is reached from the descriptor of the folder that it lies in. Names are paths from the directory,
+with ``/`` between their parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from functools import partial
+
+from weightmap.errors import NotRegularFileError, TargetError
+from weightmap.io.atomic import Folder
+from weightmap.native import Descriptor, take_ownership
+
+# Errors of opening a link, or what is no directory, as one.
+_LINKED = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
+# What a file has that is not there, or is no file.
+MISSING = -1, -1
+# Neither follow a link, nor wait for a FIFO.
+_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class Tree:
+    """A directory that is held open, and what lies below it."""
+
+    def __init__(self, folder: Folder, path: str) -> None:
+        self._folder = folder
+        self.path = path
+
+    @classmethod
+    def of(cls, path: str) -> Tree:
+        """Open a directory. A link to it is followed: its path comes from the caller."""
+        return cls(Folder(path), path)
+
+    def _parent(self, name: str, *, make: bool = False) -> tuple[Folder, str]:
+        """Return the folder that a file lies in, and its name there."""
+        *above, last = name.split("/")
+        folder = self._folder
+        for part in above:
+            folder = self._inner(folder, part, make=make)
+        return folder, last
+
+    def _inner(self, folder: Folder, name: str, *, make: bool) -> Folder:
+        if make:
+            path, at = folder.at(name)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, dir_fd=at)
+        try:
+            return Folder(name, folder)
+        except OSError as error:
+            if error.errno not in _LINKED:
+                raise
+            msg = f"{name!r} is a link or no directory: remove it, or choose another directory"
+            raise TargetError(msg, path=self.path) from None
+
+    def folder(self, name: str, *, make: bool = False) -> Tree:
+        """Open a folder; make it if it may be missing. Raises `TargetError` for a link."""
+        above, last = self._parent(name)
+        return Tree(self._inner(above, last, make=make), os.path.join(self.path, name))
+
+    def make(self, name: str) -> Tree:
+        """Make a folder, which must be new, and open it."""
+        path, at = self._folder.at(name)
+        os.mkdir(path, dir_fd=at)
+        return self.folder(name)
+
+    def open(self, name: str, flags: int) -> Descriptor:
+        """Open a regular file. Raises `NotRegularFileError` for anything else, such as a link."""
+        folder, last = self._parent(name)
+        path, at = folder.at(last)
+        flags |= _CAREFUL
+        try:
+            file = take_ownership(partial(os.open, path, flags, 0o666, dir_fd=at))
+        except FileNotFoundError:
+            raise
+        except OSError:
+            if self.is_free(name) or self.status(name) is not None:
+                raise
+            raise self._irregular(name) from None
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise self._irregular(name)
+        return file
+
+    def _irregular(self, name: str) -> NotRegularFileError:
+        return NotRegularFileError("this is a link or no file: remove it", path=os.path.join(self.path, name))
+
+    def _lstat(self, name: str) -> os.stat_result | None:
+        """Return the status of whatever has a name; None where nothing has, or a link leads there."""
+        try:
+            folder, last = self._parent(name)
+            path, at = folder.at(last)
+            return os.stat(path, dir_fd=at, follow_symlinks=False)
+        except (OSError, ValueError):  # some names can be nobody's
+            return None
+
+    def status(self, name: str) -> os.stat_result | None:
+        """Return the status of a regular file; None for anything else."""
+        status = self._lstat(name)
+        return status if status is not None and stat.S_ISREG(status.st_mode) else None
+
+    def is_free(self, name: str) -> bool:
+        """Whether nothing can be found under a name, a link neither."""
+        return self._lstat(name) is None
+
+    def identity(self, name: str) -> tuple[int, int]:
+        """Return size and modification time of a file, or of the link to it; `MISSING` where there is neither."""
+        status = self._lstat(name)
+        return MISSING if status is None or stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
+
+    def takes(self, name: str) -> bool:
+        """Whether a file can get a name: no folder has it, and no link is on the way."""
+        try:
+            folder, last = self._parent(name)
+            path, at = folder.at(last)
+            return not stat.S_ISDIR(os.stat(path, dir_fd=at, follow_symlinks=False).st_mode)
+        except FileNotFoundError:  # its folder will be made
+            return True
+        except (OSError, ValueError):
+            return False
+
+    def names(self) -> list[str]:
+        """Return the names in the directory itself, sorted."""
+        return self._folder.names()
+
+    def move(self, name: str, to: Tree, new: str) -> None:
+        """Give a file a name in another tree, in the place of another; nothing if it has it already."""
+        folder, last = self._parent(name)
+        target, end = to._parent(new, make=True)
+        (old_path, at), (new_path, new_at) = folder.at(last), target.at(end)
+        try:
+            os.replace(old_path, new_path, src_dir_fd=at, dst_dir_fd=new_at)
+        except FileNotFoundError:
+            if to.is_free(new):
+                msg = "another program changed or removed this file of the model meanwhile: pull again"
+                raise TargetError(msg, path=os.path.join(self.path, name)) from None
+
+    def link(self, name: str, to: Tree, new: str) -> None:
+        """Give a file a second name in another tree."""
+        folder, last = self._parent(name)
+        (old_path, at), (new_path, new_at) = folder.at(last), to._folder.at(new)
+        os.link(old_path, new_path, src_dir_fd=at, dst_dir_fd=new_at, follow_symlinks=False)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a link."""
+        folder, last = self._parent(name)
+        path, at = folder.at(last)
+        os.unlink(path, dir_fd=at)
+
+    def clear(self, name: str) -> None:
+        """Remove whatever has a name in the directory itself, with all that lies in it; links are not followed."""
+        status = self._lstat(name)
+        if status is None:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            self.remove(name)
+            return
+        tree = self.folder(name)
+        while names := tree.names():
+            for each in names:
+                tree.flatten(each)
+        self._rmdir(name)
+
+    def flatten(self, name: str) -> None:
+        """Remove a file; or a folder and its files, while its own folders come into this one: no depth is too much."""
+        if not self.is_folder(name):
+            self.remove(name)
+            return
+        tree, number = self.folder(name), 0
+        for inner in tree.names():
+            if not tree.is_folder(inner):
+                tree.remove(inner)
+                continue
+            while not self.is_free(f"{number}"):
+                number += 1
+            tree.move(inner, self, f"{number}")
+        self._rmdir(name)
+
+    def is_folder(self, name: str) -> bool:
+        """Whether a name is that of a folder, and not of a link to one."""
+        status = self._lstat(name)
+        return status is not None and stat.S_ISDIR(status.st_mode)
+
+    def _rmdir(self, name: str) -> None:
+        path, at = self._folder.at(name)
+        os.rmdir(path, dir_fd=at)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file in the directory itself, atomically, and flush it."""
+        self._folder.write(name, data)
+
+    def flush(self, name: str = "") -> None:
+        """Flush the entries of the directory, or of the folder that a file lies in, to the disk."""
+        self._parent(name)[0].flush()
+
+    def is_at(self, path: str) -> bool:
+        """Whether a path leads to this directory."""
+        mine, theirs = os.stat(self._folder.at(os.curdir)[0], dir_fd=self._folder.at("")[1]), os.stat(path)
+        return os.path.samestat(mine, theirs)

@@ -1,0 +1,353 @@
+"""Model folders from strangers, damaged versions and other programs: nothing is written elsewhere, and pulls go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from tests.deltas.delta_files import digests, model, stepped, write_delta, write_model
+
+import weightmap as wm
+from weightmap import deltas
+from weightmap.deltas import local as places
+from weightmap.deltas import pulling
+from weightmap.deltas.frames import BLOCK
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="links, and files asked for who has them open")
+
+
+def contents(folder):
+    """All files below a directory with their bytes, and its links with their targets."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A model folder without a record, three versions of it, and files that belong to somebody."""
+    states = [model()]
+    for number in (1, 2, 3):
+        states.append(stepped(states[-1], number))
+        write_delta(tmp_path / "source", number, *states[-2:])
+    folder = write_model(tmp_path / "local", states[0])
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    for name in ("thesis.txt", "photo.jpg"):
+        (victim / name).write_text("precious")
+    (folder / ".weight_sync").mkdir()
+    return folder, tmp_path / "source", victim, states
+
+
+def check_pulls(world):
+    """Pull two versions: they are right, nothing of the victim changed, and nothing is left."""
+    folder, source, victim, states = world
+    before = contents(victim)
+    for version in (1, 2):
+        deltas.pull(folder, source, base=folder, version=version)
+        assert digests(wm.load(folder)) == digests(states[version])
+        assert contents(victim) == before
+        assert {path.name for path in (folder / ".weight_sync").iterdir()} <= {"lock", "state.json", "spare"}
+        assert not (folder / ".weight_sync" / "spare").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["spare", "next"])
+@pytest.mark.parametrize("kind", ["folder", "file", "missing", "itself"])
+def test_links_in_the_place_of_folders(world, name, kind):
+    """Go; what they lead to stays."""
+    targets = {"folder": "../../victim", "file": "../../victim/thesis.txt", "missing": "nothing", "itself": name}
+    (world[0] / ".weight_sync" / name).symlink_to(targets[kind])
+    check_pulls(world)
+
+
+@pytest.mark.parametrize("name", ["spare", "next", "journal.json"])
+def test_odd_things_in_the_folder(world, name):
+    """Deep folders, links, second names of files and FIFOs in the place of ours."""
+    folder, _, victim, states = world
+    inner = folder / ".weight_sync" / name
+    inner.mkdir()
+    (inner / "sub" / "sub").mkdir(parents=True)
+    (inner / "sub" / "sub" / "x").write_text("x")
+    (inner / "sub" / "link").symlink_to(victim)
+    (inner / "0").symlink_to(victim)
+    os.mkfifo(inner / "fifo")
+    size = (folder / "model.safetensors").stat().st_size
+    (victim / "of the size").write_bytes(bytes(size))
+    os.link(victim / "of the size", inner / "second name")
+    deep, at = [], inner
+    for _ in range(300):
+        at /= "d"
+        deep.append(at)
+        at.mkdir()
+    check_pulls(world)
+    assert digests(wm.load(folder)) == digests(states[2])
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "folder"])
+@pytest.mark.parametrize("name", ["state.json", "lock", ""])
+def test_a_record_or_lock_that_is_no_file(world, tmp_path, kind, name):
+    """Is an error that names it; its target stays, and nothing is made where it leads."""
+    folder, source, victim, _ = world
+    path = folder / ".weight_sync" / name
+    if not name:
+        path.rmdir()
+        path = folder / ".weight_sync"
+    before = contents(victim)
+    if kind == "folder" and not name:
+        return
+    if kind in ("link", "dangling"):
+        path.symlink_to(victim / ("thesis.txt" if name else "") if kind == "link" else tmp_path / "nothing")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises((wm.DeltaError, wm.TargetError, wm.NotRegularFileError), match="remove it"):
+        deltas.pull(folder, source, base=folder, version=1)
+    assert contents(victim) == before
+    assert not (tmp_path / "nothing").exists()
+    if not name or kind != "folder":
+        path.unlink()
+    else:
+        path.rmdir()
+    (folder / ".weight_sync").mkdir(exist_ok=True)
+    check_pulls(world)
+
+
+def journal_of(folder, **changed):
+    """Write a journal as strangers would, about a file x in next/."""
+    sync = folder / ".weight_sync"
+    (sync / "next").mkdir(exist_ok=True)
+    (sync / "next" / "x").write_text("ssh-ed25519 ATTACKER")
+    status = (sync / "next" / "x").stat()
+    content = {"version": 7, "base_version": None, "moves": [], "switch": [None, "nothing.safetensors"], "remove": []}
+    content |= {"coming": {"x": [status.st_size, status.st_mtime_ns]}, "before": {}, "patches": []}
+    (sync / "journal.json").write_text(json.dumps(content | changed))
+
+
+JOURNALS = {
+    "through a link": {"moves": [["x", "d/authorized_keys"]]},
+    "a step through a link": {"switch": ["x", "d/thesis.txt"]},
+    "the end of a name through a link": {"switch": [None, "d/thesis.txt"]},
+    "a removal through a link": {"remove": ["d/photo.jpg"], "before": {"d/photo.jpg": [8, 0]}},
+    "above": {"moves": [["x", "../victim/new"]]},
+    "of the root": {"moves": [["x", "/tmp/new"]]},
+    "hidden": {"moves": [["x", ".git/hooks/post-commit"]]},
+    "in the record": {"moves": [["x", ".weight_sync/state.json"]]},
+    "in place of a folder": {"moves": [["x", "inner"]]},
+    "a long name": {"moves": [["x", "n" * 300]]},
+    "a surrogate": {"moves": [["x", "\ud800"]]},
+    "another time": {"moves": [["x", "model.safetensors"]], "coming": {"x": [20, 0]}},
+    "a step that is a number": {"switch": [7, "x"]},
+    "no step": {"switch": None},
+    "moves that are words": {"moves": ["xy"], "remove": "xy"},
+    "a huge version": {"version": 10**30},
+    "a version without end": {"version": float("inf")},
+    "twice": {"moves": [["x", "a"], ["x", "b"]]},
+    "changes through a link": {"patches": [["d/thesis.txt", "x"]], "before": {"d/thesis.txt": [8, 0]}},
+    "changes": {"patches": [["model.safetensors", "x"]]},
+}
+
+
+@pytest.mark.parametrize("case", JOURNALS)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_journals_of_strangers(world, case, recorded):
+    """Do not count: nothing is written through links, over folders or into hidden files; the pull goes on."""
+    folder = world[0]
+    (folder / "d").symlink_to(world[2])
+    (folder / "inner").mkdir()
+    (folder / ".git" / "hooks").mkdir(parents=True)
+    journal_of(folder, **JOURNALS[case])
+    if recorded:
+        (folder / ".weight_sync" / "state.json").write_text('{"version": "000000"}')
+    check_pulls(world)
+    assert {path.name for path in folder.iterdir() if path.suffix != ".safetensors"} == {
+        *(".weight_sync", ".git", "d", "inner", "config.json"),
+    }
+    assert not list((folder / ".git" / "hooks").iterdir())
+
+
+def test_a_journal_with_a_file_that_has_another_name(world):
+    """A file in next/ that is somebody's is not changed in place, whatever the journal says."""
+    folder, _, victim, _ = world
+    sync = folder / ".weight_sync"
+    journal_of(folder)
+    (sync / "next" / "x").unlink()
+    os.link(victim / "thesis.txt", sync / "next" / "x")
+    log = sync / "next" / "changes"
+    record = np.array([0, 0xFFFFFFFF], "=u4").tobytes() + np.array([0], "=u8").tobytes()
+    log.write_bytes(record + np.array([4], "=u4").tobytes() + b"HACK")
+    assert log.stat().st_size < BLOCK
+    coming = {"x": [8, (victim / "thesis.txt").stat().st_mtime_ns]}
+    coming["changes"] = [log.stat().st_size, log.stat().st_mtime_ns]
+    journal_of_x = {"switch": ["x", "y.safetensors"], "patches": [["y.safetensors", "x"]], "coming": coming}
+    content = json.loads((sync / "journal.json").read_text()) | journal_of_x
+    (sync / "journal.json").write_text(json.dumps(content))
+    check_pulls(world)
+    assert (victim / "thesis.txt").read_text() == "precious"
+
+
+def in_folder(tmp_path, states, name):
+    """A model whose shards lie in a folder."""
+    names = list(states[0])
+    parts = [{name: states[0][name] for name in part} for part in (names[:2], names[2:])]
+    folder = write_model(tmp_path / "sharded", *parts)
+    (folder / name).mkdir(exist_ok=True) if not (folder / name).is_symlink() else None
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    for shard in set(content["weight_map"].values()):
+        shutil.move(folder / shard, folder / name / shard)
+    content["weight_map"] = {tensor: f"{name}/{shard}" for tensor, shard in content["weight_map"].items()}
+    index.write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_shards_in_a_folder(world, tmp_path, in_place):
+    """Are pulled again and again."""
+    _, source, _, states = world
+    folder = in_folder(tmp_path, states, "sub")
+    for version in (1, 2, 3):
+        deltas.pull(folder, source, base=folder, version=version, in_place=in_place)
+        assert digests(wm.load(folder)) == digests(states[version])
+    deltas.pull(folder, source, base=tmp_path / "local", version=1)
+    assert digests(wm.load(folder)) == digests(states[1])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_shards_in_a_linked_folder_belong_to_others(world, tmp_path, in_place, whole):
+    """They stay there as they are, by a delta and by a full version."""
+    _, source, _, states = world
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (tmp_path / "sharded").mkdir()
+    (tmp_path / "sharded" / "shards").symlink_to("../shared")
+    folder = in_folder(tmp_path, states, "shards")
+    before = contents(shared)
+    assert len(before) == 2
+    if whole:
+        write_model(source / "weight_v000004", states[3])
+    version = 4 if whole else 1
+    deltas.pull(folder, source, base=folder, version=version, in_place=in_place)
+    assert contents(shared) == before
+    assert digests(wm.load(folder)) == digests(states[3 if whole else 1])
+    (shared / "model-00001-of-00002.safetensors").unlink()
+    assert digests(wm.load(folder)) == digests(states[3 if whole else 1])
+
+
+def test_a_full_version_does_not_write_through_a_link(world, tmp_path):
+    """A folder of its configuration that is a link here is an error before anything changes."""
+    folder, source, victim, states = world
+    full = write_model(source / "weight_v000004", states[3])
+    (full / "modules.json").write_text('[{"path": "1_Pooling"}]')
+    (full / "1_Pooling").mkdir()
+    (full / "1_Pooling" / "config.json").write_text("{}")
+    (folder / "1_Pooling").symlink_to(victim)
+    before = contents(tmp_path / "victim"), contents(folder)
+    with pytest.raises(wm.TargetError, match=r"1_Pooling/config.json: this name .* remove it"):
+        deltas.pull(folder, source, base=folder)
+    assert (contents(victim), {n: b for n, b in contents(folder).items() if n[-4:] != "lock"}) == before
+    (folder / "1_Pooling").unlink()
+    deltas.pull(folder, source, base=folder)
+    assert digests(wm.load(folder)) == digests(states[3])
+
+
+# --------------------------------------------------------------------------------------------------- other programs
+
+
+@pytest.mark.parametrize("moment", ["write_changes", "journal", "forget", "take"])
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_another_program_takes_a_shard_of_a_model_in_place(world, tmp_path, monkeypatch, moment, how):
+    """An error that names it; once the shard is back, or with a base, the next pull goes on."""
+    _, source, _, states = world
+    names = list(states[0])
+    folder = write_model(tmp_path / "sharded", *[{name: states[0][name] for name in names[i::3]} for i in range(3)])
+    shard = folder / "model-00002-of-00003.safetensors"
+    data, done = shard.read_bytes(), []
+
+    def meddle():
+        if not done:
+            done.append(shard.unlink())
+            if how == "replaced":
+                shard.write_bytes(data[:-1])
+
+    with monkeypatch.context() as patch:
+        if moment == "write_changes":
+            real = pulling.write_changes
+            patch.setattr(pulling, moment, lambda *given: (real(*given), meddle())[0])
+        else:
+            patch.setattr(places, "step", lambda name: meddle() if name == moment else None)
+        with pytest.raises(wm.TargetError, match=r"00002.*another program changed or removed this file of the model"):
+            deltas.pull(folder, source, base=folder, version=1, in_place=True)
+    assert done
+    assert len(list(folder.glob("*.safetensors"))) == (2 if how == "removed" else 3)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    deltas.pull(copy, source, base=tmp_path / "local", version=1)
+    assert digests(wm.load(copy)) == digests(states[1])
+    shard.write_bytes(data)
+    deltas.pull(folder, source, base=folder, version=1, in_place=True)
+    assert digests(wm.load(folder)) == digests(states[1])
+
+
+# ------------------------------------------------------------------------------------------------ damaged versions
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_each_bit_of_an_index(tmp_path, encoding):
+    """However one is flipped, what is pulled is the new model, or nothing: frames never become weights."""
+    old = {"w": np.zeros((9, 9), np.float32), "v": np.arange(3, dtype=np.float32)}
+    new = stepped(old, 1, 0.3)
+    base, source, folder = write_model(tmp_path / "base", old), tmp_path / "source", tmp_path / "local"
+    index = write_delta(source, 1, old, new, encoding=encoding) / "model.safetensors.index.json"
+    data, refused = index.read_bytes(), 0
+    deltas.pull(folder, source, base=base, version=0)
+    for at in range(len(data) * 8):
+        index.write_bytes(data[: at // 8] + bytes([data[at // 8] ^ 1 << at % 8]) + data[at // 8 + 1 :])
+        try:
+            deltas.pull(folder, source, version=1)
+        except wm.TensorFileError:
+            refused += 1
+            assert digests(wm.load(folder)) == digests(old)
+        else:
+            assert digests(wm.load(folder)) == digests(new)
+            deltas.pull(folder, source, base=base, version=0)
+    assert refused > 4 * len(data)
+
+
+@pytest.mark.parametrize("key", ["base_version", "compression_format", "checksum_format"])
+def test_full_versions_have_no_words_of_deltas(tmp_path, key):
+    """One of them is enough to see that the index is damaged; other words are anybody's."""
+    folder = write_model(tmp_path / "source" / "weight_v000001", model(), {"more": np.zeros(3, np.float32)})
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["metadata"] |= {"version": "000001", "delta": "no"}
+    index.write_text(json.dumps(content))
+    deltas.pull(tmp_path / "local", tmp_path / "source")
+    content["metadata"][key] = "x"
+    index.write_text(json.dumps(content))
+    with pytest.raises(wm.DeltaError, match=f"has {key} in 'metadata', as deltas have"):
+        deltas.pull(tmp_path / "other", tmp_path / "source")
+    with pytest.raises(wm.DeltaError, match=key):
+        deltas.apply(tmp_path / "local", folder)
+
+
+def test_frames_without_an_index_of_a_delta(tmp_path):
+    """Are known by their checksums, one for each tensor."""
+    old = model()
+    folder = write_delta(tmp_path / "source", 1, old, stepped(old, 1))
+    base, index = write_model(tmp_path / "base", old), folder / "model.safetensors.index.json"
+    where = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    with pytest.raises(wm.DeltaError, match="is the frame of a delta"):
+        deltas.pull(tmp_path / "local", tmp_path / "source", base=base)
+    index.unlink()
+    (folder / min(where.values())).rename(folder / "model.safetensors")
+    with pytest.raises(wm.DeltaError, match="is the frame of a delta"):
+        deltas.pull(tmp_path / "local", tmp_path / "source", base=base)
+    assert not list((tmp_path / "local").glob("*.safetensors"))
