@@ -496,6 +496,90 @@ def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
         assert (status, out, err.startswith(said), target.exists()) == (2, "", True, False)
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("inspect MODEL --include zz", "--include 'zz': none of 2 tensors is left"),
+        ("inspect MODEL --sort size", "--sort is 'size', expected one of nbytes, name"),
+        ("verify MODEL --key k.pem", "--key and --certificate check a signature: name its bundle by --trust FILE"),
+        ("verify MODEL MODEL --manifest m.json", "--manifest: for one FILE"),
+        ("verify MODEL --rank 1", "--rank needs --world-size"),
+        ("verify MODEL --threads 0", "--threads is 0, expected 1 or more"),
+        ("diff MODEL MODEL --rtol -1", "--rtol is -1, expected a finite number of at least 0"),
+        ("diff MODEL MODEL --atol nan", "--atol is nan, expected a finite number of at least 0"),
+        ("report MODEL page.txt", "OUT is 'page.txt', expected a name that ends in .html"),
+        ("export MODEL w a.txt", "OUT is 'a.txt', expected a name that ends in .npy"),
+        ("export MODEL nope a.npy", "no tensor is called 'nope'"),
+        ("residency MODEL nope", "no tensor is called 'nope'"),
+        ("warm MODEL --threads -1", "--threads is -1, expected 1 or more"),
+        ("convert MODEL MODEL", "this file is an input, and would be replaced"),
+        ("convert MODEL a.weights --align 3", "--align is 3, expected a power of two from 8 to 4096"),
+        ("convert MODEL a.weights --max-shard-size x", "--max-shard-size is 'x', expected a number of bytes"),
+        ("convert MODEL a.weights --names llama.cpp", "and the target is EMBD; leave --names llama.cpp out"),
+        ("convert MODEL a.weights --rename x", "--rename is 'x', expected OLD=NEW"),
+        ("convert MODEL a.weights --block-size 8", "--block-size: only with --quantize"),
+        ("convert MODEL a.gguf --quantize q4_k_m", "q4_k_m is a mixture of llama.cpp"),
+        ("convert MODEL a.fifu --lossy", "there is no vocabulary"),
+        ("convert TEXT a.fifu --dtype float16", "--dtype is not for word embeddings, which stay float32"),
+        ("convert TEXT a.fifu --lossy --align 64", "--align: not for word embeddings"),
+        ("quantize MODEL a.weights --scheme int8", "it holds no quantised tensors, as AMB does"),
+        ("quantize MODEL a.amb --scheme int9", "--scheme is 'int9', expected one of"),
+        ("quantize MODEL a.amb --scheme int4_block --block-size 7", "--block-size for 4-bit codes is 7"),
+        ("delta MODEL MODEL d --version 0", "--version is 0, expected 1 or more"),
+        ("delta MODEL MODEL d --version 2 --base-version 2", "--base-version is 2, expected a number below --version"),
+        ("delta MODEL MODEL d --version 1 --level 99", "--level is 99, expected 1 to 22"),
+        ("delta MODEL MODEL d --version 1 --max-shard-size x", "--max-shard-size is 'x', expected a number of bytes"),
+        ("pull d d --to -1", "--to is -1, expected 0 or more"),
+        ("lookup MODEL a", "there are no words to look up"),
+        ("similar MODEL a -k 0", "-k is 0, expected 1 or more"),
+        ("analogy MODEL a", "the analogy has 1 word, expected three: A B C"),
+        ("completions sh", "SHELL is 'sh', expected one of bash, zsh, fish"),
+        ("help inspekt", "there is no command 'inspekt'; did you mean inspect?"),
+        ("inspect https://", "the https address names no host"),
+    ],
+)
+def test_usage_ends_with_2(write, run, tmp_path, monkeypatch, command, said):
+    """What no file is to blame for: one line that names the option, and nothing is written."""
+    model, text = write(), tmp_path / "glove.txt"
+    text.write_bytes(b"a 1 2\n")
+    monkeypatch.chdir(tmp_path)
+    before = {*tmp_path.iterdir()}
+    arguments = [{"MODEL": model, "TEXT": text}.get(argument, argument) for argument in command.split()]
+    status, out, err = run(*arguments)
+    assert (status, out, err.count("\n"), said in err) == (2, "", 1, True), err
+    assert {*tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "inspect",
+            "verify",
+            "doctor",
+            "residency",
+            "warm",
+            "evict",
+            "diff MODEL",
+            "report MODEL",
+            "export BAD w a.npy",
+        ),
+        *("convert BAD a.weights", "quantize BAD a.amb --scheme int8", "delta BAD MODEL d --version 1", "lookup BAD x"),
+    ],
+)
+def test_malformed_ends_with_3_and_missing_with_4(write, run, tmp_path, monkeypatch, command):
+    """The same for every command; verify, whose result that is, prints it."""
+    pytest.importorskip("vl_convert")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad").write_bytes(b"no model" * 99)
+    for bad, expected in (("bad", 3), ("missing", 4)):
+        words = command.split() if "BAD" in command else [*command.split(), "BAD"]
+        words += ["page.html"] if words[0] == "report" else []
+        arguments = [{"MODEL": write(), "BAD": bad}.get(word, word) for word in words]
+        status, out, err = run(*arguments)
+        assert (status, (err or out).count("\n"), bad in (err or out)) == (expected, 1, True), err or out
+
+
 # --- diff
 
 

@@ -62,7 +62,7 @@ def reason(error: BaseException) -> str:
     """Return the message of an error on one line."""
     if isinstance(error, OSError) and not isinstance(error, TensorFileError) and error.strerror:
         # str() of an OSError begins with "[Errno 2]", which means nothing to most readers.
-        place = "" if error.filename is None else f"{_path_text(error.filename)}: "
+        place = "" if error.filename is None else f"{_path_text(error.filename) or repr('')}: "
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         return show.clean(f"{place}{error.strerror}{notes}")
     if isinstance(error, KeyboardInterrupt):

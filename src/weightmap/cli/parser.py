@@ -305,8 +305,9 @@ _COMMANDS = {
     "quantize": _Command(
         "quantising",
         "store the weights of a model as integers of few bits",
-        "DST (AMB; GGUF for schemes that begin with q) is replaced in one step. Tensors of one dimension, embeddings "
-        "(by their names) and tensors that are quantised already stay as they are.",
+        "DST is replaced in one step: AMB for int8 to adaptive, GGUF for the other schemes. Tensors of one dimension, "
+        "embeddings (by their names) and tensors that are quantised already stay as they are; a mixture of llama.cpp "
+        "(q4_k_m and the like) quantises embeddings, too.",
         later("weightmap.cli.writers", "add_quantize"),
     ),
     "delta": _Command(

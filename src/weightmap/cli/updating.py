@@ -9,6 +9,7 @@ from weightmap.amounts import size
 from weightmap.cli import show
 from weightmap.cli.outcome import OK, UsageError
 from weightmap.errors import counted
+from weightmap.model.sharding import bytes_of_size
 
 if TYPE_CHECKING:
     import argparse
@@ -21,11 +22,14 @@ def delta(args: argparse.Namespace) -> int:
     _check("version", args.version, 1)
     before = args.version - 1 if args.base_version is None else args.base_version
     if not 0 <= before < args.version:
-        raise UsageError(f"--base-version is {before}, expected 0 to {args.version - 1}")
+        raise UsageError(f"--base-version is {before}, expected a number below --version, which is {args.version}")
     _check("level", args.level, 1, 22)
     options = {"encoding": args.encoding, "checksum": args.checksum, "level": args.level, "full": args.full}
     if args.max_shard_size is not None:
-        options["max_shard_size"] = args.max_shard_size
+        try:
+            options["max_shard_size"] = bytes_of_size(args.max_shard_size)
+        except ValueError as error:
+            raise UsageError(f"--max-shard-size{str(error).removeprefix('max_shard_size')}") from None
     with show.progress_bar("publishing") as progress:
         report = deltas.publish(
             *(args.base, args.new, args.directory),

@@ -9,7 +9,7 @@ import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
 from weightmap.embeddings.unknown import no_vector
-from weightmap.errors import quoted
+from weightmap.errors import counted, quoted
 
 if TYPE_CHECKING:
     import argparse
@@ -67,7 +67,7 @@ def analogy(args: argparse.Namespace) -> int:
 
     def of_three(words: list[str], what: str) -> _Query:
         if len(words) != 3:
-            raise UsageError(f"{what} has {len(words)} words, expected three: A B C")
+            raise UsageError(f"{what} has {counted(len(words), 'word')}, expected three: A B C")
         return _Query(dict(zip("abc", words, strict=True)), [*words, *more["positive"], *more["negative"]])
 
     one = None

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 def add_convert(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``convert``."""
     source = "a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
-    _add_conversion(sub, source, [*(name for name, found in FORMATS.items() if found.plan), *NAMES])
-    schemes = Offered((*SCHEMES, *MIXTURES, "pq"))
-    sub.add_argument("--quantize", metavar="SCHEME", choices=schemes, help=f"one of {', '.join(schemes)}")
+    formats = [*(name for name, found in FORMATS.items() if found.plan), *NAMES]
+    _add_conversion(sub, source, formats, "--quantize", schemes=(*SCHEMES, *MIXTURES, "pq"))
     _add_words(sub)
 
 
@@ -33,19 +32,19 @@ def add_quantize(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``quantize``."""
     able = {name: frozenset().union(*found.schemes.values()) for name, found in FORMATS.items() if found.plan}
     held = [name for name, schemes in able.items() if schemes & {*SCHEMES}]
-    _add_conversion(sub, "a tensor file or a model directory", held)
-    sub.add_argument(
-        *("--scheme", "--quantize"),
-        dest="quantize",
-        required=True,
-        metavar="SCHEME",
-        choices=Offered((*SCHEMES, *MIXTURES)),
-        help=", ".join((*SCHEMES, *MIXTURES)),
-    )
+    source = "a tensor file or a model directory"
+    _add_conversion(sub, source, held, "--scheme", "--quantize", schemes=(*SCHEMES, *MIXTURES), required=True)
 
 
-def _add_conversion(sub: argparse.ArgumentParser, source: str, formats: Sequence[str]) -> None:
-    """Add the arguments common to all commands that write models."""
+def _add_conversion(
+    sub: argparse.ArgumentParser,
+    source: str,
+    formats: Sequence[str],
+    *quantize: str,
+    schemes: Sequence[str],
+    required: bool = False,
+) -> None:
+    """Add the arguments common to all commands that write models; `quantize` spells the option for the scheme."""
     sub.add_argument("src", metavar="SRC", help=source)
     sub.add_argument(
         "dst",
@@ -67,7 +66,10 @@ def _add_conversion(sub: argparse.ArgumentParser, source: str, formats: Sequence
         else "a layout of that format other than its first one",
     )
     add_weights(sub, "decode")
-    about = "of a model directory in GGUF: auto gives llama.cpp's names where they are known, llama.cpp fails elsewhere"
+    about = (
+        "of a model directory in GGUF: auto (the default) gives llama.cpp's names where they are known, llama.cpp "
+        "fails where they are not, keep gives none"
+    )
     sub.add_argument("--names", metavar="NAMES", choices=Offered(NAMINGS), help=about)
     about = f"store floating-point tensors as this type: {', '.join(FLOATING)}"
     sub.add_argument("--dtype", metavar="DTYPE", choices=Offered((*FLOATING, *SHORT)), help=about)
@@ -75,6 +77,14 @@ def _add_conversion(sub: argparse.ArgumentParser, source: str, formats: Sequence
         "--align", type=int, metavar="BYTES", help="align tensors to multiples of a power of two, for example 64"
     )
     sub.add_argument("--max-shard-size", metavar="SIZE", help="most bytes of tensors per file, for example 5GB")
+    sub.add_argument(
+        *quantize,
+        dest="quantize",
+        required=required,
+        metavar="SCHEME",
+        choices=Offered(schemes),
+        help=f"quantise the weights by one of {', '.join(schemes)}",
+    )
     for option, what in (
         ("--include GLOB", "convert only tensors with such a name"),
         ("--exclude GLOB", "leave out tensors with such a name"),

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from weightmap.conversion.quantizer import Quantizer
-from weightmap.errors import EncodeError, counted, quoted
+from weightmap.errors import EncodeError, Remedy, counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.llama import PROGRAM
 from weightmap.llama.translating import as_llama, known, shape_of, unknown
@@ -26,7 +26,8 @@ def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tup
     strictly, target = names == PROGRAM, spec.target_format
     if target.program != PROGRAM:
         if strictly:
-            raise EncodeError(f"{PROGRAM} reads GGUF, and the target is {target.title}: leave names= out")
+            what = f"{PROGRAM} reads GGUF, and the target is {target.title}"
+            raise EncodeError(what, remedy=Remedy("leave {} out", "names", PROGRAM))
         return False, ""
     source = FORMATS.get(file.format)
     if names == "keep" or source is None or source.program == PROGRAM or not (whole or strictly):

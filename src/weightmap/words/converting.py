@@ -184,7 +184,7 @@ def hand_over(
     refused = {**tensors, **dict(zip(("include", "exclude"), globs, strict=True))} if of_words else tensors
     for name, value in refused.items():
         if value is not None:
-            msg = f"{name}= is not for word embeddings, which are float32: see the options of weightmap.words.convert"
+            msg = f"{name}= is not for word embeddings, which stay float32"
             raise ValueError(msg)
     return convert_words(opened if of_words else from_file(opened, directory, *globs), target, found, **options)
 
@@ -212,7 +212,9 @@ def from_file(
     vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
     path = name_of(file)
     if vocab is None:
-        raise EncodeError("there is no vocabulary, and embeddings are rows of words", path=path, format=file.format)
+        raise EncodeError(
+            "there is no vocabulary: word embeddings have a row for each of its words", path=path, format=file.format
+        )
     subwords = getattr(vocab, "subwords", None)
     height = len(vocab) + (0 if subwords is None else subwords.size)
     names = [
