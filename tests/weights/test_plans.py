@@ -126,5 +126,8 @@ def test_what_plans_refuse(tmp_path):
             with pytest.raises(error):
                 wm.plan(f, wants, weights=True)
     (tmp_path / "config.json").unlink()
+    with wm.open(tmp_path / "model.safetensors") as f, pytest.raises(wm.UnsupportedError, match="not said"):
+        wm.plan(f, weights=True)
+    wm.save(tmp_path / "model.safetensors", {"a": np.ones(2, np.float32)})
     with wm.open(tmp_path / "model.safetensors") as f:
         assert wm.plan(f, weights=True).names == tuple(f)

@@ -6,6 +6,7 @@ import json
 import pickle
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tests.builders import safetensors as st
@@ -29,16 +30,30 @@ def with_others(example):
     return example
 
 
-def test_without_a_configuration_it_has_what_the_file_has(tmp_path):
-    """No config.json, or one without quantization_config: the same names and arrays."""
-    path = EXAMPLES["awq"]().write(tmp_path)
-    (tmp_path / "config.json").unlink()
-    with wm.open(path) as f:
-        assert list(f.weights) == list(f)
-        assert all(np.shares_memory(f.weights[name], f[name]) for name in f)
-    (tmp_path / "config.json").write_text('{"dtype": "float16"}', encoding="utf-8")
-    with wm.open(path) as f:
-        assert list(f.weights) == list(f)
+def test_without_quantised_tensors_it_has_what_the_file_has(tmp_path):
+    """No config.json, or one without quantization_config: the same names and arrays, integers and float8 too."""
+    path = tmp_path / "model.safetensors"
+    tensors = {
+        "embed.weight": np.ones((3, 2), np.float16),
+        "embed.position_ids": np.arange(4, dtype=np.int32),
+        "norm.scale": np.ones(4, np.float32),
+        "norm.relative_index": np.zeros((4, 4), np.int32),
+        "cast.weight": np.zeros((2, 2), ml_dtypes.float8_e4m3fn),
+        "cast.input_scale": np.ones((), np.float32),
+        "quant.zero_point": np.zeros(4, np.int32),
+        "quant.scale": np.ones(4, np.float32),
+        "image": np.zeros((4, 4), np.uint8),
+        "scale": np.ones(1, np.float32),
+    }
+    path.write_bytes(st.build({name: stored(array) for name, array in tensors.items()}))
+    for config in (None, '{"dtype": "float16"}', '{"quantization_config": null, "quantization": {"codebook": 4}}'):
+        if config is not None:
+            (tmp_path / "config.json").write_text(config, encoding="utf-8")
+        with wm.open(path) as f:
+            assert list(f.weights) == list(f) == list(tensors)
+            assert all(np.shares_memory(f.weights[name], f[name]) for name in f)
+            for name in f:
+                f.read(name)
     with wm.open(path.read_bytes()) as f:
         assert list(f.weights) == list(f)
 

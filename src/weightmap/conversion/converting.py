@@ -19,6 +19,7 @@ from weightmap.io.atomic import file_exists, write_plan
 from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.mixtures import MIXTURES
 from weightmap.llama.translating import check_complete_of
+from weightmap.model.codes import codes_among
 from weightmap.model.directory import directory_around, find_source
 from weightmap.model.file import TensorFile
 from weightmap.model.inputs import check_not_read
@@ -274,9 +275,18 @@ def convert(
             report = convert_model(
                 opened, None if directory is None else model, shards, spec, renamed, run, progress, overwrite=overwrite
             )
-        tolerated = (f"tolerated in the source: {warning}" for warning in warnings_of(opened))
-        warnings = (*tolerated, *report.warnings, *_decoded(opened, spec), *odd)
+        explained = shards is not None and shards.whole and directory is not None and found.program != PROGRAM
+        warnings = _warnings(report, opened, spec, odd, explained=explained)
         return _listed(report._replace(src=source, warnings=warnings), target, sums=sha256sums)
+
+
+def _warnings(
+    report: ConvertReport, file: TensorFile, spec: Spec, odd: list[str], *, explained: bool
+) -> tuple[str, ...]:
+    """Return all lines about what is odd; `explained` says that the model's configuration goes along."""
+    tolerated = (f"tolerated in the source: {warning}" for warning in warnings_of(file))
+    raw = [] if explained or spec.weights else _raw(file, spec)
+    return (*tolerated, *report.warnings, *_decoded(file, spec), *raw, *odd)
 
 
 def _renamed(spec: Spec, file: TensorFile, rename: Any, source: str) -> dict[str, str]:
@@ -347,6 +357,15 @@ def _decoded(file: TensorFile, spec: Spec) -> list[str]:
         return []
     what = f"{counted(len(names), 'parameter')} decoded, such as {quoted(names[0])}"
     return [f"{what}: no type of {spec.target_format.title} holds the same integers and scales"]
+
+
+def _raw(file: TensorFile, spec: Spec) -> list[str]:
+    """Return a line about codes of a quantised checkpoint that go to a target without its configuration."""
+    names, _ = codes_among(file, spec.takes)
+    if not names:
+        return []
+    what = f"{counted(len(names), 'tensor')} of a quantised checkpoint, such as {quoted(names[0])}, copied as stored"
+    return [f"{what}: their codes are no values to a program that reads the target; --weights (weights=True) decodes"]
 
 
 @contextlib.contextmanager

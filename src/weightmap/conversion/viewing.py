@@ -10,6 +10,7 @@ from weightmap.errors import EncodeError, Remedy, counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.llama import PROGRAM
 from weightmap.llama.translating import as_llama, known, shape_of, unknown
+from weightmap.model.codes import check_computable
 from weightmap.model.parts import name_of, rows_of
 from weightmap.model.weights import as_parameters, storage_of
 
@@ -39,9 +40,11 @@ def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tup
 def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple[TensorFile, Spec, list[str]]:
     """Return a model as a conversion sees it, the arguments with what was found out, and lines about what is odd.
 
-    `whole` says that the source is a directory or an index. Raises what `viewed` raises, and `EncodeError` for
-    names and for a mixture that cannot be.
+    `whole` says that the source is a directory or an index. Raises what `viewed` raises, `EncodeError` for names and
+    for a mixture that cannot be, and `UnsupportedError` for stored codes that would be computed on.
     """
+    if not spec.weights and (spec.dtype is not None or spec.quantize is not None):
+        check_computable(stored, spec.takes, "dtype=" if spec.quantize is None else "quantize=")
     translated, why = _translates(stored, spec, names, whole=whole)
     spec = dataclasses.replace(spec, translated=translated)
     file, notes = viewed(stored, spec)

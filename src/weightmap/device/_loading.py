@@ -10,6 +10,7 @@ from weightmap.device._groups import groups_of, groups_of_parameters
 from weightmap.device._loader import Loader
 from weightmap.device._worker import Worker
 from weightmap.errors import PlanError
+from weightmap.model.codes import check_computable
 from weightmap.model.parts import check_unchanged
 from weightmap.plans.indices import at_least
 from weightmap.plans.parameters import ParameterPlan
@@ -77,6 +78,8 @@ def load(
     check_when(verify)
     group = None if group is None else at_least(1, "group", group)
     check_unchanged(plan.file)
+    if dtype is not None and not isinstance(plan, ParameterPlan):
+        check_computable(plan.file, set(plan.names).__contains__, "dtype=")
     if isinstance(plan, ParameterPlan):
         exchange = None
         groups = groups_of_parameters(plan, backend, dtype, group, verify=verify)

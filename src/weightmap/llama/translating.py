@@ -19,8 +19,8 @@ from weightmap.llama.special import Special, chat_template, merges_of_model
 from weightmap.llama.tensors import Translated, check_complete
 from weightmap.llama.tokenizers import SETTINGS, Files, add_vocab, check_text, vocab_of
 from weightmap.model.along import chat_templates
+from weightmap.model.configuration import config_of, quantisation_of
 from weightmap.model.parts import check_index, name_of, parts_of
-from weightmap.model.weights import config_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -56,12 +56,13 @@ def known(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | 
     Raises `EncodeError` for a quantised checkpoint without ``weights=True`` and, `strictly`, for an unknown one.
     """
     source, _, options = parts_of(file)
-    config, path = config_of(source, options.config, options.trust)
+    config, _ = config_of(source, options.config, options.trust)
     _, architecture = architecture_of(config)
     if architecture is not None:
-        if not weights and any(config.get(key) is not None for key in ("quantization_config", "compression_config")):
+        settings = None if weights else quantisation_of(file)
+        if settings is not None:
             raise EncodeError(
-                f"this is a quantised checkpoint: {os.path.basename(path)} has quantization_config",
+                f"this is a quantised checkpoint: {os.path.basename(settings.path)} has {settings.where}",
                 remedy=Remedy("weights=True converts its parameters, {} keeps the stored tensors", "names", "keep"),
             ).located(path=source.name)
         return architecture

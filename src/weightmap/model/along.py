@@ -15,6 +15,7 @@ from weightmap.io.beside import read_small
 from weightmap.io.names import stays_inside
 from weightmap.io.open_source import folder_of, from_buffer, from_path, inside, is_directory, names_in
 from weightmap.io.sink import WritePlan
+from weightmap.model.configuration import SIDECARS, without_quantisation
 from weightmap.model.inputs import ALONG
 from weightmap.native import late
 
@@ -31,7 +32,6 @@ _DEEPEST = 3
 # The folder of the chat templates that have a name.
 _TEMPLATES = "additional_chat_templates"
 # What a configuration may say that the type of its tensors is; PyTorch computes in these.
-_QUANTISED = ("quantization_config", "compression_config")
 _DTYPE_KEYS, _DTYPES = ("dtype", "torch_dtype"), ("float16", "bfloat16", "float32", "float64")
 
 
@@ -50,7 +50,8 @@ class Along:
     replace : bool
         Replace copies of an earlier run, which its manifest tells of.
     decoded : bool
-        Whether quantised parameters were decoded: ``config.json`` then loses how they were quantised.
+        Whether quantised parameters were decoded: what says how they were quantised then stays behind, in
+        ``config.json``, its sub-configurations, and files of its own.
 
     Raises
     ------
@@ -64,7 +65,7 @@ class Along:
         self, model: str, folder: str, *, dtype: str | None = None, replace: bool = False, decoded: bool = False
     ) -> None:
         self._beside, self._folder, self._replace = folder_of(model), folder, replace
-        self._names = tuple(_names(self._beside))
+        self._names = tuple(name for name in _names(self._beside) if not (decoded and name in SIDECARS))
         self._config: bytes | None = None  # what the new one says, where that is something else
         for name, target, source in self._sources():
             if name == "config.json":
@@ -163,7 +164,7 @@ def _said(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
     if dtype not in _DTYPES and not decoded:
         return None
     config = strict_json.loads(source.pread(0, source.size), "config.json")
-    kept = {key: value for key, value in config.items() if not (decoded and key in _QUANTISED)}
+    kept = without_quantisation(config) if decoded else dict(config)
     if dtype in _DTYPES:
         kept |= {key: dtype for key in _DTYPE_KEYS if isinstance(config.get(key), str)}
     return None if kept == config else f"{json.dumps(kept, indent=2, ensure_ascii=False)}\n".encode()

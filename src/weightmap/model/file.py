@@ -225,8 +225,9 @@ class TensorFile(Mapping[str, Any]):
         Of a checkpoint that stores a quantised parameter as several tensors (AWQ, GPTQ, compressed-tensors, FP8 with
         scales, MXFP4 of gpt-oss, ModelOpt, bitsandbytes), each is one `QuantizedTensor` over views of these, which may
         lie in several files of the model; it stands where the first of them stands. All else is as in ``f[name]``. The
-        scheme comes from ``quantization_config`` of the ``config.json`` beside the file, or of `config` of `open`;
-        without one, these are the names and arrays of the file.
+        scheme comes from ``quantization_config`` of the ``config.json`` beside the file, of a part of it such as
+        ``text_config``, or of `config` of `open`, else from the files that older tools write beside it. Where nothing
+        says that the model is quantised, these are the names and arrays of the file.
 
         Raises
         ------
@@ -234,7 +235,8 @@ class TensorFile(Mapping[str, Any]):
             When the configuration is damaged, or a parameter is stored twice. Looking up a parameter whose pieces are
             incomplete, damaged or contradict the configuration raises one that names them.
         UnsupportedError
-            For a method or variant that is not decoded.
+            For a method or variant that is not decoded, and for codes, known by their type and the scales beside them,
+            that no configuration explains: no stored piece is shown as a parameter.
         ClosedError
         """
         found = self._weights
@@ -322,12 +324,17 @@ class TensorFile(Mapping[str, Any]):
             When `out` has another shape, or is read-only.
         TypeError
             When `out` is not an array.
+        UnsupportedError
+            For codes of a quantised parameter, by their type and the scales beside them, in another type than theirs:
+            `weights` has the parameter.
         """
+        from weightmap.model.codes import check_readable  # noqa: PLC0415 - views need none of it
         from weightmap.model.reading import read  # noqa: PLC0415 - views need none of it
 
         detach_index(self)
         row = dense_row(self, name)
         try:
+            check_readable(self, name, row, dtype if out is None else getattr(out, "dtype", None))
             return read(row, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
         except TensorFileError as error:
             raise error.located(path=row.source.name, format=self.format) from None

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # no target replaces them.
 ALONG = (
     "config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -15,16 +14,15 @@ from weightmap.errors import FormatError, TensorFileError, counted, escape, quot
 from weightmap.index.row import Row
 from weightmap.index.strings import StringTable
 from weightmap.index.view import ViewTable
-from weightmap.io import strict_json
-from weightmap.io.beside import read_small
 from weightmap.io.derived import Derived, Given
 from weightmap.io.geometry import Geometry, ascending
-from weightmap.io.open_source import beside
+from weightmap.model.codes import refuse_codes
+from weightmap.model.configuration import config_of, quantisation_of, type_of
 from weightmap.model.parts import check_index, parts_of, requested, rows_of
 from weightmap.native.late import GGML_TYPES, blocks_size, ggml_size
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.checkpoints import FLOATS, HALVES, Group, Method, as_settings, method_of
+from weightmap.quant.checkpoints import HALVES, Group, Method, method_of
 from weightmap.quant.ggml import GgmlTensor
 from weightmap.quant.pieced import PiecedTensor
 from weightmap.quant.repacking import Held, head
@@ -92,16 +90,18 @@ def as_parameters(file: Any, dtype: str | None = None, held: Held = _NOTHING) ->
 
     Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read; but
     where a target holds the same integers and scales, they are tensors of its scheme, perhaps with another beside it.
-    Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter.
+    Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter; `UnsupportedError`
+    for a scheme that is recognised and not decoded.
     """
     check_index(file)
     source, content, options = parts_of(file)
-    config, path = config_of(source, options.config, options.trust)
-    settings = _settings(config, path)
-    if settings is None:
-        return file
     try:
-        table = _Parameters(content.table, method_of(settings), _type_of(config), dtype, held)
+        settings = quantisation_of(file)
+        if settings is None:
+            refuse_codes(content.table, range(len(file)), None)
+            return file
+        config, _ = config_of(source, options.config, options.trust)
+        table = _Parameters(content.table, method_of(settings), type_of(config), dtype, held)
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
     table.belongs_to(source, file.format)
@@ -183,61 +183,6 @@ def weight_of_model(file: Any) -> Weight:
     return weight_of(stored_rows(as_parameters(file)))
 
 
-# ------------------------------------------------------------------------------------------------- the configuration
-_CONFIG, _OLDER = "config.json", "hf_quant_config.json"
-
-
-def config_of(source: Source, config: Any, trust: Any = None) -> tuple[dict[str, Any], str]:
-    """Return the configuration of a model, empty where it has none, and where it is from."""
-    path = source.absolute
-    if isinstance(config, Mapping):
-        return dict(config), "config"
-    if config is not None:
-        found = _json(os.fspath(config))
-        if found is None:
-            raise FileNotFoundError(2, os.strerror(2), os.fspath(config))
-        return found, os.fspath(config)
-    if path is None:
-        return {}, _CONFIG
-    found = _json(beside(path, _CONFIG), trust) or {}
-    if found.get("quantization_config") is None and found.get("compression_config") is None:
-        older = _json(beside(path, _OLDER), trust)
-        if older is not None:
-            inner = as_settings(older.get("quantization"), beside(path, _OLDER), "quantization").values
-            found = found | {"quantization_config": {"quant_method": "modelopt", **inner}}
-    return found, beside(path, _CONFIG)
-
-
-def _json(path: str, trust: Any = None) -> dict[str, Any] | None:
-    raw = read_small(path, trust)
-    try:
-        return None if raw is None else strict_json.loads(raw, "config.json")
-    except TensorFileError as error:
-        raise error.located(path=path) from None
-
-
-def _settings(config: Mapping[str, Any], path: str) -> Any:
-    """Return how a checkpoint is quantised; None for one that is not."""
-    for key in ("quantization_config", "compression_config"):
-        if config.get(key) is not None:
-            found = as_settings(config[key], path, key)
-            if key == "compression_config" and "quant_method" not in found.values:
-                found.values = {"quant_method": "compressed-tensors", **found.values}
-            return found
-    return None
-
-
-def _type_of(config: Mapping[str, Any]) -> str | None:
-    """Return the type of the model's parameters, where the configuration says it."""
-    inner = config.get("text_config")
-    for values in (config, inner if isinstance(inner, dict) else {}):
-        for key in ("dtype", "torch_dtype"):
-            name = values.get(key)
-            if isinstance(name, str) and name.removeprefix("torch.") in FLOATS:
-                return name.removeprefix("torch.")
-    return None
-
-
 # -------------------------------------------------------------------------------------------------------- the table
 class _Parameters(ViewTable):
     """The parameters of a model over the table of its stored tensors.
@@ -258,6 +203,8 @@ class _Parameters(ViewTable):
         super().__init__(stored)
         self._method, self._own, self._wanted, self._held = method, own, dtype, held
         names, self._entries = _grouped(stored, method)
+        plain = (number for number in map(_lone, self._entries) if number is not None)
+        refuse_codes(stored, plain, f"quant_method {quoted(method.settings.values['quant_method'])}")
         self._known: dict[int, Row] = {}
         if "nvfp4" in held.schemes:
             names, self._entries = self._with_wholes(names)
@@ -366,6 +313,13 @@ class _Parameters(ViewTable):
         if layout is not None:
             return _repacked(first, pieces, layout, head(layout, _read(rows[coding.scales])))
         return first._replace(dtype=dtype, shape=coding.shape, nbytes=nbytes, geometry=pieces, quantized=None)
+
+
+def _lone(entry: int | dict[str, int]) -> int | None:
+    """Return the number of a tensor that is no piece, or a weight without other pieces; None for a group."""
+    if isinstance(entry, dict):
+        return entry["weight"] if entry.keys() == {"weight"} else None
+    return entry
 
 
 def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:

@@ -8,15 +8,19 @@ import numpy as np
 
 from weightmap.arguments import mistyped
 from weightmap.dtypes import FLOATING
+from weightmap.model.codes import check_computable
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_copied, dense_row, is_remote
 from weightmap.model.single import mode_of
 from weightmap.model.weights import as_parameters
+from weightmap.plans.parameters import ParameterPlan
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan, to_device
 from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from weightmap.model.file import TensorFile
     from weightmap.typing import Mode
 
@@ -76,7 +80,8 @@ def load_file(
     FormatError, OSError
         As `weightmap.open`. On devices also for a file that is truncated or written to meanwhile.
     UnsupportedError
-        torch has no such device, or lacks the type of a tensor.
+        torch has no such device, or lacks the type of a tensor; with `dtype`, for a quantised checkpoint whose codes
+        would be converted without their scales: ``weights=True`` has its parameters.
     MissingDependencyError
         torch is not installed.
     """
@@ -94,6 +99,8 @@ def load_file(
             raise mistyped("plan", plan, "a weightmap.ReadPlan")
         if where.type != "cpu":
             return dict(load_plan(plan, where, dtype=dtype, verify=verify))
+        if not isinstance(plan, ParameterPlan):
+            _check_cast(plan.file, plan.names, dtype)
         tensors = {}
         for name, array in plan.run(verify=verify):
             if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
@@ -103,6 +110,7 @@ def load_file(
     copies = trust is not None or direct
     mode: Mode | None = "copy" if copies else writable_mode() if where.type == "cpu" else None
     with open_model(path, mode=mode, trust=trust, direct=direct) as file:
+        _check_cast(file, () if weights else file, dtype)
         if weights:
             tensors = _parameters(file, where, verify=verify)
         elif where.type != "cpu":
@@ -115,6 +123,12 @@ def load_file(
         if dtype is None:
             return tensors
         return {name: _cast(file, name, tensor, dtype) for name, tensor in tensors.items()}
+
+
+def _check_cast(file: TensorFile, names: Iterable[str], dtype: Any) -> None:
+    """Refuse to convert codes without their scales."""
+    if dtype is not None:
+        check_computable(file, set(names).__contains__, "dtype=")
 
 
 def _parameters(file: TensorFile, device: Any, *, verify: bool) -> dict[str, Any]:

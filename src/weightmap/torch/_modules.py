@@ -11,9 +11,10 @@ from weightmap.device import Loader
 from weightmap.device._cargo import ArrayCargo, Cargo
 from weightmap.errors import TensorFileError, quoted
 from weightmap.io.pages import Ahead
+from weightmap.model.codes import check_readable
 from weightmap.model.foreign import check_module, from_torch
 from weightmap.model.opening import open as open_model
-from weightmap.model.parts import check_unchanged, row_of
+from weightmap.model.parts import check_unchanged, named_rows, row_of
 from weightmap.model.weights import as_parameters
 from weightmap.torch._device import TorchBackend, pour, to_device
 from weightmap.torch._files import load_tensors, shared, writable_mode
@@ -69,6 +70,10 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     check_module("module", module)
     own = {name: value for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "device")}
     with open_model(path, mode=writable_mode()) as file:
+        if not (weights or assign):
+            for name, row in named_rows(file):
+                if name in own:
+                    check_readable(file, name, row, str(own[name].dtype).removeprefix("torch."))
         state = shared(as_parameters(file) if weights else file)
         named = file.path
     try:

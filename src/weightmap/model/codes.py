@@ -1,0 +1,164 @@
+"""Stored tensors that are codes of a quantised parameter, known by their types and names, and by scales beside them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from weightmap.dtypes import DTYPES, dtype_named
+from weightmap.errors import Remedy, UnsupportedError, counted, quoted
+from weightmap.model.parts import name_of, named_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import DTypeLike
+
+    from weightmap.index.row import Row
+    from weightmap.index.table import Table
+
+_INTEGERS = frozenset({"int8", "uint8", "int16", "uint16", "int32", "uint32"})
+_FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
+_PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
+# Types of codes, and of scales beside them.
+CODES = _INTEGERS | _FLOAT8 | _PACKED
+_SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "float8_e8m0fnu"})
+# What scales are called in the module of their codes, and behind the name of these.
+_IN_MODULE = (
+    *("scale", "scales", "_scale", "scale_inv", "scale_weight", "weight_scale", "weight_scales", "weight_scale_inv"),
+    *("weight_scale_2", "weight_global_scale", "weight_absmax", "absmax", "SCB", "qscales", "w_scale"),
+)
+_BEHIND = (
+    *("_scale", "_scales", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_inv", "_global_scale", "_absmax"),
+    *(".scale", ".scales", "._scale", ".weight_scale", ".absmax", ":scale"),
+)
+# What names of codes may end with, in the place of which scales have theirs.
+_CODE = re.compile(r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8)|_q)$")
+# Tensors of a quantised parameter that are no codes: zero points, orders, shapes, counters, scales.
+_OTHER = re.compile(
+    r"(?:^|[._:])(?:q?zeros?|zp|zero_?points?|g_?idx|idx|index|indices|ids?|masks?|shape|format|(?:inv_?)?perm|steps?"
+    r"|num|count|q?scales?|absmax|enabled|state)(?:$|[._:])"
+)
+# Tensors that mark a file.
+_MARKS = ("scaled_fp8", "comfy_quant")
+# Whose scales are called so.
+_WRITERS = {
+    "scales": "GPTQ, AWQ and MLX",
+    "scale_weight": "ComfyUI's scaled FP8",
+    "weight_scale_inv": "FP8 with scales of blocks",
+    "absmax": "bitsandbytes",
+    "SCB": "bitsandbytes",
+}
+
+
+def _places(name: str) -> Iterator[str]:
+    """Yield the names that the scales of a tensor may have."""
+    module, dot, leaf = name.rpartition(".")
+    if dot or leaf in {"weight", "qweight"}:
+        yield from (f"{module}{dot}{scale}" for scale in _IN_MODULE)
+    yield from (f"{name}{ending}" for ending in _BEHIND)
+    stem = _CODE.sub("", name)
+    if stem != name:
+        yield from (f"{stem}{ending}" for ending in _BEHIND)
+
+
+def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | None:
+    """Return the name of the scales whose codes a tensor holds; None for a tensor that is no codes."""
+    kind = row.dtype.name
+    if row.dtype.quantized or kind not in CODES or not row.nbytes:
+        return None
+    if not row.shape or max(row.shape) < 2 or _OTHER.search(name.rpartition(".")[2].lower()):
+        return None
+    for place in _places(name):
+        scales = find(place)
+        if scales is None or scales.dtype.quantized:
+            continue
+        if scales.dtype.name in _SCALES or (scales.dtype.name in _FLOAT8 and kind not in _FLOAT8):
+            return place
+    return None
+
+
+def first_codes(table: Table, numbers: Iterable[int]) -> tuple[str, str, str | None] | None:
+    """Return name and type of the first of these tensors that is codes, and the name of its scales; None for none.
+
+    A tensor that marks a file has no scales.
+    """
+    names = list(table.names)
+    if not any("scale" in name or "absmax" in name or name.endswith(("SCB", _MARKS[1])) for name in names):
+        return None
+    where = {name: number for number, name in enumerate(names)}
+
+    def find(name: str) -> Row | None:
+        number = where.get(name)
+        return None if number is None else table.row(number)
+
+    for number in numbers:
+        name, row = names[number], table.row(number)
+        if name.rpartition(".")[2] in _MARKS:
+            return name, row.dtype.name, None
+        scales = scales_of(name, row, find)
+        if scales is not None:
+            return name, row.dtype.name, scales
+    return None
+
+
+def refuse_codes(table: Table, numbers: Iterable[int], method: str | None) -> None:
+    """Raise `UnsupportedError` if one of these tensors, which are shown as parameters, is codes.
+
+    `method` is that of the configuration, if there is one.
+    """
+    codes = first_codes(table, numbers)
+    if codes is None:
+        return
+    name, kind, scales = codes
+    if scales is None:
+        msg = f"tensor {quoted(name)} says that the file is quantised as ComfyUI does it, which is not decoded"
+        raise UnsupportedError(msg, field="quantization_config")
+    what = f"tensor {quoted(name)} is {kind}, codes whose scales are {quoted(scales)}"
+    if method is not None:
+        raise UnsupportedError(f"{what}: {method} does not have such pieces here", field="quantization_config")
+    writer = _WRITERS.get(scales.rpartition(".")[2])
+    named = "" if writer is None else f" (as in {writer})"
+    expected = "quantization_config of a config.json beside the file, or of config="
+    raise UnsupportedError(f"{what}{named}: how they are quantised", actual="not said", expected=expected)
+
+
+def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str]:
+    """Return which of the tensors that are taken are codes, and the name of the scales of the first."""
+    rows = {name: row for name, row in named_rows(file) if not row.dtype.quantized}
+    pairs = [
+        (name, scales)
+        for name, row in rows.items()
+        if takes(name) and (scales := scales_of(name, row, rows.get)) is not None
+    ]
+    return [name for name, _ in pairs], pairs[0][1] if pairs else ""
+
+
+def check_computable(file: Any, takes: Callable[[str], bool], what: str) -> None:
+    """Raise `UnsupportedError` if an operation on the values of stored tensors would take codes for values."""
+    names, scales = codes_among(file, takes)
+    if names:
+        some = f"{counted(len(names), 'tensor')} such as {quoted(names[0])}, whose scales are {quoted(scales)}"
+        remedy = Remedy("{} takes the parameters", "weights", switch=True)
+        error = UnsupportedError(f"{what} would take codes for values: {some}", remedy=remedy)
+        raise error.located(path=name_of(file))
+
+
+def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> None:
+    """Raise `UnsupportedError` if the values of a stored tensor, in this type, would be its codes."""
+    if row.dtype.name not in CODES or row.dtype.quantized:
+        return
+    wanted = "float32" if dtype is None else dtype if dtype in DTYPES else dtype_named(dtype).name
+    if row.dtype.name == wanted:
+        return
+    table = file._table  # noqa: SLF001 - one tensor is looked up, not all
+
+    def find(other: str) -> Row | None:
+        number = table.find(other)
+        return None if number < 0 else table.row(number)
+
+    scales = scales_of(name, row, find)
+    if scales is not None:
+        msg = f"tensor {quoted(name)} is {row.dtype.name}, codes whose scales are {quoted(scales)}"
+        expected = f"{row.dtype.name}: f.weights has the parameter, and f[name] the codes"
+        raise UnsupportedError(f"{msg}: dtype", field="dtype", actual=wanted, expected=expected)

@@ -1,0 +1,304 @@
+"""What is recognised as quantised is decoded or refused: no stored piece is shown under the name of a parameter."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.builders import safetensors as st
+from tests.support import each
+from tests.weights.checkpoints import BF16, EXAMPLES, F8, MODULE, stored
+
+import weightmap as wm
+from weightmap.cli import main
+
+AWQ, GPTQ = "awq", "gptq 4"
+MLX = {"group_size": 64, "bits": 4}
+
+
+def model(folder, tensors, config=None, **metadata):
+    """Write a model of these tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "model.safetensors"
+    path.write_bytes(st.build({name: stored(array) for name, array in tensors.items()}, metadata or None))
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def codes(dtype, *shape):
+    """Return some codes."""
+    return np.arange(np.prod(shape)).reshape(shape).astype(np.uint8).astype(dtype)
+
+
+ONE = np.ones((4, 1), np.float32)
+EXPONENTS = np.zeros((4, 2), ml_dtypes.float8_e8m0fnu)
+# Tensors that nothing explains, as programs write them; the first is the one that is named.
+UNEXPLAINED = {
+    "float8": {"a.weight": codes(F8, 4, 32), "a.weight_scale": ONE},
+    "float8 of blocks": {"a.weight": codes(F8, 4, 32), "a.weight_scale_inv": ONE},
+    "ComfyUI": {"a.weight": codes(F8, 4, 32), "a.scale_weight": np.ones((), np.float32)},
+    "float8 in bfloat16": {"a.weight": codes(ml_dtypes.float8_e5m2, 4, 32), "a.scale": ONE.astype(BF16)},
+    "MLX": {"a.weight": codes(np.uint32, 4, 8), "a.scales": ONE.astype(np.float16), "a.biases": ONE.astype(np.float16)},
+    "GPTQ": {"a.qweight": codes(np.int32, 4, 8), "a.qzeros": codes(np.int32, 1, 1), "a.scales": ONE.astype(np.float16)},
+    "NVFP4": {"a.weight": codes(np.uint8, 4, 16), "a.weight_scale": codes(F8, 4, 2), "a.weight_scale_2": ONE[0]},
+    "fused experts": {"e.gate_up_proj": codes(np.uint8, 2, 4, 8), "e.gate_up_proj_weight_scale": codes(F8, 2, 4, 1)},
+    "fused float8": {"e.w1": codes(F8, 2, 4, 8), "e.w1_scale_inv": ONE},
+    "gpt-oss": {"e.down_proj_blocks": codes(np.uint8, 2, 4, 1, 16), "e.down_proj_scales": codes(np.uint8, 2, 4, 1)},
+    "packed": {"a.weight_packed": codes(np.int32, 4, 8), "a.weight_scale": ONE},
+    "nf4": {"a.weight": codes(np.uint8, 16, 1), "a.weight.absmax": ONE[:, 0]},
+    "int8": {"a.weight": codes(np.int8, 4, 8), "a.SCB": ONE[:, 0]},
+    "quanto": {"a.weight._data": codes(np.int8, 4, 8), "a.weight._scale": ONE},
+    "hqq": {"a.W_q": codes(np.uint8, 4, 8), "a.scale": ONE, "a.zero": ONE},
+    "torchao": {"a.weight_qdata": codes(np.uint8, 4, 8), "a.weight_scale": EXPONENTS},
+    "at the top": {"weight": codes(F8, 4, 32), "weight_scale": ONE},
+}
+
+
+@pytest.mark.parametrize("name", UNEXPLAINED)
+def test_codes_that_nothing_explains(tmp_path, name):
+    """Every way to the parameters refuses them, and names them; the stored tensors stay as they are."""
+    tensors = UNEXPLAINED[name]
+    first = next(iter(tensors))
+    path = model(tmp_path / "model", {"norm.weight": np.ones(4, np.float32), **tensors})
+    with wm.open(path) as f:
+        for use in (
+            lambda: f.weights,
+            lambda: wm.plan(f, weights=True),
+            lambda: wm.verify(path, weights=True),
+            lambda: wm.diff(path, path, weights=True),
+            lambda: wm.convert(path, tmp_path / "x.safetensors", weights=True),
+            lambda: wm.convert(path, tmp_path / "x.gguf", weights=True),
+        ):
+            with pytest.raises(wm.UnsupportedError) as raised:
+                use()
+            assert repr(first) in str(raised.value)
+            assert str(path) in str(raised.value)
+        assert [f[key].shape for key in tensors] == [array.shape for array in tensors.values()]
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", UNEXPLAINED)
+def test_no_operation_takes_codes_for_values(tmp_path, name):
+    """dtype=, quantize= and read() in another type refuse them, and name what has the parameters."""
+    tensors = UNEXPLAINED[name]
+    first, array = next(iter(tensors.items()))
+    path = model(tmp_path / "model", {"norm.weight": np.ones(4, np.float32), **tensors})
+    for target, options in (("x.safetensors", {"dtype": "bfloat16"}), ("x.gguf", {"quantize": "q8_0"})):
+        with pytest.raises(wm.UnsupportedError, match="weights=True"):
+            wm.convert(path, tmp_path / target, **options)
+        wm.convert(path, tmp_path / target, include="norm.*", **options)
+    with wm.open(path) as f:
+        for options in ({}, {"dtype": "float32"}, {"out": np.zeros(array.shape, np.float64)}):
+            with pytest.raises(wm.UnsupportedError, match=r"f\.weights"):
+                f.read(first, **options)
+        assert f.read(first, array.dtype).tobytes() == array.tobytes()
+        assert f.read("norm.weight").tolist() == [1, 1, 1, 1]
+
+
+def test_commands_name_their_option(tmp_path, capsys):
+    """`convert --dtype` names --weights; `inspect --weights` and `verify --weights` refuse; `doctor` says so."""
+    path = str(model(tmp_path / "model", UNEXPLAINED["float8"]))
+    for command in (
+        ["convert", "--dtype", "bfloat16", path, str(tmp_path / "x.safetensors")],
+        ["convert", "--weights", path, str(tmp_path / "x.safetensors")],
+        ["inspect", "--weights", path],
+        ["verify", "--weights", path],
+        ["diff", "--weights", path, path],
+    ):
+        assert main(command) == 3
+        said = "".join(capsys.readouterr())
+        assert "a.weight" in said
+        assert ("--weights" in said) is ("--dtype" in command)
+    assert main(["doctor", path]) == 0
+    assert "codes whose scales are" in capsys.readouterr().out
+
+
+CONFIGS = {
+    "quantization_config of MLX": {"quantization": MLX, "quantization_config": MLX},
+    "quantization of MLX": {"quantization": MLX},
+    "MLX in a sub-configuration": {"text_config": {"quantization": MLX}},
+    "unknown at the top": {"quantization_config": {"quant_method": "exl3"}},
+    "unknown inside": {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "exl3"}}}},
+}
+
+
+def test_configurations_that_are_recognised(tmp_path):
+    """Whatever the tensors are called, a scheme that is not decoded is named, with the place where it was read."""
+
+    def check(name):
+        path = model(tmp_path / "model", {"a.trellis": codes(np.int16, 4, 8)}, CONFIGS[name])
+        with wm.open(path) as f, pytest.raises(wm.UnsupportedError) as raised:
+            f.weights  # noqa: B018
+        said = str(raised.value)
+        assert "config.json" in said
+        assert "MLX" in said or "exl3" in said
+        assert "text_config." in said or "inside" not in name
+
+    each(list(CONFIGS), check)
+
+
+HEADERS = {
+    "_quantization_metadata": {"_quantization_metadata": '{"format_version": "1.0", "layers": {}}'},
+    "Float8Tensor": {"tensor_names": '["a"]', "a": '{"_type": "Float8Tensor", "_data": {}}'},
+}
+
+
+@pytest.mark.parametrize("words", HEADERS)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_headers_that_are_recognised(tmp_path, words, sharded):
+    """ComfyUI's and torchao's; of a model in several files, the header of each."""
+    tensors = {"a": codes(np.int16, 4, 8)}
+    path = model(tmp_path, tensors, **HEADERS[words])
+    if sharded:
+        path.rename(tmp_path / "model-00002-of-00002.safetensors")
+        model(tmp_path, {"b": np.ones(2, np.float32)}).rename(tmp_path / "model-00001-of-00002.safetensors")
+        where = {"a": "model-00002-of-00002.safetensors", "b": "model-00001-of-00002.safetensors"}
+        path = tmp_path / "model.safetensors.index.json"
+        path.write_text(json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8")
+    with wm.open(path) as f, pytest.raises(wm.UnsupportedError, match=words):
+        f.weights  # noqa: B018
+    plain = {"tensor_names": '["a"]', "a": '{"_type": "Tensor"}'}
+    with wm.open(model(tmp_path / "plain", tensors, **plain)) as f:
+        assert list(f.weights) == ["a"]
+
+
+def test_a_file_that_is_marked(tmp_path):
+    """ComfyUI's mark alone says that float8 tensors are codes."""
+    tensors = {"a.weight": codes(F8, 4, 8), "scaled_fp8": np.zeros(2, F8)}
+    with wm.open(model(tmp_path, tensors)) as f, pytest.raises(wm.UnsupportedError, match="ComfyUI"):
+        f.weights  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "sections", [["text_config"], ["thinker_config", "text_config"], ["text_config", "audio_config"]]
+)
+def test_configuration_inside_a_configuration(tmp_path, sections):
+    """`text_config.quantization_config` counts where the top has none; decoding drops it there."""
+
+    def check(name):
+        example = EXAMPLES[name]()
+        inner = {"dtype": example.dtype, "quantization_config": example.config}
+        config = {"dtype": example.dtype, "architectures": ["X"], sections[0]: inner}
+        if sections[1] == "text_config" if len(sections) > 1 else False:
+            config[sections[0]] = {"text_config": inner}
+        elif len(sections) > 1:
+            config[sections[1]] = {"quantization_config": example.config}
+        folder = tmp_path / name.replace(" ", "_")
+        path = example.write(folder)
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        with wm.open(path) as f:
+            np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+        plain = tmp_path / f"{name} plain"
+        wm.convert(folder, f"{plain}/", weights=True)
+        assert "quantization_config" not in (plain / "config.json").read_text(encoding="utf-8")
+        assert list(wm.open(plain)) == [example.name]
+        wm.convert(folder, f"{tmp_path / name} copy/")
+        assert json.loads((tmp_path / f"{name} copy" / "config.json").read_text(encoding="utf-8")) == config
+
+    each([AWQ, GPTQ, "packed 4", "fp8 f32"], check)
+
+
+def test_configurations_inside_that_differ(tmp_path):
+    """Two sub-configurations with different methods are named; the one at the top counts before them."""
+    example = EXAMPLES[AWQ]()
+    path = example.write(tmp_path)
+    inner = {
+        "text_config": {"quantization_config": example.config},
+        "v": {"quantization_config": {"quant_method": "x"}},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(inner), encoding="utf-8")
+    with wm.open(path) as f, pytest.raises(wm.UnsupportedError, match=r"text_config\.quantization_config and v\."):
+        f.weights  # noqa: B018
+    top = {"dtype": "float16", "quantization_config": example.config, **inner}
+    (tmp_path / "config.json").write_text(json.dumps(top), encoding="utf-8")
+    with wm.open(path) as f:
+        assert list(f.weights) == [example.name]
+
+
+SIDECARS = [
+    ("quantize_config.json", GPTQ, {"quant_method"}),
+    ("quantize_config.json", AWQ, set()),
+    ("quant_config.json", AWQ, {"quant_method", "bits", "group_size"}),
+]
+
+
+@pytest.mark.parametrize(("sidecar", "name", "without"), SIDECARS)
+def test_files_of_older_tools(tmp_path, sidecar, name, without):
+    """quantize_config.json of AutoGPTQ and quant_config.json of AutoAWQ; they go along with codes, not with values."""
+    example = EXAMPLES[name]()
+    folder = tmp_path / "model"
+    example.write(folder)
+    config = {key: value for key, value in example.config.items() if key not in without}
+    if "bits" in without:
+        config |= {"w_bit": 4, "q_group_size": example.config["group_size"]}
+    (folder / "config.json").write_text(json.dumps({"dtype": example.dtype}), encoding="utf-8")
+    (folder / sidecar).write_text(json.dumps(config), encoding="utf-8")
+    with wm.open(folder) as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+    wm.convert(folder, f"{tmp_path / 'copy'}/")
+    assert (tmp_path / "copy" / sidecar).read_bytes() == (folder / sidecar).read_bytes()
+    wm.convert(folder, f"{tmp_path / 'plain'}/", weights=True)
+    assert not (tmp_path / "plain" / sidecar).exists()
+    (folder / sidecar).write_text('{"some": 1, "quant_method": "vptq"}', encoding="utf-8")
+    with wm.open(folder) as f, pytest.raises(wm.UnsupportedError, match=rf"{sidecar}.*vptq"):
+        f.weights  # noqa: B018
+
+
+def test_hf_quant_config_goes_along(tmp_path):
+    """hf_quant_config.json of ModelOpt, which alone says how the codes are quantised, stays beside them."""
+    example = EXAMPLES["modelopt nvfp4"]()
+    example.write(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text("{}", encoding="utf-8")
+    said = json.dumps({"quantization": {"quant_algo": "NVFP4", "group_size": 16}})
+    (tmp_path / "model" / "hf_quant_config.json").write_text(said, encoding="utf-8")
+    wm.convert(tmp_path / "model", f"{tmp_path / 'copy'}/")
+    with wm.open(tmp_path / "copy") as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+
+
+def test_pieces_that_a_method_lacks(tmp_path):
+    """A configuration that is understood does not hide codes of other names than its method has."""
+    tensors = UNEXPLAINED["fused experts"]
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    with wm.open(model(tmp_path, tensors, config)) as f, pytest.raises(wm.UnsupportedError, match=r"modelopt.*pieces"):
+        f.weights  # noqa: B018
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_codes_of_another_scheme(tmp_path, left_out):
+    """A weight whose scales are called as another program calls them is no plain one, in a list or not."""
+
+    def check(pair):
+        method, name = pair
+        tensors = UNEXPLAINED[name]
+        config = EXAMPLES[method]().config | ({"ignore": ["a"], "modules_to_not_convert": ["a"]} if left_out else {})
+        path = model(tmp_path / "model", tensors, {"quantization_config": config})
+        with wm.open(path) as f, pytest.raises(wm.FormatError):
+            dict(f.weights)
+
+    methods = ["fp8 f32", "packed 4", "modelopt nvfp4", "fbgemm", "nf4, nested True", AWQ, "gpt-oss"]
+    names = ["ComfyUI", "MLX", "int8", "float8 in bfloat16", "quanto", "hqq"]
+    each(
+        [(method, name) for method in methods for name in names if (method, name) != ("fp8 f32", "float8 in bfloat16")],
+        check,
+    )
+
+
+@pytest.mark.parametrize("target", ["x.gguf", "x.safetensors"])
+def test_codes_that_go_to_a_file_alone(tmp_path, target):
+    """The report of a conversion that copies codes without their configuration names --weights."""
+    for name in (AWQ, GPTQ, "fp8 f32"):
+        example = EXAMPLES[name]()
+        folder = tmp_path / name
+        example.write(folder)
+        if "fp8" in name and target == "x.gguf":
+            continue  # it has no float8
+        report = wm.convert(folder, tmp_path / target)
+        assert [line for line in report.warnings if "--weights" in line and MODULE in line], report.warnings
+        assert not [line for line in wm.convert(folder, f"{folder} copy/").warnings if "--weights" in line]
+        assert not [
+            line for line in wm.convert(folder, tmp_path / target, weights=True).warnings if "as stored" in line
+        ]
