@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests import builders
+from tests.builders import onnx
 from tests.builders import safetensors as safe
 from tests.llama import models
 from tests.remote.hub_server import STALL, Hub, git_hash, sha256
@@ -32,6 +33,7 @@ from weightmap.cli import main
 from weightmap.errors import AddressError, ChecksumError, FileChangedError, MissingDependencyError, RemoteError
 from weightmap.io import fetching
 from weightmap.io.open_source import path_of
+from weightmap.model.parts import sources_of
 
 hub_library = pytest.importorskip("huggingface_hub")
 
@@ -89,6 +91,17 @@ def equal(found: Any) -> bool:
 def cache(file: str, **options: Any) -> str:
     """Download a file with huggingface_hub."""
     return str(hub_library.hf_hub_download(NAME, file, **options))
+
+
+def shared(*files: str) -> None:
+    """Download files with huggingface_hub, and let it move them to the store that all repositories share."""
+    store = pytest.importorskip("huggingface_hub.utils._shared_blobs")
+    for file in files:
+        link = Path(cache(file))
+        blob = link.parent / link.readlink()
+        how: dict[str, Any] = {"cache_dir": hub_library.constants.HF_HUB_CACHE, "expected_size": blob.stat().st_size}
+        assert store.publish_blob_to_shared_store(blob_path=str(blob), xet_hash=sha256(file.encode()), **how)
+        assert blob.is_symlink()
 
 
 # ---------------------------------------------------------------------------------------------------------- addresses
@@ -446,6 +459,17 @@ def test_a_file_that_changes_after_it_was_opened(hub: Hub) -> None:
             file["w"]
 
 
+@pytest.mark.parametrize("folder", ["blobs", "incomplete"])
+def test_what_is_missing_without_a_hub(folder: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download that did not end is named, where the Hub is not asked for the rest."""
+    at = Path(cache("config.json")).parents[2] / folder
+    at.mkdir(exist_ok=True)
+    (at / f"{'b' * 64}.incomplete").write_bytes(b"x")
+    monkeypatch.setattr(hub_library.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(wm.NotRegularFileError, match=r"HF_HUB_OFFLINE.*a part of .*1 download .* did not end"):
+        wm.open(f"hf://{NAME}")
+
+
 def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a Hub, the cache opens what it has; else the message says so."""
     from huggingface_hub import constants
@@ -643,6 +667,52 @@ NO_LISTINGS = {
     "no name": json.dumps({"id": NAME, "sha": "a" * 40, "siblings": [{}]}).encode(),
     "a date that is a number": json.dumps({"id": NAME, "sha": "a" * 40, "lastModified": 5}).encode(),
 }
+
+
+def test_what_repositories_share_has_its_digest(hub: Hub) -> None:
+    """The blob of a repository is a link to a shared file of another name: the name of the link is the digest."""
+    files = hub.repositories[NAME]["main"]
+    shared(*files)
+    requests = hub.count("data")
+    snapshot = weightmap.hub.download(f"hf://{NAME}")
+    assert hub.count("data") == requests
+    for mode in ("mmap", "copy"):
+        assert equal(wm.load(snapshot, trust="recorded", mode=mode))
+    assert "SHA-256 of 4 files" in wm.verify(snapshot, trust="recorded").scope
+    with wm.open(f"hf://{NAME}") as cached:
+        assert {source.digest for source in sources_of(cached)} >= {
+            sha256(files[name]) for name in files if "-of-" in name
+        }
+    blob = (Path(snapshot) / "model-00002-of-00003.safetensors").resolve()
+    blob.chmod(0o644)
+    blob.write_bytes(blob.read_bytes()[:-1] + b"\1")
+    with pytest.raises(wm.TrustError, match="its digest is"):
+        wm.open(snapshot, trust="recorded")
+
+
+@pytest.mark.parametrize("stored", [("model.onnx", "w.data"), ("w.data",), ("model.onnx",), ()])
+def test_models_of_two_files_from_what_repositories_share(stored: tuple[str, ...], hub: Hub) -> None:
+    """A model opens with the data beside it wherever the cache keeps the two; a link of another kind leads nowhere."""
+    w = np.arange(6, dtype=np.float32)
+    outside = onnx.field(13, onnx.field(1, b"location") + onnx.field(2, b"w.data")) + onnx.field(14, 1)
+    start = onnx.field(1, 6) + onnx.field(2, 1) + onnx.field(8, b"w")
+    hub.repositories[NAME]["main"] = {"model.onnx": onnx.model([start + outside]), "w.data": w.tobytes()}
+    model = cache("model.onnx")
+    data = Path(cache("w.data"))
+    shared(*stored)
+    for mode in ("mmap", "copy"):
+        assert np.array_equal(wm.load(model, mode=mode)["w"], w)
+    elsewhere = Path(hub_library.constants.HF_HUB_CACHE).parent / "secret"
+    elsewhere.write_bytes(w.tobytes())
+    blob = data.parent / data.readlink()
+    for link in (blob, Path(hub_library.constants.HF_HUB_CACHE, "blobs", "ab", "ab" * 32)):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        blob.unlink(missing_ok=True)
+        link.symlink_to(elsewhere)
+        if link != blob:
+            blob.symlink_to(link)
+        with pytest.raises(wm.LayoutError, match="same directory"):
+            wm.open(model)
 
 
 @pytest.mark.parametrize("case", NO_LISTINGS)

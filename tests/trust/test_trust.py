@@ -16,7 +16,7 @@ import pytest
 from tests.device_support import FakeDevice
 
 import weightmap as wm
-from weightmap import trust
+from weightmap import cli, trust
 from weightmap.device import Staging, load
 from weightmap.io import source as sources
 from weightmap.trust import checking, record
@@ -48,7 +48,10 @@ def sha256(path):
 
 
 def git(path):
-    raw = Path(path).read_bytes()
+    return git_of(Path(path).read_bytes())
+
+
+def git_of(raw):
     return hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
 
 
@@ -149,6 +152,11 @@ def test_a_mapping_and_a_path_of_a_list(model, tmp_path, mode):
         (tmp_path / name).write_text(text)
         wm.open(path, trust=tmp_path / name, mode=mode).close()
     assert list(wm.load(path, trust={NAME: f"sha256:{good}"}, mode=mode)) == ["w"]
+    for given in ({NAME: good.upper()}, f"sha256:{good}"):
+        wm.open(path, trust=given, mode=mode).close()
+    refused(path, f"sha256:{ZEROS}", "its digest is sha256:", mode=mode)
+    refused(path, "sha256:12", "expected sha256: and 64 hexadecimal digits", mode=mode)
+    refused(model, f"sha256:{good}", "only that of one file: give a list of digests", mode=mode)
     refused(path, {NAME: f"sha256:{ZEROS}"}, "its digest is sha256:", mode=mode)
     refused(path, {"other": f"sha256:{good}"}, f"no digest of this file is in the list: '{NAME}'", mode=mode)
     refused(path, "recorded", "no digest of this file is beside it", mode=mode)
@@ -524,7 +532,7 @@ def test_plans_conversions_and_safe_open(model, tmp_path):
         with pytest.raises(wm.TrustError):
             call(bad)
     assert not new.exists()
-    assert wm.verify(model, trust=good).checks[0] == "digests of 2 files"
+    assert wm.verify(model, trust=good).checks[0] == "SHA-256 of 2 files as given"
     (model / "README.md").write_text("new")
     with pytest.raises(wm.TrustError, match=r"README\.md"):
         wm.verify(model, trust=good)
@@ -533,6 +541,28 @@ def test_plans_conversions_and_safe_open(model, tmp_path):
         wm.verify(model, trust={**good, "gone": f"sha256:{ZEROS}"})
     with wm.open(path) as file, pytest.raises(ValueError, match="opened here"):
         wm.plan(file, trust=good)
+
+
+def test_verify_says_what_was_compared(model, tmp_path, capsys):
+    """Not that changed values would go unnoticed: no digest of a whole file lets one through."""
+    snapshot, good = cached(model), sha256(model / "snapshots" / ("c" * 40) / NAME)
+    (model / "blobs" / git_of(b"{}")).write_bytes(b"{}")
+    (snapshot / "config.json").symlink_to(model / "blobs" / git_of(b"{}"))
+    (tmp_path / "SUMS").write_text(f"{good}  {NAME}\n")
+    said = {
+        (snapshot, "recorded"): "SHA-256 of 1 file, git's SHA-1 of 1 file as recorded",
+        (snapshot / NAME, "recorded"): "SHA-256 of 1 file as recorded",
+        (snapshot / NAME, f"sha256:{good}"): "SHA-256 of 1 file as given",
+        (snapshot / NAME, str(tmp_path / "SUMS")): f"SHA-256 of 1 file as in '{tmp_path / 'SUMS'}'",
+    }
+    for (path, given), expected in said.items():
+        assert wm.verify(path, trust=given).scope.split(", ", 1)[1] == expected
+        assert cli.main(["verify", str(path), "--trust", given]) == 0
+        printed = capsys.readouterr().out
+        assert expected in printed
+        assert "structure only" not in printed
+        assert cli.main(["verify", str(path), "--trust", given, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["files"][0]["digests"] == expected
 
 
 @pytest.mark.parametrize("mode", [None, "mmap"])

@@ -115,7 +115,8 @@ def _verify(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--trust",
         metavar="LIST",
-        help="also compare whole files with digests: 'recorded' beside the model, a SHA256SUMS, or a signature",
+        help="also compare whole files with digests: 'recorded' beside the model, sha256:DIGITS of one file, a "
+        "SHA256SUMS, or a signature",
     )
     sub.add_argument("--key", metavar="PEM", help="the public key that checks a signature")
     sub.add_argument("--certificate", metavar="PEM", action="append", help="a certificate that vouches for the signer")
@@ -132,6 +133,7 @@ def _sign(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--key", metavar="PEM", required=True, help="the private key")
     sub.add_argument("--certificate", metavar="PEM", help="the certificate of the key")
     sub.add_argument("--chain", metavar="PEM", action="append", help="a certificate between that one and a trusted one")
+    sub.add_argument("--allow-symlinks", action="store_true", help="sign what symbolic links lead to, as in a cache")
     sub.add_argument("--out", metavar="FILE", help="the bundle to write (default: model.sig in MODEL, or MODEL.sig)")
 
 

@@ -289,7 +289,7 @@ def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
             took = show.seconds(time.perf_counter() - start)
             kind = show.kind(report.format, report.layout)
             line = f"{show.clean(path)}: ok ({kind}, {sizes(report.nbytes)}, {took})"
-            if report.structure_only is not None:
+            if report.structure_only is not None or report.digests is not None:
                 line += f", {show.clean(report.scope)}"
             notes = [f"  checked: {show.clean(check)}" for check in report.checks] if args.verbose else []
             notes += [f"  warning: {show.clean(warning)}" for warning in report.warnings]
@@ -320,7 +320,10 @@ def sign(args: argparse.Namespace) -> int:
     """Sign a model."""
     from weightmap import trust  # as above
 
-    path = trust.sign(args.file, args.out, key=args.key, certificate=args.certificate, chain=args.chain or ())
+    chain, links = args.chain or (), args.allow_symlinks
+    path = trust.sign(
+        args.file, args.out, key=args.key, certificate=args.certificate, chain=chain, allow_symlinks=links
+    )
     show.emit(f"{show.clean(path)}: signature of {show.clean(args.file)}")
     return OK
 

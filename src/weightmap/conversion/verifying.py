@@ -17,7 +17,7 @@ from weightmap.model.verify_report import VerifyReport, in_common
 from weightmap.model.weights import as_parameters
 from weightmap.options import Limits, validated_limits
 from weightmap.trust.checking import bound
-from weightmap.trust.whole import check_all
+from weightmap.trust.whole import check_all, compared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,11 +113,11 @@ def verify(
     check_progress(progress)
     threads = None if threads is None else as_threads(threads)
     limits = validated_limits(limits)
-    trusted: tuple[str, ...] = ()
+    trusted: str | None = None
     if trust is not None:
         trust = bound(trust, source)
         names = check_all(trust, os.fspath(source), threads=threads)
-        trusted = (f"digests of {counted(len(names), 'file')}",)
+        trusted = compared(trust, names)
     with open_privately(source, strict=strict, limits=limits, trust=trust) as file:
         parameters = as_parameters(file) if weights else None
         if parameters is not None:
@@ -130,7 +130,9 @@ def verify(
             report = _verify_files(file, run, progress, strict=strict, limits=limits, threads=threads)
         if parameters is not None:
             report = report._replace(checks=(*report.checks, counted(len(parameters), "parameter")))
-        return report._replace(checks=(*trusted, *report.checks)) if trusted else report
+        if trusted is None:
+            return report
+        return report._replace(checks=(trusted, *report.checks), structure_only=None, digests=trusted)
 
 
 def _verify_files(

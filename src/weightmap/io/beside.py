@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import LayoutError, TensorFileError, UnsupportedError, quoted
-from weightmap.io.names import stays_inside
+from weightmap.io.names import blob_of, is_shared, stays_inside
 from weightmap.io.open_source import beside, from_path, is_missing
 from weightmap.options import Limits
 
@@ -68,10 +68,18 @@ def open_all_beside(source: Source, names: Collection[str]) -> list[Source]:
 
 
 def _is_near(path: str, other: str) -> bool:
-    """Whether a file really lies below the directory of another, or below that of the other's link target."""
+    """Whether a file really lies below the directory of another, or below that of the other's link target.
+
+    Files of one repository in the Hub's cache are near, wherever the cache keeps them.
+    """
     real = os.path.realpath(path)
     folders = os.path.realpath(os.path.dirname(other)), os.path.dirname(os.path.realpath(other))
-    return any(real.startswith(os.path.join(folder, "")) for folder in folders)
+    if any(real.startswith(os.path.join(folder, "")) for folder in folders):
+        return True
+    own, blob = blob_of(other), blob_of(path)
+    if own is None or blob is None or os.path.dirname(own) != os.path.dirname(blob):
+        return False
+    return real == blob or is_shared(real, blob)
 
 
 def read_small(path: str, trust: Any = None) -> bytes | None:

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote
 
-from weightmap.errors import AddressError, MissingDependencyError
+from weightmap.errors import AddressError, MissingDependencyError, counted
 from weightmap.io.fetching import ATTEMPTS, TOO_LONG, Access, StoreError, fault_of_status, pause
 from weightmap.io.location import Location
 from weightmap.io.names import stays_inside
@@ -233,6 +233,19 @@ class HubStore:
         """Return the digest of a file: SHA-256, or the hash of a blob of git for a small one; None if unknown."""
         entry = self.snapshot().files.get(key)
         return None if entry is None else entry.digest
+
+    def offline(self, _: str = "") -> str:
+        """Return why files may be missing: the Hub was not asked; else nothing."""
+        why = self.snapshot().offline
+        if not why:
+            return ""
+        blobs = os.path.join(self.folder, "blobs")
+        partial = [
+            *(name for name in (os.listdir(blobs) if os.path.isdir(blobs) else ()) if name.endswith(".incomplete")),
+            *(os.listdir(partials) if os.path.isdir(partials := os.path.join(self.folder, "incomplete")) else ()),
+        ]
+        begun = f": {counted(len(partial), 'download')} of it did not end" if partial else ""
+        return f"{why}, and the cache has a part of this revision{begun}; download it again"
 
     # ------------------------------------------------------------------------------------------------- its files
     def get(self, path: str, *, options: dict[str, Any]) -> Any:

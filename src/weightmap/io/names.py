@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
 # An empty part of a path, or dots with blanks behind them: a system may take these for "." or "..".
 _UPWARDS = re.compile(r"(?:^|[/\\])[.\s]*(?:$|[/\\])")
+# Most links in a row, as Linux follows them; the name of a shared blob
+_MOST_LINKS = 40
+_SHARED = re.compile("[0-9a-f]{64}")
 # Layers of percent-encoding that are undone.
 _ROUNDS = 8
 
@@ -30,3 +34,32 @@ def _spellings(name: str) -> Iterator[str]:
             return
         name = decoded
     yield ".."
+
+
+def blob_of(path: str) -> str | None:
+    """Return the path of the blob that a file of the Hub's cache is a link to; None for any other file.
+
+    ``models--o--n/snapshots/COMMIT/NAME`` is a link to ``models--o--n/blobs/DIGEST``. That is a file, or a link to one
+    that repositories share (`is_shared`).
+    """
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.realpath(os.path.dirname(path)), os.path.basename(path)
+        above, kind = os.path.split(folder)
+        if kind == "blobs" and os.path.isdir(os.path.join(above, "snapshots")):
+            return os.path.join(folder, name)
+        try:
+            path = os.path.join(folder, os.readlink(os.path.join(folder, name)))
+        except (OSError, ValueError):  # no link
+            return None
+    return None
+
+
+def is_shared(real: str, blob: str) -> bool:
+    """Whether a file is one of those that the repositories of a cache share, of the cache with this blob.
+
+    huggingface_hub keeps them as ``blobs/XX/XXYYYY...`` beside ``models--o--n``, with a file that marks the folder.
+    """
+    store = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(blob))), "blobs")
+    name = os.path.basename(real)
+    is_there = _SHARED.fullmatch(name) is not None and real == os.path.join(store, name[:2], name)
+    return is_there and os.path.isfile(os.path.join(store, ".huggingface-shared-blobs"))

@@ -17,6 +17,7 @@ import numpy as np
 from weightmap.io.ahead import Pattern, Queue, Windows
 from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.location import Stored
+from weightmap.io.names import blob_of
 from weightmap.io.source import CHUNK, Source
 from weightmap.native import late
 
@@ -53,7 +54,8 @@ class CachedSource(Source):
         super().__init__(local, str(location), mode, open_descriptor(local))
         self.path, self._local = location, os.path.abspath(local)
         # The cache of the Hub names the file behind a link by its digest.
-        self.digest: str | None = os.path.basename(os.path.realpath(local)) if os.path.islink(local) else None
+        blob = blob_of(local)
+        self.digest: str | None = None if blob is None else os.path.basename(blob)
 
     @property
     def absolute(self) -> str | None:

@@ -232,8 +232,11 @@ def find_model(folder: str) -> str:
 
 
 def _away(folder: str) -> str:
-    """Return why files of a model are missing that deltas change in place: see weightmap/deltas/local.py."""
-    if type(folder) is not str or not os.path.lexists(os.path.join(folder, ".weight_sync", "next", "changes")):
+    """Return why files of a model are missing: the Hub was not asked, or deltas change it (see deltas/local.py)."""
+    if type(folder) is not str:
+        why = folder.of_store("offline")  # type: ignore[attr-defined]
+        return f": {why}" if why else ""
+    if not os.path.lexists(os.path.join(folder, ".weight_sync", "next", "changes")):
         return ""
     return ": a pull changes it in place; if that was stopped, pull again"
 

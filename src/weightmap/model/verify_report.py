@@ -29,7 +29,9 @@ class VerifyReport(NamedTuple):
         Bytes read.
     structure_only : str or None
         Why changes of tensor data would go unnoticed, such as "safetensors has no checksums"; None if checksums cover
-        all data. Bytes without a checksum are only shown to be readable.
+        all data, or digests all files. Bytes without a checksum are only shown to be readable.
+    digests : str or None
+        With ``trust=``, which digests of whole files were compared, such as "SHA-256 of 2 files as recorded".
     """
 
     path: str | None
@@ -39,11 +41,14 @@ class VerifyReport(NamedTuple):
     warnings: tuple[str, ...]
     nbytes: int
     structure_only: str | None = None
+    digests: str | None = None
 
     @property
     def scope(self) -> str:
         """A summary of the checks: "structure and checksums", or "structure only, every byte readable" and why."""
         why = self.structure_only
+        if self.digests is not None:
+            return f"structure, {self.digests}"
         return "structure and checksums" if why is None else f"structure only, every byte readable: {why}"
 
 

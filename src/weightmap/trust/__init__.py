@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import TrustError
+from weightmap.errors import Remedy, TrustError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +89,7 @@ def sign(
     key: str | os.PathLike[str],
     certificate: str | os.PathLike[str] | None = None,
     chain: Sequence[str | os.PathLike[str]] = (),
+    allow_symlinks: bool = False,
 ) -> str:
     """Sign a model as OpenSSF model-signing does, and return the path of the bundle.
 
@@ -104,6 +105,8 @@ def sign(
         PEM file with the certificate of that key.
     chain : sequence of str or os.PathLike
         PEM files with the certificates between that one and one that is trusted.
+    allow_symlinks : bool
+        Sign what symbolic links lead to, as in a snapshot in a cache; by default they are refused.
 
     Raises
     ------
@@ -119,11 +122,25 @@ def sign(
     name = os.path.join(given, "model.sig") if os.path.isdir(given) else f"{given}.sig"
     name = name if path is None else os.fsdecode(path)
     own = None if certificate is None else _absolute(certificate)
+    if not allow_symlinks and (link := _link_in(given)) is not None:
+        remedy = Remedy("{} signs what links lead to", "allow_symlinks", switch=True)
+        raise TrustError("this is a symbolic link, and cannot be signed", path=link, remedy=remedy)
     try:
-        sign_model(given, name, _absolute(key), own, tuple(map(_absolute, chain)))
+        sign_model(given, name, _absolute(key), own, tuple(map(_absolute, chain)), allow_symlinks=allow_symlinks)
     except ValueError as error:  # of the library
         raise TrustError(f"this cannot be signed: {error}", path=given) from None
     return name
+
+
+def _link_in(model: str) -> str | None:
+    """Return the path of a symbolic link in a model, if there is one."""
+    if os.path.islink(model):
+        return model
+    for folder, folders, names in os.walk(model):
+        for name in (*folders, *names):
+            if os.path.islink(os.path.join(folder, name)):
+                return os.path.join(folder, name)
+    return None
 
 
 def _absolute(path: Any) -> str:

@@ -13,7 +13,7 @@ from weightmap.errors import TensorFileError, TrustError, UnsupportedError, quot
 from weightmap.io.open_source import path_of
 from weightmap.lazy import later
 from weightmap.trust import record, recorded
-from weightmap.trust.lists import ONLY, Digest, Digests, add, of_file, of_mapping
+from weightmap.trust.lists import ONLY, SHA256, Digest, Digests, add, of_file, of_mapping, of_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,8 +46,10 @@ class Trust:
         Whether to look for more beside each file.
     ignored : tuple of str
         Names of files and folders that need no digest, as long as they are not opened.
-    links : bool, optional
-        Whether a signature allows symbolic links; None without one.
+    how : str
+        Where the digests are from, for reports: "as recorded".
+    signed : bool
+        Whether they are those of a signature, which names every file.
     """
 
     def __init__(
@@ -57,13 +59,15 @@ class Trust:
         *,
         beside: bool = False,
         ignored: tuple[str, ...] = (),
-        links: bool | None = None,
+        how: str = "as given",
+        signed: bool = False,
     ) -> None:
         self.root = root
         self.digests = digests
         self._beside = beside
         self._ignored = ignored
-        self.links = links
+        self.how = how
+        self.signed = signed
         # The files that this hashed, by what `record.state_of` says of them.
         self._hashed: set[tuple[tuple[int, ...], str]] = set()
 
@@ -196,17 +200,30 @@ def bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
         found: Trust = trust.trust_for(given, root)
         return found
     if not isinstance(trust, (str, os.PathLike)):
-        raise mistyped("trust", trust, "'recorded', a mapping, the path of a list of digests, or a signature")
+        raise mistyped(
+            "trust", trust, "'recorded', 'sha256:...', a mapping, the path of a list of digests, or a signature"
+        )
     if trust == _RECORDED:
-        return Trust(root, recorded.listed_in(root), beside=True, ignored=_UNLISTED)
+        return Trust(root, recorded.listed_in(root), beside=True, ignored=_UNLISTED, how="as recorded")
     at = os.fsdecode(trust)
+    if at.startswith(SHA256):
+        return Trust(root, _of_one(given, root, (of_text(at, "trust"),)))
     raw = recorded.read_list(at)
     if raw is None:
         raise FileNotFoundError(2, os.strerror(2), at)
     digests = of_file(raw, at)
     if ONLY in digests:  # it is about the file that is opened, and no other one
-        digests = {relative(given, root): digests[ONLY]}
-    return Trust(root, digests, ignored=(*_UNLISTED, relative(os.path.abspath(at), root)))
+        digests = _of_one(given, root, digests[ONLY])
+    ignored = (*_UNLISTED, relative(os.path.abspath(at), root))
+    return Trust(root, digests, ignored=ignored, how=f"as in {quoted(at)}")
+
+
+def _of_one(given: str, root: str, digests: tuple[Digest, ...]) -> Digests:
+    """Return the digests of the one file that is opened. Raises `TrustError` for a directory."""
+    if os.path.isdir(given):
+        what = "no digest of this directory is known, only that of one file: give a list of digests"
+        raise TrustError(what, path=given)
+    return {relative(given, root): digests}
 
 
 def relative(path: str, root: str) -> str:

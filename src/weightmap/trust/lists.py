@@ -18,6 +18,7 @@ from weightmap.errors import TrustError, quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+SHA256 = "sha256:"
 # The name of the only file in a list that does not name it.
 ONLY = ""
 # Most bytes of a list: a million files.
@@ -91,13 +92,16 @@ def of_mapping(given: Mapping[Any, Any]) -> Digests:
         if not isinstance(name, (str, os.PathLike)) or not isinstance(value, str):
             what = f"trust has a {type(name).__name__} with a {type(value).__name__}"
             raise TypeError(f"{what}, expected names of files with texts such as 'sha256:...'")
-        algorithm, _, digits = value.partition(":")
-        if algorithm != "sha256" or not re.fullmatch("[0-9a-fA-F]{64}", digits):
-            what = f"the digest of {quoted(name)} in trust"
-            raise TrustError(what, path="trust", actual=quoted(value), expected="sha256: and 64 hexadecimal digits")
-        path = plain(os.fsdecode(name), "trust")
-        add(found, path, Digest("sha256", digits.lower(), "trust"))
+        add(found, plain(os.fsdecode(name), "trust"), of_text(value, f"the digest of {quoted(name)} in trust"))
     return found
+
+
+def of_text(text: str, what: str) -> Digest:
+    """Return the SHA-256 in ``sha256:`` and digits, or in digits alone. Raises `TrustError` for another text."""
+    digits = text.removeprefix(SHA256)
+    if not re.fullmatch("[0-9a-fA-F]{64}", digits):
+        raise TrustError(what, path="trust", actual=quoted(text), expected="sha256: and 64 hexadecimal digits")
+    return Digest("sha256", digits.lower(), "trust")
 
 
 def of_sums(raw: bytes, origin: str) -> Digests:

@@ -12,6 +12,7 @@ import os
 import stat
 
 from weightmap.errors import TrustError
+from weightmap.io.names import blob_of
 from weightmap.io.open_source import is_missing
 from weightmap.trust.lists import MOST, ONLY, Digest, Digests, add, of_etag, of_file, of_pointer, of_sums
 
@@ -89,11 +90,8 @@ def _neighbours(path: str) -> list[Digest]:
 
 def _blob(path: str) -> Digest | None:
     """Return the digest that a hub cache calls a file by."""
-    blobs, name = os.path.split(os.path.realpath(path))
-    cache, kind = os.path.split(blobs)
-    if kind != "blobs" or not os.path.isdir(os.path.join(cache, "snapshots")):
-        return None
-    return of_etag(name, os.path.join(blobs, name))
+    blob = blob_of(path)
+    return None if blob is None else of_etag(os.path.basename(blob), blob)
 
 
 def _download(folder: str, name: str) -> Digest | None:

@@ -3,8 +3,10 @@
 A bundle holds a signed manifest: names of files relative to the model, each with a digest; which names were left out;
 and whether symbolic links counted as files. The library says whether the signature is good. Hashing the files is ours,
 by the rules of the library: a file that the manifest lacks is refused, unless it is left out there or is one of git's
-(``.git``, ``.github``, ``.gitattributes``, ``.gitignore``); so is a symbolic link where links were not allowed.
-Ours: manifests over pieces of files ("shards") are refused, for a whole file has no digest there.
+(``.git``, ``.github``, ``.gitattributes``, ``.gitignore``).
+Ours: manifests over pieces of files ("shards") are refused, for a whole file has no digest there. A link stands for the
+file that it leads to, whose bytes are hashed, also where the signature says that links were not allowed when it was
+made: caches of hubs link every file. A link to a folder is refused.
 """
 
 from __future__ import annotations
@@ -114,10 +116,12 @@ class _Manifest:
                 raise TrustError("a name in the manifest", path=origin, actual=quoted(item.identifier))
             digests[name] = (Digest(item.digest.algorithm, item.digest.digest_hex, origin),)
         ignored = (*(str(path) for path in self._ignored), *_GIT)
-        return Trust(root, digests, ignored=ignored, links=bool(how["allow_symlinks"]))
+        return Trust(root, digests, ignored=ignored, how=f"as signed in {quoted(origin)}", signed=True)
 
 
-def sign(model: str, path: str, key: str, certificate: str | None, chain: tuple[str, ...]) -> None:
+def sign(
+    model: str, path: str, key: str, certificate: str | None, chain: tuple[str, ...], *, allow_symlinks: bool
+) -> None:
     """Sign a model: see `weightmap.trust.sign`."""
     signing, hashing = _library("signing"), _library("hashing")
     config = signing.Config()
@@ -127,7 +131,8 @@ def sign(model: str, path: str, key: str, certificate: str | None, chain: tuple[
         config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=chain)
     name = os.path.relpath(os.path.abspath(path), os.path.abspath(model))
     left_out = [] if name.split(os.sep)[0] == os.pardir else [name]
-    config.set_hashing_config(hashing.Config().set_ignored_paths(paths=left_out))
+    how = hashing.Config().set_ignored_paths(paths=left_out).set_allow_symlinks(allow_symlinks)
+    config.set_hashing_config(how)
     with tempfile.NamedTemporaryFile(suffix=".sig") as file:
         config.sign(model, file.name)
         raw = Path(file.name).read_bytes()

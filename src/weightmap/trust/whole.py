@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from weightmap.arguments import as_threads
-from weightmap.errors import TrustError, quoted
+from weightmap.errors import TrustError, counted, quoted
 from weightmap.io.open_source import from_path
 from weightmap.native.late import cpus
 from weightmap.options import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from weightmap.trust.checking import Trust
+
+_CALLED = {"sha256": "SHA-256", "git": "git's SHA-1", "blake3": "BLAKE3"}
 
 
 def check_all(
@@ -29,7 +32,7 @@ def check_all(
     """Hash every file of a model, several at a time, and return their names.
 
     Of a path that is one file this is that file; of a directory, everything in it but the lists of digests themselves,
-    the folders of git and of downloads, and what a signature leaves out.
+    the folders of git and of downloads, and what a signature leaves out. A link stands for the file that it leads to.
 
     Raises
     ------
@@ -38,8 +41,6 @@ def check_all(
     """
     given = os.path.abspath(path)
     folder = os.path.isdir(given)
-    if trust.links is False and os.path.islink(given):
-        raise TrustError("this is a symbolic link, and the signature allows none", path=given)
     names = sorted(_files(trust, given)) if folder else [trust.name_of(given)]
     for name in names:
         trust.expected(os.path.join(trust.root, name))
@@ -76,16 +77,26 @@ def check_all(
     return names
 
 
+def compared(trust: Trust, names: Sequence[str]) -> str:
+    """Say what `check_all` has compared, such as "SHA-256 of 2 files as recorded"."""
+    kinds: Counter[str] = Counter()
+    for name in names:
+        digests = trust.expected(os.path.join(trust.root, name))
+        kinds[" and ".join(dict.fromkeys(_CALLED[digest.algorithm] for digest in digests))] += 1
+    said = (f"{kind} of {counted(count, 'file')}" for kind, count in sorted(kinds.items()))
+    return f"{', '.join(said)} {trust.how}"
+
+
 def _files(trust: Trust, folder: str, below: str = "") -> Iterator[str]:
     """Yield the names of the files in a folder."""
     with os.scandir(os.path.join(folder, below)) as entries:
         for entry in entries:
             name = f"{below}{entry.name}"
-            if trust.links is False and entry.is_symlink():
-                raise TrustError("this is a symbolic link, and the signature allows none", path=entry.path)
             status = entry.stat()
             if stat.S_ISDIR(status.st_mode):
-                if not entry.is_symlink() and not (trust.links is None and trust.ignores(name)):
+                if entry.is_symlink() and trust.signed:
+                    raise TrustError("this is a link to a folder, and a signature is about files", path=entry.path)
+                if not entry.is_symlink() and (trust.signed or not trust.ignores(name)):
                     yield from _files(trust, folder, f"{name}/")
             elif not stat.S_ISREG(status.st_mode):
                 raise TrustError("this is no regular file", path=entry.path)
