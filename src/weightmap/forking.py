@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # libraries take a quarter of a second and register hooks of their own.
 _APART = frozenset(
     {"__main__", "cli", "compat", "dcp", "deltas", "demo", "jax", "report", "torch", "typing", "vllm", "words"}
-    | {"ahead", "fetching", "hub", "location", "remote", "stores", "web"}
+    | {"ahead", "fetching", "hub", "location", "proxies", "remote", "stores", "web"}
 )
 # Without `logging` and `concurrent.futures`: imported during a fork, they would register their own hooks too late.
 _OTHERS = ("ml_dtypes", "tomllib", "weightmap.deltas.overlay")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import io
@@ -24,6 +25,7 @@ from tests.builders import onnx
 from tests.builders import safetensors as safe
 from tests.llama import models
 from tests.remote.hub_server import STALL, Hub, git_hash, sha256
+from tests.remote.test_proxies import Proxy
 from tests.support import SOURCES
 
 import weightmap as wm
@@ -436,6 +438,32 @@ def test_signed_addresses_expire(hub: Hub) -> None:
     with wm.open(f"hf://{NAME}") as file:
         hub.signed += 1
         assert equal(dict(file))
+
+
+def test_the_way_to_the_hub_is_that_of_the_environment(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Listing, ranges and downloads take the proxy; ~/.netrc has the login where there is no token."""
+    (tmp_path / "netrc").write_text("machine far.test login me password SECRET\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    login = f"Basic {base64.b64encode(b'me:SECRET').decode()}"
+    far = f"http://far.test:{hub.url.rpartition(':')[2]}"
+    with Proxy() as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
+        monkeypatch.setattr(hub_library.constants, "ENDPOINT", far)
+        template = far + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(hub_library.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        hub_library.close_session()
+        assert equal(wm.load(f"hf://{NAME}"))
+        assert equal(wm.load(weightmap.hub.download(f"hf://{NAME}")))
+        proxy.shutdown()
+    assert len(proxy.asked) >= len(hub.asked) > 8  # huggingface_hub asks for other things, too
+    assert {asked.token for asked in hub.asked if asked.what != "data"} == {login}
+    assert {asked.token for asked in hub.asked if asked.what == "data"} == {None}
 
 
 def test_another_digest_is_another_file(hub: Hub) -> None:

@@ -10,6 +10,7 @@ from tests.builders import safetensors as safe
 from tests.remote.servers import MODIFIED, AsyncStore, Objects, Server, Stored
 
 import weightmap as wm
+from weightmap.cli import main
 from weightmap.errors import FileChangedError, RemoteError
 from weightmap.io import fetching
 from weightmap.io.fetching import ATTEMPTS, StoreError, fault_of_status
@@ -182,9 +183,7 @@ def test_stores_without_strong_tags(tag, objects, opened):
 def test_objects_without_a_version_are_refused_unless_asked_for(objects, opened):
     """Where neither tag nor time tells two objects of one size apart, a tensor could be of both: nothing is read."""
     objects.etags["m"], objects.modified = None, None
-    with pytest.raises(
-        RemoteError, match=r"neither an ETag nor a time of modification.* open it with unversioned=True"
-    ):
+    with pytest.raises(RemoteError, match=r"neither an ETag nor a time of modification.* unversioned=True opens it"):
         opened()
     file = opened(unversioned=True)
     assert right(file)
@@ -314,11 +313,39 @@ def test_a_server_that_drips_is_given_up(objects):
 
 
 # ------------------------------------------------------------------------------------------------------------ redirects
+def test_remedies_are_options_of_commands(objects, capsys, tmp_path):
+    """What an error names is an option where it is printed, and helps there."""
+    with Server(objects) as server:
+        for command in (["inspect"], ["verify"], ["convert"], ["export"], ["doctor"], ["diff"]):
+            more = {
+                "convert": [str(tmp_path / "m.amb")],
+                "export": ["w", str(tmp_path / "w.npy")],
+                "diff": [server.url + "m"],
+            }.get(command[0], [])
+            asked = [*command, server.url + "m", *more]
+            objects.faults, objects.redirect = ["302"], "/m"
+            assert main(asked) == 4
+            assert "--redirects follows it" in "".join(capsys.readouterr())
+            objects.faults = ["302"]
+            assert main([*asked, "--redirects"]) == 0
+            objects.etags["m"], objects.modified, modified = None, None, objects.modified
+            assert main(asked) == 4
+            assert "--unversioned opens it" in "".join(capsys.readouterr())
+            assert main([*asked, "--unversioned"]) == 0
+            objects.modified = modified
+            del objects.etags["m"]
+        objects.always = "stall"
+        assert main(["inspect", server.url + "m", "--deadline", "0.05"]) == 4
+        assert "--deadline gives it more time" in capsys.readouterr().err
+        assert main(["inspect", server.url + "m", "--deadline", "0"]) == 2
+        assert main(["inspect", "m", "--deadline", "nan"]) == 2
+
+
 def test_redirects_are_refused_unless_asked_for(objects):
     objects.objects["elsewhere"] = MODEL
     with Server(objects) as server:
         objects.faults = ["302"]
-        with pytest.raises(RemoteError, match=r"redirects to 127\.0\.0\.1, which redirects=True follows"):
+        with pytest.raises(RemoteError, match=r"redirects to 127\.0\.0\.1; redirects=True follows it"):
             wm.open(server.url + "m")
         assert [r.key for r in objects.requests] == ["m"]
         objects.faults = ["307", "", "301"]

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from weightmap.cli import show
+from weightmap.cli.arguments import locate
 from weightmap.cli.ending import undoing
 from weightmap.cli.outcome import (
     INPUT_OUTPUT,
@@ -69,6 +70,7 @@ def _run(argv: list[str]) -> int:
         args = build_parser(argv).parse_args(argv)
         verifies = getattr(args, "verify", False)
         _check_environment()
+        locate(args)
         status: int = args.run(args)
         show.flush()
     except SystemExit as leaving:  # after --help or --version

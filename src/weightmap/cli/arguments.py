@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from weightmap.cli.outcome import UsageError
+from weightmap.errors import AddressError
+
+# Arguments that may be addresses to read
+_SOURCES = frozenset({"files", "file", "src", "a", "b", "other", "base", "new", "source"})
 
 
 class Offered(tuple[str, ...]):
@@ -46,6 +51,34 @@ def add_distribution(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--world-size", type=int, metavar="N", help="the number of ranks, which share a file system")
     group.add_argument("--manifest", metavar="FILE", help="record finished files, and skip them when started again")
     group.add_argument("--keep-going", action="store_true", help="go on after an error, and report all of them")
+
+
+def add_remote(parser: argparse.ArgumentParser) -> None:
+    """Add the options for addresses of stores."""
+    group = parser.add_argument_group("addresses (s3://, gs://, az://, https://, hf://)")
+    group.add_argument("--redirects", action="store_true", help="follow redirects of an https:// address")
+    about = "read an object that has neither an ETag nor a time of modification"
+    group.add_argument("--unversioned", action="store_true", help=about)
+    group.add_argument("--deadline", type=float, metavar="S", help="most seconds for a request (default: 60)")
+
+
+def locate(args: argparse.Namespace) -> None:
+    """Give the addresses among the arguments these options. Raises `UsageError` for an impossible one."""
+    how: dict[str, Any] = {name: getattr(args, name, None) for name in ("redirects", "unversioned", "deadline")}
+    if all(value is None or value is False for value in how.values()):
+        return
+    from weightmap.io.stores import location_of  # for addresses alone
+
+    try:
+        for name, value in vars(args).items():
+            if name in _SOURCES and isinstance(value, str):
+                setattr(args, name, location_of(value, **how))
+            elif name in _SOURCES and value:
+                setattr(args, name, [location_of(one, **how) for one in value])
+    except AddressError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def text(given: str) -> str:

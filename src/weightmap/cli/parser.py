@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import __version__
 from weightmap.cli import show
-from weightmap.cli.arguments import add_distribution, add_json, add_lenient, add_threads, add_weights, text
+from weightmap.cli.arguments import add_distribution, add_json, add_lenient, add_remote, add_threads, add_weights, text
 from weightmap.cli.outcome import UsageError
 from weightmap.lazy import NamedTuple, later
 
@@ -62,6 +62,8 @@ def build_parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         sub = _add_parser(subparsers, name, summary, details)
         sub.set_defaults(run=later(f"weightmap.cli.{module}", name))
         add_arguments(sub)
+        if name not in _LOCAL:
+            add_remote(sub)
     if len(names) > 1:
         _add_help(parser, subparsers)
     return parser
@@ -280,6 +282,8 @@ class _Command(NamedTuple):
     add_arguments: Callable[[argparse.ArgumentParser], Any]
 
 
+# Commands that read no addresses
+_LOCAL = frozenset({"sign", "apply", "demo"})
 _COMMANDS = {
     "inspect": _Command("reading", "show the contents of files", "No tensor data is read.", _inspect),
     "verify": _Command("reading", "check the structure of files, and their checksums", _VERIFY, _verify),

@@ -24,6 +24,7 @@ from threading import Lock, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.errors import Remedy
 from weightmap.io.process import PerProcess
 
 if TYPE_CHECKING:
@@ -63,14 +64,19 @@ class StoreError(Exception):
         Whether the words replace those of the system, which say no more than that there is no file.
     after : float
         Seconds after which the server asks to be asked again.
+    remedy : Remedy or None
+        The option that would help.
     """
 
-    def __init__(self, kind: str, words: str, *, told: bool = False, after: float = 0.0) -> None:
+    def __init__(
+        self, kind: str, words: str, *, told: bool = False, after: float = 0.0, remedy: Remedy | None = None
+    ) -> None:
         super().__init__(words)
         self.kind = kind
         self.words = words
         self.told = told
         self.after = after
+        self.remedy = remedy
 
 
 class Pin(NamedTuple):
@@ -147,9 +153,13 @@ _KINDS = {
     "NotSupportedError": ("refused", "the store ignores ranges"),
     "InvalidPathError": ("refused", "the store takes no such name"),
 }
-TOO_LONG = "took too long: deadline= gives it more time"
+TOO_LONG = "took too long"
+MORE_TIME = Remedy("{} gives it more time", "deadline")
 # Patterns in foreign error texts, and our safe wording
 _WORDS = (
+    (r"Tunnel connection failed: 407", "refused", "the proxy wants a name and a password, in https_proxy"),
+    (r"Tunnel connection failed: 4", "refused", "the proxy refuses to connect to the host"),
+    (r"Tunnel connection failed", "again", "the proxy cannot connect to the host"),
     (r"169\.254\.169\.254|metadata\.google", "again", "no credentials were found"),
     (r"StartTooLarge", "beyond", "there are no such bytes"),
     (r"UnexpectedRange|Requested \d+\.\.\d+, got", "refused", "the answer has other bytes than requested"),
@@ -179,7 +189,7 @@ def _fault_of(error: Exception) -> StoreError | None:
         return fault_of_status(int(status[1]))
     for pattern, kind, words in _WORDS:
         if re.search(pattern, text):
-            return StoreError(kind, words)
+            return StoreError(kind, words, remedy=MORE_TIME if words.endswith(TOO_LONG) else None)
     return StoreError("again", "the store cannot be reached")
 
 
@@ -355,7 +365,8 @@ class Access:
                 after = fault.after
                 failed = failed + 1 if attempt.done - at < _PROGRESS else 1
                 if failed >= ATTEMPTS:
-                    raise StoreError("again", f"{fault.words} ({ATTEMPTS} attempts)") from None
+                    words = f"{fault.words} ({ATTEMPTS} attempts)"
+                    raise StoreError("again", words, remedy=fault.remedy) from None
             else:
                 assert attempt.pin is not None  # noqa: S101 - that of the answer
                 return attempt.pin

@@ -15,17 +15,20 @@ import re
 import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from weightmap.errors import AddressError, MissingDependencyError, counted
-from weightmap.io.fetching import ATTEMPTS, TOO_LONG, Access, StoreError, fault_of_status, pause
+from weightmap.io.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause
 from weightmap.io.location import Location
 from weightmap.io.names import stays_inside
+from weightmap.io.proxies import login_of
 from weightmap.io.web import WebStore
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterator, Mapping
+
+    from weightmap.errors import Remedy
 
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _FORM = "hf://owner/name[@revision][/path]"
@@ -131,11 +134,11 @@ class HubStore:
             return self._known
 
     def _asked(self) -> _Snapshot:
-        hub, failed = self._hub, 0
+        hub, failed, api = self._hub, 0, self._hub.HfApi(library_name="weightmap", **self._login)
         given: dict[str, Any] = {"revision": self.revision, "repo_type": self.kind, "files_metadata": True}
         while True:
             try:
-                found = hub.HfApi(library_name="weightmap").repo_info(self.name, timeout=self._deadline, **given)
+                found = api.repo_info(self.name, timeout=self._deadline, **given)
             except hub.errors.OfflineModeIsEnabled:
                 return self._held("the Hub is switched off by HF_HUB_OFFLINE")
             except hub.errors.HfHubHTTPError as error:
@@ -152,11 +155,11 @@ class HubStore:
             failed += 1
             if fault.kind != "again" or failed >= ATTEMPTS:
                 if fault.kind == "again" and fault.words.startswith("the Hub"):
-                    return self._held(fault.words)
+                    return self._held(fault.words, fault.remedy)
                 raise fault from None
             time.sleep(pause(failed, fault.after))
 
-    def _held(self, why: str) -> _Snapshot:
+    def _held(self, why: str, remedy: Remedy | None = None) -> _Snapshot:
         """Return what the cache holds of the revision; raise `StoreError` where it does not know that."""
         folder, wanted = self.folder, self.revision or "main"
         try:
@@ -166,7 +169,8 @@ class HubStore:
             commit = wanted
         root = os.path.join(folder, "snapshots", commit)
         if _COMMIT.fullmatch(commit) is None or not os.path.isdir(root):
-            raise StoreError("refused", f"{why}, and the cache has no revision {wanted!r} of {self.name}")
+            words = f"{why}, and the cache has no revision {wanted!r} of {self.name}"
+            raise StoreError("refused", words, remedy=remedy)
         files = {}
         for path, _, names in os.walk(root):
             for name in names:
@@ -179,6 +183,13 @@ class HubStore:
     def folder(self) -> str:
         """The folder of the repository in the cache."""
         return os.path.join(self._hub.constants.HF_HUB_CACHE, self._called)
+
+    @property
+    def _login(self) -> dict[str, Any]:
+        """The login for the endpoint in ``~/.netrc``, where there is no token, for huggingface_hub."""
+        host = urlsplit(self._hub.constants.ENDPOINT).hostname or ""
+        login = None if self._hub.get_token() else login_of(host)
+        return {} if login is None else {"token": False, "headers": {"authorization": login}}
 
     @property
     def _names_commit(self) -> bool:
@@ -266,7 +277,8 @@ class HubStore:
         base = f"{self._hub.constants.ENDPOINT}/"
         with self._lock:
             if self._web is None:
-                headers = self._hub.utils.build_hf_headers(library_name="weightmap")
+                headers = self._hub.utils.build_hf_headers(library_name="weightmap", **self._login)
+                headers = {name.lower(): value for name, value in headers.items()}
                 self._web = WebStore(base, self._deadline, redirects=True, private=headers, fault=self._words.fault)
             web = self._web
         address = self._hub.hf_hub_url(self.name, path, repo_type=self.kind, revision=found.commit)
@@ -292,7 +304,7 @@ def _fault_of_listing(error: Exception) -> StoreError:
     """Return the error for an exception of huggingface_hub: of its client, or about what the Hub answered."""
     timed_out = isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower()
     if timed_out:
-        return StoreError("again", f"the Hub {TOO_LONG}")
+        return StoreError("again", f"the Hub {TOO_LONG}", remedy=MORE_TIME)
     if isinstance(error, ImportError):  # of a proxy that its client cannot use
         return StoreError("refused", f"huggingface_hub lacks a package: {error}")
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _CLIENTS:

@@ -10,7 +10,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, unquote
 
-from weightmap.errors import FileChangedError, RemoteError
+from weightmap.errors import FileChangedError, Remedy, RemoteError
 from weightmap.io.fetching import StoreError
 
 if TYPE_CHECKING:
@@ -227,8 +227,8 @@ class Stored:
             pin = _opened_without(fault, location)
         if pin.size and not (pin.is_versioned or access.unversioned):
             words = "the store states neither an ETag nor a time of modification, so nothing would show that the object"
-            remedy = "download it, or open it with unversioned=True"
-            fail(StoreError("refused", f"{words} was replaced between two requests: {remedy}"), str(location))
+            remedy = Remedy("download it, or {} opens it", "unversioned", switch=True)
+            fail(StoreError("refused", f"{words} was replaced between two requests", remedy=remedy), str(location))
         return cls(location, pin), bytes(head[: pin.size])
 
     def fetch(self, begin: int, end: int, target: memoryview | Pieces) -> Future[Any]:
@@ -285,4 +285,5 @@ def fail(fault: StoreError, name: str, what: str = "") -> NoReturn:
     if fault.kind == "changed":
         msg = "the object was changed, replaced or deleted after it was opened"
         raise FileChangedError(msg, path=name) from None
-    raise RemoteError(f"{what or 'it'} cannot be read from its store: {fault.words}", path=name) from None
+    msg = f"{what or 'it'} cannot be read from its store: {fault.words}"
+    raise RemoteError(msg, path=name, remedy=fault.remedy) from None

@@ -22,8 +22,6 @@ _OF_OBSTORE = {
     "az": ("AzureStore", "container", "AZURE"),
 }
 SCHEMES = (*_OF_OBSTORE, "https", "http", "hf")
-# Where credentials belong: those of a store, and those of a host.
-_CREDENTIALS = ("give these to the store, as store=", "give these in ~/.netrc, or to a store, as store=")
 
 
 def location_of(
@@ -69,7 +67,7 @@ def location_of(
         host, key, query = _parts_of(path, scheme)
         key = key if encoded else unquote(key)
     if "@" in host:
-        raise AddressError(f"the {scheme} address has a name or a password in it: {_CREDENTIALS[encoded]}")
+        raise AddressError(f"the {scheme} address has a name or a password in it: {_credentials(scheme)}")
     base = f"{scheme}://{host}/"
     if store is not None:
         base += _prefix_of(store, key)
@@ -96,6 +94,12 @@ def _parts_of(address: str, scheme: str) -> tuple[str, str, str]:
 def _no_host(scheme: str) -> AddressError:
     kind = _OF_OBSTORE[scheme][1] if scheme in _OF_OBSTORE else "host"
     return AddressError(f"the {scheme} address names no {kind} that a request can go to")
+
+
+def _credentials(scheme: str) -> str:
+    if scheme in _OF_OBSTORE:
+        return f"give these in the environment, as variables that begin with {_OF_OBSTORE[scheme][2]}_"
+    return "write these to ~/.netrc"
 
 
 def _prefix_of(store: Any, key: str) -> str:

@@ -1,7 +1,7 @@
 """A store over HTTP: ranges of what lies below an address, by the standard library.
 
 It follows redirects only on request, and never from HTTPS to HTTP. The query of an address, often a signature, goes to
-its server alone.
+its server alone. Proxies and ``~/.netrc``: see `weightmap.io.proxies`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from threading import Lock
 from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
+from weightmap.errors import Remedy
 from weightmap.io.fetching import SLOWEST, StoreError, fault_of_status
+from weightmap.io.proxies import login_of, proxy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -152,9 +155,33 @@ class _Host(NamedTuple):
         return cls(secure, name, usual if port is None else port)
 
     def connect(self, timeout: float) -> http.client.HTTPConnection:
-        if not self.secure:
-            return http.client.HTTPConnection(self.name, self.port, timeout=timeout)
-        return http.client.HTTPSConnection(self.name, self.port, timeout=timeout)
+        """Return a connection, perhaps by a proxy. Raises `StoreError` for a proxy that cannot be used."""
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        proxy = proxy_of("https" if self.secure else "http", f"{name}:{self.port}")
+        if proxy is None:
+            kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+            return kind(self.name, self.port, timeout=timeout)
+        if self.secure:
+            tunnel = http.client.HTTPSConnection(proxy.name, proxy.port, timeout=timeout)
+            tunnel.set_tunnel(self.name, self.port, proxy.headers)
+            return tunnel
+        forwarding = (_SecureForwarding if proxy.secure else _Forwarding)(proxy.name, proxy.port, timeout=timeout)
+        forwarding.base, forwarding.more = f"http://{name}:{self.port}", proxy.headers
+        return forwarding
+
+
+class _Forwarding(http.client.HTTPConnection):
+    """A connection to a proxy, which is asked for whole addresses."""
+
+    base: str
+    more: dict[str, str]
+
+    def request(self, method: str, url: str, body: Any = None, headers: Any = MappingProxyType({}), **how: Any) -> None:
+        super().request(method, self.base + url, body, {**headers, **self.more}, **how)
+
+
+class _SecureForwarding(_Forwarding, http.client.HTTPSConnection):
+    """One over TLS."""
 
 
 class WebStore:
@@ -171,8 +198,9 @@ class WebStore:
     query : str
         The query of every address, the part behind the ``?``.
     private : mapping of str to str, optional
-        Headers for the host of the address alone. With them, redirects are remembered: later requests for an object go
-        where the first one was sent, until that is refused. An answer has the tag that the redirect stated.
+        Headers, in lower case, for the host of the address alone. With them, redirects are remembered: later requests
+        for an object go where the first one was sent, until that is refused. An answer has the tag that the redirect
+        stated.
     fault : callable, optional
         ``fault(status, headers)`` returns the error for an answer; by default `fault_of_status`.
     """
@@ -192,6 +220,7 @@ class WebStore:
         self._private, self._home, self._fault = private, _Host.of(base), fault
         # Where requests for an object were redirected to, and its tag.
         self._moved: dict[str, tuple[str, str | None]] = {}
+        self._logins: dict[str, str | None] = {}
         self._idle: dict[_Host, list[http.client.HTTPConnection]] = {}
         self._lock = Lock()
         self._process = os.getpid()
@@ -217,6 +246,7 @@ class WebStore:
         for _ in range(_MOST_REDIRECTS if self._redirects else 1):
             host = _Host.of(address)
             own = headers if self._private is None or host != self._home else {**headers, **self._private}
+            own = own if "authorization" in own else {**own, **self._login(host)}
             connection, response = self._ask(host, "HEAD" if span is None else "GET", address, own, until)
             expired = path in self._moved and response.status in _EXPIRED
             if not expired and response.status not in _REDIRECTS:
@@ -242,6 +272,12 @@ class WebStore:
                 self._moved[path] = address, tag
         return answer
 
+    def _login(self, host: _Host) -> dict[str, str]:
+        if host.name not in self._logins:
+            self._logins[host.name] = login_of(host.name)
+        login = self._logins[host.name]
+        return {} if login is None else {"authorization": login}
+
     def _finish(self, host: _Host, connection: http.client.HTTPConnection, response: _Response) -> None:
         """Read the short text of an answer, and keep the connection."""
         if response.length is None or response.length > _CHUNK or response.will_close:
@@ -260,7 +296,8 @@ class WebStore:
             raise StoreError("refused", "the server redirects to an invalid address") from None
         if not self._redirects:
             where = f" to {parts.hostname}" if parts.hostname else ""
-            raise StoreError("refused", f"the server redirects{where}, which redirects=True follows")
+            remedy = Remedy("{} follows it", "redirects", switch=True)
+            raise StoreError("refused", f"the server redirects{where}", remedy=remedy)
         if parts.scheme not in ("http", "https") or (parts.scheme == "http" and address.startswith("https:")):
             raise StoreError("refused", "the server redirects to an address that is not protected")
         try:

@@ -160,5 +160,6 @@ def _library(module: str) -> Any:
 
         return import_module(f"model_signing.{module}")
     except ImportError:
-        msg = "signatures need model-signing and pyOpenSSL: pip install 'weightmap[trust]'"
+        how = "pip install model-signing pyOpenSSL, or '.[trust]' in a checkout"
+        msg = f"signatures need model-signing and pyOpenSSL: {how}"
         raise MissingDependencyError(msg) from None
