@@ -24,6 +24,7 @@ from weightmap.io.hub import Entry, HubStore
 from weightmap.io.location import Location
 from weightmap.io.open_source import path_of
 from weightmap.io.remote import RemoteSource
+from weightmap.io.stores import location_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ def download(
     include: str | Sequence[str] | None = None,
     *,
     progress: Callable[[int, int], None] | None = None,
+    deadline: float | None = None,
 ) -> str:
     """Download the files of a repository to the cache of huggingface_hub.
 
@@ -55,6 +57,8 @@ def download(
         Only files whose path in the repository matches one.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes.
+    deadline : float, optional
+        Time limit of a request in seconds, to which each MiB adds one second; 60 when not given.
 
     Returns
     -------
@@ -76,7 +80,7 @@ def download(
     """
     globs = as_globs("include", include)
     check_progress(progress)
-    location = path_of(address)
+    location = path_of(address) if deadline is None else location_of(os.fspath(address), deadline=deadline)
     if not isinstance(location, Location) or not isinstance(location.access.store, HubStore):
         raise AddressError("address", actual=quoted(address), expected="one that begins with hf://")
     store, key = location.access.store, location.key.rstrip("/")
@@ -118,9 +122,13 @@ class _Download:
     def run(self) -> None:
         """Download all files, some at a time."""
         with ThreadPoolExecutor(min(_FILES, len(self._left))) as pool:
-            workers = [pool.submit(self._work) for _ in range(min(_FILES, len(self._left)))]
-            for worker in workers:
-                worker.result()
+            try:
+                workers = [pool.submit(self._work) for _ in range(min(_FILES, len(self._left)))]
+                for worker in workers:
+                    worker.result()
+            except BaseException:
+                self._failed = True  # also of an interrupt, which no worker sees
+                raise
 
     def _work(self) -> None:
         try:

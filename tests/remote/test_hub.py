@@ -15,6 +15,7 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +153,7 @@ def test_every_form_of_an_address(path: str, hub: Hub) -> None:
 )
 def test_other_addresses_are_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An address that names no repository, no revision or no plain path: on the command line, that is usage."""
-    for call in (wm.open, weightmap.hub.download):
+    for call in (wm.open, weightmap.hub.download, partial(weightmap.hub.download, deadline=1)):
         with pytest.raises(AddressError, match="hf://owner/name"):
             call(address)
     assert main(["inspect", address]) == 2
@@ -801,6 +802,26 @@ def test_a_full_disk_leaves_no_blob(call: str, hub: Hub, monkeypatch: pytest.Mon
             weightmap.hub.download(f"hf://{NAME}")
     assert not blobs()
     assert equal(wm.load(weightmap.hub.download(f"hf://{NAME}")))
+
+
+def test_an_interrupt_ends_all_files(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers see nothing of it: they end their piece, and begin no other file."""
+    hub.repositories[NAME]["main"] = {f"{number}.bin": bytes([number]) * 1000 for number in range(40)}
+    stopped = threading.Event()
+
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, *arguments: Any, **options: Any) -> Any:
+            super().submit(*arguments, **options)
+            return types.SimpleNamespace(result=lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+
+        def shutdown(self, *arguments: Any, **options: Any) -> None:
+            stopped.set()
+            super().shutdown(*arguments, **options)
+
+    monkeypatch.setattr(weightmap.hub, "ThreadPoolExecutor", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        weightmap.hub.download(f"hf://{NAME}", progress=lambda *_: stopped.wait(20) and None)
+    assert hub.count("data") <= 4
 
 
 def test_two_processes_share_the_work(hub: Hub) -> None:
