@@ -73,7 +73,7 @@ def verified(url: str, _: Path) -> dict[str, Any]:
 def prefetched(pool: Any, wanted: list[Any]) -> None:
     """Prefetch, and wait until every read has begun: a hold before that reads alone, and others read over its bytes."""
     pool.prefetch(wanted)
-    while pool._queued:
+    while any(entry.queued for entry in list(pool._entries.values())):
         time.sleep(1e-3)
 
 

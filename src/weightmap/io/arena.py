@@ -1,8 +1,11 @@
-"""`Arena`: memory for many arrays of different sizes, which takes no more pages than it is allowed.
+"""`Arena`: memory for many arrays of a few sizes, which takes no more pages than it is allowed.
 
-Arrays are runs of whole pages in segments of address space. A run is free again when nothing refers to its array any
-more; its pages stay for the next array, as far as that is allowed, and go back to the system otherwise. So what lies
-free between arrays of other sizes costs addresses and no memory.
+Arrays lie in slots of their size, which are cut from segments of address space and never joined or divided. A slot is
+free when nothing refers to its array any more; its pages stay for the next array of that size, as far as that is
+allowed, and go back to the system otherwise. So what lies free for other sizes costs addresses and no memory.
+
+Which slots are free follows from which arrays are alive. Everything else here only remembers it, and is made anew after
+an interruption.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ import os
 import threading
 import time
 import weakref
-from bisect import bisect_left, insort
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Place = tuple[int, int]  # number of a segment, offset there
 
 # Bytes of addresses that are taken at once, and of a huge page. A read past the page cache looks up every page: into
 # huge ones it takes a fifth of the processor's time.
@@ -37,44 +37,33 @@ _PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE
 _GIVE_BACK = getattr(mmap, "MADV_DONTNEED", None)
 
 
-class _Runs:
-    """Free runs by their size, and by where they begin and end."""
+# Sizes are multiples of a page, and large ones of so large a part of themselves: tensors of about the same size share
+# slots.
+_STEPS = 64
 
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.sizes: list[tuple[int, Place]] = []  # sorted
-        self._begins: dict[Place, int] = {}
-        self._ends: dict[Place, int] = {}
 
-    def add(self, place: Place, size: int) -> None:
-        """Add a run, joined to those beside it."""
-        segment, begin = place
-        if (before := self.before(place)) is not None:
-            size += self.remove((segment, before))
-            begin = before
-        if (after := (segment, begin + size)) in self._begins:
-            size += self.remove(after)
-        insort(self.sizes, (size, (segment, begin)))
-        self._begins[segment, begin] = size
-        self._ends[segment, begin + size] = begin
-        self.nbytes += size
+def slot_size(nbytes: int) -> int:
+    """Return the bytes of a slot for an array of `nbytes`."""
+    step = max(mmap.PAGESIZE, (1 << nbytes.bit_length()) // 2 // _STEPS)
+    return -(-nbytes // step) * step
 
-    def remove(self, place: Place) -> int:
-        """Remove a run, and return its size."""
-        size = self._begins.pop(place)
-        del self._ends[place[0], place[1] + size]
-        del self.sizes[bisect_left(self.sizes, (size, place))]
-        self.nbytes -= size
-        return size
 
-    def before(self, place: Place) -> int | None:
-        """Return where the run begins that ends at a place."""
-        return self._ends.get(place)
+class _Slot:
+    """A place for an array in a segment."""
 
-    def fitting(self, nbytes: int) -> Place | None:
-        """Return the smallest run of at least so many bytes."""
-        at = bisect_left(self.sizes, (nbytes,))
-        return self.sizes[at][1] if at < len(self.sizes) else None
+    __slots__ = ("begin", "memory", "nbytes", "paged")
+
+    def __init__(self, memory: mmap.mmap, begin: int, nbytes: int) -> None:
+        self.memory, self.begin, self.nbytes = memory, begin, nbytes
+        self.paged = True  # whether it has pages, as far as is known
+
+
+class _Tenant(weakref.ref[Any]):
+    """A reference to the array in a slot. Its callback is C: a signal's handler cannot end it halfway."""
+
+    __slots__ = ("slot",)
+
+    slot: _Slot
 
 
 class Arena:
@@ -88,30 +77,34 @@ class Arena:
 
     def __init__(self, *, huge: bool) -> None:
         self._page = _HUGE if hasattr(mmap, "MADV_HUGEPAGE") else mmap.PAGESIZE
-        self._huge, self._dear = huge, False
+        self._huge, self._dear, self._segments = huge, False, 0
         self._lock = threading.Lock()
-        self._segments: list[tuple[mmap.mmap, int]] = []  # with where the first huge page begins
-        self._arrays: dict[Place, weakref.ref[Any]] = {}  # with a callback: that of a dead reference is never called
-        self._returned: deque[tuple[Place, int]] = deque()  # runs whose array is gone; a callback may take no lock
-        self._empty, self._paged = _Runs(), _Runs()  # without pages, and with all of them
-        self._used = 0
+        # What is so: all slots, and the arrays in them.
+        self._slots: list[_Slot] = []
+        self._tenants: dict[_Slot, _Tenant] = {}
+        self._returned: deque[_Tenant] = deque()  # whose array is gone, and whose slot is not counted as free yet
+        # What follows from it: see _settle.
+        self._settled = True
+        self._used = self._idle = 0  # bytes of slots with an array, and of free ones with pages
+        self._paged: dict[int, list[_Slot]] = {}
+        self._bare: dict[int, list[_Slot]] = {}
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes at most: pages of arrays, and of free runs that keep theirs."""
+        """Memory that it takes at most: pages of arrays, and of free slots that keep theirs."""
         with self._lock:
-            self._collect()
-            return self._used + self._paged.nbytes
+            self._settle()
+            return self._used + self._idle
 
-    def allocate(self, nbytes: int, spare: int) -> NDArray[np.uint8]:
+    def allocate(self, nbytes: int, limit: int) -> NDArray[np.uint8]:
         """Return an array of bytes of any value.
 
         Parameters
         ----------
         nbytes : int
-            A multiple of the size of a page.
-        spare : int
-            Bytes that free runs may keep then.
+            A multiple of the size of a page; see `slot_size`.
+        limit : int
+            Bytes that arrays and free slots with pages may take together: free slots give theirs back above it.
 
         Raises
         ------
@@ -121,73 +114,83 @@ class Arena:
         if not nbytes:
             return np.empty(0, np.uint8)
         with self._lock:
-            self._collect()
-            place = self._take(nbytes)
+            self._settle()
+            self._settled = False
+            slot = self._take(nbytes)
+            array = np.frombuffer(memoryview(slot.memory)[slot.begin : slot.begin + nbytes], np.uint8)
+            tenant = _Tenant(array, self._returned.append)
+            tenant.slot = slot
+            self._tenants[slot] = tenant
             self._used += nbytes
-            memory, first = self._segments[place[0]]
-            begin = first + place[1]
-            array = np.frombuffer(memoryview(memory)[begin : begin + nbytes], np.uint8)
-            if self._paged.nbytes > spare:
-                array[-1] = 0  # the rest of its huge page is given back, so it must be there
-                self._give_back(spare)
-            returned = self._returned
-            self._arrays[place] = weakref.ref(array, lambda _: returned.append((place, nbytes)))
+            self._give_back(limit - self._used)
+            self._settled = True
         return array
 
     def trim(self) -> None:
-        """Give the pages of all free runs back."""
+        """Give the pages of all free slots back."""
         with self._lock:
-            self._collect()
+            self._settle()
+            self._settled = False
             self._give_back(0)
+            self._settled = True
 
     # ----------------------------------------------------------------------------------------------- under the lock
-    def _collect(self) -> None:
-        """Make runs free whose arrays are gone."""
+    def _settle(self) -> None:
+        """Make slots free whose arrays are gone; after an interruption, find out about all slots."""
+        if not self._settled:
+            self._returned.clear()
+            self._tenants = {slot: tenant for slot, tenant in self._tenants.items() if tenant() is not None}
+            self._used = sum(slot.nbytes for slot in self._tenants)
+            self._paged, self._bare, self._idle = {}, {}, 0
+            for slot in self._slots:
+                if slot not in self._tenants:
+                    self._free(slot)
+            self._settled = True
         while self._returned:
-            place, nbytes = self._returned.popleft()
-            del self._arrays[place]
-            self._used -= nbytes
-            self._paged.add(place, nbytes)
+            self._settled = False
+            tenant = self._returned.popleft()
+            if self._tenants.get(tenant.slot) is tenant:  # else it was noticed above
+                del self._tenants[tenant.slot]
+                self._used -= tenant.slot.nbytes
+                self._free(tenant.slot)
+            self._settled = True
 
-    def _take(self, nbytes: int) -> Place:
-        """Remove a run from the free ones: one with pages, if there is one that is large enough."""
-        if (place := self._paged.fitting(nbytes)) is not None:
-            if rest := self._paged.remove(place) - nbytes:
-                self._paged.add((place[0], place[1] + nbytes), rest)
-            return place
-        place = self._empty.fitting(nbytes)
-        if place is None:
-            size = -(-max(_SEGMENT, nbytes) // _HUGE) * _HUGE
-            place = len(self._segments), 0
-            self._segments.append(self._segment(size))
-            self._empty.add(place, size)
-        segment, begin = place
-        stop = begin + self._empty.remove(place)
-        if (before := self._paged.before(place)) is not None:  # the rest of the last huge page
-            self._paged.remove((segment, before))
-            begin = before
-        end = begin + nbytes
-        # The rest of a huge page gets its pages with the array.
-        paged = min(-(-end // self._page) * self._page, stop)
-        if paged > end:
-            self._paged.add((segment, end), paged - end)
-        if stop > paged:
-            self._empty.add((segment, paged), stop - paged)
-        return segment, begin
+    def _free(self, slot: _Slot) -> None:
+        (self._paged if slot.paged else self._bare).setdefault(slot.nbytes, []).append(slot)
+        self._idle += slot.nbytes if slot.paged else 0
+
+    def _take(self, nbytes: int) -> _Slot:
+        """Remove a slot from the free ones: one with pages, if there is one."""
+        if slots := self._paged.get(nbytes):
+            self._idle -= nbytes
+            return slots.pop()
+        if slots := self._bare.get(nbytes):
+            slot = slots.pop()
+            slot.paged = True
+            return slot
+        slot = self._cut(nbytes)
+        self._slots.append(slot)
+        return slot
+
+    def _cut(self, nbytes: int) -> _Slot:
+        """Return a slot where no other one is: behind the last one, or in a new segment."""
+        if self._slots:
+            last = self._slots[-1]
+            end = last.begin + last.nbytes
+            if end + nbytes <= len(last.memory):
+                return _Slot(last.memory, end, nbytes)
+            _give_back(last.memory, end, len(last.memory) - end)  # the rest of a huge page
+        return _Slot(*self._segment(-(-max(_SEGMENT, nbytes) // _HUGE) * _HUGE), nbytes)
 
     def _give_back(self, spare: int) -> None:
-        """Give pages back until free runs have at most so many bytes of them."""
-        while (excess := self._paged.nbytes - max(spare, 0)) > 0:
-            size, place = self._paged.sizes[-1]
-            kept = max(size - excess, 0) // mmap.PAGESIZE * mmap.PAGESIZE
-            self._paged.remove(place)
-            memory, first = self._segments[place[0]]
-            if _GIVE_BACK is not None:
-                with suppress(OSError):  # of pages that are locked, which nobody asked for
-                    memory.madvise(_GIVE_BACK, first + place[1] + kept, size - kept)
-            if kept:
-                self._paged.add(place, kept)
-            self._empty.add((place[0], place[1] + kept), size - kept)
+        """Give pages back until free slots have at most so many bytes of them; the largest first."""
+        for size in sorted(self._paged, reverse=True):
+            slots = self._paged[size]
+            while slots and self._idle > max(spare, 0):
+                _give_back(slots[-1].memory, slots[-1].begin, size)
+                slots[-1].paged = False
+                self._bare.setdefault(size, []).append(slots.pop())
+                self._idle -= size
 
     def _segment(self, size: int) -> tuple[mmap.mmap, int]:
         """Return memory, and where its first page begins."""
@@ -196,10 +199,17 @@ class Arena:
         if self._page > mmap.PAGESIZE:
             with suppress(OSError):  # a system without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
-                if not self._huge and len(self._segments) % _ALIKE == 0:
+                if not self._huge and self._segments % _ALIKE == 0:
                     begin = time.thread_time_ns()
                     memory[first] = 0
                     self._dear = time.thread_time_ns() - begin > _DEAR
                 if self._dear:
                     memory.madvise(mmap.MADV_NOHUGEPAGE)
+        self._segments += 1
         return memory, first
+
+
+def _give_back(memory: mmap.mmap, begin: int, nbytes: int) -> None:
+    if _GIVE_BACK is not None and nbytes:
+        with suppress(OSError):  # of pages that are locked, which nobody asked for
+            memory.madvise(_GIVE_BACK, begin, nbytes)

@@ -5,16 +5,25 @@ its room. What was asked for least often is evicted: counts of all that was ever
 while, so that yesterday's favourites give way. Of equal counts the one used last goes, since whoever goes round a model
 needs it again last.
 
-Memory is that of an `Arena`: a slot of whole pages for each tensor, and of an evicted one the pages serve the next.
-Reads are those of `DirectReader`, never of a mapping: of the whole pages around a tensor at once, straight into its
-slot, and of neighbours that were asked for together in one call.
+Memory is that of an `Arena`: a slot for each tensor, and that of an evicted one serves the next. Reads are those of
+`DirectReader`, never of a mapping: of the whole pages around a tensor at once, straight into its slot, and of
+neighbours that were asked for together in one call.
+
+An exception may be raised at any moment, by the handler of a signal. So that the pool stays sound, what counts is the
+dictionary of entries, which changes by single assignments; sums and the order of eviction follow from it, are None
+while they change, and are made anew then. Who holds an entry, and who reads one, is an object in that caller's hands,
+which the entry knows by a weak reference: there is nothing to take back.
 """
 
 from __future__ import annotations
 
+import _thread
 import heapq
 import operator
 import threading
+import time
+import weakref
+from collections import deque
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +33,7 @@ import numpy as np
 from weightmap.arguments import as_threads
 from weightmap.dtypes import GGML_SCHEMES, numpy_dtype
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError, quoted
-from weightmap.io.arena import Arena
+from weightmap.io.arena import Arena, slot_size
 from weightmap.io.direct import CLOSE, PIECE, DirectReader, window
 from weightmap.io.memory import headroom
 from weightmap.io.pages import cached_in
@@ -34,7 +43,6 @@ from weightmap.model.weights import Pieces, as_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from concurrent.futures import ThreadPoolExecutor
     from types import TracebackType
     from typing import Self
 
@@ -45,6 +53,7 @@ if TYPE_CHECKING:
 
     Name = str | tuple[str, ...]
     Key = tuple[Name, int | None]
+    Candidate = tuple[int, int, Key]  # count, time, key
 
 # Counts are halved when the tensors in the pool were asked for so often, on average.
 _PERIOD = 8
@@ -52,12 +61,10 @@ _PERIOD = 8
 _THREADS, _REQUESTS = 4, 16
 # Tensors begin at multiples of so many bytes.
 _LINE = 64
-# The heap of what may be evicted is made anew when it has so many times the entries that it needs.
-_OUTDATED = 4
 # A system call for each hold would take as long as its lock.
 _PROCESS = PerProcess(object)
-# More than any count: what was prefetched and not held yet is needed soon.
-_SOON = 1 << 62
+# Seconds after which a thread that waits for another one's read looks whether there is one still.
+_PATIENCE = 0.05
 
 
 def _is_cold(source: Source) -> bool:
@@ -109,36 +116,68 @@ class _Reading(NamedTuple):
     joined: bool = False
 
 
+class _Pin:
+    """An entry is held while this is alive: whoever holds it has it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Reader:
+    """Entries are read, or are to be read, while this is alive: the thread that does it has it, or the queue."""
+
+    __slots__ = ("__weakref__", "latch", "queued")
+
+    def __init__(self, *, queued: bool) -> None:
+        self.queued = queued
+        self.latch = _thread.allocate_lock()  # locked while a thread reads
+
+
 class _Entry:
     """A tensor in the pool, or on its way there."""
 
-    __slots__ = ("allocated", "cost", "count", "error", "holds", "key", "made", "ready", "stamp", "tick", "value")
+    __slots__ = ("cost", "count", "error", "key", "made", "pin", "reader", "soon", "tick", "value")
 
-    key: Key
-    cost: int
-    made: int
-    holds: int
-    count: int
-    ready: bool
-    allocated: bool
+    pin: weakref.ref[_Pin] | None
+    reader: weakref.ref[_Reader]
 
-    def __init__(self, key: Key, cost: int, made: int, count: int) -> None:
+    def __init__(self, key: Key, cost: int, made: int, count: int, reader: _Reader, *, soon: bool) -> None:
         self.key, self.cost, self.made = key, cost, made  # `made`: bytes of its value, if that is not in a slot
-        self.holds, self.count = 0, count  # now, and how often it was asked for
-        self.ready = self.allocated = False
-        self.error: BaseException | None = None
-        self.tick: int = 0  # when it was let go
-        self.stamp: tuple[int, int] | None = None  # its place in the heap of those that may be evicted
+        self.count = count  # how often it was asked for
+        self.tick = 0  # when it was asked for last: negative, and no two have the same
+        self.soon = soon  # prefetched, and not held yet
+        self.reader = weakref.ref(reader)
+        self.pin = None
+        self.error: Exception | None = None
         self.value: Any = None  # while it lives, so does its slot
+
+    @property
+    def ready(self) -> bool:
+        return self.value is not None
+
+    @property
+    def held(self) -> bool:
+        return self.pin is not None and self.pin() is not None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a thread reads it."""
+        reader = self.reader()
+        return reader is not None and reader.latch.locked()
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for a thread that will read it."""
+        reader = self.reader()
+        return reader is not None and reader.queued
 
 
 class Hold:
     """A tensor that stays in memory until this is left or released: ``with pool.hold(name) as tensor``."""
 
-    __slots__ = ("_entry", "_pool")
+    __slots__ = ("_entry", "_pin")
 
-    def __init__(self, pool: Pool, entry: _Entry) -> None:
-        self._pool, self._entry = pool, entry
+    def __init__(self, entry: _Entry, pin: _Pin) -> None:
+        self._entry, self._pin = entry, pin
 
     def __enter__(self) -> Any:
         entry = self._entry
@@ -151,9 +190,7 @@ class Hold:
 
     def release(self) -> None:
         """Let the tensor go; once."""
-        entry, self._entry = self._entry, None  # type: ignore[assignment] # of a hold that was released
-        if entry is not None:
-            self._pool._let_go(entry)  # noqa: SLF001 - of this module
+        self._entry = self._pin = None  # type: ignore[assignment] # of a hold that was released
 
 
 class Pool:
@@ -185,20 +222,20 @@ class Pool:
         self._process = _PROCESS.own
         self._parameters: Any = None
         self._readers: dict[Source, DirectReader] = {}
+        self._lock = threading.RLock()
         self._entries: dict[Key, _Entry] = {}
-        self._queued: set[Key] = set()  # asked for by `prefetch`, and no thread has begun
-        # A heap of those that may be evicted, by count and time; of those that were asked for since, both have grown.
-        self._waiting: list[tuple[tuple[int, int], Key]] = []
-        self._counts: dict[Key, int] = {}
+        # Bytes that entries cost, and those of values that are not in slots. None while they change: see _totals.
+        self._sums: tuple[int, int] | None = (0, 0)
+        # A heap of what may be evicted, with an element at least for each entry but those that are needed soon, which
+        # may be outdated. None while it changes: see _candidates.
+        self._waiting: list[Candidate] | None = []
+        self._counts: dict[Key, int] = {}  # of what is not in the pool
         self._ticks = self._asked = 0
         self._arena = Arena(huge=self.budget < size)  # else no page is read to again
-        self._awaited = 0  # bytes of slots that are not allocated yet
-        self._resident = self._hits = self._misses = self._evictions = self._read_nbytes = 0
+        self._hits = self._misses = self._evictions = self._read_nbytes = 0
         self._closed = False
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._sleepers = 0  # threads that wait for a change
-        self._workers: ThreadPoolExecutor | None = None
+        self._jobs: deque[tuple[_Reader, list[tuple[_Entry, _Reading]]]] = deque()
+        self._workers: set[int] = set()  # threads that empty it
 
     # ---------------------------------------------------------------------------------------------------- for users
     def hold(self, name: str | tuple[str, ...], index: int | None = None) -> Hold:
@@ -225,56 +262,78 @@ class Pool:
         ------
         LimitError
             When it does not fit beside what is held.
-        TensorNotFoundError, IndexError
+        TensorNotFoundError
         PlanError
-            When tensors to be joined differ in their type, or in other dimensions than the first.
+            When tensors to be joined differ in their type, or in other dimensions than the first; for an index that is
+            no whole number, or out of range.
         TruncatedError, FileChangedError
             When the file changed.
         ClosedError
             When the pool or the file is closed, and in a child process.
         """
         # What is in memory takes one lock and one look-up. No key in the pool has an index from the end.
+        if self._process is not _PROCESS.own:
+            self._check()
         plain = type(name) is str and (index is None or type(index) is int)
         key = (name, index) if plain else self._key(name, index)
         with self._lock:
             self._check()
             entry = self._entries.get(key)
-            if entry is not None and entry.ready:
+            if entry is not None and entry.value is not None:
                 self._hits += 1
-                self._count(entry)
-                return Hold(self, entry)
+                return Hold(entry, self._pinned(entry))
         return self._hold(self._key(name, index))
 
     def _hold(self, key: Key) -> Hold:
         """Hold a tensor that has to be read, or waited for."""
         while True:
-            with self._lock:
-                self._check()
-                entry = self._entries.get(key)
-                if entry is None:
-                    reading, cost = self._reading(key)
-                    self._make_room(cost, key)
-                    if key in self._entries:  # by another thread, while this one waited
-                        continue
-                    entry = self._add(key, cost, reading)
-                    self._misses += 1
-                    reads = True
-                else:
-                    self._hits += 1
-                    reads = not entry.ready and key in self._queued
-                    if reads:  # nobody has begun
-                        self._queued.discard(key)
-                        reading = self._reading(key)[0]
-                self._count(entry)
-                if not reads:
-                    while not entry.ready and entry.error is None:
-                        self._sleep()
-            if reads:
-                self._read([(entry, reading)])
-            if entry.error is None:
-                return Hold(self, entry)
-            if reads or isinstance(entry.error, Exception):  # another thread's interrupt is not this one's
+            reader = _Reader(queued=False)
+            with reader.latch:
+                entry, reading, pin = self._begin(key, reader)
+                if reading is not None:
+                    self._read([(entry, reading)])
+            if reading is None:
+                self._await(entry)
+            while pin is not None and not entry.ready and entry.error is None and entry.is_read:
+                self._await(entry)
+            if entry.error is not None:
                 raise entry.error
+            if pin is not None and entry.value is not None:
+                return Hold(entry, pin)
+            # There was no room yet, or an interrupt ended another thread's read.
+
+    def _begin(self, key: Key, reader: _Reader) -> tuple[_Entry, _Reading | None, _Pin | None]:
+        """Return an entry, how this `reader` is to read it, and what holds it.
+
+        Where another thread reads it there is nothing to read. Where there is no room before another entry is read,
+        that one is returned, and is not held.
+        """
+        with self._lock:
+            self._check()
+            entry = self._entries.get(key)
+            if entry is not None and not (entry.ready or entry.is_read or entry.queued):  # its reader was interrupted
+                self._drop(entry)
+                entry = None
+            if entry is None:
+                reading, cost = self._reading(key)
+                first = self._make_room(cost, key)
+                if first is not None:
+                    return first, None, None
+                entry = self._add(_Entry(key, cost, reading.nbytes or 0, self._counts.get(key, 0), reader, soon=False))
+                self._misses += 1
+                return entry, reading, self._pinned(entry)
+            self._hits += 1
+            if entry.ready or not entry.queued:
+                return entry, None, self._pinned(entry)
+            reading, _ = self._reading(key)
+            entry.reader = weakref.ref(reader)
+            return entry, reading, self._pinned(entry)
+
+    def _await(self, entry: _Entry) -> None:
+        """Wait for the thread that reads an entry; not long, since an interrupt may have ended it."""
+        reader = entry.reader()
+        if not entry.ready and reader is not None and reader.latch.acquire(timeout=_PATIENCE):
+            reader.latch.release()
 
     def prefetch(self, wanted: Iterable[tuple[str | tuple[str, ...], int | None] | str]) -> None:
         """Begin to read tensors in the background, as far as the budget allows; return at once.
@@ -287,37 +346,71 @@ class Pool:
         wanted : iterable of str or (name, index)
             What `hold` takes.
         """
+        self._check()
+        keys = [self._key_of(one) for one in wanted]
+        reader = _Reader(queued=True)
         with self._lock:
             self._check()
-            found: list[tuple[_Entry, _Reading]] = []
-            for one in wanted:
-                key = (one, None) if isinstance(one, str) else self._key(*one)
+            queued: list[tuple[_Entry, _Reading]] = []
+            for key in keys:
                 if key in self._entries:
                     continue
                 reading, cost = self._reading(key)
                 if not self._evict_for(cost, soon=False):
                     continue
-                entry = self._add(key, cost, reading)
-                self._queued.add(key)
-                found.append((entry, reading))
-            if not found:
-                return
-            if self._workers is None:
-                from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - its hooks of forks come too late
+                entry = _Entry(key, cost, reading.nbytes or 0, self._counts.get(key, 0), reader, soon=True)
+                queued.append((self._add(entry), reading))
+            for group in _neighbours(queued):
+                reader = _Reader(queued=True)
+                for entry, _ in group:
+                    entry.reader = weakref.ref(reader)
+                self._jobs.append((reader, group))
+            missing = min(self._threads - len(self._workers), len(self._jobs))
+        for _ in range(missing):
+            try:
+                # The threading module waits for the thread to begin, and cannot be interrupted safely.
+                _thread.start_new_thread(self._work, ())
+            except RuntimeError:  # no thread to be had: whoever holds a tensor reads it
+                break
 
-                self._workers = ThreadPoolExecutor(self._threads, "weightmap-pool")
-            for group in _neighbours(found):
-                assert self._workers is not None  # noqa: S101 - for the type checker
-                self._workers.submit(self._read_queued, group)
+    def _work(self) -> None:
+        """Read what was asked for, in a thread, until nothing is left."""
+        worker = _thread.get_ident()
+        try:
+            while (job := self._next_job(worker)) is not None:
+                reader, group = job
+                with reader.latch:
+                    with self._lock:
+                        reader.queued = False
+                        # Others were held meanwhile, and so read, or dropped.
+                        group = [
+                            (entry, reading)
+                            for entry, reading in group
+                            if entry.reader() is reader and self._entries.get(entry.key) is entry
+                        ]
+                    if group:
+                        self._read(group)
+                del job, reader, group
+        finally:
+            self._workers.discard(worker)
+
+    def _next_job(self, worker: int) -> tuple[_Reader, list[tuple[_Entry, _Reading]]] | None:
+        with self._lock:
+            if self._jobs and (worker in self._workers or len(self._workers) < self._threads):
+                self._workers.add(worker)
+                return self._jobs.popleft()
+            self._workers.discard(worker)
+            return None
 
     def _shape_of(self, name: str | tuple[str, ...], index: int | None = None) -> tuple[int, ...]:
         """Return the shape of what `hold` of the same arguments gives; nothing is read.
 
         Raises
         ------
-        TensorNotFoundError, IndexError, PlanError, ClosedError
+        TensorNotFoundError, PlanError, ClosedError
             As `hold`.
         """
+        self._check()
         key = self._key(name, index)
         with self._lock:
             self._check()
@@ -330,10 +423,12 @@ class Pool:
 
     @property
     def stats(self) -> PoolStats:
-        """What the pool did, and what it has now."""
+        """What the pool did, and what it has now. Raises `ClosedError` in a child process."""
+        self._check_process()
         with self._lock:
-            held = sum(entry.cost for entry in self._entries.values() if entry.holds)
-            return PoolStats(self._hits, self._misses, self._evictions, self._read_nbytes, held, self._resident)
+            held = sum(entry.cost for entry in self._entries.values() if entry.held)
+            resident, _ = self._totals()
+            return PoolStats(self._hits, self._misses, self._evictions, self._read_nbytes, held, resident)
 
     def close(self) -> None:
         """Free what is not held. Idempotent.
@@ -343,18 +438,16 @@ class Pool:
         ClosedError
             When something is held: the pool is closed all the same, and what is held stays valid until it is released.
         """
+        if self._process is not _PROCESS.own:
+            return
         with self._lock:
-            if self._closed or self._process is not _PROCESS.own:
-                return
             self._closed = True
-            self._wake()
-            workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.shutdown(cancel_futures=True)
-        with self._lock:
-            held = [entry.key for entry in self._entries.values() if entry.holds]
-            for key in [key for key, entry in self._entries.items() if not entry.holds]:
-                self._drop(self._entries[key])
+            self._jobs.clear()
+            held = [entry.key for entry in self._entries.values() if entry.held]
+            self._sums = self._waiting = None
+            self._entries = {}
+        while self._workers:  # they end with what they read
+            time.sleep(0.001)
         self._arena.trim()
         for reader in self._readers.values():
             reader.close()
@@ -375,185 +468,160 @@ class Pool:
                 raise
 
     def __repr__(self) -> str:
-        return f"<Pool of {name_of(self._file)!r}: {self._resident} of {self.budget} bytes>"
+        resident = sum(entry.cost for entry in list(self._entries.values()))
+        return f"<Pool of {name_of(self._file)!r}: {resident} of {self.budget} bytes>"
 
     # ----------------------------------------------------------------------------------------------- under the lock
     def _check(self) -> None:
         if self._process is _PROCESS.own and not self._closed and not self._source.closed:
             return
-        if self._process is not _PROCESS.own:
-            raise ClosedError(
-                "the pool belongs to the parent process: open one in this process", path=name_of(self._file)
-            )
+        self._check_process()
         if self._closed:
             raise ClosedError("the pool is closed", path=name_of(self._file))
         check_open(self._file)
 
-    def _sleep(self) -> None:
-        self._sleepers += 1
-        try:
-            self._changed.wait()
-        finally:
-            self._sleepers -= 1
+    def _check_process(self) -> None:
+        """Raise `ClosedError` in a child process: there its lock may be that of a thread that is not there."""
+        if self._process is not _PROCESS.own:
+            what = "the pool belongs to the parent process: open one in this process"
+            raise ClosedError(what, path=name_of(self._file))
 
-    def _wake(self) -> None:
-        if self._sleepers:
-            self._changed.notify_all()
+    def _totals(self) -> tuple[int, int]:
+        """Return the bytes of all entries, and those of values that are not in slots."""
+        if self._sums is None:
+            entries = self._entries.values()
+            self._sums = sum(entry.cost for entry in entries), sum(entry.made for entry in entries)
+        return self._sums
 
-    def _add(self, key: Key, cost: int, reading: _Reading) -> _Entry:
-        entry = self._entries[key] = _Entry(key, cost, reading.nbytes or 0, self._counts.pop(key, 0))
-        self._resident += cost
-        self._awaited += cost - entry.made
-        return entry
-
-    def _count(self, entry: _Entry) -> None:
-        """Count a hold; halve all counts once in a while."""
-        entry.holds += 1
-        entry.count += 1
-        self._asked += 1
-        if self._asked < _PERIOD * len(self._entries):
-            return
-        self._asked = 0
-        self._counts = {own: count // 2 for own, count in self._counts.items() if count > 1}
-        for other in self._entries.values():
-            other.count //= 2
-        self._sort()
-
-    def _offer(self, entry: _Entry, *, soon: bool = False) -> None:
-        """Let an entry be evicted, in its turn."""
+    def _add(self, entry: _Entry) -> _Entry:
+        cost, made = self._totals()
+        self._sums = None
         self._ticks += 1
         entry.tick = -self._ticks
-        if (
-            soon or entry.stamp is None or entry.stamp[0] == _SOON
-        ):  # else its count and time have grown, so it waits longer
-            entry.stamp = _SOON if soon else entry.count, entry.tick
-            heapq.heappush(self._waiting, (entry.stamp, entry.key))
-            if len(self._waiting) > _OUTDATED * (len(self._entries) + _OUTDATED):
-                self._sort()
-
-    def _sort(self) -> None:
-        """Make the heap anew."""
-        self._waiting = []
-        for entry in self._entries.values():
-            if not entry.ready or entry.holds:
-                entry.stamp = None
-                continue
-            if entry.stamp is None or entry.stamp[0] != _SOON:
-                entry.stamp = entry.count, entry.tick
-            self._waiting.append((entry.stamp, entry.key))
-        heapq.heapify(self._waiting)
-
-    def _make_room(self, cost: int, key: Key) -> None:
-        """Evict for a hold. Raises `LimitError` if all that is not held is not enough."""
-        while not self._evict_for(cost, soon=True):
-            if self._queued:
-                for other in list(self._queued):
-                    self._drop(self._entries[other])
-                self._queued.clear()
-                continue
-            if not any(not entry.ready and not entry.holds for entry in self._entries.values()):
-                held = sum(entry.cost for entry in self._entries.values() if entry.holds)
-                expected = f"at most {self.budget - held}: the budget is {self.budget}, and {held} are held"
-                raise LimitError(f"memory for {_called(key)}", path=name_of(self._file), actual=cost, expected=expected)
-            self._sleep()  # for what is being prefetched
-            self._check()
-
-    def _evict_for(self, cost: int, *, soon: bool) -> bool:
-        """Evict until `cost` bytes fit; `soon`: also what was prefetched. Returns whether they do."""
-        while self._resident + cost > self.budget:
-            if not self._waiting or (self._waiting[0][0][0] == _SOON and not soon):
-                return False
-            stamp, key = heapq.heappop(self._waiting)
-            entry = self._entries.get(key)
-            if entry is None or entry.stamp is not stamp:  # it left the pool, or was held after it was prefetched
-                continue
-            if entry.holds:
-                entry.stamp = None
-                continue
-            if stamp[0] != _SOON and stamp[1] != entry.tick:
-                entry.stamp = entry.count, entry.tick
-                heapq.heappush(self._waiting, (entry.stamp, key))
-                continue
-            self._evictions += 1
-            self._drop(entry)
-        return True
+        if self._waiting is not None and not entry.soon:
+            heapq.heappush(self._waiting, (entry.count, entry.tick, entry.key))
+        self._entries[entry.key] = entry
+        self._counts.pop(entry.key, None)
+        self._sums = cost + entry.cost, made + entry.made
+        return entry
 
     def _drop(self, entry: _Entry) -> None:
         """Forget an entry; its slot is free once nobody uses the array any more."""
-        self._entries.pop(entry.key, None)
+        cost, made = self._totals()
+        self._sums = None
         if entry.count:
             self._counts[entry.key] = entry.count
-        self._resident -= entry.cost
-        if not entry.allocated:
-            self._awaited -= entry.cost - entry.made
-        entry.value = None
+        if self._entries.pop(entry.key, None) is not None:
+            cost, made = cost - entry.cost, made - entry.made
+        self._sums = cost, made
+        entry.value = None  # the queue may have the entry still
 
-    def _let_go(self, entry: _Entry) -> None:
-        with self._lock:
-            entry.holds -= 1
-            if not entry.holds:
-                if not self._closed:
-                    self._offer(entry)
-                elif self._entries.get(entry.key) is entry:
-                    self._drop(entry)
-            if self._sleepers:
-                self._changed.notify_all()
+    def _pinned(self, entry: _Entry) -> _Pin:
+        """Count a hold of an entry, and return what holds it. Halve all counts once in a while."""
+        pin = None if entry.pin is None else entry.pin()
+        if pin is None:
+            pin = _Pin()
+            entry.pin = weakref.ref(pin)
+        entry.count += 1
+        self._ticks += 1
+        entry.tick = -self._ticks
+        if entry.soon:
+            if self._waiting is not None:
+                heapq.heappush(self._waiting, (entry.count, entry.tick, entry.key))
+            entry.soon = False
+        self._asked += 1
+        if self._asked >= _PERIOD * len(self._entries):
+            self._asked = 0
+            self._waiting = None
+            self._counts = {key: count // 2 for key, count in self._counts.items() if count > 1}
+            for other in self._entries.values():
+                other.count //= 2
+        return pin
+
+    def _candidates(self) -> list[Candidate]:
+        """Return the heap of what may be evicted, and forget it until it is put back."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            waiting = [(entry.count, entry.tick, entry.key) for entry in self._entries.values() if not entry.soon]
+            heapq.heapify(waiting)
+        return waiting
+
+    def _make_room(self, cost: int, key: Key) -> _Entry | None:
+        """Evict for a hold. Returns an entry to wait for, if there is no room before it is read.
+
+        Raises `LimitError` if all that is not held is not enough.
+        """
+        while not self._evict_for(cost, soon=True):
+            entries = [entry for entry in self._entries.values() if not entry.ready]
+            idle = [entry for entry in entries if entry.queued or not entry.is_read]
+            for entry in idle:
+                self._drop(entry)
+            if not idle:
+                first = next((entry for entry in entries if not entry.held), None)
+                if first is not None:  # it is being prefetched
+                    return first
+                held = sum(entry.cost for entry in self._entries.values() if entry.held)
+                expected = f"at most {self.budget - held}: the budget is {self.budget}, and {held} are held"
+                raise LimitError(f"memory for {_called(key)}", path=name_of(self._file), actual=cost, expected=expected)
+        return None
+
+    def _evict_for(self, cost: int, *, soon: bool) -> bool:
+        """Evict until `cost` bytes fit; `soon`: also what was prefetched. Returns whether they do."""
+        if self._totals()[0] + cost <= self.budget:
+            return True
+        waiting, passed = self._candidates(), []
+        while self._totals()[0] + cost > self.budget and waiting:
+            candidate = count, tick, key = heapq.heappop(waiting)
+            entry = self._entries.get(key)
+            if entry is None:
+                continue
+            if (count, tick) != (entry.count, entry.tick):  # it was asked for since
+                heapq.heappush(waiting, (entry.count, entry.tick, key))
+            elif entry.held or not entry.ready:
+                passed.append(candidate)
+            else:
+                self._evictions += 1
+                self._drop(entry)
+        for candidate in passed:
+            heapq.heappush(waiting, candidate)
+        self._waiting = waiting
+        if soon and self._totals()[0] + cost > self.budget:  # the last one that was asked for is needed last
+            for entry in [entry for entry in self._entries.values() if entry.soon and entry.ready][::-1]:
+                self._evictions += 1
+                self._drop(entry)
+                if self._totals()[0] + cost <= self.budget:
+                    break
+        return self._totals()[0] + cost <= self.budget
 
     # ------------------------------------------------------------------------------------------------------ reading
-    def _read_queued(self, group: list[tuple[_Entry, _Reading]]) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            group = [
-                (entry, reading)
-                for entry, reading in group
-                if entry.key in self._queued and self._entries.get(entry.key) is entry
-            ]
-            self._queued.difference_update([entry.key for entry, _ in group])
-        if group:
-            self._read(group)
-
     def _read(self, group: list[tuple[_Entry, _Reading]]) -> None:
         """Read entries together. An error is kept in the entry that it concerns, and that one forgotten."""
         try:
             values, nbytes = self._values(group)
-        except BaseException as error:
-            if len(group) > 1 and isinstance(error, Exception):
+        except Exception as error:  # noqa: BLE001 - raised by the hold of that entry
+            if len(group) > 1:
                 for one in group:
                     self._read([one])
                 return
             with self._lock:
-                for entry, _ in group:
-                    entry.error = error
-                    if self._entries.get(entry.key) is entry:
-                        self._drop(entry)
-                self._wake()
-            if not isinstance(error, Exception):
-                raise
+                entry = group[0][0]
+                entry.error = error
+                if self._entries.get(entry.key) is entry:
+                    self._drop(entry)
             return
         with self._lock:
             self._read_nbytes += nbytes
             for (entry, _), value in zip(group, values, strict=True):
-                entry.value, entry.ready = value, True
                 if entry.made:  # and its slot is free again
-                    self._resident += entry.made - entry.cost
+                    self._sums = None
                     entry.cost = entry.made
-                if self._closed and not entry.holds:
-                    self._drop(entry)
-                elif not entry.holds:
-                    self._offer(entry, soon=True)
-            self._wake()
+                entry.value = value
 
     def _slot(self, entry: _Entry) -> NDArray[np.uint8]:
         """Return memory for what an entry is read to."""
-        nbytes = entry.cost - entry.made
         with self._lock:
-            if not entry.allocated:
-                entry.allocated = True
-                self._awaited -= nbytes
-            # The slots of what was evicted are kept for those who did it.
-            spare = self.budget - self._resident + self._awaited
-        return self._arena.allocate(nbytes, spare)
+            limit = self.budget - self._totals()[1]
+        return self._arena.allocate(entry.cost - entry.made, limit)
 
     def _values(self, group: list[tuple[_Entry, _Reading]]) -> tuple[list[Any], int]:
         """Return the tensors of entries, and how many bytes were read for them."""
@@ -608,29 +676,48 @@ class Pool:
         elif index is None:
             reading = _joined([self._row(own) for own in name], [self._alone(own, None) for own in name], name)
         else:
-            raise TypeError("an entry of several tensors: expected one name, or index=None")
-        cost = reading.nbytes or 0
-        for _, begin, end in reading.ranges:
-            low, high = window(begin, end)
-            cost += high - low
-        return reading, cost
+            raise PlanError("an entry of several tensors", actual=index, expected="one name, or index=None")
+        windows = [window(begin, end) for _, begin, end in reading.ranges]
+        return reading, slot_size(sum(high - low for low, high in windows)) + (reading.nbytes or 0)
 
     def _key(self, name: Name, index: int | None) -> Key:
-        """Return what one entry is called by: an index from the end is the one from the beginning."""
-        if index is not None and (index := operator.index(index)) < 0 and isinstance(name, str):
+        """Normalise a key: negative indices become positive."""
+        if not isinstance(name, str):
+            if not isinstance(name, (tuple, list)) or not name or not all(isinstance(one, str) for one in name):
+                raise PlanError("what is held", actual=repr(name)[:100], expected="the name of a tensor, or several")
+            name = tuple(name)
+        if index is None:
+            return name, None
+        try:
+            number = operator.index(index)
+        except TypeError:
+            number = None
+        if number is None or isinstance(index, (bool, np.bool_)):
+            what = f"index of tensor {quoted(name)}"
+            expected = "a whole number, of one entry of the first dimension: index the array that is held further"
+            raise PlanError(what, actual=repr(index)[:100], expected=expected)
+        if number < 0 and isinstance(name, str):
             with self._lock:
                 self._check()
                 shape = self._row(name).shape
-            if shape and -shape[0] <= index:
-                index += shape[0]
-        return name if isinstance(name, str) else tuple(name), index
+            if shape and -shape[0] <= number:
+                number += shape[0]
+        return name, number
+
+    def _key_of(self, one: Any) -> Key:
+        """Return the key of an item of `prefetch`."""
+        if isinstance(one, str):
+            return one, None
+        if not isinstance(one, (tuple, list)) or len(one) != 2:
+            raise PlanError("what is prefetched", actual=repr(one)[:100], expected="a name, or (name, index)")
+        return self._key(*one)
 
     def _alone(self, name: str, index: int | None) -> _Reading:
         row = self._row(name)
         if index is not None:
             count = row.shape[0] if row.shape else 0
             if not -count <= index < count:
-                raise IndexError(f"index {index} of tensor {quoted(name)}, whose first dimension is {count}")
+                raise PlanError(f"index {index} of tensor {quoted(name)}, whose first dimension is {count}")
             index %= count
         if isinstance(row.geometry, Pieces):
             return _of_pieces(row, row.geometry, index)
