@@ -174,4 +174,4 @@ if hasattr(_os, "register_at_fork"):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -20,6 +20,11 @@ DEEPEST = 128
 INFLATION, SPARE = 1032, 64 << 20
 
 
+def _field(at: int, doc: str) -> Any:
+    """Return the property of a field, which documents itself."""
+    return property(itemgetter(at), doc=doc)
+
+
 class Limits(tuple[int, int, "int | None", int]):
     """Bounds on what an opened file may ask for, enforced before reading.
 
@@ -70,10 +75,10 @@ class Limits(tuple[int, int, "int | None", int]):
                 raise ValueError(f"{name} is {bound}, expected at least 0")
         return tuple.__new__(cls, bounds)
 
-    max_header_bytes: int = property(itemgetter(0))  # type: ignore[assignment]
-    max_tensors: int = property(itemgetter(1))  # type: ignore[assignment]
-    max_copy_bytes: int | None = property(itemgetter(2))  # type: ignore[assignment]
-    max_shards: int = property(itemgetter(3))  # type: ignore[assignment]
+    max_header_bytes: int = _field(0, "Largest header, index, metadata section or vocabulary, in bytes.")
+    max_tensors: int = _field(1, "Largest number of tensors in a file, or in a whole sharded model.")
+    max_copy_bytes: int | None = _field(2, "Most bytes that copies, conversions and reads make; None for no bound.")
+    max_shards: int = _field(3, "Largest number of files of a sharded model.")
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self)

@@ -190,7 +190,7 @@ def _about_text(path: str, file: wm.TensorFile) -> None:
         ("file", show.clean(path)),
         ("format", show.kind(file.format, file.layout)),
         ("size", sizes(file.nbytes)),
-        ("tensors", f"{len(file):,}"),
+        ("tensors", f"{len(file):,}, of {counted(sum(math.prod(info.shape) for info in file.infos()), 'element')}"),
     ]
     if file.vocab is not None:
         pairs.append(("vocabulary", f"{counted(len(file.vocab), 'token')}{_ids_text(file.vocab.special_ids)}"))

@@ -58,4 +58,4 @@ __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
