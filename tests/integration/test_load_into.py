@@ -1,6 +1,7 @@
 """`weightmap.torch.load_into` and `load_file`: modules filled from files. Skipped where torch is not installed."""
 
 import copy
+import json
 import warnings
 from typing import ClassVar
 
@@ -365,3 +366,25 @@ def test_arrays_and_tensors_are_told_apart_from_anything_else(wrong):
         to_torch(wrong)
     with pytest.raises(TypeError, match=f"^tensor must be a torch.Tensor, not {type(wrong).__name__}$"):
         from_torch(wrong)
+
+
+def test_codes_are_no_values(tmp_path):
+    """Stored codes are not converted without their scales: not by dtype=, nor into a module of another type."""
+    weight = torch.randn(4, 8).to(torch.float8_e4m3fn)
+    tensors = {"0.weight": weight, "0.weight_scale": torch.full((1,), 0.5)}
+    path = tmp_path / "model.safetensors"
+    wm.save(path, tensors)
+    with pytest.raises(wm.UnsupportedError, match="weights=True"):
+        load_file(path, dtype=torch.bfloat16)
+    with wm.plan(path) as plan, pytest.raises(wm.UnsupportedError, match="weights=True"):
+        load_file(path, plan=plan, dtype=torch.bfloat16)
+    module = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False))
+    with pytest.raises(wm.UnsupportedError, match=r"f\.weights"):
+        load_into(module, path, strict=False)
+    config = {"dtype": "float32", "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    values = weight.float() * 0.5
+    load_into(module, path, weights=True)
+    assert torch.equal(module[0].weight.detach(), values)
+    assert torch.equal(load_file(path, dtype=torch.float32, weights=True)["0.weight"], values)
+    assert load_file(path)["0.weight"].dtype == torch.float8_e4m3fn

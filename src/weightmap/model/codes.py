@@ -26,7 +26,7 @@ _SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "floa
 # What scales are called in the module of their codes, and behind the name of these.
 _IN_MODULE = (
     *("scale", "scales", "_scale", "scale_inv", "scale_weight", "weight_scale", "weight_scales", "weight_scale_inv"),
-    *("weight_scale_2", "weight_global_scale", "weight_absmax", "absmax", "SCB", "qscales", "w_scale"),
+    *("weight_scale_2", "weight_global_scale", "weight_absmax", "absmax", "SCB", "q_scale", "qscales", "w_scale"),
 )
 _BEHIND = (
     *("_scale", "_scales", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_inv", "_global_scale", "_absmax"),
@@ -54,7 +54,7 @@ _WRITERS = {
 def _places(name: str) -> Iterator[str]:
     """Yield the names that the scales of a tensor may have."""
     module, dot, leaf = name.rpartition(".")
-    if dot or leaf in {"weight", "qweight"}:
+    if dot or leaf in {"weight", "qweight", "codes"}:
         yield from (f"{module}{dot}{scale}" for scale in _IN_MODULE)
     yield from (f"{name}{ending}" for ending in _BEHIND)
     stem = _CODE.sub("", name)
