@@ -496,6 +496,16 @@ def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
         assert (status, out, err.startswith(said), target.exists()) == (2, "", True, False)
 
 
+def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
+    """A checkpoint of a training has thousands: the list says how many there are, and where all of them are."""
+    path, metadata = tmp_path / "m.safetensors", {f"optimizer.params.{i}": str(i) for i in range(1000)}
+    weightmap.save(path, {"w": np.ones((2, 3), np.float32)}, metadata=metadata)
+    status, out, _ = run("inspect", path)
+    assert (status, out.count("optimizer.params."), "... and 936 more: --json lists all\n" in out) == (0, 64, True)
+    assert "tensors  1, of 6 elements\n" in out
+    assert json.loads(run("inspect", "--json", path)[1])["metadata"] == metadata
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

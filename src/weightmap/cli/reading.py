@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -37,7 +38,7 @@ weight_of: Callable[..., Any] = later("weightmap.model.weights", "weight_of")
 module_tree: Callable[..., Any] = later("weightmap.model.modules", "module_tree")
 separator: Callable[..., Any] = later("weightmap.model.modules", "separator")
 
-# Most lines per module in the tree
+# Most lines per module in the tree, and most entries of metadata
 _MOST_LINES = 64
 
 
@@ -203,13 +204,23 @@ def _about_text(path: str, file: wm.TensorFile) -> None:
     types = _types(file)
     if types:
         show.emit("\nmetadata")
-        rows = [(k, types.get(k, ""), *show.some(v)[::-1]) for k, v in file.metadata.items()]
+        shown = itertools.islice(file.metadata.items(), _MOST_LINES)
+        rows = [(k, types.get(k, ""), *show.some(v)[::-1]) for k, v in shown]
         cells = [(k, kind, "" if n is None else f"{n:,}", show.shorten(text)) for k, kind, n, text in rows]
         show.emit_table(("key", "type", "items", "value"), cells, right=("items",))
+        _emit_unlisted(len(file.metadata))
     for title, mapping in (("metadata", {} if types else file.metadata), ("config", file.config)):
         if mapping:
             show.emit(f"\n{title}")
-            show.emit_pairs(((k, show.shorten(show.value(v))) for k, v in mapping.items()), indent="  ")
+            shown = itertools.islice(mapping.items(), _MOST_LINES)
+            show.emit_pairs(((k, show.shorten(show.value(v))) for k, v in shown), indent="  ")
+            _emit_unlisted(len(mapping))
+
+
+def _emit_unlisted(count: int) -> None:
+    """Count the entries of metadata that are not listed."""
+    if count > _MOST_LINES:
+        show.emit(f"  ... and {count - _MOST_LINES:,} more: --json lists all")
 
 
 def _tensor_table(file: wm.TensorFile, chosen: _Chosen) -> None:

@@ -181,9 +181,8 @@ def _gguf() -> Any:
     try:
         import gguf  # noqa: PLC0415 - it may be missing
     except ImportError:
-        raise MissingDependencyError(
-            "gguf is needed for llama.cpp's names: pip install 'weightmap[gguf]'", remedy=KEEP
-        ) from None
+        what = "llama.cpp's names need gguf, of the extra [gguf]: pip install gguf, or '.[gguf]' in a checkout"
+        raise MissingDependencyError(what, remedy=KEEP) from None
     return gguf
 
 

@@ -25,7 +25,8 @@ def package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise MissingDependencyError(f"{name} is needed for this delta: pip install 'weightmap[deltas]'") from None
+        what = f"this delta needs {name}, of the extra [deltas]: pip install {name}, or '.[deltas]' in a checkout"
+        raise MissingDependencyError(what) from None
 
 
 def kind_in(metadata: Mapping[str, Any]) -> str | None:

@@ -54,7 +54,8 @@ class QuantizedTensor:
     finalfusion       "pq", product quantisation of a matrix          `codes`, `codebooks`, `projection`, `norms`
     ================  ==============================================  ==============================================
 
-    `dequantize` and indexing give dense arrays; arithmetic, `T` and `astype` are those of the decoded array.
+    `dequantize` and indexing give dense arrays. numpy's functions, and arrays in an expression, decode it:
+    ``np.add(q, 1)``, ``array @ q``. It has no arithmetic, `T` or `astype` itself: decode it first.
 
     Parameters
     ----------
