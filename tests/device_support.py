@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tests.support import HANG
 
 import weightmap as wm
 from weightmap.device import Backend, Change, Exchange
@@ -51,7 +52,7 @@ class Ranks(Exchange):
     @classmethod
     def of(cls, count: int) -> list[Ranks]:
         """Return all ranks."""
-        meeting, table = threading.Barrier(count, timeout=20), {}
+        meeting, table = threading.Barrier(count, timeout=HANG), {}
         return [cls(rank, meeting, table) for rank in range(count)]
 
     def tell(self, value: Any) -> list[Any]:

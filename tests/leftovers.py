@@ -26,7 +26,8 @@ from weightmap.io import buffers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SECONDS = 30
+# So long is waited for what ends by itself. What does not is found ten times over meanwhile.
+SECONDS = 300
 # The loop that serves all requests of a process, and a thread of Dask's, by design as long as that runs.
 KEPT = ("weightmap-remote", "Dask-Offload")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1)

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +37,21 @@ C_SOURCES = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "python")
 EMULATED = "WEIGHTMAP_EMULATE_AVX512ICL"
 C_FLAGS = ["-O3", "-std=c11", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-pthread"]
 
+# Seconds after which a thread or a process that somebody waits for counts as one that hangs, and is ended. What works
+# takes less, however busy the machine is: bounds of work are processor time, requests or bytes.
+HANG = 3600
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread or process does."""
+    end = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < end, "nothing happens"
+        time.sleep(0.01)
+
 
 def run_child(
-    code: str, *args: object, env: dict[str, str] | None = None, check: bool = True, timeout: float = 120
+    code: str, *args: object, env: dict[str, str] | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run `code` in a fresh interpreter that can import the same weightmap; its arguments are in `sys.argv[1:]`."""
     path = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
@@ -47,7 +60,7 @@ def run_child(
         env={**os.environ, "PYTHONPATH": path, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=HANG,
         check=False,
     )
     assert not check or result.returncode == 0, result.stderr

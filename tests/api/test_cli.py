@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tests.builders import Tensor, embd, tensor
 from tests.builders import safetensors as st
+from tests.support import HANG
 
 import weightmap
 from weightmap import cli
@@ -80,7 +81,7 @@ def write(tmp_path):
 
 def start(*argv, **options):
     command = [sys.executable, "-m", "weightmap", *map(str, argv)]
-    return subprocess.run(command, timeout=60, check=False, **{"capture_output": True, **options})
+    return subprocess.run(command, timeout=HANG, check=False, **{"capture_output": True, **options})
 
 
 def on_terminal(*argv):
@@ -99,7 +100,7 @@ def on_terminal(*argv):
             if not part:
                 break
             sent += part
-        process.wait(timeout=60)
+        process.wait(timeout=HANG)
     os.close(leader)
     return process.returncode, sent.decode()
 
@@ -986,7 +987,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(write):
         process.stdout.readline()
         process.stdout.close()
         complaints = process.stderr.read()
-        status = process.wait(timeout=60)
+        status = process.wait(timeout=HANG)
     assert (status, complaints) == (141, b"")
 
 

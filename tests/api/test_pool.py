@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.builders import Tensor, gguf, normal
 from tests.builders import safetensors as st
-from tests.support import peak_of, run_child, sparse
+from tests.support import HANG, peak_of, run_child, sparse
 
 import weightmap as wm
 from weightmap.io import arena
@@ -234,14 +234,14 @@ def test_one_read_for_many_threads(model, monkeypatch):
     def slow(self, at, end, parts):
         reads.append(at)
         begun.set()
-        assert go.wait(60)
+        assert go.wait(HANG)
         read(self, at, end, parts)
 
     monkeypatch.setattr(direct_reading.DirectReader, "read", slow)
     with model.pool(1 << 20) as pool:
         threads = [threading.Thread(target=check, args=(pool, NAMES[3])) for _ in range(4)]
         threads[0].start()
-        assert begun.wait(60)
+        assert begun.wait(HANG)
         for thread in threads[1:]:
             thread.start()
         go.set()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support import SOURCES
+from tests.support import HANG, SOURCES
 
 import weightmap as wm
 from weightmap.io import sealed as sealing
@@ -293,9 +293,9 @@ def test_an_argument_of_a_process_takes_its_memory_along(path, method, source):
         process = context.Process(target=tell, args=(f, theirs))
         process.start()
         theirs.close()  # so that a process that fails is the end of the pipe
-        assert ours.poll(60)
+        assert ours.poll(HANG)
         answer = ours.recv()
-        process.join(60)
+        process.join(HANG)
         assert process.exitcode == 0
         f["w"]
     again = {"path": str(path), "gone": "FileNotFoundError", "bytes": "TypeError"}[source]

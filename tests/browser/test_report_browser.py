@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.support import HANG
 
 import weightmap as wm
 from weightmap.report import write_report
@@ -65,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def until(condition: Callable[[], Any]) -> Any:
     """Wait until a condition holds, at most two minutes; return what it gave."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + HANG
     while not (found := condition()):
         assert time.monotonic() < end
         time.sleep(0.05)

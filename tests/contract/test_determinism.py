@@ -9,7 +9,7 @@ import pytest
 from tests import builders
 from tests.contract.golden import content
 from tests.places import ROOT
-from tests.support import SOURCES, listing
+from tests.support import HANG, SOURCES, listing
 
 import weightmap as wm
 from weightmap import kernels
@@ -25,7 +25,7 @@ GOLDEN = CONVERTED | {name: it.sha256 for builder in builders.known().values() f
 def written(folder, *arguments, **environment):
     python = os.pathsep.join((SOURCES, str(ROOT), os.environ.get("PYTHONPATH", "")))
     command = [sys.executable, "-m", "tests.contract.golden", str(folder), *arguments]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": python, **environment}, check=True, timeout=120)
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": python, **environment}, check=True, timeout=HANG)
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in listing(folder)}
 
 

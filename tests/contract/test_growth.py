@@ -15,7 +15,7 @@ import pytest
 from tests import builders
 from tests.builders import amb
 from tests.places import ROOT
-from tests.support import SOURCES, run_child
+from tests.support import HANG, SOURCES, run_child
 
 import weightmap as wm
 
@@ -159,7 +159,7 @@ def count(folder):
     tool = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out"]
     command = [*tool, sys.executable, "-c", COUNT, str(library), str(folder), *FILES]
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG)
     assert done.returncode == 0, done.stderr
 
 

@@ -13,6 +13,7 @@ from tests import sanitised
 from tests.attacks.table import between
 from tests.fuzz.corpus import CHECKPOINT, SHARDED
 from tests.places import ROOT, suite
+from tests.support import HANG
 
 import weightmap as wm
 
@@ -52,7 +53,7 @@ def python(installation, *arguments):
     }
     command = [sys.executable, *arguments]
     done = subprocess.run(
-        command, cwd=installation, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=installation, env=environment, capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout

@@ -16,6 +16,7 @@ import time
 import pytest
 from tests.deltas.delta_files import digests, model, stepped, write_delta, write_model
 from tests.places import ROOT
+from tests.support import HANG
 
 import weightmap as wm
 from weightmap import deltas
@@ -314,7 +315,7 @@ def test_a_reader_while_fifty_versions_are_pulled(tmp_path):
             assert not last  # only before the first version
             continue
         assert known.setdefault(last, found) == found
-    told = [process.communicate(timeout=60)[0].splitlines() for process in (trainer, server)]
+    told = [process.communicate(timeout=HANG)[0].splitlines() for process in (trainer, server)]
     assert [process.returncode for process in (trainer, server)] == [0, 0]
     assert len(told[0]) == 50
     served = [re.fullmatch(r"serving version (\d+): step (\d+), 5 tensors", line) for line in told[1]]

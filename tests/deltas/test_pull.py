@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.deltas.delta_files import EXPECTED, digests, lay, model, stepped, write_delta, write_model
 from tests.remote.servers import Objects, Server
+from tests.support import HANG
 
 import weightmap as wm
 from weightmap import deltas
@@ -467,12 +468,12 @@ def test_two_pull_at_once(chain, tmp_path, monkeypatch):
     def wait(name):
         if name == "switch":
             at.set()
-            assert go.wait(60)
+            assert go.wait(HANG)
 
     monkeypatch.setattr(places, "step", wait)
     pulls = [threading.Thread(target=lambda: reports.append(deltas.pull(folder, source, version=2))) for _ in range(2)]
     pulls[0].start()
-    assert at.wait(60)
+    assert at.wait(HANG)
     pulls[1].start()
     go.set()
     for one in pulls:

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tests.support import HANG
 
 import weightmap as wm
-
-# A rank takes seconds to import torch where the machine is busy. What hangs, fails.
-PATIENCE = 240.0
 
 
 class Case(NamedTuple):
@@ -56,7 +54,7 @@ def spawned(function, world, arguments, folder=None):
     from torch.multiprocessing import spawn
 
     group = spawn(function, arguments, nprocs=world, join=False)
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + HANG
     try:
         while not group.join(timeout=1):
             seen = [] if folder is None else sorted(path.name for path in folder.iterdir())
@@ -96,7 +94,7 @@ def _rank(rank, world, cases, folder):
     # All are through the barrier before one goes. It goes at once: threads of gloo that still run when an interpreter
     # ends make C++ end it by SIGABRT ("terminate called without an active exception"): seen once.
     Path(folder, f"rank{rank}-is-through").touch()
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + HANG
     while len(list(Path(folder).glob("rank*-is-through"))) < world and time.monotonic() < end:
         time.sleep(0.01)
     os._exit(0)

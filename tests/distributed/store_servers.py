@@ -19,6 +19,8 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.support import HANG
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -75,7 +77,7 @@ def _free_port():
 
 
 def _wait(port, process):
-    for _ in range(1200):
+    for _ in range(20 * HANG):
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port)).close()
             return
@@ -186,7 +188,7 @@ class Proxy:
         with contextlib.suppress(OSError), client:
             request = client.recv(1 << 16)
             if fault == "stall":
-                self._ended.wait(60)
+                self._ended.wait(HANG)
                 return
             if fault == "500":
                 client.sendall(b"HTTP/1.1 500 No\r\nContent-Length: 6\r\nConnection: close\r\n\r\nSECRET")

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from tests.support import SOURCES
+from tests.support import HANG, SOURCES
 
 import weightmap as wm
 
@@ -67,10 +67,10 @@ def files(folder):
 
 
 def wait_for(what, process=None):
-    """Wait until something holds, a minute at most; the order of events is forced by this, not by sleeping."""
-    until = time.monotonic() + 120
+    """Wait until something holds, the order of events is forced by this, not by sleeping."""
+    end = time.monotonic() + HANG
     while not what():
-        assert time.monotonic() < until, "nothing happens"
+        assert time.monotonic() < end, "nothing happens"
         assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.01)
 
@@ -109,7 +109,7 @@ def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_pa
     assert len(recorded) > SHARDS // 4
     assert len(recorded) < SHARDS
     in_flight = before.keys() - recorded.keys()
-    second = subprocess.run(arguments, capture_output=True, text=True, timeout=500, check=False)
+    second = subprocess.run(arguments, capture_output=True, text=True, timeout=HANG, check=False)
     assert second.returncode == 0, second.stderr
     shards, skipped = json.loads(second.stdout.splitlines()[-1])
     assert (shards, skipped) == (SHARDS, len(recorded))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.distributed.ranks import PATIENCE, counters, spawned
+from tests.distributed.ranks import counters, spawned
+from tests.support import HANG
 
 import weightmap as wm
 
@@ -45,7 +46,7 @@ def _rank(rank, folder):
     other = dict(ours.tensors([str(path)], settings, **options))
     found.append(sorted(other))
     Path(folder, f"rank{rank}").write_bytes(pickle.dumps(found))
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + HANG
     while len(list(Path(folder).glob("rank?"))) < WORLD and time.monotonic() < end:
         time.sleep(0.01)
     os._exit(0)  # as the ranks of `run` do

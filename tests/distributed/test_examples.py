@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.builders import normal
 from tests.places import ROOT
-from tests.support import SOURCES
+from tests.support import HANG, SOURCES
 
 import weightmap as wm
 
@@ -24,7 +24,7 @@ def run(*command, **env):
         env={**os.environ, "PYTHONPATH": SOURCES, **env},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

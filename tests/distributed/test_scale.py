@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support import SOURCES
+from tests.support import HANG, SOURCES
 
 import scale
 import weightmap as wm
@@ -71,7 +71,7 @@ def test_a_thousand_shards_of_half_a_million_tensors(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=500,
+        timeout=HANG,
     )
     found = json.loads(done.stdout)
     assert found["memory"] <= 200

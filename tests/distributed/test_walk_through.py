@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from tests.places import ROOT
-from tests.support import SOURCES
+from tests.support import HANG, SOURCES
 
 NEEDED = ("torch", "distributed", "obstore", "moto")
 
@@ -53,7 +53,7 @@ def test_the_walk_through_runs(tmp_path):
             ["bash", "-c", script], cwd=work, env=env, stdout=out, stderr=errors, start_new_session=True
         )
         try:
-            code = process.wait(timeout=400)
+            code = process.wait(timeout=HANG)
         finally:  # servers, which the script leaves in the background
             os.killpg(process.pid, signal.SIGTERM)
         out.seek(0)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.places import ROOT
-from tests.support import SOURCES, preloaded
+from tests.support import HANG, SOURCES, preloaded
 
 HERE = Path(__file__).parent
 
@@ -18,7 +18,7 @@ def drive(driver, shim, folder, *arguments):
     path = os.pathsep.join((SOURCES, str(ROOT)))
     environment = {**os.environ, "LD_PRELOAD": preloaded(shim), "PYTHONPATH": path, "LANGUAGE": "C"}
     command = [sys.executable, str(HERE / driver), str(shim), str(folder), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG)
     assert done.returncode == 0, done.stderr
     # Files that cannot be mapped are read, which is logged; anything else on that stream is an error nobody caught.
     odd = [line for line in done.stderr.splitlines() if line and "cannot be mapped" not in line]

@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.support import HANG
 
 import weightmap as wm
 from weightmap.io.direct import ALIGN
@@ -139,7 +140,7 @@ def test_a_read_that_was_interrupted_is_read_again(file, monkeypatch):
         raise Interruption
 
     def wait():
-        begun.wait(60)
+        begun.wait(HANG)
         with pool.hold("t5") as array:
             results.append(array.copy())
 
@@ -148,7 +149,7 @@ def test_a_read_that_was_interrupted_is_read_again(file, monkeypatch):
     waiting.start()
     with pytest.raises(Interruption) as kept:  # with all frames
         pool.hold("t5")
-    waiting.join(60)
+    waiting.join(HANG)
     assert (results[0] == ord("5")).all()
     assert kept.value
     assert pool.stats.held_nbytes == 0
@@ -171,14 +172,14 @@ def test_a_child_beside_threads_that_use_the_pool_waits_for_no_lock(file):
     def keep():
         with pool._lock, pool._arena._lock:
             locked.set()
-            done.wait(60)
+            done.wait(HANG)
 
     thread = threading.Thread(target=keep)
     thread.start()
-    locked.wait(60)
+    locked.wait(HANG)
     child = os.fork()
     if not child:
-        signal.alarm(30)
+        signal.alarm(HANG)
         closed = 0
         for call in calls:
             try:

@@ -15,7 +15,7 @@ import pytest
 from tests import builders
 from tests.faults.support import drive
 from tests.places import ROOT
-from tests.support import SOURCES, listing, run_child
+from tests.support import HANG, SOURCES, listing, run_child
 
 import weightmap as wm
 
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     script_of_shell = 'mount -t tmpfs -o size=1m tmpfs "$0" || exit 77; exec "$@"'
     command = ["unshare", "-rm", "sh", "-c", script_of_shell, disk, sys.executable, script, disk, "0", ROOT]
     environment = {**os.environ, "PYTHONPATH": SOURCES}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG)
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("mount namespaces are not permitted here")
     assert done.stdout.splitlines() == full(errno.ENOSPC), done.stderr

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support import SOURCES, preloaded
+from tests.support import HANG, SOURCES, preloaded
 
 
 def strace_works():
@@ -66,7 +66,7 @@ def test_the_shim_misses_no_call(shim, tmp_path):
     command = ["strace", "-o", str(trace), "-E", f"LD_PRELOAD={preloaded(shim)}"]
     command += [sys.executable, "-c", WATCHED, str(shim), str(tmp_path), str(Path(__file__).parent)]
     env = {**os.environ, "PYTHONPATH": SOURCES}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=HANG)
     text = trace.read_text(encoding="utf-8", errors="replace").split('"/begin"')[1].split('"/end"')[0]
     lines = [line for line in text.splitlines()[1:-1] if "(" in line and "MAP_ANONYMOUS" not in line]
     kernel = [name for name in (line.partition("(")[0] for line in lines) if name not in NO_FILES]

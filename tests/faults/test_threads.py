@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests import builders
-from tests.support import run_child
+from tests.support import HANG, run_child
 
 import weightmap as wm
 from weightmap.embeddings.embeddings import Embeddings
@@ -22,7 +22,6 @@ from weightmap.embeddings.embeddings import Embeddings
 THREADS = 8
 ROUNDS = 30
 # Nothing here takes a tenth of this: a thread that is still there then waits for ever.
-PATIENCE = 60
 MATRIX = np.random.default_rng(5).standard_normal((200, 32)).astype(np.float32)
 SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 DATA = Path(__file__).parent.parent / "data"
@@ -90,7 +89,7 @@ def together(work):
 
     def run(number):
         try:
-            start.wait(PATIENCE)
+            start.wait(HANG)
             work(number)
         except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
             wrong.append(error)
@@ -99,7 +98,7 @@ def together(work):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(HANG)
     if wrong:
         raise wrong[0]
     assert not any(thread.is_alive() for thread in threads), "a deadlock"
@@ -301,7 +300,7 @@ def test_one_handle_serves_many_processes(paths, method):
             expected.append(summary(f))
             blobs.append(pickle.dumps(f))
     with ProcessPoolExecutor(2, mp_context=context) as pool:
-        found = list(pool.map(summary_of_pickled, blobs, timeout=PATIENCE))
+        found = list(pool.map(summary_of_pickled, blobs, timeout=HANG))
     assert found == expected
 
 
@@ -310,7 +309,7 @@ def test_a_pool_of_threads_decodes_with_threads_of_its_own(paths):
     with wm.open(paths["quantised.amb"]) as f, ThreadPoolExecutor(THREADS) as pool:
         expected = {name: f.read(name).tobytes() for name in f}
         tasks = [(name, pool.submit(f.read, name, threads=4)) for _ in range(10) for name in f]
-        assert all(task.result(PATIENCE).tobytes() == expected[name] for name, task in tasks)
+        assert all(task.result(HANG).tobytes() == expected[name] for name, task in tasks)
 
 
 # ------------------------------------------------------------------------------------------------- nothing leaks

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,14 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.places import ROOT
+from tests.support import HANG
 
 from .corpus import FORMATS
 
 # A process tries so many, then another one goes on, so that memory that a process keeps does not add up.
 BATCH = 100_000
-# No mutant may take longer in real time: far more than the second of processor time that the worker allows, since the
-# machine may be busy.
-PATIENCE = 60
 
 
 class Result(NamedTuple):
@@ -50,7 +49,7 @@ def batch(format, first, count, failures):
             (Path(folder) / "out").open("w+") as out,
             subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}) as child,
         ):
-            hung = not watched(child, state)
+            hung = not watched(child, state) or -child.returncode == getattr(signal, "SIGPROF", None)
             out.seek(0)
             lines = out.read().splitlines()
         found = Result(Counter(), [line for line in lines if line.startswith('{"format"')])
@@ -69,7 +68,7 @@ def watched(child, state):
         now = state.read_bytes()
         if now != before:
             before, since = now, time.monotonic()
-        elif time.monotonic() - since > PATIENCE:
+        elif time.monotonic() - since > HANG:
             child.kill()
             child.wait()
             return False

@@ -9,6 +9,7 @@ import contextlib
 import json
 import mmap
 import os
+import signal
 import struct
 import sys
 import tempfile
@@ -29,6 +30,8 @@ from .mutate import mutant
 # The memory of a process beyond that after its imports, and the processor time of one mutant.
 MEMORY = 512 << 20
 SECONDS = 1.0
+# After so much of it a mutant that never comes to its end is ended by the system, by SIGPROF.
+ENDLESS = 60.0
 # Tracing slows everything down, so only every so many mutants are opened under it.
 TRACED = 50
 # Every so many mutants that open are used in all ways there are, and the errors of the others pickled; otherwise the
@@ -108,6 +111,8 @@ def run(format, first, count, state, failures):
         sources = Sources(Path(folder))
         for number in range(first, first + count):
             struct.pack_into("<Q", state, 0, number)
+            if hasattr(signal, "setitimer"):  # not on Windows
+                signal.setitimer(signal.ITIMER_PROF, ENDLESS)
             found = mutant(format, number)
             try:
                 outcomes[attempt(number, found, sources)] += 1

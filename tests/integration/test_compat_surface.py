@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests import builders
-from tests.support import in_one_item, run_child, sparse
+from tests.support import HANG, in_one_item, run_child, sparse
 
 import weightmap as wm
 from weightmap import compat
@@ -166,7 +166,7 @@ def test_serialize_refuses_sizes_that_do_not_fit(tmp_path):
 
 def test_serialize_file_lets_other_threads_run(tmp_path, monkeypatch):
     """Four threads are within one call each at the same time: none holds the lock of the interpreter all along."""
-    barrier = threading.Barrier(4, timeout=60)
+    barrier = threading.Barrier(4, timeout=HANG)
     pwrite = os.pwrite
 
     def meet(*args):

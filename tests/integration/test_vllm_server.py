@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from tests.places import ROOT
+from tests.support import HANG
 
 import weightmap as wm
 
@@ -27,7 +28,6 @@ if not PYTHON:
 
 CHILD = Path(__file__).with_name("vllm_child.py")
 # A run takes 40 of them on an idle machine; more than this is a hang.
-SECONDS = 1200
 SUFFIXES = [".safetensors", ".weights", ".bt", ".amb", ".gguf"]
 
 
@@ -67,7 +67,7 @@ def running(arguments, environment, log):
 
 def ended(process, log):
     try:
-        status = process.wait(SECONDS)
+        status = process.wait(HANG)
     except subprocess.TimeoutExpired:
         pytest.fail(f"it hangs: {log.read_text(errors='replace')[-4000:]}")
     return status, log.read_text(errors="replace")
@@ -211,7 +211,7 @@ def test_the_server_ends_with_our_error_on_a_damaged_shard(request, model, error
 
 def test_the_server_answers_as_on_the_stock_loader(models, stock, surroundings, tmp_path):
     with serving(models / "llama", surroundings, tmp_path / "log") as (process, address):
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + HANG
         while True:
             try:
                 urllib.request.urlopen(f"{address}/health", timeout=10).close()
@@ -225,6 +225,6 @@ def test_the_server_answers_as_on_the_stock_loader(models, stock, surroundings, 
         request = urllib.request.Request(
             f"{address}/v1/completions", json.dumps(ask).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=HANG) as reply:
             answer = json.load(reply)
     assert answer["choices"][0]["token_ids"] == stock("llama")["tokens"][0]

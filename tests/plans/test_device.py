@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.device_support import DECODED, FakeDevice, LateError, Ranks
+from tests.support import HANG, until
 from tests.weights.checkpoints import awq
 
 import weightmap as wm
@@ -378,7 +378,7 @@ def test_the_next_group_is_read_while_one_is_used(tmp_path, monkeypatch):
     device = FakeDevice()
     with wm.plan(path) as plan:
         for number, (name, tensor) in enumerate(load(plan, device, group=1)):
-            assert read[min(number + 1, 4)].wait(20), "nothing is read while the caller works"
+            assert read[min(number + 1, 4)].wait(HANG), "nothing is read while the caller works"
             assert_same(tensor, tensors[name])
             assert not device.count("synchronize")
     assert len(where) == 2  # the caller's thread, for the first group, and one more
@@ -428,7 +428,7 @@ def test_the_next_parameter_is_decoded_while_one_is_used(parameters, monkeypatch
     monkeypatch.setattr(late, "decode_groups", decode_groups)
     with wm.plan(path, weights=True) as plan:
         for number, (name, tensor) in enumerate(load(plan, FakeDevice())):
-            assert decoded[min(number + 1, 3)].wait(20), "nothing is decoded while the caller works"
+            assert decoded[min(number + 1, 3)].wait(HANG), "nothing is decoded while the caller works"
             assert_same(tensor, weights[name])
     assert len(where) == 2
 
@@ -498,7 +498,7 @@ def test_a_load_that_is_garbage_is_closed_in_its_own_thread(tmp_path):
 
     def collect(what):
         if what == "copy" and threading.get_ident() != here:
-            assert dropped.wait(20)
+            assert dropped.wait(HANG)
             kept.clear()  # the last reference to the load
             closed.set()
 
@@ -508,11 +508,8 @@ def test_a_load_that_is_garbage_is_closed_in_its_own_thread(tmp_path):
         kept.append(load(plan, device, group=1))
         next(kept[0])
         dropped.set()
-        assert closed.wait(20)
-        for _ in range(1000):
-            if device.alive == 0:
-                break
-            time.sleep(0.01)
+        assert closed.wait(HANG)
+        until(lambda: device.alive == 0)
     assert (device.idle, device.alive) == (True, 0)
     assert sum(map(len, _slots._idle.values())) == 3
 

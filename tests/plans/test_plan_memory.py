@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.builders import safetensors as safe
-from tests.support import SOURCES, run_child
+from tests.support import HANG, SOURCES, run_child
 
 import weightmap as wm
 from weightmap.io.memory import ControlGroup, Headroom, headroom
@@ -183,7 +183,7 @@ def own_group():
 def limited(limit):
     systemd = shutil.which("systemd-run")
     command = [systemd or "", "--user", "--scope", "--quiet", "-p", f"MemoryMax={limit}", "-p", "MemorySwapMax=0"]
-    if systemd and subprocess.run([*command, "true"], capture_output=True, check=False, timeout=20).returncode == 0:
+    if systemd and subprocess.run([*command, "true"], capture_output=True, check=False, timeout=HANG).returncode == 0:
         yield command, {}
         return
     group = None
@@ -214,7 +214,7 @@ def test_a_model_larger_than_its_control_group(big, way):
             env={**os.environ, "PYTHONPATH": SOURCES},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=HANG,
             check=False,
             **options,
         )

@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
+from tests.support import HANG
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -111,9 +113,9 @@ class Hub:
             fault = faults.pop(0) if faults else None
             number = sum(asked.what == "data" for asked in self.asked)
         if self.together is not None and what == "data" and self.first < number <= self.first + self.together.parties:
-            self.together.wait(20)
+            self.together.wait(HANG)
         if fault is not None and fault[0] == STALL:
-            self.released.wait(60)
+            self.released.wait(HANG)
         return fault
 
     def count(self, what: str) -> int:
@@ -170,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
         fault = self.hub.take(what, path, end - begin, self.headers.get("Authorization"))
         if what == "data" and self.hub.held_from is not None and begin >= self.hub.held_from:
-            self.hub.released.wait(60)
+            self.hub.released.wait(HANG)
         if fault is not None and fault[0] == 0:  # the body is cut
             self.send_response(status)
             for name, value in {"Content-Length": str(end - begin), **headers}.items():

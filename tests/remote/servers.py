@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from tests.support import HANG
+
 __all__ = ["AsyncStore", "Objects", "Request", "Server", "Stored", "Virtual"]
 
 MODIFIED = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
@@ -55,6 +57,7 @@ class Objects:
         self.outlasted = False  # whether a reader listened to the end of a trickle
         self.released = threading.Event()  # what a stalled request waits for
         self.entered = lambda: None
+        self.stuck = lambda: None  # called when a request is stalled
         self._lock = threading.Lock()
 
     def next_fault(self):
@@ -67,6 +70,22 @@ class Objects:
     @property
     def nbytes(self):
         return sum(min(r.end, len(self.objects[r.key])) - r.begin for r in self.requests if not r.head)
+
+
+def deadlines_pass_when_stuck(objects, monkeypatch):
+    """Let the deadline of a request pass when it is stalled, and never else: no request can be too slow for it."""
+    real, newest = asyncio.timeout, []
+
+    def timeout(_):
+        newest[:] = asyncio.get_running_loop(), real(None)
+        return newest[1]
+
+    def stuck():
+        loop, deadline = newest
+        loop.call_soon_threadsafe(lambda: deadline.reschedule(loop.time()))
+
+    monkeypatch.setattr(asyncio, "timeout", timeout)
+    objects.stuck = stuck
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -99,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _trickle(self):
         self.close_connection = True
         self.wfile.write(b"HTTP/1.1 206 Partial Content\r\nX: ")
-        for _ in range(400):
+        for _ in range(100 * HANG):
             self.wfile.write(b"x")
             self.wfile.flush()
             self.server.objects.released.wait(0.01)
@@ -123,7 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
         body, shift = data[begin:end], 7 if fault == "elsewhere" else 0
         span = None if fault == "silent" else f"bytes {begin + shift}-{end - 1 + shift}/{len(data)}"
         if fault == "stall":
-            self.server.objects.released.wait(60)
+            self.server.objects.stuck()
+            self.server.objects.released.wait(HANG)
         self._head(206, len(body), ETag=etag, **{"Content-Range": span})
         if fault in {"reset", "short"}:
             self.wfile.write(body[: len(body) // 2])
@@ -134,7 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "drip":
             self.wfile.write(body[:1])
             self.wfile.flush()
-            self.server.objects.released.wait(60)
+            self.server.objects.stuck()
+            self.server.objects.released.wait(HANG)
         else:
             self.wfile.write(body)
 
@@ -222,7 +243,8 @@ class Stored:
         if fault.isdecimal():
             raise GenericError(f"Server returned non-2xx status code: {fault} with a secret")
         if fault == "stall":
-            self.of.released.wait(60)
+            self.of.stuck()
+            self.of.released.wait(HANG)
         if path not in self.of.objects:
             raise FileNotFoundError(path)
         data, etag = self.of.objects[path], self.of.etag(path)
@@ -253,8 +275,9 @@ class AsyncStore:
         objects = self._stored.of
         if "stall" in (objects.always, *objects.faults[:1]):
             objects.next_fault()
+            objects.stuck()
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(HANG)
             except asyncio.CancelledError:
                 objects.released.set()
                 raise

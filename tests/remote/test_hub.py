@@ -27,7 +27,7 @@ from tests.builders import safetensors as safe
 from tests.llama import models
 from tests.remote.hub_server import STALL, Hub, git_hash, sha256
 from tests.remote.test_proxies import Proxy
-from tests.support import SOURCES
+from tests.support import HANG, SOURCES, until
 
 import weightmap as wm
 import weightmap.hub
@@ -41,7 +41,7 @@ from weightmap.model.parts import sources_of
 hub_library = pytest.importorskip("huggingface_hub")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 NAME = "owner/model"
 ONE = "model-00001-of-00001.safetensors"
@@ -600,14 +600,6 @@ def running(code: str, hub: Hub) -> Iterator[subprocess.Popen[bytes]]:
             child.kill()
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for what another process does."""
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 IN_PIECES = """
 import sys
 import weightmap.hub
@@ -631,7 +623,7 @@ def test_a_download_that_was_killed_goes_on_where_it_ended(hub: Hub) -> None:
     hub.held_from = there
     partial = Path(constants.HF_HUB_CACHE) / "models--owner--model" / "incomplete" / sha256(data)
     with running(IN_PIECES, hub):
-        wait_until(lambda: partial.exists() and partial.stat().st_size == there)
+        until(lambda: partial.exists() and partial.stat().st_size == there)
     assert not blobs()
     hub.held_from = None
     hub.released.set()
@@ -820,7 +812,7 @@ def test_an_interrupt_ends_all_files(hub: Hub, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(weightmap.hub, "ThreadPoolExecutor", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        weightmap.hub.download(f"hf://{NAME}", progress=lambda *_: stopped.wait(20) and None)
+        weightmap.hub.download(f"hf://{NAME}", progress=lambda *_: stopped.wait(HANG) and None)
     assert hub.count("data") <= 4
 
 
@@ -831,7 +823,7 @@ def test_two_processes_share_the_work(hub: Hub) -> None:
     hub.repositories[NAME] = {"main": files}
     hub.together, hub.first = threading.Barrier(8), 0
     with running(IN_PIECES, hub) as first, running(IN_PIECES, hub) as second:
-        assert (first.wait(60), second.wait(60)) == (0, 0)
+        assert (first.wait(HANG), second.wait(HANG)) == (0, 0)
     assert not hub.together.broken
     folder = weightmap.hub.download(f"hf://{NAME}")
     assert all((Path(folder) / name).read_bytes() == data for name, data in files.items())
@@ -846,10 +838,10 @@ def test_what_huggingface_hub_downloads_is_waited_for(hub: Hub, monkeypatch: pyt
     looked = threading.Event()
     monkeypatch.setattr(weightmap.hub, "time", types.SimpleNamespace(sleep=lambda _: looked.set() or time.sleep(0.01)))
     with running(BY_ANOTHER, hub) as child, ThreadPoolExecutor(1) as pool:
-        wait_until(lambda: hub.count("data"))
+        until(lambda: hub.count("data"))
         ours = pool.submit(weightmap.hub.download, f"hf://{NAME}")
-        assert looked.wait(60)
+        assert looked.wait(HANG)
         hub.released.set()
-        assert child.wait(60) == 0
+        assert child.wait(HANG) == 0
         assert (Path(ours.result()) / "large.bin").read_bytes() == data
     assert hub.count("data") == 1

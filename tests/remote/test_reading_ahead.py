@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.remote.servers import Objects, Server
+from tests.remote.servers import Objects, Server, deadlines_pass_when_stuck
+from tests.support import HANG
 from tests.weights.checkpoints import EXAMPLES, awq
 
 import weightmap as wm
@@ -143,7 +144,7 @@ def together(count: int, objects: Objects, *, first: int) -> Iterator[None]:
 
     def enter() -> None:
         if first <= next(numbers) < first + count:
-            barrier.wait(20)
+            barrier.wait(HANG)
 
     objects.entered = enter
     yield
@@ -282,10 +283,10 @@ def test_received_arrays_share_nothing(objects: Objects, url: str) -> None:
     assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(found, 2))
 
 
-def test_a_late_answer_writes_to_no_array(objects: Objects, url: str) -> None:
+def test_a_late_answer_writes_to_no_array(objects: Objects, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a request was given up, what its server still sends goes nowhere: the array is the caller's."""
     source = open_source(url, path_of(f"{url}"), "mmap")
-    source._stored.access.deadline = 0.3  # type: ignore[attr-defined]
+    deadlines_pass_when_stuck(objects, monkeypatch)
     objects.faults = ["drip"]
     array = source.array(np.dtype(np.uint8), (64 * KIB,), 200 * KIB, 64 * KIB)
     assert array.tobytes() == objects.objects["m"][200 * KIB : 264 * KIB]

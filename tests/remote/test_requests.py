@@ -7,7 +7,8 @@ import threading
 import pytest
 from tests.builders import normal
 from tests.builders import safetensors as safe
-from tests.remote.servers import MODIFIED, AsyncStore, Objects, Server, Stored
+from tests.remote.servers import MODIFIED, AsyncStore, Objects, Server, Stored, deadlines_pass_when_stuck
+from tests.support import HANG
 
 import weightmap as wm
 from weightmap.cli import main
@@ -222,9 +223,9 @@ ODD = {
 def test_odd_headers_are_one_error(case, objects):
     name, value, words = ODD[case]
     with Server(objects) as server:
-        file = wm.open(server.url + "m", deadline=1)
+        file = wm.open(server.url + "m")
         objects.headers = {name: value}
-        for read in (lambda: right(wm.open(server.url + "m", deadline=1)), lambda: right(file)):
+        for read in (lambda: right(wm.open(server.url + "m")), lambda: right(file)):
             if words is not None:
                 with pytest.raises(RemoteError, match=words):
                     read()
@@ -253,16 +254,18 @@ def test_a_header_that_does_not_end_holds_no_thread(objects):
 
 
 # -------------------------------------------------------------------------------------------------------- the deadline
-def test_a_stuck_request_is_cancelled(objects, opened):
-    file = opened(deadline=0.2)
+def test_a_stuck_request_is_cancelled(objects, opened, monkeypatch):
+    deadlines_pass_when_stuck(objects, monkeypatch)
+    file = opened()
     objects.requests.clear()
     objects.faults = ["stall"]
     assert right(file)
     assert len(objects.requests) in {1, 2}  # a store that is cancelled has noted nothing
 
 
-def test_requests_that_stay_stuck_are_one_error(objects, opened):
-    file = opened(deadline=0.05)
+def test_requests_that_stay_stuck_are_one_error(objects, opened, monkeypatch):
+    deadlines_pass_when_stuck(objects, monkeypatch)
+    file = opened()
     objects.always = "stall"
     with pytest.raises(RemoteError, match="took too long"):
         file["w"]
@@ -277,7 +280,7 @@ def test_a_deadline_behind_the_last_byte(objects, monkeypatch):
     assert len(objects.requests) == 1
 
 
-def test_bytes_of_a_given_up_request_go_nowhere(objects):
+def test_bytes_of_a_given_up_request_go_nowhere(objects, monkeypatch):
     """What a stuck request brings when it has been given up does not reach the array of the next one."""
     late, done = threading.Event(), threading.Event()
 
@@ -288,14 +291,16 @@ def test_bytes_of_a_given_up_request_go_nowhere(objects):
                 whole = list(answer)
 
                 def pieces():
-                    late.wait(20)
+                    objects.stuck()
+                    late.wait(HANG)
                     yield bytes(len(whole[0]))
                     done.set()  # pragma: no cover - nobody asks for more
 
                 answer.__class__ = type("Late", (type(answer),), {"__iter__": lambda _: pieces()})
             return answer
 
-    file = wm.open("m", store=Late(objects), deadline=0.2)
+    deadlines_pass_when_stuck(objects, monkeypatch)
+    file = wm.open("m", store=Late(objects))
     array = file["w"]
     late.set()
     wm.open("m", store=Late(objects), concurrency=1)["w"]
@@ -303,10 +308,11 @@ def test_bytes_of_a_given_up_request_go_nowhere(objects):
     assert not done.is_set()
 
 
-def test_a_server_that_drips_is_given_up(objects):
+def test_a_server_that_drips_is_given_up(objects, monkeypatch):
     """A byte now and then does not prolong a request."""
+    deadlines_pass_when_stuck(objects, monkeypatch)
     with Server(objects) as server:
-        file = wm.open(server.url + "m", deadline=0.1)
+        file = wm.open(server.url + "m")
         objects.always = "drip"
         with pytest.raises(RemoteError, match="took too long"):
             file["w"]
@@ -494,4 +500,4 @@ def test_an_interrupted_wait_gives_the_request_up(objects, monkeypatch):
     monkeypatch.setattr(stored, "fetch", fetch)
     with pytest.raises(KeyboardInterrupt):
         file["w"]
-    assert objects.released.wait(20)
+    assert objects.released.wait(HANG)

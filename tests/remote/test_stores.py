@@ -15,7 +15,7 @@ import pytest
 from tests import attacks, builders
 from tests.builders import safetensors as safe
 from tests.remote.servers import AsyncStore, Objects, Server, Stored, Virtual
-from tests.support import in_one_item, run_child, same
+from tests.support import HANG, in_one_item, run_child, same
 
 import weightmap as wm
 from weightmap.cli import main
@@ -247,7 +247,7 @@ def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tm
             most = max(most, here)
         if most == concurrency:
             full.set()
-        full.wait(20)
+        full.wait(HANG)
         with lock:
             here -= 1
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests import builders
 from tests.builders import Tensor, embd
-from tests.support import compiled
+from tests.support import HANG, compiled
 
 import weightmap as wm
 
@@ -236,7 +236,7 @@ def test_instructions(program, tmp_path, kernel, tier):
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=HANG,
     )
     if done.stdout == "no such tier here\n":
         pytest.skip(f"neither this CPU nor valgrind need have {tier}")

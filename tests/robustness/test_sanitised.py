@@ -9,6 +9,7 @@ from tests import sanitised
 from tests.attacks import cases
 from tests.attacks.__main__ import OUTCOMES, write_all
 from tests.places import ROOT
+from tests.support import HANG
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,9 @@ def environment(built):
 
 def python(environment, *args):
     command = [sys.executable, *args]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=3000)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=4 * HANG
+    )
 
 
 def test_the_sanitisers_are_at_work(environment):

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 from tests.builders import bintensors as bt
 from tests.fuzz.mutate import mutant
+from tests.support import HANG
 
 import weightmap as wm
 
@@ -101,7 +102,7 @@ def of_0_0_5(python):
         input=stream,
         capture_output=True,
         check=True,
-        timeout=300,
+        timeout=HANG,
         env={**os.environ, "RUST_BACKTRACE": "0", "PYTHONIOENCODING": "utf-8"},
     )
     return [ast.literal_eval(line) for line in result.stdout.decode().splitlines()]

@@ -97,9 +97,9 @@ import numpy as np
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 def late(*_):
     raise TimeoutError
-signal.signal(signal.SIGALRM, late)
+signal.signal(signal.SIGPROF, late)
 for path in sys.stdin.read().split():
-    signal.alarm(2)
+    signal.setitimer(signal.ITIMER_PROF, 2)
     try:
         e = finalfusion.load_finalfusion(path)
         rows = [np.asarray(e.storage[i], np.float32) for i in range(e.storage.shape[0])]
@@ -111,7 +111,7 @@ for path in sys.stdin.read().split():
         }
     except BaseException as error:
         found = f"{type(error).__name__}: {error}"
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     print(json.dumps(found), flush=True)
 """
 
