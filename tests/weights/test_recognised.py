@@ -49,6 +49,7 @@ UNEXPLAINED = {
     "gpt-oss": {"e.down_proj_blocks": codes(np.uint8, 2, 4, 1, 16), "e.down_proj_scales": codes(np.uint8, 2, 4, 1)},
     "packed": {"a.weight_packed": codes(np.int32, 4, 8), "a.weight_scale": ONE},
     "nf4": {"a.weight": codes(np.uint8, 16, 1), "a.weight.absmax": ONE[:, 0]},
+    "nf4 in bfloat16": {"a.weight": codes(np.uint8, 16, 2).view(BF16), "a.weight.absmax": codes(np.uint8, 4)},
     "int8": {"a.weight": codes(np.int8, 4, 8), "a.SCB": ONE[:, 0]},
     "quanto": {"a.weight._data": codes(np.int8, 4, 8), "a.weight._scale": ONE},
     "hqq": {"a.W_q": codes(np.uint8, 4, 8), "a.scale": ONE, "a.zero": ONE},

@@ -21,7 +21,9 @@ _INTEGERS = frozenset({"int8", "uint8", "int16", "uint16", "int32", "uint32"})
 _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
 _PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
 # Types of codes, and of scales beside them.
-CODES = _INTEGERS | _FLOAT8 | _PACKED
+_CODES = _INTEGERS | _FLOAT8 | _PACKED
+# Types in which bitsandbytes may store bytes of codes.
+_VIEWED = frozenset({"float16", "bfloat16", "float32"})
 _SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "float8_e8m0fnu"})
 # What scales are called in the module of their codes, and behind the name of these.
 _IN_MODULE = (
@@ -33,11 +35,11 @@ _BEHIND = (
     *(".scale", ".scales", "._scale", ".weight_scale", ".absmax", ":scale"),
 )
 # What names of codes may end with, in the place of which scales have theirs.
-_CODE = re.compile(r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8)|_q)$")
+_ENDINGS = re.compile(r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8)|_q)$")
 # Tensors of a quantised parameter that are no codes: zero points, orders, shapes, counters, scales.
 _OTHER = re.compile(
     r"(?:^|[._:])(?:q?zeros?|zp|zero_?points?|g_?idx|idx|index|indices|ids?|masks?|shape|format|(?:inv_?)?perm|steps?"
-    r"|num|count|q?scales?|absmax|enabled|state)(?:$|[._:])"
+    r"|num|count|counter|lengths?|offsets?|labels?|pos|positions?|q?scales?|absmax|enabled|state)(?:$|[._:])"
 )
 # Tensors that mark a file.
 _MARKS = ("scaled_fp8", "comfy_quant")
@@ -57,7 +59,7 @@ def _places(name: str) -> Iterator[str]:
     if dot or leaf in {"weight", "qweight", "codes"}:
         yield from (f"{module}{dot}{scale}" for scale in _IN_MODULE)
     yield from (f"{name}{ending}" for ending in _BEHIND)
-    stem = _CODE.sub("", name)
+    stem = _ENDINGS.sub("", name)
     if stem != name:
         yield from (f"{stem}{ending}" for ending in _BEHIND)
 
@@ -65,7 +67,11 @@ def _places(name: str) -> Iterator[str]:
 def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | None:
     """Return the name of the scales whose codes a tensor holds; None for a tensor that is no codes."""
     kind = row.dtype.name
-    if row.dtype.quantized or kind not in CODES or not row.nbytes:
+    if row.dtype.quantized or not row.nbytes:
+        return None
+    if kind in _VIEWED:
+        return f"{name}.absmax" if find(f"{name}.absmax") is not None else None
+    if kind not in _CODES:
         return None
     if not row.shape or max(row.shape) < 2 or _OTHER.search(name.rpartition(".")[2].lower()):
         return None
@@ -146,8 +152,6 @@ def check_computable(file: Any, takes: Callable[[str], bool], what: str) -> None
 
 def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> None:
     """Raise `UnsupportedError` if the values of a stored tensor, in this type, would be its codes."""
-    if row.dtype.name not in CODES or row.dtype.quantized:
-        return
     wanted = "float32" if dtype is None else dtype if dtype in DTYPES else dtype_named(dtype).name
     if row.dtype.name == wanted:
         return
