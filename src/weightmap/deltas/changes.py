@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from weightmap.deltas.frames import BLOCK
@@ -72,7 +71,7 @@ def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, ste
     Raises `DeltaError` for a log that is damaged.
     """
 
-    def make(share: int) -> None:
+    def make(share: int) -> Iterator[int]:
         room = memoryview(bytearray(BLOCK))
         for count, (number, changed, offset, nbytes, at, size) in enumerate(_records(log)):
             if count % threads != share:
@@ -87,12 +86,11 @@ def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, ste
                 if os.preadv(files[number], [block], offset) != nbytes or not late.change(block, body):
                     raise _damaged()
             write_all(files[number], block, offset)
+            yield nbytes
             if count // threads % _FLUSHED == _FLUSHED - 1:
                 late.begin_flush(files[number], 0, 0)
 
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        for _ in pool.map(make, range(threads)):
-            pass
+    exhaust([make(share) for share in range(threads)], threads, lambda _: None)
     for file in files:
         os.fsync(file)
 

@@ -212,6 +212,8 @@ class Local:
             content = self._read(_STATE)
         except FileNotFoundError:  # no directory, or no record in it
             return None
+        except DeltaError as error:
+            raise self._damaged(str(error.what)) from None
         if content is not None:
             text = content.get("version")
             if not isinstance(text, str) or not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +17,9 @@ from weightmap.arguments import as_integer, as_path, as_threads, check_progress
 from weightmap.conversion.converting import convert
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
 from weightmap.deltas.report import DeltaReport
+from weightmap.deltas.tree import Tree
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
+from weightmap.deltas.workers import exhaust
 from weightmap.dtypes import DTYPES
 from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError, quoted
 from weightmap.formats import Payload, Request, Tensors, by_name
@@ -171,10 +171,7 @@ def _publish(job: _Job, folder: str) -> DeltaReport:
         with holding(target):
             if os.path.lexists(final):
                 raise _exists(final)
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(hidden)  # of a run that was killed
-            os.mkdir(hidden)
-            try:
+            with _new_folder(folder, os.path.basename(hidden)):
                 difference = _misfit(old, now)
                 if difference is not None and full is False:
                     raise DeltaError(f"{difference}: only a full version can express that", path=name_of(now))
@@ -185,13 +182,27 @@ def _publish(job: _Job, folder: str) -> DeltaReport:
                     _check_needed(job)
                     changed = _Encoder(old, now, job.how, hidden, job.progress).write(number, before, job.threads)
                 _appear(hidden, final, folder)
-            finally:
-                shutil.rmtree(hidden, ignore_errors=True)
         stored = sum(entry.stat().st_size for entry in os.scandir(final) if entry.name.endswith(".safetensors"))
         sizes = {name: row.nbytes for name, row in zip(now, rows_of(now), strict=True)}
         nbytes = sum(sizes[name] for name in changed), stored, sum(sizes.values())
         reason = "" if full or difference is None else f"{difference}, which a delta cannot express"
         return DeltaReport(number, before, len(changed), *nbytes, 0.0, is_full, reason)
+
+
+@contextlib.contextmanager
+def _new_folder(folder: str, name: str) -> Iterator[None]:
+    """Make a folder, which is removed in the end; an interrupt of that waits for it."""
+    tree = Tree.of(folder)
+    try:
+        tree.clear(name)  # of a run that was killed
+        tree.make(name)
+        yield
+    finally:
+        try:
+            tree.clear(name)
+        except BaseException:
+            tree.clear(name)
+            raise
 
 
 def _is_version(path: str) -> bool:
@@ -214,7 +225,8 @@ def _publish_to_store(job: _Job, address: Any) -> DeltaReport:
     final = inside(address, version_name(job.version))
     if _is_version(final):
         raise _exists(final)
-    with tempfile.TemporaryDirectory(prefix="weightmap-") as room:
+    room = os.path.join(tempfile.gettempdir(), f"weightmap-{os.urandom(8).hex()}")
+    with _new_folder(*os.path.split(room)):
         report = _publish(job, room)
         made = os.path.join(room, version_name(report.version))
         names = [os.path.relpath(os.path.join(at, name), made) for at, _, files in os.walk(made) for name in files]
@@ -321,6 +333,7 @@ class _Encoder:
                 what = f"bytes of tensor {quoted(name)}"
                 raise EncodeError(what, actual=row.nbytes, expected=f'at most {MOST} with encoding="overwrite"')
         self._lock, self._end = threading.Lock(), 0
+        self._frames: dict[str, _Frame] = {}
         path = os.path.join(hidden, "frames")
         self._spool = native.take_ownership(os.open, path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.unlink(path)
@@ -329,14 +342,8 @@ class _Encoder:
         """Write the delta; return the names of the tensors in it."""
         names = sorted(self._pairs, key=lambda name: -self._pairs[name][1].nbytes)
         self._report(0)
-        with ThreadPoolExecutor(max_workers=threads) as pool:
-            waiting = {name: pool.submit(self._encode, name) for name in names}
-            try:
-                found = {name: waiting[name].result() for name in self._pairs}
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
-        frames = {name: frame for name, frame in found.items() if frame is not None}
+        exhaust([self._encode(name) for name in names], threads, self._report)
+        frames = {name: self._frames[name] for name in self._pairs if name in self._frames}
         where = self._write_files(frames)
         metadata = {
             "version": f"{version:06}",
@@ -350,17 +357,20 @@ class _Encoder:
         return list(frames)
 
     def _report(self, nbytes: int) -> None:
-        with self._lock:
-            self._done += nbytes
-            if self._progress is not None:
-                self._progress(self._done, self._total)
+        self._done += nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
 
-    def _encode(self, name: str) -> _Frame | None:
-        """Encode a tensor into the spool file; None if it did not change."""
+    def _encode(self, name: str) -> Iterator[int]:
+        """Encode a tensor into the spool file, if it changed; yield the bytes that are done since the last time."""
         before, row = self._pairs[name]
-        if all(np.array_equal(old, new) for old, new, _ in _blocks(before, row)):
-            self._report(row.nbytes)
-            return None
+        for old, new, _ in _blocks(before, row):
+            if not np.array_equal(old, new):
+                break
+            yield 0
+        else:
+            yield row.nbytes
+            return
         digest = new_sum(self._wanted.checksum)
         summed = 0
 
@@ -392,9 +402,10 @@ class _Encoder:
             waiting += piece
             if len(waiting) >= _SPOOLED:
                 spool()
+                yield 0
         spool()
-        self._report(row.nbytes)
-        return _Frame(parts, digest.hexdigest())
+        self._frames[name] = _Frame(parts, digest.hexdigest())
+        yield row.nbytes
 
     def _write_files(self, frames: dict[str, _Frame]) -> dict[str, str]:
         """Write the files of a delta; return the file of each tensor."""

@@ -358,7 +358,11 @@ def _advance(place: Local, way: _Way, target: int, at: int | None, work: _Work, 
         else:
             place.commit(change)
     except BaseException:
-        place.give_up()
+        try:
+            place.give_up()
+        except BaseException:  # an interrupt of that itself
+            place.give_up()
+            raise
         raise
     before = way.version if at is None else at
     return DeltaReport(target, before, len(changed), *sizes, time.perf_counter() - started)

@@ -62,10 +62,10 @@ class Tree:
         above, last = self._parent(name)
         return Tree(self._inner(above, last, make=make), os.path.join(self.path, name))
 
-    def make(self, name: str) -> Tree:
+    def make(self, name: str, mode: int = 0o777) -> Tree:
         """Make a folder, which must be new, and open it."""
         path, at = self._folder.at(name)
-        os.mkdir(path, dir_fd=at)
+        os.mkdir(path, mode, dir_fd=at)
         return self.folder(name)
 
     def open(self, name: str, flags: int) -> Descriptor:

@@ -12,6 +12,7 @@ Everything that can be seen without decoding is checked here, before anything el
 
 from __future__ import annotations
 
+import errno
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,8 @@ def read_version(directory: str, options: Options) -> Delta | None:
     try:
         return _read(directory, path, options)
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            raise DeltaError("its index is a directory, or a link that leads nowhere", path=directory) from None
         if isinstance(error, TensorFileError) or not is_missing(error):
             raise
         raise DeltaError("this version is missing", path=directory) from None

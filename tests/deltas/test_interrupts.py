@@ -1,0 +1,151 @@
+"""Publishing, pulling and applying that are interrupted, where CPython lets a handler of a signal raise an exception.
+
+That is at the beginning of functions and after calls. Whatever the moment, the interrupt is what the caller gets; no
+thread, descriptor or folder is left, and the next run works.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from tests.deltas.delta_files import digests, model, stepped, write_model
+from tests.remote.servers import Objects, Taking
+
+import weightmap as wm
+from weightmap import deltas
+from weightmap.io.stores import location_of
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+]
+
+
+class Interruption(BaseException):
+    """The exception of a handler; nobody catches it."""
+
+
+def interrupted(work, number, apart=()):
+    """Interrupt work at an event of this number, from 0 on. Return how it ended: its error, or the number of events.
+
+    Those in files of these names do not count.
+    """
+    count = 0
+
+    def look(frame, event, _argument):
+        nonlocal count
+        if event in ("call", "c_return") and not frame.f_code.co_filename.endswith(apart):
+            count += 1
+            if count - 1 == number:
+                sys.setprofile(None)
+                raise Interruption
+
+    sys.setprofile(look)
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001 - it is looked at
+        return type(error)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def descriptors():
+    """What the descriptors of this process lead to."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(path.readlink()))
+        except OSError:  # that of the listing
+            continue
+    return sorted(found)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """Two models and what leads from one to the other; a folder for temporary files."""
+    old = model()
+    new = stepped(old, 1)
+    base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "after", new)
+    deltas.publish(base, after, tmp_path / "source", version=1)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # of a finaliser: what it left behind is seen
+    return tmp_path, old, new
+
+
+def publish(at, **how):
+    deltas.publish(at / "base", at / "after", at / "published", version=1, **how)
+
+
+def publish_to_a_store(at):
+    store = location_of("s3://bucket/source", store=Taking(Objects({}), ()))
+    deltas.publish(at / "base", at / "after", store, version=1, threads=2)
+
+
+def pull(at, **how):
+    deltas.pull(at / "local", at / "source", base=at / "local", threads=2, **how)
+
+
+WAYS = {
+    "publish": (lambda at: publish(at, threads=2), 23),
+    "publish a full version": (lambda at: publish(at, full=True), 97),
+    "publish to a store": (publish_to_a_store, 61),
+    "pull": (pull, 41),
+    "pull in place": (lambda at: pull(at, in_place=True), 41),
+    "apply": (lambda at: deltas.apply(at / "local", at / "source" / "weight_v000001", threads=2), 41),
+    "apply to a file": (lambda at: deltas.apply(at / "alone.safetensors", at / "source" / "weight_v000001"), 41),
+}
+
+
+# What conversion and stores use, whose own interrupts are looked at elsewhere.
+STANDARD = ("threading.py", "_base.py", "thread.py", "events.py", "tasks.py")
+
+
+def prepare(at):
+    """Put what is changed back."""
+    for name in ("published", "local"):
+        shutil.rmtree(at / name, ignore_errors=True)
+    shutil.copytree(at / "base", at / "local")
+    shutil.copy(at / "base" / "model.safetensors", at / "alone.safetensors")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_interrupts(world, way):
+    """Of some moments, other ones for each way; ``WEIGHTMAP_INTERRUPTS=1`` takes every one."""
+    at, old, new = world
+    work, step = WAYS[way]
+    step = int(os.environ.get("WEIGHTMAP_INTERRUPTS", step))
+    for _ in range(2):  # whatever is loaded or created at the first time is there
+        prepare(at)
+        work(at)
+    prepare(at)
+    apart = STANDARD if "version" in way or "store" in way else ()
+    events = interrupted(lambda: work(at), -1, apart)
+    assert events > 300
+    gc.collect()
+    threads, files = set(threading.enumerate()), descriptors()
+    for number in range(events % step, events, step):
+        prepare(at)
+        ended = interrupted(lambda: work(at), number, apart)
+        assert ended is Interruption or isinstance(ended, int), (number, ended)
+        assert set(threading.enumerate()) == threads, number
+        if descriptors() != files:  # by a cycle, or for good?
+            gc.collect()
+        assert descriptors() == files, number
+        assert not list((at / "temporary").iterdir()), number
+        if (at / "published").exists():
+            assert {path.name for path in (at / "published").iterdir()} <= {"weight_v000001"}, number
+        if (at / "local" / ".weight_sync").exists():
+            deltas.pull(at / "local", at / "source", base=at / "base", version=1)
+            assert digests(wm.load(at / "local")) == digests(new)
+            assert {path.name for path in (at / "local" / ".weight_sync").iterdir()} <= {"lock", "state.json", "spare"}
+        assert digests(wm.load(at / "alone.safetensors")) in (digests(old), digests(new))
