@@ -6,9 +6,14 @@
  *
  *     ModelProto { graph = 7: GraphProto { initializer = 5: TensorProto { dims, data_type, name, data ... } ... } ... }
  *
- * Nothing lists them: finding them takes a walk from field to field, across everything else. One walk serves both functions
- * here, over a file or over memory, and goes no deeper than the entries of a tensor's external_data. As in amb.c, pread brings a
- * window of some kilobytes into private memory, with tensor data only by chance.
+ * and the tensors of Constant nodes five, whose name is the node's first output:
+ *
+ *     graph { node = 1: NodeProto { output = 2, op_type = 4: "Constant", attribute = 5: { name = 1: "value", t = 5: TensorProto } } }
+ *
+ * An attribute may hold graphs, with nodes and initialisers of their own; functions and training_info have nodes and graphs too.
+ * Nothing lists tensors: finding them takes a walk from field to field, across everything else. One walk serves both functions
+ * here, over a file or over memory, and reads each byte of a field at most twice. As in amb.c, pread brings a window of some
+ * kilobytes into private memory, with tensor data only by chance.
  *
  * A known field of the wrong kind is a fault, although protobuf takes it for an unknown one: no writer makes such a file. Unknown
  * fields are skipped. As in protobuf, fields come in any order, the last of several scalars counts, and repeated numbers may lie
@@ -22,8 +27,14 @@ enum { PAGE = 4096, LEAST = 96, PIECE = 65536, ROOM = PIECE + 4 * PAGE, NAME_MOS
 enum { VARINT_MOST = 10, DIGITS_MOST = 18 };
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 /* The fields by their numbers in each message. */
-enum { GRAPH = 7, OPSET_IMPORT = 8, METADATA_PROPS = 14 };
-enum { INITIALIZER = 5, SPARSE_INITIALIZER = 15 };
+enum { GRAPH = 7, OPSET_IMPORT = 8, METADATA_PROPS = 14, TRAINING_INFO = 20, FUNCTIONS = 25 };
+enum { NODE = 1, INITIALIZER = 5, SPARSE_INITIALIZER = 15 };
+enum { INITIALIZATION = 1, ALGORITHM = 2, FUNCTION_NODE = 7 }; /* of training_info, of a function */
+enum { OUTPUT = 2, OP_TYPE = 4, ATTRIBUTE = 5, DOMAIN = 7 };
+enum { ATTRIBUTE_NAME = 1, ONE_TENSOR = 5, ONE_GRAPH = 6, TENSORS = 10, GRAPHS = 11, SPARSE_TENSOR = 22, SPARSE_TENSORS = 23 };
+enum { FLOAT_VALUE = 2, STRING_VALUE = 4, FLOATS = 7, STRINGS = 9 };
+enum { GRAPHS_MOST = 64 }; /* graphs within graphs: protobuf reads half as many */
+static const uint64_t NESTED = (uint64_t)1 << WM_ONNX_NESTED_BIT;
 enum {
     DIMS = 1,
     DATA_TYPE = 2,
@@ -54,6 +65,7 @@ typedef struct {
     uint8_t last[WM_ONNX_PATH]; /* the location of the last tensor in another file */
     uint64_t last_len;
     uint64_t at, dims[DIMS_MOST]; /* start of the tensor being read, and its dimensions */
+    uint64_t nested;              /* NESTED in a node, a sub-graph, a function or training_info, else 0 */
 } walker;
 
 /* A field: its payload [begin, end) in the file, and for a varint its value, else 0. */
@@ -315,15 +327,18 @@ static int note_file(walker *w, const tensor *t) {
     return 1;
 }
 
+static int add(walker *w, const wm_columns *c, const tensor *t, uint8_t code, uint64_t begin, uint64_t end);
+
 /* Locates the data of a tensor, and writes its row. */
 static int take(walker *w, const wm_columns *c, const tensor *t) {
     wm_onnx *out = w->out;
-    uint64_t row = out->n_tensors, begin = w->at, end = w->at, n = elements(w, t->ndim);
+    uint64_t begin = w->at, end = w->at, n = elements(w, t->ndim);
     uint8_t code = (uint8_t)t->type;
     out->number = NAME;
     if (!t->name_len) return fail(w, WM_FAULT_ONNX_NAME, w->at, 0, NAME_MOST);
     out->number = DATA_TYPE;
-    if (t->type >= TYPES || !BITS[t->type]) return fail(w, WM_FAULT_TABLE_DTYPE, w->at, t->type, 0);
+    if (t->type >= TYPES || !BITS[t->type] || (w->nested && t->type == STRING))
+        return fail(w, WM_FAULT_TABLE_DTYPE, w->at, t->type, 0);
     if (t->typed) {
         out->number = t->typed;
         if (!holds(t->typed, t->type)) return fail(w, WM_FAULT_ONNX_FIELD, t->typed_at, t->type, 0);
@@ -352,7 +367,13 @@ static int take(walker *w, const wm_columns *c, const tensor *t) {
             code |= WM_ONNX_MADE;
         }
     }
-    uint64_t names = out->names_len + t->name_len, dims = out->n_dims + t->ndim;
+    return add(w, c, t, code, begin, end);
+}
+
+/* Writes the row of a tensor, while there is room. */
+static int add(walker *w, const wm_columns *c, const tensor *t, uint8_t code, uint64_t begin, uint64_t end) {
+    wm_onnx *out = w->out;
+    uint64_t row = out->n_tensors, names = out->names_len + t->name_len, dims = out->n_dims + t->ndim;
     if (row >= w->file->max_tensors || dims >= UINT32_MAX)
         return fail(w, WM_FAULT_CAPACITY, w->at, row + 1, w->file->max_tensors);
     if (names > w->file->max_names) return fail(w, WM_FAULT_ONNX_NAMES, w->at, names, w->file->max_names);
@@ -362,7 +383,7 @@ static int take(walker *w, const wm_columns *c, const tensor *t) {
         c->dtype[row] = code;
         c->begin[row] = begin;
         c->end[row] = end;
-        w->file->at[row] = w->at;
+        w->file->at[row] = w->at | w->nested;
     }
     out->names_len = names, out->n_dims = dims;
     out->n_tensors++;
@@ -370,29 +391,159 @@ static int take(walker *w, const wm_columns *c, const tensor *t) {
 }
 
 /* ---------------------------------------------------------------------------------------- the messages around it */
-static int read_tensor(walker *w, const wm_columns *c, const field *message) {
-    uint64_t pos = message->begin;
-    tensor t = {0};
-    field f;
-    w->at = message->at;
-    while (pos < message->end)
-        if (!read_field(w, &pos, message->end, &f) || !read_tensor_field(w, c, &f, &t)) return 0;
-    return take(w, c, &t);
+/* Whether a fault is about one tensor, and not about where messages end or how much there is. */
+static int is_of_tensor(int32_t code) {
+    static const int32_t CODES[] = {WM_FAULT_ONNX_DIM,    WM_FAULT_TABLE_NDIM,   WM_FAULT_ONNX_SEGMENT, WM_FAULT_ONNX_FIELD,
+                                    WM_FAULT_ONNX_TWICE,  WM_FAULT_ONNX_COUNT,   WM_FAULT_ONNX_NAME,    WM_FAULT_ONNX_LOCATION,
+                                    WM_FAULT_ONNX_PACKED, WM_FAULT_ONNX_DECIMAL, WM_FAULT_ONNX_PATH,    WM_FAULT_TABLE_DTYPE,
+                                    WM_FAULT_ONNX_WIRE};
+    for (unsigned i = 0; i < sizeof CODES / sizeof *CODES; i++)
+        if (CODES[i] == code) return 1;
+    return 0;
 }
 
-static int read_graph(walker *w, const wm_columns *c, const field *message) {
+/* Reads a tensor; its name is `name` if that is not NULL, else its own. */
+static int read_tensor_as(walker *w, const wm_columns *c, const field *message, const field *name, tensor *t) {
     uint64_t pos = message->begin;
     field f;
+    *t = (tensor){0};
+    w->at = message->at;
+    w->out->message = WM_ONNX_TENSOR;
+    while (pos < message->end)
+        if (!read_field(w, &pos, message->end, &f) || !read_tensor_field(w, c, &f, t)) return 0;
+    if (name) {
+        const field own = {.at = name->at, .number = NAME, .kind = BYTES, .begin = name->begin, .end = name->end};
+        if (!read_tensor_field(w, c, &own, t)) return 0;
+    }
+    return take(w, c, t);
+}
+
+/* Reads a tensor. One that cannot be listed is counted where nobody looks it up by name: in a node, or a graph within a graph.
+ * Others are left out with file->lax: they become a row without data, of the data_type 0. */
+static int read_tensor(walker *w, const wm_columns *c, const field *message, const field *name) {
+    wm_onnx *out = w->out;
+    const uint64_t files = out->n_files;
+    tensor t;
+    out->n_nested += w->nested != 0;
+    if (read_tensor_as(w, c, message, name, &t)) return 1;
+    if (!is_of_tensor(w->fault->code) || !(w->nested || w->file->lax)) return 0;
+    wm_fail(w->fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    out->n_files = files, w->last_len = 0;
+    if (w->nested) return out->n_unlisted++, 1;
+    t = (tensor){0};
+    for (uint64_t pos = message->begin; pos < message->end;) { /* the name may stand behind the fault */
+        field f;
+        if (!read_field(w, &pos, message->end, &f)) return 0;
+        if (f.number != NAME || f.kind != BYTES || f.end - f.begin > NAME_MOST) continue;
+        if (!read_tensor_field(w, c, &f, &t)) return 0;
+    }
+    if (!t.name_len) return out->n_unlisted++, 1;
+    out->n_unread++;
+    return add(w, c, &t, 0, w->at, w->at);
+}
+
+static int read_graph(walker *w, const wm_columns *c, const field *message, int depth);
+
+/* Whether the field's bytes are this text; -1 when they cannot be read. */
+static int is_text(walker *w, const field *f, const char *text) {
+    const uint64_t size = f->end - f->begin;
+    if (size != strlen(text)) return 0;
+    const uint8_t *p = view(w, f->begin, size);
+    return p ? memcmp(p, text, size) == 0 : -1;
+}
+
+/* Reads an attribute of a node in a graph of this depth; `output` is the output of a Constant node, NULL for other nodes. */
+static int read_attribute(walker *w, const wm_columns *c, const field *message, const field *output, int depth) {
+    uint64_t pos = message->begin, tensors = 0, numbers = 0;
+    int is_value = 0;
+    field f, value = {0};
+    while (pos < message->end) {
+        w->out->message = WM_ONNX_NODE;
+        if (!read_field(w, &pos, message->end, &f)) return 0;
+        switch (f.number) {
+        case ATTRIBUTE_NAME:
+            if (!expect(w, &f, BYTES) || (is_value = is_text(w, &f, "value")) < 0) return 0;
+            break;
+        case ONE_TENSOR:
+            if (!expect(w, &f, BYTES)) return 0;
+            value = f;
+            tensors++;
+            break;
+        case TENSORS: w->out->n_unlisted++; break;
+        case SPARSE_TENSOR:
+        case SPARSE_TENSORS: w->out->n_sparse++; break;
+        case ONE_GRAPH:
+        case GRAPHS:
+            if (!expect(w, &f, BYTES) || !read_graph(w, c, &f, depth + 1)) return 0;
+            break;
+        default:
+            numbers |= (FLOAT_VALUE <= f.number && f.number <= STRING_VALUE) || (FLOATS <= f.number && f.number <= STRINGS);
+        }
+    }
+    if (output && is_value && tensors == 1) return read_tensor(w, c, &value, output);
+    w->out->n_unlisted += tensors != 0; /* protobuf merges several into one */
+    w->out->n_numbers += output && !tensors && numbers;
+    return 1;
+}
+
+/* Reads a node of a graph of this depth: what it is first, since its fields come in any order. */
+static int read_node(walker *w, const wm_columns *c, const field *message, int depth) {
+    const uint64_t outside = w->nested;
+    uint64_t pos = message->begin, attributes = 0, outputs = 0;
+    int is_constant = 0, is_standard = 1;
+    field f, output = {0};
+    while (pos < message->end) {
+        w->out->message = WM_ONNX_NODE;
+        if (!read_field(w, &pos, message->end, &f)) return 0;
+        if (f.number != OUTPUT && f.number != OP_TYPE && f.number != ATTRIBUTE && f.number != DOMAIN) continue;
+        if (!expect(w, &f, BYTES)) return 0;
+        attributes += f.number == ATTRIBUTE;
+        if (f.number == OUTPUT && !outputs++) output = f;
+        if (f.number == OP_TYPE && (is_constant = is_text(w, &f, "Constant")) < 0) return 0;
+        if (f.number != DOMAIN || (is_standard = f.begin == f.end)) continue;
+        if ((is_standard = is_text(w, &f, "ai.onnx")) < 0) return 0;
+    }
+    w->nested = NESTED;
+    for (pos = message->begin; attributes; attributes -= f.number == ATTRIBUTE) {
+        w->out->message = WM_ONNX_NODE;
+        if (!read_field(w, &pos, message->end, &f)) return 0;
+        if (f.number == ATTRIBUTE && !read_attribute(w, c, &f, is_constant && is_standard ? &output : NULL, depth)) return 0;
+    }
+    w->nested = outside;
+    return 1;
+}
+
+static int read_graph(walker *w, const wm_columns *c, const field *message, int depth) {
+    uint64_t pos = message->begin;
+    field f;
+    if (depth == GRAPHS_MOST) return w->out->n_unlisted++, 1;
     while (pos < message->end) {
         w->out->message = WM_ONNX_GRAPH;
         if (!read_field(w, &pos, message->end, &f)) return 0;
         if (f.number == SPARSE_INITIALIZER) w->out->n_sparse++;
-        if (f.number != INITIALIZER) continue;
+        if (f.number != INITIALIZER && f.number != NODE) continue;
         if (!expect(w, &f, BYTES)) return 0;
-        w->out->message = WM_ONNX_TENSOR;
-        if (!read_tensor(w, c, &f)) return 0;
+        if (!(f.number == NODE ? read_node(w, c, &f, depth) : read_tensor(w, c, &f, NULL))) return 0;
     }
     return 1;
+}
+
+/* Reads the nodes of a function, or the graphs of training_info. */
+static int read_others(walker *w, const wm_columns *c, const field *message) {
+    uint64_t pos = message->begin;
+    field f;
+    int fine = 1;
+    w->nested = NESTED;
+    while (fine && pos < message->end) {
+        w->out->message = WM_ONNX_MODEL;
+        if (!read_field(w, &pos, message->end, &f)) return 0;
+        if (message->number == FUNCTIONS && f.number == FUNCTION_NODE)
+            fine = expect(w, &f, BYTES) && read_node(w, c, &f, 1);
+        else if (message->number == TRAINING_INFO && (f.number == INITIALIZATION || f.number == ALGORITHM))
+            fine = expect(w, &f, BYTES) && read_graph(w, c, &f, 1);
+    }
+    w->nested = 0;
+    return fine;
 }
 
 /* Copies a field of metadata of the model, while there is room. */
@@ -413,10 +564,11 @@ static int read_model(walker *w, const wm_columns *c) {
     while (pos < size) {
         w->out->message = WM_ONNX_MODEL;
         if (!read_field(w, &pos, size, &f)) return 0;
-        if (f.number > OPSET_IMPORT && f.number != METADATA_PROPS) continue;
-        if (!expect(w, &f, f.number == METADATA_PROPS ? BYTES : KINDS[f.number])) return 0;
+        const int others = f.number == TRAINING_INFO || f.number == FUNCTIONS;
+        if (f.number > OPSET_IMPORT && f.number != METADATA_PROPS && !others) continue;
+        if (!expect(w, &f, f.number <= OPSET_IMPORT ? KINDS[f.number] : BYTES)) return 0;
         w->out->has_graph |= f.number == GRAPH;
-        if (!(f.number == GRAPH ? read_graph(w, c, &f) : keep(w, &f))) return 0;
+        if (!(f.number == GRAPH ? read_graph(w, c, &f, 0) : others ? read_others(w, c, &f) : keep(w, &f))) return 0;
     }
     w->out->number = GRAPH;
     return w->out->has_graph || fail(w, WM_FAULT_ONNX_GRAPH, size, 0, 0);
@@ -425,7 +577,7 @@ static int read_model(walker *w, const wm_columns *c) {
 int wm_onnx_scan(const wm_onnx_file *file, const wm_columns *columns, wm_onnx *out, wm_fault *fault) {
     walker w;
     w.file = file, w.out = out, w.fault = fault, w.buffer = NULL;
-    w.start = w.filled = w.last_len = w.at = 0;
+    w.start = w.filled = w.last_len = w.at = w.nested = 0;
     *out = (wm_onnx){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     if (file->size > INT64_MAX || file->max_names >= UINT32_MAX || (file->fd < 0 && !file->read && !file->data))

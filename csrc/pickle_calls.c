@@ -111,6 +111,7 @@ static const struct {
     TYPE(17, 1, "float8_e4m3fnuz"),
     TYPE(18, 1, "float8_e5m2fnuz"),
     TYPE(19, 1, "float8_e8m0fnu"),
+    TYPE(20, 1, "float4_e2m1fn_x2"),
 };
 enum { N_NAMES = sizeof NAMES / sizeof *NAMES, NAME_MOST = 32, ARGS_MOST = 16, PARTS_MOST = 255 };
 

@@ -324,12 +324,15 @@ int64_t wm_gguf_array(const uint8_t *data, uint64_t len, uint64_t pos, uint32_t 
 int64_t wm_gguf_strings(const uint8_t *data, uint64_t len, uint64_t count, uint32_t version, int big, uint32_t *bounds);
 
 /* -------------------------------------------------------------------------------------------------------- ONNX
- * Walks an ONNX model and fills the columns with the initialisers of its graph, in the order of the file. Reads by `read` if it is
+ * Walks an ONNX model and fills the columns with its tensors, in the order of the file: the initialisers of its graph and of the
+ * graphs within it, and the constants of nodes, under the name of their output. Reads by `read` if it is
  * not NULL, by pread from the descriptor fd or, with fd -1, from memory; no tensor data but what shares a window with fields.
  *
  * dtype[i] is the data_type, 1 to 28. Alone, begin and end are the data in this file. With WM_ONNX_MADE, they are the fields of
  * numbers that wm_onnx_numbers makes the data of; with WM_ONNX_EXTERNAL, the data in another file, the last of `files` up to that
- * tensor. Tensors of strings (data_type 8) are listed, with no data. at[i] is where tensor i begins. `kept` receives the fields of
+ * tensor. Initialisers of strings (data_type 8) are listed, with no data; so are, with data_type 0 and if `lax`, those that cannot be
+ * read. at[i] is where tensor i begins, with bit WM_ONNX_NESTED_BIT for one in a node, in a graph within another, in a function or in
+ * training_info. `kept` receives the fields of
  * the model but the graph: 1 to 6, 8 and 14. Checks the structure, and that fields hold as many numbers as the shape says, or for
  * varints as many as these bytes can; see wm_columns_check for the rest.
  *
@@ -338,7 +341,8 @@ int64_t wm_gguf_strings(const uint8_t *data, uint64_t len, uint64_t count, uint3
  * of the field in out->number.
  */
 enum { WM_ONNX_MADE = 32, WM_ONNX_EXTERNAL = 64, WM_ONNX_PATH = 4096 };
-enum { WM_ONNX_MODEL = 0, WM_ONNX_GRAPH = 1, WM_ONNX_TENSOR = 2, WM_ONNX_ENTRY = 3 };
+enum { WM_ONNX_MODEL = 0, WM_ONNX_GRAPH = 1, WM_ONNX_TENSOR = 2, WM_ONNX_ENTRY = 3, WM_ONNX_NODE = 4 };
+enum { WM_ONNX_NESTED_BIT = 63 };
 /* From tensor `row` on, the name of the other file and its checksum lie here in this one. */
 typedef struct {
     uint64_t row, path, path_len, sum, sum_len;
@@ -354,15 +358,20 @@ typedef struct {
     wm_onnx_place *files;
     uint8_t *kept;
     uint64_t files_cap, kept_cap;
+    int32_t lax;
     wm_read read;
     void *context;
 } wm_onnx_file;
 typedef struct {
     uint64_t n_tensors, n_dims, names_len, n_files, kept_len;
     uint64_t n_strings; /* tensors of strings */
-    uint64_t n_sparse;  /* sparse initialisers, which are not in the columns */
-    uint64_t number;    /* with a fault: of the field, */
-    int32_t message;    /* and the message that it belongs to */
+    uint64_t n_nested;  /* tensors with WM_ONNX_NESTED_BIT, listed or not */
+    uint64_t n_unread;  /* rows of data_type 0 */
+    /* Not in the columns: sparse tensors; constants that are numbers or texts of an attribute; and other tensors: without a name, of
+     * attributes that are not the value of a Constant, in nodes and cannot be read, and graphs that lie too deep. */
+    uint64_t n_sparse, n_numbers, n_unlisted;
+    uint64_t number; /* with a fault: of the field, */
+    int32_t message; /* and the message that it belongs to */
     int32_t has_graph;
 } wm_onnx;
 int wm_onnx_scan(const wm_onnx_file *file, const wm_columns *columns, wm_onnx *out, wm_fault *fault);

@@ -7,7 +7,8 @@
  * and at that offset the entry begins with a header of its own, "PK\3\4", which says most of it again, and then its bytes. Programs
  * that believe one of the two see another archive than those that believe the other. So both are read here, and have to agree. Of
  * sizes and offsets that do not fit 32 bits the fields are 0xFFFFFFFF, and the numbers stand in an "extra field" of type 1. A writer
- * that did not know size and checksum when it wrote the header leaves zeros there (flag 8).
+ * that did not know size and checksum when it wrote the header leaves zeros there (flag 8), of sizes in the fields or, as numpy does
+ * for a stream, in the extra field; the central directory has the true ones.
  *
  * A name has to be one name for every reader. Some end it at a zero byte; names that are not ASCII are UTF-8 with flag 0x800, and of
  * code page 437 for many readers without; and an extra field of type 0x7075 has another name, which some readers prefer.
@@ -103,13 +104,13 @@ static int check_header(const scan *s, const uint8_t *c, const extent *e, uint64
     if (e->stored > room - extra_len)
         return fail(s, WM_FAULT_ZIP_RANGE, 0, e->stored > UINT64_MAX - begin ? UINT64_MAX : begin + e->stored, end);
     *data = begin;
-    if ((flags & LATER) && !crc && !stored && !size) return 0;
     extent own = {stored, size, 0};
     if (stored == WIDE || size == WIDE) {
         h = look(s, e->offset + LOCAL + name_len, extra_len);
         if (!h) return -1;
         if (!widen(h, extra_len, &own)) return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 0, 0);
     }
+    if ((flags & LATER) && !crc && !own.stored && !own.size) return 0;
     const int known = crc == load_le32(c + 16) || ((flags & LATER) && !crc);
     if (!known || own.stored != e->stored || own.size != e->size) return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 1, 0);
     return 0;

@@ -241,6 +241,18 @@ def test_shards_in_a_subdirectory(tmp_path):
         assert all(same(f[name], value) for name, value in ALL.items())
 
 
+def test_names_of_shards_that_say_nothing_more(index):
+    """Writers name a shard "./model-00001-of-00002.safetensors"; spelled with and without, it is one."""
+    content = json.loads(index.read_text())
+    plain = {name: list(wm.open(index)[name].flat) for name in content["weight_map"]}
+    content["weight_map"] = {
+        name: shard if i == 0 else f"./x/../{shard}" for i, (name, shard) in enumerate(content["weight_map"].items())
+    }
+    index.write_text(json.dumps(content))
+    with wm.open(index) as f:
+        assert {name: list(f[name].flat) for name in f} == plain
+
+
 def test_a_total_size_that_lies(index):
     content = json.loads(index.read_text())
     content["metadata"]["total_size"] += 1

@@ -30,7 +30,7 @@ def cases():
         yield Case("Y6", KIND, name, raw, "LayoutError", "magic", raw.index(b"b.npy") + 5, odd="is no array")
     for name, data in {"one byte more": whole + b"\0", "one byte less": whole[:-1]}.items():
         raw = zip_files.archive([entry(b"a.npy", data)])
-        yield Case("Y6", KIND, name, raw, "LayoutError", "size", 35)
+        yield Case("Y6", KIND, name, raw, "LayoutError", "size", 35, odd="size of entry 'a.npy'")
     data = zip_files.archive([npz.entry("a", A), entry(b"a", whole)])
     yield Case("C10", KIND, "a and a.npy", data, "LayoutError", "name")
     for name, order in {"a.npy.npy behind a.npy": (0, 1), "a.npy.npy before a.npy": (1, 0)}.items():
@@ -40,12 +40,12 @@ def cases():
     for case in members.cases():
         if case.row == "Y3" and isinstance(case.data, bytes):
             data = zip_files.archive([entry(b"a.npy", case.data)])
-            yield Case("Y3", KIND, case.name, data, "UnsupportedError", "descr", 45)
+            yield Case("Y3", KIND, case.name, data, "UnsupportedError", "descr", 45, odd="entry 'a.npy'")
     for name, raw_name in BAD_UTF8.items():
         yield Case("C11", KIND, name, zip_files.archive([entry(raw_name + b".npy", whole)]), "FormatError", "name")
     for method in (1, 12, 99, 65535):
         raw = zip_files.archive([entry(b"a.npy", whole, method=method, packed=whole)])
-        yield Case("Z5", KIND, f"method {method}", raw, "UnsupportedError", "method", 0)
+        yield Case("Z5", KIND, f"method {method}", raw, "UnsupportedError", "method", 0, odd="method of entry 'a.npy'")
     wrong = {"crc": 1}
     raw = zip_files.archive([entry(b"a.npy", whole, local=wrong, central=wrong)])
     yield Case("C16", KIND, "another CRC-32", raw, "ChecksumError", "crc", 35, late=True)
@@ -57,11 +57,12 @@ def cases():
     yield Case("Y5", KIND, "not deflated", data, "FormatError", "method", 35)
     said = {"size": 10**9}
     raw = zip_files.archive([entry(b"a.npy", whole, method=8, local=said, central=said)])
-    yield Case("Y5", KIND, "more than deflated bytes can hold", raw, "LayoutError", "size", 0)
+    yield Case("Y5", KIND, "more than deflated bytes can hold", raw, "LayoutError", "size", 0, odd="inflated size")
     for size, wrong in ((1032 * 9, ("FormatError", "method", 35)), (1032 * 9 + 1, ("LayoutError", "size", 0))):
         said = {"size": size}  # a deflated byte stands for 1,032 at most
         raw = zip_files.archive([entry(b"a.npy", b"", method=8, packed=bytes(9), central=said, local=said)])
-        yield Case("Y5", KIND, f"9 deflated bytes for {size}", raw, *wrong)
+        odd = "inflated size" if wrong[1] == "size" else None
+        yield Case("Y5", KIND, f"9 deflated bytes for {size}", raw, *wrong, odd=odd)
     raw = zip_files.archive([entry(b"a.npy", b"", method=8)])
     yield Case("Y6", KIND, "an empty deflated member", raw, "LayoutError", "magic", 35, odd="is no array")
     bomb = npy.build(npy.TEXT % ("'<f4'", False, "(2,)"), A.data + bytes(2**20))

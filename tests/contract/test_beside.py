@@ -198,7 +198,21 @@ def test_no_file_of_a_model_is_a_target(model):
         wm.convert(model, model.with_name("m.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["../m.data", "/m.data", "a/../m.data", "", "link", "gone", "c:m.data"])
+@pytest.mark.parametrize("name", ["./m.data", "a/../m.data", ".//./m.data"])
+def test_parts_of_a_name_that_say_nothing(name, model):
+    model.write_bytes((MAGIC + name.encode()).ljust(AT, b"\0") + INLINE["b"].tobytes())
+    with wm.open(model) as f:
+        assert _equal(dict(f.items()))
+
+
+def test_a_loop_of_links_beside_a_file_is_an_error_of_the_file(model):
+    model.with_name("loop").symlink_to("loop")
+    model.write_bytes((MAGIC + b"loop").ljust(AT, b"\0") + INLINE["b"].tobytes())
+    with pytest.raises(wm.LayoutError, match="'loop', in which tensors lie, is a loop of links"):
+        wm.open(model)
+
+
+@pytest.mark.parametrize("name", ["../m.data", "/m.data", "a/../../m.data", "", "link", "gone", "c:m.data", "./"])
 def test_names_that_lead_elsewhere(name, model):
     """A file lies below the directory of the one that names it, links included, or it is an error."""
     (model.parent.parent / "m.data").write_bytes(b"secret")

@@ -226,8 +226,12 @@ WRONG = {
         (b"2 2\na 1 2\na 3 4\n", "the word of line 3 is 'a', as 2 is"),
     ],
     "fasttext": [
-        (model(version=11), r"version is 11, expected 12 \(at byte 4\)"),
-        (model(nlabels=2), "supervised"),
+        (model(version=10), r"version is 10, expected 11 or 12 \(at byte 4\)"),
+        (model(version=13), r"version is 13, expected 11 or 12 \(at byte 4\)"),
+        (model(model=3), "supervised"),
+        (model(nlabels=2), r"numbers of words and labels is 5 and 2, expected 5 together, the number of entries"),
+        (model(nwords=7, nlabels=-2), "numbers of words and labels is 7 and -2"),
+        (model(nwords=3, nlabels=2), "type of entry 3 is 0, expected 1, a label"),
         (model(pruned=4), "pruned"),
         (model(quant=1), "this model is quantised"),
         (model(kind=1), "type of entry 0 is 1"),
@@ -381,3 +385,23 @@ def test_what_is_none_of_these_stays_unknown(put, tmp_path):
         with pytest.raises(wm.FormatError) as caught:
             wm.convert(put(data), tmp_path / "out.fifu")
         assert caught.value.format is None
+
+
+@pytest.mark.parametrize("version", [11, 12])
+def test_words_that_look_like_labels_have_no_vector(tmp_path, version):
+    """fastText takes a word of a text for a label if it begins with `__label__`; then it stands behind the words."""
+    rows = wb.matrix(5 + 7, 4)
+    whole = wb.fasttext(wb.WORDS, rows, 7, version=version)
+    entry = b"__label__\0" + struct.pack("<qb", 3, 1)
+    end = struct.calcsize("<14id3i2q") + sum(len(raw) + 10 for raw in wb.raws(wb.WORDS))
+    path = tmp_path / "m.bin"
+    head = struct.pack("<3i", 6, 5, 1)
+    path.write_bytes(whole[:64] + head + whole[76:end] + entry + whole[end:])
+    report = wm.convert(path, tmp_path / "m.fifu")
+    assert any("1 label, such as '__label__', left out" in warning for warning in report.warnings)
+    with wm.open(tmp_path / "m.fifu") as f:
+        assert list(f.vocab) == wb.WORDS
+        wanted = wb.averaged(wb.WORDS, rows, 7)
+        for word, row in zip(wb.WORDS, wanted, strict=True):
+            unit, norm = f.embeddings.embedding_with_norm(word)
+            np.testing.assert_allclose(unit * norm, row, rtol=1e-5)

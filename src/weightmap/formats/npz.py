@@ -2,8 +2,8 @@
 
 See `weightmap.formats._zip` for what an archive has to be, and `weightmap.formats._npy` for the header of an array.
 Arrays of stored entries are views of the mapping. Those of deflated entries (`numpy.savez_compressed`) are inflated
-into private memory at each look-up, within `Limits.max_copy_bytes`. Entries other than arrays are errors;
-``strict=False`` leaves them out.
+into private memory at each look-up, within `Limits.max_copy_bytes`. Entries other than arrays, and arrays that cannot
+be read, such as those of Python objects, are errors; ``strict=False`` leaves them out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from weightmap import native
-from weightmap.errors import LayoutError, quoted
+from weightmap.errors import FormatError, LayoutError, quoted
 from weightmap.formats._base import Content, Format
 from weightmap.formats._npy import (
     FIRST,
@@ -77,7 +77,7 @@ class _Members:
     """
 
     def __init__(self, archive: Archive, source: Source, options: Options, warnings: list[str]) -> None:
-        self._source = source
+        self._source, self._limits = source, options.limits
         self._headers = headers = archive.npy_headers()
         self._kinds: list[DType | None] = [None] * (native.NPY_ODD + 1)
         for number, kind in enumerate(headers.kinds):
@@ -88,21 +88,22 @@ class _Members:
         self._odd: dict[int, tuple[Array, Geometry | None]] = {}
         self._left_out: list[int] = []
         for i in np.flatnonzero(headers.kind == native.NPY_ODD).tolist():
-            self._read(i, archive, options, warnings)
+            try:
+                self._read(i, archive)
+            except FormatError as error:
+                options.tolerate(error, warnings)
+                self._left_out.append(i)
 
-    def _read(self, i: int, archive: Archive, options: Options, warnings: list[str]) -> None:
+    def _read(self, i: int, archive: Archive) -> None:
         """Read the header of a member."""
         begin, size = archive.begin(i), archive.size(i)
         stored, what = archive.is_stored(i), f"entry {quoted(archive.label(i))}"
         start = archive.beginning(i, FIRST)
         if not start.startswith(MAGIC):
             shown = repr(start[: len(MAGIC)])
-            error = LayoutError(
+            raise LayoutError(
                 f"{what} is no array: its magic", field="magic", offset=begin, actual=shown, expected=repr(MAGIC)
             )
-            options.tolerate(error, warnings)
-            self._left_out.append(i)
-            return
         array = read_header(start, functools.partial(archive.beginning, i), what, begin)
         if array.start + array.nbytes != size:
             expected = f"{array.start + array.nbytes}, by its header"
@@ -110,7 +111,7 @@ class _Members:
         kept = int(archive.entries.stored[i])
         geometry: Geometry | None = array.geometry
         if not stored:
-            geometry = Deflated(what, kept, size, archive.crc(i), array.start, array.strides, options.limits)
+            geometry = Deflated(what, kept, size, archive.crc(i), array.start, array.strides, self._limits)
         self._odd[i] = array, geometry
         self._headers.begin[i] = begin + array.start if stored else begin
         self._headers.end[i] = begin + size if stored else begin + kept

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import LayoutError, TensorFileError, UnsupportedError, quoted
-from weightmap.io.names import blob_of, is_shared, stays_inside
+from weightmap.io.names import blob_of, is_shared, plain, stays_inside
 from weightmap.io.open_source import beside, from_path, is_missing
 from weightmap.options import Limits
 
@@ -25,15 +26,15 @@ def open_beside(source: Source, name: str) -> Source:
     Raises
     ------
     LayoutError
-        For a name or link to another directory, and for a missing file.
+        For a name or link to another directory, and for a missing file. Of a name, ``./`` and the like say nothing.
     UnsupportedError
         When `source` was not opened by path.
     """
     path = source.path
     if path is None:
         raise UnsupportedError(f"tensors lie in {quoted(name)}, beside this file: open it by its path")
-    wanted = beside(path, name)
-    if not stays_inside(name) or (type(path) is str and not _is_near(wanted, path)):
+    wanted = beside(path, plain(name))
+    if not stays_inside(plain(name)) or (type(path) is str and not _is_near(wanted, path)):
         expected = "a file in the same directory"
         raise LayoutError("a file with tensors", field="location", actual=quoted(name), expected=expected)
     try:
@@ -41,6 +42,10 @@ def open_beside(source: Source, name: str) -> Source:
     except IsADirectoryError:
         raise LayoutError(f"{quoted(name)}, in which tensors lie, is a directory", field="location") from None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise LayoutError(
+                f"file {quoted(name)}, in which tensors lie, is a loop of links", field="location"
+            ) from None
         if not is_missing(error):
             raise
         raise LayoutError(f"file {quoted(name)}, in which tensors lie, is missing", field="location") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -23,6 +24,18 @@ def stays_inside(name: str) -> bool:
     """Whether a name is a plain relative path that stays within its directory, however it is encoded."""
     bad = any(character in name for character in "\\:\0")
     return not bad and not any(_UPWARDS.search(spelling) for spelling in _spellings(name))
+
+
+def plain(name: str) -> str:
+    """Return a relative path without the parts that say nothing, such as ``./``, by its text alone.
+
+    Examples
+    --------
+    >>> from weightmap.io.names import plain
+    >>> plain("./model.data"), plain("a/./../model.data"), plain("../model.data")
+    ('model.data', 'model.data', '../model.data')
+    """
+    return posixpath.normpath(name) if name else name
 
 
 def _spellings(name: str) -> Iterator[str]:

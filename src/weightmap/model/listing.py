@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.errors import FormatError, TruncatedError, quoted
 from weightmap.index.strings import StringTable
 from weightmap.io import strict_json
-from weightmap.io.names import stays_inside
+from weightmap.io.names import plain, stays_inside
 from weightmap.lazy import np
 
 if TYPE_CHECKING:
@@ -117,8 +117,15 @@ class _Columns:
         zero = [np.zeros(1, np.uint32)]
         bounds = np.cumsum(np.concatenate(zero + self._lengths), dtype=np.uint32)
         shard = np.concatenate([np.empty(0, np.int32), *self._shards])
-        shards = [name.value if isinstance(name, _Odd) else name for name in self._numbers]
-        return Listing(b"".join(self._names), bounds, shard, shards, metadata)
+        shards: list[Any] = []
+        known: dict[str, int] = {}  # spellings such as "./a" and "a" are one shard
+        numbers = np.empty(len(self._numbers), np.int32)
+        for i, name in enumerate(self._numbers):
+            found = plain(name) if isinstance(name, str) else name
+            numbers[i] = known.setdefault(found, len(shards)) if isinstance(found, str) else len(shards)
+            if numbers[i] == len(shards):
+                shards.append(found.value if isinstance(found, _Odd) else found)
+        return Listing(b"".join(self._names), bounds, numbers[shard], shards, metadata)
 
 
 def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:

@@ -274,6 +274,7 @@ def _walk(
 # The marks of a row of an ONNX model: see wm_onnx_scan in scans.h.
 ONNX_MADE: int = lib.WM_ONNX_MADE
 ONNX_EXTERNAL: int = lib.WM_ONNX_EXTERNAL
+_ONNX_NESTED = 1 << lib.WM_ONNX_NESTED_BIT
 # Room for bytes of names, tensors, dimensions, other files and bytes of metadata; a larger model is scanned twice.
 _MODEL_ROOM = (16384, 512, 1024, 1, 4096)
 
@@ -286,6 +287,8 @@ class Initialisers(Record):
     columns : Columns
     at : ndarray of uint64, shape (n,)
         Where each begins.
+    nested : ndarray of bool, shape (n,)
+        Whether it lies in a node, in a graph within another, in a function or in training_info.
     files : list of (int, int, int, int, int)
         Of those in other files: from which row on, where the name of the file lies, its bytes, and the same of a
         checksum.
@@ -296,13 +299,14 @@ class Initialisers(Record):
 
     columns: Columns
     at: NDArray[np.uint64]
+    nested: NDArray[np.bool_]
     files: list[tuple[int, int, int, int, int]]
     kept: bytes
     found: Any
 
 
 def scan_model(
-    source: tuple[int, Any], size: int, max_tensors: int, max_kept: int
+    source: tuple[int, Any], size: int, max_tensors: int, max_kept: int, *, lax: bool = False
 ) -> tuple[Initialisers, Fault | None]:
     """Find the initialisers of an ONNX model, and return its first fault.
 
@@ -314,21 +318,24 @@ def scan_model(
         Of the file.
     max_tensors, max_kept : int
         More are a fault: tensors, and bytes of names and of metadata.
+    lax : bool
+        List an initialiser that cannot be read, with the data_type 0, instead of a fault.
     """
     most = (max_kept, max_tensors, size, size, max_kept)
     room = tuple(map(min, _MODEL_ROOM, most))
     while True:
-        model, fault = _scan_model(source, size, max_tensors, max_kept, room)
+        model, fault = _scan_model(source, size, max_tensors, max_kept, room, lax=lax)
         found = model.found
         needed = (found.names_len, found.n_tensors, found.n_dims, found.n_files, found.kept_len)
         if fault is not None or all(map(le, needed, room)):
             model.columns.names_len, model.columns.count, model.columns.n_dims = needed[:3]
-            return model.replaced(at=model.at[: needed[1]], kept=model.kept[: needed[4]]), fault
+            at, kept = model.at[: needed[1]], model.kept[: needed[4]]
+            return model.replaced(at=at & (_ONNX_NESTED - 1), nested=at >= _ONNX_NESTED, kept=kept), fault
         room = tuple(map(max, needed, room))  # more and more only while the file is being written to
 
 
 def _scan_model(
-    source: tuple[int, Any], size: int, max_tensors: int, max_kept: int, room: tuple[int, ...]
+    source: tuple[int, Any], size: int, max_tensors: int, max_kept: int, room: tuple[int, ...], *, lax: bool
 ) -> tuple[Initialisers, Fault | None]:
     fd, data = source
     names_room, tensors_room, dims_room, files_room, kept_room = room
@@ -338,13 +345,15 @@ def _scan_model(
     files, kept = ffi.new("wm_onnx_place[]", files_room), bytearray(kept_room)
     limits = (min(max_tensors, U32_MAX), min(max_kept, U32_MAX - 1), max_kept)
     filled = (as_output(at, "uint64_t[]"), files, from_buffer("uint8_t[]", kept), files_room, kept_room)
-    asked = ffi.new("wm_onnx_file *", (fd, octets, size, *limits, *filled, function, context))
+    asked = ffi.new("wm_onnx_file *", (fd, octets, size, *limits, *filled, lax, function, context))
     found, fault = ffi.new("wm_onnx *"), ffi.new("wm_fault *")
     failed = lib.wm_onnx_scan(asked, columns.native, found, fault)
     if function:
         data.check()
     places = [(p.row, p.path, p.path_len, p.sum, p.sum_len) for p in files[0 : min(found.n_files, files_room)]]
-    return Initialisers(columns, at, places, bytes(kept), found), fault_of(fault) if failed else None
+    return Initialisers(columns, at, at >= _ONNX_NESTED, places, bytes(kept), found), fault_of(
+        fault
+    ) if failed else None
 
 
 def make_numbers(data: bytes, field: int, bits: int, out: NDArray[np.uint8], count: int) -> Fault | None:

@@ -109,6 +109,60 @@ def test_what_is_no_array_is_left_out_if_not_strict():
         assert any("README" in warning for warning in f.verify().warnings)
 
 
+class Stream(io.RawIOBase):
+    """A file that cannot seek, such as a pipe."""
+
+    def __init__(self):
+        self.data = bytearray()
+
+    def writable(self):
+        return True
+
+    def seekable(self):
+        return False
+
+    def write(self, data):
+        self.data += bytes(data)
+        return len(bytes(data))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_that_was_written_to_a_stream(save):
+    """There numpy does not know the sizes yet: a descriptor behind the bytes and the directory have them."""
+    stream = Stream()
+    save(stream, a=MATRIX, b=MATRIX + 1, c=np.zeros((0, 3)))
+    data = bytes(stream.data)
+    assert data[6] & zip_files.LATER
+    with wm.open(data, verify="full") as f:
+        np.testing.assert_array_equal(f["b"], MATRIX + 1)
+        np.testing.assert_array_equal(f["a"], MATRIX)
+    at = data.index(b"PK\7\x08") + 8
+    for damaged in (data[:at] + b"\1" + data[at + 1 :], data[: at - 4] + b"\1" + data[at - 3 :]):
+        with pytest.raises(wm.FormatError, match=r"descriptor|differ"):
+            wm.open(damaged).verify()
+
+
+def test_an_array_that_cannot_be_read_hides_no_other(tmp_path):
+    """With strict=False arrays of objects, damaged headers and members of an unknown method are left out by name."""
+    np.savez(tmp_path / "a.npz", w=MATRIX, b=MATRIX[0], meta=np.array({"lr": 0.1}, object))
+    good = npz.entry("w", normal((2,)))
+    odd = zip_files.Entry(b"odd.npy", b"hello", method=99, packed=b"hello")
+    bad = zip_files.Entry(b"bad.npy", npy.build("{'descr': '<f4', 'shape': 3}", bytes(8)))
+    short = zip_files.Entry(b"short.npy", npy.build(npy.TEXT % ("'<f4'", False, "(2,)"), bytes(4)))
+    for source, names in (
+        (tmp_path / "a.npz", {"meta"}),
+        (zip_files.archive([odd, good, bad, short]), {"odd", "bad", "short"}),
+    ):
+        with pytest.raises(wm.FormatError):
+            wm.open(source)
+        with wm.open(source, strict=False) as f:
+            assert "w" in f
+            assert not set(f) & names
+            assert f["w"].tobytes() == (MATRIX.tobytes() if "meta" in names else normal((2,)).data)
+            left_out = " ".join(f.verify().warnings)
+            assert all(f"'{name}.npy'" in left_out for name in names)
+
+
 @pytest.mark.parametrize("format", ["npz", "npy", "torch"])
 def test_another_beginning_is_no_file_of_the_format(format):
     with pytest.raises(wm.FormatError, match="magic") as caught:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.builders import known, noise, normal
-from tests.builders.onnx import CODES, HEAD, field, graph, model, numbers, packed, tensor_proto
+from tests.builders.onnx import CODES, HEAD, OPSET, field, graph, model, numbers, packed, tensor_proto
 from tests.fuzz.mutate import mutant
 from tests.remote.servers import Objects, Server
 from tests.support import in_one_item
@@ -394,7 +395,7 @@ def test_tensors_of_strings_and_sparse_ones(tmp_path):
         assert f.info("w").offset == data.index(normal((2,)).data)
         warnings = f.verify().warnings
     assert len(warnings) == 2
-    assert "1 sparse initialiser left out" in warnings
+    assert "1 sparse tensor left out" in warnings
     (tmp_path / "m.onnx").write_bytes(data)
     report = wm.convert(tmp_path / "m.onnx", tmp_path / "m.safetensors", strict=False)
     assert sum("left out" in warning or "holds strings" in warning for warning in report.warnings) == 2
@@ -443,9 +444,9 @@ def test_a_model_that_shrinks_while_it_is_opened(tmp_path, monkeypatch):
     target, scan = tmp_path / "m.onnx", native.scan_model
     target.write_bytes(model([tensor_proto("w", normal((2000,)))]))
 
-    def cutting(*args):
+    def cutting(*args, **options):
         os.truncate(target, 40)
-        return scan(*args)
+        return scan(*args, **options)
 
     monkeypatch.setattr(native, "scan_model", cutting)
     with pytest.raises(wm.TruncatedError, match="became shorter while it was being read") as caught:
@@ -491,3 +492,93 @@ def test_the_builder_knows_every_type():
     names = {np.dtype(helper.tensor_dtype_to_np_dtype(code)).name for code, _ in every_type()}
     assert names - set(BITS) == set(CODES)
     assert set(CODES) <= {value.dtype for example in known()["onnx"].examples() for value in example.tensors.values()}
+
+
+# ------------------------------------------------------------------------------------------ nodes, graphs in graphs
+
+
+def constant(output, proto, *more, op=b"Constant", name=b"value"):
+    """A node with a tensor."""
+    attribute = field(1, name) + field(5, proto) + field(20, 4)
+    outputs = b"" if output is None else field(2, output)
+    return field(1, outputs + field(4, op) + field(5, attribute) + b"".join(more))
+
+
+def containing(*graphs):
+    """A node with graphs, as If has them."""
+    attributes = [field(5, field(1, b"branch") + field(6, graph)) for graph in graphs]
+    return field(1, field(2, b"r") + field(4, b"If") + b"".join(attributes))
+
+
+def test_constants_and_initialisers_of_inner_graphs_have_the_names_that_nodes_use(tmp_path):
+    a, b, c, d, e = (tensor_proto(name, normal((3,), seed)) for seed, name in enumerate("abcde"))
+    deeper = containing(constant(b"deep", d))
+    others = [constant(b"x", a, op=b"Other"), constant(None, a), constant(b"", a), constant(b"s", field(2, 8))]
+    numbers = field(1, field(2, b"n") + field(4, b"Constant") + field(5, field(1, b"value_ints") + field(8, 7) * 9))
+    sparse = field(1, field(4, b"Constant") + field(5, field(1, b"sparse_value") + field(22, b"")))
+    inside = containing(field(5, b) + deeper, field(5, e) + field(5, b) + constant(b"a", c))
+    function = field(25, field(1, b"f") + field(7, constant(b"of.function", c)[2:]))
+    data = model([a], constant(b"weight", c), inside, *others, numbers, sparse, tail=OPSET + function)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    wanted = {"a": 0, "weight": 2, "b": 1, "deep": 3, "e": 4, "of.function": 2}
+    for source in (path, data):
+        with wm.open(source) as f:
+            assert {name: f[name].tobytes() for name in f} == {name: normal((3,), n).data for name, n in wanted.items()}
+            warnings = f.verify().warnings
+        assert warnings == (
+            "1 sparse tensor left out",
+            "1 constant, given as numbers or texts, left out",
+            "6 tensors in nodes, functions or inner graphs, or without a name, left out",
+        )
+    report = wm.convert(path, tmp_path / "m.safetensors")
+    assert report.tensors == len(wanted)
+    assert [warning.removeprefix("tolerated in the source: ") for warning in report.warnings[:3]] == list(warnings)
+    assert wm.diff(path, tmp_path / "m.safetensors", tensors_only=True).equal
+
+
+def test_a_node_is_a_constant_whatever_the_order_of_its_fields():
+    value = normal((2,))
+    for fields in itertools.permutations(
+        [
+            field(2, b"w"),
+            field(4, b"Constant"),
+            field(7, b""),
+            field(5, field(5, tensor_proto("", value)) + field(1, b"value")),
+        ]
+    ):
+        with wm.open(model([], field(1, b"".join(fields)))) as f:
+            assert {name: f[name].tobytes() for name in f} == {"w": value.data}
+    for domain, listed in ((b"ai.onnx", ["w"]), (b"mine", [])):
+        assert list(wm.open(model([], constant(b"w", tensor_proto("", value), field(7, domain))))) == listed
+    assert list(wm.open(model([], constant(b"w", tensor_proto("", value), name=b"other")))) == []
+
+
+def test_graphs_within_graphs_end_somewhere():
+    """Up to 64 are looked into; what lies deeper is counted, and however deep it is, opening ends."""
+    for depth, listed in ((62, ["w"]), (63, ["w"]), (64, []), (5000, [])):
+        inner = constant(b"w", tensor_proto("", normal((2,))))
+        for _ in range(depth):
+            inner = containing(inner)
+        with wm.open(model([], inner)) as f:
+            assert list(f) == listed
+            assert bool(f.verify().warnings) is not bool(listed)
+
+
+def test_an_initialiser_that_cannot_be_read_hides_no_other(tmp_path):
+    """With strict=False it is left out by name, and so is one whose file is missing."""
+    good, odd = tensor_proto("good", ARRAY_), field(1, 2) + field(2, 99) + field(8, b"odd") + field(9, bytes(8))
+    segment = field(3, b"") + field(1, 2) + field(2, 1) + field(8, b"part") + field(9, bytes(8))
+    (tmp_path / "there.bin").write_bytes(ARRAY.tobytes())
+    (tmp_path / "m.onnx").write_bytes(
+        model([odd, good, apart("gone", "gone.bin"), apart("there", "there.bin"), segment, field(1, 2) + field(2, 1)])
+    )
+    with pytest.raises(wm.FormatError):
+        wm.open(tmp_path / "m.onnx")
+    with wm.open(tmp_path / "m.onnx", strict=False) as f:
+        assert {name: f[name].tobytes() for name in f} == {"good": ARRAY_.data, "there": ARRAY.tobytes()}
+        text = " ".join(f.verify().warnings)
+    assert all(f"'{name}'" in text for name in ("odd", "part", "gone.bin"))
+
+
+ARRAY_ = normal((2, 3), 9)

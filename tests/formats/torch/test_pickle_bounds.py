@@ -285,8 +285,9 @@ def test_a_dictionary_of_pairs(count):
 
 
 def test_every_type():
-    with wm.open(files.zipped(files.dump({name: files.Dtype(name) for name in DTYPE_NAMES}), {})) as f:
-        assert f.metadata == {name: f"torch.{name}" for name in DTYPE_NAMES}
+    names = [*DTYPE_NAMES[:-1], "float4_e2m1fn_x2"]
+    with wm.open(files.zipped(files.dump({name: files.Dtype(name) for name in names}), {})) as f:
+        assert f.metadata == {name: f"torch.{name}" for name in names}
 
 
 @pytest.mark.parametrize("size", [SLOT - 1, SLOT, SLOT + 1, 2 * SLOT - 1])

@@ -395,3 +395,70 @@ def test_other_entries_of_an_archive():
     ]
     with wm.open(zip_files.archive(entries), verify="full") as f:
         assert f["a"].tolist() == [7]
+
+
+def unsummed(data):
+    """An archive as torch writes it with `compute_crc32=False`: every CRC-32 is 0."""
+    out = bytearray(data)
+    for mark, at in ((b"PK\3\4", 14), (b"PK\1\2", 16)):
+        place = data.find(mark)
+        while place >= 0:
+            out[place + at : place + at + 4] = bytes(4)
+            place = data.find(mark, place + 1)
+    return bytes(out)
+
+
+def test_checksums_that_torch_did_not_compute():
+    """All of them are 0: nothing is compared, and the report says so. With one that is not 0, all count."""
+    program = files.dump({"w": files.Stored("0", "float32", 4, 0, (4,), (1,)), "epoch": 3})
+    data = files.zipped(program, {"0": np.arange(4, dtype="<f4").tobytes()})
+    with wm.open(unsummed(data), verify="full") as f:
+        assert f["w"].tolist() == [0, 1, 2, 3]
+        assert f.metadata == {"epoch": 3}
+        assert f.verify().structure_only == "this file has no checksums"
+    with wm.open(data) as f:
+        assert f.verify().structure_only is None
+    at = data.index(np.arange(4, dtype="<f4").tobytes())
+    with pytest.raises(wm.ChecksumError):
+        wm.open(data[: at + 4] + b"\1" + data[at + 5 :]).verify()
+
+
+def test_an_archive_of_torch_export_says_what_it_is():
+    for name in (b"m/archive_format", b"serialized_exported_program.json"):
+        first = zip_files.Entry(b"m/data/weights/weight_0" if b"/" in name else name, b"pt2")
+        data = zip_files.archive([first] if first.name == name else [first, zip_files.Entry(name, b"pt2")])
+        with pytest.raises(
+            wm.UnsupportedError, match=r"this archive is a program of torch\.export: save torch\.export\."
+        ):
+            wm.open(data)
+
+
+PAIRS = "float4_e2m1fn_x2"
+
+
+def pairs(shape, strides, elements=8):
+    """A tensor of bytes with two numbers each."""
+    inner = b"(" + files.text("storage") + files.named("torch.storage", "UntypedStorage") + files.text("0")
+    inner += files.text("cpu") + files.number(elements) + b"tQ" + files.number(0)
+    inner += b"".join(b"(" + b"".join(map(files.number, part)) + b"t" for part in (shape, strides))
+    code = files.named("torch._utils", "_rebuild_tensor_v3") + b"(" + inner + b"\x89" + files.ORDERED
+    return files.Plain(code + files.named("torch", PAIRS) + b"tR")
+
+
+def test_pairs_of_float4_are_float4_with_twice_the_last_dimension(tmp_path):
+    raw = bytes(range(8))
+    program = files.dump({"w": pairs((2, 4), (4, 1)), "b": files.Stored("1", "float32", 2, 0, (2,), (1,))})
+    path = tmp_path / "m.pt"
+    path.write_bytes(files.zipped(program, {"0": raw, "1": bytes(8)}))
+    with wm.open(path) as f:
+        assert f.info("w")[:3] == ("w", "float4_e2m1fn", (2, 8))
+        assert f["w"].tobytes() == raw
+    wm.convert(path, tmp_path / "m.safetensors")
+    with wm.open(tmp_path / "m.safetensors") as f:
+        assert (f.info("w").shape, f["w"].tobytes()) == ((2, 8), raw)
+    for shape, strides in (((4, 2), (1, 4)), ((), ())):
+        program = files.dump({"w": pairs(shape, strides), "b": files.Stored("1", "float32", 2, 0, (2,), (1,))})
+        data = files.zipped(program, {"0": raw, "1": bytes(8)})
+        with pytest.raises(wm.UnsupportedError, match=r"tensor 'w' of float4_e2m1fn_x2 is not row-major, or has no"):
+            wm.open(data)
+        assert list(wm.open(data, strict=False)) == ["b"]

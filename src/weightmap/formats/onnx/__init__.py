@@ -1,10 +1,13 @@
-"""ONNX models ``.onnx``, read only: the initialisers of the graph, by name; onnx is not needed.
+"""ONNX models ``.onnx``, read only: initialisers and constants by name; onnx is not needed.
 
 A model is one message of protobuf, ``ModelProto``, as onnx.proto of ONNX 1.23 (IR version 14) defines it::
 
     ModelProto   1 ir_version | 2 producer_name | 3 producer_version | 4 domain | 5 model_version | 6 doc_string
                  7 graph: GraphProto | 8 opset_import: {1 domain | 2 version} | 14 metadata_props: {1 key | 2 value}
-    GraphProto   5 initializer: TensorProto | 15 sparse_initializer
+                 20 training_info: {1 | 2 GraphProto} | 25 functions: {7 node}
+    GraphProto   1 node: NodeProto | 5 initializer: TensorProto | 15 sparse_initializer
+    NodeProto    2 output | 4 op_type | 5 attribute: AttributeProto | 7 domain
+    Attribute    1 name | 5 t: TensorProto | 6 g: GraphProto | 10 tensors | 11 graphs | 22 23 sparse tensors
     TensorProto  1 dims | 2 data_type | 3 segment | 8 name | 14 data_location (0 default, 1 external)
                  4 float_data | 5 int32_data | 6 string_data | 7 int64_data | 10 double_data | 11 uint64_data
                  9 raw_data | 13 external_data: {1 key | 2 value}
@@ -28,9 +31,13 @@ domain other than ""; and ``metadata_props`` by their keys, or ``metadata_props.
 
 Ours
 ----
-* Left out, since they have no name or are no array: tensors in attributes of nodes (of Constant nodes, and all that is
-  in the sub-graphs of If, Loop and Scan), in functions and in training_info. Sparse initialisers are left out with a
-  warning. Tensors of strings are refused; ``strict=False`` leaves them out with a warning.
+* The tensors are the initialisers of the graph and of the graphs within it (If, Loop, Scan, functions, training_info),
+  and the tensors of Constant nodes (attribute ``value``), by the name of the node's output.
+* Left out, and counted in warnings: tensors in other attributes; those outside the initialisers of the graph whose name
+  is empty or taken, or that cannot be read; constants that are numbers or texts of an attribute; sparse tensors; what
+  lies in more than 64 graphs. The graph's own initialisers come first for a name.
+* An initialiser of strings is refused, and so is one that cannot be read, or whose file is missing. ``strict=False``
+  leaves them out with a warning each.
 * A model without a graph counts as cut off: otherwise every beginning of a file would be a model.
 * As in protobuf, fields come in any order, the last of several scalars counts, the graph may come in several pieces,
   and unknown fields are ignored. Groups, known fields of another wire type, and numbers that do not fit their type
@@ -60,11 +67,12 @@ from weightmap.errors import (
 from weightmap.formats._base import Content, Format
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
+from weightmap.index.strings import StringTable
 from weightmap.io.geometry import Made
 from weightmap.lazy import later, np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -89,8 +97,8 @@ _NAMES = (
 _PACKED = {name: DType(name, int(name[-1])) for name in ("uint4", "int4", "uint2", "int2")}
 TYPES = tuple(map((_PACKED | DTYPES).get, _NAMES))
 # The messages that a fault may lie in.
-MODEL, GRAPH, TENSOR, ENTRY = range(4)
-_STRING = _NAMES.index("string")
+MODEL, GRAPH, TENSOR, ENTRY, NODE = range(5)
+_UNREAD, _STRING = 0, _NAMES.index("string")
 # The fields of numbers by data_type, and the bits of a number that is not one element.
 _FIELDS = {1: 4, 14: 4, 7: 7, 11: 10, 15: 10, 12: 11, 13: 11}
 _INT32_DATA = 5
@@ -124,12 +132,18 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     model, warnings = scan(source, options), list[str]()
     found = model.found
     sides: dict[str, Side] = {}
-    if found.n_sparse:
-        warnings.append(f"{counted(found.n_sparse, 'sparse initialiser')} left out")
+    left_out = _without_names(model)
+    for count, what, which in (
+        (found.n_sparse, "sparse tensor", ""),
+        (found.n_numbers, "constant", ", given as numbers or texts,"),
+        (found.n_unlisted + len(left_out), "tensor", " in nodes, functions or inner graphs, or without a name,"),
+    ):
+        if count:
+            warnings.append(f"{counted(count, what)}{which} left out")
     try:
         table: Table
-        if found.n_strings or found.n_files:
-            table = _joined(source, model, sides, options, warnings)
+        if found.n_strings or found.n_files or found.n_unread or len(left_out):
+            table = _joined(source, model, left_out, sides, options, warnings)
         else:
             table = own_table(model.columns, model.at, source, options)
         if options.checked:
@@ -149,10 +163,29 @@ def scan(source: Source, options: Options) -> native.Initialisers:
     """Walk the fields of the model. Raises the error for the first refused field."""
     limits = options.limits
     scanned = source.scanned  # held until this returns
-    model, fault = native.scan_model(scanned, source.size, limits.max_tensors, limits.max_header_bytes)
+    asked = (scanned, source.size, limits.max_tensors, limits.max_header_bytes)
+    model, fault = native.scan_model(*asked, lax=not options.strict)
     if fault is not None:
         raise _error_of(fault, model.found.message, model.found.number, source)
     return model
+
+
+def _without_names(model: native.Initialisers) -> list[int]:
+    """Return the rows of nested tensors whose name another tensor has, one of the graph's initialisers first."""
+    if not model.nested.any():
+        return []
+    columns, count = model.columns, model.columns.count
+    bounds = columns.array(columns.bounds, count + 1, "<u4")
+    names = StringTable(columns.text(), bounds, 0, "name of a tensor")
+    if not names.duplicates()[0]:
+        return []
+    taken = {names.raw(row) for row in np.flatnonzero(~model.nested).tolist()}
+    left_out = []
+    for row in np.flatnonzero(model.nested).tolist():
+        if names.raw(row) in taken:
+            left_out.append(row)
+        taken.add(names.raw(row))
+    return left_out
 
 
 # ------------------------------------------------------------------------------------------------------ tables
@@ -194,20 +227,27 @@ class Side:
 
 
 def _joined(
-    source: Source, model: native.Initialisers, sides: dict[str, Side], options: Options, warnings: list[str]
+    source: Source,
+    model: native.Initialisers,
+    left_out: list[int],
+    sides: dict[str, Side],
+    options: Options,
+    warnings: list[str],
 ) -> Table:
-    """Return the table of the initialisers in the model and in other files, which it adds to `sides`."""
+    """Return the table of the tensors in the model and in other files, which it adds to `sides`."""
     columns, count = model.columns, model.columns.count
     codes = columns.array(columns.dtype, count, "u1")
-    owners = np.where(codes == _STRING, -1, 0)
+    owners = np.where((codes == _STRING) | (codes == _UNREAD), -1, 0)
     for row in np.flatnonzero(owners).tolist():
-        what = f"initialiser {_name(columns, row)} holds strings, which are not read"
+        why = "holds strings, which are not read" if codes[row] == _STRING else "cannot be read: its type or its fields"
+        what = f"initialiser {_name(columns, row)} {why}"
         options.tolerate(UnsupportedError(what, field="data_type", offset=model.at.item(row)), warnings)
-    numbers = _number_files(source, model, sides, options)
+    numbers = _number_files(source, model, sides, options, warnings)
     apart = codes >= native.ONNX_EXTERNAL
     if len(numbers):
         first = np.array([row for row, *_ in model.files])
         owners[apart] = numbers[np.searchsorted(first, np.flatnonzero(apart), "right") - 1]
+    owners[left_out] = -1
     order = np.argsort(owners, kind="stable")[np.count_nonzero(owners < 0) :]
     own, *others = columns.groups(order, np.bincount(owners[order], minlength=1 + len(sides)))
     tables = [own_table(own, model.at[order[: own.count]], source, options)]
@@ -219,9 +259,9 @@ def _joined(
 
 
 def _number_files(
-    source: Source, model: native.Initialisers, sides: dict[str, Side], options: Options
+    source: Source, model: native.Initialisers, sides: dict[str, Side], options: Options, warnings: list[str]
 ) -> NDArray[np.int64]:
-    """Open the other files, and return the number of each that the model names, from 1 on."""
+    """Open the other files, and return the number of each that the model names, from 1 on; -1 for one left out."""
     known, numbers = dict[str, int](), list[int]()
     sums = list[tuple[str, str]]()
     for _, at, size, sum_at, sum_size in model.files:
@@ -231,10 +271,29 @@ def _number_files(
             options.limits.check("max_header_bytes", sum_size, "size of a checksum", offset=sum_at)
             sums.append((name, _text(source.pread(sum_at, sum_size), "checksum", sum_at)))
     options.limits.check("max_shards", len(known), "number of files with external data")
-    sides |= zip(known, map(Side, _open_all_beside(source, known)), strict=True)
+    places = np.arange(len(known) + 1)
+    missing = [] if options.strict else _missing(source, known, warnings)
+    for name in missing:
+        places[known[name]] = -1
+    there = [name for name in known if name not in missing]
+    places[[known[name] for name in there]] = np.arange(len(there)) + 1
+    sides |= zip(there, map(Side, _open_all_beside(source, there)), strict=True)
     for name, checksum in sums:
-        sides[name].checksums.add(checksum.lower())
-    return np.array(numbers, np.int64)
+        if name in sides:
+            sides[name].checksums.add(checksum.lower())
+    return places[numbers]
+
+
+def _missing(source: Source, names: Iterable[str], warnings: list[str]) -> set[str]:
+    """Return the files with tensors that cannot be opened, and say why."""
+    found = set()
+    for name in names:
+        try:
+            _open_all_beside(source, [name])[0].close()
+        except FormatError as error:
+            found.add(name)
+            warnings.append(f"{error}: its tensors are left out")
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- metadata

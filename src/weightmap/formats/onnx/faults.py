@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, cut_off, shrank
-from weightmap.formats.onnx import ENTRY, GRAPH, MODEL, OPSET, PROPS, SCALARS, TENSOR, TYPES
+from weightmap.formats.onnx import ENTRY, GRAPH, MODEL, NODE, OPSET, PROPS, SCALARS, TENSOR, TYPES
 
 if TYPE_CHECKING:
     from weightmap.errors import TensorFileError
@@ -15,8 +15,16 @@ if TYPE_CHECKING:
 
 # The names of fields, by message and number.
 _FIELD_NAMES = {
-    MODEL: {**SCALARS, 7: "graph", OPSET: "opset_import", PROPS: "metadata_props"},
-    GRAPH: {5: "initializer"},
+    MODEL: {
+        **SCALARS,
+        7: "graph",
+        OPSET: "opset_import",
+        PROPS: "metadata_props",
+        20: "training_info",
+        25: "functions",
+    },
+    GRAPH: {1: "node", 5: "initializer"},
+    NODE: {},
     TENSOR: dict(
         enumerate(
             (
@@ -67,7 +75,7 @@ def error_of(fault: Fault, message: int, number: int, source: Source, tensor: st
     if kind == "END" and message == MODEL:
         return cut_off(f"field {field} of the model", source.size, at + fault.expected, field=field)
     tensor = tensor or f"initialiser {fault.row}"
-    whole = ("the model", "the graph", tensor, f"external_data of {tensor}")[message]
+    whole = ("the model", "the graph", tensor, f"external_data of {tensor}", "a node")[message]
     cls, what, expected = _WORDS[kind]
     words = {"whole": whole, "field": field, "other": names.get(fault.actual, ""), "expected": fault.expected}
     actual = None if what.endswith("*") else fault.actual - (fault.actual >> 63 << 64)

@@ -12,9 +12,9 @@ Layouts
 zip
     Since 1.6: an archive of stored entries ``<prefix>/data.pkl``, the program; ``<prefix>/data/<key>``, the storages,
     which are mapped where they lie; ``<prefix>/byteorder``, "little" or "big", little where it is missing;
-    ``<prefix>/version``. Names that differ in capitals alone are one, as for torch. `weightmap.formats._zip` has the
-    rules of archives. Deflated storages and archives of TorchScript, which hold programs of another kind, are an
-    `UnsupportedError`.
+    ``<prefix>/version``. CRC-32s that are all 0 were not computed, and are not compared. Names that differ in
+    capitals alone are one, as for torch. `weightmap.formats._zip` has the rules of archives. Deflated storages and
+    archives of TorchScript and torch.export, which hold programs of another kind, are an `UnsupportedError`.
 legacy
     Five pickles: the number 0x1950a86a20f9469cfc6c, the version 1001 of the protocol, a dictionary with the byte order
     of the machine, the object, and a list of keys. Then for each key ``u64 number of elements | bytes of the storage``,
@@ -24,7 +24,8 @@ Tensors
 -------
 A tensor is a storage, an offset, a shape and strides; all that it reaches lies within the storage. A storage takes
 exactly the bytes of its entry. Tensors of one storage share memory: tied weights are saved once. Empty tensors lie at
-the beginning of their storage. What is no view of a storage is refused, or left out: tensors that are sparse,
+the beginning of their storage. An element of ``float4_e2m1fn_x2`` is a byte with two numbers: the last dimension is
+doubled, as in safetensors. What is no view of a storage is refused, or left out: tensors that are sparse,
 quantised, nested or of the device "meta", conjugate and negative views, types that numpy lacks, storages by themselves.
 
 Ours
@@ -66,7 +67,16 @@ from weightmap.errors import (
 )
 from weightmap.formats._base import Content, Format, trailing
 from weightmap.formats._zip import Archive, first_name, last_begin
-from weightmap.formats.torch.program import DTYPE_NAMES, Program, columns_of, dtypes, error_of, items_of, values_of
+from weightmap.formats.torch.program import (
+    DTYPE_NAMES,
+    PAIRS,
+    Program,
+    columns_of,
+    dtypes,
+    error_of,
+    items_of,
+    values_of,
+)
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.index.strings import StringTable
@@ -86,7 +96,18 @@ if TYPE_CHECKING:
 
 # The pickle of the number that the legacy layout begins with, behind its protocol.
 MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_MEMBERS = (b"data.pkl", b"byteorder", b"version", b".format_version", b".storage_alignment", b"constants.pkl")
+# What an archive of torch.export has and a checkpoint has not.
+_EXPORTS = (b"/archive_format", b"serialized_exported_program.json")
+_MEMBERS = (
+    b"data.pkl",
+    b"archive_format",
+    b"archive_version",
+    b"byteorder",
+    b"version",
+    b".format_version",
+    b".storage_alignment",
+    b"constants.pkl",
+)
 
 
 def _sniff(head: bytes, _size: int) -> bool:
@@ -94,7 +115,8 @@ def _sniff(head: bytes, _size: int) -> bool:
     name = first_name(head)
     if name is not None:
         _, slash, rest = name.partition(b"/")
-        return slash == b"/" and (rest in _MEMBERS or rest.startswith((b"data/", b"code/", b".data/")))
+        inside = rest in _MEMBERS or rest.startswith((b"data/", b"code/", b"models/", b".data/"))
+        return name == _EXPORTS[1] or (slash == b"/" and inside)
     # Protocols 4 and 5 put the number into a frame.
     return head[:1] == b"\x80" and (head.startswith(MAGIC, 2) or (head[2:3] == b"\x95" and head.startswith(MAGIC, 11)))
 
@@ -113,6 +135,7 @@ _PROTOCOL = 1001
 # What an archive of TorchScript has and a checkpoint has not.
 _SCRIPT = ("constants.pkl", "code/")
 _BFLOAT16 = DTYPE_NAMES.index("bfloat16")
+_PAIRS = DTYPE_NAMES.index("float4_e2m1fn")
 # A storage that has not been mentioned yet has no type.
 _UNKNOWN = 255
 
@@ -138,6 +161,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
     warnings: list[str] = []
     archive = _open_archive(source, head, options, warnings)
+    _refuse_export(archive)
     entry, prefix = _find_program(archive)
     begin, size = archive.begin(entry), archive.size(entry)
     options.limits.check("max_header_bytes", size, f"size of {_PROGRAM}", offset=begin)
@@ -145,7 +169,8 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
     big = _is_big(archive, prefix)
     _check_stored(archive, entry)
     archive.check(entry)
-    program, crc = Program(source, archive.label(entry), begin, size), archive.crc(entry)
+    program, summed = Program(source, archive.label(entry), begin, size), archive.summed
+    crc = archive.crc(entry) if summed else program.crc32(size)
     verifier, sums = archive.verifier, archive.sums
     pickle = program.run(options)
     if pickle.end != size:
@@ -162,7 +187,9 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
         table.check()
     metadata = functools.partial(_load_metadata, program, size, crc, options)
     content = Content("zip", table, metadata, verifier, warnings)
-    content.sums = sums
+    content.checksums = summed
+    if summed:
+        content.sums = sums
     content.has_metadata = has_values
     return content
 
@@ -172,7 +199,7 @@ def _open_archive(source: Source, head: bytes, options: Options, warnings: list[
     begin = 0
     try:
         if not source.name.endswith(".distcp"):
-            return Archive(source, head, options, warnings, capitals=False)
+            return Archive(source, head, options, warnings, torch=True)
     except LayoutError:
         begin = last_begin(source)
         if not begin:
@@ -181,6 +208,15 @@ def _open_archive(source: Source, head: bytes, options: Options, warnings: list[
 
     what = "this file holds parts of tensors, as a rank of torch.distributed.checkpoint saved them"
     raise UnsupportedError(f"{what}: {DISTCP}", field="end record", offset=begin or None)
+
+
+def _refuse_export(archive: Archive) -> None:
+    """Refuse what `torch.export.save` writes, which holds a graph."""
+    for name in _EXPORTS:
+        for at in _places_of(name, archive.names.text):
+            row = int(archive.names.bounds.searchsorted(np.uint32(at), "right")) - 1
+            what = "this archive is a program of torch.export: save torch.export.load(FILE).state_dict with torch.save"
+            raise UnsupportedError(what, field=_PROGRAM, offset=int(archive.entries.offset[row]))
 
 
 def _find_program(archive: Archive) -> tuple[int, str]:
@@ -492,11 +528,7 @@ def _first_of_each(
             warnings.append(
                 f'a second tensor called {shown} is left out: rename a key ("." joins keys of dictionaries)'
             )
-    kept = np.array(list(first.values()), np.intp)
-    if strides is not None:
-        dims = columns.array(columns.dim_bounds, columns.count + 1, "<u4").tolist()
-        strides = np.concatenate([strides[dims[i] : dims[i + 1]] for i in kept.tolist()])
-    return columns.take(kept), strides
+    return _taken(columns, strides, np.array(list(first.values()), np.intp))
 
 
 def _table(
@@ -518,9 +550,43 @@ def _table(
     if big and pickle.n_retyped:
         what = "a big-endian checkpoint has tensors of another type than their storage, by whose type torch swaps bytes"
         raise UnsupportedError(what, field="byteorder")
+    columns, strides = _without_pairs(columns, strides, options, warnings)
     rules = (_swapped() if big else _Rules)(0, program.source.size)
     typed = None if strides is None else _strided(rules, strides, columns)
     return ColumnTable(columns, rules, utf8=True, typed=typed)
+
+
+def _without_pairs(
+    columns: native.Columns, strides: NDArray[np.uint64] | None, options: Options, warnings: list[str]
+) -> tuple[native.Columns, NDArray[np.uint64] | None]:
+    """Give tensors of float4 the shape of their numbers; leave out those whose pairs do not lie in rows."""
+    codes = columns.array(columns.dtype, columns.count, "u1")
+    pairs = np.flatnonzero((codes & (native.PICKLE_STRIDED - 1)) == _PAIRS)
+    if not len(pairs):
+        return columns, strides
+    bounds, dims = columns.array(columns.dim_bounds, columns.count + 1, "<u4"), columns.dims
+    left_out = pairs[(codes[pairs] >= native.PICKLE_STRIDED) | (bounds[pairs] == bounds[pairs + 1])]
+    for row in left_out.tolist():
+        name = quoted(columns.name(row).decode(errors="replace"))
+        what = f"tensor {name} of {PAIRS} is not row-major, or has no dimension: save tensor.contiguous()"
+        options.tolerate(UnsupportedError(what, field="pickle"), warnings)
+    for row in np.setdiff1d(pairs, left_out).tolist():
+        dims[bounds[row + 1] - 1] *= 2
+    return (
+        _taken(columns, strides, np.setdiff1d(np.arange(columns.count), left_out))
+        if len(left_out)
+        else (columns, strides)
+    )
+
+
+def _taken(
+    columns: native.Columns, strides: NDArray[np.uint64] | None, rows: NDArray[np.intp]
+) -> tuple[native.Columns, NDArray[np.uint64] | None]:
+    """Return these rows, and their strides."""
+    if strides is not None:
+        dims = columns.array(columns.dim_bounds, columns.count + 1, "<u4").tolist()
+        strides = np.concatenate([strides[:0], *(strides[dims[i] : dims[i + 1]] for i in rows.tolist())])
+    return columns.take(rows), strides
 
 
 def _strided(

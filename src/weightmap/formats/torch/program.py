@@ -37,7 +37,10 @@ DTYPE_NAMES = (
     *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
     *("complex64", "complex128", "uint16", "uint32", "uint64"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    "float4_e2m1fn",
 )
+# torch's name of the last one, whose elements are bytes with two numbers each.
+PAIRS = "float4_e2m1fn_x2"
 # What is known of names that are not on the list, by a part of them: what they make, and what to save in its place.
 _KINDS = (
     ("qtensor", "a tensor quantised by torch", "tensor.dequantize()"),
@@ -326,7 +329,7 @@ def _value(kind: str, length: int, at: int, window: _Window, program: Program, n
     if kind == "REAL":
         return struct.unpack("<d", at.to_bytes(8, "little"))[0]
     if kind == "DTYPE":
-        return f"torch.{DTYPE_NAMES[at]}"
+        return f"torch.{PAIRS if at == len(DTYPE_NAMES) - 1 else DTYPE_NAMES[at]}"
     if kind == "LONG" and length > _LONG_MOST:
         what, expected = f"{program.name}: bytes of the integer {quoted(name)}", f"at most {_LONG_MOST}"
         raise LimitError(what, field="pickle", offset=program.offset + at, actual=length, expected=expected)
@@ -427,7 +430,7 @@ def dtypes(*, big: bool) -> Sequence[DType | None]:
 
 
 def _swapped(dtype: DType) -> DType | None:
-    if dtype.bits == 8:
+    if dtype.bits <= 8:
         return dtype
     return None if dtype.code is None else DType(dtype.name, dtype.bits, dtype.code.replace("<", ">"))
 

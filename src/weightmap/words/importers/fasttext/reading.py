@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.embeddings.subwords import Subwords
-from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off, too_many
+from weightmap.errors import FormatError, LayoutError, UnsupportedError, counted, cut_off, quoted, too_many
 from weightmap.words.importers._words import BLOCK, LONGEST, Words, check_finite, rows_in_block, table_of
-from weightmap.words.importers.fasttext import ENTRY, HEAD, LOSSES, MATRIX, MODELS, OPTIONS, VERSION
+from weightmap.words.importers.fasttext import ENTRY, HEAD, LOSSES, MATRIX, MODELS, OPTIONS, VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from weightmap.options import ImportOptions, Limits
 
 # Positions of the fields that messages name.
-_AT = {"version": 4, "dims": 8, "buckets": 40, "min_n": 44, "max_n": 48, "entries": 64, "labels": 72, "pruned": 84}
+_AT = {
+    "version": 4,
+    "dims": 8,
+    "model": 36,
+    "buckets": 40,
+    "min_n": 44,
+    "max_n": 48,
+    "entries": 64,
+    "labels": 72,
+    "pruned": 84,
+}
 # Words summed at once, with some dozens of n-grams each; blocks of their rows gathered at once.
 WORDS = 256
 _BLOCKS = 4
@@ -39,9 +49,14 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     FormatError
         For a damaged file, and for more words than the limits allow.
     """
-    values, entries = _header(head, source.size)
+    values, entries, labels = _header(head, source.size)
     dims, buckets, min_n, max_n = (values[name] for name in ("dims", "buckets", "min_n", "max_n"))
-    raws, offsets, end = _dictionary(source, entries, options.limits)
+    raws, offsets, end = _dictionary(source, entries, labels, options.limits)
+    left_out: tuple[str, ...] = ()
+    if labels:
+        first = quoted(raws[entries].decode(errors="replace"))
+        left_out = (f"{counted(labels, 'label')}, such as {first}, left out: fastText has no vectors of labels",)
+        del raws[entries:], offsets[entries:]
     rows, data = _matrix(source, end, dims)
     table = table_of(raws, offsets, lossy=options.lossy, fixed=True)
     subwords = None
@@ -56,21 +71,22 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     rows = entries if subwords is None else rows
     metadata = values | {"loss": _named(LOSSES, values["loss"]), "model": _named(MODELS, values["model"])}
     make = functools.partial(model.blocks, rows)
-    warnings = _output(source, data + 4 * dims * rows)
+    warnings = _output(source, data + 4 * dims * rows) + left_out
     return Words((source,), "fasttext", table, rows, dims, make, model.gather, None, subwords, metadata, warnings)
 
 
-def _header(head: bytes, size: int) -> tuple[dict[str, Any], int]:
-    """Return the options of a model and its number of words."""
+def _header(head: bytes, size: int) -> tuple[dict[str, Any], int, int]:
+    """Return the options of a model, and its numbers of words and of labels."""
     if size < HEAD.size:
         raise cut_off("the header of the fastText model", size, HEAD.size)
-    _, version, *values, entries, _, labels, _, pruned = HEAD.unpack_from(head)
+    _, version, *values, entries, words, labels, _, pruned = HEAD.unpack_from(head)
     options = dict(zip(OPTIONS, values, strict=True))
-    if version != VERSION:
-        raise UnsupportedError("version", field="version", offset=_AT["version"], actual=version, expected=VERSION)
-    if labels:
+    if version not in VERSIONS:
+        expected = " or ".join(map(str, VERSIONS))
+        raise UnsupportedError("version", field="version", offset=_AT["version"], actual=version, expected=expected)
+    if _named(MODELS, options["model"]) == MODELS[-1]:
         msg = "this is a supervised model, with labels"
-        raise UnsupportedError(msg, field="labels", offset=_AT["labels"], expected="a model of words")
+        raise UnsupportedError(msg, field="model", offset=_AT["model"], expected="a model of words")
     if pruned > 0:
         msg = "this model's n-grams were pruned"
         raise UnsupportedError(msg, field="pruned", offset=_AT["pruned"], expected="a dense model")
@@ -80,15 +96,25 @@ def _header(head: bytes, size: int) -> tuple[dict[str, Any], int]:
     most = (size - HEAD.size) // (1 + ENTRY.size)
     if not 0 <= entries <= most:
         raise too_many("number of words", entries, most, field="entries", offset=_AT["entries"])
-    return options, entries
+    if words < 0 or labels < 0 or words + labels != entries:
+        expected = f"{entries} together, the number of entries"
+        raise LayoutError(
+            "numbers of words and labels",
+            field="labels",
+            offset=_AT["labels"],
+            actual=f"{words} and {labels}",
+            expected=expected,
+        )
+    return options, words, labels
 
 
 def _named(names: tuple[str, ...], code: int) -> str | int:
     return names[code - 1] if 1 <= code <= len(names) else code
 
 
-def _dictionary(source: Source, entries: int, limits: Limits) -> tuple[list[bytes], array[int], int]:
-    """Return the words, the position of each, and the position of the matrix."""
+def _dictionary(source: Source, words: int, labels: int, limits: Limits) -> tuple[list[bytes], array[int], int]:
+    """Return the words, then the labels, the position of each, and the position of the matrix."""
+    entries = words + labels
     raws: list[bytes] = []
     offsets = array("q")
     base, window, position = HEAD.size, b"", 0
@@ -107,9 +133,10 @@ def _dictionary(source: Source, entries: int, limits: Limits) -> tuple[list[byte
             if at < 0 or len(window) - at - 1 < ENTRY.size:
                 raise cut_off(f"word {len(raws)} of {entries}", source.size, field="word")
         _, kind = ENTRY.unpack_from(window, at + 1)
-        if kind:
-            what = f"type of entry {len(raws)}"
-            raise UnsupportedError(what, field="type", offset=base + at + 9, actual=kind, expected="0, a word")
+        wanted = int(len(raws) >= words)
+        if kind != wanted:
+            what, expected = f"type of entry {len(raws)}", "1, a label" if wanted else "0, a word"
+            raise UnsupportedError(what, field="type", offset=base + at + 9, actual=kind, expected=expected)
         raws.append(window[position:at])
         offsets.append(base + position)
         position = at + 1 + ENTRY.size
