@@ -1,57 +1,24 @@
 """A pool that is interrupted wherever a signal can interrupt it stays sound; so does an arena.
 
-CPython asks for signals when a function of Python begins and after a call of C (and at jumps back). An exception is
-raised at each of these points of holds, prefetches and closings, once; afterwards every tensor is right, and nothing is
-held, lost or counted twice. By default it is raised at some points; WEIGHTMAP_INTERRUPTIONS=all is all of them.
+An exception is raised once at each of these points of holds, prefetches and closings (see `points`); afterwards every
+tensor is right, and nothing is held, lost or counted twice.
 """
 
 import os
 import signal
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from tests.points import EACH, Interrupter, Interruption
 from tests.support import HANG
 
 import weightmap as wm
 from weightmap.io.direct import ALIGN
 
-EACH = 1 if os.environ.get("WEIGHTMAP_INTERRUPTIONS") == "all" else 11
 SIZES = {f"t{i}": ALIGN * (1 + i % 3) - 100 * i for i in range(8)}
 BUDGET = 8 * ALIGN
-
-
-class Interruption(BaseException):
-    """Nobody catches it."""
-
-
-class Interrupter:
-    """Raises `Interruption` at the point of this number, from 0 on; counts the points."""
-
-    def __init__(self, number=-1):
-        self.number, self.count = number, 0
-
-    def point(self):
-        self.count += 1
-        if self.count - 1 == self.number:
-            raise Interruption
-
-    def profile(self, _, event, __):
-        if event in {"call", "c_return"}:
-            self.point()
-
-    def run(self, call):
-        """Call, and return whether it was interrupted."""
-        sys.setprofile(self.profile)
-        try:
-            call()
-        except Interruption:
-            return True
-        finally:
-            sys.setprofile(None)
-        return False
 
 
 @pytest.fixture

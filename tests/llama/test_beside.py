@@ -180,6 +180,11 @@ LEFT_OUT = {
     "float": ("generation_config.json", b'{"top_p": 1e308}', "the top_p 1e[+]308, which is left out"),
     "cut": ("generation_config.json", b'{"top_p"', "generation_config.json is left out"),
     "template": ("tokenizer_config.json", {"chat_template": 5}, "has a chat_template that is a number"),
+    "names": (
+        "tokenizer_config.json",
+        {"chat_template": [{"name": name, "template": name} for name in ("a-b", "a_b")]},
+        "chat template 'a_b' has the name of another one",
+    ),
     "id": ("tokenizer_config.json", {"chat_template": [{"name": 1}]}, "has a chat_template that is an array"),
 }
 

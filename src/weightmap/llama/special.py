@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import quoted
@@ -202,8 +203,8 @@ def chat_template(files: Files, others: Sequence[str], notes: list[str]) -> str 
         usual = files.text(_TEMPLATE)
         if usual and others:
             stems = {path.rpartition("/")[2].removesuffix(".jinja"): path for path in others}
-            named = [{"name": stem, "template": files.text(path)} for stem, path in stems.items()]
-            return [{"name": "default", "template": usual}, *named]
+            entries = [{"name": stem, "template": files.text(path)} for stem, path in stems.items()]
+            return _distinct([{"name": "default", "template": usual}, *entries], notes)
         if usual:
             return usual
         where, template = _OLDER_TEMPLATE, (files.json(_OLDER_TEMPLATE) or {}).get("chat_template")
@@ -213,7 +214,17 @@ def chat_template(files: Files, others: Sequence[str], notes: list[str]) -> str 
     sound = [entry for entry in entries if _is_template(entry)]
     if len(sound) < len(entries):
         notes.append(f"{where} has a chat_template that is {strict_json.kind_of(template)}, which is left out")
-    return sound or None
+    return _distinct(sound, notes) or None
+
+
+def _distinct(entries: list[dict[str, str]], notes: list[str]) -> list[dict[str, str]]:
+    """Return the templates whose names differ as keys of GGUF, in which only letters and digits are kept."""
+    named: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        key = re.sub("[^a-zA-Z0-9]", "_", entry["name"])
+        if named.setdefault(key, entry) is not entry:
+            notes.append(f"the chat template {quoted(entry['name'])} has the name of another one, and is left out")
+    return list(named.values())
 
 
 def _is_template(entry: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from weightmap.model.configuration import config_of, quantisation_of
 from weightmap.model.parts import check_index, name_of, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from weightmap.llama.architectures import Architecture, Config
     from weightmap.model.file import TensorFile
@@ -135,12 +134,11 @@ def as_llama(
         if with_keys:
             model = source.absolute
             files = Files(lambda name: read_small(beside(model, name), options.trust))
-            with _warnings(notes):
-                writer = gguf.GGUFWriter(None, architecture.name)
-                writer.add_type(gguf.GGUFType.MODEL)
-                _add_about(gguf, writer, table, config, files, model, notes)
-                _add_values(gguf, writer, architecture, config, table, file_type)
-                _add_tokenizer(writer, architecture, config, files, chat_templates(folder_of(model)), notes)
+            writer = gguf.GGUFWriter(None, architecture.name)
+            writer.add_type(gguf.GGUFType.MODEL)
+            _add_about(gguf, writer, table, config, files, model, notes)
+            _add_values(gguf, writer, architecture, config, table, file_type)
+            _add_tokenizer(writer, architecture, config, files, chat_templates(folder_of(model)), notes)
             metadata = {key: _typed(gguf, value) for key, value in writer.kv_data[0].items()}
     except TensorFileError as error:
         raise error.located(path=source.name) from None
@@ -270,27 +268,3 @@ def _typed(gguf: Any, value: Any) -> Any:
     if items and isinstance(items[0], (bool, int, float, np.number)):
         return np.array(items, np.float32 if isinstance(items[0], float) else np.int32)
     return [item.decode() if isinstance(item, bytes) else str(item) for item in items]
-
-
-@contextlib.contextmanager
-def _warnings(notes: list[str]) -> Iterator[None]:
-    """Collect what the package gguf logs."""
-    import logging  # noqa: PLC0415 - imported during a fork, its hooks come too late; gguf imports it
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            line = f"gguf: {' '.join(record.getMessage().split())[:300]}"
-            if line not in notes:
-                notes.append(line)
-
-    loggers = [logging.getLogger(name) for name in ("gguf", "metadata")]
-    collector, before = Collector(logging.WARNING), [logger.propagate for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(collector)
-        logger.propagate = False
-    try:
-        yield
-    finally:
-        for logger, propagates in zip(loggers, before, strict=True):
-            logger.removeHandler(collector)
-            logger.propagate = propagates

@@ -16,13 +16,13 @@ import contextlib
 import io
 import json
 import os
-import tempfile
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from weightmap.errors import MissingDependencyError, TensorFileError, TrustError, UnsupportedError, quoted
 from weightmap.io.atomic import write_plan
+from weightmap.io.scratch import scratch_folder
 from weightmap.io.sink import WritePlan
 from weightmap.trust.checking import Trust, relative
 from weightmap.trust.lists import Digest, Digests, plain
@@ -67,10 +67,10 @@ class Signature(NamedTuple):
         manifest = _Manifest()
         config.set_hashing_config(manifest)
         # The bytes that were read, whatever happens to the bundle; what the library prints is for its own commands.
-        with tempfile.NamedTemporaryFile(suffix=".sig") as file, contextlib.redirect_stdout(io.StringIO()):
-            file.write(raw)
-            file.flush()
-            config.verify(root, file.name)
+        with scratch_folder() as room, contextlib.redirect_stdout(io.StringIO()):
+            bundle = Path(room, "model.sig")
+            bundle.write_bytes(raw)
+            config.verify(root, str(bundle))
         if self.identity is not None:
             _check_identity(raw, self.identity, self.path)
         return manifest.trust(self.path, given, root)
@@ -133,9 +133,10 @@ def sign(
     left_out = [] if name.split(os.sep)[0] == os.pardir else [name]
     how = hashing.Config().set_ignored_paths(paths=left_out).set_allow_symlinks(allow_symlinks)
     config.set_hashing_config(how)
-    with tempfile.NamedTemporaryFile(suffix=".sig") as file:
-        config.sign(model, file.name)
-        raw = Path(file.name).read_bytes()
+    with scratch_folder() as room:
+        bundle = Path(room, "model.sig")
+        config.sign(model, str(bundle))
+        raw = bundle.read_bytes()
     write_plan(path, WritePlan(len(raw), lambda sink: sink.write(raw)))
 
 
