@@ -25,6 +25,7 @@ __all__ = [
     "LayoutError",
     "LimitError",
     "MissingDependencyError",
+    "ModelWarning",
     "NotRegularFileError",
     "PlanError",
     "QuantError",
@@ -257,6 +258,10 @@ class DeltaError(FormatError):
 
 class LimitError(FormatError):
     """The file asks for more than `Limits` allows."""
+
+
+class ModelWarning(UserWarning):
+    """What an index or a file says of the files of a model is not what is there; what is there was opened."""
 
 
 class EncodeError(TensorFileError, ValueError):

@@ -40,7 +40,8 @@ COMMON = {
     "C27": "More files than descriptors: views keep none, nor do shards of a model of many files.",
     "C28": "More tensors than mappings: one mapping for a file.",
     "C29": "Every kind of source: bytes, arrays, mappings, descriptors, file objects; not contiguous: TypeError.",
-    "C30": "An index whose shards lie elsewhere, are missing or disagree: an error, and nothing else is opened.",
+    "C30": "An index whose shards lie elsewhere, are missing or have a name twice: an error; nothing else is opened;"
+    " if not strict, a warning. One that is wrong about tensors that are there, or about sizes: a warning.",
     "C31": "A big-endian host: every number is read and written little-endian.",
     "C32": "Formats of other packages: none is imported by itself.",
 }

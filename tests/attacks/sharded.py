@@ -34,28 +34,32 @@ def case(row, name, data, error="", field=None, **more):
 def cases():
     for number, name in enumerate(OUTSIDE):
         data = folder(weight_map=WHERE | {"half": name})
-        yield case("C30", f"outside, {number}", data, "FormatError", "weight_map")
+        yield case("C30", f"outside, {number}", data, "FormatError", "weight_map", odd="name of a shard is")
     data = folder({ONE: SHARDS[ONE]})
-    yield case("C30", "a missing shard", data, "LayoutError", "weight_map")
+    yield case("C30", "a missing shard", data, "LayoutError", "weight_map", odd="of this model is missing")
     for name, shard in {"a name longer than any file's": "n" * 999, "a file as a directory": f"{ONE}/x"}.items():
-        yield case("C30", name, folder(weight_map=WHERE | {"half": shard}), "LayoutError", "weight_map")
+        data = folder(weight_map=WHERE | {"half": shard})
+        yield case("C30", name, data, "LayoutError", "weight_map", odd="of this model is missing")
     data = folder(weight_map=WHERE | {"half": ONE})
-    yield case("C30", "a tensor that its shard lacks", data, "LayoutError", "weight_map")
+    yield case("C30", "a tensor in another shard", data, odd=f"'half' is in shard {TWO!r}, but the index places it in")
     data = folder(weight_map=WHERE | {"more": TWO})
-    yield case("C30", "a tensor that no shard has", data, "LayoutError", "weight_map")
+    yield case("C30", "a tensor that no shard has", data, "LayoutError", "weight_map", odd="'more' is not in shard")
     both = {ONE: SHARDS[ONE], TWO: st.build(SECOND | {"a.bias": FIRST["a.bias"]})}
-    yield case("C30", "a tensor in two shards", folder(both), "LayoutError", "weight_map")
+    told = f"'a.bias' is in several shards: the one in {TWO!r} is left out"
+    yield case("C30", "a tensor in two shards", folder(both), "LayoutError", "weight_map", odd=told)
     for name, total in {"a byte more": TOTAL + 1, "0": 0, "in words": "many", "negative": -1}.items():
         data = folder(metadata={"total_size": total})
-        yield case("C30", f"total size {name}", data, "LayoutError", "total_size", odd="total_size")
+        yield case("C30", f"total size {name}", data, odd="total_size")
     fewer = {name: shard for name, shard in WHERE.items() if name != "half"}
     data = folder(weight_map=fewer, metadata={})
     yield case("C30", "a tensor that the index lacks", data, odd="tensor 'half' is in shard")
     for name, shard in (("the index itself", INDEX), ("another index", "other.index.json")):
         data = folder(weight_map=WHERE | {"half": shard}) | {"other.index.json": folder()[INDEX]}
-        yield case("C30", f"{name} as a shard", data, "LayoutError", "weight_map")
+        told = "is an index or a directory"
+        yield case("C30", f"{name} as a shard", data, "LayoutError", "weight_map", odd=told)
     damaged = {ONE: SHARDS[ONE], TWO: SHARDS[TWO][:-1]}
-    yield case("C1", "a shard cut off", folder(damaged), "TruncatedError", "data_offsets", offset=len(damaged[TWO]))
+    cut, told = folder(damaged), f"shard {TWO!r} is left out: "
+    yield case("C1", "a shard cut off", cut, "TruncatedError", "data_offsets", offset=len(damaged[TWO]), odd=told)
     within = {"not UTF-8": 7, "overlong UTF-8": 7, "surrogate in UTF-8": 7, "UTF-16": 0, "something behind": 3}
     within |= {
         "cut off": 6,
@@ -74,8 +78,9 @@ def cases():
         "no map": b"{}",
         "map a list": b'{"weight_map":[]}',
         "map null": b'{"weight_map":null}',
-        "shard a number": b'{"weight_map":{"half":5}}',
     }.items():
         yield case("D1", name, folder() | {INDEX: text}, "FormatError", "weight_map")
+    data = folder(weight_map=WHERE | {"half": 5})
+    yield case("D1", "shard a number", data, "FormatError", "weight_map", odd="name of a shard is a int")
     data = folder() | {INDEX: b'{"weight_map":{},"metadata":[]}'}
-    yield case("D1", "metadata a list", data, "FormatError", "metadata")
+    yield case("D1", "metadata a list", data, "FormatError", "metadata", odd="metadata of the index of shards is not")

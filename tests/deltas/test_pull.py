@@ -504,7 +504,7 @@ def test_a_reader_between_two_files(chain, tmp_path, monkeypatch, way, moment):
 
         return run
 
-    name = "find_model" if moment == "index" else "_open_shard"
+    name = "look_in" if moment == "index" else "_open_shard"
     monkeypatch.setattr(sharded, name, meanwhile(getattr(sharded, name)))
     # A single file has no shards, and is opened at once.
     assert digests(wm.load(folder)) == digests(states[way[0] if way == (4, 5) and moment == "shard" else way[1]])

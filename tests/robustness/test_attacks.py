@@ -19,6 +19,8 @@ from tests.support import each, exercise, run_child
 import weightmap as wm
 from weightmap.io import source as sources
 
+# `verify` has the same lines.
+pytestmark = pytest.mark.filterwarnings("ignore::weightmap.ModelWarning")
 CASES = cases()
 REFUSED = [case for case in CASES if case.error]
 LEGAL = [case for case in CASES if not case.error]

@@ -18,7 +18,7 @@ from weightmap.errors import QuantError, TensorFileError, counted, quoted
 from weightmap.globs import takes
 from weightmap.lazy import later
 from weightmap.model.opening import open_privately
-from weightmap.model.parts import each_row, warnings_of
+from weightmap.model.parts import each_row, warnings_of, where_of
 
 if TYPE_CHECKING:
     import argparse
@@ -118,18 +118,13 @@ def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | 
         )
 
 
-def _shards(file: wm.TensorFile) -> dict[str, str]:
-    """Return the shard of each tensor, from which its offset counts; nothing for a single file."""
-    return {tensor: shard for shard, part in file.shards.items() for tensor in part}
-
-
 def _types(file: wm.TensorFile) -> dict[str, str]:
     """Return the types of metadata by key, where the format has several."""
     return getattr(file.metadata.copy(), "types", {})  # type: ignore[attr-defined]  # what a file's metadata is a view of
 
 
 def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen, *, weights: bool) -> dict[str, object]:
-    vocab, tokenizer, shards = file.vocab, file.tokenizer, _shards(file)
+    vocab, tokenizer, shards = file.vocab, file.tokenizer, where_of(file)
     return {
         "path": path,
         "format": file.format,
@@ -225,7 +220,7 @@ def _emit_unlisted(count: int) -> None:
 
 def _tensor_table(file: wm.TensorFile, chosen: _Chosen) -> None:
     """Print a line for each tensor, with columns of quantisation if any tensor is quantised."""
-    stored, shards = list(_storage(chosen)), _shards(file)
+    stored, shards = list(_storage(chosen)), where_of(file)
     columns, rows = ["name", "dtype", "shape", *(["shard"] if shards else []), "offset", "bytes"], []
     if any(how is not None for _, how in stored):
         columns += ["block", "scales", "bits"]

@@ -12,7 +12,7 @@ from weightmap.errors import NotRegularFileError, TensorFileError
 from weightmap.formats import HEAD, identify
 from weightmap.io.open_source import from_path
 from weightmap.model.sharded import find_model
-from weightmap.model.single import INDEX_SUFFIX
+from weightmap.model.single import is_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def loading(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_new_to_torch(path: str) -> bool:
     """Whether a file is an index of shards, or of a format that is not PyTorch's."""
-    if path.endswith(INDEX_SUFFIX):
+    if is_index(path):
         return True
     try:
         source = from_path(path, "mmap")

@@ -215,7 +215,7 @@ def convert(
     is_one = format in NAMES or not (is_folder(target) or target.endswith(INDEX_SUFFIX))
     if is_one and not overwrite and os.path.lexists(target):
         raise file_exists(target)
-    path, model, directory = find_source(src)
+    path, model, directory, left = find_source(src)
     is_model, most = directory is not None, None if max_shard_size is None else bytes_of_size(max_shard_size)
     with contextlib.ExitStack() as stack:
         # In mode "mmap" this touches no page: tensors are read by pread.
@@ -228,9 +228,8 @@ def convert(
             )
         if directory is None and path is not None and shards is not None and shards.whole:
             directory = directory_around(path)
-        named_by = target if shards is None or format is not None else shards.names(1)[0]
         with _or_a_slash(wanted=directory is not None and shards is None):
-            found = target_format(named_by, format, layout)
+            found = target_format(target if shards is None or format else shards.names(1)[0], format, layout)
         stack.enter_context(meant_by_suffix(target, found if format is None and quantize is None else None))
         how = None if quantize is None else _quantize_given(quantize, found, layout, target)
         pq, globs = (
@@ -241,11 +240,12 @@ def convert(
             check_not_read(opened, target)
         if verify and not of_words:
             opened.verify()
+        tolerated = [f"tolerated in the source: {line}" for line in (*left, *(() if of_words else warnings_of(opened)))]
         if of_words or pq is not None or not isinstance(found, Format):
             tensors = {"rename": rename, "dtype": dtype, "max_shard_size": most, "quantize": None if pq else quantize}
             options = {"source": path, "limits": limits, "progress": progress, "layout": layout, "align": boundary}
             report = hand_over(opened, directory, target, found, globs, tensors, **options, overwrite=overwrite, pq=pq)
-            return _listed(report, target, sums=sha256sums)
+            return _listed(report._replace(warnings=(*tolerated, *report.warnings)), target, sums=sha256sums)
         spec = Spec(
             format=found.name,
             layout=layout,
@@ -276,17 +276,16 @@ def convert(
                 opened, None if directory is None else model, shards, spec, renamed, run, progress, overwrite=overwrite
             )
         explained = shards is not None and shards.whole and directory is not None and found.program != PROGRAM
-        warnings = _warnings(report, opened, spec, odd, explained=explained)
-        return _listed(report._replace(src=source, warnings=warnings), target, sums=sha256sums)
+        tolerated += _warnings(report, opened, spec, odd, explained=explained)
+        return _listed(report._replace(src=source, warnings=tuple(tolerated)), target, sums=sha256sums)
 
 
 def _warnings(
     report: ConvertReport, file: TensorFile, spec: Spec, odd: list[str], *, explained: bool
 ) -> tuple[str, ...]:
-    """Return all lines about what is odd; `explained` says that the model's configuration goes along."""
-    tolerated = (f"tolerated in the source: {warning}" for warning in warnings_of(file))
+    """Return all lines about the new file; `explained` says that the model's configuration goes along."""
     raw = [] if explained or spec.weights else _raw(file, spec)
-    return (*tolerated, *report.warnings, *_decoded(file, spec), *raw, *odd)
+    return (*report.warnings, *_decoded(file, spec), *raw, *odd)
 
 
 def _renamed(spec: Spec, file: TensorFile, rename: Any, source: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from weightmap.formats import check_names
 from weightmap.formats._metadata import equal
 from weightmap.io.open_source import called, folder_of
 from weightmap.model.inputs import check_not_read
-from weightmap.model.parts import name_of, named_rows, parts_of, rows_of
+from weightmap.model.parts import name_of, named_rows, parts_of, rows_of, where_of
 from weightmap.model.sharding import encode_index
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, r
         raise ValueError(f"src is {name_of(file)}, expected a path: shards are read from files")
     folder = folder_of(source.absolute)
     files: Mapping[str, TensorFile] = file.shards or {called(source.absolute): file}
-    where = {name: shard for shard, part in files.items() for name in part if not file.shards or name in file}
+    where = where_of(file) or {name: shard for shard, part in files.items() for name in part}
     taken = {name: shard for name, shard in where.items() if spec.takes(name)}
     parts = _parts(files, taken, target, spec)
     moved = moved_scales(parts)

@@ -18,7 +18,7 @@ from weightmap.model.directory import read_directory
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, named_rows, sources_of
 from weightmap.model.sharding import plain_name, tensor_bytes
-from weightmap.model.single import INDEX_SUFFIX, open_file
+from weightmap.model.single import is_index, open_file
 from weightmap.options import Options
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def open_rows(folder: str, piece: FileRows, limits: Limits, *, strict: bool = Tr
     """Open a source file of a task. Raises `FileChangedError` if it has changed since the task was made."""
     path = inside(folder, plain_name(piece.name, "name"))
     options = Options(limits, strict=strict, private=True)
-    file = open_with(path, options) if path.endswith(INDEX_SUFFIX) else open_file(path, path, options)
+    file = open_with(path, options) if is_index(path) else open_file(path, path, options)
     size, state = state_of(file)
     if (size, state) != (piece.size, piece.state):
         file.close()

@@ -60,7 +60,8 @@ class NumberedPart(Record):
     tensors : int or None
         Number of tensors of the whole model, if the file has it.
     names : tuple of str
-        The names of the other files, in order, for the first part, which opens the model; empty for others.
+        The names of the other files, in order, for the first part, which opens the model; empty for others, and where
+        the name of the file does not lead to them.
     keys : frozenset of str
         The metadata keys with these numbers, which do not apply to the whole model.
     """

@@ -156,13 +156,13 @@ class Location(str):
         """Modification time of the object, in seconds; 0 where the store does not tell."""
         return Stored.open(self)[0].pin.modified
 
-    def unlisted(self, names: Iterable[str]) -> list[str]:
-        """Return which of the objects beside it are missing in the store's listing; none if the store cannot list."""
+    def neighbours(self) -> list[str] | None:
+        """Return the names in its folder; None where the store cannot list, or does not allow it."""
         try:
             listed = self._listed(self.key.rpartition("/")[0])
         except PermissionError:
-            return []
-        return [] if listed is None else sorted({name for name in names if "/" not in name} - set(listed))
+            return None
+        return None if listed is None else list(listed)
 
     def _listed(self, prefix: str) -> Iterable[str] | None:
         try:

@@ -60,9 +60,14 @@ def names_in(folder: str, usual: Iterable[str]) -> list[str]:
     return os.listdir(folder or os.curdir) if type(folder) is str else folder.names(usual)  # type: ignore[attr-defined]
 
 
-def unlisted(path: str, names: Iterable[str]) -> list[str]:
-    """Return which files beside another are missing in a store's listing; none for a path: opening them finds out."""
-    return [] if type(path) is str else path.unlisted(names)  # type: ignore[attr-defined]
+def neighbours(path: str) -> list[str] | None:
+    """Return the names in the directory of a file; None where it cannot be listed."""
+    if type(path) is not str:
+        return path.neighbours()  # type: ignore[attr-defined,no-any-return]
+    try:
+        return os.listdir(os.path.dirname(path) or os.curdir)
+    except OSError:  # a directory may allow opening its files, and not listing them
+        return None
 
 
 def inside(folder: str, name: str) -> str:

@@ -10,7 +10,7 @@ from weightmap.errors import FormatError, TensorFileError
 from weightmap.io import strict_json
 from weightmap.io.beside import read_small
 from weightmap.io.open_source import folder_of, inside, is_directory, modified_at, names_in, path_of
-from weightmap.model.sharded import find_model
+from weightmap.model.sharded import look_in
 from weightmap.model.tokenizer import TokenizerParts, read_tokenizer
 from weightmap.native import late
 
@@ -248,10 +248,13 @@ def directory_around(path: str) -> ModelDirectory | None:
     return read_directory(folder, path) if name in names_in(folder, (name,)) else None
 
 
-def find_source(src: Any) -> tuple[str | None, Any, ModelDirectory | None]:
-    """Return the path of a source, if it has one; what to open; and what lies beside it, if it is a directory."""
+def find_source(src: Any) -> tuple[str | None, Any, ModelDirectory | None, list[str]]:
+    """Return the path of a source, if it has one; what to open; what lies beside it, if it is a directory; and lines.
+
+    These are about what its directory has and the model has not: see `look_in`.
+    """
     path = path_of(src)
     if path is None or not is_directory(path):
-        return path, src if path is None else path, None
-    model = find_model(path)
-    return path, model, read_directory(path, model)
+        return path, src if path is None else path, None, []
+    model, odd = look_in(path)
+    return path, model, read_directory(path, model), odd

@@ -58,8 +58,11 @@ class Listing(NamedTuple):
         return table.find_spans(self.names, self.bounds)
 
 
-def read_listing(source: Source, options: Options) -> Listing:
-    """Read an index of shards. Raises `FormatError` when it is damaged, and `LimitError`."""
+def read_listing(source: Source, options: Options, odd: list[str] | None = None) -> Listing:
+    """Read an index of shards. Raises `FormatError` when it is damaged, and `LimitError`.
+
+    Given `odd`, metadata that are none become a line in it where `strict` is False.
+    """
     options.limits.check("max_header_bytes", source.size, "size of the index of shards")
     raw = source.pread(0, source.size)
     if not raw:
@@ -77,8 +80,11 @@ def read_listing(source: Source, options: Options) -> Listing:
     options.limits.check("max_tensors", len(columns), "number of tensors")
     metadata = content.get("metadata", {})
     if not isinstance(metadata, dict):
-        msg = "metadata of the index of shards is not an object"
-        raise FormatError(msg, field="metadata")
+        error = FormatError("metadata of the index of shards is not an object", field="metadata")
+        if odd is None:
+            raise error
+        options.tolerate(error, odd)
+        metadata = {}
     return columns.listing(metadata)
 
 

@@ -13,7 +13,7 @@ from weightmap.io.descriptor import ADVICE
 from weightmap.io.open_source import beside, from_path, path_of, take_over
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import identities, parts_of
-from weightmap.model.single import INDEX_SUFFIX, open_file, open_opened
+from weightmap.model.single import INDEX_SUFFIX, is_index, open_file, open_opened
 from weightmap.options import DEFAULT_LIMITS, ImportOptions, Limits, Options, Rare, validated_limits
 
 if TYPE_CHECKING:
@@ -73,8 +73,12 @@ def open(
         "header" validates the index. "full" also does what `TensorFile.verify` does, checksums included. "none" checks
         only what it needs to find the index; each tensor is still checked when it is looked up.
     strict : bool
-        False tolerates harmless defects (holes, overlaps, trailing bytes, reserved fields); `TensorFile.verify` lists
-        them.
+        True refuses what is damaged, missing or ambiguous: a hole, an overlap, trailing bytes, a reserved field in a
+        file; of a model in several files, one that is not there or cannot be read, a tensor that its index names and no
+        file has, a tensor that two files have. False opens what is there: `TensorFile.verify` lists these defects, with
+        names. What an index or a file says that does not matter for this, such as a wrong ``total_size``, tensors that
+        the index does not list or places in another file, files of weights that it does not name, is a `ModelWarning`
+        in either case.
     limits : Limits, optional
         Bounds on what the file may ask for. Modes "copy" and "sealed" check them before they copy the file.
     advise : {"random", "sequential", "normal"}, optional
@@ -115,6 +119,12 @@ def open(
     Returns
     -------
     TensorFile
+
+    Warns
+    -----
+    ModelWarning
+        When what an index or a part says of the other files of the model is not what is there. `TensorFile.verify` and
+        the reports of `verify` and `convert`, which do not warn, list the same lines.
 
     Raises
     ------
@@ -196,14 +206,14 @@ def open_with(source: Any, options: Options) -> TensorFile:
         base = open_with(source, Options(**options.keywords(rare=options.rare.replaced(deltas=()))))
         return overlay(base, options.deltas, options)  # type: ignore[no-any-return]
     path = source if type(source) is str and "://" not in source else path_of(source)
-    if path is not None and path.endswith(INDEX_SUFFIX):
+    if path is not None and is_index(path):
         return _open_sharded(path, options)
     try:
         file = open_file(source, path, options)
-        if path is None or type(file) is not TensorFile:
+        if type(file) is not TensorFile:
             return file
         part = file._content.part  # noqa: SLF001 - `parts_of` would take a hundredth of opening
-        return file if part is None or not part.names else _open_parts(path, file, options)
+        return file if part is None else _open_parts(path, file, options)
     except IsADirectoryError:
         if path is None:
             raise
@@ -251,7 +261,7 @@ def _located(source: Any, **options: Any) -> Any:
     return location_of(os.fsdecode(os.fspath(source)), **options)
 
 
-def _open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
+def _open_parts(path: str | None, first: TensorFile, options: Options) -> TensorFile:
     from weightmap.model.sharded import open_parts  # noqa: PLC0415 - as below
 
     return open_parts(path, first, options)

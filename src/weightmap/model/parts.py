@@ -58,6 +58,12 @@ def warnings_of(file: Any) -> list[str]:
     return found
 
 
+def where_of(file: Any) -> dict[str, str]:
+    """Return the file of each tensor of a model in several files; nothing for a single file."""
+    where: dict[str, str] = file._content.where if file.shards else {}
+    return where
+
+
 def name_of(file: Any) -> str:
     """Return the name of a file in messages: its path, or a word in angle brackets such as ``<bytes>``."""
     name: str = file._source.name

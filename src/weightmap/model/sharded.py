@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import (
+    FormatError,
     LayoutError,
+    LimitError,
     MissingDependencyError,
+    ModelWarning,
     NotRegularFileError,
     TensorFileError,
+    TrustError,
     UnknownFormatError,
     counted,
+    escape,
     quoted,
 )
 from weightmap.formats import FORMATS, Content, by_suffix, of_ranks
 from weightmap.formats._metadata import equal
 from weightmap.index.joined import JoinedTable
+from weightmap.index.strings import StringTable
+from weightmap.io import strict_json
 from weightmap.io.beside import KEPT
-from weightmap.io.open_source import beside, called, from_path, inside, is_missing, names_in, unlisted
+from weightmap.io.names import stays_inside
+from weightmap.io.open_source import (
+    beside,
+    called,
+    folder_of,
+    from_path,
+    inside,
+    is_directory,
+    is_missing,
+    names_in,
+    neighbours,
+)
 from weightmap.lazy import np
 from weightmap.model.file import TensorFile
 from weightmap.model.listing import read_listing, shard_name
 from weightmap.model.parts import check_index, parts_of, sources_of
-from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, mode_of, open_file
+from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, is_index, mode_of, open_file, single_name
 from weightmap.native.late import cpus
-from weightmap.options import Options
+from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,14 +77,29 @@ class ShardedContent(Content):
     ----------
     shards : mapping of str to TensorFile
         The shards by name.
+    options : Options
     listing : Listing, optional
         The content of the index; without one the model has all tensors of all shards.
+    odd : sequence of str
+        What disagreed before the shards were open.
+
+    Attributes
+    ----------
+    odd : list of str
+        What the index, or a part, says that is not there: see `ModelWarning`.
     """
 
     table: JoinedTable
 
-    def __init__(self, shards: Mapping[str, TensorFile], listing: Listing | None = None) -> None:
+    def __init__(
+        self,
+        shards: Mapping[str, TensorFile],
+        options: Options,
+        listing: Listing | None = None,
+        odd: Sequence[str] = (),
+    ) -> None:
         self.shards = shards
+        self.odd: list[str] = list(odd)
         self._contents: list[Content] = [parts_of(file)[1] for file in shards.values()]
         self._of = {source: parts_of(file)[1] for file in shards.values() for source in sources_of(file)}
         for file in shards.values():
@@ -71,9 +107,16 @@ class ShardedContent(Content):
         tables = [content.table for content in self._contents]
         table: JoinedTable = _Table(tables)
         super().__init__("sharded", table, self._metadata, self._verify, [])
-        order = None if listing is None else self._compare(listing, table)
-        if order is not None:
-            self.table = _Table(tables, order, table.names.take(order))
+        options.limits.check("max_tensors", len(table), "number of tensors")
+        # The number of the shard of each tensor.
+        self._numbers: NDArray[np.int64] = np.repeat(
+            np.arange(len(shards)), np.array(list(map(len, shards.values())), np.int64)
+        )
+        if table.names.duplicates()[0]:
+            order = self._once(listing, options)
+            self.table, self._numbers = _Table(tables, order, table.names.take(order)), self._numbers[order]
+        if listing is not None:
+            self._compare(listing, options)
         self.sources: tuple[Source, ...] = tuple(self._of)
         self._own = {} if listing is None else listing.metadata
         # The metadata keys that are about one part.
@@ -85,46 +128,69 @@ class ShardedContent(Content):
         self.tokenizer = self._first("tokenizer")
         self.sums = lambda source: self._of[source].sums(source)
 
+    @property
+    def where(self) -> dict[str, str]:
+        """The shard of each tensor."""
+        shards = list(self.shards)
+        return {name: shards[number] for name, number in zip(self.table.names, self._numbers.tolist(), strict=True)}
+
     def _first(self, name: str) -> Any:
         """Return an attribute of the first shard that has it."""
         return next((found for content in self._contents if (found := getattr(content, name)) is not None), None)
 
-    def _compare(self, listing: Listing, table: JoinedTable) -> NDArray[np.int64] | None:
-        """Refuse a tensor of the index that is in another shard or none; return the rows that it lists, if not all."""
-        names = table.names
-        repeated = names.duplicates()[0]
-        found = listing.numbers_in(names)
-        own = np.repeat(np.arange(len(self.shards)), list(map(len, self.shards.values())))
-        numbers = {name: number for number, name in enumerate(self.shards)}
-        meant = np.array([numbers[name] for name in listing.shards], np.int64)[listing.shard]
-        if repeated or bool((found < 0).any()) or bool((own[found] != meant).any()):
-            self._refuse(dict(listing.pairs()))
-        if len(found) == len(names):
-            return None
-        listed = np.zeros(len(names), np.bool_)
-        listed[found] = True
-        for number in np.flatnonzero(~listed).tolist():
-            shard = quoted(list(self.shards)[own[number]])
-            self.warnings.append(f"tensor {quoted(names[number])} is in shard {shard} but not in the index")
-        return np.flatnonzero(listed)
+    def _once(self, listing: Listing | None, options: Options) -> NDArray[np.int64]:
+        """Return the rows of the model when files repeat names: those in the shards that the index names, or the first.
 
-    def _refuse(self, where: Mapping[str, str]) -> None:
-        """Raise the error for the first tensor that is not where the index places it."""
-        seen = set()
-        for shard, file in self.shards.items():
-            for name in file:
-                wanted = where.get(name)
-                if wanted == shard:
-                    seen.add(name)
-                elif wanted is not None:
-                    found = f"tensor {quoted(name)} is in shard {quoted(shard)}"
-                    msg = f"{found}, but the index places it in {quoted(wanted)}"
-                    raise LayoutError(msg, field="weight_map")
-        missing = [name for name in where if name not in seen]
-        if missing:
-            what = f"tensor {quoted(missing[0])} is not in shard {quoted(where[missing[0]])}, where the index places it"
-            msg = f"{what} ({counted(len(missing), 'such tensor')})"
-            raise LayoutError(msg, field="weight_map")
+        Raises `LayoutError` in strict mode.
+        """
+        shards, numbers = list(self.shards), self._numbers.tolist()
+        meant = {} if listing is None else dict(listing.pairs())
+        kind, field = ("parts", "name") if listing is None else ("shards", "weight_map")
+        rows: dict[str, int] = {}
+        repeated = set()
+        for row, name in enumerate(self.table.names):
+            first = rows.setdefault(name, row)
+            if first == row:
+                continue
+            one, other = shards[numbers[first]], shards[numbers[row]]
+            if options.strict:
+                what = f"tensor {quoted(name)} is in two {kind}, {quoted(one)} and {quoted(other)}"
+                raise LayoutError(what, field=field)
+            repeated.add(name)
+            rows[name] = row if meant.get(name) == other else first
+            lost = one if rows[name] == row else other
+            self.odd.append(f"tensor {quoted(name)} is in several {kind}: the one in {quoted(lost)} is left out")
+        return np.array(sorted(rows.values()), np.int64)
+
+    def _compare(self, listing: Listing, options: Options) -> None:
+        """Note where the index and the shards disagree. Raises `LayoutError` in strict mode for what is missing."""
+        names, shards = self.table.names, list(self.shards)
+        rows = listing.numbers_in(names)
+        numbers = {name: number for number, name in enumerate(shards)}
+        meant = [numbers.get(name, -1) if isinstance(name, str) else -1 for name in listing.shards]
+        there = rows >= 0
+        placed = np.full(len(rows), -1, np.int64)
+        placed[there] = self._numbers[rows[there]]
+        moved = there & (placed != np.array(meant, np.int64)[listing.shard])
+        listed = np.zeros(len(names), np.bool_)
+        listed[rows[there]] = True
+        if bool(there.all()) and not bool(moved.any()) and bool(listed.all()):
+            return
+        theirs = StringTable(listing.names, listing.bounds, 0, "tensor name")
+        said = [_spelt(listing.shards[number]) for number in listing.shard.tolist()]
+        lines = [
+            f"tensor {quoted(theirs[i])} is not in shard {said[i]}, where the index places it"
+            for i in np.flatnonzero(~there).tolist()
+        ]
+        if lines and options.strict:
+            raise LayoutError(f"{lines[0]} ({counted(len(lines), 'such tensor')})", field="weight_map")
+        self.odd += lines
+        for i in np.flatnonzero(moved).tolist():
+            actual = quoted(shards[placed[i]])
+            self.odd.append(f"tensor {quoted(theirs[i])} is in shard {actual}, but the index places it in {said[i]}")
+        for i in np.flatnonzero(~listed).tolist():
+            actual = quoted(shards[self._numbers[i]])
+            self.odd.append(f"tensor {quoted(names[i])} is in shard {actual} but not in the index")
 
     def _metadata(self) -> dict[str, Any]:
         """Return the metadata of the index, and entries on which all shards that have them agree."""
@@ -168,6 +234,14 @@ class ShardedContent(Content):
         return kind is not None
 
 
+def _spelt(value: Any) -> str:
+    """Return a value of an index for a message."""
+    if isinstance(value, str):
+        return quoted(value)
+    short = isinstance(value, (bool, float)) or (isinstance(value, int) and value.bit_length() < _LONGEST)
+    return str(value) if short else strict_json.kind_of(value)
+
+
 def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
     """Return a line for each entry that is missing in a model's `metadata` because its shards disagree on it."""
     found = []
@@ -185,12 +259,42 @@ def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
     return found
 
 
+# Integers of more bits are not written out: Python refuses from about 14,000 on.
+_LONGEST = 256
+# Most lines of one warning; `verify` lists all.
+_MOST_LINES = 8
+# Where `deltas.pull` keeps its files in a directory.
+_PULLS = ".weight_sync"
+# Most names in a directory that are looked into for models.
+_MOST_FOLDERS = 100
+# What programs save beside a model in files of its kind: no weights.
+_NO_WEIGHTS = re.compile(r"\.|(?:training_args|optimizer|scheduler|scaler|rng_state|random_states)")
+
+
+def warn_of(file: Any, lines: Sequence[str], options: Options) -> None:
+    """Warn the caller of `open` of what disagrees; those that open privately list `Content.warnings`."""
+    if not lines or options.private:
+        return
+    shown = "; ".join(lines[:_MOST_LINES])
+    more = f"; and {counted(len(lines) - _MOST_LINES, 'more line')}, which verify() lists"
+    level, frame = 2, sys._getframe(1)  # noqa: SLF001 - `skip_file_prefixes` needs Python 3.12
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "weightmap":
+        level, frame = level + 1, frame.f_back
+    text = f"{parts_of(file)[0].name}: {shown}{more if len(lines) > _MOST_LINES else ''}"
+    warnings.warn(escape(text), ModelWarning, stacklevel=level)
+
+
 # The name of a shard: the index has the same one without its numbers.
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)", re.DOTALL)
 
 
 def find_model(folder: str) -> str:
-    """Return the path of the one model, or index of shards, in a directory.
+    """Return the path of the one model, or index of shards, in a directory: see `look_in`."""
+    return look_in(folder)[0]
+
+
+def look_in(folder: str) -> tuple[str, list[str]]:
+    """Return the path of the one model, or index of shards, in a directory; and lines about what is beside a file.
 
     Raises
     ------
@@ -203,7 +307,7 @@ def find_model(folder: str) -> str:
     """
     names = sorted(names_in(folder, USUAL_NAMES))
     suffixes = tuple(dict.fromkeys(suffix for format_ in FORMATS.values() for suffix in format_.suffixes))
-    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    indexes = [name for name in names if is_index(name)]
     usual = next((name for name in USUAL_NAMES if name in names), None)
     if usual is None:
         found = indexes or [name for name in names if name.endswith(suffixes)]
@@ -216,8 +320,11 @@ def find_model(folder: str) -> str:
     if len(found) != 1 and (parts := of_ranks(found or names, folder)) is not None:
         raise parts
     if not found:
-        msg = f"this directory has no *{INDEX_SUFFIX} and no model file ({', '.join(suffixes)}){_away(folder)}"
-        raise NotRegularFileError(msg, path=folder)
+        what = f"this directory has no *{INDEX_SUFFIX} and no model file ({', '.join(suffixes)}){_away(folder)}"
+        inner = _folders_with_models(folder, names, suffixes)
+        if inner:
+            what += f"; its folders hold models, open one of them: {', '.join(map(quoted, inner))}"
+        raise NotRegularFileError(what, path=folder)
     if len(found) > 1:
         # Those of ranks ("shard-00001-model-00001-of-00002") have no index.
         own = () if indexes else (name for name in found if not name.startswith("shard-"))
@@ -228,7 +335,74 @@ def find_model(folder: str) -> str:
             raise UnknownFormatError(msg, path=folder)
         msg = f"this directory has several model files; open one of them: {', '.join(map(repr, found[:10]))}"
         raise UnknownFormatError(msg, path=folder)
-    return inside(folder, found[0])
+    return _whole_beside(folder, found[0], names)
+
+
+def _whole_beside(folder: str, name: str, names: Collection[str]) -> tuple[str, list[str]]:
+    """Return what `look_in` returns for a file or index: a whole file instead of an index without its shards.
+
+    An index is compared with its directory when it is opened, and of a file the others of its kind are named here.
+    """
+    path, whole = inside(folder, name), single_name(name)
+    if not is_index(name):
+        others = _unnamed(path, {name}, names)
+        return path, [f"file {quoted(other)} lies beside this model, and is left out" for other in others]
+    gone = sorted(_missing(path, names)) if whole in names else []
+    if not gone:
+        return path, []
+    what = f"index {quoted(name)} names {quoted(gone[0])}, which is missing: {quoted(whole)} is opened instead"
+    return inside(folder, whole), [what]
+
+
+def _folders_with_models(folder: str, names: Sequence[str], suffixes: tuple[str, ...]) -> list[str]:
+    """Return the folders in a directory that hold models, as those of a pipeline of diffusers do."""
+    if type(folder) is not str and "model_index.json" not in names:  # a store is not searched
+        return []
+    inner = [name for name in names if not name.startswith(".")][:_MOST_FOLDERS]
+    found = []
+    for name in inner:
+        path = inside(folder, name if type(folder) is str else f"{name}/")
+        try:
+            there = names_in(path, ()) if is_directory(path) else ()
+        except OSError:
+            continue
+        if any(is_index(other) or other.endswith(suffixes) for other in there):
+            found.append(name)
+    return found
+
+
+def _shards_named(path: str) -> set[str]:
+    """Return the files that an index names; none where it is damaged or gone."""
+    try:
+        source = from_path(path, "copy")
+        try:
+            shards = read_listing(source, Options(DEFAULT_LIMITS)).shards
+        finally:
+            source.close()
+    except (OSError, TensorFileError):
+        return set()
+    return {name for name in shards if isinstance(name, str) and stays_inside(name)}
+
+
+def _missing(path: str, names: Collection[str]) -> set[str]:
+    """Return the files that an index names and that are not there. `names` are those in its directory."""
+    shards = _shards_named(path)
+    if type(path) is str:
+        return {name for name in shards if not os.path.exists(beside(path, name))}
+    return set() if neighbours(path) is None else {name for name in shards if "/" not in name} - set(names)
+
+
+def _unnamed(path: str, shards: Collection[str], names: Collection[str]) -> list[str]:
+    """Return the files of weights in a directory that neither a model's own files are nor another index names."""
+    suffixes = tuple({os.path.splitext(name)[1] for name in shards} - {""})
+    others = {name for name in names if name.endswith(suffixes)} - set(shards)
+    others = {name for name in others if not _NO_WEIGHTS.match(name)}
+    if _PULLS in names:  # shards of two versions lie there while one takes the place of the other
+        return []
+    for index in names if others else ():
+        if is_index(index) and index != called(path):
+            others -= _shards_named(beside(path, index))
+    return sorted(others)
 
 
 def _away(folder: str) -> str:
@@ -236,7 +410,7 @@ def _away(folder: str) -> str:
     if type(folder) is not str:
         why = folder.of_store("offline")  # type: ignore[attr-defined]
         return f": {why}" if why else ""
-    if not os.path.lexists(os.path.join(folder, ".weight_sync", "next", "changes")):
+    if not os.path.lexists(os.path.join(folder, _PULLS, "next", "changes")):
         return ""
     return ": a pull changes it in place; if that was stopped, pull again"
 
@@ -245,11 +419,13 @@ def open_directory(path: str, options: Options) -> TensorFile:
     """Open the one model in a directory, with the options of `weightmap.open`."""
     mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the directory
     while True:
-        found = find_model(path)
+        found, odd = look_in(path)
         try:
-            if not found.endswith(INDEX_SUFFIX):
-                return open_file(found, found, options)
-            return _open_index(from_path(found, "copy"), found, options)
+            if not is_index(found):
+                file = open_file(found, found, options)
+                stale = [line for line in odd if line.startswith("index")]
+                return _with_lines(file, odd, stale, options) if type(file) is TensorFile else file
+            return _open_index(from_path(found, "copy"), found, options, whole=True)
         except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
             if type(path) is not str or find_model(path) == found:
                 raise
@@ -258,8 +434,8 @@ def open_directory(path: str, options: Options) -> TensorFile:
 def open_sharded(path: str, options: Options) -> TensorFile:
     """Open an index of shards, with the options of `weightmap.open`; or a directory that has the name of one.
 
-    Raises a `LayoutError` for a shard that is missing, lacks a tensor that the index places there, or has one that the
-    index places elsewhere.
+    In strict mode, raises a `LayoutError` for a shard that is missing, a tensor of the index that no shard has, and one
+    that two have. All else that the index says and that is not so is a `ModelWarning`.
 
     Up to 64 shards each keep the descriptor of their file, as a single file does. With more shards none does, for a
     process has few descriptors: all are mapped now, and later reads open a shard again by its path and raise
@@ -276,11 +452,14 @@ def open_sharded(path: str, options: Options) -> TensorFile:
     return _open_index(source, path, options)
 
 
-def _open_index(source: Source, path: str, options: Options) -> TensorFile:
-    """Open the shards of an index that is open; again as long as another index takes its place meanwhile."""
+def _open_index(source: Source, path: str, options: Options, *, whole: bool = False) -> TensorFile:
+    """Open the shards of an index that is open; again as long as another index takes its place meanwhile.
+
+    `whole` says that its directory was opened.
+    """
     while True:
         try:
-            model = _open_listed(source, path, options)
+            model = _open_listed(source, path, options, whole=whole)
         except TensorFileError:
             if not _is_replaced(source, path):
                 raise
@@ -304,22 +483,25 @@ def _is_replaced(source: Source, path: str) -> bool:
     return (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) != source.identity
 
 
-def _open_listed(source: Source, path: str, options: Options) -> TensorFile:
+def _open_listed(source: Source, path: str, options: Options, *, whole: bool) -> TensorFile:
     files: dict[str, TensorFile] = {}
     try:
         if options.trust is not None:
             options.trust.admit(source, options.limits)
-        listing = read_listing(source, options)
-        names = sorted(map(shard_name, listing.shards))
+        odd: list[str] = []
+        listing = read_listing(source, options, odd)
+        names = _names_of(listing, options, odd)
         options.limits.check("max_shards", len(names), "number of shards")
-        _check_listed(path, names)
-        asked = _of_shards(options)
-        for name, file in _open_shards(path, names, asked):
-            files[name] = file
-            if len(names) > KEPT:
-                _release(file)
-        content = ShardedContent(files, listing)
-        _check_total(content, listing.metadata, options)
+        there = neighbours(path)
+        names = _listed_in(path, names, there, options, odd)
+        _open_all(_open_shards(path, names, _of_shards(options)), files, odd, len(names))
+        content = ShardedContent(files, options, listing, odd)
+        _check_total(content, listing.metadata)
+        # A directory is one model, and whoever opens an index by its path may have others beside it.
+        (content.odd if whole else content.warnings).extend(
+            f"file {quoted(other)} lies beside this model, and the index does not name it: it is left out"
+            for other in _unnamed(path, names, there or ())
+        )
         model = _joined(source, content, options)
     except BaseException as error:
         for shard in files.values():
@@ -332,36 +514,79 @@ def _open_listed(source: Source, path: str, options: Options) -> TensorFile:
     return model
 
 
-def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
-    """Open the other parts of a model whose `first` one is open, and return all as one.
+def open_parts(path: str | None, first: TensorFile, options: Options) -> TensorFile:
+    """Open the other parts of a model of which one is open, and return all as one.
 
-    Raises a `LayoutError` for a part that is missing or has another number than its name says, and for a tensor that
-    is in two parts.
+    The numbers in the parts decide which is which; names help to find them. A part whose name does not lead to the
+    others, and any but the first, opens alone, with a `ModelWarning`. In strict mode, raises a `LayoutError` for a part
+    that is missing, and for a tensor that is in two parts.
     """
     source, of_first, _ = parts_of(first)
     part = of_first.part
-    files = {called(path): first}
+    if path is None or not part.names:
+        return _one_part(first, part, options)
+    files: dict[str, TensorFile] = {}
+    odd: list[str] = []
     try:
         options.limits.check("max_shards", part.parts, "number of parts")
-        asked = _of_shards(options)
-        for name, file in _open_shards(path, part.names, asked):
-            files[name] = file
-            if part.parts > KEPT:
-                _release(file)
-        count = _check_parts(files, part.parts)
-        options.limits.check("max_tensors", count, "number of tensors")
-        content = ShardedContent(files)
+        others = _open_shards(path, part.names, _of_shards(options))
+        _open_all(others, files, odd, part.parts)
+        files[called(path)] = first
+        files = _by_number(files, sorted((called(path), *part.names)), part, options, odd)
+        content = ShardedContent(files, options, odd=odd)
+        count = len(content.table)
         if part.tensors is not None and part.tensors != count:
             what, expected = "number of tensors in all parts", f"{part.tensors}, from the first part"
-            options.tolerate(LayoutError(what, field="part", actual=count, expected=expected), content.warnings)
+            options.tolerate(LayoutError(what, field="part", actual=count, expected=expected), content.odd)
         model = _joined(source, content, options)
     except BaseException as error:
-        for file in files.values():
+        for file in (first, *files.values()):
             file.close()
         if isinstance(error, TensorFileError):
             raise error.located(path=path) from None
         raise
     return model
+
+
+def _one_part(file: TensorFile, part: Any, options: Options) -> TensorFile:
+    """Return a part of a model that is opened alone, with a line that says so."""
+    whole = "" if part.tensors is None else f" of {part.tensors:,}"
+    stem, suffix = os.path.splitext(called(file.path or ""))
+    name = f"{stem}-00001-of-{part.parts:05}{suffix}"
+    remedy = "open the first part"
+    if not part.number:
+        named = f"its path leads to them if it is called {quoted(name)}, as theirs are"
+        remedy = "open it by its path" if file.path is None else named
+    here = f"this is part {part.number + 1} of {part.parts} of a model"
+    line = f"{here}, and the others are left out ({len(file):,}{whole} tensors): {remedy}"
+    return _with_lines(file, [line], [line], options)
+
+
+def _with_lines(file: TensorFile, lines: Sequence[str], odd: Sequence[str], options: Options) -> TensorFile:
+    """Return a file whose `verify` lists these lines, after a warning of some of them."""
+    try:
+        parts_of(file)[1].warnings.extend(lines)
+        warn_of(file, odd, options)
+    except BaseException:  # a warning may be an error
+        file.close()
+        raise
+    return file
+
+
+def _open_all(
+    opening: Iterator[tuple[str, TensorFile | TensorFileError]],
+    files: dict[str, TensorFile],
+    odd: list[str],
+    count: int,
+) -> None:
+    """Fill `files` with shards as they are opened; note those that are left out. `count` is how many the model has."""
+    for name, file in opening:
+        if isinstance(file, TensorFileError):
+            odd.append(f"shard {quoted(name)} is left out: {file}")
+            continue
+        files[name] = file
+        if count > KEPT:
+            _release(file)
 
 
 def _joined(source: Source, content: ShardedContent, options: Options) -> TensorFile:
@@ -370,9 +595,11 @@ def _joined(source: Source, content: ShardedContent, options: Options) -> Tensor
     name = formats.pop() if len(formats) == 1 else "mixed"
     own = source.nameplate()
     content.table.belongs_to(own, name)
+    content.warnings[:0] = content.odd
     model = TensorFile(own, name, content, options, content.shards)
     if options.verify == "full":
         model.verify()
+    warn_of(model, content.odd, options)
     return model
 
 
@@ -382,28 +609,68 @@ def _release(file: TensorFile) -> None:
         source.release_descriptor()
 
 
-def _check_parts(files: Mapping[str, TensorFile], parts: int) -> int:
-    """Return the number of all tensors; refuse files that are not these parts, and a tensor in two of them."""
-    where: dict[str, str] = {}
-    for number, (name, file) in enumerate(files.items()):
-        own = parts_of(file)[1].part
-        if own is None or (own.number, own.parts) != (number, parts):
-            actual = "not a part of a model" if own is None else f"part {own.number + 1} of {own.parts}"
-            what, expected = f"by its metadata, {quoted(name)}", f"part {number + 1} of {parts}"
-            raise LayoutError(what, field="part", actual=actual, expected=expected)
-        for tensor in file:
-            if where.setdefault(tensor, name) != name:
-                msg = f"tensor {quoted(tensor)} is in two parts, {quoted(where[tensor])} and {quoted(name)}"
-                raise LayoutError(msg, field="name")
-    return len(where)
+def _by_number(
+    files: Mapping[str, TensorFile], names: Sequence[str], part: Any, options: Options, odd: list[str]
+) -> dict[str, TensorFile]:
+    """Return the parts of a model by their numbers, where `names` has them by their names.
+
+    Raises `LayoutError` in strict mode where one is missing. Otherwise what is no part of the model, and a second part
+    of one number, is left out.
+    """
+    numbered: dict[int, str] = {}
+    wrong: list[tuple[str, LayoutError]] = []
+    for place, name in enumerate(names):
+        if name not in files:
+            continue
+        numbers = parts_of(files[name])[1].part
+        number = numbers.number if numbers is not None and numbers.parts == part.parts else -1
+        if number != place:
+            actual = "not a part of a model"
+            if numbers is not None:
+                actual = f"part {numbers.number + 1} of {numbers.parts}"
+            what, expected = f"by its metadata, {quoted(name)}", f"part {place + 1} of {part.parts}"
+            wrong.append((name, LayoutError(what, field="part", actual=actual, expected=expected)))
+        if 0 <= number < part.parts:
+            numbered.setdefault(number, name)
+    if wrong and options.strict and len(numbered) < part.parts:
+        raise wrong[0][1]
+    used = set(numbered.values())
+    odd.extend(str(error) if name in used else f"{error}: it is left out" for name, error in wrong)
+    for name in files.keys() - used:
+        files[name].close()
+    absent = [number + 1 for number in range(part.parts) if number not in numbered]
+    odd.extend(f"part {number} of {part.parts} of this model is missing" for number in absent)
+    return {numbered[number]: files[numbered[number]] for number in sorted(numbered)}
 
 
-def _check_listed(path: str, names: Iterable[str]) -> None:
-    """Refuse an index in a store that does not list all of its shards; opening shards finds it out elsewhere."""
-    missing = unlisted(path, names)
+def _names_of(listing: Listing, options: Options, odd: list[str]) -> list[str]:
+    """Return the names of the shards of an index. Raises `FormatError` in strict mode for what is no name of a file."""
+    names = []
+    for name in listing.shards:
+        try:
+            names.append(shard_name(name))
+        except FormatError as error:
+            options.tolerate(error, odd)
+    return sorted(names)
+
+
+def _listed_in(
+    path: str, names: list[str], there: Collection[str] | None, options: Options, odd: list[str]
+) -> list[str]:
+    """Return the shards that a store lists; opening them finds it out elsewhere.
+
+    Raises `LayoutError` in strict mode for those that it does not list.
+    """
+    if type(path) is str or there is None:
+        return names
+    missing = sorted({name for name in names if "/" not in name} - set(there))
     if missing:
         what = f"the store lists no {quoted(missing[0])}, which the index names"
-        raise LayoutError(f"{what} ({counted(len(missing), 'such shard')})", field="weight_map")
+        error = LayoutError(f"{what} ({counted(len(missing), 'such shard')})", field="weight_map")
+        if options.strict:
+            raise error
+    odd.extend(f"shard {quoted(name)} is left out: the store does not list it" for name in missing)
+    return [name for name in names if name not in missing]
 
 
 def _of_shards(options: Options) -> Options:
@@ -411,21 +678,24 @@ def _of_shards(options: Options) -> Options:
     return Options(**options.keywords(verify="header" if options.checked else "none"))
 
 
-def _open_shards(index: str, names: Sequence[str], options: Options) -> Iterator[tuple[str, TensorFile]]:
+def _open_shards(
+    index: str, names: Sequence[str], options: Options
+) -> Iterator[tuple[str, TensorFile | TensorFileError]]:
     """Open shards, in order; those in a store many at a time, since opening one is waiting for its header.
 
-    Those that are hashed are opened by as many threads as there are processors.
+    Those that are hashed are opened by as many threads as there are processors. Where `strict` is False, its error
+    takes the place of a shard that cannot be read.
     """
     hashed = options.trust is not None
     if len(names) < 2 or (type(index) is str and not hashed):
         for name in names:
-            yield name, _open_shard(index, name, options)
+            yield name, _open_or_error(index, name, options)
         return
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 5 ms, for stores and hashing
 
-    def opened(name: str) -> TensorFile:
-        file = _open_shard(index, name, options)
-        if hashed and len(names) > KEPT:  # the caller may be far behind
+    def opened(name: str) -> TensorFile | TensorFileError:
+        file = _open_or_error(index, name, options)
+        if hashed and len(names) > KEPT and isinstance(file, TensorFile):  # the caller may be far behind
             _release(file)
         return file
 
@@ -438,22 +708,36 @@ def _open_shards(index: str, names: Sequence[str], options: Options) -> Iterator
             pool.shutdown(cancel_futures=True)
             for future in opening:
                 if not future.cancelled() and future.exception() is None:
-                    future.result().close()
+                    result = future.result()
+                    if isinstance(result, TensorFile):
+                        result.close()
             raise
+
+
+def _open_or_error(index: str, name: str, options: Options) -> TensorFile | TensorFileError:
+    """Open a shard; where `strict` is False, return the error for one that is missing, no file, or damaged."""
+    try:
+        return _open_shard(index, name, options)
+    except (FormatError, NotRegularFileError) as error:
+        if options.strict or isinstance(error, (TrustError, LimitError)):
+            raise
+        return error
 
 
 def _open_shard(index: str, name: str, options: Options) -> TensorFile:
     path = beside(index, name)
-    if name.endswith(INDEX_SUFFIX):  # an index could name itself, and opening would never end
+    if is_index(name):  # an index could name itself, and opening would never end
         raise _no_file(name)
     try:
         return open_file(path, path, options)
     except IsADirectoryError:
         raise _no_file(name) from None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotRegularFileError(f"shard {quoted(name)} is a link that leads to itself, expected a file") from None
         if not is_missing(error):
             raise
-        msg = f"file {quoted(name)} of this model is missing{_away(os.path.dirname(index))}"
+        msg = f"file {quoted(name)} of this model is missing{_away(folder_of(index))}"
         raise LayoutError(msg, field="weight_map") from None
 
 
@@ -461,16 +745,12 @@ def _no_file(name: str) -> LayoutError:
     return LayoutError(f"shard {quoted(name)} is an index or a directory, expected a model file", field="weight_map")
 
 
-def _check_total(content: ShardedContent, metadata: Mapping[str, Any], options: Options) -> None:
-    """Compare the total size in the index with that of all tensors."""
+def _check_total(content: ShardedContent, metadata: Mapping[str, Any]) -> None:
+    """Compare the total size in the index with that of all tensors: it is informative, and programs differ on it."""
     stated = metadata.get("total_size")
     total = int(content.table.spans()[1].sum())
     if stated is not None and stated != total:
-        expected = f"{total}, the bytes of all tensors"
-        what = "total_size of the index of shards"
-        error = LayoutError(what, field="total_size", actual=stated, expected=expected)
-        if any(parts_of(file)[1].table.rules.scattered for file in content.shards.values()):
-            # Of tensors that share memory, transformers counts the first.
-            content.warnings.append(str(error))
-        else:
-            options.tolerate(error, content.warnings)
+        line = f"total_size of the index of shards is {_spelt(stated)}, expected {total}, the bytes of all tensors"
+        # Of tensors that share memory, transformers counts the first.
+        shared = any(parts_of(file)[1].table.rules.scattered for file in content.shards.values())
+        (content.warnings if shared else content.odd).append(line)

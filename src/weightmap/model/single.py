@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     from weightmap.io.source import Source
 
-# File names of indexes of shards end so.
+# File names of indexes of shards end so; or in ".index.VARIANT.json", as transformers saves variants.
 INDEX_SUFFIX = ".index.json"
+_INDEX = re.compile(r"\.index(?:\.([^./\\]+))?\.json")
 # Hugging Face's names for an index and a model file.
 USUAL_NAMES = (
     "model.safetensors.index.json",
@@ -31,6 +33,27 @@ USUAL_NAMES = (
 
 # The importers, asked for a file that no format recognises. Words stand above handles: `weightmap` sets this.
 importers: Callable[[], Iterable[Importer]] = tuple
+
+
+def is_index(path: str) -> bool:
+    """Say whether a path has the name of an index of shards."""
+    return path.endswith(INDEX_SUFFIX) or (path.endswith(".json") and _INDEX.search(path) is not None)
+
+
+def single_name(index: str) -> str:
+    """Return the name that the model of this index has as a single file.
+
+    Examples
+    --------
+    >>> from weightmap.model.single import single_name
+    >>> single_name("model.safetensors.index.json"), single_name("model.safetensors.index.fp16.json")
+    ('model.safetensors', 'model.fp16.safetensors')
+    """
+    found = _INDEX.search(index)
+    if found is None:
+        return index
+    stem, suffix = os.path.splitext(index[: found.start()])
+    return f"{stem}{suffix}" if found[1] is None else f"{stem}.{found[1]}{suffix}"
 
 
 def check_replaceable(path: str) -> None:

@@ -14,7 +14,7 @@ from weightmap.formats import FORMATS
 from weightmap.io.filesystem import file_system_of
 from weightmap.io.memory import headroom
 from weightmap.io.pages import Sample, sample
-from weightmap.model.single import INDEX_SUFFIX
+from weightmap.model.single import is_index
 from weightmap.plans.warming import cold_in, pieces
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def _conversion(file: TensorFile, align: int) -> str | None:
     folder, name = os.path.split(path)
     *_, suffix, format_ = min(able)
     stem, option = f"{os.path.splitext(name)[0]}.new{suffix}", ""
-    if name.endswith(INDEX_SUFFIX) or os.path.lexists(os.path.join(folder, "config.json")):  # a directory, as it is
+    if is_index(name) or os.path.lexists(os.path.join(folder, "config.json")):  # a directory, as it is
         named = "://" in path or os.path.basename(folder) not in {"", os.curdir, os.pardir}
         folder, name = os.path.split(folder if named else os.path.abspath(folder))
         stem, option = f"{name}.new/", "" if format_ == file.format else f" --format {format_}"

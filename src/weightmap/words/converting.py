@@ -27,7 +27,7 @@ from weightmap.io.atomic import write_plan
 from weightmap.model.directory import find_source
 from weightmap.model.inputs import check_apart, check_not_read
 from weightmap.model.opening import open_or_import
-from weightmap.model.parts import name_of, named_rows, parts_of
+from weightmap.model.parts import name_of, named_rows, parts_of, warnings_of
 from weightmap.model.reports import ConvertReport
 from weightmap.model.saving import choose, choose_layout, meant_by_suffix, plan_request
 from weightmap.model.sharding import sharded_target
@@ -150,7 +150,7 @@ def convert(
         as_threads(threads)
     check_progress(progress)
     target, limits = as_path("dst", dst), validated_limits(limits)
-    path, model, directory = find_source(src)
+    path, model, directory, left = find_source(src)
     found = target_format(target, format, None)
     opened = open_or_import(model, limits, lossy=lossy, strict=strict)
     own: dict[str, Any] = {"normalize": normalize, "subwords": subwords, "pq": pq}
@@ -165,7 +165,9 @@ def convert(
             if pq is not None:
                 remedy = Remedy("{} chooses it", "Pq.include", flag="--quantize-include")
             words = from_file(file, directory, None if pq is None else pq.include, remedy=remedy)
-            return convert_words(words, target, found, **own)
+            report = convert_words(words, target, found, **own)
+            tolerated = (f"tolerated in the source: {warning}" for warning in (*left, *warnings_of(file)))
+            return report._replace(warnings=(*tolerated, *report.warnings))
 
 
 def hand_over(

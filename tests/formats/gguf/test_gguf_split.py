@@ -1,6 +1,7 @@
 """GGUF models in several files: the first part opens all of them."""
 
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -43,7 +44,10 @@ def test_the_first_part_opens_all():
         assert dict(f.metadata) == {"general.architecture": "llama"}
         assert not f.verify().warnings
     for i in (2, 3):
-        with wm.open(FOLDER / f"split-0000{i}-of-00003.gguf") as f:
+        told = rf"this is part {i} of 3 of a model, .* left out \(3 of 9 tensors\): open the first part"
+        with pytest.warns(wm.ModelWarning, match=told):
+            f = wm.open(FOLDER / f"split-0000{i}-of-00003.gguf")
+        with f:
             assert len(f) == 3
             assert f.metadata["split.no"] == i - 1
 
@@ -56,17 +60,44 @@ def test_a_model_in_two_parts(tmp_path):
 
 
 def test_a_part_that_is_no_path_opens_alone(tmp_path):
-    """Bytes, descriptors, and a first part of another name know of no others."""
+    """Bytes, descriptors, and a first part of another name know of no others, and say so everywhere."""
     path = write(tmp_path)
-    with wm.open(path.read_bytes()) as f:
-        assert len(f) == 1
-    with path.open("rb") as file, wm.open(file) as f:
-        assert len(f) == 1
+    told = r"this is part 1 of 3 of a model, and the others are left out \(1 of 3 tensors\): "
     renamed = tmp_path / "renamed.gguf"
     shutil.copy(path, renamed)
-    with wm.open(renamed) as f:
-        assert len(f) == 1
-        assert f.metadata["split.count"] == 3
+    named = told + r"its path leads to them if it is called 'renamed-00001-of-00003\.gguf'"
+    with path.open("rb") as file:
+        for source, line in ((path.read_bytes(), f"{told}open it by its path"), (file, told), (renamed, named)):
+            with pytest.warns(wm.ModelWarning, match=line) as caught:
+                f = wm.open(source)
+            assert caught[0].filename == __file__
+            with f:
+                assert len(f) == 1
+                assert f.metadata["split.count"] == 3
+                assert any(re.search(line, warning) for warning in f.verify().warnings)
+    for lines in (
+        wm.verify(renamed).warnings,
+        wm.convert(renamed, tmp_path / "one.safetensors").warnings,
+        wm.convert(renamed, f"{tmp_path}/new/", format="safetensors").warnings,
+    ):
+        assert any(re.search(named, line) for line in lines)
+
+
+def test_the_numbers_of_parts_decide_not_their_names(tmp_path):
+    """Parts whose names are exchanged are the model, whichever of both beginnings is opened, with a warning."""
+    path = write(tmp_path)
+    names = [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for name, other in ((0, 1), (1, 2)):
+        (tmp_path / names[name]).rename(tmp_path / "aside")
+        (tmp_path / names[other]).rename(tmp_path / names[name])
+        (tmp_path / "aside").rename(tmp_path / names[other])
+    for opened in (path, tmp_path / names[2]):
+        with pytest.warns(wm.ModelWarning, match=r"by its metadata, 'm-00001-of-00003.gguf' is part 2 of 3, expected"):
+            f = wm.open(opened)
+        with f:
+            assert list(f) == ["blk.0.w", "blk.1.w", "blk.2.w"]
+            np.testing.assert_array_equal(f["blk.2.w"], normal((2, 3), 2).array)
+            assert f.metadata == {"general.name": "m", "n": 5} | {k: v for k, v in f.metadata.items() if "tok" in k}
 
 
 def test_the_whole_model_is_one_file_again(tmp_path):
@@ -108,10 +139,22 @@ def test_parts_that_are_missing_or_others(tmp_path):
     (tmp_path / "m-00003-of-00003.gguf").unlink()
     with pytest.raises(wm.LayoutError, match="of this model is missing"):
         wm.open(path)
+    with pytest.warns(wm.ModelWarning, match="part 3 of 3 of this model is missing"):
+        f = wm.open(path, strict=False)
+    with f:
+        assert list(f) == ["blk.0.w", "blk.1.w"]
+        assert any("m-00003-of-00003.gguf" in line for line in f.verify().warnings)
     values = [KV("split.no", "u16", 2), KV("split.count", "u16", 3)]
     (tmp_path / "m-00003-of-00003.gguf").write_bytes(gguf.build({"blk.0.w": normal((2, 2))}, values))
     with pytest.raises(wm.LayoutError, match="is in two parts"):
         wm.open(path)
+    with pytest.warns(
+        wm.ModelWarning, match="'blk.0.w' is in several parts: the one in 'm-00003-of-00003.gguf' is left"
+    ):
+        f = wm.open(path, strict=False)
+    with f:
+        assert sorted(f) == ["blk.0.w", "blk.1.w"]
+        np.testing.assert_array_equal(f["blk.0.w"], normal((2, 3), 0).array)
 
 
 SIX = {f"blk.{i}.w": normal((2, 16), i).array for i in range(6)}  # 128 bytes each
@@ -151,7 +194,7 @@ def test_what_we_split_opens_by_its_first_part(tmp_path):
 def test_a_model_in_one_part_has_no_keys_of_parts(tmp_path):
     wm.save(tmp_path / "one.gguf.index.json", SIX, max_shard_size="1MB")
     assert gguf.parse((tmp_path / "one-00001-of-00001.gguf").read_bytes())[1] == []
-    with wm.open(FOLDER / "split-00002-of-00003.gguf") as f:
+    with pytest.warns(wm.ModelWarning), wm.open(FOLDER / "split-00002-of-00003.gguf") as f:
         wm.save(tmp_path / "m.gguf", SIX, metadata=f.metadata, max_shard_size=400)
     with wm.open(tmp_path / "m-00001-of-00002.gguf") as f:
         assert list(f) == list(SIX)
@@ -171,5 +214,7 @@ def test_a_count_of_tensors_that_is_wrong(tmp_path):
     path = write(tmp_path, lies={0: place(0, 3, 4)})
     with pytest.raises(wm.LayoutError, match="number of tensors in all parts is 3, expected 4"):
         wm.open(path)
-    with wm.open(path, strict=False) as f:
+    with pytest.warns(wm.ModelWarning, match="number of tensors in all parts is 3, expected 4"):
+        f = wm.open(path, strict=False)
+    with f:
         assert any("number of tensors" in warning for warning in f.verify().warnings)

@@ -14,8 +14,8 @@ Encoding
 * Version 2 is the same; version 1 has u32 lengths, counts and dimensions. If the low 16 bits of the version are 0, the
   file is big-endian: the bytes of every number behind the magic are swapped.
 * ``split.no`` and ``split.count`` number the parts of a model in several files, ``x-00001-of-00003.gguf``. Opening the
-  first part opens all; any other part opens alone. `save` and `convert` to shards write these two, u16, and
-  ``split.tensors.count``, an i32: the number of tensors in all parts.
+  first part, by these numbers or by its name, opens all; any other part opens alone, with a warning. `save` and
+  `convert` to shards write these two, u16, and ``split.tensors.count``, an i32: the number of tensors in all parts.
 
 Our choices, where the specification is silent or implementations differ
 ------------------------------------------------------------------------
@@ -91,8 +91,8 @@ if TYPE_CHECKING:
     from weightmap.quant.blocks import QuantizedTensor
 
 
-# Name of the first of several files. A model of one part is whole.
-_FIRST_PART = r"(?si)(.*)-00001-of-([0-9]{5})(\.gguf)"
+# Name of one of several files. A model of one part is whole.
+_PART = r"(?si)(.*)-([0-9]{5})-of-([0-9]{5})(\.gguf)"
 _FEWEST = 2
 _metadata = later(f"{__name__}.values", "metadata")
 _string_table = later(f"{__name__}.values", "string_table")
@@ -196,10 +196,11 @@ def _part(source: Source, header: Header) -> NumberedPart | None:
     number, count = integer(header, (SPLIT_NO,)), integer(header, (SPLIT_COUNT,))
     if number is None or count is None or count < _FEWEST:
         return None
-    match = re.fullmatch(_FIRST_PART, called(source.path or ""))
+    match = re.fullmatch(_PART, called(source.path or ""))
     names: tuple[str, ...] = ()
-    if number == 0 and match is not None and int(match[2]) == count:
-        names = tuple(f"{match[1]}-{i:05}-of-{match[2]}{match[3]}" for i in range(2, count + 1))
+    if match is not None and int(match[3]) == count and (number == 0 or int(match[2]) == 1):
+        numbers = (i for i in range(1, count + 1) if i != int(match[2]))
+        names = tuple(f"{match[1]}-{i:05}-of-{match[3]}{match[4]}" for i in numbers)
     keys = frozenset((SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS))
     return NumberedPart(number, count, integer(header, (SPLIT_TENSORS,)), names, keys)
 
