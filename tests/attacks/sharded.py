@@ -18,8 +18,7 @@ SHARDS = {ONE: st.build(FIRST), TWO: st.build(SECOND)}
 # A model that lies outside of the folder, or is there under another name, is no shard.
 OUTSIDE = ["../outside.safetensors", "sub/../../outside.safetensors", "/etc/passwd", "C:\\x.safetensors"]
 OUTSIDE += ["s3://bucket/x.safetensors", "https://example.org/x.safetensors", "file:///etc/passwd", "..", ".", ""]
-OUTSIDE += ["a\0b.safetensors", "..\\outside.safetensors", "//host/share.safetensors", "sub//x.safetensors"]
-OUTSIDE += ["./x.safetensors"]
+OUTSIDE += ["a\0b.safetensors", "..\\outside.safetensors", "//host/share.safetensors", "./", "sub/.."]
 
 
 def folder(shards=None, **content):
@@ -37,7 +36,9 @@ def cases():
         yield case("C30", f"outside, {number}", data, "FormatError", "weight_map", odd="name of a shard is")
     data = folder({ONE: SHARDS[ONE]})
     yield case("C30", "a missing shard", data, "LayoutError", "weight_map", odd="of this model is missing")
-    for name, shard in {"a name longer than any file's": "n" * 999, "a file as a directory": f"{ONE}/x"}.items():
+    missing = {"a name longer than any file's": "n" * 999, "a file as a directory": f"{ONE}/x"}
+    missing |= {"a missing shard, by a dot": "./x.safetensors", "by two slashes": "sub//x.safetensors"}
+    for name, shard in missing.items():
         data = folder(weight_map=WHERE | {"half": shard})
         yield case("C30", name, data, "LayoutError", "weight_map", odd="of this model is missing")
     data = folder(weight_map=WHERE | {"half": ONE})
