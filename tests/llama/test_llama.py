@@ -495,7 +495,8 @@ def test_damaged_files_are_refused_by_errors_of_ours(tmp_path):
 
 
 def test_a_damaged_tokenizer_model(tmp_path):
-    for raw in (b"", b"\xff" * 100, GEMMA_MODEL[:1000], b"\n\x05" + GEMMA_MODEL):
+    twice = b"\n\x03\n\x01\xff" * 2  # a piece that is not UTF-8, which the message of sentencepiece repeats
+    for raw in (b"", b"\xff" * 100, GEMMA_MODEL[:1000], b"\n\x05" + GEMMA_MODEL, twice + GEMMA_MODEL):
         files = {"tokenizer.model": raw}
         source = write(tmp_path / "model", config_of(GEMMA2), tensors_of(GEMMA2), files=files)
         with pytest.raises((wm.FormatError, wm.EncodeError), match=r"tokenizer\.model"):

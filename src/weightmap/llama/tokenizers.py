@@ -147,7 +147,7 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int) -> Vocab:
     processor = SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(raw)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # UnicodeDecodeError, of a message that repeats a piece
         raise FormatError(f"{MODEL} is not a model of sentencepiece", field=MODEL) from None
     size = processor.GetPieceSize()
     if size > count:
