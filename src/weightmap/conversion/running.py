@@ -378,9 +378,7 @@ class Manifest:
             source.close()
         version, records = content.get(_MARK), content.get("shards")
         if type(version) is not int or not isinstance(records, dict):
-            raise FormatError(
-                f"this is no manifest: it has no {_MARK}, a number, or no shards, an object", field="manifest"
-            )
+            raise FormatError(f"not a manifest: needs the number {_MARK!r} and the object 'shards'", field="manifest")
         if version != _VERSION:
             raise UnsupportedError("version of the manifest", field=_MARK, actual=version, expected=_VERSION)
         if {key: content.get(key) for key in self._head} != self._head:

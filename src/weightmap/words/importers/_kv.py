@@ -41,7 +41,7 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
         what = "there is no attribute 'index_to_key': load and save the file with gensim 4 or newer"
         raise UnsupportedError(what, field="index_to_key", offset=0)
     if type(words) is not list or not all(type(word) is bytes for word in words):
-        raise FormatError("'index_to_key' is no list of texts", field="index_to_key", offset=machine.words_at)
+        raise FormatError("'index_to_key' must be a list of texts", field="index_to_key", offset=machine.words_at)
     kept = firsts(words, lossy=options.lossy)
     chosen = words if kept is None else [words[i] for i in kept]
     table = table_of(chosen, _Everywhere(machine.words_at), lossy=options.lossy)
@@ -73,7 +73,7 @@ def _vectors(source: Source, state: Pairs) -> tuple[Source, np.dtype[Any], tuple
     try:
         dtype, shape, fortran, data = _array(vectors)
     except (TypeError, ValueError, AttributeError, KeyError):
-        raise FormatError("'vectors' is no array of numpy as gensim writes it", field="vectors", offset=0) from None
+        raise FormatError("'vectors' must be a numpy array as gensim writes it", field="vectors", offset=0) from None
     nbytes = math.prod(shape) * dtype.itemsize
     if data.nbytes != nbytes:
         what = "bytes of 'vectors'"
@@ -110,7 +110,7 @@ def _beside(source: Source) -> tuple[Source, np.dtype[Any], tuple[int, ...], int
         array = read_header(head, lambda count: other.pread(0, min(count, size)), "the array", 0)
         dtype, end = numpy_dtype(array.dtype), array.start + array.nbytes
         if dtype.kind != "f" or array.strides is not None:
-            raise UnsupportedError("the vectors are no rows of floating-point numbers", field="descr", offset=0)
+            raise UnsupportedError("the vectors must be rows of floating-point numbers", field="descr", offset=0)
         if end != size:
             raise LayoutError("size of the file", field="shape", offset=min(end, size), actual=size, expected=end)
     except TensorFileError as error:

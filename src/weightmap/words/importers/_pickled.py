@@ -169,7 +169,7 @@ class Machine:
     def _object(self) -> None:
         args, kind = self._pop(), self._pop()
         if not isinstance(kind, Name) or type(args) is not tuple:
-            self._fail("makes an object of what is no class")
+            self._fail("makes an object of something that is not a class")
         self._make(Object(kind, args))
 
     def run(self) -> Any:
