@@ -12,7 +12,7 @@ BENCHMARKS := benchmarks
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
-	@echo "make test    the tests, and every benchmark once: four minutes on two processors"
+	@echo "make test    the tests, and every benchmark once: four and a half minutes on two idle processors"
 	@echo "make test-all  these, and the slow ones, which compile the C sources again or try very many files: what CI runs"
 	@echo "make lint    ruff, mypy --strict, clang-format, make types, and the C sources with warnings as errors"
 	@echo "make format  lay the sources out as make lint wants them"

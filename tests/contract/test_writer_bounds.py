@@ -232,7 +232,7 @@ def test_the_last_place_where_data_may_begin(monkeypatch, bound, good):
 HEADER_MOST = 100_000_000
 
 
-@pytest.mark.parametrize("suffix", [".bt", ".safetensors"])
+@pytest.mark.parametrize("suffix", [pytest.param(".bt", marks=pytest.mark.slow), ".safetensors"])
 def test_a_header_of_100_000_000_bytes_and_no_more(tmp_path, suffix):
     probe, path, more = (tmp_path / f"{name}{suffix}" for name in ("probe", "most", "more"))
     length, small = 100_000, np.zeros((1, 1), np.int8)

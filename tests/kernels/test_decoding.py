@@ -83,9 +83,14 @@ def test_float16_output(isa, kind):
 STREAMED = [("int5 32", "<f4", 4), ("int4 32", "<f4", 16), ("int8 32", "<f4", 20), ("int4 32", "<f2", 14)]
 STREAMED += [("int5 32", "<f2", 16), ("int8 32", "<f2", 22), ("q4_0", "<f4", 4), ("q6_k", "<f4", 16)]
 STREAMED += [("iq4_xs", "<f4", 20)]
+# One of float32, of float16 and of ggml.
+QUICK = STREAMED[0], STREAMED[3], STREAMED[-1]
 
 
-@pytest.mark.parametrize(("name", "dtype", "step"), STREAMED)
+@pytest.mark.parametrize(
+    ("name", "dtype", "step"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in STREAMED],
+)
 def test_output_beyond_the_caches(isa, name, dtype, step):
     """An output larger than any cache has the same bits, by any number of threads, wherever it begins."""
     make, decode = KINDS[name]
