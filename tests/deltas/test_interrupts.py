@@ -12,7 +12,9 @@ import shutil
 import sys
 import tempfile
 import threading
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.deltas.delta_files import digests, model, stepped, write_model
@@ -20,6 +22,7 @@ from tests.remote.servers import Objects, Taking
 
 import weightmap as wm
 from weightmap import deltas
+from weightmap.deltas import workers
 from weightmap.io.stores import location_of
 
 pytestmark = [
@@ -116,6 +119,36 @@ def prepare(at):
         shutil.rmtree(at / name, ignore_errors=True)
     shutil.copytree(at / "base", at / "local")
     shutil.copy(at / "base" / "model.safetensors", at / "alone.safetensors")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupt_while_the_first_thread_starts(monkeypatch, late):
+    """No work begins after it, and nothing has a part in the work any more, even if the thread has not begun yet."""
+    begun, started = [], []
+
+    def work():
+        begun.append(True)
+        yield 1
+
+    def start(function, _):
+        started.append(function)
+        if not late:
+            real(function, ())
+        raise Interruption
+
+    real = workers._thread.start_new_thread
+    monkeypatch.setattr(workers, "_thread", SimpleNamespace(start_new_thread=start))
+    given = [work() for _ in range(3)]
+    watched = [weakref.ref(each) for each in given]
+    with pytest.raises(Interruption):
+        workers.exhaust(given, 2, lambda _: None)
+    count = len(begun)
+    given.clear()
+    gc.collect()
+    assert [each() for each in watched] == [None] * 3
+    if late:
+        started[0]()
+    assert len(begun) == count == (0 if late else count)
 
 
 @pytest.mark.parametrize("way", WAYS)

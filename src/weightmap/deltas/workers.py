@@ -74,7 +74,8 @@ class _Crew:
         for each in crew:
             while each.is_alive():
                 time.sleep(_SHORT)
-        self._left.clear()  # this thread lives a moment longer than the caller waits, and has no part in their files
+        with self._lock:
+            self._left.clear()  # this thread lives a moment longer than the caller waits
         self._ended = True
         self._awake.release()
 
@@ -87,6 +88,7 @@ class _Crew:
         """Let no work begin, and wait for the end of what has begun."""
         with self._lock:
             self._stopped, begun = True, self._begun
+            self._left.clear()  # the thread that starts the others may yet begin, and has no part in their files
         if begun:
             self.wait()
 
