@@ -424,7 +424,10 @@ def open_directory(path: str, options: Options) -> TensorFile:
             if not is_index(found):
                 file = open_file(found, found, options)
                 stale = [line for line in odd if line.startswith("index")]
-                return _with_lines(file, odd, stale, options) if type(file) is TensorFile else file
+                if type(file) is not TensorFile:  # the words of an importer
+                    return file
+                file = open_parts(found, file, options) if parts_of(file)[1].part is not None else file
+                return _with_lines(file, odd, stale, options)
             return _open_index(from_path(found, "copy"), found, options, whole=True)
         except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
             if type(path) is not str or find_model(path) == found:
