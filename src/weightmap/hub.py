@@ -128,6 +128,7 @@ class _Download:
                     worker.result()
             except BaseException:
                 self._failed = True  # also of an interrupt, which no worker sees
+                self._location.access.cancel()
                 raise
 
     def _work(self) -> None:
@@ -158,7 +159,12 @@ class _Download:
                 if os.path.exists(blob):
                     self._tell(entry.size)
                 else:
-                    self._fetch(name, entry, blob)
+                    partial = os.path.join(folder, "incomplete", digest)
+                    try:
+                        self._fetch(name, entry, blob, partial)
+                    finally:
+                        if os.path.exists(partial) and not os.path.getsize(partial):
+                            os.unlink(partial)
         else:
             self._tell(entry.size)
         if not self._failed:
@@ -171,9 +177,8 @@ class _Download:
             if self._progress is not None:
                 self._progress(self._done, self._total)
 
-    def _fetch(self, name: str, entry: Entry, blob: str) -> None:
+    def _fetch(self, name: str, entry: Entry, blob: str, partial: str) -> None:
         """Download a file to its blob, from where an earlier download ended."""
-        partial = os.path.join(self._store.folder, "incomplete", os.path.basename(blob))
         for path in (blob, partial):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         held, found = self._filled(name, entry, partial)

@@ -772,6 +772,11 @@ def test_wrong_bytes_get_no_name(hub: Hub) -> None:
     with pytest.raises(ChecksumError, match=f"digest of '{name}'.*{digest}"):
         weightmap.hub.download(f"hf://{NAME}")
     assert digest not in blobs()
+    hub.faults["data"] += [(404, {})] * 9
+    with pytest.raises(FileNotFoundError):
+        weightmap.hub.download(f"hf://{NAME}")
+    assert not list(Path(hub_library.constants.HF_HUB_CACHE).glob("*/incomplete/*"))
+    hub.faults.clear()
     hub.spoilt.clear()
     assert equal(wm.load(weightmap.hub.download(f"hf://{NAME}")))
 
@@ -797,7 +802,8 @@ def test_a_full_disk_leaves_no_blob(call: str, hub: Hub, monkeypatch: pytest.Mon
 
 
 def test_an_interrupt_ends_all_files(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers see nothing of it: they end their piece, and begin no other file."""
+    """Workers see nothing of it: they wait for no server any more, and begin no other file."""
+    hub.faults["data"] += [(STALL, {})] * 40
     hub.repositories[NAME]["main"] = {f"{number}.bin": bytes([number]) * 1000 for number in range(40)}
     stopped = threading.Event()
 

@@ -306,6 +306,8 @@ class Access:
         self.unversioned = unversioned
         self._slots: tuple[Any, tuple[asyncio.Semaphore, asyncio.Semaphore]] | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._under_way: set[Future[Any]] = set()
+        self._over = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Access, unversioned=self.unversioned), (self.store, self.given, self.deadline)
@@ -325,7 +327,18 @@ class Access:
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start a coroutine."""
-        return asyncio.run_coroutine_threadsafe(work, _loop.own.started())
+        future = asyncio.run_coroutine_threadsafe(work, _loop.own.started())
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        if self._over:
+            future.cancel()
+        return future
+
+    def cancel(self) -> None:
+        """Cancel what is under way and what will be submitted: threads that wait for it get a `CancelledError`."""
+        self._over = True
+        for future in list(self._under_way):
+            future.cancel()
 
     async def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """Call a function that blocks, in a thread."""

@@ -27,6 +27,7 @@ _ALGORITHMS: dict[str, Callable[[], Any]] = {
     "blake3": later("blake3", "blake3"),
 }
 _RECORDED = "recorded"
+_NOT_BY_PATH = "digests are compared for files that are opened by path: download it, and open that"
 # Bytes read at a time: threads that hash at once wait for each other's calls, so there are few of these.
 _PIECE = 1 << 20
 # Folders and files of git and of downloads, which no list has.
@@ -103,7 +104,7 @@ class Trust:
         """
         path = source.absolute
         if path is None or source.store is not None:
-            raise UnsupportedError("trust= is for files that are opened by path", path=source.name)
+            raise UnsupportedError(_NOT_BY_PATH, path=source.name)
         try:
             wanted = self.expected(path)
             sums = [_Sum(digest, source.size) for digest in wanted]
@@ -187,7 +188,7 @@ def bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
     """Return the digests that `trust` of `weightmap.open` gives for the files of a model."""
     path = path_of(source)
     if path is None or type(path) is not str:
-        raise UnsupportedError("trust= is for files that are opened by path", path=None if path is None else str(path))
+        raise UnsupportedError(_NOT_BY_PATH, path=None if path is None else str(path))
     if deltas:
         raise UnsupportedError(f"trust= has no digest of a model under deltas, such as {quoted(deltas[0])}", path=path)
     if isinstance(trust, Trust):
