@@ -822,6 +822,25 @@ def test_an_interrupt_ends_all_files(hub: Hub, monkeypatch: pytest.MonkeyPatch) 
     assert hub.count("data") <= 4
 
 
+@pytest.mark.parametrize("call", ["replace", "rename", "link", "write"])
+def test_an_interrupt_leaves_no_half_of_a_reference(call: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in refs is a revision of the repository."""
+    weightmap.hub.download(f"hf://{NAME}")
+    refs = Path(hub_library.constants.HF_HUB_CACHE, "models--owner--model", "refs")
+    (refs / "main").unlink()
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            weightmap.hub.download(f"hf://{NAME}")
+    assert {path.name for path in refs.iterdir()} <= {"main"}
+    weightmap.hub.download(f"hf://{NAME}")
+    assert (refs / "main").read_text() == git_hash(f"{NAME} main".encode())
+
+
 def test_two_processes_share_the_work(hub: Hub) -> None:
     """Eight files are under way at once, four in each process, and each byte is fetched by one of them alone."""
     rng = np.random.default_rng(2)

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote, urlsplit
 
 from weightmap.errors import AddressError, MissingDependencyError, counted
+from weightmap.io.atomic import write_plan
 from weightmap.io.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause
 from weightmap.io.location import Location
 from weightmap.io.names import stays_inside
 from weightmap.io.proxies import login_of
+from weightmap.io.sink import WritePlan
 from weightmap.io.web import WebStore
 
 if TYPE_CHECKING:
@@ -224,10 +226,8 @@ class HubStore:
             return
         path = os.path.join(self.folder, "refs", *revision.split("/"))
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        new = f"{path}.{os.getpid()}"
-        with open(new, "w", encoding="utf-8") as file:
-            file.write(commit)
-        os.replace(new, path)
+        raw = commit.encode()
+        write_plan(path, WritePlan(len(raw), lambda sink: sink.write(raw)), durable=False)
 
     def location(self, beside: Location, key: str) -> Location:
         """Return the location of a file, given that of another one."""
