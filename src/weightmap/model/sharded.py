@@ -394,7 +394,7 @@ def _missing(path: str, names: Collection[str]) -> set[str]:
 
 def _unnamed(path: str, shards: Collection[str], names: Collection[str]) -> list[str]:
     """Return the files of weights in a directory that neither a model's own files are nor another index names."""
-    suffixes = tuple({os.path.splitext(name)[1] for name in shards} - {""})
+    suffixes = tuple({os.path.splitext(name)[1] for name in (single_name(called(path)), *shards)} - {""})
     others = {name for name in names if name.endswith(suffixes)} - set(shards)
     others = {name for name in others if not _NO_WEIGHTS.match(name)}
     if _PULLS in names:  # shards of two versions lie there while one takes the place of the other
