@@ -30,7 +30,6 @@ help:
 	@echo "make tsan-test      the kernels that start threads, under the thread sanitiser"
 	@echo "make fuzz-c         libFuzzer on the scanners of indexes, a minute each"
 	@echo "make coverage       the branches of parsers and table: fails below all of them"
-	@echo "make mutation       each comparison of the parsers made wrong: which are noticed"
 	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"

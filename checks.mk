@@ -1,10 +1,10 @@
-# The slow and the deep checks: sanitisers, libFuzzer, coverage, mutation, arm64. The Makefile includes this file after the
+# The slow and the deep checks: sanitisers, libFuzzer, coverage, arm64. The Makefile includes this file after the
 # variables and the rules that make the environment.
 
 CLANG ?= clang
 CHECKS := build/checks
 
-.PHONY: sanitize sanitize-test tsan-test fuzz-c coverage mutation arm64-test
+.PHONY: sanitize sanitize-test tsan-test fuzz-c coverage arm64-test
 
 # --------------------------------------------------------------------------------- the module under the sanitisers
 # A choice of tests: make sanitize SANITIZE_TESTS="-n 2 tests/kernels/test_crc32.py". tests/sanitised.py lists the tests left
@@ -64,19 +64,11 @@ fuzz-c: $(MODULE) $(VENV)/.extra-test
 	    $(FUZZ)/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=1024 -verbosity=0 \
 	        -print_final_stats=1 -artifact_prefix=$(FUZZ)/$$target- $(FUZZ)/found/$$target $(FUZZ)/seeds/$$target || exit 1; done
 
-# ----------------------------------------------------------------------------------------------- coverage, mutation
+# ------------------------------------------------------------------------------------------------------------ coverage
 # Some test takes every branch of the parsers, the writers and the tables: tests/branches.py lists these tests.
 coverage: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-checks
 	@mkdir -p $(CHECKS)
 	@$(BIN)/python -m tests.branches --data-file=$(CHECKS)/coverage
-
-# Changes each comparison of the parsers in each wrong way; some test must fail: docs/mutation.md. Runs the mutants without a
-# verdict for their present source, once the tests of their makers pass; MUTATION='--again --sample 300' draws some of all.
-# Needs clang.
-MUTATION :=
-mutation: $(MODULE) $(VENV)/.extra-test
-	@PYTHONPATH=fuzz $(PYTEST) --quiet -n 0 fuzz/mutation
-	@PYTHONPATH=fuzz $(BIN)/python -m mutation $(MUTATION)
 
 # ------------------------------------------------------------------------------------------------------------ arm64
 # The arm64 kernels, cross-compiled and run under an emulator. On Debian and Ubuntu it needs the packages

@@ -163,8 +163,6 @@ class Builder:
         ``trailing(kind, data, tail)``: see `plain_trailing`.
     dictionary : tuple of bytes
         Bytes for guided fuzzing to insert: see `tests.fuzz.dictionary`.
-    scans : tuple of str
-        The files of csrc for this format alone, whose comparisons mutation testing changes.
     saved : mapping of str to callable
         By kind, a function that returns arguments of `weightmap.save` for a given float32 matrix. Empty for a format
         that is only read.
@@ -191,7 +189,6 @@ class Builder:
     sealed: Callable[[bytes], bytes] | None = None
     trailing: Callable[[str, bytes, bytes], tuple[str, str, int, str | None]] = plain_trailing
     dictionary: tuple[bytes, ...] = ()
-    scans: tuple[str, ...] = ()
     saved: Mapping[str, Callable[[Any], Mapping[str, Any]]] = field(default_factory=dict)
     golden: Mapping[str, Golden] = field(default_factory=dict)
     metadata: str = ""

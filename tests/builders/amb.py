@@ -291,7 +291,6 @@ BUILDER = Builder(
     magic=b"AMBEE",
     small=lambda: {"amb-quantised": every_scheme(), "amb-empty": empty_schemes()},
     dictionary=MARKUP,
-    scans=("amb.c",),
     saved={"amb": named},
     golden={
         "dense.amb": Golden(

@@ -402,7 +402,6 @@ BUILDER = Builder(
     errors=(21, 24),
     trailing=trailing,
     dictionary=FORMS,
-    scans=("bintensors.c",),
     saved={"bintensors": lambda array: named(array) | {"metadata": {"k": "v"}}},
     golden={
         "spec.bt": Golden(

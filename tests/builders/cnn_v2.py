@@ -140,7 +140,6 @@ BUILDER = Builder(
     errors=(13, 15),
     magic=b"CNN2",
     small=small,
-    scans=("cnn.c",),
     saved={"cnn_v2": lambda array: {"tensors": {"layer.0.weight": array.astype("f2").reshape(*array.shape, 1, 1)}}},
     golden={
         "v1.bin": Golden(

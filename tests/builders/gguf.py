@@ -502,7 +502,6 @@ BUILDER = Builder(
     anatomy=anatomy,
     errors=(18, 20),
     magic=b"GGUF",
-    scans=("gguf.c",),
     saved={"gguf": lambda array: named(array) | {"metadata": {"k": "v", "n": 5}, "vocab": ["a", "b"]}},
     golden={
         "t.gguf": Golden(

@@ -79,7 +79,6 @@ BUILDER = Builder(
     examples=examples,
     damage=("tests.attacks.npz",),
     growing={"npz": many},
-    scans=("npy.c",),
     anatomy=anatomy,
     errors=(8, 9),
     sealed=zip_files.sealed,

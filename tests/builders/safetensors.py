@@ -149,7 +149,6 @@ BUILDER = Builder(
     errors=(10, 12),
     trailing=trailing,
     dictionary=MARKUP,
-    scans=("safetensors.c",),
     saved={"safetensors": lambda array: named(array) | {"metadata": {"k": "v"}}},
     golden={
         "a.safetensors": Golden(

@@ -347,6 +347,5 @@ BUILDER = Builder(
     errors=(10, 12),
     sealed=zip_files.sealed,
     trailing=zip_files.trailing,
-    scans=("pickle.c", "pickle_calls.c", "pickle_keys.c", "pickle_read.c", "pickle_values.c", "pickle_walk.c", "zip.c"),
 )
 __all__ = ["BUILDER", "BigEndian"]

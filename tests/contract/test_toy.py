@@ -30,7 +30,6 @@ def install(folder):
     without = shutil.ignore_patterns("__pycache__", "*.jsonl")
     shutil.copytree(Path(wm.__file__).parent, folder / "src" / "weightmap", ignore=without)
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=without)
-    shutil.copytree(ROOT / "fuzz", folder / "fuzz", ignore=without)
     shutil.copy(ROOT / "pyproject.toml", folder)
     for name, place in PLACES.items():
         shutil.copy(TOY / name, folder / place)
@@ -48,7 +47,7 @@ def test_the_two_files_are_short():
 def python(installation, *arguments):
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment |= {
-        "PYTHONPATH": os.pathsep.join((f"{installation}/src", f"{installation}/fuzz")),
+        "PYTHONPATH": f"{installation}/src",
         "WEIGHTMAP_FUZZ": "1000",
     }
     command = [sys.executable, *arguments]
@@ -74,24 +73,6 @@ def test_guided_fuzzing_takes_the_new_format_up(installation):
     assert printed == [*sorted({*wm.formats(), "toy"}), SHARDED, CHECKPOINT]
     assert len(list((installation / "seeds" / "fuzz_toy").iterdir())) > 3
     assert (installation / "seeds" / "fuzz_toy.dict").read_text(encoding="ascii")
-
-
-# In an installation: the files whose comparisons become mutants, and the tests that look for them.
-MUTATED = """
-from pathlib import Path
-from mutation import __main__ as mutation, python_sources
-switch = python_sources.install(Path("src").resolve(), mutation.MODULES)
-print(*{site.file for site in switch.sites})
-print(*mutation.TESTS)
-"""
-
-
-@pytest.mark.slow
-def test_mutation_takes_the_new_format_up(installation):
-    """`make mutation` changes the comparisons of the new format, and runs tests that open its files."""
-    files, tests = python(installation, "-c", MUTATED).splitlines()
-    assert PLACES["toy_format.py"] in files.split()
-    assert suite("attacks") in tests.split()
 
 
 @pytest.mark.slow
