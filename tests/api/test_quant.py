@@ -558,12 +558,17 @@ def test_what_cannot_be_quantised_is_refused(values, scheme, options, message):
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4_block", "adaptive"])
-def test_any_number_of_threads_may_be_asked_for(scheme):
+def test_any_number_of_threads_from_one_on_may_be_asked_for(scheme):
     values = np.arange(64, dtype=np.float32)
     tensor = wm.quantize(values, scheme)
-    for threads in (2**40, 0, -(2**40)):
+    for threads in (1, 64, 2**40):
         assert wm.quantize(values, scheme, threads=threads).payload.tobytes() == tensor.payload.tobytes()
         assert tensor.dequantize(threads=threads).tobytes() == tensor.dequantize().tobytes()
+    for threads in (0, -1, -(2**40)):
+        with pytest.raises(ValueError, match="threads is"):
+            wm.quantize(values, scheme, threads=threads)
+        with pytest.raises(ValueError, match="threads is"):
+            tensor.dequantize(threads=threads)
 
 
 # ------------------------------------------------------------------------------------------------- odd parts
