@@ -58,7 +58,7 @@ def known(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | 
     config, _ = config_of(source, options.config, options.trust)
     _, architecture = architecture_of(config)
     if architecture is not None:
-        settings = None if weights else quantisation_of(file)
+        settings = None if weights else quantisation_of(file)[0]
         if settings is not None:
             raise EncodeError(
                 f"this is a quantised checkpoint: {os.path.basename(settings.path)} has {settings.where}",

@@ -57,8 +57,8 @@ def type_of(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def quantisation_of(file: Any) -> Settings | None:
-    """Return how a checkpoint is quantised; None for one of which nothing says that it is.
+def quantisation_of(file: Any) -> tuple[Settings | None, dict[str, Any]]:
+    """Return how a checkpoint is quantised, None where nothing says that it is, and the configuration beside it.
 
     The first of these counts: `config.json`, at its top, else in a sub-configuration such as ``text_config``; the files
     that older tools wrote beside it; the header of a safetensors file.
@@ -77,7 +77,7 @@ def quantisation_of(file: Any) -> Settings | None:
         settings = _sidecar(source.absolute, options.trust)
     if settings is None:
         _check_header(file)
-    return settings
+    return settings, config
 
 
 def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from weightmap.index.view import ViewTable
 from weightmap.io.derived import Derived, Given
 from weightmap.io.geometry import Geometry, ascending
 from weightmap.model.codes import refuse_codes
-from weightmap.model.configuration import config_of, quantisation_of, type_of
+from weightmap.model.configuration import quantisation_of, type_of
 from weightmap.model.parts import check_index, parts_of, requested, rows_of
 from weightmap.native.late import GGML_TYPES, blocks_size, ggml_size
 from weightmap.quant import PIECE
@@ -96,11 +96,10 @@ def as_parameters(file: Any, dtype: str | None = None, held: Held = _NOTHING) ->
     check_index(file)
     source, content, options = parts_of(file)
     try:
-        settings = quantisation_of(file)
+        settings, config = quantisation_of(file)
         if settings is None:
             refuse_codes(content.table, range(len(file)), None)
             return file
-        config, _ = config_of(source, options.config, options.trust)
         table = _Parameters(content.table, method_of(settings), type_of(config), dtype, held)
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
