@@ -1,6 +1,6 @@
 /* The block types of ggml (GGUF): their sizes, and helpers of the files that decode and quantise them.
  *
- * A type cuts each row of a tensor into blocks of 32, 64 or 256 elements. A block has its own scales and decodes by itself.
+ * A type cuts each row of a tensor into blocks of 32 to 256 elements. A block has its own scales and decodes by itself.
  */
 #ifndef WEIGHTMAP_GGML_H
 #define WEIGHTMAP_GGML_H
@@ -30,7 +30,9 @@
     X(tq1_0, 34, 256, 54, half_is_finite(b + 52))                          \
     X(tq2_0, 35, 256, 66, half_is_finite(b + 64))                          \
     X(mxfp4, 39, 32, 17, 1)                                                \
-    X(nvfp4, 40, 64, 36, 1)
+    X(nvfp4, 40, 64, 36, 1)                                                \
+    X(q1_0, 41, 128, 18, half_is_finite(b))                                \
+    X(q2_0, 42, 64, 18, half_is_finite(b))
 
 #define WM_GGML_NUMBER(name, number, elements, bytes, finite) WM_GGML_##name = number,
 enum { WM_GGML_TYPES(WM_GGML_NUMBER) };

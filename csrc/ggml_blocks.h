@@ -231,6 +231,28 @@ DECODER(tq2_0) {
     }
 }
 
+/* --------------------------------------------------------------------------------------------- codes of one or two bits */
+/* d where a bit is set, else -d. */
+DECODER(q1_0) {
+    const float d = half_at(b);
+    const codes ones = of_words(BYTES(1), BYTES(1), BYTES(1), BYTES(1));
+    for (int i = 0; i < 4; i++) put(out + 32 * i, negate(ones, ~load_le32(b + 2 + 4 * i)), d, d);
+}
+
+/* Eight numbers of two bits, the lowest first: one in a byte. */
+static inline uint64_t eight_twos(const uint8_t *p) {
+    uint64_t w = load_le16(p);
+    w = (w | w << 24) & 0x000000FF000000FF;
+    w = (w | w << 12) & 0x000F000F000F000F;
+    return (w | w << 6) & BYTES(3);
+}
+
+DECODER(q2_0) {
+    const float d = half_at(b);
+    for (const uint8_t *q = b + 2; q < b + 18; q += 8, out += 32)
+        put(out, plus(of_words(eight_twos(q), eight_twos(q + 2), eight_twos(q + 4), eight_twos(q + 6)), -1), d, d);
+}
+
 /* --------------------------------------------------------------------------------------------------- code books */
 static inline uint64_t eight(const uint8_t (*grid)[8], unsigned i) { return load_le64(grid[i]); }
 static inline uint64_t twice_four(const uint8_t (*grid)[4], unsigned i, unsigned k) {

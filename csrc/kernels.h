@@ -148,7 +148,7 @@ int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, u
                          uint64_t out_size, double *errors, uint64_t n_errors, int threads);
 
 /* ------------------------------------------------------------------------------------------- blocks of ggml
- * The block types of GGUF files, by ggml's numbers: 2 is Q4_0. Every type that gguf-py 0.19 decodes is known.
+ * The block types of GGUF files, by ggml's numbers: 2 is Q4_0. Every type that gguf-py 0.19 decodes is known, and q1_0 and q2_0.
  */
 /* Elements and bytes of a block; 0 for an unknown type. */
 int wm_ggml_elements(int type);

@@ -1,4 +1,4 @@
-"""The block types of ggml, as gguf-py defines them."""
+"""The block types of ggml, as gguf-py defines them; those that it lacks are defined here, bit by bit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     Blocks = NDArray[np.uint8]
 
-# Those that gguf-py decodes: number in files, elements and bytes of a block.
-TYPES = {name: kind for name, kind in BLOCKS.items() if name not in {"q8_1", "q8_k", "q1_0"}}
+# Those that are decoded: number in files, elements and bytes of a block.
+TYPES = {name: kind for name, kind in BLOCKS.items() if name not in {"q8_1", "q8_k"}}
+# Bits of an element, and the value of each code in units of the scale, of the types that gguf-py lacks.
+PLAIN = {"q1_0": (1, (-1, 1)), "q2_0": (2, (-1, 0, 1, 2))}
 # Where the bytes lie that make a float16 of a block NaN or infinite, or not.
 UPPER = dict.fromkeys(TYPES, (1,))
 UPPER |= dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (1, 3)) | dict.fromkeys(("mxfp4", "nvfp4"), ())
@@ -31,10 +33,21 @@ def random_blocks(rng: np.random.Generator, name: str, count: int, *, finite: bo
     return blocks
 
 
+def plain_values(blocks: Blocks, width: int, units: tuple[int, ...]) -> NDArray[np.float32]:
+    """Decode a float16 and codes of this many bits, the lowest bits of the first byte first."""
+    scales = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").reshape(len(blocks), -1, width)
+    codes = (bits * (1 << np.arange(width))).sum(axis=2)
+    return scales * np.array(units, np.float32)[codes]
+
+
 def values(name: str, blocks: Blocks) -> NDArray[np.float32]:
-    """Decode blocks of this type by gguf-py: float32, shape (blocks, elements)."""
-    gguf = pytest.importorskip("gguf")
+    """Decode blocks of this type, by gguf-py where it knows the type: float32, shape (blocks, elements)."""
     with np.errstate(all="ignore"):
-        result = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name.upper()])
+        if name in PLAIN:
+            result = plain_values(blocks, *PLAIN[name])
+        else:
+            gguf = pytest.importorskip("gguf")
+            result = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name.upper()])
     bits: NDArray[np.uint32] = np.where(np.isnan(result), np.uint32(NAN), result.view(np.uint32))
     return bits.view(np.float32)

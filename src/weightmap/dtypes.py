@@ -239,5 +239,7 @@ GGML_SCHEMES = {
     "tq2_0": 35,
     "mxfp4": 39,
     "nvfp4": 40,
+    "q1_0": 41,
+    "q2_0": 42,
 }
 SCHEMES |= {name: DType(name, DECLARED, quantized=True) for name in GGML_SCHEMES}

@@ -68,6 +68,7 @@ BLOCKS = {
     "mxfp4": (39, 32, 17),
     "nvfp4": (40, 64, 36),
     "q1_0": (41, 128, 18),
+    "q2_0": (42, 64, 18),
 }
 CODES = DENSE | {name: code for name, (code, _, _) in BLOCKS.items()}
 

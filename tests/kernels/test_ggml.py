@@ -31,7 +31,7 @@ def same(got, values):
 
 
 def test_types():
-    """Every type that gguf-py 0.19 decodes has its name, its number and the size of its blocks."""
+    """Every type that is decoded has its name, its number and the size of its blocks."""
     assert {name: tuple(kind[1:]) for name, kind in late.GGML_TYPES.items()} == TYPES
     assert all(kind.name == name for name, kind in late.GGML_TYPES.items())
 

@@ -1,6 +1,6 @@
 """Kernels for ggml's blocks, the quantised types of GGUF files. Used by `weightmap.quant.ggml`.
 
-A type cuts each row of a tensor into blocks of 32, 64 or 256 elements with their own scales. Decoded values equal those
+A type cuts each row of a tensor into blocks of 32 to 256 elements with their own scales. Decoded values equal those
 of gguf-py to the bit; every NaN is the float32 0x7FC00000, on every CPU.
 """
 

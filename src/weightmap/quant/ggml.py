@@ -1,6 +1,6 @@
 """Quantised tensors of GGUF files: the block types of ggml.
 
-A type cuts every row of a tensor into blocks of 32, 64 or 256 elements that decode by themselves. So rows, and experts
+A type cuts every row of a tensor into blocks of 32 to 256 elements that decode by themselves. So rows, and experts
 of a three-dimensional tensor, are contiguous bytes. Schemes have the names of the types in lower case: "q4_k".
 
 ==============================  ===========================================================================
@@ -13,9 +13,10 @@ schemes                         value of an element with code q
 ``iq4_nl iq4_xs mxfp4 nvfp4``   d * table[q], or (d * s) * table[q]; a table of 16 integers for all blocks
 ``iq1 iq2 iq3``                 (d * s) * book[q]: four or eight elements are one entry of a book of points
 ``tq1_0 tq2_0``                 d * q, q of -1, 0 and 1
+``q1_0 q2_0``                   d * q, q of -1 and 1; of -1, 0, 1 and 2
 ==============================  ===========================================================================
 
-All arithmetic is in float32; values equal those of gguf-py to the bit.
+All arithmetic is in float32; values equal those of gguf-py to the bit. (gguf-py 0.19 lacks q1_0 and q2_0.)
 """
 
 from __future__ import annotations

@@ -49,7 +49,10 @@ def near(scheme: Any, writable: Sequence[str]) -> str:
     able = [name for name in writable if name != "pq"]
     # Of several as near, the first one listed: the plain scheme of that size.
     best = min(able, key=lambda name: (name != scheme, abs(_bits(name) - _bits(scheme)), -_bits(name)), default=None)
-    return "" if best is None else f"; the nearest is {best}"
+    if best is None:
+        return ""
+    read = f"{scheme} is read, not written: " if scheme not in SCHEMES else ""
+    return f"; {read}the nearest is {best}"
 
 
 def _bits(scheme: str) -> float:

@@ -128,6 +128,7 @@ def faults(data):
     return found
 
 
+@pytest.mark.filterwarnings("ignore:.* the others are left out:weightmap.ModelWarning")
 def test_every_disagreement_has_a_reason(tmp_path):
     agreements = Counter()
     reasons = Counter()

@@ -99,7 +99,7 @@ def test_what_is_refused(model, tmp_path):
     with pytest.raises(wm.EncodeError, match="has no scheme q4_k: it is written with int8, int4"):
         wm.convert(model, tmp_path / "q.amb", quantize="q4_k")
     with pytest.raises(
-        wm.QuantError, match=r"scheme is 'iq3_s', expected one of q4_0, .*, mxfp4; the nearest is q3_k$"
+        wm.QuantError, match=r"'iq3_s', expected .*, mxfp4; iq3_s is read, not written: the nearest is q3_k$"
     ):
         wm.convert(model, tmp_path / "q.gguf", quantize="iq3_s")
     with pytest.raises(wm.QuantError, match="scale_type of q8_0 is 'fp32', expected 'fp16'"):

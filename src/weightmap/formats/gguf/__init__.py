@@ -24,8 +24,8 @@ Our choices, where the specification is silent or implementations differ
 * A file ends with its last tensor, or with the padding of that tensor; one without tensors may end with its header, and
   is padded to at most 4,096 bytes when it is written. The place of an empty tensor lies within the file too.
 * ``general.alignment`` says how a file is laid out: `convert` takes it from GGUF files, and from no others.
-* Schemes have the names of types in lower case, such as "q4_k". Nothing decodes Q8_1, Q8_K and Q1_0: they are listed,
-  copied to other GGUF files, and returned as bytes.
+* Schemes have the names of types in lower case, such as "q4_k". Nothing decodes Q8_1 and Q8_K: they are listed, copied
+  to other GGUF files, and returned as bytes.
 * Arrays of big-endian files are big-endian. Looking up blocks there, or bfloat16, which has no byte order in numpy,
   raises an `UnsupportedError`.
 * Arrays nest at most 64 deep. Strings in arrays are checked for UTF-8 when they are used, and by `verify`; all other

@@ -33,12 +33,12 @@ DENSE = {
     "float64": 28,
     "bfloat16": 30,
 }
-OPAQUE = {"q8_1": 9, "q8_k": 15, "q1_0": 41}
+OPAQUE = {"q8_1": 9, "q8_k": 15}
 CODES = DENSE | OPAQUE | GGML_SCHEMES
 TYPES = {code: name for name, code in CODES.items()}
 # Types in blocks: elements and bytes of one.
 BLOCKS = {name: native.ggml_block(code) for name, code in GGML_SCHEMES.items()}
-BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292), "q1_0": (128, 18)}
+BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292)}
 DEFAULT_ALIGNMENT, ALIGNMENT_UNIT = 32, 8
 ALIGNMENT = "general.alignment"
 TOKENS = "tokenizer.ggml.tokens"
