@@ -1,10 +1,12 @@
-# The variables that the Makefile and checks.mk share; nothing else defines them.
+# The variables that the Makefile, oracles.mk and checks.mk share; nothing else defines them.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
+# Environments of other libraries are .venv-NAME; elsewhere, as /tmp/oracles/torch: make torch-test ORACLES=/tmp/oracles/
+ORACLES := .venv-
 
 # Each step of the environment leaves a stamp: it runs again when one of its inputs has changed, and otherwise costs nothing
 # and needs no network.

@@ -2,7 +2,6 @@
 
 ::
 
-    make quantisation-table
     python benchmarks/quantise_minilm.py [--into docs/quantisation.md]
 
 Each row is a file of ``weightmap quantize CHECKPOINT FILE --scheme SCHEME --block-size N``: it quantises the matrices

@@ -1,0 +1,138 @@
+# Other libraries as oracles and clients, each in an environment of its own: .venv-NAME. The Makefile includes this file.
+
+# NAME-test of the first runs the tests in the oracle's environment; of the others in .venv, and starts the oracle's Python.
+IN_ORACLE  := clients torch experts quantised llama distributed device gensim
+IN_VENV    := vllm modelexpress finalfusion
+.PHONY: $(addsuffix -test,$(IN_ORACLE) $(IN_VENV) ggml browser) bench-ggml device-bench
+
+# ------------------------------------------------------------------------------------------------- the environments
+# Each installs requirements/NAME.txt. The table names what some do before, with what options, and what after; `PIP_IN` is pip
+# of the environment.
+PIP_IN = @$(@D)/bin/python -m pip --quiet --disable-pip-version-check
+
+$(ORACLES)%/.installed: requirements/%.txt
+	@echo "Installing requirements/$*.txt in $(@D)"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(BEFORE_$*)
+	$(PIP_IN) install $(OPTIONS_$*) -r $<
+	$(AFTER_$*)
+	@touch $@
+
+# vLLM's build for processors, at the versions that work together: a torchvision or triton for CUDA breaks it.
+OPTIONS_vllm := --no-deps
+
+# finalfusion-python builds only with an old Cython and numpy.
+$(ORACLES)finalfusion/.installed: requirements/finalfusion-build.txt
+BEFORE_finalfusion = $(PIP_IN) install -r requirements/finalfusion-build.txt
+OPTIONS_finalfusion := --no-build-isolation
+
+# transformers 4 lies in a folder of its own, which a second run of the tests puts before transformers 5.
+$(ORACLES)experts/.installed: requirements/experts-4.txt
+AFTER_experts = $(PIP_IN) install --no-deps --upgrade --target $(@D)/transformers-4 -r requirements/experts-4.txt
+
+$(ORACLES)quantised/.installed: requirements/quantised-gptq.txt
+AFTER_quantised = $(PIP_IN) install --no-deps -r requirements/quantised-gptq.txt
+
+AFTER_modelexpress = $(PIP_IN) install --no-deps modelexpress==0.7.0
+
+# llama.cpp's converter, from the sources whose compiled form llama.txt installs.
+define AFTER_llama
+@rm -rf $(@D)/llama.cpp && mkdir -p $(@D)/llama.cpp
+$(PIP_IN) download --no-deps --no-binary :all: -d $(@D)/llama.cpp -r requirements/ggml.txt
+@tar -xzf $(@D)/llama.cpp/*.tar.gz -C $(@D)/llama.cpp --strip-components=3 --wildcards \
+    '*/vendor/llama.cpp/conver*' '*/vendor/llama.cpp/gguf-py/*'
+endef
+
+# -------------------------------------------------------------------- tests that run in the environment of the oracle
+$(IN_ORACLE:%=%-test): %-test: $(MODULE) $(ORACLES)%/.installed
+# $(1) is put behind the path of the package.
+PYTEST_IN = PYTHONPATH="$(CURDIR)/src$(1)" $(ORACLES)$(@:-test=)/bin/python -m pytest -p no:cacheprovider -rs
+
+## clients-test: transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB
+clients-test:
+	@WEIGHTMAP_CLIENTS=1 $(PYTEST_IN) $(addprefix tests/integration/test_,clients.py compat.py compat_surface.py \
+	    compat_others.py compat_suite.py compat_torch.py dlpack.py docs.py::test_the_snippets_of_a_guide_run jax.py \
+	    load_into.py torch.py)
+
+## torch-test: checkpoints that PyTorch writes, beside its own loader
+torch-test:
+	@WEIGHTMAP_TORCH=1 $(PYTEST_IN) tests/integration/test_checkpoints.py fuzz/pickles
+
+## experts-test: mixtures of experts of transformers 5 and 4 whose experts come from a pool
+experts-test:
+	@WEIGHTMAP_EXPERTS=1 $(PYTEST_IN) tests/integration/test_experts.py
+	@WEIGHTMAP_EXPERTS=1 $(call PYTEST_IN,:$(abspath $(ORACLES)experts)/transformers-4) tests/integration/test_experts.py
+
+## quantised-test: quantised models of transformers and its libraries decoded beside them: an environment of 1 GB
+quantised-test:
+	@WEIGHTMAP_QUANTISED=1 $(PYTEST_IN) tests/integration/test_quantised.py
+
+## llama-test: models of Hugging Face as GGUF in llama.cpp, beside transformers: compiles it once, an environment of 2 GB
+llama-test:
+	@WEIGHTMAP_LLAMA="$(abspath $(ORACLES)llama)/llama.cpp" $(PYTEST_IN) tests/llama tests/integration/test_llama_cpp.py
+
+# What is not there, such as nginx, is skipped visibly.
+## distributed-test: torch.distributed, jax, MPI ranks and object stores on one machine: an environment of 1.5 GB
+distributed-test:
+	@WEIGHTMAP_DISTRIBUTED=1 $(PYTEST_IN) tests/distributed tests/remote/test_reading_ahead.py
+
+# Without a GPU, Triton's interpreter runs the kernels that decode, its compiler makes their machine code, and the other tests
+# are skipped visibly.
+## device-test: loading to a GPU: all tests on one, and its kernels by an interpreter, in an environment of 6 GB
+device-test:
+	@TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(PYTEST_IN) tests/integration/test_triton.py
+	@$(PYTEST_IN) $(addprefix tests/integration/test_,device_gpu.py triton.py triton_compiled.py torch.py load_into.py) \
+	    tests/plans/test_device.py
+
+## device-bench: the same timed beside other loaders; it needs a GPU
+device-bench: $(MODULE) $(ORACLES)device/.installed
+	@PYTHONPATH="$(CURDIR)/src" $(ORACLES)device/bin/python -m pytest -p no:cacheprovider $(TIMED) \
+	    --benchmark-json=benchmark-device.json benchmarks/bench_device.py
+
+## gensim-test: gensim's files and answers beside ours
+gensim-test:
+	@$(PYTEST_IN) -k gensim tests/words
+
+# ---------------------------------------------------------------------------------------------- tests that run in .venv
+$(IN_VENV:%=%-test): %-test: $(MODULE) $(VENV)/.extra-test $(ORACLES)%/.installed
+ORACLE = WEIGHTMAP_$(1)="$(abspath $(ORACLES)$(@:-test=))/bin/python"
+
+## vllm-test: vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU
+vllm-test:
+	@$(call ORACLE,VLLM) $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py
+
+## modelexpress-test: versions of models written and read by NVIDIA's ModelExpress beside ours
+modelexpress-test:
+	@$(call ORACLE,MODELEXPRESS) $(PYTEST) -n 0 tests/deltas/test_modelexpress.py
+
+## finalfusion-test: what is written is read by finalfusion-python
+finalfusion-test:
+	@$(call ORACLE,FINALFUSION) $(PYTEST) tests/formats/finalfusion/test_finalfusion_upstream.py
+
+# The browser and its driver come from the system: apt install chromium chromium-driver.
+## browser-test: the pages of weightmap report in a headless Chromium, which the system has
+browser-test: $(MODULE) $(VENV)/.extra-test $(VENV)/.browser
+	@WEIGHTMAP_BROWSER=1 $(PYTEST) -n 0 tests/browser
+
+# ----------------------------------------------------------------------------------------------------------------- ggml
+# One file of ggml from a source distribution of llama.cpp, compiled for this machine's CPU.
+GGML := build/ggml
+$(GGML)/libggml.so: requirements/ggml.txt benchmarks/ggml_alone.c | $(BASE)
+	@echo "Downloading llama-cpp-python's sources, and compiling ggml-quants.c"
+	@rm -rf $(GGML) && mkdir -p $(GGML)
+	@$(PIP) download --no-deps --no-binary :all: --dest $(GGML) -r $<
+	@tar -xzf $(GGML)/*.tar.gz -C $(GGML) --strip-components=3 --wildcards '*/vendor/llama.cpp/ggml/src/*.[ch]' \
+	    '*/vendor/llama.cpp/ggml/include/*'
+	@$(CC) -O3 -march=native -DNDEBUG -w -fPIC -shared -I$(GGML)/ggml/src -I$(GGML)/ggml/include -o $@ \
+	    $(GGML)/ggml/src/ggml-quants.c benchmarks/ggml_alone.c -lm
+
+GGML_BUILT = WEIGHTMAP_GGML="$(CURDIR)/$(GGML)/libggml.so"
+
+## ggml-test: values and errors of ggml's blocks beside those of ggml's own C, downloaded (77 MB) and compiled
+ggml-test: $(MODULE) $(VENV)/.extra-test $(GGML)/libggml.so
+	@$(GGML_BUILT) $(PYTEST) -n 0 tests/kernels/test_ggml_upstream.py
+
+## bench-ggml: the same timed
+bench-ggml: $(MODULE) $(VENV)/.extra-bench $(GGML)/libggml.so
+	@unset PYTHONDONTWRITEBYTECODE; $(GGML_BUILT) $(PYTEST) $(TIMED) --benchmark-json=benchmark-ggml.json \
+	    benchmarks/bench_ggml.py
