@@ -315,6 +315,41 @@ def experts() -> Checkpoint:
     return Checkpoint("mxfp4", {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, tensors, turned, name)
 
 
+def llama4(algorithm: str) -> Checkpoint:
+    """ModelOpt's experts of Llama 4, which are called as their parameter; two inputs are a byte of NVFP4."""
+    count, columns, rows = 3, 64, 10
+    name = "language_model.model.layers.0.feed_forward.experts.gate_up_proj"
+    tensors: dict[str, np.ndarray] = {}
+    if algorithm == "FP8":
+        codes = numbers(33, (count, columns, rows), 127).astype(np.uint8).view(F8)
+        whole_scale = np.float32(0.00321)
+        values = product(codes, np.full(codes.shape, whole_scale, np.float32))
+        tensors = {name: codes, f"{name}_weight_scale": np.array(whole_scale)}
+    else:
+        whole_scale, q = np.float32(0.0123), numbers(33, (count, columns, rows), 16)
+        s = np.abs(scales(34, (count, columns // 16, rows), np.float32) * 1000).astype(F8)
+        octets, values = np.zeros((count, columns // 2, rows), np.uint8), np.zeros(q.shape, np.float32)
+        for e, c, o in np.ndindex(q.shape):
+            octets[e, c // 2, o] |= q[e, c, o] << (4 if c % 2 else 0)
+            values[e, c, o] = np.float32(E2M1[q[e, c, o]]) * (np.float32(s[e, c // 16, o]) * whole_scale)
+        tensors = {name: octets, f"{name}_weight_scale": s, f"{name}_weight_scale_2": np.array(whole_scale)}
+    tensors[f"{name}_input_scale"] = np.ones((), np.float32)
+    config = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": 16, "ignore": ["*router"]}
+    return Checkpoint(f"modelopt {algorithm} experts", config, tensors, values, name)
+
+
+def fp8_experts(*, blocks: bool) -> Checkpoint:
+    """FP8 experts of transformers, called as their parameter: blocks of 16 x 24, or a scale of each expert."""
+    count, rows, columns = 3, 40, 60
+    height, width = (16, 24) if blocks else (rows, columns)
+    q = numbers(35, (count, rows, columns), 127).astype(np.uint8).view(F8)
+    s = scales(36, (count, -(-rows // height), -(-columns // width)), np.float32)
+    values = np.stack([blocked(q[e].astype(np.float32), s[e], height, width) for e in range(count)])
+    name = "model.layers.3.mlp.experts.down_proj"
+    config = {"quant_method": "fp8", "weight_block_size": [height, width] if blocks else None}
+    return Checkpoint("fp8 experts", config, {name: q, f"{name}_scale_inv": s}, values, name)
+
+
 def four_bits(kind: str, *, nested: bool, shape: tuple[int, ...] = (7, 33), storage: Any = np.uint8) -> Checkpoint:
     """bitsandbytes nf4 and fp4: blocks of the flattened parameter, which span rows; the last one is short."""
     count, size, outer = int(np.prod(shape)), 64, 2
@@ -380,6 +415,10 @@ EXAMPLES: dict[str, Callable[[], Checkpoint]] = {
     **{f"fp8 {s}": (lambda s=s: fp8(s)) for s in ("f32", "bf16", "u8", "e8m0", "own", "e5m2", "tensor", "tensor e8m0")},
     "fbgemm": lambda: fp8("rows", "fbgemm_fp8"),
     "gpt-oss": experts,
+    "Llama 4 NVFP4": lambda: llama4("NVFP4"),
+    "Llama 4 FP8": lambda: llama4("FP8"),
+    "fp8 experts": lambda: fp8_experts(blocks=True),
+    "fp8 experts, a scale each": lambda: fp8_experts(blocks=False),
     **{f"{k}, nested {n}": (lambda k=k, n=n: four_bits(k, nested=n)) for k in ("nf4", "fp4") for n in (False, True)},
     "nf4, one row of blocks": lambda: four_bits("nf4", nested=True, shape=(4, 128)),
     "nf4 in bfloat16": lambda: four_bits("nf4", nested=True, shape=(8, 64), storage=BF16),

@@ -344,6 +344,40 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
             assert (scale in g) is (key == "taken")
 
 
+def test_fused_nvfp4_goes_to_gguf_as_it_is(tmp_path):
+    """The experts of Llama 4 are there the matrices (E, out, in), along whose rows ggml's blocks lie."""
+    example = nvfp4("Llama 4 NVFP4")
+    name, target = example.name, tmp_path / "x.gguf"
+    source = example.write(tmp_path / "model")
+    wm.convert(source, target, weights=True)
+    with wm.open(source) as f, wm.open(target) as g:
+        assert list(g) == [name, f"{name}.scale"]
+        assert (g[name].scheme, g[name].shape) == ("nvfp4", (3, 10, 64))
+        assert g[f"{name}.scale"][0] == example.tensors[f"{name}_weight_scale_2"]
+        values = g[name].dequantize() * g[f"{name}.scale"][0]
+        wanted = f.weights[name].dequantize("float32").swapaxes(1, 2)
+        np.testing.assert_allclose(values, wanted, rtol=2**-22)
+
+
+def test_fused_experts_become_a_plain_model(tmp_path):
+    """Their pieces go, and so does the configuration that says how they are quantised; `verify` checks them before."""
+
+    def check(name):
+        example = EXAMPLES[name]()
+        folder = tmp_path / name
+        example.write(folder)
+        assert any("parameter" in check for check in wm.verify(folder, weights=True).checks)
+        wm.convert(folder, f"{folder} plain/", weights=True)
+        assert json.loads((tmp_path / f"{name} plain" / "config.json").read_text(encoding="utf-8")) == {
+            "dtype": "bfloat16"
+        }
+        with wm.open(tmp_path / f"{name} plain") as g:
+            assert list(g) == [example.name]
+            assert g[example.name].tobytes() == example.values.astype(ml_dtypes.bfloat16).tobytes()
+
+    each(["Llama 4 NVFP4", "Llama 4 FP8", "fp8 experts"], check)
+
+
 def test_what_is_not_exact_is_decoded_or_refused(tmp_path):
     """Without `quantize` it is decoded; asked for by `quantize` it is an EncodeError that names it."""
     for name in (

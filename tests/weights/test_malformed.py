@@ -31,6 +31,17 @@ def piece(role: str, change: Any = None) -> Any:
     return apply
 
 
+def fused(ending: str, change: Any = None) -> Any:
+    """Change a piece of fused experts, or leave it out."""
+
+    def apply(example: Checkpoint) -> None:
+        array = example.tensors.pop(f"{example.name}{ending}")
+        if change is not None:
+            example.tensors[f"{example.name}{ending}"] = np.asarray(change(array))
+
+    return apply
+
+
 def extra(role: str, shape: tuple[int, ...] = (4,), dtype: Any = np.float32) -> Any:
     """Add a tensor."""
     return lambda example: example.tensors.update({f"{MODULE}.{role}": np.zeros(shape, dtype)})
@@ -62,7 +73,7 @@ def raw_state(raw: bytes) -> Any:
     return piece("weight.quant_state.bitsandbytes__nf4", lambda _: np.frombuffer(raw, np.uint8))
 
 
-NF4 = "nf4, nested True"
+NF4, LLAMA = "nf4, nested True", "Llama 4 NVFP4"
 # The example, what is changed, and words of the error: it names the tensor, or the key of the configuration.
 ROWS: list[tuple[str, Any, str]] = [
     ("awq", config(quant_method="hqq"), "quant_method is 'hqq', expected one of awq, bitsandbytes"),
@@ -139,6 +150,31 @@ ROWS: list[tuple[str, Any, str]] = [
     ("fp8 f32", extra("weight_scale"), "q_proj.weight_scale"),
     ("gpt-oss", lambda e: e.tensors.pop(f"{e.name}_blocks"), "lacks its tensor 'blocks'"),
     ("gpt-oss", lambda e: e.tensors.update({e.name: np.zeros((3, 64, 16), np.float32)}), "is stored twice"),
+    (LLAMA, fused(""), "experts.gate_up_proj' lacks its tensor 'weight'"),
+    (LLAMA, fused("_weight_scale"), "lacks its tensor 'weight_scale'"),
+    (LLAMA, fused("_weight_scale_2"), "lacks its tensor 'weight_scale_2'"),
+    (LLAMA, fused("_weight_scale_2", lambda a: np.ones(3, a.dtype)), "experts.gate_up_proj_weight_scale_2"),
+    (LLAMA, fused("_weight_scale_2", lambda a: a.astype(np.float64)), "experts.gate_up_proj_weight_scale_2"),
+    (LLAMA, fused("_weight_scale", lambda a: a.swapaxes(1, 2)), "experts.gate_up_proj_weight_scale"),
+    (LLAMA, fused("_weight_scale", lambda a: a[:2]), "experts.gate_up_proj_weight_scale"),
+    (LLAMA, fused("_weight_scale", lambda a: a.view(np.uint8)), "experts.gate_up_proj_weight_scale"),
+    (LLAMA, fused("", lambda a: a[0]), "experts.gate_up_proj'"),
+    (LLAMA, fused("", lambda a: a[:, :30]), "experts.gate_up_proj'"),
+    (LLAMA, fused("", lambda a: a[:, :29]), "is 29, expected a multiple of 8"),
+    (LLAMA, fused("", lambda a: a.view(np.int8)), "experts.gate_up_proj'"),
+    ("Llama 4 FP8", fused("_weight_scale", lambda _: np.ones(3, np.float32)), "experts.gate_up_proj_weight_scale"),
+    ("Llama 4 FP8", fused("", lambda a: a.view(np.uint8)), "experts.gate_up_proj'"),
+    (
+        "Llama 4 FP8",
+        lambda e: e.tensors.update({f"{e.name}_weight_scale_2": np.ones((), np.float32)}),
+        "experts.gate_up_proj_weight_scale_2",
+    ),
+    ("fp8 experts", fused(""), "experts.down_proj' lacks its tensor 'weight'"),
+    ("fp8 experts", fused("", lambda a: a[:, :10]), "experts.down_proj_scale_inv"),
+    ("fp8 experts", fused("", lambda a: a[0]), "experts.down_proj'"),
+    ("fp8 experts", fused("_scale_inv", lambda a: a[:, :1]), "experts.down_proj_scale_inv"),
+    ("fp8 experts", config(weight_block_size=[16, 16]), "experts.down_proj_scale_inv"),
+    ("fp8 experts, a scale each", fused("_scale_inv", lambda a: a[:, 0, 0]), "experts.down_proj_scale_inv"),
     (NF4, config(load_in_8bit=True), "load_in_4bit"),
     (NF4, config(load_in_4bit=False), "load_in_4bit"),
     (NF4, config(load_in_4bit=False, load_in_8bit=True), "q_proj.weight.absmax"),

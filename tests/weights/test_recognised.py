@@ -262,7 +262,7 @@ def test_hf_quant_config_goes_along(tmp_path):
 
 def test_pieces_that_a_method_lacks(tmp_path):
     """A configuration that is understood does not hide codes of other names than its method has."""
-    tensors = UNEXPLAINED["fused experts"]
+    tensors = UNEXPLAINED["fused float8"]
     config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
     with wm.open(model(tmp_path, tensors, config)) as f, pytest.raises(wm.UnsupportedError, match=r"modelopt.*pieces"):
         f.weights  # noqa: B018

@@ -294,7 +294,8 @@ class _Parameters(ViewTable):
         rows = {role: self._stored.row(number) for role, number in numbers.items()}
         named = {role: (self._stored.names[number], rows[role]) for role, number in numbers.items()}
         role, (name, first) = next(iter(named.items()))
-        module = name.removesuffix(next(end for end in self._method.endings if end[1:] == role))
+        endings = (*self._method.endings, *self._method.fused)
+        module = next((name.removesuffix(end) for end in endings if end[1:] == role and name.endswith(end)), name)
         if small is not None:
             rows = {role: small.of(row) for role, row in rows.items()}
         group = Group(module, {role: (name, rows[role]) for role, (name, _) in named.items()})
@@ -327,26 +328,32 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
     A parameter stands where the first of its pieces stands. Raises `FormatError` for one that is stored twice.
     """
     names = list(stored.names)
-    pattern = re.compile(f"(.+)({'|'.join(map(re.escape, method.endings))})", re.DOTALL)
+    longest = re.compile(rf"(?:{'|'.join(map(re.escape, (*method.endings, *method.fused)))})\Z")
+    matches = [longest.search(name, 1) for name in names]
+    fused = {match.string[: match.start()] for match in matches if match is not None and match[0] in method.fused}
+    found: list[tuple[str, str] | None] = []  # of each tensor, the parameter and the role in it
     groups: dict[str, dict[str, int]] = {}
-    found = [pattern.fullmatch(name) for name in names]
-    for number, match in enumerate(found):
+    for number, (name, match) in enumerate(zip(names, matches, strict=True)):
+        piece = (name, "weight") if name in fused else None
         if match is not None:
-            groups.setdefault(match[1], {})[match[2][1:]] = number
-    for module, roles in list(groups.items()):
+            piece = name[: match.start()] + ("" if match[0] in method.fused else method.parameter), match[0][1:]
+        if piece is not None:
+            groups.setdefault(piece[0], {})[piece[1]] = number
+        found.append(piece)
+    for parameter, roles in list(groups.items()):
         if not method.belongs(roles, lambda role: stored.row(roles[role])):  # noqa: B023 - called at once
-            del groups[module]
+            del groups[parameter]
     texts, entries = list[str](), list[int | dict[str, int]]()
     known = set[str]()
-    for number, (name, match) in enumerate(zip(names, found, strict=True)):
-        group = groups.get(match[1]) if match is not None else None
-        if group is None or match is None:
+    for number, (name, piece) in enumerate(zip(names, found, strict=True)):
+        group = groups.get(piece[0]) if piece is not None else None
+        if group is None or piece is None:
             entry: int | dict[str, int] = number
         elif number != min(group.values()):
             continue
         else:
             entry = group
-            name = match[1] + method.parameter  # noqa: PLW2901 - the name of the parameter
+            name = piece[0]  # noqa: PLW2901 - the name of the parameter
         if name in known:
             pieces = next((own for text, own in zip(texts, entries, strict=True) if text == name), entry)
             numbers = [n for one in (entry, pieces) for n in ([one] if type(one) is int else one.values())]  # type: ignore[union-attr]

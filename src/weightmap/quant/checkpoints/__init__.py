@@ -147,6 +147,11 @@ class Group:
     def __contains__(self, role: str) -> bool:
         return role in self._rows
 
+    @property
+    def fused(self) -> bool:
+        """Say whether these are the experts of a layer, whose codes are called as the parameter."""
+        return not next(iter(self.names.values())).startswith(f"{self.module}.")
+
     def refuse(
         self,
         what: str,
@@ -214,6 +219,8 @@ class Method:
         What the names of pieces end with; a piece is called by its ending, without the first character.
     parameter : str
         What the name of a parameter ends with, behind the name of its module.
+    fused : tuple of str
+        What the names of pieces of experts end with: behind the name of the parameter, which that of the codes is.
     coded : tuple of str
         Types of a weight that mean nothing without its other pieces.
     lists : tuple of str
@@ -222,6 +229,7 @@ class Method:
 
     endings: ClassVar[tuple[str, ...]] = ()
     parameter: ClassVar[str] = ".weight"
+    fused: ClassVar[tuple[str, ...]] = ()
     coded: ClassVar[tuple[str, ...]] = FLOAT8
     lists: ClassVar[tuple[str, ...]] = ("modules_to_not_convert", "ignored_layers", "ignore")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -180,6 +181,84 @@ class Fp4(Scaled):
             return scales
         whole = pieces[self.whole].reshape(()).astype(np.float32)
         return scales / whole if self.divides else scales * whole
+
+
+class Experts(Coding):
+    """``X[e] = W``, or its transpose, where W is what the pieces of expert e make: the matrices of a layer's experts.
+
+    Parameters
+    ----------
+    matrix : Coding
+        How W is made.
+    count : int
+        Of experts.
+    shared : str, optional
+        The piece that is one for all experts; the others have experts as their first axis.
+    turned : bool
+        Whether X has the transposes.
+    lying : bool
+        Whether the pieces of an expert lie transposed as well.
+    """
+
+    __slots__ = ("lying", "matrix", "shared", "turned")
+
+    matrix: Coding
+    shared: str | None
+    turned: bool
+    lying: bool
+
+    def __init__(
+        self, matrix: Coding, count: int, *, shared: str | None = None, turned: bool = False, lying: bool = False
+    ) -> None:
+        shape = matrix.shape[::-1] if turned else matrix.shape
+        super().__init__(matrix.scheme, (count, *shape), matrix.codes, matrix.scales, block_size=matrix.block_size)
+        self.matrix, self.shared, self.turned, self.lying = matrix, shared, turned, lying
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Implement `Coding.cut`."""
+        roles = self.matrix.cut(0, self.matrix.shape[0])
+        return {role: None if role == self.shared else slice(first, last) for role in roles}
+
+    def rows(
+        self,
+        pieces: Pieces,
+        first: int,
+        last: int,
+        dtype: np.dtype[Any],
+        out: NDArray[Any] | None = None,
+        threads: int = 1,
+    ) -> NDArray[Any]:
+        """Implement `Coding.rows`: each expert as it is stored, then transposed if it has to be."""
+        target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
+        made = np.empty(self.matrix.shape, dtype) if self.turned else None
+        for number, expert in enumerate(target):
+            parts = self._parts(pieces, number)
+            self.matrix.rows(parts, 0, self.matrix.shape[0], dtype, expert if made is None else made, threads)
+            if made is not None:
+                expert[...] = made.T
+        return target
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
+        """Implement `Coding.counterpart`: blocks lie along in, so the matrices are those that are made."""
+        return self.matrix.counterpart(read, held)
+
+    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+        """Implement `Coding.blocks`: (experts, rows * bytes)."""
+        rows = self.matrix.shape[0]
+        made = [
+            self.matrix.blocks(self._parts(pieces, number), 0, rows, layout).reshape(-1)
+            for number in range(last - first)
+        ]
+        return np.stack(made)
+
+    def _parts(self, pieces: Pieces, number: int) -> dict[str, NDArray[Any]]:
+        """Return what the pieces have of one expert: matrices, of rows of its W."""
+        parts = {role: piece if role == self.shared else piece[number] for role, piece in pieces.items()}
+        for role, part in parts.items():
+            if role != self.shared:
+                flat = part.reshape(len(part), math.prod(part.shape[1:]))
+                parts[role] = np.ascontiguousarray(flat.T) if self.lying else flat
+        return parts
 
 
 class Transposed(Coding):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings
-from weightmap.quant.checkpoints._codings import fp4, scaled
+from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
+from weightmap.quant.checkpoints._codings import Experts, Scaled, fp4, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -27,9 +27,13 @@ class Fp8(Method):
     ==================  ===========================================================================================
 
     With ``expert_dtype: "fp4"`` an int8 weight, shape (out, in / 2), is e2m1 codes with exponents for 32 columns.
+
+    Experts of a layer that are one parameter X: ``X`` (E, out, in), ``X_scale_inv`` (E, ceil(out / bh), ceil(in / bw)),
+    or (E, 1, 1) without ``weight_block_size``.
     """
 
     endings: ClassVar[tuple[str, ...]] = (".weight", ".weight_scale_inv", ".weight_scale", ".scale", ".input_scale")
+    fused: ClassVar[tuple[str, ...]] = ("_scale_inv",)
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -49,6 +53,8 @@ class Fp8(Method):
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
+        if group.fused:
+            return self._experts(group)
         scales = next((role for role in _SCALES if role in group), None)
         if scales is None:
             group.missing("weight_scale_inv" if self.block else "weight_scale")
@@ -59,6 +65,13 @@ class Fp8(Method):
         if self.block is None:
             return scaled(group, "fp8", "weight", scales, (self.stored,), 0, 0, kinds=kinds)
         return scaled(group, "fp8 blocks", "weight", scales, (self.stored,), *self.block, kinds=kinds)
+
+    def _experts(self, group: Group) -> Coding:
+        count, rows, columns = group.check("weight", (self.stored,), (None, None, None))
+        high, wide = (min(size, n) or 1 for size, n in zip(self.block or (rows, columns), (rows, columns), strict=True))
+        shape = count, blocks_of(rows, high), blocks_of(columns, wide)
+        group.check("scale_inv", (*FLOATS, *EXPONENTS), shape)
+        return Experts(Scaled("fp8 experts", (rows, columns), "weight", "scale_inv", height=high, width=wide), count)
 
 
 METHOD = Fp8
