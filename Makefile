@@ -43,6 +43,8 @@ lint: $(VENV)/.extra-lint
 	@$(BIN)/ruff check --quiet --output-format=concise
 	@$(BIN)/ruff format --check --quiet && $(BIN)/clang-format --dry-run --Werror $(C_LAID_OUT) || \
 	    { echo "Some files are laid out differently: run make format"; exit 1; }
+	@echo "Counting names that say too little"
+	@$(BIN)/python packaging/names.py
 	@echo "Checking types with mypy"
 	@$(BIN)/mypy
 	@echo "Checking the C sources with $(CC)"
