@@ -128,8 +128,8 @@ class _Reader:
     __slots__ = ("__weakref__", "latch", "queued")
 
     def __init__(self, *, queued: bool) -> None:
-        self.queued = queued
-        self.latch = _thread.allocate_lock()  # locked while a thread reads
+        self.queued: bool = queued
+        self.latch: _thread.LockType = _thread.allocate_lock()  # locked while a thread reads
 
 
 class _Entry:
@@ -141,10 +141,12 @@ class _Entry:
     reader: weakref.ref[_Reader]
 
     def __init__(self, key: Key, cost: int, made: int, count: int, reader: _Reader, *, soon: bool) -> None:
-        self.key, self.cost, self.made = key, cost, made  # `made`: bytes of its value, if that is not in a slot
-        self.count = count  # how often it was asked for
-        self.tick = 0  # when it was asked for last: negative, and no two have the same
-        self.soon = soon  # prefetched, and not held yet
+        self.key: Key = key
+        self.cost: int = cost
+        self.made: int = made  # bytes of its value, if that is not in a slot
+        self.count: int = count  # how often it was asked for
+        self.tick: int = 0  # when it was asked for last: negative, and no two have the same
+        self.soon: bool = soon  # prefetched, and not held yet
         self.reader = weakref.ref(reader)
         self.pin = None
         self.error: Exception | None = None
