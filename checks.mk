@@ -21,11 +21,11 @@ sanitize: build/sanitize/.built sanitize-test $(MODULE) $(MODEL) $(VENV)/.extra-
 	@echo "Running the tests with it"
 	@$(BIN)/python -m tests.sanitised $(SANITIZED) -rs $(SANITIZE_TESTS)
 
-# VPCLMULQDQ and GF2P8AFFINEQB are emulated.
+# VPCLMULQDQ is emulated.
 ## sanitize-test: the kernels alone under these sanitisers
 sanitize-test:
 	@mkdir -p $(CHECKS)
-	$(CC) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -DWEIGHTMAP_EMULATE_AVX512ICL \
+	$(CC) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -DWEIGHTMAP_EMULATE_VPCLMULQDQ \
 	    -o $(CHECKS)/kernels_test_sanitize $(KERNELS_TEST)
 	$(CHECKS)/kernels_test_sanitize
 

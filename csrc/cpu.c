@@ -28,9 +28,7 @@ static uint32_t ask(void) {
     cpuid(1, 0, leaf1);
     if (leaf0[EAX] >= 7) cpuid(7, 0, leaf7);
 
-    /* AMD, and the maker of the same cores under licence. */
-    if (leaf0[EBX] == 0x68747541 || leaf0[EBX] == 0x6F677948) features |= WM_AMD; /* "Auth"enticAMD, "Hygo"nGenuine */
-    if (has(leaf1[ECX], 1u << 9 | 1u << 19 | 1u << 20)) features |= WM_SSE42;     /* SSSE3, SSE4.1, SSE4.2 */
+    if (has(leaf1[ECX], 1u << 9 | 1u << 19 | 1u << 20)) features |= WM_SSE42; /* SSSE3, SSE4.1, SSE4.2 */
     if (has(leaf1[ECX], 1u << 1)) features |= WM_PCLMULQDQ;
 
     /* A wider register is usable only if the system saves it at a task switch; XCR0 says which it saves. */
@@ -44,19 +42,15 @@ static uint32_t ask(void) {
     if (has(leaf7[ECX], 1u << 10)) features |= WM_VPCLMULQDQ;
     if ((saved & XMM_YMM_ZMM_MASKS) != XMM_YMM_ZMM_MASKS) return features;
     if (!has(leaf7[EBX], 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)) return features; /* F, DQ, BW, VL */
-    features |= WM_AVX512;
-    /* AMD's family 0x19 is Zen 3, without AVX-512, and Zen 4. Bits 8 to 11 are 0xF, and 20 to 27 count on from there. */
-    if (has(features, WM_AMD) && (leaf1[EAX] >> 20 & 0xFF) + (leaf1[EAX] >> 8 & 0xF) == 0x19) features |= WM_ZEN4;
-    if (has(leaf7[ECX], 1u << 1)) features |= WM_VBMI;
-    if (has(leaf7[ECX], 1u << 8)) features |= WM_GFNI;
-    return features;
+    return features | WM_AVX512;
 }
 
-/* AMD's leaf 0x8000001D describes one cache in each part. sysconf gives the sum over a socket instead, up to twelve times what
- * a core reaches. A virtual machine may report anything: a size that no CPU has counts as unknown. */
+/* The size of the third-level cache that a core reaches, or 0 where no CPUID leaf 0x8000001D tells it. That leaf describes one cache in
+ * each part. sysconf gives the sum over a socket instead, up to twelve times as much. A virtual machine may report anything: 32 MiB
+ * replace a size that no CPU has. */
 static uint64_t cpu_cache(void) {
     const uint32_t caches = 0x8000001D;
-    const uint64_t least = (uint64_t)2 << 20, most = (uint64_t)256 << 20;
+    const uint64_t least = (uint64_t)2 << 20, most = (uint64_t)256 << 20, usual = (uint64_t)32 << 20;
     uint32_t r[4];
     cpuid(0x80000000, 0, r);
     if (r[EAX] < caches) return 0;
@@ -64,9 +58,9 @@ static uint64_t cpu_cache(void) {
         cpuid(caches, part, r);
         const uint32_t level = r[EAX] >> 5 & 7, line = (r[EBX] & 0xFFF) + 1, lines = (r[EBX] >> 12 & 0x3FF) + 1;
         const uint64_t ways = (r[EBX] >> 22) + 1, sets = (uint64_t)r[ECX] + 1, size = sets * ways * lines * line;
-        if (level == 3) return size < least || size > most ? 0 : size;
+        if (level == 3) return size < least || size > most ? usual : size;
     }
-    return 0;
+    return usual;
 }
 
 #elif WM_ARM && defined(__APPLE__)
@@ -103,15 +97,15 @@ uint32_t wm_cpu_features(void) {
  *   AMD Zen 4                                  24 to 27    20 (output not prefetched)
  *   Intel Cascade Lake                              5.9    8.1 (5.6 when the output is not prefetched)
  *   Intel Cascade Lake, two threads                11.6    14.7
- * So only AMD streams, when input and output take three quarters of the third-level cache that a core reaches. Outputs in GB/s
- * (Zen 5, 32 MiB of cache), used again and again:
+ * The CPUs that gain tell the size of the third-level cache that a core reaches (cpu_cache), those that lose do not. So a CPU that tells
+ * it streams, when input and output take three quarters of that cache. Outputs in GB/s (Zen 5, 32 MiB of cache), used again and again:
  *                       MiB         12    16    20    24    32    64
  *   int4, streamed                  41    41    40    41    41    38
  *   int4, stored                    78    58    42    38    34    28
  *   float16, streamed               40    40    38    36    36    34
  *   float16, stored                 45    36    32    30    28    24
- * Prefetching gains up to a sixth if the second-level cache does not hold both. If it does, prefetching costs as much; on AMD's CPUs
- * it costs a quarter once both take a third of the third level. */
+ * Prefetching gains up to a sixth if the second-level cache does not hold both. If it does, prefetching costs as much; where outputs
+ * stream it costs a quarter once both take a third of the third level. */
 int wm_how_to_store(uint64_t input, uint64_t output) {
     const uint64_t both = add_capped(input, output), second_level = (uint64_t)1 << 20;
     if (both <= second_level) return WM_CACHED;
@@ -124,9 +118,8 @@ uint64_t wm_stream_least(void) {
     static uint64_t ATOMIC known;
     uint64_t least = known;
     if (least == 0) {
-        const int amd = (wm_cpu_features() & WM_AMD) != 0;
-        const uint64_t cache = amd ? cpu_cache() : 0, usual = (uint64_t)32 << 20;
-        known = least = amd ? (cache ? cache : usual) / 4 * 3 : UINT64_MAX;
+        const uint64_t cache = cpu_cache();
+        known = least = cache ? cache / 4 * 3 : UINT64_MAX;
     }
     return least;
 }

@@ -1,4 +1,4 @@
-/* CRC-32, from the definition to sixteen bytes a step and beyond.
+/* CRC-32, from the definition to sixteen bytes a step.
  *
  * 1. The definition. Read the message as one long polynomial M whose coefficients are bits, and let P be the polynomial
  *    x^32 + x^26 + x^23 + x^22 + x^16 + x^12 + x^11 + x^10 + x^8 + x^7 + x^5 + x^4 + x^2 + x + 1. The CRC is the
@@ -26,12 +26,9 @@
  *
  * 4. Sixteen bytes a step ("slicing"). Remainders of sums are sums of remainders. So the register after sixteen bytes is
  *    the XOR of what each byte would leave alone: slices[k][byte] for a byte that k others follow. The old register is
- *    XORed into the first four bytes. Sixteen look-ups, none of which waits for another: take_sliced.
+ *    XORed into the first four bytes. Sixteen look-ups, none of which waits for another: crc32_portable.
  *
- * 5. Without tables. Each word of 64 bits may be added to four others behind it instead, the farthest 300 words behind: a ring of so
- *    many words is all that remains, see x86/crc32_add.h. On a Zen 5 it takes 23 bytes a nanosecond of 1 MiB, where slicing takes 6.
- *
- * x86/crc32_pclmulqdq.c explains the kernels for CPUs that multiply polynomials.
+ * x86/crc32_fold.h explains the kernels for CPUs that multiply polynomials.
  */
 #include "crc32_constants.h"
 #include "internal.h"
@@ -62,7 +59,7 @@ static inline uint32_t take_few(uint32_t state, const uint8_t *data, size_t len)
     return state;
 }
 
-static uint32_t take_sliced(uint32_t state, const uint8_t *data, size_t len) {
+uint32_t crc32_portable(uint32_t state, const uint8_t *data, size_t len) {
     for (; len >= 16; data += 16, len -= 16) {
         /* Only the first four bytes wait for the register, so the others are summed before them. */
         uint32_t rest = slice4(load_le32(data + 4), 8);
@@ -70,39 +67,6 @@ static uint32_t take_sliced(uint32_t state, const uint8_t *data, size_t len) {
         state = rest ^ slice4(load_le32(data) ^ state, 12);
     }
     return take_few(state, data, len);
-}
-
-enum {
-    RING = CRC32_ADD_4,
-    NEAR = CRC32_ADD_1,
-    MIDDLE = CRC32_ADD_2,
-    FAR = CRC32_ADD_3,
-    TURN = 8 * RING,
-    WORTH_WHILE = 3 * TURN
-};
-
-static inline void take_words(uint64_t *ring, const uint8_t *data, int from, int end, int near, int middle, int far) {
-    for (int i = from; i < end; i++) {
-        uint64_t word;
-        memcpy(&word, data + 8 * i, sizeof word); /* any order of bytes: they are only added */
-        ring[i] ^= word ^ ring[i + near] ^ ring[i + middle] ^ ring[i + far];
-    }
-}
-
-uint32_t crc32_portable(uint32_t state, const uint8_t *data, size_t len) {
-    if (len < WORTH_WHILE) return take_sliced(state, data, len);
-    uint64_t ring[2 * RING - NEAR] = {0}; /* and zeros behind it, for the last turn */
-    const uint8_t first[4] = {(uint8_t)state, (uint8_t)(state >> 8), (uint8_t)(state >> 16), (uint8_t)(state >> 24)};
-    memcpy(ring, first, sizeof first);
-    for (; len >= 2 * TURN; data += TURN, len -= TURN) {
-        take_words(ring, data, 0, NEAR, RING - NEAR, RING - MIDDLE, RING - FAR);
-        take_words(ring, data, NEAR, MIDDLE, -NEAR, RING - MIDDLE, RING - FAR);
-        take_words(ring, data, MIDDLE, FAR, -NEAR, -MIDDLE, RING - FAR);
-        take_words(ring, data, FAR, RING, -NEAR, -MIDDLE, -FAR);
-    }
-    take_words(ring, data, 0, RING, RING - NEAR, RING - MIDDLE, RING - FAR); /* the last takes in the turn before alone */
-    state = take_sliced(0, (const uint8_t *)ring, TURN);
-    return take_sliced(state, data + TURN, len - TURN);
 }
 
 /* ------------------------------------------------------------------------------------------------ combining

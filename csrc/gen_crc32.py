@@ -4,14 +4,11 @@ A polynomial over GF(2) of degree below 32 is held *reflected*: bit 31 of the wo
 of x^31. Everything below follows from one operation, multiplication by x modulo P.
 """
 
-from itertools import combinations
 from pathlib import Path
 
 P = 0xEDB88320  # x^32 + x^26 + x^23 + ... + x + 1, reflected, the leading x^32 left out
 ONE = 0x80000000  # the polynomial 1
-FOLD_BLOCKS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 63, 72, 126, 149, 294, 298)  # distances of folding, 128 bits each
-AFFINE_STEP = 3 * 512  # bits from one block that is folded by matrices to the next
-AFFINE_WINDOW = 6  # steps: how far the farthest of the four blocks may be that such a block is folded onto
+FOLD_BLOCKS = (1, 2, 4, 8, 16, 32)  # distances of folding, 128 bits each
 ARM_STRIDES = (128, 1024)  # bytes of each of the three streams of the kernel for the arm64 CRC instructions
 
 
@@ -65,67 +62,6 @@ def quotient(dividend: int) -> int:
     return result
 
 
-def affine_matrices(steps: tuple[int, ...]) -> list[int] | None:
-    """Return the matrices that fold a byte onto the four bytes `steps` later, or None where there are none.
-
-    Bit k of a byte is the coefficient of x^(7 - k). Elimination finds each of our eight powers of x as a sum of the 32
-    powers in the four bytes. A matrix is written as GF2P8AFFINEQB takes it: byte 7 - i masks the bits whose sum is bit
-    i of the product.
-    """
-    far = steps[-1]
-    basis: list[tuple[int, int, int]] = []  # a vector, its highest bit, and the set of powers that it is a sum of
-
-    def reduced(vector: int, powers: int) -> tuple[int, int]:
-        for other, top, others in basis:
-            if vector & top:
-                vector, powers = vector ^ other, powers ^ others
-        return vector, powers
-
-    for j, step in enumerate(steps):
-        for k in range(8):
-            vector, powers = reduced(x_to_the(AFFINE_STEP * (far - step) + 7 - k), 1 << (8 * j + k))
-            if not vector:
-                return None  # one of the 32 is a sum of others
-            basis.append((vector, 1 << (vector.bit_length() - 1), powers))
-    matrices = [0] * len(steps)
-    for k in range(8):
-        _, powers = reduced(x_to_the(AFFINE_STEP * far + 7 - k), 0)
-        for j in range(len(steps)):
-            for i in range(8):
-                if powers >> (8 * j + i) & 1:
-                    matrices[j] |= 1 << (8 * (7 - i) + k)
-    return matrices
-
-
-def affine_folding() -> dict[int, int]:
-    """Return the first four distances, in steps, that have matrices, with the matrix of each."""
-    for steps in combinations(range(1, AFFINE_WINDOW + 1), 4):
-        if matrices := affine_matrices(steps):
-            return dict(zip(steps, matrices, strict=True))
-    msg = "no four blocks within a window have independent powers"
-    raise ValueError(msg)
-
-
-def sparse_multiple() -> tuple[int, int, int, int]:
-    """Return a < b < c < d of x^d + x^c + x^b + x^a + 1, the multiple of P of least degree with five terms."""
-    x = [ONE]
-    pairs: dict[int, tuple[int, int]] = {}  # x^a + x^b: a and b, both below d
-    while True:
-        d = len(x)
-        x.append(times_x(x[-1]))
-        for c in range(1, d):
-            a, b = pairs.get(ONE ^ x[c] ^ x[d], (c, c))
-            if b < c:
-                return a, b, c, d
-        pairs.update({x[c] ^ x[d]: (c, d) for c in range(1, d)})
-
-
-def distances_of_adding() -> list[int]:
-    """Return how many registers of 2^n bits behind one of them its four copies are added that replace it."""
-    a, b, c, d = sparse_multiple()
-    return [d - c, d - b, d - a, d]
-
-
 def words(values: list[int]) -> str:
     """Return the values as C hexadecimals."""
     return ", ".join(f"0x{value:08x}" for value in values)
@@ -162,21 +98,12 @@ def header() -> str:
         f"#define CRC32_X95 0x{x_to_the(95):016x}",
         f"#define CRC32_BARRETT 0x{barrett:016x}",
         f"#define CRC32_P 0x{P << 1 | 1:016x}",
-        f"#define CRC32_REFLECTED 0x{P:08x}",
         "",
         "/* Moving a register past s or 2s bytes: x^(8s - 33) and x^(16s - 33) mod P. */",
     ]
     for s in ARM_STRIDES:
         lines.append(f"#define CRC32_SKIP_{s} 0x{x_to_the(8 * s - 33):08x}")
         lines.append(f"#define CRC32_SKIP_{2 * s} 0x{x_to_the(16 * s - 33):08x}")
-    lines += [
-        "",
-        f"/* Folding by matrices, onto blocks n x {AFFINE_STEP // 8} bytes on: x86/crc32_vpclmulqdq_avx512.c. */",
-        *(f"#define CRC32_AFFINE_{steps} 0x{matrix:016x}" for steps, matrix in affine_folding().items()),
-        "",
-        "/* How many registers behind a register its copies are added; see x86/crc32_add.h. */",
-        *(f"#define CRC32_ADD_{n} {distance}" for n, distance in enumerate(distances_of_adding(), 1)),
-    ]
     return "\n".join([*lines, "", "#endif", ""])
 
 

@@ -133,12 +133,8 @@ enum {
     WM_AVX2 = 1 << 2,   /* with BMI2, FMA and F16C */
     WM_AVX512 = 1 << 3, /* F, BW, DQ, VL */
     WM_VPCLMULQDQ = 1 << 4,
-    WM_GFNI = 1 << 5,
-    WM_VBMI = 1 << 6,
-    WM_ARM_CRC32 = 1 << 8,
-    WM_ARM_PMULL = 1 << 9,
-    WM_AMD = 1 << 10, /* no instruction: the maker of the cores, for choose() and wm_how_to_store */
-    WM_ZEN4 = 1 << 11
+    WM_ARM_CRC32 = 1 << 5,
+    WM_ARM_PMULL = 1 << 6
 };
 uint32_t wm_cpu_features(void); /* cpu.c */
 
@@ -333,15 +329,7 @@ enum { WM_AHEAD = 2048 };
 #define WM_DECLARE(type, kernel) type kernel##_portable;
 WM_KERNELS(WM_DECLARE)
 #if WM_X86
-wm_crc32_fn crc32_x86_pclmulqdq;
-wm_crc32_fn crc32_x86_mixed_pclmulqdq;
-wm_crc32_fn crc32_x86_pclmulqdq_avx2;
-wm_crc32_fn crc32_x86_vpclmulqdq_avx2;
-wm_crc32_fn crc32_x86_mixed_pclmulqdq_avx2;
-wm_crc32_fn crc32_x86_mixed_vpclmulqdq_avx2;
-wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
-wm_crc32_fn crc32_x86_mixed_avx512;
-wm_crc32_fn crc32_x86_mixed_avx512_zen4;
+wm_crc32_fn crc32_x86_pclmulqdq, crc32_x86_vpclmulqdq_avx2, crc32_x86_vpclmulqdq_avx512;
 wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
 wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;

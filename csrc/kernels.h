@@ -19,8 +19,8 @@
 
 /* ------------------------------------------------------------------------------------------ instruction sets
  * A tier is a named set of CPU features; each contains the one before it. Tiers: on x86 "portable" < "sse4" < "avx2" <
- * "avx512" < "avx512icl" (VPCLMULQDQ, GFNI, VBMI); on arm64 "portable" < "neon" (CRC32 and PMULL). Each kernel uses the best
- * variant whose features both the chosen tier and the CPU have; "avx2" and "avx512" use VPCLMULQDQ too where the CPU has it.
+ * "avx512" < "avx512icl" (VPCLMULQDQ); on arm64 "portable" < "neon" (CRC32 and PMULL). Each kernel uses the best
+ * variant whose features both the chosen tier and the CPU have; "avx2" uses VPCLMULQDQ too where the CPU has it.
  */
 const char *wm_isa_name(int tier);    /* the tier's name; NULL when there is no such tier on this architecture */
 int wm_isa_available(int tier);       /* 1 when this CPU has all features of the tier */

@@ -15,16 +15,15 @@ enum {
     SSE4 = WM_SSE42 | WM_PCLMULQDQ,
     AVX2 = SSE4 | WM_AVX2,
     AVX512 = AVX2 | WM_AVX512,
-    AVX512ICL = AVX512 | WM_VPCLMULQDQ | WM_GFNI | WM_VBMI
+    AVX512ICL = AVX512 | WM_VPCLMULQDQ,
 };
 
+/* "avx2" may use VPCLMULQDQ: Zen 3, Alder Lake and later CPUs for desktops have it without AVX-512. A CPU with both has
+ * "avx512icl". */
 static const tier tiers[] = {
     {"portable", 0, 0},
 #if WM_X86
-    {"sse4", SSE4, 0},
-    {"avx2", AVX2, WM_VPCLMULQDQ}, /* Zen 3, Alder Lake and later CPUs for desktops */
-    {"avx512", AVX512, WM_VPCLMULQDQ},
-    {"avx512icl", AVX512ICL, 0},
+    {"sse4", SSE4, 0},  {"avx2", AVX2, WM_VPCLMULQDQ}, {"avx512", AVX512, 0}, {"avx512icl", AVX512ICL, 0},
 #elif WM_ARM
     {"neon", WM_ARM_CRC32 | WM_ARM_PMULL, 0},
 #endif
@@ -40,24 +39,12 @@ static wm_variants choose(uint32_t features) {
 #define HAS(bits) ((features & (bits)) == (bits))
 #define USE(kernel, function) (v.kernel = function, v.kernel##_name = #function)
 #if WM_X86
-    /* Multiplication alone is fastest on Intel's CPUs with VPCLMULQDQ; on AMD's, other units take a part of the work. */
-    const int amd = HAS(WM_AMD);
-    if (HAS(WM_AVX512 | WM_PCLMULQDQ | WM_VPCLMULQDQ | WM_GFNI)) {
-        if (HAS(WM_ZEN4))
-            USE(crc32, crc32_x86_mixed_avx512_zen4);
-        else if (amd)
-            USE(crc32, crc32_x86_mixed_avx512);
-        else
-            USE(crc32, crc32_x86_vpclmulqdq_avx512);
-    } else if (HAS(WM_AVX2 | WM_PCLMULQDQ | WM_VPCLMULQDQ)) {
-        if (amd)
-            USE(crc32, crc32_x86_mixed_vpclmulqdq_avx2);
-        else
-            USE(crc32, crc32_x86_vpclmulqdq_avx2);
-    } else if (HAS(WM_AVX2 | WM_PCLMULQDQ))
-        USE(crc32, crc32_x86_mixed_pclmulqdq_avx2);
+    if (HAS(WM_AVX512 | WM_VPCLMULQDQ))
+        USE(crc32, crc32_x86_vpclmulqdq_avx512);
+    else if (HAS(WM_AVX2 | WM_VPCLMULQDQ))
+        USE(crc32, crc32_x86_vpclmulqdq_avx2);
     else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
-        USE(crc32, crc32_x86_mixed_pclmulqdq);
+        USE(crc32, crc32_x86_pclmulqdq);
 
     if (HAS(WM_AVX512))
         USE(fnv1a32, fnv1a32_x86_avx512);
@@ -115,7 +102,7 @@ static void wm_init(void) {
     wm_ggml_fill_grids();
     int best = 0;
     for (int i = 0; i < N_TIERS; i++) {
-        by_tier[i] = choose((tiers[i].features | tiers[i].extras | WM_AMD | WM_ZEN4) & cpu);
+        by_tier[i] = choose((tiers[i].features | tiers[i].extras) & cpu);
         if (wm_isa_available(i)) best = i;
     }
     wm_use_variants(&by_tier[best]);

@@ -34,7 +34,7 @@ SOURCES = str(Path(wm.__file__).parent.parent)
 CSRC = Path(__file__).parent.parent / "csrc"
 # The C sources that need no Python: test programs are compiled from them.
 C_SOURCES = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "python")
-EMULATED = "WEIGHTMAP_EMULATE_AVX512ICL"
+EMULATED = "WEIGHTMAP_EMULATE_VPCLMULQDQ"
 C_FLAGS = ["-O3", "-std=c11", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-pthread"]
 
 # Seconds after which a thread or a process that somebody waits for counts as one that hangs, and is ended. What works

@@ -4,9 +4,9 @@
  * three cycles. So three streams run side by side, each through a third of a block of fixed size. At the end of the block
  * the first two registers must be moved past the bytes that follow them: multiplied by x^(8 * bytes). A PMULL by a
  * constant gives 64 bits, which a CRC instruction reduces modulo P. That instruction also multiplies by x^32, and
- * reflection by x (see x86/crc32_pclmulqdq.c), so the constants are x^(8 * bytes - 33).
+ * reflection by x (see x86/crc32_fold.h), so the constants are x^(8 * bytes - 33).
  *
- * crc32_arm_pmull folds as x86/crc32_pclmulqdq.c does; two CRC instructions reduce the last 128 bits. It is the kernel for
+ * crc32_arm_pmull folds as x86/crc32_fold.h does; two CRC instructions reduce the last 128 bits. It is the kernel for
  * Apple's cores, which have several units for multiplication.
  */
 #include "../internal.h"

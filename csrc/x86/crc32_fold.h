@@ -1,71 +1,99 @@
-/* CRC-32 by folding, for registers of any width; crc32_pclmulqdq.c explains it. Each width includes this template once.
+/* CRC-32 by multiplication without carries (PCLMULQDQ): the template of the kernels of x86-64. Three files include it, each named
+ * after its instruction set, for registers of 16, 32 and 64 bytes.
  *
- * A product takes several cycles, and a new one begins in each, so eight registers fold side by side. (Four are enough for AMD's
- * CPUs. On Ice Lake a fold takes longer than four of them take to begin.) Prefetching ends with the data: lines behind it would push
- * others out of the first cache.
+ * Folding. Let R be a block of 128 bits of the message, and let another block lie D bits behind it. Only the remainder modulo P
+ * counts, so any multiple of P may be added to R * x^D. Split R into halves of 64 bits, L * x^64 + H. Then
+ *     L * (x^(D + 64) mod P) + H * (x^D mod P)
+ * has the same remainder as R * x^D. It is two products of 64 by 32 bits and fits into 128: XORed onto the block at distance D, it
+ * replaces R. So each fold shortens the message by a block, until one is left.
+ *
+ * Registers. A wide register folds all its blocks at once. A product takes several cycles and a new one may begin in each, so a long
+ * message is folded by eight registers side by side, each onto the place eight registers behind it.
+ *
+ * Reflection. The lowest bit of a block is the highest power of x: bit k of 128 is the coefficient of x^(127 - k), bit k of 64
+ * that of x^(63 - k). The first bytes of the message lie lowest and are its highest powers, so a plain load is right, and the low
+ * quadword is L. Bit i + j of a product is the coefficient of x^(126 - i - j), not of x^(127 - i - j): the product is multiplied by
+ * x, and the exponent of every constant is lower by one to make up for that.
+ *
+ * The end. The last block R gives the 32 bits R * x^32 mod P in two steps:
+ *   - Fold L alone: S = L * (x^96 mod P) + H * x^32 has degree 95 at most. It is kept multiplied by x^32, in the
+ *     lower 96 bits of the register, so that its upper 64 coefficients are the low quadword.
+ *   - Barrett: q = floor(S / P) = floor(floor(S / x^32) * floor(x^95 / P) / x^63), exactly, as nothing carries. Then
+ *     the remainder is the 32 lowest coefficients of S + q * P; multiplied by x^32 they are the third 32-bit word.
  *
  * A file defines before it includes this one:
  *
- *   TARGET              the instructions that functions may use
- *   vector              the register; load(p) loads one
- *   fold(r, next, k)    folds each block of 128 bits of r onto that of next
- *   EACH(n)             the constants of folding by n blocks, in each block of a register
- *   K1, K2, K4, K8      these for one, two, four and eight registers
- *   begin(x, state)     x with the state added to the first bytes
+ *   KERNEL              the name of the kernel
+ *   TARGET              the instructions that it may use
+ *   vector              the register
+ *   load(p)             loads one from any address
+ *   begin(x, state)     adds the state to the first four bytes of x
+ *   fold(x, next, k)    folds each block of x onto that of next
  *   one_block(x)        folds the blocks of x onto its last one
+ *   EACH(n)             the constants of folding by n blocks, in each block of a register
+ *   K1, K2, K4, K8      those of folding by one, two, four and eight registers
  */
-enum { REGISTER = sizeof(vector), FOUR = 4 * REGISTER, EIGHT = 8 * REGISTER };
-typedef struct {
-    vector x0, x1, x2, x3;
-} four;
-typedef struct {
-    four a, b;
-} eight;
+enum { BLOCK = 16, REGISTER = sizeof(vector), STEP = 8 * REGISTER };
 
-TARGET WM_INLINE four load_four(const uint8_t *p) {
-    return (four){load(p), load(p + REGISTER), load(p + 2 * REGISTER), load(p + 3 * REGISTER)};
+/* The remainder of x * x^32: the end, as above. */
+TARGET WM_INLINE uint32_t reduce(__m128i x) {
+    const __m128i x95_barrett = _mm_set_epi64x((int64_t)CRC32_BARRETT, CRC32_X95);
+    const __m128i p = _mm_cvtsi64_si128(CRC32_P);
+    const __m128i s = _mm_xor_si128(_mm_clmulepi64_si128(x, x95_barrett, 0x00), _mm_srli_si128(x, 8));
+    const __m128i q = _mm_clmulepi64_si128(s, x95_barrett, 0x10);
+    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(s, _mm_clmulepi64_si128(q, p, 0x00)), 2);
 }
 
-TARGET WM_INLINE four fold_four(four r, four next, vector k) {
-    return (four){fold(r.x0, next.x0, k), fold(r.x1, next.x1, k), fold(r.x2, next.x2, k), fold(r.x3, next.x3, k)};
+/* Folds the last 1 to 15 bytes, which lie before `end`, into x; at least a block lies before them in memory. The message left is x and
+ * these bytes: fold its first `len` bytes onto its last block. */
+TARGET WM_INLINE __m128i fold_rest(__m128i x, const uint8_t *end, size_t len) {
+    /* Shuffles: loaded from shifts + n they move the bytes of a block up by 16 - n, from shifts + 16 + n down by n. -1 makes a zero. */
+    static const int8_t shifts[48] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, /**/
+                                      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, /**/
+                                      -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    const __m128i up = load_block(shifts + len), down = load_block(shifts + 16 + len);
+    /* where `down` picks zeros, the bytes of the message stand */
+    const __m128i last = _mm_blendv_epi8(_mm_shuffle_epi8(x, down), load_block(end - BLOCK), down);
+    return fold_block(_mm_shuffle_epi8(x, up), last, FOLD(1));
 }
 
-TARGET WM_INLINE eight load_eight(uint32_t state, const uint8_t *p) {
-    eight r = {load_four(p), load_four(p + FOUR)};
-    r.a.x0 = begin(r.a.x0, state);
-    return r;
-}
-
-TARGET WM_INLINE eight fold_eight(eight r, const uint8_t *p, vector k) {
-    return (eight){fold_four(r.a, load_four(p), k), fold_four(r.b, load_four(p + FOUR), k)};
-}
-
-/* `r` stands for all bytes before `data`. */
-TARGET WM_INLINE uint32_t finish_four(four r, const uint8_t *data, size_t len) {
-    if (len >= FOUR) {
-        r = fold_four(r, load_four(data), K4);
-        data += FOUR;
-        len -= FOUR;
+/* Folds STEP bytes or more by eight registers, which begin at `data`, into one. Afterwards less than STEP bytes remain. */
+TARGET WM_INLINE vector fold_steps(uint32_t state, const uint8_t **data, size_t *len) {
+    const vector k8 = K8, k4 = K4, k2 = K2;
+    const uint8_t *p = *data, *const end = p + *len;
+    vector x0 = begin(load(p), state), x1 = load(p + REGISTER), x2 = load(p + 2 * REGISTER), x3 = load(p + 3 * REGISTER);
+    vector x4 = load(p + 4 * REGISTER), x5 = load(p + 5 * REGISTER), x6 = load(p + 6 * REGISTER), x7 = load(p + 7 * REGISTER);
+    for (p += STEP; (size_t)(end - p) >= STEP; p += STEP) {
+        x0 = fold(x0, load(p), k8);
+        x1 = fold(x1, load(p + REGISTER), k8);
+        x2 = fold(x2, load(p + 2 * REGISTER), k8);
+        x3 = fold(x3, load(p + 3 * REGISTER), k8);
+        x4 = fold(x4, load(p + 4 * REGISTER), k8);
+        x5 = fold(x5, load(p + 5 * REGISTER), k8);
+        x6 = fold(x6, load(p + 6 * REGISTER), k8);
+        x7 = fold(x7, load(p + 7 * REGISTER), k8);
     }
-    vector x = fold(fold(r.x0, r.x2, K2), fold(r.x1, r.x3, K2), K1);
-    for (; len >= REGISTER; data += REGISTER, len -= REGISTER) x = fold(x, load(data), K1);
-    return finish_blocks(one_block(x), data, len);
+    *data = p;
+    *len = (size_t)(end - p);
+    x0 = fold(x0, x4, k4), x1 = fold(x1, x5, k4), x2 = fold(x2, x6, k4), x3 = fold(x3, x7, k4);
+    return fold(fold(x0, x2, k2), fold(x1, x3, k2), K1);
 }
 
-TARGET WM_INLINE uint32_t finish_eight(eight r, const uint8_t *data, size_t len) {
-    const vector k8 = K8;
-    for (; len >= AHEAD + EIGHT; data += EIGHT, len -= EIGHT) {
-        prefetch(data + AHEAD, EIGHT);
-        r = fold_eight(r, data, k8);
+TARGET uint32_t KERNEL(uint32_t state, const uint8_t *data, size_t len) {
+    if (len < BLOCK) return crc32_portable(state, data, len);
+    __m128i block; /* stands for all bytes before `data` */
+    if (len < REGISTER) {
+        block = _mm_xor_si128(load_block(data), _mm_cvtsi32_si128((int)state));
+        data += BLOCK, len -= BLOCK;
+    } else {
+        vector x;
+        if (len >= STEP)
+            x = fold_steps(state, &data, &len);
+        else
+            x = begin(load(data), state), data += REGISTER, len -= REGISTER;
+        for (; len >= REGISTER; data += REGISTER, len -= REGISTER) x = fold(x, load(data), K1);
+        block = one_block(x);
     }
-    for (; len >= EIGHT; data += EIGHT, len -= EIGHT) r = fold_eight(r, data, k8);
-    return finish_four(fold_four(r.a, r.b, K4), data, len);
-}
-
-/* For FOUR bytes or more. */
-TARGET WM_INLINE uint32_t fold_all(uint32_t state, const uint8_t *data, size_t len) {
-    if (len >= EIGHT) return finish_eight(load_eight(state, data), data + EIGHT, len - EIGHT);
-    four r = load_four(data);
-    r.x0 = begin(r.x0, state);
-    return finish_four(r, data + FOUR, len - FOUR);
+    for (; len >= BLOCK; data += BLOCK, len -= BLOCK) block = fold_block(block, load_block(data), FOLD(1));
+    return reduce(len ? fold_rest(block, data + len, len) : block);
 }
