@@ -268,6 +268,53 @@ def test_pieces_that_a_method_lacks(tmp_path):
         f.weights  # noqa: B018
 
 
+# Where each method says which modules are not quantised.
+LEFT_OUT = {
+    AWQ: {"modules_to_not_convert": ["up"]},
+    GPTQ: {"dynamic": {r"-:.*down": {}, r"-:^up$": {}}},
+    "gpt-oss": {"modules_to_not_convert": ["up"]},
+    "fp8 f32": {"ignored_layers": ["up"]},
+    "fbgemm": {"modules_to_not_convert": ["up"]},
+    "packed 4": {"ignore": ["up"]},
+    "modelopt nvfp4": {"exclude_modules": ["up*"]},
+    "nf4, nested True": {"llm_int8_skip_modules": ["up"]},
+}
+
+
+def test_integers_without_scales(tmp_path):
+    """A weight of integers whose scales are missing is refused, unless the configuration leaves its module out."""
+
+    def check(pair):
+        name, dtype = pair
+        example = EXAMPLES[name]()
+        tensors = {**example.tensors, "up.weight": codes(dtype, 4, 32)}
+        config = {"dtype": "bfloat16", "quantization_config": example.config}
+        path = model(tmp_path / name, tensors, config)
+        with wm.open(path) as f:
+            np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+            with pytest.raises(wm.FormatError, match=r"'up.weight' is .*int\d+, and its scales are missing"):
+                f.weights["up.weight"]
+        for use in (wm.verify, lambda path, **way: wm.convert(path, tmp_path / "x.safetensors", **way)):
+            with pytest.raises(wm.FormatError, match=r"up\.weight"):
+                use(path, weights=True)
+        assert not (tmp_path / "x.safetensors").exists()
+        config["quantization_config"] |= LEFT_OUT[name]
+        with wm.open(model(tmp_path / name, tensors, config)) as f:
+            assert f.weights["up.weight"].tolist() == tensors["up.weight"].tolist()
+
+    each([(name, dtype) for name in LEFT_OUT for dtype in (np.int8, np.uint8, np.int32)], check)
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_integers_that_are_no_weights(tmp_path, name):
+    """Buffers of integers, of other names or one dimension, are what they are."""
+    example = EXAMPLES[name]()
+    buffers = {"position_ids": codes(np.int32, 1, 8), "order.index": codes(np.uint8, 4, 4), "n.weight": codes("u2", 8)}
+    path = model(tmp_path, {**example.tensors, **buffers}, {"quantization_config": example.config})
+    with wm.open(path) as f:
+        assert {key: f.weights[key].tolist() for key in buffers} == {key: a.tolist() for key, a in buffers.items()}
+
+
 @pytest.mark.parametrize("left_out", [False, True])
 def test_codes_of_another_scheme(tmp_path, left_out):
     """A weight whose scales are called as another program calls them is no plain one, in a list or not."""

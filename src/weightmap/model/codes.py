@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.dtypes import DTYPES, dtype_named
 from weightmap.errors import Remedy, UnsupportedError, counted, quoted
 from weightmap.model.parts import name_of, named_rows
+from weightmap.quant.checkpoints import INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
     from weightmap.index.row import Row
     from weightmap.index.table import Table
 
-_INTEGERS = frozenset({"int8", "uint8", "int16", "uint16", "int32", "uint32"})
 _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
 _PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
 # Types of codes, and of scales beside them.
-_CODES = _INTEGERS | _FLOAT8 | _PACKED
+_CODES = _FLOAT8 | _PACKED | set(INTEGERS)
 # Types in which bitsandbytes may store bytes of codes.
 _VIEWED = frozenset({"float16", "bfloat16", "float32"})
 _SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "float8_e8m0fnu"})

@@ -281,7 +281,9 @@ class _Parameters(ViewTable):
     def _made(self, i: int, small: _Small | None) -> Row:
         entry = self._entries[i]
         if type(entry) is int:
-            return self._stored.row(entry)
+            row = self._stored.row(entry)
+            self._method.check_lone(self._stored.names[entry], row)
+            return row
         if isinstance(entry, Row):
             return entry
         found = self._known.get(i)

@@ -30,6 +30,8 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 EXPONENTS = ("uint8", "float8_e8m0fnu")
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32")
+# Integers that are codes where they are a weight.
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 
 
 class Settings:
@@ -222,7 +224,7 @@ class Method:
     fused : tuple of str
         What the names of pieces of experts end with: behind the name of the parameter, which that of the codes is.
     coded : tuple of str
-        Types of a weight that mean nothing without its other pieces.
+        Types of a weight, beside integers of several dimensions, that mean nothing without its other pieces.
     lists : tuple of str
         Keys of the configuration with modules that are not quantised.
     """
@@ -230,7 +232,7 @@ class Method:
     endings: ClassVar[tuple[str, ...]] = ()
     parameter: ClassVar[str] = ".weight"
     fused: ClassVar[tuple[str, ...]] = ()
-    coded: ClassVar[tuple[str, ...]] = FLOAT8
+    coded: ClassVar[tuple[str, ...]] = ()
     lists: ClassVar[tuple[str, ...]] = ("modules_to_not_convert", "ignored_layers", "ignore")
 
     def __init__(self, settings: Settings) -> None:
@@ -267,11 +269,17 @@ class Method:
         """Return `coding`; None for a lone weight that is not quantised."""
         if list(group.names) != ["weight"]:
             return self.coding(group)
-        row = group.row("weight")
-        if row.dtype.name in self.coded and not self.leaves_out(group.module):
-            msg = f"tensor {quoted(group.names['weight'])} is {row.dtype.name}, and its scales are missing"
-            raise FormatError(msg, field="quantization_config")
+        self.check_lone(group.names["weight"], group.row("weight"))
         return None
+
+    def check_lone(self, name: str, row: Row) -> None:
+        """Raise `FormatError` for a tensor without other pieces that is a weight, and codes by its type."""
+        module, kind = name.removesuffix(".weight"), row.dtype.name
+        if module == name or row.dtype.quantized or self.leaves_out(module):
+            return
+        if kind in self.coded or (kind in INTEGERS and len(row.shape) > 1):
+            msg = f"tensor {quoted(name)} is {kind}, and its scales are missing"
+            raise FormatError(msg, field="quantization_config")
 
 
 def _like(entry: str, module: str) -> bool:

@@ -15,6 +15,7 @@ class FbgemmFp8(Method):
     """``W[o, c] = q[o, c] * s[o]``: ``weight`` float8_e4m3fn (out, in), ``weight_scale`` float32 (out, 1)."""
 
     endings: ClassVar[tuple[str, ...]] = (".weight", ".weight_scale", ".input_scale_ub")
+    coded: ClassVar[tuple[str, ...]] = FLOAT8
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""

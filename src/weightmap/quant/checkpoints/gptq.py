@@ -93,11 +93,11 @@ class Gptq(Method):
         if settings.text("pack_dtype", "int32") != "int32":
             settings.unsupported("pack_dtype", "'int32'")
         self.whole: tuple[int, int] = self._sizes(settings, 4, 128)
-        self.dynamic: list[tuple[str, tuple[int, int]]] = []
+        self.dynamic: list[tuple[str, tuple[int, int] | None]] = []
         self.rules = rules = settings.section("dynamic")
         for key in rules.values:
             negative, text = key.startswith("-:"), key[2:] if key[:2] in {"+:", "-:"} else key
-            own = self.whole if negative else self._sizes(rules.section(key), *self.whole)
+            own = None if negative else self._sizes(rules.section(key), *self.whole)
             self.dynamic.append((text, own))
 
     @staticmethod
@@ -107,11 +107,17 @@ class Gptq(Method):
             settings.unsupported("bits", "2, 3, 4 or 8")
         return found
 
+    def _rule(self, module: str) -> tuple[int, int] | None:
+        """Return bits and size of the groups of a module; None where a rule says that it is not quantised."""
+        return next((own for text, own in self.dynamic if self.rules.matches(text, text, module)), self.whole)
+
+    def leaves_out(self, module: str) -> bool:
+        """Implement `Method.leaves_out`: rules with a minus do so too."""
+        return super().leaves_out(module) or self._rule(module) is None
+
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
-        bits, size = next(
-            (own for text, own in self.dynamic if self.rules.matches(text, text, group.module)), self.whole
-        )
+        bits, size = self._rule(group.module) or self.whole
         words, out = group.check("qweight", ("int32",), (None, None))
         columns, left = divmod(words * 32, bits)
         if left or columns % 32 * (bits == 3):
