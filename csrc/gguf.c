@@ -222,6 +222,16 @@ static int tensor_bytes(reader *r, const wm_gguf_type *type, const uint64_t *dim
     return DONE;
 }
 
+/* Finds the place of a code among those that the caller does not know, as a dtype. */
+static int other(reader *r, uint32_t code, uint64_t at, wm_gguf *g, uint8_t *dtype) {
+    uint32_t i = 0;
+    while (i < g->n_others && g->others[i] != code) i++;
+    if (!g->lax || i == WM_GGUF_OTHERS) return wrong(r, WM_FAULT_TABLE_DTYPE, at, code, g->lax ? WM_GGUF_OTHERS : 0);
+    if (i == g->n_others) g->others[g->n_others++] = code;
+    *dtype = (uint8_t)(WM_GGUF_TYPES + i);
+    return DONE;
+}
+
 static int tensor(reader *r, const wm_gguf_type *types, const wm_columns *c, wm_gguf *g) {
     const uint64_t row = r->row, start = r->pos;
     uint64_t length, ndim, code, offset, nbytes;
@@ -242,12 +252,15 @@ static int tensor(reader *r, const wm_gguf_type *types, const wm_columns *c, wm_
     c->dim_bounds[row + 1] = (uint32_t)g->n_dims;
     const uint64_t type_at = r->pos;
     if ((state = number(r, 4, &code))) return state;
-    if (code >= WM_GGUF_TYPES || !types[code].bytes) return wrong(r, WM_FAULT_TABLE_DTYPE, type_at, code, 0);
-    if ((state = tensor_bytes(r, &types[code], dims, ndim, at, &nbytes))) return state;
+    static const wm_gguf_type unknown = {1, 1};
+    const int known = code < WM_GGUF_TYPES && types[code].bytes;
+    c->dtype[row] = (uint8_t)code;
+    if (!known && (state = other(r, (uint32_t)code, type_at, g, &c->dtype[row]))) return state;
+    if ((state = tensor_bytes(r, known ? &types[code] : &unknown, dims, ndim, at, &nbytes))) return state;
+    if (!known && nbytes) nbytes = 1;
     at = r->pos;
     if ((state = number(r, 8, &offset))) return state;
     if (offset > UINT64_MAX - nbytes) return wrong(r, WM_FAULT_TABLE_RANGE, at, offset, UINT64_MAX - nbytes);
-    c->dtype[row] = (uint8_t)code;
     c->begin[row] = offset;
     c->end[row] = offset + nbytes;
     if (row && (offset < c->begin[row - 1] || (offset == c->begin[row - 1] && c->end[row] < c->end[row - 1]))) g->ordered = 0;
@@ -261,7 +274,7 @@ int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types
     if (!fits(g, len) || columns->names_cap < len - g->pos || columns->dims_cap >= UINT32_MAX)
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len, columns->names_cap);
     reader r = begin(data, len, g, fault);
-    g->n_dims = g->names_len = g->data_end = 0;
+    g->n_dims = g->names_len = g->data_end = g->n_others = 0;
     g->ordered = 1;
     columns->bounds[0] = columns->dim_bounds[0] = 0;
     for (r.row = 0; r.row < g->n_tensors; r.row++) {
@@ -274,6 +287,17 @@ int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types
     }
     g->end = r.pos;
     return DONE;
+}
+
+void wm_gguf_reach(const wm_columns *columns, uint64_t room, wm_gguf *g) {
+    const wm_columns *c = columns;
+    if (g->n_tensors > c->cap) return;
+    uint64_t next = room; /* the begin behind that of this row */
+    for (uint64_t i = g->n_tensors; i-- > 0;) {
+        if (i + 1 < g->n_tensors && c->begin[i + 1] > c->begin[i]) next = c->begin[i + 1];
+        if (c->dtype[i] >= WM_GGUF_TYPES && c->end[i] > c->begin[i] && next > c->begin[i]) c->end[i] = next;
+        if (c->end[i] > g->data_end) g->data_end = c->end[i];
+    }
 }
 
 int64_t wm_gguf_find(const uint8_t *data, uint64_t len, const uint32_t *keys, uint64_t n, const uint8_t *key,

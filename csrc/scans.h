@@ -286,6 +286,7 @@ int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb
  * scans continue at `pos`. They return 0 at the end, 1 if they need more of the file (at least up to byte `wanted`), or -1 with
  * *fault filled. The bytes must be the same in every call.
  */
+enum { WM_GGUF_TYPES = 64, WM_GGUF_OTHERS = 128, WM_GGUF_NDIM = 4, WM_GGUF_KEY = 65535, WM_GGUF_DEPTH = 64 };
 typedef struct {
     /* given */
     uint64_t limit;            /* no field reaches past it: the end of the file, or the limit of a header; below 2^32 - 1 */
@@ -293,6 +294,7 @@ typedef struct {
     uint64_t count, n_tensors; /* of key-values and tensors, as the file says */
     uint32_t version;          /* in version 1 lengths, counts and dimensions take 4 bytes, else 8 */
     int32_t big;               /* not 0: big-endian */
+    int32_t lax;               /* not 0: tensors may have types that the caller does not know */
     /* found */
     uint64_t n_keys; /* key-values so far; 0 at first */
     uint64_t wanted;
@@ -300,12 +302,13 @@ typedef struct {
     uint64_t n_dims, names_len;
     uint64_t data_end; /* the largest end of a tensor */
     int32_t ordered;   /* 1 if the header lists the tensors by begin, then by end */
+    uint32_t n_others; /* codes of types that the caller does not know: the dtype of others[i] is WM_GGUF_TYPES + i */
+    uint32_t others[WM_GGUF_OTHERS];
 } wm_gguf;
 /* A tensor type: elements and bytes of a block; 0 bytes for an unused code. */
 typedef struct {
     uint32_t elements, bytes;
 } wm_gguf_type;
-enum { WM_GGUF_TYPES = 64, WM_GGUF_NDIM = 4, WM_GGUF_KEY = 65535, WM_GGUF_DEPTH = 64 };
 /* Scans the key-values: key i is data[keys[2 * i], keys[2 * i + 1]); its type and value follow it. Checks structure, truth
  * values, UTF-8 of keys and of strings outside arrays, and that keys are unique. `keys` has room for `cap` key-values: count,
  * or as many of 9 bytes as len allows (one more is a fault CAPACITY). Faults: GGUF_*; NAME_DUPLICATE, NAME_FLOOD (everything
@@ -313,9 +316,13 @@ enum { WM_GGUF_TYPES = 64, WM_GGUF_NDIM = 4, WM_GGUF_KEY = 65535, WM_GGUF_DEPTH 
 int wm_gguf_values(const uint8_t *data, uint64_t len, uint32_t *keys, uint64_t cap, wm_gguf *g, wm_fault *fault);
 /* Scans the tensor infos into columns, from the first one on in every call; shapes have the fastest dimension last. `types` has
  * WM_GGUF_TYPES entries. Capacities: names_cap >= len - pos, dims_cap < 2^32 - 1; tensor `cap` is a fault CAPACITY whose `at` is
- * its position. Checks that ends do not overflow, but no other property of ranges (see wm_columns_check). */
+ * its position. Checks that ends do not overflow, but no other property of ranges (see wm_columns_check). A tensor of a type
+ * that the caller does not know ends, unless it is empty, a byte behind its begin: see wm_gguf_reach. */
 int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types, const wm_columns *columns, wm_gguf *g,
                     wm_fault *fault);
+/* Once all are there, in the order of their begins: lets tensors of types that the caller does not know reach to the begin of the
+ * next one, or to `room`, the end of the data section; `data_end` follows. */
+void wm_gguf_reach(const wm_columns *columns, uint64_t room, wm_gguf *g);
 /* The number of the key-value with this key, or -1. */
 int64_t wm_gguf_find(const uint8_t *data, uint64_t len, const uint32_t *keys, uint64_t n, const uint8_t *key, uint64_t key_len);
 /* The end of the array whose item type is at `pos`, or -1 if it does not lie whole in data. */

@@ -559,7 +559,7 @@ def _wm_gguf_values(p: Place, size: int) -> Any:
     for text in (data, data[:-1], data[: size + 24]):
         out, fault = p.struct("wm_gguf"), p.struct("wm_fault")
         out.limit, out.pos, out.count, out.n_tensors, out.version = len(text), 24, count, n_tensors, 3
-        out.big = out.n_keys = out.n_dims = out.names_len = 0
+        out.big = out.lax = out.n_keys = out.n_dims = out.names_len = 0
         keys = p.room(2 * count, "uint32_t")
         found.append((lib.wm_gguf_values(p.give(text), len(text), keys, count, out, fault), out.pos, fields(fault)))
     return found
@@ -573,10 +573,24 @@ def _wm_gguf_tensors(p: Place, size: int) -> Any:
     for text in (data, data[:-1], data[: size + start]):
         out, fault = p.struct("wm_gguf"), p.struct("wm_fault")
         out.limit, out.pos, out.count, out.n_tensors, out.version = len(text), start, 0, n_tensors, 3
-        out.big = out.n_keys = out.n_dims = out.names_len = 0
+        out.big = out.lax = out.n_keys = out.n_dims = out.names_len = 0
         columns = _columns(p, n_tensors, 4 * n_tensors, max(len(text) - start, 0))
         args = p.give(text), len(text), ffi.cast("wm_gguf_type *", p.give(types, align=4)), columns
         found.append((lib.wm_gguf_tensors(*args, out, fault), out.n_dims, out.names_len, fields(fault)))
+    return found
+
+
+def _wm_gguf_reach(p: Place, size: int) -> Any:
+    found = []
+    begins = np.arange(size, dtype=np.uint64) * np.uint64(8)
+    for code in (0, lib.WM_GGUF_TYPES):
+        columns, out = _columns(p, size, size, size), p.struct("wm_gguf")
+        out.n_tensors, out.data_end = size, 0
+        ffi.memmove(columns.begin, begins.tobytes(), 8 * size)
+        ffi.memmove(columns.end, (begins + np.uint64(1)).tobytes(), 8 * size)
+        ffi.memmove(columns.dtype, bytes([code]) * size, size)
+        lib.wm_gguf_reach(columns, 8 * size, out)
+        found.append((out.data_end, bytes(ffi.buffer(columns.end, 8 * size))))
     return found
 
 

@@ -33,9 +33,13 @@ static result scan(const uint8_t *data, uint64_t size, uint64_t len, wm_gguf ggu
             r.state = wm_gguf_tensors(piece, len, types, &columns, &r.gguf, &r.fault);
             if (r.state == 0) {
                 check_columns(&columns, r.gguf.n_tensors, r.gguf.n_dims, r.gguf.names_len);
-                CHECK(r.gguf.end <= len);
+                CHECK(r.gguf.end <= len && r.gguf.n_others <= (r.gguf.lax ? WM_GGUF_OTHERS : 0));
                 for (uint64_t i = 0; i < r.gguf.n_tensors; i++)
                     CHECK(columns.begin[i] <= columns.end[i] && columns.end[i] <= r.gguf.data_end);
+                wm_gguf_reach(&columns, size, &r.gguf);
+                for (uint64_t i = 0; i < r.gguf.n_tensors; i++)
+                    CHECK(columns.begin[i] <= columns.end[i] && columns.end[i] <= r.gguf.data_end &&
+                          columns.dtype[i] < WM_GGUF_TYPES + r.gguf.n_others);
             }
             free_columns(&columns);
         }
@@ -54,8 +58,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     types[0] = (wm_gguf_type){1, 4};
     types[8] = (wm_gguf_type){32, 34};
     types[12] = (wm_gguf_type){256, 144};
-    const wm_gguf begin = {
-        .limit = in.size, .count = count, .n_tensors = n_tensors, .version = choice & 1 ? 1 : 3, .big = choice >> 1 & 1};
+    const wm_gguf begin = {.limit = in.size,
+                           .count = count,
+                           .n_tensors = n_tensors,
+                           .version = choice & 1 ? 1 : 3,
+                           .big = choice >> 1 & 1,
+                           .lax = choice >> 5 & 1};
     const uint64_t room = choice >> 2 & 7;
     const result whole = scan(in.data, in.size, in.size, begin, room), parts = scan(in.data, in.size, 0, begin, room);
     CHECK(whole.state == parts.state && whole.state != 1);

@@ -146,7 +146,7 @@ def _load(dtype: DType) -> np.dtype[Any]:
     if dtype.code is not None:
         return np.dtype(dtype.code)
     if dtype.name not in _ML_DTYPES:
-        what = "is one of blocks that nothing decodes" if dtype.declared else f"packs elements of {dtype.bits} bits"
+        what = "is one that nothing decodes" if dtype.declared else f"packs elements of {dtype.bits} bits"
         msg = f"dtype {dtype.name} {what}, which numpy lacks; f[name] gives their bytes"
         raise UnsupportedError(msg, field="dtype")
     try:

@@ -19,7 +19,7 @@ ROWS = {
     "G4": "Arrays that nest deeper than 65: LimitError.",
     "G5": "A repeated key: LayoutError, also where hashes collide.",
     "G6": "general.alignment of 0, not a multiple of 8, or of another type than u32: FormatError.",
-    "G7": "More than four dimensions: FormatError. An unknown type: UnsupportedError.",
+    "G7": "More than four dimensions: FormatError. An unknown type: UnsupportedError, bytes if not strict.",
     "G8": "A row that is not a multiple of its block: LayoutError.",
     "G9": "Offsets off the alignment, overlapping, with holes, past the file: LayoutError or TruncatedError.",
     "G10": "Texts that are not UTF-8: FormatError; texts in arrays when they are verified.",
@@ -39,6 +39,7 @@ FIRST = 24
 # Where the infos begin, and their fields, with names of one byte.
 INFOS = len(gguf.header((), VALUES))
 NDIM, DIMS, TYPE, OFFSET, NEXT = INFOS + 9, INFOS + 13, INFOS + 21, INFOS + 25, INFOS + 33
+UNKNOWN = "of types that weightmap does not know are shown as bytes (type codes: {})"
 OVERLAP, HOLE = "overlaps the tensor before it", "leaves a hole"
 ABSURD = (2**20, U32, 2**40, 2**60, 2**63, U64)
 
@@ -90,7 +91,7 @@ def counts():
     says = "a count or length is 41, expected at most 40, given"
     yield case("G2", "an item more than there is room", data, "TruncatedError", "metadata_kv", FIRST + 17, says=says)
     data = gguf.header([], [KV("first", "str", "x" * 50)], kv_count=2) + struct.pack("<Q", 1)
-    says = "the file ends within key-value 1, expected"
+    says = "the file ends within key-value 1 (was the download complete?), expected"
     yield case("G2", "the end within a key", data, "TruncatedError", "metadata_kv", len(data), says=says)
     cut = gguf.header((), VALUES)
     for size in range(24, len(cut)):
@@ -201,9 +202,21 @@ def infos():
     for ndim in (5, 6, 255, U32):
         data = make((A._replace(ndim=ndim), B))
         yield case("G7", f"{ndim} dimensions", data, "FormatError", "n_dimensions", NDIM)
-    for code in (4, 5, 31, 33, 36, 38, 42, 63, 64, 255, 256, U32):
+    for code in (4, 5, 31, 33, 36, 38, 43, 63, 64, 255, 256, U32):
         data = make((A._replace(type=code), B))
-        yield case("G7", f"type {code}", data, "UnsupportedError", "type", TYPE)
+        yield case("G7", f"type {code}", data, "UnsupportedError", "type", TYPE, odd=UNKNOWN.format(code))
+        data = make((A, B._replace(type=code)))
+        yield case(
+            "G7", f"type {code} at the end", data, "UnsupportedError", "type", TYPE + 33, odd=UNKNOWN.format(code)
+        )
+        data = make((A, B._replace(type=code)), body=BODY[:32])
+        yield case("G7", f"type {code} without a byte", data, "UnsupportedError", "type", TYPE + 33)
+    data = make([Info(f"{i:03}", (1,), 64 + i, 32 * i) for i in range(129)], body=bytes(129 * 32))
+    yield case("G7", "129 types", data, "UnsupportedError", "type", TYPE + 2)
+    data = make((Info("a", (2**32, 2**32), 64, 0),))
+    yield case("G7", "a product of 2^64 of type 64", data, "UnsupportedError", "type", TYPE + 8)
+    data = make((A, B._replace(type=64, offset=U64)))
+    yield case("G7", "type 64 at 2^64 - 1", data, "UnsupportedError", "type", TYPE + 33)
     for name, (code, elements, octets) in gguf.BLOCKS.items():
         for size in (1, elements - 1, elements + 1):
             data = make((Info("a", (size,), code, 0),), body=bytes(octets * 2))

@@ -21,6 +21,7 @@ from weightmap.model.parts import (
     rows_of,
     shared_descriptor,
 )
+from weightmap.native import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -334,7 +335,7 @@ class TensorFile(Mapping[str, Any]):
         detach_index(self)
         row = dense_row(self, name)
         try:
-            check_readable(self, name, row, dtype if out is None else getattr(out, "dtype", None))
+            check_readable(self, name, row, dtype if out is None else late.given_array(out).dtype)
             return read(row, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
         except TensorFileError as error:
             raise error.located(path=row.source.name, format=self.format) from None

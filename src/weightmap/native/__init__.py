@@ -43,6 +43,7 @@ from weightmap.native._scans import (
     GGUF_DEEPEST,
     GGUF_KEY_MOST,
     GGUF_TENSOR_LEAST,
+    GGUF_TYPES,
     GGUF_VALUE_LEAST,
     ONNX_EXTERNAL,
     ONNX_MADE,

@@ -368,6 +368,7 @@ GGUF_VALUE_LEAST, GGUF_TENSOR_LEAST = 9, 20
 _GGUF_DIMS: int = lib.WM_GGUF_NDIM
 GGUF_KEY_MOST: int = lib.WM_GGUF_KEY
 GGUF_DEEPEST: int = lib.WM_GGUF_DEPTH
+GGUF_TYPES: int = lib.WM_GGUF_TYPES
 
 
 def ggml_block(number: int) -> tuple[int, int]:
@@ -394,12 +395,16 @@ class GGUFHeader:
         Position of the first key-value.
     count, n_tensors, version, big
         From the file: number of key-values and of tensors, version, whether it is big-endian.
+    lax : bool
+        Whether tensors may have types that the caller does not know.
     """
 
     __slots__ = ("_keys", "_room", "native")
 
-    def __init__(self, limit: int, pos: int, count: int, n_tensors: int, version: int, *, big: bool) -> None:
-        self.native: Any = ffi.new("wm_gguf *", (limit, pos, count, n_tensors, version, big))
+    def __init__(
+        self, limit: int, pos: int, count: int, n_tensors: int, version: int, *, big: bool, lax: bool = False
+    ) -> None:
+        self.native: Any = ffi.new("wm_gguf *", (limit, pos, count, n_tensors, version, big, lax))
         self._keys: Any = NULL
         self._room = 0
 
@@ -429,6 +434,15 @@ class GGUFHeader:
         state = lib.wm_gguf_tensors(octets, len(data), types, columns.native, native, fault)
         columns.n_dims, columns.names_len = native.n_dims, native.names_len
         return columns, fault_of(fault) if state < 0 else state == 0
+
+    def other_types(self) -> tuple[int, ...]:
+        """Return the codes of types that the caller does not know; the first one's dtype is `GGUF_TYPES`."""
+        native = self.native
+        return tuple(native.others[0 : native.n_others])
+
+    def reach(self, columns: Columns, room: int) -> None:
+        """Let tensors of such types, in the order of their data, reach to the next one or to `room`."""
+        lib.wm_gguf_reach(columns.native, room, self.native)
 
     def find(self, data: bytes | bytearray, key: bytes) -> int:
         """Return the position of the value (its type) of a key, or -1."""

@@ -330,6 +330,54 @@ def test_blocks_that_nothing_decodes_are_bytes(tmp_path):
         wm.convert(source, tmp_path / "t.safetensors")
 
 
+def test_types_that_are_not_known_are_bytes_where_not_strict(tmp_path):
+    """Everything else is as in a file without them; their bytes end where the next tensor begins, or the file does."""
+    infos = [
+        gguf.Info("last", (3, 7), 139, 128),
+        gguf.Info("a", (2,), gguf.CODES["float32"], 0),
+        gguf.Info("u", (64, 3), 139, 32),
+        gguf.Info("empty", (0, 5), 4, 96),
+        gguf.Info("v", (4,), gguf.CODES["float32"], 96),
+    ]
+    head = gguf.header(infos, [KV("general.architecture", "str", "llama")])
+    data = np.arange(2, dtype=np.float32).tobytes() + bytes(24) + bytes(range(64)) + bytes(32) + b"xyz"
+    path = tmp_path / "t.gguf"
+    path.write_bytes(head + gguf.padding(len(head)) + data)
+    with pytest.raises(
+        wm.UnsupportedError, match=r"tensor info 0: type is 139, expected one of .*; strict=False reads"
+    ):
+        wm.open(path)
+    with wm.open(path, strict=False) as f:
+        assert f.metadata["general.architecture"] == "llama"
+        assert [(info.name, info.dtype, info.shape, info.nbytes) for info in f.infos()] == [
+            ("a", "float32", (2,), 8),
+            ("u", "gguf_139", (3, 64), 64),
+            ("empty", "gguf_4", (5, 0), 0),
+            ("v", "float32", (4,), 16),
+            ("last", "gguf_139", (7, 3), 3),
+        ]
+        assert f["a"].tolist() == [0, 1]
+        assert [f[name].dtype for name in ("u", "empty", "last")] == [np.uint8] * 3
+        assert (f["u"].tobytes(), f["empty"].size, f["last"].tobytes()) == (bytes(range(64)), 0, b"xyz")
+        for dtype in (None, np.float32):
+            with pytest.raises(wm.UnsupportedError, match=r"dtype gguf_139 is one that nothing decodes"):
+                f.read("u", dtype)
+        warning = "tensors of types that weightmap does not know are shown as bytes (type codes: 139, 4)"
+        assert f.verify().warnings == (warning,)
+    with pytest.raises(wm.EncodeError, match=r"'u', 'last': dtype gguf_139 .*leave these out with exclude="):
+        wm.convert(path, tmp_path / "u.gguf", strict=False)
+    wm.convert(path, tmp_path / "u.gguf", strict=False, exclude=["u", "empty", "last"])
+    assert list(wm.open(tmp_path / "u.gguf")) == ["a", "v"]
+
+
+def test_a_header_that_is_cut_says_that_the_file_ends():
+    infos = [gguf.Info(f"blk.{i}.weight", (2,), 0, 32 * i) for i in range(9)]
+    head = gguf.header(infos, [KV("general.architecture", "str", "llama"), KV("some", ["str"], ["text"] * 9)])
+    for size in range(24, len(head)):
+        with pytest.raises(wm.TruncatedError, match=r"the file ends within .* \(was the download complete\?\)"):
+            opened(head[:size])
+
+
 def test_big_endian_files_have_numbers_and_no_blocks(tmp_path):
     tensors = {"n": normal((2, 3)), "h": noise("float16", (3,)), "b": noise("bfloat16", (2,))}
     tensors["q"] = Tensor("q8_0", (1, 32), bytes(34))

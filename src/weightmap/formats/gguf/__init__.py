@@ -26,6 +26,8 @@ Our choices, where the specification is silent or implementations differ
 * ``general.alignment`` says how a file is laid out: `convert` takes it from GGUF files, and from no others.
 * Schemes have the names of types in lower case, such as "q4_k". Nothing decodes Q8_1 and Q8_K: they are listed, copied
   to other GGUF files, and returned as bytes.
+* A type that is not in the list is refused. ``strict=False`` shows such tensors, of up to 128 types, as bytes: those up
+  to the next tensor or the end of the file. Their dtype is "gguf_" and the number of the type.
 * Arrays of big-endian files are big-endian. Looking up blocks there, or bfloat16, which has no byte order in numpy,
   raises an `UnsupportedError`.
 * Arrays nest at most 64 deep. Strings in arrays are checked for UTF-8 when they are used, and by `verify`; all other
@@ -49,6 +51,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
+from weightmap import native
 from weightmap.dtypes import DECLARED, DTYPES, GGML_SCHEMES, SCHEMES, DType
 from weightmap.errors import UnsupportedError, cut_off
 from weightmap.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
@@ -113,8 +116,9 @@ def _dtype(name: str, *, big: bool) -> DType:
     return DType(name, dense.bits, None if code is None else code.replace("<", ">"), quantized=code is None)
 
 
-def _dtypes(*, big: bool) -> tuple[DType | None, ...]:
-    return tuple(_dtype(TYPES[code], big=big) if code in TYPES else None for code in range(max(TYPES) + 1))
+def _dtypes(others: tuple[int, ...] = (), *, big: bool) -> tuple[DType | None, ...]:
+    known = [_dtype(TYPES[code], big=big) if code in TYPES else None for code in range(native.GGUF_TYPES)]
+    return (*known, *(DType(f"gguf_{code}", DECLARED) for code in others))
 
 
 class _Rules(Rules):
@@ -126,11 +130,11 @@ class _Rules(Rules):
 
 
 @functools.lru_cache(maxsize=16)
-def _rules(alignment: int, *, big: bool) -> type[Rules]:
-    """Return the rules of files of this alignment and byte order."""
-    if alignment == _Rules.alignment and not big:
+def _rules(alignment: int, others: tuple[int, ...], *, big: bool) -> type[Rules]:
+    """Return the rules of files of this alignment and byte order, with types of these `others` codes."""
+    if alignment == _Rules.alignment and not others and not big:
         return _Rules
-    return _Rules.varied(dtypes=_dtypes(big=big), alignment=alignment, max_gap=alignment - 1)
+    return _Rules.varied(dtypes=_dtypes(others, big=big), alignment=alignment, max_gap=alignment - 1)
 
 
 class GGUFContent(Content):
@@ -150,16 +154,23 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     header, columns = read_header(source, head, options)
     scan, warnings = header.scan, list[str]()
     ordered = scan.ordered or columns.count < 2
-    rules = _rules(header.alignment, big=bool(scan.big))(header.base, source.size, lax=not options.strict)
+    others = scan.other_types()
+    rules = _rules(header.alignment, others, big=bool(scan.big))(header.base, source.size, lax=not options.strict)
     if columns.count and not scan.data_end and source.size < header.base:  # where look-ups of empty tensors would fail
         raise cut_off("the padding behind its header", source.size, header.base, field="size")
-    _check_end(source, header, options, warnings)
     order = None if ordered else columns.order()
+    if order is not None:
+        columns = columns.take(order)
+    if others:
+        scan.reach(columns, rules.room)
+        codes = ", ".join(map(str, others))
+        warnings.append(f"tensors of types that weightmap does not know are shown as bytes (type codes: {codes})")
+    _check_end(source, header, options, warnings)
 
     def where(row: int) -> int | None:
         return locate(header, row if order is None else int(order[row]))
 
-    table = ColumnTable(columns if order is None else columns.take(order), rules, utf8=True, locate=where)
+    table = ColumnTable(columns, rules, utf8=True, locate=where)
     if options.checked:
         table.check()
     vocab = _vocabulary(header)

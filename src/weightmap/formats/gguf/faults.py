@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, cut_off, quoted
+from weightmap.errors import FormatError, LayoutError, LimitError, Remedy, UnsupportedError, cut_off, quoted, too_many
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
+_HINT = "(was the download complete?)"
+_LENIENT = Remedy("{} reads the other tensors, and shows the bytes of this one", "strict", value=False)
 # For each kind of fault: the class of the error, what is wrong, its field (if any), and what was expected.
 _WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
-    "GGUF_COUNT": (TruncatedError, "a count or length", "", "at most {}, given the bytes that follow"),
     "GGUF_KEY": (FormatError, "length of its key", "key", "at most {}"),
     "GGUF_KEY_UTF8": (FormatError, "its key is not UTF-8", "key", ""),
     "GGUF_TYPE": (UnsupportedError, "type of a value", "value_type", "less than {}"),
@@ -68,11 +69,18 @@ def check(
 
 def _error(fault: native.Fault, label: str, size: int, types: str, field: str) -> FormatError:
     if fault.kind == "GGUF_END":
-        return cut_off(label, size, fault.at + fault.expected, field=field)
+        return cut_off(f"{label} {_HINT}", size, fault.at + fault.expected, field=field)
+    if fault.kind == "GGUF_COUNT":
+        what = f"the file ends within {label} {_HINT}: a count or length"
+        return too_many(what, fault.actual, fault.expected, field=field, offset=fault.at)
     cls, what, its_field, expected = _WORDS.get(fault.kind, (FormatError, "the header is damaged", "", ""))
     error = cls(f"{label}: {what}", field=its_field or field, offset=fault.at)
     if expected:
         error.actual, error.expected = fault.actual, expected.format(fault.expected, types=types)
+    if fault.kind == "TABLE_DTYPE" and fault.expected:  # not strict, and more types than a table tells apart
+        error.expected = f"one of {types}, or of at most {fault.expected} others"
+    elif fault.kind == "TABLE_DTYPE":
+        error.remedy = _LENIENT
     return error
 
 

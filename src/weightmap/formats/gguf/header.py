@@ -148,7 +148,7 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
     """Read the header of a file; return it, and the columns of its tensor infos."""
     version, big, n_tensors, n_values, at = _beginning(source, head, options)
     limit = min(source.size, options.limits.max_header_bytes, _POSITIONS)
-    scan = native.GGUFHeader(limit, at, n_values, n_tensors, version, big=big)
+    scan = native.GGUFHeader(limit, at, n_values, n_tensors, version, big=big, lax=not options.strict)
     data: bytes | bytearray = head[:limit]
     while (found := scan.values(data)) is False:
         data = _extended(source, data, scan.wanted, limit)
@@ -186,7 +186,8 @@ def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool
     ):
         most = (source.size - at) // least
         if count > most:
-            raise too_many(field, count, most, field=field, offset=offset)
+            what = f"the file ends within its header (was the download complete?): {field}"
+            raise too_many(what, count, most, field=field, offset=offset)
     return version, big, n_tensors, n_values, at
 
 
