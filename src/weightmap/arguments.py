@@ -5,13 +5,16 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Globs: TypeAlias = str | Sequence[str] | None
+
+# Bounds for names from files: names compared with a missing one, and characters of the longest of them.
+_COMPARED, _LONGEST = 1_000, 100
 
 
 def mistyped(name: str, given: object, expected: str) -> TypeError:
@@ -36,9 +39,26 @@ def unexpected(function: str, given: Iterable[str], known: Iterable[str]) -> Typ
     quantize has no option 'blocksize'; did you mean block_size?
     """
     names, options = list(given), list(known)
-    close = dict.fromkeys(match for name in names for match in get_close_matches(name, options))
+    close = dict.fromkeys(match for name in names for match in similar(name, options, 0.6))
     hint = f"did you mean {' or '.join(close)}?" if close else f"its options are {', '.join(options)}"
     return TypeError(f"{function} has no option {', '.join(map(repr, names))}; {hint}")
+
+
+def similar(name: str, names: Iterable[str], cutoff: float = 0.7) -> list[str]:
+    """Return up to three of the names that resemble a missing one, best first; of many names, the first ones count.
+
+    Examples
+    --------
+    >>> from weightmap.arguments import similar
+    >>> similar("wieght", ["bias", "weight", "weights"])
+    ['weight', 'weights']
+    """
+    from difflib import get_close_matches  # noqa: PLC0415 - for errors only
+
+    if len(name) > _LONGEST:
+        return []
+    short = [other for other in islice(names, _COMPARED) if len(other) <= _LONGEST]
+    return get_close_matches(name, short, cutoff=cutoff)
 
 
 def as_integer(name: str, given: Any) -> int:

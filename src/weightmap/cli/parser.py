@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import __version__
+from weightmap.arguments import similar
 from weightmap.cli import show
 from weightmap.cli.arguments import add_distribution, add_json, add_lenient, add_remote, add_threads, add_weights, text
 from weightmap.cli.outcome import UsageError
@@ -372,7 +373,7 @@ class _Parser(argparse.ArgumentParser):
             option = unknown[0].partition("=")[0]
             if not option.startswith("-"):
                 self.error(f"there are too many arguments: {' '.join(unknown)}")
-            self.error(f"there is no option {option}{_alike(option, self._option_string_actions)}")
+            self.error(f"there is no option {option}{_suggestion(option, self._option_string_actions)}")
         return found, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -380,7 +381,7 @@ class _Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         if action.metavar == "COMMAND":
-            self.error(f"there is no command {value!r}{_alike(value, action.choices)}")
+            self.error(f"there is no command {value!r}{_suggestion(value, action.choices)}")
         name, known = "/".join(action.option_strings) or action.metavar, ", ".join(action.choices)
         self.error(f"{name} is {value!r}, expected one of {known}")
 
@@ -406,12 +407,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} ({_HELP if self._subparsers else f'{self.prog} --help shows the options'})")
 
 
-def _alike(word: str, known: Iterable[str]) -> str:
+def _suggestion(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about a misspelt word: similar known ones."""
-    from weightmap.index.spelling import alike  # 1.5 ms
-
-    found = alike(word, known)
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    close = similar(word, known)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class _Version(argparse.Action):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightmap.arguments import similar
 from weightmap.errors import TensorFileError, UnknownWordError, counted, quoted
-from weightmap.index.spelling import alike
 
 if TYPE_CHECKING:
     from weightmap.embeddings.vocabulary import Vocabulary
@@ -41,6 +41,6 @@ class _Miss(NamedTuple):
 
 def _similar(word: str, vocab: Vocabulary) -> list[str]:
     try:
-        return alike(word, vocab)
+        return similar(word, vocab)
     except TensorFileError:  # words that cannot be decoded, or a file that was changed
         return []

@@ -10,6 +10,7 @@ from collections.abc import ItemsView, ValuesView
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from weightmap.arguments import similar
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
 from weightmap.formats import by_name
 from weightmap.io.open_source import name_beside
@@ -17,7 +18,7 @@ from weightmap.io.source import BETWEEN, Source
 from weightmap.options import check_expansion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.index.row import Row
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _Ranges = defaultdict[Source, list[tuple[int, int]]]
 # Runs of fewer tensors are made one by one.
 _RUN = 4
+# A missing name that resembles none is answered with all names, if they are no more, and together no longer, than this.
+_LISTED, _LISTED_CHARACTERS = 5, 200
 
 
 def parts_of(file: Any) -> tuple[Any, Any, Any]:
@@ -195,10 +198,20 @@ def check_copied(file: Any, name: str, nbytes: int) -> None:
 
 def not_found(file: Any, name: object) -> TensorNotFoundError:
     """Return the error for a name that no tensor has; it suggests names."""
-    from weightmap.index.spelling import others  # noqa: PLC0415 - for errors only
-
-    message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{others(name, file)}"
+    message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{_suggestion(name, file)}"
     return TensorNotFoundError(message, path=file._source.name, format=file.format)
+
+
+def _suggestion(name: object, names: Collection[str]) -> str:
+    """Return the end of a message about a missing name: similar names, else all if they are few; or its wrong type."""
+    if not isinstance(name, str):
+        return "; names are strings (str)"
+    close = similar(name, names)
+    if close:
+        return f"; similar names: {', '.join(map(quoted, close))}"
+    if not 0 < len(names) <= _LISTED or sum(map(len, names)) > _LISTED_CHARACTERS:
+        return ""
+    return f"; {'the names are' if len(names) > 1 else 'its name is'} {', '.join(map(quoted, names))}"
 
 
 def arrays(file: Any) -> Iterator[Any]:

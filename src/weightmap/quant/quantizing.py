@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightmap.arguments import similar
 from weightmap.dtypes import scale_type_named
 from weightmap.errors import QuantError
-from weightmap.index.spelling import alike
 from weightmap.native import late
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import quantize_ggml
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Every scheme that needs no training.
 SCHEMES = (*BITS, "adaptive", *late.GGML_ENCODED)
 # A word of so many characters in common with a scheme is a misspelt one: "q8".
-_ALIKE = 0.6
+_CUTOFF = 0.6
 
 
 def folded(scheme: Any) -> Any:
@@ -43,7 +43,7 @@ def near(scheme: Any, writable: Sequence[str]) -> str:
     """Return the end of a message about an unknown scheme: the nearest one, by spelling or else by bits."""
     every = (*SCHEMES, *late.GGML_TYPES)
     if isinstance(scheme, str) and scheme not in every:
-        scheme = next(iter(alike(scheme, every, 1, _ALIKE)), None)
+        scheme = next(iter(similar(scheme, every, _CUTOFF)), None)
     if scheme is None or scheme not in every:
         return ""
     able = [name for name in writable if name != "pq"]
