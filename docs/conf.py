@@ -42,7 +42,7 @@ USES = {
     "Check and compare": ("verify", "VerifyReport", "diff", "DiffReport", "TensorDiff"),
     "Words": ("Vocabulary", "Embeddings"),
     "Read by plan": ("plan", "shard", "ReadPlan"),
-    "Errors": (
+    "Errors and warnings": (
         "TensorFileError",
         "FormatError",
         *("UnknownFormatError", "UnsupportedError", "TruncatedError", "LayoutError", "ChecksumError", "DeltaError"),
@@ -57,6 +57,7 @@ USES = {
             "RemoteError",
             "MissingDependencyError",
             "ShardsError",
+            "ModelWarning",
         ),
     ),
 }
