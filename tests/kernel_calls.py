@@ -590,6 +590,8 @@ def _wm_gguf_reach(p: Place, size: int) -> Any:
         ffi.memmove(columns.end, (begins + np.uint64(1)).tobytes(), 8 * size)
         ffi.memmove(columns.dtype, bytes([code]) * size, size)
         lib.wm_gguf_reach(columns, 8 * size, out)
+        out.n_tensors = size + 1  # more than there are columns for: nothing
+        lib.wm_gguf_reach(columns, 8 * size, out)
         found.append((out.data_end, bytes(ffi.buffer(columns.end, 8 * size))))
     return found
 

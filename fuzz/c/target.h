@@ -60,7 +60,7 @@ static inline void free_columns(wm_columns *c) {
 
 /* That the columns lie where they have to after a scan which found nothing wrong, and that whatever the check of tables says of
  * them, a table that it passes has its tensors within the data and every name found. */
-static inline void check_columns(const wm_columns *c, uint64_t n, uint64_t n_dims, uint64_t names_len) {
+static inline void check_columns(wm_columns *c, uint64_t n, uint64_t n_dims, uint64_t names_len) {
     static const wm_rules rules = {0, 64, 1, 7, {32, 16, 16, 8, 8, 16, 32, 64, 8, 16, 32, 64, 1, 8, 4, WM_BITS_DECLARED}};
     const uint64_t data_size = n ? c->end[n - 1] : 0;
     wm_fault fault;

@@ -397,9 +397,14 @@ class GGUFHeader:
         From the file: number of key-values and of tensors, version, whether it is big-endian.
     lax : bool
         Whether tensors may have types that the caller does not know.
+
+    Attributes
+    ----------
+    others : tuple of int
+        The codes of such types, once `tensors` found them; the first one's dtype is `GGUF_TYPES`.
     """
 
-    __slots__ = ("_keys", "_room", "native")
+    __slots__ = ("_keys", "_room", "native", "others")
 
     def __init__(
         self, limit: int, pos: int, count: int, n_tensors: int, version: int, *, big: bool, lax: bool = False
@@ -407,6 +412,7 @@ class GGUFHeader:
         self.native: Any = ffi.new("wm_gguf *", (limit, pos, count, n_tensors, version, big, lax))
         self._keys: Any = NULL
         self._room = 0
+        self.others: tuple[int, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.native, name)
@@ -433,12 +439,9 @@ class GGUFHeader:
         octets = from_buffer("uint8_t[]", data)
         state = lib.wm_gguf_tensors(octets, len(data), types, columns.native, native, fault)
         columns.n_dims, columns.names_len = native.n_dims, native.names_len
+        if native.n_others:
+            self.others = tuple(native.others[0 : native.n_others])
         return columns, fault_of(fault) if state < 0 else state == 0
-
-    def other_types(self) -> tuple[int, ...]:
-        """Return the codes of types that the caller does not know; the first one's dtype is `GGUF_TYPES`."""
-        native = self.native
-        return tuple(native.others[0 : native.n_others])
 
     def reach(self, columns: Columns, room: int) -> None:
         """Let tensors of such types, in the order of their data, reach to the next one or to `room`."""

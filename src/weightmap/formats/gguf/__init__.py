@@ -154,7 +154,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     header, columns = read_header(source, head, options)
     scan, warnings = header.scan, list[str]()
     ordered = scan.ordered or columns.count < 2
-    others = scan.other_types()
+    others = scan.others
     rules = _rules(header.alignment, others, big=bool(scan.big))(header.base, source.size, lax=not options.strict)
     if columns.count and not scan.data_end and source.size < header.base:  # where look-ups of empty tensors would fail
         raise cut_off("the padding behind its header", source.size, header.base, field="size")
@@ -190,7 +190,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 def _check_end(source: Source, header: Header, options: Options, warnings: list[str]) -> None:
     """Check that the file ends with its last tensor, or with the padding of that tensor."""
-    end = header.base + header.scan.data_end if header.scan.data_end else header.end
+    data_end = header.scan.data_end
+    end = header.base + data_end if data_end else header.end
     padded = aligned(end, header.alignment)
     if end < source.size < padded:
         if any(source.pread(end, source.size - end)):

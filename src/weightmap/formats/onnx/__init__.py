@@ -132,7 +132,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     model, warnings = scan(source, options), list[str]()
     found = model.found
     sides: dict[str, Side] = {}
-    left_out = _without_names(model)
+    left_out = _without_names(model) if found.n_nested else []
     for count, what, which in (
         (found.n_sparse, "sparse tensor", ""),
         (found.n_numbers, "constant", ", given as numbers or texts,"),
@@ -142,7 +142,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
             warnings.append(f"{counted(count, what)}{which} left out")
     try:
         table: Table
-        if found.n_strings or found.n_files or found.n_unread or len(left_out):
+        if found.n_strings or found.n_files or found.n_unread or left_out:
             table = _joined(source, model, left_out, sides, options, warnings)
         else:
             table = own_table(model.columns, model.at, source, options)
@@ -172,8 +172,6 @@ def scan(source: Source, options: Options) -> native.Initialisers:
 
 def _without_names(model: native.Initialisers) -> list[int]:
     """Return the rows of nested tensors whose name another tensor has, one of the graph's initialisers first."""
-    if not model.nested.any():
-        return []
     columns, count = model.columns, model.columns.count
     bounds = columns.array(columns.bounds, count + 1, "<u4")
     names = StringTable(columns.text(), bounds, 0, "name of a tensor")
