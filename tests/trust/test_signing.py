@@ -14,8 +14,7 @@ import pytest
 
 import weightmap as wm
 from weightmap import cli, trust
-from weightmap.trust.checking import bound
-from weightmap.trust.whole import check_all
+from weightmap.trust.checking import bound, check_all
 
 pytest.importorskip("OpenSSL")
 verifying = pytest.importorskip("model_signing.verifying")

@@ -34,9 +34,8 @@ from weightmap.model.weights import storage_of
 from weightmap.options import Limits, validated_limits
 from weightmap.quant import quantizing
 from weightmap.quant.quantizing import SCHEMES, folded, near, scheme_named
-from weightmap.trust.checking import bound
-from weightmap.trust.whole import check_all
-from weightmap.trust.writing import write_sums
+from weightmap.trust.checking import bound, check_all
+from weightmap.trust.lists import write_sums
 from weightmap.words.converting import hand_over, target_format
 from weightmap.words.importers import NAMES
 from weightmap.words.importers._words import Words

@@ -16,8 +16,7 @@ from weightmap.model.sharded import disagreements
 from weightmap.model.verify_report import VerifyReport, in_common
 from weightmap.model.weights import as_parameters
 from weightmap.options import Limits, validated_limits
-from weightmap.trust.checking import bound
-from weightmap.trust.whole import check_all, compared
+from weightmap.trust.checking import bound, check_all, compared
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -316,6 +316,6 @@ def save(
     else:
         sharding.write_split(name, found, payloads, most, plan, progress=progress, durable=durable)
     if sha256sums:
-        from weightmap.trust.writing import write_sums  # noqa: PLC0415 - for lists of digests alone
+        from weightmap.trust.lists import write_sums  # noqa: PLC0415 - for lists of digests alone
 
         write_sums(name)

@@ -21,25 +21,7 @@ if TYPE_CHECKING:
 
     from weightmap.trust.signing import Signature
 
-__all__ = ["forget", "sign", "signature"]
-
-
-def forget() -> int:
-    """Empty the record of files that were hashed before, and return how many it had.
-
-    The record lies in the user's cache directory, readable by the user alone. While a file has the same device, inode,
-    size and times, it is mapped without being hashed again. The environment variable ``WEIGHTMAP_TRUST_RECORD=0`` turns
-    the record off.
-
-    Examples
-    --------
-    >>> import weightmap.trust
-    >>> weightmap.trust.forget() >= 0
-    True
-    """
-    from weightmap.trust.record import forget as forget_all  # noqa: PLC0415 - only this needs it
-
-    return forget_all()
+__all__ = ["sign", "signature"]
 
 
 def signature(

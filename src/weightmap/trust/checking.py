@@ -1,22 +1,39 @@
-"""`Trust`: compares whole files with the digests that they should have, as they are opened."""
+"""`Trust` compares whole files with their digests, as they are opened; `check_all` every file of a model."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
+import threading
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightmap.arguments import mistyped
-from weightmap.errors import TensorFileError, TrustError, UnsupportedError, quoted
-from weightmap.io.open_source import path_of
+from weightmap.arguments import as_threads, mistyped
+from weightmap.errors import TensorFileError, TrustError, UnsupportedError, counted, quoted
+from weightmap.io.open_source import from_path, path_of
 from weightmap.lazy import later
-from weightmap.trust import record, recorded
-from weightmap.trust.lists import ONLY, SHA256, Digest, Digests, add, of_file, of_mapping, of_text
+from weightmap.native.late import cpus
+from weightmap.options import DEFAULT_LIMITS
+from weightmap.trust.lists import (
+    ONLY,
+    SHA256,
+    Digest,
+    Digests,
+    add,
+    is_list,
+    listed_in,
+    of_file,
+    of_mapping,
+    of_text,
+    read_list,
+    recorded,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from weightmap.io.source import Source
     from weightmap.options import Limits
@@ -26,6 +43,7 @@ _ALGORITHMS: dict[str, Callable[[], Any]] = {
     "git": partial(hashlib.sha1, usedforsecurity=False),
     "blake3": later("blake3", "blake3"),
 }
+_CALLED = {"sha256": "SHA-256", "git": "git's SHA-1", "blake3": "BLAKE3"}
 _RECORDED = "recorded"
 _NOT_BY_PATH = "digests are compared for files that are opened by path: download it, and open that"
 # Bytes read at a time: threads that hash at once wait for each other's calls, so there are few of these.
@@ -69,7 +87,7 @@ class Trust:
         self._ignored = ignored
         self.how = how
         self.signed = signed
-        # The files that this hashed, by what `record.state_of` says of them.
+        # Files that this object hashed, by `_state_of`: converting checks a model whole and then opens it.
         self._hashed: set[tuple[tuple[int, ...], str]] = set()
 
     def name_of(self, path: str) -> str:
@@ -80,8 +98,8 @@ class Trust:
         return name
 
     def ignores(self, name: str) -> bool:
-        """Whether a file or folder needs no digest: see `weightmap.trust.whole`."""
-        if self._beside and recorded.is_list(os.path.join(self.root, name)):
+        """Whether a file or folder needs no digest: see `check_all`."""
+        if self._beside and is_list(os.path.join(self.root, name)):
             return True
         return any(name == other or name.startswith(f"{other}/") for other in self._ignored)
 
@@ -90,7 +108,7 @@ class Trust:
         name = self.name_of(path)
         found: Digests = {name: self.digests.get(name) or self.digests.get(ONLY, ())}
         if self._beside:
-            for digest in recorded.beside(self.root, name).get(name, ()):
+            for digest in recorded(self.root, name).get(name, ()):
                 add(found, name, digest)
         if not found[name]:
             where = "beside it" if self._beside else "in the list"
@@ -110,11 +128,11 @@ class Trust:
             sums = [_Sum(digest, source.size) for digest in wanted]
             if source.mode in {"copy", "sealed"}:
                 self._copy(source, sums, limits)
+                for own in sums:
+                    own.check()
             else:
                 self._read(source, sums, wanted)
                 source.prepare(explicit=not source.private, limits=limits)
-            for own in sums:
-                own.check()
             source.trust = self
         except TensorFileError as error:
             raise error.located(path=source.name) from None
@@ -137,28 +155,29 @@ class Trust:
                 own.update(memoryview(source.octets))
 
     def _read(self, source: Source, sums: Sequence[_Sum], wanted: Sequence[Digest]) -> None:
-        """Read and hash a file that is going to be mapped, unless that was done before."""
+        """Read and hash a file that is going to be mapped, unless this object has hashed it."""
         file = source.descriptor
-        before, key = record.state_of(file), " ".join(map(str, wanted))
-        if (before, key) in self._hashed or all(record.has(file, before, str(digest)) for digest in wanted):
-            for own in sums:
-                own.known()
+        before, key = _state_of(file), " ".join(map(str, wanted))
+        if (before, key) in self._hashed:
             return
-        settled = record.is_settled(before)
         for piece in source.chunks(0, source.size, _PIECE):
             for own in sums:
                 own.update(piece)
         source.check_unchanged()
-        if record.state_of(file) != before:
+        if _state_of(file) != before:
             raise TrustError("the file was changed while it was hashed")
         for own in sums:
             own.check()
         self._hashed.add((before, key))
-        for digest in wanted if settled else ():
-            record.add(file, before, str(digest))
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_hashed": set()}
+
+
+def _state_of(file: int) -> tuple[int, ...]:
+    """Return what tells one state of a file from another: device, inode, size, and the times of both kinds in ns."""
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class _Sum:
@@ -170,16 +189,11 @@ class _Sum:
         self.update: Callable[[Any], None] = self._own.update
         if digest.algorithm == "git":
             self.update(b"blob %d\0" % size)
-        self._known = False
-
-    def known(self) -> None:
-        """Take the file for the one that was meant."""
-        self._known = True
 
     def check(self) -> None:
         """Raise `TrustError` unless the bytes have the digest."""
         actual = f"{self._digest.algorithm}:{self._own.hexdigest()}"
-        if not self._known and actual != str(self._digest):
+        if actual != str(self._digest):
             what = f"this is not the file that {self._digest.origin} is about: its digest"
             raise TrustError(what, field="digest", actual=actual, expected=str(self._digest))
 
@@ -205,11 +219,11 @@ def bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
             "trust", trust, "'recorded', 'sha256:...', a mapping, the path of a list of digests, or a signature"
         )
     if trust == _RECORDED:
-        return Trust(root, recorded.listed_in(root), beside=True, ignored=_UNLISTED, how="as recorded")
+        return Trust(root, listed_in(root), beside=True, ignored=_UNLISTED, how="as recorded")
     at = os.fsdecode(trust)
     if at.startswith(SHA256):
         return Trust(root, _of_one(given, root, (of_text(at, "trust"),)))
-    raw = recorded.read_list(at)
+    raw = read_list(at)
     if raw is None:
         raise FileNotFoundError(2, os.strerror(2), at)
     digests = of_file(raw, at)
@@ -230,3 +244,88 @@ def _of_one(given: str, root: str, digests: tuple[Digest, ...]) -> Digests:
 def relative(path: str, root: str) -> str:
     """Return the name of a file relative to a folder, as lists have it."""
     return os.path.relpath(path, root).replace(os.sep, "/")
+
+
+# ------------------------------------------------------------------------------------------------- all files of a model
+
+
+def check_all(
+    trust: Trust,
+    path: str,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+) -> list[str]:
+    """Hash every file of a model, several at a time, and return their names.
+
+    Of a path that is one file this is that file; of a directory, everything in it but the lists of digests themselves,
+    the folders of git and of downloads, and what a signature leaves out. A link stands for the file that it leads to.
+
+    Raises
+    ------
+    TrustError
+        For a file that has another digest than its list says, or none, and for one that is listed and missing.
+    """
+    given = os.path.abspath(path)
+    folder = os.path.isdir(given)
+    names = sorted(_files(trust, given)) if folder else [trust.name_of(given)]
+    for name in names:
+        trust.expected(os.path.join(trust.root, name))
+    missing = sorted(trust.digests.keys() - set(names)) if folder else []
+    if missing:
+        what = f"{quoted(missing[0])} is in the list of digests, and not in the folder"
+        raise TrustError(what, path=trust.root)
+    sizes = {name: os.stat(os.path.join(trust.root, name)).st_size for name in names}
+    total, done, lock = sum(sizes.values()), 0, threading.Lock()
+
+    def check(name: str) -> None:
+        nonlocal done
+        source = from_path(os.path.join(trust.root, name), "mmap")
+        source.private = True
+        try:
+            trust.admit(source, DEFAULT_LIMITS)
+        finally:
+            source.close()
+        with lock:
+            done += sizes[name]
+            if progress is not None:
+                progress(done, total)
+
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - its hooks of forks would come too late
+
+    with ThreadPoolExecutor(cpus() if threads is None else as_threads(threads)) as pool:
+        futures = [pool.submit(check, name) for name in sorted(names, key=lambda name: -sizes[name])]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return names
+
+
+def compared(trust: Trust, names: Sequence[str]) -> str:
+    """Say what `check_all` has compared, such as "SHA-256 of 2 files as recorded"."""
+    kinds: Counter[str] = Counter()
+    for name in names:
+        digests = trust.expected(os.path.join(trust.root, name))
+        kinds[" and ".join(dict.fromkeys(_CALLED[digest.algorithm] for digest in digests))] += 1
+    said = (f"{kind} of {counted(count, 'file')}" for kind, count in sorted(kinds.items()))
+    return f"{', '.join(said)} {trust.how}"
+
+
+def _files(trust: Trust, folder: str, below: str = "") -> Iterator[str]:
+    """Yield the names of the files in a folder."""
+    with os.scandir(os.path.join(folder, below)) as entries:
+        for entry in entries:
+            name = f"{below}{entry.name}"
+            status = entry.stat()
+            if stat.S_ISDIR(status.st_mode):
+                if entry.is_symlink() and trust.signed:
+                    raise TrustError("this is a link to a folder, and a signature is about files", path=entry.path)
+                if not entry.is_symlink() and (trust.signed or not trust.ignores(name)):
+                    yield from _files(trust, folder, f"{name}/")
+            elif not stat.S_ISREG(status.st_mode):
+                raise TrustError("this is no regular file", path=entry.path)
+            elif not trust.ignores(name):
+                yield name

@@ -1,19 +1,32 @@
-r"""Lists of digests: mappings, the output of sha256sum, Git LFS pointers, metadata of downloads.
+r"""Lists of digests: mappings, the output of sha256sum, Git LFS pointers, metadata of downloads; and `write_sums`.
 
 The output of sha256sum is specified by the manual of GNU coreutils: a line has 64 hexadecimal digits, a space, a space
 or an asterisk, and a name. A backslash in front of a line says that ``\\``, ``\n`` and ``\r`` in the name stand for a
 backslash, a line feed and a carriage return. ``SHA256 (NAME) = DIGEST`` is the same, as BSD writes it. Lines that begin
 with ``#`` are comments. Git LFS pointers: its docs/spec.md. Hubs call a small file by git's object hash, the SHA-1 of
 ``blob``, its size and its content.
+
+``trust="recorded"`` asks ``SHA256SUMS`` in the model's folder; ``NAME.sha256`` and Git LFS pointers, called ``NAME``
+and any suffix, in the file's folder; the name of the blob that a hub cache links a file to
+(``models--o--n/snapshots/REVISION/NAME`` to ``models--o--n/blobs/DIGEST``); and the ETag that huggingface_hub keeps of
+a file that it downloaded to a folder (``FOLDER/.cache/huggingface/download/NAME.metadata``, whose second line it is).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import TrustError, quoted
+from weightmap.io import strict_json
+from weightmap.io.atomic import write_plan
+from weightmap.io.names import blob_of
+from weightmap.io.open_source import is_missing
+from weightmap.io.sink import WritePlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +36,14 @@ SHA256 = "sha256:"
 ONLY = ""
 # Most bytes of a list: a million files.
 MOST = 1 << 28
+SUMS = "SHA256SUMS"
+SUFFIX = ".sha256"
+_DOWNLOADS = os.path.join(".cache", "huggingface", "download")
+# Folders above a model's that may be the one that it was downloaded to.
+_ABOVE = 4
+_SMALL = 1 << 16
+_INDEX = ".index.json"
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 _POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 _LARGEST_POINTER = 1024
 _LINE = re.compile(r"([0-9a-fA-F]{64})(?: [ *]|\t)(.+)", re.DOTALL)
@@ -146,4 +167,139 @@ def of_file(raw: bytes, origin: str) -> Digests:
     found = of_sums(raw, origin)
     if not found:
         raise TrustError("there is no digest in this list", path=origin)
+    return found
+
+
+# -------------------------------------------------------------------------------------- what the folder of a model says
+
+
+def is_list(path: str) -> bool:
+    """Whether a file holds digests of others: it needs none itself."""
+    if os.path.basename(path) == SUMS or path.endswith(SUFFIX):
+        return True
+    raw = read_list(path, _SMALL) if os.path.isfile(path) and os.stat(path).st_size <= _SMALL else None
+    return raw is not None and of_pointer(raw, path) is not None
+
+
+def read_list(path: str, most: int = MOST) -> bytes | None:
+    """Return the content of a file of digests; None if there is none. Raises `TrustError` for one that is too large."""
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise TrustError("this is no regular file, and a list of digests is", path=path)
+            raw = file.read(most + 1)
+    except OSError as error:
+        if is_missing(error):
+            return None
+        raise
+    if len(raw) > most:
+        raise TrustError("a list of digests is too large", path=path, expected=f"at most {most} bytes")
+    return raw
+
+
+def listed_in(folder: str) -> Digests:
+    """Return the digests in the ``SHA256SUMS`` of a folder."""
+    path = os.path.join(folder, SUMS)
+    raw = read_list(path)
+    return {} if raw is None else of_sums(raw, path)
+
+
+def recorded(folder: str, name: str) -> Digests:
+    """Return what is recorded of one file of a model, apart from ``SHA256SUMS``."""
+    found: Digests = {}
+    path = os.path.join(folder, *name.split("/"))
+    for digest in (_blob(path), _download(folder, name), *_neighbours(path)):
+        if digest is not None:
+            add(found, name, digest)
+    return found
+
+
+def _neighbours(path: str) -> list[Digest]:
+    """Return the digests in ``NAME.sha256`` and in pointers beside a file."""
+    found: list[Digest] = []
+    at, own = os.path.split(path)
+    raw = read_list(path + SUFFIX)
+    if raw is not None:
+        origin = path + SUFFIX
+        lists = of_file(raw, origin)
+        if lists.keys() - {ONLY, own}:
+            raise TrustError("this list names another file than its own name does", path=origin)
+        found += [digest for digests in lists.values() for digest in digests]
+    for name in sorted(os.listdir(at)):
+        if name.startswith(f"{own}.") and not name.endswith((SUFFIX, ".metadata")):
+            other = os.path.join(at, name)
+            status = os.stat(other)
+            if stat.S_ISREG(status.st_mode) and status.st_size <= _SMALL:
+                pointer = of_pointer(read_list(other, _SMALL) or b"", other)
+                found += [] if pointer is None else [pointer]
+    return found
+
+
+def _blob(path: str) -> Digest | None:
+    """Return the digest that a hub cache calls a file by."""
+    blob = blob_of(path)
+    return None if blob is None else of_etag(os.path.basename(blob), blob)
+
+
+def _download(folder: str, name: str) -> Digest | None:
+    """Return the digest that huggingface_hub noted of a file that it downloaded to a folder."""
+    for _ in range(_ABOVE):
+        path = os.path.join(folder, _DOWNLOADS, *name.split("/")) + ".metadata"
+        raw = read_list(path, _SMALL)
+        if raw is not None:
+            lines = os.fsdecode(raw).split("\n")
+            if len(lines) < 2:
+                raise TrustError("the metadata of a download has no ETag", path=path)
+            return of_etag(lines[1], path)
+        above, own = os.path.split(folder)
+        if not own:
+            return None
+        folder, name = above, f"{own}/{name}"
+    return None
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def write_sums(path: str) -> None:
+    """Write the digests of a model: of all files in a directory, of a file, or of an index and its shards.
+
+    The list lies in the folder of the model. One that is there already keeps its lines about other files. Files whose
+    names begin with a dot, and other lists, are left out.
+    """
+    given = os.path.abspath(path)
+    folder, own = (given, "") if os.path.isdir(given) else os.path.split(given)
+    if not own:
+        names = [os.path.relpath(at, folder) for at in _files(folder)]
+    elif os.path.isfile(given) and not own.endswith(_INDEX):
+        names = [own]
+    else:
+        index = own if own.endswith(_INDEX) else f"{own}{_INDEX}"
+        listing = strict_json.loads(Path(folder, index).read_bytes(), index)
+        names = sorted({index, *map(str, listing["weight_map"].values())})
+    target = os.path.join(folder, SUMS)
+    raw = read_list(target) if own else None
+    digests = {} if raw is None else of_sums(raw, target)
+    for name in names:
+        with open(os.path.join(folder, name), "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        key = name.replace(os.sep, "/")
+        digests[key] = (Digest("sha256", found, target),)
+    content = os.fsencode("".join(_line(name, digest.value) for name, (digest,) in sorted(digests.items())))
+    write_plan(target, WritePlan(len(content), lambda sink: sink.write(content)))
+
+
+def _line(name: str, digest: str) -> str:
+    escaped = name.translate(_ESCAPES)
+    return f"{'' if escaped == name else chr(92)}{digest}  {escaped}\n"
+
+
+def _files(folder: str) -> list[str]:
+    found = []
+    for at, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [os.path.join(at, name) for name in names if not name.startswith(".") and name != SUMS]
+        found += [path for path in paths if stat.S_ISREG(os.stat(path).st_mode)]
     return found

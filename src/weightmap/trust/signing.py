@@ -25,8 +25,7 @@ from weightmap.io.atomic import write_plan
 from weightmap.io.scratch import scratch_folder
 from weightmap.io.sink import WritePlan
 from weightmap.trust.checking import Trust, relative
-from weightmap.trust.lists import Digest, Digests, plain
-from weightmap.trust.recorded import read_list
+from weightmap.trust.lists import Digest, Digests, plain, read_list
 
 _LARGEST = 1 << 26
 _GIT = (".git", ".gitattributes", ".github", ".gitignore")
