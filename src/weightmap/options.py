@@ -213,7 +213,10 @@ class Options:
     def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:
         """Raise `error` in strict mode, else add it to `warnings`."""
         if self.strict:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: a cycle would keep files open until it is collected
         warnings.append(str(error))
 
 

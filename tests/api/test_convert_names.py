@@ -346,6 +346,17 @@ def test_folders_in_folders_end(directory, tmp_path):
     assert set(copied) == set(ALONG)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modules.json"])
+def test_a_loop_of_links_does_not_go_along(directory, tmp_path, name):
+    """A file that is a link to itself is named, before anything is written."""
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(name)
+    with pytest.raises(wm.NotRegularFileError, match="a link that leads to itself") as caught:
+        wm.convert(directory / "model.safetensors.index.json", f"{tmp_path}/out/", format="amb")
+    assert str(caught.value).startswith(str(directory / name))
+    assert not (tmp_path / "out").exists()
+
+
 def dtypes(folder):
     config = json.loads((folder / "config.json").read_text())
     return {key: value for key, value in config.items() if "dtype" in key}

@@ -264,13 +264,14 @@ def test_a_run_goes_on_where_another_ended(model, tmp_path, converted):
 
 
 RECORD = {"key": "", "nbytes": 1, "crc32": 0, "tensor_bytes": 0, "unaligned": 0}
+NO_MANIFEST = "not a manifest: needs the number 'weightmap_manifest' and the object 'shards'"
 # A whole file, or the records of one that is otherwise sound.
 DAMAGED = {
     "cut off": ('{"weightmap_manifest": 1, "shards": {', wm.FormatError, "manifest"),
     "empty": ("", wm.FormatError, "manifest"),
-    "no version": ('{"shards": {}}', wm.FormatError, "no weightmap_manifest"),
-    "a version in words": ('{"weightmap_manifest": "1", "shards": {}}', wm.FormatError, "no weightmap_manifest"),
-    "no shards": ('{"weightmap_manifest": 1, "shards": []}', wm.FormatError, "no shards"),
+    "no version": ('{"shards": {}}', wm.FormatError, NO_MANIFEST),
+    "a version in words": ('{"weightmap_manifest": "1", "shards": {}}', wm.FormatError, NO_MANIFEST),
+    "no shards": ('{"weightmap_manifest": 1, "shards": []}', wm.FormatError, NO_MANIFEST),
     "another version": ('{"weightmap_manifest": 2, "shards": {}}', wm.UnsupportedError, "is 2, expected 1"),
     "another run": ('{"weightmap_manifest": 1, "shards": {}}', wm.TargetError, "another target or other arguments"),
     "a record of nothing": ({"a": {}}, wm.FormatError, "record of shard 'a'"),

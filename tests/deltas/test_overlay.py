@@ -10,6 +10,7 @@ import pytest
 from tests.deltas.delta_files import EXPECTED, digests, frame, lay, model, payload, stepped, write_delta, write_model
 
 import weightmap as wm
+from weightmap import deltas as deltas_of
 
 GOOD, BAD = EXPECTED["good"], EXPECTED["bad"]
 
@@ -58,6 +59,20 @@ def test_frames_of_any_writer(tmp_path, mode, encoding, how):
         assert all(f[name].flags.writeable == (mode != "mmap") for name in f)
         np.testing.assert_array_equal(f.read("embed"), new["embed"])
         assert not f.is_stable or mode == "copy"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_delta_alone_is_no_model(tmp_path, strict):
+    """Its frames are never shown as tensors, by its directory or its index; a full version opens as ever."""
+    old = model()
+    base = write_model(tmp_path / "base", old)
+    delta = write_delta(tmp_path, 1, old, stepped(old, 1))
+    for path in (delta, delta / "model.safetensors.index.json"):
+        with pytest.raises(wm.UnsupportedError, match=r"this is a delta: .*wm\.open\(base, deltas=.*deltas\.apply"):
+            wm.open(path, strict=strict)
+    wm.load(base, deltas=[delta])
+    deltas_of.pull(tmp_path / "local", tmp_path, base=base)
+    assert digests(wm.load(tmp_path / "local")) == digests(stepped(old, 1))
 
 
 def test_unchanged_tensors_are_views_of_the_base(tmp_path):

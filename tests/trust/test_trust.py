@@ -536,4 +536,6 @@ def test_the_sums_of_modelexpress_name_the_tensor(tmp_path):
         refused(tmp_path, digests, "adler32 of tensor 't3' is wrong, and this is not the file", mode=mode)
     index["metadata"]["delta_encoding"] = "xor"  # then the sums are of other bytes
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    wm.verify(tmp_path)
+    wm.verify(path)
+    with pytest.raises(wm.UnsupportedError, match="this is a delta"):
+        wm.verify(tmp_path)

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import LayoutError, TensorFileError, UnsupportedError, quoted
+from weightmap.errors import LayoutError, NotRegularFileError, TensorFileError, UnsupportedError, quoted
 from weightmap.io.names import blob_of, is_shared, plain, stays_inside
 from weightmap.io.open_source import beside, from_path, is_missing
 from weightmap.options import Limits
@@ -87,12 +87,22 @@ def _is_near(path: str, other: str) -> bool:
     return real == blob or is_shared(real, blob)
 
 
+def refuse_loop(error: OSError, path: str) -> None:
+    """Raise `NotRegularFileError` where a file could not be opened because it is a link that leads to itself."""
+    if error.errno == errno.ELOOP:
+        what = "this file of the model is a link that leads to itself, expected a file: replace or remove it"
+        raise NotRegularFileError(what, path=path) from None
+
+
 def read_small(path: str, trust: Any = None) -> bytes | None:
     """Return the content of a small file, or None when there is none. `trust` has the digest that it must have."""
     try:
         source = from_path(path, "copy")
     except FileNotFoundError:
         return None
+    except OSError as error:
+        refuse_loop(error, path)
+        raise
     try:
         Limits().check("max_header_bytes", source.size, "size of the file")
         if trust is not None:

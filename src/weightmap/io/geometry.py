@@ -7,7 +7,7 @@ in row-major order at the same offset. Plans ask a geometry which bytes hold a p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import ChecksumError, FormatError, TruncatedError
 from weightmap.io.descriptor import aligned
@@ -267,27 +267,27 @@ def inflate(
 
     engine, found, seen = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
 
-    def refuse(error: FormatError) -> NoReturn:
-        raise error.located(path=source.name)
-
     for chunk in source.chunks(offset, stored):
         left: bytes | memoryview = chunk
         while len(left) and not engine.eof:
             try:
                 piece = engine.decompress(left, window)
             except zlib.error:
-                refuse(FormatError(f"{name} is not deflated as its archive says", field="method", offset=offset))
+                what = f"{name} is not deflated as its archive says"
+                raise FormatError(what, path=source.name, field="method", offset=offset) from None
             left = engine.unconsumed_tail
             seen, found = seen + len(piece), zlib.crc32(piece, found)
             if seen > size:
                 what = f"{name} inflates to more than its size"
-                refuse(FormatError(what, field="size", offset=offset, expected=f"{size} bytes"))
+                raise FormatError(what, path=source.name, field="size", offset=offset, expected=f"{size} bytes")
             if piece:
                 yield piece
             elif not left:
                 break
     if not engine.eof or seen != size:
-        refuse(TruncatedError(f"inflated size of {name}", field="size", offset=offset, actual=seen, expected=size))
+        what = f"inflated size of {name}"
+        raise TruncatedError(what, path=source.name, field="size", offset=offset, actual=seen, expected=size)
     if found != crc:
         what = f"CRC-32 of {name}"
-        refuse(ChecksumError(what, field="crc", offset=offset, actual=f"{found:#010x}", expected=f"{crc:#010x}"))
+        actual, expected = f"{found:#010x}", f"{crc:#010x}"
+        raise ChecksumError(what, path=source.name, field="crc", offset=offset, actual=actual, expected=expected)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError, quoted
 from weightmap.io import strict_json
 from weightmap.io.atomic import write_plan
-from weightmap.io.beside import read_small
+from weightmap.io.beside import read_small, refuse_loop
 from weightmap.io.names import stays_inside
 from weightmap.io.open_source import folder_of, from_buffer, from_path, inside, is_directory, names_in
 from weightmap.io.sink import WritePlan
@@ -59,6 +59,8 @@ class Along:
         For a file that exists with other content.
     FormatError
         For a ``modules.json`` that is damaged, or names a folder elsewhere, and for a damaged ``config.json``.
+    NotRegularFileError
+        For a link that leads to itself.
     """
 
     def __init__(
@@ -80,6 +82,9 @@ class Along:
                 source = from_path(inside(self._beside, name), "mmap")
             except (FileNotFoundError, IsADirectoryError, NotRegularFileError):
                 continue
+            except OSError as error:
+                refuse_loop(error, inside(self._beside, name))
+                raise
             with contextlib.closing(source):
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(target)

@@ -20,6 +20,7 @@ from weightmap.errors import (
     TensorFileError,
     TrustError,
     UnknownFormatError,
+    UnsupportedError,
     counted,
     escape,
     quoted,
@@ -493,6 +494,7 @@ def _open_listed(source: Source, path: str, options: Options, *, whole: bool) ->
             options.trust.admit(source, options.limits)
         odd: list[str] = []
         listing = read_listing(source, options, odd)
+        _refuse_delta(listing)
         names = _names_of(listing, options, odd)
         options.limits.check("max_shards", len(names), "number of shards")
         there = neighbours(path)
@@ -644,6 +646,14 @@ def _by_number(
     absent = [number + 1 for number in range(part.parts) if number not in numbered]
     odd.extend(f"part {number} of {part.parts} of this model is missing" for number in absent)
     return {numbered[number]: files[numbered[number]] for number in sorted(numbered)}
+
+
+def _refuse_delta(listing: Listing) -> None:
+    """Raise `UnsupportedError` for the index of a delta: its files hold frames, not values."""
+    if "delta_encoding" in listing.metadata:
+        what = "this is a delta: its files hold compressed changes of another version, not values"
+        remedy = "use wm.open(base, deltas=[...]), or weightmap.deltas.apply or pull"
+        raise UnsupportedError(f"{what}: {remedy}", field="delta_encoding")
 
 
 def _names_of(listing: Listing, options: Options, odd: list[str]) -> list[str]:

@@ -1,7 +1,9 @@
 """numpy's .npy and .npz: what numpy writes, in any order, of any type, stored or deflated."""
 
+import gc
 import io
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from tests.builders import normal, npy, npz
 import weightmap as wm
 from weightmap import native
 from weightmap.formats import _zip_faults
+from weightmap.io import source as sources
 from weightmap.io.open_source import from_path
 from weightmap.model.parts import dense_row
 
@@ -252,3 +255,25 @@ def test_every_key_is_the_array_that_numpy_has():
                 assert ours == {key: theirs[key].tobytes() for key in theirs.files}, names
             accepted += 1
     assert accepted > 1000
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed there")
+def test_a_deflated_entry_that_is_cut_off_meanwhile_keeps_no_descriptor(tmp_path, monkeypatch):
+    """The error and its traceback make no cycle: the file is closed at once, not at the next collection."""
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, a=np.arange(5000.0))
+    real = sources.read_into
+    # As of a file that was truncated when its directory, at its end, had been read.
+    monkeypatch.setattr(sources, "read_into", lambda *call: 0 if call[2] < 100 else real(*call))
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(Path("/proc/self/fd").iterdir())
+        try:
+            wm.open(path)
+        except wm.TruncatedError as error:
+            refused = str(error)
+        assert "became shorter while it was being read" in refused
+        assert set(Path("/proc/self/fd").iterdir()) == before
+    finally:
+        gc.enable()
