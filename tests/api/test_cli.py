@@ -1,6 +1,5 @@
 """The command line: its output, its streams and its exit statuses."""
 
-import contextlib
 import json
 import os
 import pty
@@ -351,74 +350,51 @@ def test_the_tree_of_a_large_module_is_bounded(write, run):
 # --- completions
 
 
-def completed(*words):
-    """Return what bash would offer for the last of these words."""
-    script = """
-    source <("$0" -m weightmap completions bash)
-    COMP_WORDS=(weightmap "$@"); COMP_CWORD=$#; _weightmap; printf '%s\n' "${COMPREPLY[@]}"
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory):
+    """Return what bash would offer for the last of some words, in a folder with one file."""
+    folder = tmp_path_factory.mktemp("completions")
+    (folder / "model.gguf").touch()
+    command = [sys.executable, "-m", "weightmap", "completions", "bash"]
+    script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    script += """
+    COMP_WORDS=(weightmap "$@"); COMP_CWORD=$#; _shtab_weightmap; printf '%s\n' "${COMPREPLY[@]}"
     """
-    done = subprocess.run(["bash", "-c", script, sys.executable, *words], capture_output=True, text=True, check=True)
-    return done.stdout.split()
+
+    def offers(*words):
+        done = subprocess.run(
+            ["bash", "-c", script, "bash", *words], cwd=folder, capture_output=True, text=True, check=True
+        )
+        return set(done.stdout.split())
+
+    return offers
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
-def test_bash_completes_commands_options_and_values():
-    assert completed("conv") == ["convert"]
-    assert set(completed("")) == {*COMMANDS, "--help", "--version"}
-    assert completed("diff", "--tens") == ["--tensors-only"]
-    assert {"int4_block", "int5_block"} <= set(completed("quantize", "--scheme", "int"))
-    assert completed("completions", "f") == ["fish"]
-    assert completed("inspect", "mo") == []
+def test_bash_completes_commands_options_values_and_paths(completed):
+    assert completed("conv") == {"convert"}
+    assert completed("") == set(COMMANDS)
+    assert completed("diff", "--tens") == {"--tensors-only"}
+    assert {"int4_block", "int5_block"} <= completed("quantize", "--scheme", "int")
+    assert completed("completions", "f") == {"fish"}
+    assert completed("help", "insp") == {"inspect"}
+    assert completed("inspect", "mo") == completed("verify", "--key", "mo") == {"model.gguf"}
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not here")
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [("insp", {"inspect"}), ("diff --tens", {"--tensors-only"}), ("completions z", {"zsh"}), ("", set(COMMANDS))],
-)
-def test_fish_completes_commands_options_and_values(run, tmp_path, typed, expected):
-    (tmp_path / "weightmap.fish").write_text(run("completions", "fish")[1])
-    command = ["fish", "--no-config", "-c", 'source $argv[1]; complete -C "weightmap $argv[2]"']
-    done = subprocess.run(
-        [*command, str(tmp_path / "weightmap.fish"), typed], capture_output=True, text=True, check=True
-    )
-    assert {line.split("\t")[0] for line in done.stdout.splitlines()} == expected
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_know_every_option(run, shell):
+    status, script, err = run("completions", shell)
+    assert (status, err) == (0, "")
+    for name, command in COMMANDS.items():
+        flags = [flag for action in command._actions for flag in action.option_strings]
+        assert all((flag.lstrip("-") if shell == "fish" else flag) in script for flag in (name, *flags))
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not here")
-def test_zsh_completes_commands_options_and_values(run, tmp_path):
-    """The tabulator completes in an interactive zsh, which reads what is typed from a terminal, in order."""
-    script = tmp_path / "_weightmap"
-    script.write_text(run("completions", "zsh")[1])
-    typed = f"autoload -U compinit && compinit -D -u && source {script}\n"
-    for line in ("insp", "diff --tens", "completions fi", "quantize --scheme adap"):
-        typed += f"weightmap {line}\t\x01print -r -- '=>' \n"  # ^A goes to the beginning of the line
-    master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "dumb"}
-    shell = subprocess.Popen(
-        ["zsh", "-f", "-i"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment
-    )
-    os.close(slave)
-    os.write(master, f"{typed}exit\n".encode())
-    seen = b""
-    with contextlib.suppress(OSError):  # EIO when the shell has gone
-        while piece := os.read(master, 1 << 16):
-            seen += piece
-    os.close(master)
-    assert shell.wait() == 0
-    words = ["inspect", "diff --tensors-only", "completions fish", "quantize --scheme adaptive"]
-    assert re.findall(r"^=> weightmap (.*?) *\r?$", seen.decode(), re.MULTILINE) == words
-
-
-def test_completions_of_every_shell_know_every_option(run):
-    for shell in ("bash", "zsh", "fish"):
-        status, script, err = run("completions", shell)
-        assert (status, err) == (0, "")
-        for name, command in COMMANDS.items():
-            flags = [flag for action in command._actions for flag in action.option_strings]
-            assert all((flag.lstrip("-") if shell == "fish" else flag) in script for flag in (name, *flags))
-        if shutil.which(shell):
-            subprocess.run([shell, "-n"], input=script, text=True, check=True)
+def test_completions_without_shtab(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert run("completions", "bash") == (4, "", "weightmap: completions need shtab: pip install 'weightmap[cli]'\n")
 
 
 # --- verify

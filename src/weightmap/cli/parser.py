@@ -15,7 +15,8 @@ from weightmap import __version__
 from weightmap.arguments import similar
 from weightmap.cli import show
 from weightmap.cli.arguments import add_distribution, add_json, add_lenient, add_remote, add_threads, add_weights, text
-from weightmap.cli.outcome import UsageError
+from weightmap.cli.outcome import OK, UsageError
+from weightmap.errors import MissingDependencyError
 from weightmap.lazy import NamedTuple, later
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _DIFF = (
 )
 _HELP = "weightmap help lists them all"
 _LINES = "Without words, each line of standard input is a question."
+_SHELLS = ("bash", "zsh", "fish")
 _EPILOG = """\
 exit status:
   0    fine
@@ -80,17 +82,29 @@ def _add_parser(subparsers: Any, name: str, summary: str, details: str = "") -> 
 
 def _add_help(parser: argparse.ArgumentParser, subparsers: Any) -> None:
     """Add the commands about commands, which need all others."""
-    from weightmap.cli import completions  # 2 ms
-
-    details = "For example: source <(weightmap completions bash)"
+    details = "For example: source <(weightmap completions bash). Needs the extra [cli]."
     sub = _add_parser(subparsers, "completions", "print what a shell needs to complete commands and options", details)
-    sub.set_defaults(run=lambda args: completions.completions(parser, args))
-    sub.add_argument("shell", metavar="SHELL", choices=completions.SHELLS, help=", ".join(completions.SHELLS))
+    sub.set_defaults(run=lambda args: _completions(parser, subparsers, args.shell))
+    sub.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
     sub = _add_parser(subparsers, "help", "show the commands, or the options of one")
     sub.set_defaults(
         run=lambda args: parser.parse_args(["--help"] if args.about is None else [args.about, "--help"]).run(args)
     )
-    sub.add_argument("about", metavar="COMMAND", nargs="?", choices=subparsers.choices)
+    sub.add_argument("about", metavar="COMMAND", nargs="?", choices=[*subparsers.choices])
+
+
+def _completions(parser: argparse.ArgumentParser, subparsers: Any, shell: str) -> int:
+    """Print the script by which a shell completes commands, options, their values and paths."""
+    try:
+        import shtab
+    except ImportError as error:
+        raise MissingDependencyError("completions need shtab: pip install 'weightmap[cli]'") from error
+    for sub in subparsers.choices.values():
+        for action in sub._actions:  # noqa: SLF001 - argparse has no other way to list arguments
+            if action.nargs != 0 and action.choices is None:
+                action.complete = shtab.FILE
+    show.emit(shtab.complete(parser, shell))
+    return OK
 
 
 # --------------------------------------------------------------------------------------------------- reading models
