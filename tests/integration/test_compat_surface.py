@@ -3,6 +3,8 @@
 The facts are those of safetensors' own tests; tests/integration/test_compat_suite.py runs these where they are at hand.
 """
 
+import ast
+import inspect
 import io
 import json
 import os
@@ -35,19 +37,22 @@ def spec(array, **other):
 
 
 def test_the_surface_is_that_of_safetensors():
-    import inspect
-
     for name in ("SafetensorError", "TensorSpec", "_safe_open_handle", "deserialize", "safe_open", "serialize"):
         assert hasattr(compat, name)
         assert hasattr(safetensors, name)
     for module in ("numpy", "flax", "mlx", "tensorflow"):
+        # Not imported: it imports its library, which may be missing.
+        source = Path(safetensors.__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+        defined = {node.name: node.args for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
         for name in ("load", "load_file", "save", "save_file"):
             function = getattr(getattr(compat, module), name)
             assert function.__module__ == f"weightmap.compat.{module}"
-            if module == "numpy":
-                assert list(inspect.signature(function).parameters) == list(
-                    inspect.signature(getattr(theirs, name)).parameters
-                )
+            assert pickle.loads(pickle.dumps(function)) is function
+            assert inspect.getdoc(function)
+            arguments = defined[name]
+            assert list(inspect.signature(function).parameters) == [
+                argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)
+            ]
     assert {"torch", "numpy", "flax", "patched", "serialize_file"} <= set(dir(compat))
     with pytest.raises(AttributeError, match="nothing"):
         compat.nothing  # noqa: B018

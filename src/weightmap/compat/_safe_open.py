@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 import weightmap as wm
-from weightmap.compat._errors import MissingFileError, SliceError
 from weightmap.compat._frameworks import framework_named
 from weightmap.compat._pread import is_plain, read_part, read_whole
 from weightmap.dtypes import DTYPES
-from weightmap.errors import ClosedError, UnsupportedError
+from weightmap.errors import ClosedError, TensorFileError, UnsupportedError
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_copied, is_remote, row_of
@@ -300,3 +299,38 @@ def load_file(
     """
     with safe_open(filename, framework, device, backend=backend) as file:
         return file.get_tensors()
+
+
+# -------------------------------------------------------------------------------- errors of safetensors' classes too
+
+
+class MissingFileError(FileNotFoundError):
+    """There is no such file: the error of the system, in the words of safetensors."""
+
+    def __str__(self) -> str:
+        return f"No such file or directory: {self.filename}"
+
+
+class SliceError(TensorFileError, IndexError):
+    """A slice asks for more than the tensor has."""
+
+    @classmethod
+    def of(cls, index: tuple[Any, ...], shape: tuple[int, ...], error: IndexError) -> SliceError:
+        """Return the error for an index that numpy refused, in the words of safetensors where it has some."""
+        given = index[: index.index(Ellipsis)] if Ellipsis in index[:-1] else index[:-1]
+        for dim, (part, size) in enumerate(zip(given, shape, strict=False)):
+            if not isinstance(part, int):
+                continue
+            if part < -size:
+                return cls(f"Invalid index {part} for dimension {dim} of size {size}")
+            if part >= size:
+                what = f"Error during slicing [{', '.join(map(_spelt, given))}] with shape {list(shape)}"
+                return cls(f"{what}: index {part} out of bounds for tensor dimension #{dim} of size {size}")
+        return cls(str(error))
+
+
+def _spelt(part: Any) -> str:
+    if not isinstance(part, slice):
+        return str(part)
+    start, stop = ("" if bound is None else str(bound) for bound in (part.start, part.stop))
+    return f"{start}:{stop}" + ("" if part.step is None else f":{part.step}")

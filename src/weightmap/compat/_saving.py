@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
 from weightmap.arguments import as_path
-from weightmap.compat._errors import TorchEncodeError
 from weightmap.compat._safe_open import code_of, dtype_of, safe_open
 from weightmap.dtypes import DTYPES
 from weightmap.errors import EncodeError, quoted
@@ -31,6 +30,10 @@ _FORMAT = by_name("safetensors")
 _KNOWN = {name: DTYPES[name] for name in DTYPE_NAMES.values() if not DTYPES[name].packed}
 _KNOWN[PAIRS] = DTYPES["float4_e2m1fn"]
 _CODES = {name: code for code, name in DTYPE_NAMES.items()}
+
+
+class TorchEncodeError(EncodeError, RuntimeError):
+    """Tensors of torch cannot be written as they are: some share memory, or have no data."""
 
 
 # ------------------------------------------------------------------------------------------------- arrays and tensors

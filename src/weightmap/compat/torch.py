@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weightmap.compat import _safe_open, _saving
-from weightmap.compat._errors import TorchEncodeError
+from weightmap.compat._saving import TorchEncodeError
 from weightmap.errors import EncodeError, quoted
 from weightmap.model.foreign import check_module
 from weightmap.torch import StateError, load_state
