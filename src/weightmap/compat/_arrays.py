@@ -11,25 +11,33 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class _Load(Protocol):
+class Load(Protocol):
+    """``load`` of a module, for type checkers."""
+
     def __call__(self, data: Any) -> dict[str, Any]: ...
 
 
-class _LoadFile(Protocol):
+class LoadFile(Protocol):
+    """``load_file`` of a module, for type checkers."""
+
     def __call__(self, filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]: ...
 
 
-class _Save(Protocol):
+class Save(Protocol):
+    """``save`` of a module, for type checkers."""
+
     def __call__(self, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes: ...
 
 
-class _SaveFile(Protocol):
+class SaveFile(Protocol):
+    """``save_file`` of a module, for type checkers."""
+
     def __call__(
         self, tensors: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
     ) -> None: ...
 
 
-def functions(module: str, framework: str, arrays: str, how: str) -> tuple[_Load, _LoadFile, _Save, _SaveFile]:
+def functions(module: str, framework: str, arrays: str, how: str) -> tuple[Load, LoadFile, Save, SaveFile]:
     """Return ``load``, ``load_file``, ``save`` and ``save_file`` of a module.
 
     Parameters
