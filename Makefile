@@ -19,15 +19,15 @@ help-all:
 	@$(call HELP,[a-z0-9-]+)
 
 ## demo: convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences
-demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
-	@$(BIN)/weightmap demo
+demo: $(MODULE) $(MODEL) $(VENV)/.minilm
+	@PYTHONPATH=examples $(BIN)/python -m minilm
 
 # One process for each processor, up to four; make test JOBS=0 runs everything in one process, and names the files.
 JOBS := auto
 # Python may cache what it compiles: the suite starts many processes.
 TEST := unset PYTHONDONTWRITEBYTECODE; $(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal
 ## test: the tests, and every benchmark once: four and a half minutes on two idle processors
-test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo
+test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench
 	@echo "Running the tests, and each benchmark once"
 	@$(TEST) -m "not slow" tests benchmarks
 

@@ -17,7 +17,7 @@ build/sanitize/.built: $(BASE) setup.py $(C_SOURCES) $(shell find src -name '*.p
 	@touch $@
 
 ## sanitize: all tests with the C module under the address and undefined-behaviour sanitisers
-sanitize: build/sanitize/.built sanitize-test $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-demo
+sanitize: build/sanitize/.built sanitize-test $(MODULE) $(MODEL) $(VENV)/.extra-test
 	@echo "Running the tests with it"
 	@$(BIN)/python -m tests.sanitised $(SANITIZED) -rs $(SANITIZE_TESTS)
 

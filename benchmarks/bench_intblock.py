@@ -21,9 +21,9 @@ import pytest
 
 import limits
 import weightmap as wm
+from minilm import find_checkpoint
 from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
-from weightmap.demo import find_checkpoint
 from weightmap.native import late
 
 # Bytes of output.

@@ -2,11 +2,11 @@
 
 ::
 
-    python benchmarks/quantise_minilm.py [--into docs/quantisation.md]
+    PYTHONPATH=examples python benchmarks/quantise_minilm.py [--into docs/quantisation.md]
 
 Each row is a file of ``weightmap quantize CHECKPOINT FILE --scheme SCHEME --block-size N``: it quantises the matrices
 of the layers and keeps embeddings and tensors of one dimension float32. (One row also quantises the embeddings.) This
-script computes the errors itself, from the original and the decoded file. The sentences are those of ``weightmap
+script computes the errors itself, from the original and the decoded file. The sentences are those of ``make
 demo``.
 
 The gguf package, where it is installed, quantises the same matrices with ggml's Q4_0 and Q5_0. It writes no file here;
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+import minilm as demo
 import weightmap as wm
-from weightmap import demo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -6,7 +6,7 @@
 import sys
 
 import weightmap
-from weightmap.demo import SentenceEncoder
+from minilm import SentenceEncoder
 
 if len(sys.argv) < 4:
     sys.exit(__doc__)

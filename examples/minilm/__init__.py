@@ -1,13 +1,17 @@
-"""``weightmap demo``: a real sentence encoder that runs directly on a mapped file.
+"""``make demo``: a real sentence encoder that runs directly on a mapped file.
 
 It converts the all-MiniLM-L6-v2 checkpoint to EMBD, opens it by mapping, and turns sentences into embeddings and their
 similarities without copying a tensor (a quantised file is decoded one matrix at a time). Then it compares the cost of
 opening with that of the safetensors library.
 
-Only the command line imports this package. For use in a program::
+With other sentences, or a model of one's own::
+
+    PYTHONPATH=examples python -m minilm [--model FILE] [SENTENCE ...]
+
+For use in a program::
 
     import weightmap
-    from weightmap.demo import SentenceEncoder
+    from minilm import SentenceEncoder
 
     with weightmap.open("minilm.weights") as file:
         embeddings = SentenceEncoder(file).embed(["A cat sleeps.", "A kitten naps."])
@@ -25,10 +29,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import weightmap
-from weightmap.demo.bert import BertEncoder
-from weightmap.demo.measure import measure_in_child
-from weightmap.demo.report import measurement_lines, similarity_lines
-from weightmap.demo.sentences import TOKENIZERS, SentenceEncoder, build_tokenizer
+from minilm.bert import BertEncoder
+from minilm.measure import measure_in_child
+from minilm.report import measurement_lines, similarity_lines
+from minilm.sentences import TOKENIZERS, SentenceEncoder, build_tokenizer
 from weightmap.dtypes import FLOATING
 from weightmap.errors import MissingDependencyError, counted, escape
 from weightmap.model.parts import dense_rows

@@ -67,7 +67,7 @@ def erf(x: ArrayLike) -> NDArray[np.float64]:
 
     Examples
     --------
-    >>> from weightmap.demo.bert import erf
+    >>> from minilm.bert import erf
     >>> erf([0.0, 0.5, float("inf")]).round(6).tolist()
     [0.0, 0.5205, 1.0]
     """

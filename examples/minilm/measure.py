@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import weightmap
-from weightmap.demo.model_parts import model_parts
-from weightmap.demo.sentences import SentenceEncoder, build_tokenizer
+from minilm.model_parts import model_parts
+from minilm.sentences import SentenceEncoder, build_tokenizer
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _CHILD = """
 import json, sys
 request = json.load(sys.stdin)
 sys.path[:] = request.pop("search_path")
-from weightmap.demo.measure import measure
+from minilm.measure import measure
 json.dump(measure(**request)._asdict(), sys.stdout)
 """
 

@@ -7,7 +7,7 @@ Hugging Face directory with the rest.
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import TensorFileError
@@ -53,7 +53,7 @@ def model_parts(model: Any) -> Parts:
     tokenizer = getattr(model, "tokenizer", None)
     path = getattr(model, "path", None)
     if vocab is None and tokenizer is None and path is not None:
-        beside = hub.read_directory(os.path.dirname(path), path)
+        beside = hub.read_directory(str(Path(path).parent), path)
         return Parts(beside.metadata | metadata, beside.vocab, beside.special_ids)
     if vocab is not None or tokenizer is None:
         return Parts(metadata, vocab, getattr(vocab, "special_ids", None))

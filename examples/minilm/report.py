@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from weightmap.demo.measure import OPENS
+from minilm.measure import OPENS
 from weightmap.errors import escape
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.demo.measure import Measurement
+    from minilm.measure import Measurement
 
 _UNKNOWN = "not available"
 _LABEL, _COLUMN = 33, 15

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.demo.bert import BertEncoder
-from weightmap.demo.model_parts import model_parts
+from minilm.bert import BertEncoder
+from minilm.model_parts import model_parts
 from weightmap.errors import MissingDependencyError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SentenceEncoder:
     Parameters
     ----------
     tensors : mapping of str to ndarray or QuantizedTensor
-        A BERT checkpoint's tensors, as :class:`~weightmap.demo.bert.BertEncoder` takes them, such as an open
+        A BERT checkpoint's tensors, as :class:`~minilm.bert.BertEncoder` takes them, such as an open
         :class:`weightmap.TensorFile`, used in place.
     metadata : mapping of str to str, optional
         Under EMBD's keys; by default from the file's metadata (EMBD) or configuration (AMB).

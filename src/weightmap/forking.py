@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Not needed for reading files: programs, integrations, words, deltas but their overlay, and stores, whose
 # libraries take a quarter of a second and register hooks of their own.
 _APART = frozenset(
-    {"__main__", "cli", "compat", "dcp", "deltas", "demo", "jax", "report", "torch", "typing", "vllm", "words"}
+    {"__main__", "cli", "compat", "dcp", "deltas", "jax", "report", "torch", "typing", "vllm", "words"}
     | {"ahead", "fetching", "hub", "location", "proxies", "remote", "stores", "web"}
 )
 # Without `logging` and `concurrent.futures`: imported during a fork, they would register their own hooks too late.

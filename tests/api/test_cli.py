@@ -943,7 +943,7 @@ def test_help_and_version_are_0(run):
     status, out, _ = run("--help")
     assert status == 0
     assert run("help") == (0, out, "")
-    for word in ("inspect", "verify", "convert", "diff", "export", "lookup", "demo", "exit status"):
+    for word in ("inspect", "verify", "convert", "diff", "export", "lookup", "exit status"):
         assert word in out
     version = 0, f"weightmap {weightmap.__version__}\n", ""
     assert [run("--version"), run("-v"), run("-V")] == [version] * 3
@@ -1053,16 +1053,6 @@ def test_lookup_without_words_in_the_file_is_a_usage_error(write, run):
     status, out, err = run("lookup", write(), "word")
     assert (status, out) == (2, "")
     assert err.endswith(": there are no words to look up: no vocabulary with one matrix of embeddings\n")
-
-
-def test_demo_passes_its_arguments_on(run, monkeypatch):
-    from weightmap import demo
-
-    seen = []
-    monkeypatch.setattr(demo, "run", lambda model, sentences: seen.append((model, list(sentences))) or 0)
-    assert run("demo", "--model", "m.weights", "one sentence", "another")[0] == 0
-    assert run("demo")[0] == 0
-    assert seen == [("m.weights", ["one sentence", "another"]), (None, [])]
 
 
 def test_messages_name_the_target_and_no_temporary_file(write, run, tmp_path):

@@ -21,9 +21,9 @@ from tests.builders import torch as torch_files
 from tests.places import ROOT
 from tests.support import DATA, same
 
+import minilm as demo
 import weightmap
-from weightmap import demo
-from weightmap.demo import bert, measure, model_parts, report
+from minilm import bert, measure, model_parts, report
 
 REFERENCE = DATA / "minilm_reference.npz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -378,6 +378,23 @@ def test_the_model_is_kept_where_it_is_asked_for(checkpoint, encoder, tmp_path, 
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
     assert r"Two \x1b[31m." in out.getvalue()
     assert "safetensors was not measured" in out.getvalue()
+
+
+def test_the_program_takes_sentences_and_a_model_and_reports_errors_in_a_line(conversion, tmp_path):
+    def ran(*args):
+        command = [sys.executable, "-m", "minilm", *map(str, args)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), *sys.path])}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    done = ran("--model", conversion[0], "One.", "Two.")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("embd, ")
+    assert "  1  One.\n  2  Two.\n\n" in done.stdout
+    (tmp_path / "bad.weights").write_bytes(b"nothing of ours" * 10)
+    done = ran("--model", tmp_path / "bad.weights")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"minilm: {tmp_path / 'bad.weights'}: ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")

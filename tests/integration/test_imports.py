@@ -50,7 +50,7 @@ LAYERS = [
     {""},  # weightmap/__init__.py, the public names
     {"compat", "dlpack", "jax", "torch"},
     {"dcp", "vllm"},
-    {"demo", "report"},
+    {"report"},
     {"cli"},
     {"__main__"},
 ]

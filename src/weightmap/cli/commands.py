@@ -1,4 +1,4 @@
-"""The commands that write and compare: ``convert``, ``diff``, ``export``, ``demo``.
+"""The commands that write and compare: ``convert``, ``diff``, ``export``.
 
 Every command is a function from its arguments to an exit status; errors pass through it to `weightmap.cli.main`.
 """
@@ -167,13 +167,6 @@ def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: I
             sink.write(chunk)
 
     return write_plan(path, WritePlan(len(head.getvalue()) + math.prod(shape) * dtype.itemsize, write))
-
-
-def demo(args: argparse.Namespace) -> int:
-    """Run the demonstration."""
-    from weightmap import demo as demonstration
-
-    return demonstration.run(args.model, args.sentences)
 
 
 def _side(value: object) -> str:

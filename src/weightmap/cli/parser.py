@@ -280,13 +280,6 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _demo(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[])
-    sub.add_argument(
-        "--model", metavar="FILE", help="a converted checkpoint, quantised or not; made if it does not exist"
-    )
-
-
 # ------------------------------------------------------------------------------------------------------- the commands
 class _Command(NamedTuple):
     """The module with the command's function, the first line and the rest of its help, and what adds its arguments."""
@@ -298,7 +291,7 @@ class _Command(NamedTuple):
 
 
 # Commands that read no addresses
-_LOCAL = frozenset({"sign", "apply", "demo"})
+_LOCAL = frozenset({"sign", "apply"})
 _COMMANDS = {
     "inspect": _Command("reading", "show the contents of files", "No tensor data is read.", _inspect),
     "verify": _Command("reading", "check the structure of files, and their checksums", _VERIFY, _verify),
@@ -370,7 +363,6 @@ _COMMANDS = {
         f"Words asked about are left out. Without A B C, --positive and --negative: {_LINES[0].lower()}{_LINES[1:]}",
         _analogy,
     ),
-    "demo": _Command("commands", "embed sentences with a real model, straight from the mapped file", "", _demo),
 }
 
 

@@ -15,7 +15,7 @@ from tests.builders import bintensors as bt
 from tests.support import DATA, same
 
 import weightmap as wm
-from weightmap import demo
+from minilm import find_checkpoint
 
 TRUTH = DATA / "bintensors"
 VERDICTS = DATA / "malformed" / "bintensors"
@@ -451,7 +451,7 @@ def test_what_is_odd_but_legal_is_a_warning():
 
 
 def test_a_real_model_goes_through_three_formats(tmp_path):
-    checkpoint = demo.find_checkpoint()
+    checkpoint = find_checkpoint()
     if checkpoint is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("needs the checkpoint")
     path = next(checkpoint.glob("*.safetensors"))
