@@ -3,6 +3,7 @@
 ``examples/make_reference_vectors.py`` made the reference file and describes its arrays.
 """
 
+import doctest
 import importlib.util
 import io
 import json
@@ -337,6 +338,10 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- the error function
+
+
+def test_the_example_of_erf_runs():
+    assert doctest.testmod(bert).failed == 0
 
 
 def test_gelu_is_the_exact_one():
