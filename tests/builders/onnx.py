@@ -140,7 +140,8 @@ def many_numbers(count):
 
 
 # The messages within fields of the model, by number, and None for data; other fields that have a length are texts.
-MESSAGES = {7: {5: {13: {}, **dict.fromkeys((4, 5, 7, 9, 10, 11))}}, 8: {}, 14: {}}
+TENSOR = {13: {}, **dict.fromkeys((4, 5, 7, 9, 10, 11))}
+MESSAGES = {7: {1: {5: {5: TENSOR}}, 5: TENSOR}, 8: {}, 14: {}}
 
 
 def anatomy(data):

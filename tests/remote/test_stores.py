@@ -297,7 +297,7 @@ def test_a_store_that_lists_less_than_the_index_names(objects, url):
         wm.open(url + "model/model.safetensors.index.json")
 
 
-ELSEWHERE = ["../x", "/x", "https://elsewhere/x", "s3://b/x", "a//x", "%2e%2e/x", ".%2E/x", "..%2fx", "a/%2e%2e%2f../x"]
+ELSEWHERE = ["../x", "/x", "https://elsewhere/x", "s3://b/x", "%2e%2e/x", ".%2E/x", "..%2fx", "a/%2e%2e%2f../x"]
 ELSEWHERE += ["..%5cx", "%252e%252e/x", "%25%32%65%25%32%65/x", f"%{'25' * 20}2e/x", ".. /x", "..%20/x", "...", "%2e"]
 ELSEWHERE += ["%2fx"]
 

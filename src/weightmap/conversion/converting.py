@@ -359,6 +359,8 @@ def _decoded(file: TensorFile, spec: Spec) -> list[str]:
 
 def _raw(file: TensorFile, spec: Spec) -> list[str]:
     """Return a line about codes of a quantised checkpoint that go to a target without its configuration."""
+    if spec.dtype is not None or spec.quantize is not None:  # codes were refused before
+        return []
     names, _ = codes_among(file, spec.takes)
     if not names:
         return []

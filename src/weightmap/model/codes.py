@@ -84,13 +84,19 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
     return None
 
 
+def _tell_of_scales(names: Iterable[str]) -> bool:
+    """Whether some of these tensors may be scales, or mark a file as quantised."""
+    text = "\n".join(names)
+    return any(word in text for word in ("scale", "absmax", "SCB", _MARKS[1]))
+
+
 def first_codes(table: Table, numbers: Iterable[int]) -> tuple[str, str, str | None] | None:
     """Return name and type of the first of these tensors that is codes, and the name of its scales; None for none.
 
     A tensor that marks a file has no scales.
     """
     names = list(table.names)
-    if not any("scale" in name or "absmax" in name or name.endswith(("SCB", _MARKS[1])) for name in names):
+    if not _tell_of_scales(names):
         return None
     where = {name: number for number, name in enumerate(names)}
 
@@ -131,6 +137,8 @@ def refuse_codes(table: Table, numbers: Iterable[int], method: str | None) -> No
 
 def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str]:
     """Return which of the tensors that are taken are codes, and the name of the scales of the first."""
+    if not _tell_of_scales(file):
+        return [], ""
     rows = {name: row for name, row in named_rows(file) if not row.dtype.quantized}
     pairs = [
         (name, scales)
