@@ -5,9 +5,6 @@ of the file, compares the checksum, and flushes nothing to the disk; in one vari
 blocks that stay in cache. The publisher XORs, compresses and sums up tensor by tensor, and writes one file, which it
 does not flush either. Ours writes beside, verifies, flushes, and switches.
 
-Each receiver reads what its own publisher writes: for the rivals frames of zstd, for ours frames made from the zeros
-that are known, which zstd decodes more slowly and we faster. "weightmap, zstd's frames" reads those of the rivals.
-
 Receivers go to and fro between two states, so every call but the first is one "from the second version on". Directories
 of the disk are pytest's; set ``--basetemp`` to choose another disk.
 """
@@ -30,11 +27,8 @@ import pytest
 import weightmap as wm
 from timing import Timed, each_contender, limit, need, ours, rival
 from weightmap import deltas
-from weightmap.deltas.frames import BLOCK, patched
-from weightmap.deltas.versions import read_version
-from weightmap.io import buffers
+from weightmap.deltas.frames import BLOCK
 from weightmap.native import late
-from weightmap.options import DEFAULT_LIMITS, Options
 
 TENSORS, CHANGED = 16, 0.01
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -76,10 +70,10 @@ class Case:
         for number, state in enumerate(states):
             (folder / str(number)).mkdir()
             wm.save(folder / str(number) / FILE, state)
+        self.source = folder / "source"
         self.nbytes = TENSORS * 2 * size
         for version in (1, 2):
-            deltas.publish(self.model(version - 1), self.model(version), self.source(ours=True), version=version)
-            publish_by_steps(self.model(version - 1), self.model(version), self.delta(version, ours=False), version)
+            deltas.publish(self.model(version - 1), self.model(version), self.source, version=version)
 
     @staticmethod
     def _flips(rng, size):
@@ -89,13 +83,9 @@ class Case:
         """Return the directory of a state, which is 0 or 1."""
         return self.folder / str(state % 2)
 
-    def source(self, *, ours):
-        """Return the directory of the versions that we have published, or the rival."""
-        return self.folder / ("source" if ours else "source of zstd's frames")
-
-    def delta(self, version, *, ours=True):
+    def delta(self, version):
         """Return the directory of a version, which is 1 or 2."""
-        return self.source(ours=ours) / f"weight_v{version:06}"
+        return self.source / f"weight_v{version:06}"
 
     def local(self):
         """Return a copy of the model for a receiver."""
@@ -151,14 +141,14 @@ def receiver(step):
     return prepare
 
 
-def applying(local, case, threads=1, *, in_place=False, of=True):
+def applying(local, case, threads=1, *, in_place=False):
     """Ours."""
-    return lambda version: deltas.apply(local, case.delta(version, ours=of), threads=threads, in_place=in_place)
+    return lambda version: deltas.apply(local, case.delta(version), threads=threads, in_place=in_place)
 
 
 def pulling(local, case, threads=1):
     """Ours, which finds the way itself."""
-    return lambda version: deltas.pull(local, case.source(ours=True), version=version, threads=threads)
+    return lambda version: deltas.pull(local, case.source, version=version, threads=threads)
 
 
 def in_place(local, case, *, whole):
@@ -181,7 +171,7 @@ def in_place(local, case, *, whole):
         return digest
 
     def call(version):
-        folder = case.delta(version, ours=False)
+        folder = case.delta(version)
         mapped, (places, _) = np.memmap(local / FILE, np.uint8, "r+"), layout(local / FILE)
         index = json.loads((folder / INDEX).read_bytes())
         for name in sorted(set(index["weight_map"].values())):
@@ -231,7 +221,6 @@ RECEIVERS = (
     | ours(receiver(pulling), "weightmap, pull")
     | ours(receiver(partial(applying, in_place=True)), "weightmap, in place by a journal")
     | ours(receiver(partial(applying, in_place=True, threads=2)), "weightmap, in place, 2 threads", threads=2)
-    | ours(receiver(partial(applying, of=False)), "weightmap, zstd's frames")
     | {
         "in place by frames": rival(receiver(partial(in_place, whole=True))),
         "in place by blocks": rival(receiver(partial(in_place, whole=False))),
@@ -319,65 +308,4 @@ def test_publish(compare, case, group, who):
     compare(PUBLISH, given, nbytes=given.nbytes)
 
 
-def looping(case, *, of):
-    """Decode, XOR and sum up the tensors of a model in memory, to the other state and back."""
-    options = Options(DEFAULT_LIMITS, private=True)
-    there, back = (read_version(str(case.delta(version, ours=of)), options) for version in (1, 2))
-    memory, turns = np.fromfile(case.model(0) / FILE, np.uint8), cycle((there, back))
-    places, _ = layout(case.model(0) / FILE)
-
-    def call():
-        with buffers.keeping():
-            for name, frame in next(turns).frames.items():
-                begin, end = places[name]
-                blocks = (memory[at : min(at + BLOCK, end)] for at in range(begin, end, BLOCK))
-                for _ in patched([frame], blocks, end - begin):
-                    pass
-
-    return Timed(call)
-
-
-def decoding(case, *, of):
-    """Decode the same frames, streamed."""
-    zstd, block = need("zstandard"), bytearray(BLOCK)
-    folder = case.delta(1, ours=of)
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    stored = [(np.memmap(folder / name, np.uint8, "r"), layout(folder / name)[0]) for name in names]
-
-    def call():
-        for data, spans in stored:
-            for begin, end in spans.values():
-                reader = zstd.ZstdDecompressor().stream_reader(data[begin:end])
-                while reader.readinto(block):
-                    pass
-
-    return Timed(call)
-
-
-def summing(case, *, of):
-    """Sum up the same tensors, in the same blocks."""
-    xxhash, memory = need("xxhash"), np.fromfile(case.model(0) / FILE, np.uint8)
-    places, _ = layout(case.model(0) / FILE)
-
-    def call():
-        for begin, end in places.values():
-            digest = xxhash.xxh3_128()
-            for at in range(begin, end, BLOCK):
-                digest.update(memory[at : min(at + BLOCK, end)])
-
-    return Timed(call)
-
-
-LOOP = {
-    f"deltas/loop, {whose} frames": ours(partial(looping, of=of))
-    | {"zstd's decoding alone": limit(partial(decoding, of=of)), "the checksum alone": limit(partial(summing, of=of))}
-    for whose, of in (("our", True), ("zstd's", False))
-}
-GROUPS = APPLY | PUBLISH | LOOP
-
-
-@each_contender(LOOP)
-def test_loop(compare, case, group, who):
-    """Decode a version."""
-    given = case("disk")
-    compare(LOOP, given, nbytes=given.nbytes)
+GROUPS = APPLY | PUBLISH

@@ -399,56 +399,6 @@ int64_t wm_stage(const wm_staging *staging, uint64_t n, uint32_t *crcs, int thre
  * (ENOSYS on systems other than Linux). */
 int wm_prefer_node(uint8_t *memory, uint64_t size, int node);
 
-/* ------------------------------------------------------------------------------------------------- frames of zstd */
-/* What the header of a frame says. */
-typedef struct {
-    uint64_t size;   /* bytes of the payload; UINT64_MAX when it does not say */
-    uint64_t window; /* bytes back that a match may lie */
-    uint64_t header; /* bytes of the header */
-} wm_frame;
-/* Reads a header, of which n bytes are there: 18 are enough. Returns 1; 0 when no frame begins so, or one that needs a dictionary. */
-int wm_frame_header(const uint8_t *data, uint64_t n, wm_frame *frame);
-/* Bytes of the room of a decoder whose matches lie up to `window` bytes back. */
-uint64_t wm_frame_room(uint64_t window);
-/* Begins with the blocks of a frame that declares a window, of which `window` bytes are kept in a room that is aligned to eight
- * bytes. `sparse`: most bytes of the payload will be zero. */
-void wm_frame_begin(uint8_t *room, uint64_t window, uint64_t declared, int sparse);
-enum {
-    WM_FRAME_FULL,    /* `out` is full */
-    WM_FRAME_HUNGRY,  /* the next block is not in `in` as a whole: at most 131,075 bytes */
-    WM_FRAME_ENDED,   /* the payload has ended */
-    WM_FRAME_DAMAGED, /* there is no way on */
-};
-/* The bytes of a block of up to 16 MiB that changed, in the order in which they did: place << 8 | what it is now. */
-typedef struct {
-    const uint8_t *block;
-    uint32_t *list;
-    uint64_t most, count; /* entries that the list has room for, and changes so far, which may be more */
-} wm_changes;
-/* Decodes the next `size` bytes of the payload from n bytes that follow those taken before; with `exclusive`, XORs them to what is
- * in `out`, which lies in the block of `changes`, and lists those that change there; not if that is NULL. Returns how it ended, with
- * the bytes taken and made. */
-int wm_frame_decode(uint8_t *room, const uint8_t *in, uint64_t n, uint8_t *out, uint64_t size, int exclusive, uint64_t *taken,
-                    uint64_t *made, wm_changes *changes);
-/* Makes the changes of a list in a block of n bytes. 0 when one lies outside, and those before it are made. */
-int wm_change(uint8_t *block, uint64_t n, const uint32_t *list, uint64_t count);
-
-/* Bytes of the room of an encoder. */
-uint64_t wm_frame_encode_room(void);
-/* Encodes where n bytes differ from those before, by XOR, as the next blocks of a frame whose window is 128 KiB, the last ones with
- * `last`. `room` is aligned to eight bytes, and `out` has n + 3 * (n / 131072 + 1) bytes. Returns the bytes made; 0 where too many
- * differ: zstd itself is better at that, from the beginning of the frame. */
-uint64_t wm_frame_encode(uint8_t *room, const uint8_t *before, const uint8_t *after, uint64_t n, int last, uint8_t *out);
-/* Two open files, and where in each its bytes begin. */
-typedef struct {
-    int fd, other;
-    uint64_t at, other_at;
-} wm_two_files;
-/* The same of n bytes of two files, read block by block into `before`, which has room for 131072 bytes or n, and `after`, which is
- * complete unless the result is 0: also where a file ends too early or cannot be read. */
-uint64_t wm_frame_encode_files(uint8_t *room, const wm_two_files *files, uint8_t *before, uint8_t *after, uint64_t n, int last,
-                               uint8_t *out);
-
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file behind fd, which it does not keep. `kind` 0: read-only and shared; 1: private and writable; 2:
  * read-only and private, for sealed memory; 3: private and writable memory, without a file (fd is -1). Returns the address, or NULL

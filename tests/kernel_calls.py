@@ -12,7 +12,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zstandard
 from tests import zip_files
 from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, gguf, onnx, safetensors, torch
 from tests.table_support import rules
@@ -38,7 +37,6 @@ LEFT_OUT = {
     "wm_fstat": "one struct",
     "wm_prefer_node": "memory, which the system moves and nobody reads",
     "wm_unchanged": "one struct",
-    "wm_frame_begin": "the room of wm_frame_decode, for which it is called",
 }
 FILL = 0xA5  # what outputs hold before a call
 
@@ -1002,82 +1000,6 @@ def _wm_zip_order(p: Place, size: int) -> Any:
         for order in (given, ffi.NULL)
         for end in (20 * size, 20 * size + 1)
     ]
-
-
-@cache
-def frame(size: int) -> bytes:
-    """A frame of zstd whose payload has so many bytes, most of them zero."""
-    data = np.frombuffer(noise(size), np.uint8) * (np.arange(size) % 23 == 0)
-    packed: bytes = zstandard.ZstdCompressor(level=1).compress(data.astype(np.uint8))
-    return packed
-
-
-def _wm_frame_header(p: Place, size: int) -> Any:
-    found, data = ffi.new("wm_frame *"), frame(size)
-    given = (data[:18], data[: size % 18], noise(size)[:18])
-    return [(lib.wm_frame_header(p.give(some), len(some), found), fields(found)) for some in given]
-
-
-def _wm_frame_decode(p: Place, size: int) -> Any:
-    told, data, found = [], frame(size), ffi.new("wm_frame *")
-    assert lib.wm_frame_header(data, len(data), found)
-    for sparse in (0, 1):
-        # Behind the header, and all but its last byte.
-        for given in (data[found.header :], data[found.header : -1]):
-            room = np.full(lib.wm_frame_room(found.window), FILL, np.uint8)  # larger than a place may be
-            memory = ffi.from_buffer("uint8_t[]", room)
-            lib.wm_frame_begin(memory, found.window, found.window, sparse)
-            counts, out = ffi.new("uint64_t[2]"), p.room(size)
-            how = lib.wm_frame_decode(memory, p.give(given), len(given), out, size, 0, counts, counts + 1, ffi.NULL)
-            told.append((how, *counts, bytes(ffi.buffer(out, counts[1]))))
-        lib.wm_frame_begin(memory, found.window, found.window, sparse)
-        block, given = p.give(noise(size)), data[found.header :]
-        changes = ffi.new("wm_changes *", {"block": block, "list": p.room(size, "uint32_t"), "most": size // 30})
-        how = lib.wm_frame_decode(memory, p.give(given), len(given), block, size, 1, counts, counts + 1, changes)
-        some = min(changes.count, changes.most)
-        told.append((how, *counts, changes.count, bytes(ffi.buffer(changes.list, 4 * some))))
-    return told
-
-
-def _wm_change(p: Place, size: int) -> Any:
-    places = np.arange(0, size, 7, dtype=np.uint32)
-    count, given, block = len(places), p.array(places << 8 | places % 251), p.give(noise(size))
-    told = [lib.wm_change(block, n, given, count) for n in (size, size // 2)]
-    return told, bytes(ffi.buffer(block, size))
-
-
-def _wm_frame_encode(p: Place, size: int) -> Any:
-    room, told = np.full(lib.wm_frame_encode_room(), FILL, np.uint8), []  # larger than a place may be
-    given = noise(2 * size)
-    flips = np.frombuffer(given[:size], np.uint8) * (np.arange(size) % 23 == 0)
-    for after in (
-        given[:size],
-        given[size:],
-        (np.frombuffer(given[:size], np.uint8) ^ flips).astype(np.uint8).tobytes(),
-    ):
-        for last in (0, 1):
-            out = p.room(size + 3)
-            before, now = p.give(given[:size]), p.give(after)
-            made = lib.wm_frame_encode(ffi.from_buffer("uint8_t[]", room), before, now, size, last, out)
-            told.append((made, bytes(ffi.buffer(out, made))))
-    return told
-
-
-def _wm_frame_encode_files(p: Place, size: int) -> Any:
-    room, told = np.full(lib.wm_frame_encode_room(), FILL, np.uint8), []
-    flips = np.arange(size) % 23 == 0
-    after = np.frombuffer(noise(size), np.uint8) ^ flips
-    with tempfile.TemporaryFile() as file:
-        file.write(noise(size) + after.astype(np.uint8).tobytes())
-        file.flush()
-        for short in (0, 1):
-            files, out = p.struct("wm_two_files"), p.room(size + 3)
-            files.fd = files.other = file.fileno()
-            files.at, files.other_at = 0, size + short
-            before, now = p.room(size), p.room(size)
-            made = lib.wm_frame_encode_files(ffi.from_buffer("uint8_t[]", room), files, before, now, size, 1, out)
-            told.append((made, bytes(ffi.buffer(out, made)), bytes(ffi.buffer(now, size if made else 0))))
-    return told
 
 
 CALLS: dict[str, Callable[[Place, int], Any]] = {

@@ -11,9 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import zstandard
-
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT)]
 
@@ -102,21 +99,8 @@ def all_seeds() -> Iterator[tuple[str, bytes]]:
     yield from (("utf8", text) for text in (*BAD_UTF8.values(), "ü€😀".encode() * 9, b"a" * 70))
     yield "json", b'"a\\u00e9\\ud83d\\ude00\\n" '
     yield "json", b"18446744073709551615 "
-    yield from (("frames", data) for data in frames())
     for choice in range(4):  # three blocks of eight elements, one of each kind
         yield "adaptive", struct.pack("<BHHB", 1, 24, 0, choice) + b"\x24" + bytes(range(8 + 4 + 5 + 16))
-
-
-def frames() -> Iterator[bytes]:
-    """Yield frames of zstd, behind the number that says how they are taken."""
-    rng = np.random.default_rng(1)
-    for share in (0.004, 0.02, 0.3, 1):
-        for size in (0, 1, 200, 5000, 60000):
-            data = (rng.integers(1, 200, size, np.uint8) * (rng.random(size) < share)).astype(np.uint8).tobytes()
-            for level in (1, 19):
-                for declared in (size, -1):
-                    packer = zstandard.ZstdCompressor(level=level, write_checksum=declared < 0).compressobj(declared)
-                    yield struct.pack("<H", size // 3) + packer.compress(data) + packer.flush()
 
 
 def main() -> None:

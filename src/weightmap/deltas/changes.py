@@ -15,6 +15,8 @@ import struct
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import Patched
 from weightmap.deltas.workers import exhaust
@@ -45,11 +47,13 @@ def write_changes(
     def write(number: int, row: Row) -> Iterator[int]:
         nonlocal end
         assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
-        offset, changes = row.offset, late.Changes(BLOCK // 4)
-        for new in row.geometry.pieces(row, changes):
-            listed, count, body = changes.listed(), _WHOLE, new
-            if listed is not None and listed.nbytes < len(new):
-                count, body = len(listed), listed.data
+        offset, before = row.offset, np.empty(min(BLOCK, row.nbytes), np.uint8)
+        for new in row.geometry.pieces(row, before):
+            block = np.frombuffer(new, np.uint8)
+            places = np.flatnonzero(before[: len(block)] != block)
+            count, body = _WHOLE, new
+            if 4 * len(places) < len(block):
+                count, body = len(places), (places.astype(np.uint32) << 8 | block[places]).data
             record = b"".join((_HEAD.pack(number, count, offset, len(new)), body)) if count else b""
             with lock:
                 at, end = end, end + len(record)
@@ -83,8 +87,11 @@ def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, ste
             block = memoryview(body)
             if changed != _WHOLE:
                 block = room[:nbytes]
-                if os.preadv(files[number], [block], offset) != nbytes or not late.change(block, body):
+                listed = np.frombuffer(body, np.uint32)
+                places = listed >> 8
+                if os.preadv(files[number], [block], offset) != nbytes or places.max(initial=0) >= nbytes:
                     raise _damaged()
+                np.frombuffer(block, np.uint8)[places] = listed.astype(np.uint8)
             write_all(files[number], block, offset)
             yield nbytes
             if count // threads % _FLUSHED == _FLUSHED - 1:

@@ -6,8 +6,7 @@ A frame of zstd holds one payload, all numbers little-endian:
 * "overwrite": ``u32 count | count x u32 position | count x u8 value``, positions in bytes, ascending.
 
 Sizes that a frame declares are compared with the tensor's and never allocated. Memory is some blocks a frame, and its
-window: at most 128 MiB, 512 KiB at the level that trainers use. Frames may lack their size and have any level. A
-checksum of their own is not compared: that of the result is.
+window: at most 128 MiB, 512 KiB at the level that trainers use. Frames may lack their size and have any level.
 """
 
 from __future__ import annotations
@@ -17,26 +16,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.errors import DeltaError, quoted
-from weightmap.io.buffers import room
 from weightmap.model.tensor_sums import new_sum, package
-from weightmap.native import late
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from weightmap.io.source import Source
-    from weightmap.native.late import Changes, Files
 
-    # The blocks of the old and the new tensor, from the beginning; with `unread`, maybe of files, yet to be read.
-    Blocks = Callable[..., Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8], Files | None]]]
+    # The blocks of the old and the new tensor, from the beginning.
+    Blocks = Callable[[], Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]]
 
 ENCODINGS = ("xor", "overwrite")
 # Bytes of a tensor between decoding and writing: they stay in the L2 cache.
 BLOCK = 1 << 19
-# Bytes of a frame that are read at once.
-_READ = 1 << 17
+# Bytes of a frame that are read at once, and the most that its header has.
+_READ, _HEAD = 1 << 17, 18
 _WINDOW = 1 << 27
 # Positions are 32 bits wide.
 MOST = 1 << 32
@@ -73,7 +69,10 @@ class Frame(NamedTuple):
 
 
 def patched(
-    frames: Iterable[Frame], old: Iterable[NDArray[np.uint8]], nbytes: int, changes: Changes | None = None
+    frames: Iterable[Frame],
+    old: Iterable[NDArray[np.uint8]],
+    nbytes: int,
+    before: NDArray[np.uint8] | None = None,
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the new bytes of a tensor in blocks, each valid until the next one.
 
@@ -87,8 +86,8 @@ def patched(
     old : iterable of ndarray of uint8, shape (bytes,)
         The bytes of the tensor before the first frame, in blocks of at most `BLOCK` bytes, which become the new ones.
     nbytes : int
-    changes : Changes, optional
-        Gets those of each block.
+    before : ndarray of uint8, shape (BLOCK,), optional
+        Gets the old bytes of each block.
 
     Raises
     ------
@@ -97,58 +96,69 @@ def patched(
     patches = [(_Xor if frame.encoding == "xor" else _Overwrite)(frame, nbytes) for frame in frames]
     at = 0
     for block in old:
-        if changes is not None:
-            changes.begin(block)
+        if before is not None:
+            before[: len(block)] = block
         for patch in patches:
-            patch.apply(block, at, changes)
+            patch.apply(block, at)
         at += len(block)
         yield block
     for patch in patches:
         patch.finish()
 
 
+class _Stored:
+    """The bytes of a frame, as the file that zstd reads."""
+
+    def __init__(self, frame: Frame) -> None:
+        begin, end = frame.offset, frame.offset + frame.nbytes
+        self._pieces = frame.source.ahead([(begin, end)]).chunks(begin, end - begin, _READ)
+
+    def read(self, _: int) -> bytes:
+        """Return the next piece; nothing at the end."""
+        return bytes(next(self._pieces, b""))
+
+
 class _Decoder:
     """The payload of a frame, decoded piece by piece."""
 
-    def __init__(self, frame: Frame, low: int, high: int, *, sparse: bool) -> None:
-        """Open a frame whose payload has `low` to `high` bytes; `sparse` if most of them will be zero."""
-        self._frame = frame
-        header = late.frame_header(frame.source.pread(frame.offset, min(late.FRAME_HEAD, frame.nbytes)))
-        if header is None:
+    def __init__(self, frame: Frame, low: int, high: int) -> None:
+        """Open a frame whose payload has `low` to `high` bytes."""
+        self._frame, self._zstd = frame, package("zstandard")
+        head = frame.source.pread(frame.offset, min(_HEAD, frame.nbytes))
+        try:
+            header = self._zstd.get_frame_parameters(head)
+        except self._zstd.ZstdError:
+            header = None
+        if header is None or header.dict_id or bytes(head[:4]) != self._zstd.FRAME_HEADER:
             raise frame.error("its frame is not one of zstd without a dictionary")
-        if header.size is not None and not low <= header.size <= high:
+        self.size: int | None = header.content_size
+        if self.size == self._zstd.CONTENTSIZE_UNKNOWN:
+            self.size = None
+        elif not low <= header.content_size <= high:
             expected = f"{low}" if low == high else f"{low} to {high}"
-            raise frame.error("bytes that its frame declares", actual=header.size, expected=expected)
-        if header.window > _WINDOW:
-            raise frame.error("window of its frame", actual=header.window, expected=f"at most {_WINDOW} bytes")
-        self.size = header.size
-        begin, end = frame.offset + header.nbytes, frame.offset + frame.nbytes
-        self._pieces = frame.source.ahead([(begin, end)]).chunks(begin, end - begin, _READ)
-        self._decoder = late.FrameDecoder(header, high, room, sparse=sparse)
+            raise frame.error("bytes that its frame declares", actual=self.size, expected=expected)
+        if header.window_size > _WINDOW:
+            raise frame.error("window of its frame", actual=header.window_size, expected=f"at most {_WINDOW} bytes")
+        self._reader = self._zstd.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(_Stored(frame))
 
-    def fill(self, out: NDArray[np.uint8], *, exclusive: bool = False, changes: Changes | None = None) -> None:
-        """Decode the next bytes of the payload; with `exclusive`, XOR them to what is there."""
-        made = self._decode(out, exclusive=exclusive, changes=changes)
-        if made < len(out):
-            raise self._frame.error(f"its frame ends early, {len(out) - made} bytes short")
+    def fill(self, out: NDArray[np.uint8]) -> None:
+        """Decode the next bytes of the payload."""
+        done = self._decode(out)
+        if done < len(out):
+            raise self._frame.error(f"its frame ends early, at least {len(out) - done} bytes short")
 
-    def _decode(self, out: NDArray[np.uint8], *, exclusive: bool, changes: Changes | None = None) -> int:
+    def _decode(self, out: NDArray[np.uint8]) -> int:
         done = 0
-        while True:
-            how, made = self._decoder.decode(out[done:] if done else out, exclusive=exclusive, changes=changes)
-            done += made
-            if how == late.FRAME_DAMAGED:
-                raise self._frame.error("its frame is damaged")
-            if how != late.FRAME_HUNGRY:
-                return done
-            piece = next(self._pieces, None)
-            if piece is None:
-                raise self._frame.error(f"its frame ends early, at least {len(out) - done} bytes short")
-            self._decoder.feed(piece)
+        try:
+            while done < len(out) and (count := self._reader.readinto(out[done:])):
+                done += count
+        except self._zstd.ZstdError as error:
+            raise self._frame.error(f"its frame is damaged: {error}") from None
+        return done
 
     def finish(self) -> None:
         """Require the end of the payload."""
-        if self._decode(np.empty(1, np.uint8), exclusive=False):
+        if self._decode(np.empty(1, np.uint8)):
             raise self._frame.error("its frame holds more than it should")
 
 
@@ -159,7 +169,7 @@ class _Patch:
         self._frame = frame
         self._sum = new_sum(frame.checksum)
 
-    def apply(self, block: NDArray[np.uint8], at: int, changes: Changes | None) -> None:
+    def apply(self, block: NDArray[np.uint8], at: int) -> None:
         """Make the old bytes of the tensor from byte `at` on the new ones."""
         raise NotImplementedError
 
@@ -174,10 +184,13 @@ class _Patch:
 class _Xor(_Patch):
     def __init__(self, frame: Frame, nbytes: int) -> None:
         super().__init__(frame)
-        self._decoder = _Decoder(frame, nbytes, nbytes, sparse=True)
+        self._decoder = _Decoder(frame, nbytes, nbytes)
+        self._room = np.empty(min(BLOCK, nbytes), np.uint8)
 
-    def apply(self, block: NDArray[np.uint8], at: int, changes: Changes | None) -> None:  # noqa: ARG002 - in order
-        self._decoder.fill(block, exclusive=True, changes=changes)
+    def apply(self, block: NDArray[np.uint8], at: int) -> None:  # noqa: ARG002 - in order
+        difference = self._room[: len(block)]
+        self._decoder.fill(difference)
+        np.bitwise_xor(block, difference, out=block)
         self._sum.update(block)
 
     def finish(self) -> None:
@@ -192,7 +205,7 @@ class _Overwrite(_Patch):
         super().__init__(frame)
         self._nbytes = nbytes
         high = 4 + 5 * nbytes
-        self._places, self._values = (_Decoder(frame, 4, high, sparse=False) for _ in range(2))
+        self._places, self._values = (_Decoder(frame, 4, high) for _ in range(2))
         head = np.empty(4, np.uint8)
         self._places.fill(head)
         self._left = count = int(head.view("<u4")[0])
@@ -206,7 +219,7 @@ class _Overwrite(_Patch):
         for start in range(0, 4 + 4 * count, BLOCK):
             self._values.fill(room[: min(BLOCK, 4 + 4 * count - start)])
 
-    def apply(self, block: NDArray[np.uint8], at: int, changes: Changes | None) -> None:
+    def apply(self, block: NDArray[np.uint8], at: int) -> None:
         end = at + len(block)
         while True:
             if not len(self._known):
@@ -216,10 +229,7 @@ class _Overwrite(_Patch):
             count = int(np.searchsorted(self._known, end))
             values = np.empty(count, np.uint8)
             self._values.fill(values)
-            places = self._known[:count] - at
-            block[places] = values
-            if changes is not None:
-                changes.add(places, values)
+            block[self._known[:count] - at] = values
             self._known = self._known[count:]
             if len(self._known):
                 break
@@ -247,30 +257,27 @@ class _Overwrite(_Patch):
 
 
 # ------------------------------------------------------------------------------------------------------ encoding
-def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[Any]:
-    """Yield the frame of a tensor in pieces, each valid until the next one; None where it begins anew.
+def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[bytes]:
+    """Yield the frame of a tensor in pieces.
 
     Parameters
     ----------
     blocks : callable
-        Returns an iterator of pairs of blocks, old and new, of at most `BLOCK` bytes; called up to twice for "xor",
-        three times for "overwrite".
+        Returns an iterator of pairs of blocks, old and new, of at most `BLOCK` bytes; called once for "xor", three
+        times for "overwrite".
     nbytes : int
         Bytes of the tensor.
     encoding : str
     level : int
-        Of zstd. At level 1 differences are encoded here, unless there are too many: zstd looks for what is known.
+        Of zstd.
     """
-    zstd = package("zstandard")  # asked for whether or not these tensors need it
     pieces: Iterator[Any]
     if encoding == "xor":
-        if level == 1 and (yield from _sparse(blocks, nbytes)):
-            return
         pieces, size = _differences(blocks, nbytes), nbytes
     else:
-        count = sum(int(np.count_nonzero(old != new)) for old, new, _ in blocks())
+        count = sum(int(np.count_nonzero(old != new)) for old, new in blocks())
         pieces, size = _changes(blocks, count), 4 + 5 * count
-    packer = zstd.ZstdCompressor(level=level).compressobj(size=size)
+    packer = package("zstandard").ZstdCompressor(level=level).compressobj(size=size)
     for piece in pieces:
         packed = packer.compress(piece)
         if packed:
@@ -278,29 +285,17 @@ def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[
     yield packer.flush()
 
 
-def _sparse(blocks: Blocks, nbytes: int) -> Generator[memoryview | bytes | None, None, bool]:
-    """Yield a frame of few differences; return whether they were few."""
-    encoder = late.FrameEncoder(nbytes, min(BLOCK, nbytes), room)
-    yield encoder.header
-    for old, new, files in blocks(unread=True):
-        piece = encoder.encode(old, new, files)
-        yield piece
-        if piece is None:
-            return False
-    return True
-
-
 def _differences(blocks: Blocks, nbytes: int) -> Iterator[NDArray[np.uint8]]:
     block = np.empty(min(BLOCK, nbytes), np.uint8)
-    for old, new, _ in blocks():
+    for old, new in blocks():
         yield np.bitwise_xor(old, new, out=block[: len(new)])
 
 
 def _changes(blocks: Blocks, count: int) -> Iterator[bytes]:
     yield count.to_bytes(4, "little")
     at = 0
-    for old, new, _ in blocks():
+    for old, new in blocks():
         yield (np.flatnonzero(old != new) + at).astype("<u4").tobytes()
         at += len(old)
-    for old, new, _ in blocks():
+    for old, new in blocks():
         yield new[old != new].tobytes()

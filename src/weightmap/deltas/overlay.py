@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from weightmap.index.row import Row
     from weightmap.index.table import Place, Table
     from weightmap.io.source import Source
-    from weightmap.native.late import Changes
     from weightmap.options import Limits, Options
 
 
@@ -55,12 +54,12 @@ class Patched(Decoded):
         super().__init__(nbytes, limits)
         self.frames: Sequence[Frame] = frames
 
-    def pieces(self, row: Row, changes: Changes | None = None) -> Iterator[memoryview]:
+    def pieces(self, row: Row, before: NDArray[np.uint8] | None = None) -> Iterator[memoryview]:
         """Yield the new bytes, compared with their checksums once the last piece was taken.
 
-        They are at most `BLOCK` each; `changes` gets those of each piece.
+        They are at most `BLOCK` each; `before`, of as many, gets the old bytes of each piece.
         """
-        return map(memoryview, patched(self.frames, self._old(row), row.nbytes, changes))
+        return map(memoryview, patched(self.frames, self._old(row), row.nbytes, before))
 
     def stages(
         self, row: Row, at_once: int, back: Callable[[], Iterator[NDArray[np.uint8]]]

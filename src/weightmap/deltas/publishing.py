@@ -24,7 +24,6 @@ from weightmap.dtypes import DTYPES
 from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError, quoted
 from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.io.atomic import flush_folder, write_plan
-from weightmap.io.buffers import room
 from weightmap.io.open_source import inside, names_in, path_of
 from weightmap.io.sink import WritePlan, write_all
 from weightmap.model.along import Along
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
     from weightmap.index.row import Row
     from weightmap.model.file import TensorFile
-    from weightmap.native.late import Files
 
 # Files are read by pread: their bytes are compared, not handed out.
 _READING = Options(DEFAULT_LIMITS, private=True)
@@ -364,7 +362,7 @@ class _Encoder:
     def _encode(self, name: str) -> Iterator[int]:
         """Encode a tensor into the spool file, if it changed; yield the bytes that are done since the last time."""
         before, row = self._pairs[name]
-        for old, new, _ in _blocks(before, row):
+        for old, new in _blocks(before, row):
             if not np.array_equal(old, new):
                 break
             yield 0
@@ -374,11 +372,11 @@ class _Encoder:
         digest = new_sum(self._wanted.checksum)
         summed = 0
 
-        def blocks(*, unread: bool = False) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8], Files | None]]:
+        def blocks() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
             nonlocal summed
             at = 0
-            for old, new, files in _blocks(before, row, unread=unread):
-                yield old, new, files
+            for old, new in _blocks(before, row):
+                yield old, new
                 at += len(new)
                 if at > summed:
                     digest.update(new)
@@ -395,10 +393,6 @@ class _Encoder:
             waiting.clear()
 
         for piece in encoded(blocks, row.nbytes, self._wanted.encoding, self._wanted.level):
-            if piece is None:
-                parts.clear()
-                waiting.clear()
-                continue
             waiting += piece
             if len(waiting) >= _SPOOLED:
                 spool()
@@ -436,23 +430,10 @@ class _Encoder:
             yield os.pread(self._spool, size, at)
 
 
-def _blocks(
-    old: Row, new: Row, *, unread: bool = False
-) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8], Files | None]]:
-    """Yield the bytes of two tensors of one size side by side; `unread` those of files, where C can read them.
-
-    Threads wait for each other wherever one of them comes back from C, so it is called for much at once.
-    """
-    swapped = old.dtype.swapped or new.dtype.swapped
-    file, other = (old.source.direct, new.source.direct) if unread and not swapped else (None, None)
-    if isinstance(file, int) and isinstance(other, int):
-        before, after = (np.frombuffer(room(min(BLOCK, new.nbytes)), np.uint8) for _ in range(2))
-        for at in range(0, new.nbytes, BLOCK):
-            n = min(BLOCK, new.nbytes - at)
-            yield before[:n], after[:n], (file, other, old.offset + at, new.offset + at)
-        return
+def _blocks(old: Row, new: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    """Yield the bytes of two tensors of one size side by side."""
     for one, another in zip(_in_blocks(old), _in_blocks(new), strict=True):
-        yield np.frombuffer(one, np.uint8), np.frombuffer(another, np.uint8), None
+        yield np.frombuffer(one, np.uint8), np.frombuffer(another, np.uint8)
 
 
 def _in_blocks(row: Row) -> Iterator[memoryview]:

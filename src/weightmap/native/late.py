@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from weightmap.native._copying import *
     from weightmap.native._differ import *
     from weightmap.native._dlpack import *
-    from weightmap.native._frames import *
     from weightmap.native._ggml import *
     from weightmap.native._half import *
     from weightmap.native._isa import *
@@ -38,8 +37,6 @@ _ON_DEMAND = {
     "_copying": "copy_range",
     "_differ": "COMPARED FileComparer differing",
     "_dlpack": "dlpack_capsule",
-    "_frames": "Changes FRAME_DAMAGED FRAME_ENDED FRAME_FULL FRAME_HEAD FRAME_HUNGRY FrameDecoder FrameEncoder change "
-    "frame_header",
     "_ggml": "GGML_ENCODED GGML_TYPES GgmlType decode_ggml encode_ggml ggml_size",
     "_half": "bf16_to_f32 f16_to_f32 unpack_f16_pairs widen",
     "_lookup": "CODED decode_groups look_up",

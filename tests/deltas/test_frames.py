@@ -1,0 +1,183 @@
+"""Frames of zstd in deltas: whatever zstd writes, and what nobody should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zstandard
+
+import weightmap as wm
+from tests.deltas.delta_files import frame, payload, stepped, write_delta, write_model
+
+SIZE = 700_001
+
+
+def flips(share: float) -> np.ndarray:
+    """What differs between two tensors: few or many low bits."""
+    draw = np.random.default_rng(3)
+    return (draw.integers(1, 4, SIZE, np.uint8) * (draw.random(SIZE) < share)).astype(np.uint8)
+
+
+OLD = {"w": np.random.default_rng(2).integers(0, 256, SIZE, np.uint8), "other": np.arange(3, dtype=np.uint8)}
+STEPS = {
+    "nothing": OLD["w"],
+    "few": OLD["w"] ^ flips(0.01),
+    "many": OLD["w"] ^ flips(0.3),
+    "all": np.random.default_rng(4).integers(0, 256, SIZE, np.uint8),
+}
+
+
+@pytest.fixture
+def look_up(tmp_path):
+    """Return what looks the tensor up under one delta, whose frame is the one given, or written by us."""
+    base, count = write_model(tmp_path / "base", OLD), iter(range(10_000))
+
+    def look_up(new, packed, encoding="xor"):
+        source = tmp_path / f"source{next(count)}"
+        delta = write_delta(source, 1, OLD, OLD | {"w": new}, encoding=encoding, frames={"w": packed})
+        with wm.open(base, deltas=[delta]) as f:
+            return f["w"].tobytes()
+
+    return look_up
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("level", [1, 3, 19])
+@pytest.mark.parametrize("step", STEPS)
+def test_what_zstd_writes(look_up, step, level, encoding):
+    """Of any level, with and without size and checksum, of narrow and wide windows, and in blocks of any size."""
+    new, data = STEPS[step], payload(OLD["w"].tobytes(), STEPS[step].tobytes(), encoding)
+    for streamed in (False, True):
+        for checked in (False, True):
+            packed = frame(data, streamed=streamed, level=level, checked=checked)
+            assert look_up(new, packed, encoding) == new.tobytes()
+    for window in (10, 27):
+        how = zstandard.ZstdCompressionParameters.from_level(level, window_log=window)
+        packer = zstandard.ZstdCompressor(compression_params=how).compressobj()
+        packed = packer.compress(data[:1001]) + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        packed += packer.compress(data[1001:]) + packer.flush()
+        assert look_up(new, packed, encoding) == new.tobytes()
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("level", [1, 19])
+@pytest.mark.parametrize("step", STEPS)
+def test_what_is_written(tmp_path, step, encoding, level):
+    """One frame of zstd a tensor, which says its size."""
+    base, new = write_model(tmp_path / "base", OLD), write_model(tmp_path / "new", OLD | {"w": STEPS[step]})
+    wm.deltas.publish(base, new, tmp_path / "source", version=1, encoding=encoding, level=level)
+    stored = {}
+    for path in (tmp_path / "source/weight_v000001").glob("*.safetensors"):
+        stored |= wm.load(path)
+    assert list(stored) == ([] if step == "nothing" else ["w"])
+    for packed in stored.values():
+        data = payload(OLD["w"].tobytes(), STEPS[step].tobytes(), encoding)
+        header = zstandard.get_frame_parameters(packed.tobytes())
+        assert (header.content_size, header.dict_id) == (len(data), 0)
+        assert zstandard.ZstdDecompressor().decompress(packed.tobytes(), allow_extra_data=False) == data
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_damaged_frames(look_up, encoding):
+    """Bits that are others, and bytes that are missing or too many: the right tensor, or an error that names it."""
+    new, draw, outcomes = STEPS["few"], np.random.default_rng(5), {"right": 0, "refused": 0, "nameless": 0}
+    data = payload(OLD["w"].tobytes(), new.tobytes(), encoding)
+    for number in range(120):
+        packed = bytearray(frame(data, level=(1, 19)[number % 2], streamed=number % 4 > 1, checked=number % 8 > 3))
+        if number % 3 == 0:
+            packed[int(draw.integers(len(packed)))] ^= 1 << int(draw.integers(8))
+        elif number % 3 == 1:
+            del packed[int(draw.integers(len(packed))) :]
+        else:
+            packed[int(draw.integers(20))] = int(draw.integers(256))
+        try:
+            assert look_up(new, bytes(packed), encoding) == new.tobytes()
+            outcomes["right"] += 1
+        except wm.DeltaError as error:
+            outcomes["refused" if "tensor 'w'" in str(error) else "nameless"] += 1
+    assert outcomes["refused"] > 90, outcomes
+    assert not outcomes["nameless"]
+
+
+@pytest.mark.parametrize("more", [b"x", b"more than a few bytes", frame(b"one more")])
+def test_bytes_behind_a_frame(look_up, more):
+    """Are refused: bytes that are no frame, and a second one."""
+    new = STEPS["few"]
+    packed = frame(payload(OLD["w"].tobytes(), new.tobytes(), "xor"))
+    with pytest.raises(wm.DeltaError, match=r"tensor 'w': its frame (is damaged|holds more than it should)"):
+        look_up(new, packed + more)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"\x28\xb5\x2f\xfd",
+        b"\x27\xb5\x2f\xfd\x20\x01\x01\0\0",  # another number
+        b"\x50\x2a\x4d\x18\4\0\0\0abcd" + frame(bytes(SIZE)),  # skippable
+        b"\x28\xb5\x2f\xfd\x28\x01\x01\0\0",  # a reserved bit
+        b"\x28\xb5\x2f\xfd\x21\x07\x01\x01\0\0",  # a dictionary
+        b"\x28\xb5\x2f\xfd\xe0\x01\0\0",  # the end of its header is missing
+    ],
+)
+def test_what_is_no_frame(look_up, packed):
+    """Or one that needs what nobody has."""
+    with pytest.raises(wm.DeltaError, match="tensor 'w': its frame is not one of zstd without a dictionary"):
+        look_up(OLD["w"], packed)
+
+
+def test_a_dictionary_is_refused(look_up):
+    """One that zstd has really used."""
+    samples = [np.random.default_rng(i).integers(0, 4, 2000, np.uint8).tobytes() for i in range(200)]
+    trained = zstandard.train_dictionary(4096, samples)
+    packed = zstandard.ZstdCompressor(dict_data=trained).compress(bytes(SIZE))
+    with pytest.raises(wm.DeltaError, match="tensor 'w': its frame is not one of zstd without a dictionary"):
+        look_up(OLD["w"], packed)
+
+
+PEAK = """
+import resource, sys
+import weightmap as wm
+with wm.open(sys.argv[1], deltas=[sys.argv[2]]) as f:
+    try:
+        f["w"]
+    except wm.DeltaError as error:
+        print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_a_bomb_takes_no_memory(tmp_path):
+    """A frame of some hundred bytes with 4 GiB of zeros for a tensor of 700 kB, whose size it does not declare."""
+    base = write_model(tmp_path / "base", OLD)
+    packer = zstandard.ZstdCompressor(level=1).compressobj()
+    packed = b"".join(packer.compress(bytes(1 << 24)) for _ in range(64)) + packer.flush()
+    peaks = []
+    for number, data in enumerate((frame(bytes(SIZE)), packed)):
+        delta = write_delta(tmp_path / f"source{number}", 1, OLD, OLD, frames={"w": data})
+        done = subprocess.run([sys.executable, "-c", PEAK, base, delta], capture_output=True, text=True, check=True)
+        *said, peak = done.stdout.splitlines()
+        assert bool(said) == bool(number)
+        peaks.append(int(peak) << (0 if sys.platform == "darwin" else 10))
+    assert "holds more than it should" in said[0]
+    assert peaks[1] < peaks[0] + (16 << 20)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_memory_does_not_grow_with_a_tensor(tmp_path, threads):
+    """A pull of a tensor eight times as large takes as much."""
+    peaks = []
+    for number, size in enumerate((1 << 22, 1 << 25)):
+        folder = tmp_path / f"{number}"
+        old = {"w": np.random.default_rng(1).integers(0, 256, size, np.uint8)}
+        base = write_model(folder / "base", old)
+        write_delta(folder / "source", 1, old, stepped(old, 1))
+        code = "import sys, resource; from weightmap import deltas; deltas.pull(*sys.argv[1:3], base=sys.argv[3],"
+        code += f" threads={threads}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        given = [sys.executable, "-c", code, folder / "local", folder / "source", base]
+        done = subprocess.run(given, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout) << (0 if sys.platform == "darwin" else 10))
+    assert peaks[1] < peaks[0] + (8 << 20)
