@@ -28,7 +28,7 @@ import weightmap as wm
 from timing import Timed, each_contender, limit, need, ours, rival
 from weightmap import deltas
 from weightmap.deltas.frames import BLOCK
-from weightmap.native import late
+from weightmap.native import files
 
 TENSORS, CHANGED = 16, 0.01
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -204,7 +204,7 @@ def copying(case, threads=1, *, in_place=False):
             if new is not None:
                 os.pwrite(new.fileno(), part, at)
                 if (at - begin) % flushed == flushed - BLOCK:
-                    late.begin_flush(new.fileno(), at + BLOCK - flushed, flushed)
+                    files.begin_flush(new.fileno(), at + BLOCK - flushed, flushed)
 
     def call():
         with source.open("rb") as old, target.open("r+b") as new, ThreadPoolExecutor(threads) as pool:

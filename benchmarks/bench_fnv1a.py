@@ -9,7 +9,7 @@ import numpy as np
 
 from timing import EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
-from weightmap.native import late
+from weightmap.native import access
 
 LENGTH = 51  # a common length of names
 PART = 100  # plain Python is slow: it hashes one name in so many
@@ -43,7 +43,7 @@ def make(count: int, *, mixed: bool = False) -> Names:
 def weightmap(names):
     """Return ours: one call."""
     assert kernels.fnv1a32_many(names.blob, names.lengths)[0] == fnv1a32(names.apart[0])
-    return Timed(partial(kernels.fnv1a32_many, names.blob, names.lengths), variant=late.variant("fnv1a32"))
+    return Timed(partial(kernels.fnv1a32_many, names.blob, names.lengths), variant=access.variant("fnv1a32"))
 
 
 def fnv_hash_fast(names):

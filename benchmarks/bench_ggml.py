@@ -17,7 +17,7 @@ import pytest
 
 import limits
 from timing import AVX2, Timed, each_contender, need, ours, rival
-from weightmap.native import late
+from weightmap.native import access, quantised
 
 CASES = {"L2": 1 << 19, "DRAM": 1 << 26}  # bytes of output
 PLACES = {"L2": 9, "DRAM": 3}  # how many the work lies in: the caches of physical addresses tell them apart
@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
 def work_of(name, nbytes):
     """Return random blocks whose scales are finite, as many as so many bytes of output take."""
-    kind, out = late.GGML_TYPES[name], limits.memory(nbytes).view(np.float32)
+    kind, out = quantised.GGML_TYPES[name], limits.memory(nbytes).view(np.float32)
     raw = np.random.default_rng(1).integers(0, 256, (out.size // kind.block_size, kind.block_bytes), np.uint8)
     for at in UPPER.get(name, (1,)):
         raw[:, at] &= 0x3F
@@ -56,9 +56,9 @@ def weightmap(work, *, empty=False):
     """Return our decoder; with `empty` into an array of np.empty."""
     out = np.empty(work.out.shape, work.out.dtype) if empty else work.out
     out[...] = 0
-    function = partial(late.decode_ggml, work.raw, out.size, work.name, out=out)
+    function = partial(quantised.decode_ggml, work.raw, out.size, work.name, out=out)
     assert function() is out
-    return Timed(function, variant=late.variant("ggml"), begins=f"{out.ctypes.data % 64} bytes into a line")
+    return Timed(function, variant=access.variant("ggml"), begins=f"{out.ctypes.data % 64} bytes into a line")
 
 
 def by_gguf(work):
@@ -86,7 +86,7 @@ def by_ggml(work):
     raw = work.raw
     arguments = ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(work.out.ctypes.data), ctypes.c_int64(work.out.size)
     decode(*arguments)
-    assert np.array_equal(work.out, late.decode_ggml(raw, work.out.size, work.name))
+    assert np.array_equal(work.out, quantised.decode_ggml(raw, work.out.size, work.name))
 
     def call(_keep=(raw, work.out)):
         decode(*arguments)
@@ -99,7 +99,7 @@ RIVALS = {"gguf-py": rival(by_gguf), "ggml": rival(by_ggml)}
 EMPTY = ours(partial(weightmap, empty=True), "weightmap, np.empty", isas=AVX2)
 WRITE = limits.of(limits.WRITE, lambda work: work.out)
 LARGE = ("q4_0", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs")
-GROUPS = {f"decode {name}/L2": OURS | RIVALS for name in late.GGML_TYPES} | {
+GROUPS = {f"decode {name}/L2": OURS | RIVALS for name in quantised.GGML_TYPES} | {
     f"decode {name}/DRAM": OURS | EMPTY | RIVALS | WRITE for name in LARGE
 }
 

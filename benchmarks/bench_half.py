@@ -15,7 +15,7 @@ import numpy as np
 import limits
 from timing import AVX2, EVERY_ISA, Timed, each_contender, limit, need, ours, rival
 from weightmap import kernels
-from weightmap.native import late
+from weightmap.native import access
 
 CASES = {"L2": 1 << 19, "DRAM": 1 << 26, "DRAM, fresh output": 1 << 26}  # bytes of output
 PLACES = {"L2": 9, "DRAM": 3}  # how many the work lies in: the caches of physical addresses tell them apart
@@ -43,7 +43,7 @@ def weightmap(work, threads=1):
     """Return ours."""
     function = partial(KINDS[work.kind][0], work.array, out=work.out, threads=threads)
     assert np.array_equal(function(), work.array.astype(np.float32))
-    return Timed(function, variants=(late.variant("f16_to_f32"), late.variant("bf16_to_f32")))
+    return Timed(function, variants=(access.variant("f16_to_f32"), access.variant("bf16_to_f32")))
 
 
 def by_numpy(work):

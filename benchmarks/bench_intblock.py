@@ -24,7 +24,7 @@ import weightmap as wm
 from minilm import find_checkpoint
 from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
-from weightmap.native import late
+from weightmap.native import access, quantised
 
 # Bytes of output.
 CASES = {"L2": 1 << 19, "DRAM": 1 << 26}
@@ -67,7 +67,7 @@ def mixed_blocks(size, n):
         0, 60, four * size // 2 + five * size * 5 // 8 + half * 2 * size, np.uint8
     )
     raw = limits.memory_of(np.concatenate([mask, scales, codes]))
-    return raw, late.adaptive_plan(raw, n, size)
+    return raw, quantised.adaptive_plan(raw, n, size)
 
 
 def weightmap(work, bits=None, size=BLOCK, threads=1, *, empty=False):
@@ -78,12 +78,12 @@ def weightmap(work, bits=None, size=BLOCK, threads=1, *, empty=False):
     if bits:
         raw = work.once(blocks, bits, size, out.size)
         options = {"bits": bits, "block_size": size, "scale_type": "fp16", "out": out, "threads": threads}
-        function = partial(late.decode_blocks, raw, out.size, **options)
+        function = partial(quantised.decode_blocks, raw, out.size, **options)
     else:
         raw, plan = work.once(mixed_blocks, size, out.size)
-        function = partial(late.decode_adaptive, raw, out.size, size, out=out, threads=threads, plan=plan)
+        function = partial(quantised.decode_adaptive, raw, out.size, size, out=out, threads=threads, plan=plan)
     assert function() is out
-    return Timed(function, variant=late.variant("intblock"), begins=f"{out.ctypes.data % 64} bytes into a line")
+    return Timed(function, variant=access.variant("intblock"), begins=f"{out.ctypes.data % 64} bytes into a line")
 
 
 def gguf_types():

@@ -16,7 +16,7 @@ import pytest
 
 import weightmap as wm
 from timing import AVX2, Timed, each_contender, limit, need, ours, rival
-from weightmap.native import late
+from weightmap.native import quantised
 
 TENSORS, SHAPE, LARGE, SMALL = 4, (1024, 1024), (4096, 2048), (64, 64)
 MEMORY = Path("/dev/shm")
@@ -48,12 +48,12 @@ def large(smoke, tmp_path_factory):
 def blocks(bits, threads=1):
     """Quantise every matrix to blocks of 32."""
     options = {"bits": bits, "block_size": 32, "threads": threads}
-    return lambda model: Timed(lambda: [late.encode_with_errors(array, **options) for array in model[1]])
+    return lambda model: Timed(lambda: [quantised.encode_with_errors(array, **options) for array in model[1]])
 
 
 def adaptive(model):
     """Choose int4, int5 or float16 for each block, five bits a weight."""
-    return Timed(lambda: [late.quantize_adaptive(array, 32) for array in model[1]])
+    return Timed(lambda: [quantised.quantize_adaptive(array, 32) for array in model[1]])
 
 
 def convert(threads):

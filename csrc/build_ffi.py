@@ -55,7 +55,7 @@ def make_ffi() -> FFI:
     headers = [(ROOT / name).read_text(encoding="utf-8") for name in ("scans.h", "archives.h", "kernels.h")]
     ffi = FFI()
     ffi.cdef("\n".join(line for header in headers for line in header.splitlines() if not line.startswith("#")))
-    # What C calls to read files that no descriptor reads: see native/_native.py.
+    # What C calls to read files that no descriptor reads: see native/access.py.
     ffi.cdef('extern "Python" int64_t wm_read_by_python(void *, uint8_t *, uint64_t, uint64_t);')
     msvc = platform.system() == "Windows"
     flags = [] if msvc else FLAGS + branch_flags()

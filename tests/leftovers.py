@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weightmap import kernels
-from weightmap.io import buffers
+from weightmap.io import memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def _settings() -> dict[str, Any]:
         "a limit of the process": [resource.getrlimit(limit) for limit in LIMITS],
         "the mask of new files": mask,
         "whether garbage is collected": gc.isenabled(),
-        "buffers that are kept": buffers._kept.buffers is not None,
+        "buffers that are kept": memory._kept.buffers is not None,
         "sys.path": sys.path.copy(),
     }
 

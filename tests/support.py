@@ -239,3 +239,11 @@ def kernel_modules() -> list[ModuleType]:
 def listing(folder: Path) -> list[str]:
     """Every name in a directory, hidden ones included."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def add_format(monkeypatch, record):
+    """Let the package know a format with magic bytes, as if its file lay in the folder of formats."""
+    known = sys.modules["weightmap.formats"]
+    monkeypatch.setitem(known.FORMATS._records, record.name, record)
+    monkeypatch.setitem(known._SIGNS, record.name, known._signs_of(record.name))
+    monkeypatch.setitem(known._BY_MAGIC, record.magic[:4], record.name)

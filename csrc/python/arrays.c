@@ -70,7 +70,7 @@ static int same_shape(const array *a, const array *out, intptr_t times) {
     return 1;
 }
 
-enum { FLOAT16, BFLOAT16, FLOAT16_PAIRS }; /* as in native/_half.py */
+enum { FLOAT16, BFLOAT16, FLOAT16_PAIRS }; /* as in native/floats.py */
 
 /* widen(kind, a, out, threads) */
 static PyObject *widen(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {

@@ -44,7 +44,7 @@ static long long pack(PyObject *words, const char *before, const char *after, ui
     return (long long)total;
 }
 
-/* pack_texts(words, before, after, bounds): see native/_subwords.py. */
+/* pack_texts(words, before, after, bounds): see native/checksums.py. */
 static PyObject *pack_texts(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     enum { WORDS, BEFORE, AFTER, BOUNDS, N_ARGS };
     Py_buffer view;

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.native import late
+from weightmap.native import floats
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def dense(weight: NDArray[Any] | QuantizedTensor) -> NDArray[np.float32]:
     if isinstance(weight, QuantizedTensor):
         return weight.dequantize()
     if weight.dtype == np.float16:
-        return late.f16_to_f32(weight)
-    return weight if weight.dtype == np.float32 else late.bf16_to_f32(weight)
+        return floats.f16_to_f32(weight)
+    return weight if weight.dtype == np.float32 else floats.bf16_to_f32(weight)
 
 
 def rows(table: NDArray[Any] | QuantizedTensor, ids: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -9,50 +9,40 @@ array([[0., 1., 2.],
        [3., 4., 5.]], dtype=float32)
 """
 
-import os as _os
 from typing import TYPE_CHECKING
 
-from weightmap.startup import Importing as _Importing
-
-with _Importing() as _importing:
-    # First, for it imports numpy: the deeper that begins, the likelier is a loop of it to enter and leave a piece of
-    # CPython 3.11's stack at each turn, which took 10 ms.
-    from weightmap.lazy import later as _later
-    from weightmap.lazy import on_demand
-
-    _importing.take_together()
-    from weightmap.errors import (
-        AddressError,
-        ChecksumError,
-        ClosedError,
-        DeltaError,
-        EncodeError,
-        FileChangedError,
-        FormatError,
-        LayoutError,
-        LimitError,
-        MissingDependencyError,
-        ModelWarning,
-        NotRegularFileError,
-        PlanError,
-        QuantError,
-        RemoteError,
-        ShardsError,
-        TargetError,
-        TensorFileError,
-        TensorNotFoundError,
-        TruncatedError,
-        TrustError,
-        UnknownFormatError,
-        UnknownWordError,
-        UnsupportedError,
-    )
-    from weightmap.formats import formats
-    from weightmap.model import opening as _opening
-    from weightmap.model import single as _single
-    from weightmap.model.file import TensorFile
-    from weightmap.model.opening import load, open
-    from weightmap.options import Limits
+from weightmap.errors import (
+    AddressError,
+    ChecksumError,
+    ClosedError,
+    DeltaError,
+    EncodeError,
+    FileChangedError,
+    FormatError,
+    LayoutError,
+    LimitError,
+    MissingDependencyError,
+    ModelWarning,
+    NotRegularFileError,
+    PlanError,
+    QuantError,
+    RemoteError,
+    ShardsError,
+    TargetError,
+    TensorFileError,
+    TensorNotFoundError,
+    TruncatedError,
+    TrustError,
+    UnknownFormatError,
+    UnknownWordError,
+    UnsupportedError,
+)
+from weightmap.formats import formats
+from weightmap.lazy import later, on_demand
+from weightmap.model import opening, single
+from weightmap.model.file import TensorFile
+from weightmap.model.opening import load, open
+from weightmap.options import Limits
 
 if TYPE_CHECKING:
     from weightmap import kernels
@@ -64,13 +54,12 @@ if TYPE_CHECKING:
     from weightmap.conversion.verifying import verify
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.index.row import TensorInfo
-    from weightmap.model.reports import ConvertReport
+    from weightmap.index.table import TensorInfo
+    from weightmap.model.reports import ConvertReport, VerifyReport
     from weightmap.model.saving import save
-    from weightmap.model.verify_report import VerifyReport
-    from weightmap.plans.indices import shard
     from weightmap.plans.planning import plan
     from weightmap.plans.read_plan import ReadPlan
+    from weightmap.plans.wants import shard
     from weightmap.quant.blocks import QuantizedTensor
 
 __version__ = "0.3.0"
@@ -136,15 +125,15 @@ _ON_DEMAND = {
     "ReadPlan": "plans.read_plan",
     "Run": "conversion.running",
     "TensorDiff": "conversion.tensor_diffs",
-    "TensorInfo": "index.row",
-    "VerifyReport": "model.verify_report",
+    "TensorInfo": "index.table",
+    "VerifyReport": "model.reports",
     "Vocabulary": "embeddings.vocabulary",
     "convert": "conversion.converting",
     "diff": "conversion.compare",
     "plan": "plans.planning",
     "quantize": "conversion.converting",
     "save": "model.saving",
-    "shard": "plans.indices",
+    "shard": "plans.wants",
     "verify": "conversion.verifying",
 }
 # Their frameworks need not be installed, so neither __all__ nor dir() has them.
@@ -168,11 +157,9 @@ _MODULES = (
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND, _MODULES)
 
 # A file that no format recognises may hold words, which stand on handles.
-_single.importers = _later(f"{__name__}.words.importers", "every")
+single.importers = later(f"{__name__}.words.importers", "every")
 # So do deltas.
-_opening.overlay = _later(f"{__name__}.deltas.overlay", "overlay")
-if hasattr(_os, "register_at_fork"):
-    _os.register_at_fork(before=_later(f"{__name__}.forking", "load_all"))
+opening.overlay = later(f"{__name__}.deltas.overlay", "overlay")
 
 
 def __dir__() -> list[str]:

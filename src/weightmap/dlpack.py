@@ -18,7 +18,7 @@ import numpy as np
 
 from weightmap.arguments import mistyped
 from weightmap.errors import UnsupportedError
-from weightmap.native.late import dlpack_capsule
+from weightmap.native.access import dlpack_capsule
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:

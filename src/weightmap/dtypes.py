@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightmap.errors import MissingDependencyError, QuantError, UnsupportedError
-from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

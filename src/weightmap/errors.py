@@ -7,9 +7,7 @@ value. A real `OSError` (no such file, no space, no permission) passes through u
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
-
-from weightmap.lazy import Record
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +121,7 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-class Remedy(Record):
+class Remedy(NamedTuple):
     """An option that would help the caller; Python and the command line spell it differently."""
 
     words: str  # with ``{}`` in the place of the option

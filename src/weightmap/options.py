@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import LimitError
-from weightmap.lazy import Record
 
 if TYPE_CHECKING:
     from typing import Self
@@ -116,7 +115,7 @@ def check_expansion(limits: Limits, nbytes: int, stored: int, what: str, path: s
         raise LimitError(what, path=path, field="max_copy_bytes", actual=nbytes, expected=expected)
 
 
-class Rare(Record):
+class Rare(NamedTuple):
     """Arguments of `weightmap.open` that few callers give: together, for each attribute is a hundredth of opening.
 
     Attributes

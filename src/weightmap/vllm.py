@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from weightmap.device import Exchange
     from weightmap.model.file import TensorFile
+    from weightmap.plans.delivery import Check
     from weightmap.plans.read_plan import ReadPlan
-    from weightmap.plans.sums import Check
     from weightmap.typing import Mode, Verify
 
 __all__ = [

@@ -7,40 +7,40 @@ import numpy as np
 import pytest
 from tests.support import run_child
 
-from weightmap.io import buffers
-from weightmap.native._rooms import room
+from weightmap.io import memory
+from weightmap.native.files import room
 
 
 def test_a_buffer_serves_again():
     """Within `keeping`, on the same thread, where it is large enough, and as long as there are few."""
-    before = buffers.room(100).obj
-    assert buffers.room(100).obj is not before, "nothing is kept outside"
-    with buffers.keeping():
-        large, small = buffers.room(200).obj, buffers.room(300).obj
+    before = memory.room(100).obj
+    assert memory.room(100).obj is not before, "nothing is kept outside"
+    with memory.keeping():
+        large, small = memory.room(200).obj, memory.room(300).obj
         others = []
-        thread = threading.Thread(target=lambda: others.append(buffers.room(50).obj))
+        thread = threading.Thread(target=lambda: others.append(memory.room(50).obj))
         thread.start()
         thread.join()
-        with buffers.keeping():
-            assert buffers.room(50).obj is large
-            assert buffers.room(201).obj is small
-            assert len(buffers.room(50)) == 50
+        with memory.keeping():
+            assert memory.room(50).obj is large
+            assert memory.room(201).obj is small
+            assert len(memory.room(50)) == 50
         assert others[0] not in (large, small)
-        held = [buffers.room(250) for _ in range(7)]
+        held = [memory.room(250) for _ in range(7)]
         assert len({id(view.obj) for view in held}) == 7
         last = {id(view.obj) for view in held[-5:]}
         del held
-        again = [buffers.room(250) for _ in range(7)]
+        again = [memory.room(250) for _ in range(7)]
         assert len(last & {id(view.obj) for view in again}) == 5, "the oldest ones gave way"
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 1000, 1 << 20])
 def test_buffers_begin_at_a_line(size):
-    with buffers.keeping():
-        found = [room(size), *(np.frombuffer(buffers.room(size), np.uint8) for _ in range(3))]
+    with memory.keeping():
+        found = [room(size), *(np.frombuffer(memory.room(size), np.uint8) for _ in range(3))]
         del found[1]
-        found.append(np.frombuffer(buffers.room(size), np.uint8))
-    outside = np.frombuffer(buffers.room(size), np.uint8)
+        found.append(np.frombuffer(memory.room(size), np.uint8))
+    outside = np.frombuffer(memory.room(size), np.uint8)
     for array in (*found, outside):
         assert len(array) == size
         assert size == 0 or array.__array_interface__["data"][0] % 64 == 0
@@ -51,11 +51,11 @@ def test_a_thread_keeps_its_buffers_afterwards():
     seen = []
 
     def work():
-        with buffers.keeping(afterwards=True):
-            seen.append(buffers.room(100).obj)
-        with buffers.keeping():
-            seen.append(buffers.room(100).obj)
-        seen.append(buffers.room(100).obj)
+        with memory.keeping(afterwards=True):
+            seen.append(memory.room(100).obj)
+        with memory.keeping():
+            seen.append(memory.room(100).obj)
+        seen.append(memory.room(100).obj)
 
     for _ in range(2):
         thread = threading.Thread(target=work)
@@ -67,12 +67,12 @@ def test_a_thread_keeps_its_buffers_afterwards():
 
 
 def test_a_buffer_that_somebody_looks_at_is_not_handed_out():
-    with buffers.keeping():
-        view = buffers.room(1 << 20)
+    with memory.keeping():
+        view = memory.room(1 << 20)
         buffer, view = view.obj, view[10:20].toreadonly()
-        assert buffers.room(1 << 20).obj is not buffer
+        assert memory.room(1 << 20).obj is not buffer
         del view
-        again = [buffers.room(1 << 20), buffers.room(1 << 20)]
+        again = [memory.room(1 << 20), memory.room(1 << 20)]
         assert buffer in [view.obj for view in again]
         assert [len(view) for view in again] == [1 << 20] * 2
 
@@ -112,6 +112,6 @@ def test_a_fresh_buffer_is_not_touched():
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    view = buffers.room(64 << 20)
+    view = memory.room(64 << 20)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000
     assert len(view) == 64 << 20

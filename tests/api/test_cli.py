@@ -128,25 +128,6 @@ def test_inspect_shows_format_size_metadata_tensors_and_totals(write, run):
     assert ["float32", "1", "24", "bytes"] in rows
 
 
-@pytest.mark.parametrize(
-    ("suffix", "folder"), [("safetensors", True), *((s, False) for s in ("safetensors", "weights", "bt", "amb"))]
-)
-def test_inspect_does_without_numpy(tmp_path, suffix, folder):
-    """Importing it takes longer than all else. What is shown is the same, row by row and by columns."""
-    path = tmp_path / f"model.{suffix}"
-    weightmap.save(
-        path, {f"layer.{i}.{kind}": np.ones((2, i), kind) for i in range(1, 40) for kind in ("f2", "f4", "i1")}
-    )
-    code = "import sys, numpy; from weightmap.cli import main; sys.exit(main())"
-    shown = []
-    for program in (("-m", "weightmap"), ("-c", code)):
-        command = [sys.executable, "-X", "importtime", *program, "inspect", tmp_path if folder else path]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert bool(re.search(r"\| +numpy\n", done.stderr)) == (program[0] == "-c")
-        shown.append(done.stdout)
-    assert shown[0] == shown[1] != ""
-
-
 def test_inspect_shortens_long_metadata_in_text_only(write, run):
     value = "x" * 5000
     path = write(metadata={"tokenizer": value})

@@ -17,7 +17,7 @@ import weightmap as wm
 from weightmap.cli import main
 from weightmap.io import atomic, sink
 from weightmap.io.source import Source
-from weightmap.native import late
+from weightmap.native import access, files
 
 MODEL = {
     "encoder.weight": normal((4, 6), 1),
@@ -467,13 +467,13 @@ def copies(monkeypatch):
     monkeypatch.setattr(sink, "STAGE_IN_MEMORY", 1000)
     monkeypatch.setattr(sink, "_SHARED", 4000)
     monkeypatch.setattr(sink, "_TOGETHER", 9000)
-    found, copy = [], late.copy_range
+    found, copy = [], files.copy_range
 
     def copying(file, begin, target, at, count, **options):
         found.append((begin, count))
         copy(file, begin, target, at, count, **options)
 
-    monkeypatch.setattr(late, "copy_range", copying)
+    monkeypatch.setattr(files, "copy_range", copying)
     return found
 
 
@@ -504,15 +504,15 @@ def test_what_is_summed_is_copied_by_one_thread(put, tmp_path, copies):
 
 @pytest.mark.parametrize("error", [0, errno.EIO])
 def test_a_source_that_fails_while_threads_copy(put, tmp_path, copies, monkeypatch, error):
-    source, copy = put(st.build(LONG), "m.safetensors"), late.copy_range
+    source, copy = put(st.build(LONG), "m.safetensors"), files.copy_range
 
     def cut(*args, **options):
         if error:
-            raise late.Failed("read", args[1], error)
+            raise access.Failed("read", args[1], error)
         os.truncate(source, args[1] + 1)
         copy(*args, **options)
 
-    monkeypatch.setattr(late, "copy_range", cut)
+    monkeypatch.setattr(files, "copy_range", cut)
     kind, text = (OSError, r"Input/output error.*m\.safetensors") if error else (wm.TruncatedError, "became shorter")
     with pytest.raises(kind, match=text):
         wm.convert(source, tmp_path / "to.safetensors", threads=2)
@@ -521,13 +521,13 @@ def test_a_source_that_fails_while_threads_copy(put, tmp_path, copies, monkeypat
 
 
 def test_a_target_that_fails_while_threads_copy(put, tmp_path, copies, monkeypatch):
-    source, copy = put(st.build(LONG), "m.safetensors"), late.copy_range
+    source, copy = put(st.build(LONG), "m.safetensors"), files.copy_range
     with source.open("rb") as unwritable:
 
         def copying(file, begin, _, *rest, **options):
             copy(file, begin, unwritable.fileno(), *rest, **options)
 
-        monkeypatch.setattr(late, "copy_range", copying)
+        monkeypatch.setattr(files, "copy_range", copying)
         with pytest.raises(OSError, match="Bad file descriptor"):
             wm.convert(source, tmp_path / "to.safetensors", threads=2)
     assert listing(tmp_path) == ["m.safetensors"]

@@ -17,7 +17,7 @@ import weightmap as wm
 from weightmap.conversion import running, tasks, verifying
 from weightmap.conversion import shards as conversions
 from weightmap.conversion.dealing import moved_scales
-from weightmap.io import buffers
+from weightmap.io import memory
 
 COUNT = 6
 QUANTISED = {"format": "amb", "quantize": "int4_block"}
@@ -164,7 +164,7 @@ def test_a_report_of_another_kind_is_refused(model, tmp_path):
 
 
 def kept():
-    return len(buffers._kept.buffers or ())
+    return len(memory._kept.buffers or ())
 
 
 def test_only_workers_of_their_own_keep_their_buffers(model, tmp_path):

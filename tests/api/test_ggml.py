@@ -12,7 +12,7 @@ from tests.support import in_one_item
 import weightmap as wm
 from weightmap import kernels
 from weightmap.dtypes import GGML_SCHEMES
-from weightmap.native import late
+from weightmap.native import quantised
 from weightmap.quant.ggml import GgmlTensor, quantize_ggml, regroup
 
 ENCODED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4")
@@ -59,14 +59,14 @@ def test_indexing(scheme, key):
 
 def test_only_the_blocks_needed_are_decoded(monkeypatch):
     asked = []
-    decode = late.decode_ggml
+    decode = quantised.decode_ggml
 
     def record(data, n, name, *, start, stop, **options):
         asked.append((len(data), start, stop))
         return decode(data, n, name, start=start, stop=stop, **options)
 
     q = tensor("q4_k", (3, 5))
-    monkeypatch.setattr(late, "decode_ggml", record)
+    monkeypatch.setattr(quantised, "decode_ggml", record)
     expert = q.nbytes // 3
     for key, found in ((1, (q.nbytes, 5 * 512, 10 * 512)), ((1, 3), (expert, 3 * 512, 4 * 512))):
         asked.clear()
@@ -188,7 +188,7 @@ def test_the_same_bytes_everywhere(scheme):
                 quantize_ggml(np.tile(array, (4, 1)), scheme, threads=threads).payload.tobytes() for threads in (1, 3)
             }
         assert len(found) == 1, name
-        _, errors = late.encode_ggml(array, scheme)
+        _, errors = quantised.encode_ggml(array, scheme)
         assert math.isclose(errors.sum(), error_of(array, quantize_ggml(array, scheme)), rel_tol=1e-9), name
     kernels.use_isa(before)
 

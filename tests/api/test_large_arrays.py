@@ -10,7 +10,7 @@ import pytest
 from tests.support import address, run_child
 
 import weightmap as wm
-from weightmap.native import late
+from weightmap.native import access
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere numpy makes these arrays")
 LARGE = 40 << 20
@@ -75,7 +75,7 @@ def test_memory_is_used_again():
     """A large array reuses the memory of a freed one, and a later array its memory in turn."""
     places = set()
     for _ in range(8):
-        array = late.empty((LARGE // 4,), np.float32)
+        array = access.empty((LARGE // 4,), np.float32)
         places.add(address(array))
         array.fill(1)
         del array
@@ -86,7 +86,7 @@ def test_arrays_that_live_have_memory_of_their_own():
     """Arrays made one after another, views of them kept alone too, keep what was written to them."""
     kept = []
     for number in range(6):
-        array = late.empty((2, LARGE // 8), np.float32)
+        array = access.empty((2, LARGE // 8), np.float32)
         array.fill(number)
         kept.append(array[1, -5:])  # keeps all of it
         del array
@@ -98,7 +98,7 @@ def test_arrays_that_live_have_memory_of_their_own():
 @pytest.mark.parametrize("shape", [(), 0, 3, (2, 0, 3), (5, LARGE // 4), LARGE])
 def test_empty_is_like_that_of_numpy(shape):
     for dtype in ("f4", "f2", "V3", ">i8", "u1"):
-        array, expected = late.empty(shape, dtype), np.empty(shape, dtype)
+        array, expected = access.empty(shape, dtype), np.empty(shape, dtype)
         assert array.shape == expected.shape
         assert array.dtype == expected.dtype
         assert array.flags.carray == expected.flags.carray
@@ -108,7 +108,7 @@ def test_empty_is_like_that_of_numpy(shape):
 
 def test_more_than_there_is_is_a_memory_error():
     with pytest.raises(MemoryError):
-        late.empty(1 << 55, np.float32)
+        access.empty(1 << 55, np.float32)
 
 
 def test_threads_share_kept_results():
@@ -116,7 +116,7 @@ def test_threads_share_kept_results():
 
     def work(number):
         for turn in range(40):
-            array = late.empty((LARGE + turn % 3 * LARGE,), np.uint8)
+            array = access.empty((LARGE + turn % 3 * LARGE,), np.uint8)
             array[:: 1 << 16] = number
             array[-1] = number
             if not (array[:: 1 << 16] == number).all() or array[-1] != number:
@@ -132,10 +132,10 @@ def test_threads_share_kept_results():
 
 FORKED = """
 import os, numpy as np
-from weightmap.native import late
+from weightmap.native import access
 
 def make(value):
-    array = late.empty((40 << 20,), np.uint8)
+    array = access.empty((40 << 20,), np.uint8)
     array.fill(value)
     return array
 

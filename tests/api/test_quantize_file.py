@@ -12,8 +12,9 @@ from tests.support import listing
 
 import weightmap as wm
 from weightmap.io import atomic, sink
-from weightmap.native import late
-from weightmap.native.late import BlockEncoder, Failed, Unwritten
+from weightmap.native import files, quantised
+from weightmap.native.access import Failed
+from weightmap.native.quantised import BlockEncoder, Unwritten
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 STAGE = 1 << 14
@@ -135,7 +136,7 @@ def test_errors_of_reading_and_writing(tmp_path):
     whole = BlockEncoder(-1)
     try:
         whole(reader, 0, "float32", len(data), out)
-        assert bytes(out) == late.encode_blocks(data, bits=4, block_size=32).tobytes()
+        assert bytes(out) == quantised.encode_blocks(data, bits=4, block_size=32).tobytes()
         with pytest.raises(Failed) as caught:
             encoder(reader, 400_004, "float32", len(data), out)
         assert (caught.value.what, caught.value.at, caught.value.error) == ("read", 800_000, 0)
@@ -169,7 +170,7 @@ def test_room_in_a_file_system_in_memory(tmp_path, monkeypatch, room):
     """On tmpfs nothing is reserved, which would take as long as writing: a file that cannot fit is refused at once."""
     reserved = []
     monkeypatch.setattr(os, "posix_fallocate", lambda *args: reserved.append(args), raising=False)
-    monkeypatch.setattr(late, "file_system", lambda _: atomic._TMPFS)
+    monkeypatch.setattr(files, "file_system", lambda _: atomic._TMPFS)
     monkeypatch.setattr(atomic, "_ALIKE", 0)
     status = list(os.statvfs(tmp_path))
     status[1:5] = [1, max(room, 1), room, room]

@@ -16,10 +16,10 @@ from tests.builders import safetensors as st
 from tests.support import DATA, listing, mappings, run_child, same
 
 import weightmap as wm
-from weightmap import native
 from weightmap.compat import save_file
 from weightmap.formats import FORMATS
 from weightmap.io import atomic
+from weightmap.native import access
 
 RNG = np.random.default_rng(7)
 
@@ -439,7 +439,7 @@ def test_files_are_written_in_large_aligned_pieces(tmp_path, monkeypatch, suffix
 def test_what_is_written_in_place_is_brought_in_first(tmp_path, monkeypatch):
     """Linux writes memory that was never touched in small pieces: each long one is populated before it is written."""
     events = []
-    populate, pwrite = native.populate, os.pwrite
+    populate, pwrite = access.populate, os.pwrite
 
     def populating(memory, offset, size):
         events.append(("populate", size))
@@ -449,7 +449,7 @@ def test_what_is_written_in_place_is_brought_in_first(tmp_path, monkeypatch):
         events.append(("write", len(data)))
         return pwrite(fd, data, offset)
 
-    monkeypatch.setattr(native, "populate", populating)
+    monkeypatch.setattr(access, "populate", populating)
     monkeypatch.setattr(os, "pwrite", writing)
     wm.save(tmp_path / "w.safetensors", {"w": np.zeros(37 * MIB + 5, np.uint8)}, durable=False)
     populated = [size for what, size in events if what == "populate"]

@@ -11,8 +11,7 @@ import weightmap as wm
 from weightmap.formats import Request, Tensors, by_name
 from weightmap.io import atomic
 from weightmap.model import sharding
-from weightmap.model.payload import from_arrays
-from weightmap.model.saving import plan_request
+from weightmap.model.saving import from_arrays, plan_request
 
 SHARDS = [{"a": np.arange(6, dtype=np.float32), "b": np.ones((2, 2), np.int32)}, {"c": np.zeros((3, 1), np.float16)}]
 

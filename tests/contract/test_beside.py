@@ -2,15 +2,14 @@
 
 import os
 import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.device_support import FakeDevice
+from tests.support import add_format
 
 import weightmap as wm
-from weightmap import native
 from weightmap.device import Staging, load
 from weightmap.dtypes import DTYPES, DType
 from weightmap.formats import Content, Format
@@ -20,6 +19,7 @@ from weightmap.index.joined import JoinedTable
 from weightmap.io.beside import open_beside
 from weightmap.io.geometry import Strided
 from weightmap.model.parts import sources_of
+from weightmap.native import scans
 
 MAGIC, AT = b"ASID", 4096
 INLINE = {"b": np.arange(1024, dtype="<f4")}
@@ -39,7 +39,7 @@ def _table(source, tensors):
     names, shapes = list(tensors), [tensor.shape for tensor in tensors.values()]
     sizes = np.array([tensor.nbytes for tensor in tensors.values()], np.uint64)
     begins = np.cumsum(sizes) - sizes + np.uint64(AT)
-    columns = native.Columns(
+    columns = scans.Columns(
         "".join(names).encode(),
         np.cumsum([0, *map(len, names)]).astype(np.uint32),
         np.array([name == "c" for name in names], np.uint8),
@@ -75,9 +75,7 @@ FORMAT = Format("aside", "Aside", (".aside",), ("aside",), _parse, magic=MAGIC)
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    known = sys.modules["weightmap.formats"]
-    monkeypatch.setitem(known.FORMATS, "aside", FORMAT)
-    monkeypatch.setitem(known._BY_MAGIC, MAGIC, FORMAT)
+    add_format(monkeypatch, FORMAT)
     path = tmp_path / "m.aside"
     path.write_bytes((MAGIC + b"m.data").ljust(AT, b"\0") + INLINE["b"].tobytes())
     apart = BESIDE["a"].tobytes() + BESIDE["c"].tobytes(order="F")

@@ -1,6 +1,7 @@
 """How formats are found: by looking into a folder, and, for a file, by its content."""
 
 import importlib
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -10,7 +11,8 @@ from tests import builders
 from tests.attacks import sound
 
 import weightmap as wm
-from weightmap.formats._base import discover, module_names
+from weightmap.formats._base import module_names
+from weightmap.formats._recognition import SIGNS, never
 
 # The module; `weightmap.formats` is the function of this name.
 formats = importlib.import_module("weightmap.formats")
@@ -29,7 +31,7 @@ FORMAT = Format("toy", "Toy", (".toy",), ("toy",), parse, None, {"toy": frozense
 def toy(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
-    yield discover(formats.__name__, formats.__path__, "FORMAT")["toy"]
+    yield importlib.import_module("weightmap.formats.toy").FORMAT
     del sys.modules["weightmap.formats.toy"], formats.toy
 
 
@@ -49,8 +51,48 @@ def test_formats_are_found_within_an_archive(tmp_path, monkeypatch):
     assert module_names(formats.__path__) == sorted(wm.formats())
 
 
+@pytest.mark.parametrize("name", SIGNS)
+def test_what_recognises_a_format_is_what_its_record_says(name):
+    """And a format that nothing lists is recognised by its record."""
+    record, signs = formats.FORMATS[name], SIGNS[name]
+    assert (record.name, record.suffixes, record.magic, record.leads) == (
+        name,
+        signs.suffixes,
+        signs.magic,
+        signs.leads,
+    )
+    assert (record.sniff or never, record.plan is not None) == (signs.sniff, signs.written)
+
+
+def test_a_format_that_is_not_listed_is_known(tmp_path):
+    """A file in the folder of formats is enough: it is imported with the package, in a process of its own."""
+    (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
+    code = f"""
+import sys, types
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "weightmap.formats":
+            from importlib.machinery import PathFinder
+            spec = PathFinder.find_spec(name, path)
+            spec.submodule_search_locations.append({str(tmp_path)!r})
+            return spec
+sys.meta_path.insert(0, Finder())
+import weightmap as wm
+assert "toy" in wm.formats()
+try:
+    wm.open(b"anything", format=None)
+except AssertionError as error:
+    assert str(error) == "nobody opens this"
+else:
+    1 / 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_file_that_two_formats_claim_is_opened_by_neither(toy, monkeypatch):
-    monkeypatch.setattr(formats, "_GUESSED", (*formats._GUESSED, toy))
+    monkeypatch.setitem(formats.FORMATS._records, "toy", toy)
+    monkeypatch.setitem(formats._SIGNS, "toy", formats._signs_of("toy"))
+    monkeypatch.setattr(formats, "_GUESSED", (*formats._GUESSED, "toy"))
     monkeypatch.setattr(formats, "_BY_LEAD", {})  # whatever files of other formats may begin with
     data = sound()["bintensors-spec"]
     with pytest.raises(wm.UnknownFormatError, match="more than one format recognises this file: bintensors, toy"):

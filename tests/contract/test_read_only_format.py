@@ -12,15 +12,17 @@ import struct
 import numpy as np
 import pytest
 from tests import builders
+from tests.support import add_format
 
 import weightmap as wm
-from weightmap import kernels, native
+from weightmap import kernels
 from weightmap.dtypes import DTYPES
-from weightmap.formats import _BY_MAGIC, FORMATS, fitted
+from weightmap.formats import FORMATS, fitted
 from weightmap.formats._base import Content, Format
 from weightmap.formats._cursor import Cursor
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
+from weightmap.native import scans
 from weightmap.words.importers import NAMES as WORDS
 
 METADATA = {"name": "wört", "layers": 12, "eps": 1e-12, "tied": True, "lengths": [1, 2, 3], "odd": math.inf}
@@ -43,7 +45,7 @@ def parse(source, head, options):
         ndims.append(cursor.number("u8", "ndim", "a number of dimensions"))
         dims.append(cursor.array("<u8", ndims[-1], "shape", "a shape"))
         begins.append(cursor.number("u64", "offset", "an offset"))
-    columns = native.Columns(
+    columns = scans.Columns(
         b"".join(names),
         np.cumsum([len(name) for name in names], dtype=np.uint32),
         np.array(codes, np.uint8),
@@ -93,8 +95,7 @@ TENSORS = {
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     """The format is there as if its file lay in the folder of formats."""
-    monkeypatch.setitem(FORMATS, "toy", FORMAT)
-    monkeypatch.setitem(_BY_MAGIC, b"TOYW", FORMAT)
+    add_format(monkeypatch, FORMAT)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.remote.servers import Objects, Taking
 
 import weightmap as wm
 from weightmap import deltas
-from weightmap.deltas import workers
+from weightmap.deltas import publishing
 from weightmap.io.stores import location_of
 
 pytestmark = [
@@ -137,12 +137,12 @@ def test_an_interrupt_while_the_first_thread_starts(monkeypatch, late):
             real(function, ())
         raise Interruption
 
-    real = workers._thread.start_new_thread
-    monkeypatch.setattr(workers, "_thread", SimpleNamespace(start_new_thread=start))
+    real = publishing._thread.start_new_thread
+    monkeypatch.setattr(publishing, "_thread", SimpleNamespace(start_new_thread=start))
     given = [work() for _ in range(3)]
     watched = [weakref.ref(each) for each in given]
     with pytest.raises(Interruption):
-        workers.exhaust(given, 2, lambda _: None)
+        publishing.exhaust(given, 2, lambda _: None)
     count = len(begun)
     given.clear()
     gc.collect()

@@ -248,7 +248,7 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, begin, target, in_p
         with monkeypatch.context() as patch:
             patch.setattr(places, "step", stopping(number))
             if in_place:  # a stop in the work of several threads would make the order of blocks a matter of luck
-                patch.setattr(places.late, "cpus", lambda: 1)
+                patch.setattr(places.access, "cpus", lambda: 1)
             else:  # as a kill does, it leaves what is there: nothing cleans up
                 patch.setattr(places.Local, "abandon", lambda _: None)
             try:

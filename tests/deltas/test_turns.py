@@ -111,7 +111,7 @@ def test_ours_stops_and_it_goes_on(chain, tmp_path, monkeypatch, way, in_place):
         with monkeypatch.context() as patch:
             patch.setattr(places, "step", stop)
             patch.setattr(places.Local, "abandon", lambda _: None)
-            patch.setattr(places.late, "cpus", lambda: 1)
+            patch.setattr(places.access, "cpus", lambda: 1)
             try:
                 deltas.pull(local, source, version=target, base=base, in_place=in_place)
                 reached = True

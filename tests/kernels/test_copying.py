@@ -6,7 +6,8 @@ import os
 import numpy as np
 import pytest
 
-from weightmap.native import late
+from weightmap.native import access
+from weightmap.native import files as native_files
 
 DATA = np.random.default_rng(3).integers(0, 256, 1_000_003, np.uint8).tobytes()
 BEFORE = bytes(range(256)) * 200
@@ -24,7 +25,7 @@ def files(tmp_path):
 
 def copied(files, begin, at, count, threads, piece=PIECE, rooms=None):
     room = np.empty(piece * (rooms or threads), np.uint8)
-    late.copy_range(files[0], begin, files[1], at, count, piece=piece, room=room, threads=threads)
+    native_files.copy_range(files[0], begin, files[1], at, count, piece=piece, room=room, threads=threads)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -51,7 +52,7 @@ def test_what_fails(files, threads):
         ((files[1] + 100, files[1]), 7, ("read", 7, errno.EBADF)),
         ((files[0], files[0]), 0, ("write", 0, errno.EBADF)),
     ):
-        with pytest.raises(late.Failed) as caught:
+        with pytest.raises(access.Failed) as caught:
             copied(given, begin, 0, 10_001, threads)
         assert (caught.value.what, caught.value.at, caught.value.error) == expected
 
@@ -63,5 +64,5 @@ def test_what_fails(files, threads):
 def test_what_does_not_fit(files, begin, at, count, piece, rooms):
     room = np.empty(int(piece * rooms), np.uint8)
     with pytest.raises(ValueError, match="sizes"):
-        late.copy_range(files[0], begin, files[1], at, count, piece=piece, room=room, threads=1)
+        native_files.copy_range(files[0], begin, files[1], at, count, piece=piece, room=room, threads=1)
     assert os.pread(files[1], len(BEFORE) + 1, 0) == BEFORE

@@ -18,7 +18,7 @@ from tests import guard
 from tests.support import CSRC, SOURCES
 
 from weightmap import kernels
-from weightmap.native import _checksums
+from weightmap.native import checksums
 
 MIB = 1 << 20
 
@@ -204,7 +204,7 @@ def test_kinds_of_buffer(tmp_path):
     path.write_bytes(data)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         buffers = [data, bytearray(data), memoryview(data), mapped, array, array.reshape(5, 25)]
-        for crc32 in (kernels.crc32, _checksums.crc32_by_cffi):  # the built-in function, and its definition
+        for crc32 in (kernels.crc32, checksums.crc32_by_cffi):  # the built-in function, and its definition
             assert {crc32(buffer) for buffer in buffers} == {zlib.crc32(data)}
 
 

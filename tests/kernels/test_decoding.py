@@ -7,7 +7,7 @@ from tests.ggml_support import TYPES, random_blocks
 from tests.kernels import test_intblock as blocks_of_integers
 from tests.kernels.test_quantize_kernels import assemble
 
-from weightmap.native import late
+from weightmap.native import quantised
 
 ODD = [1.5, float("inf"), -2, float("nan"), 65504.0, 6e-8]
 
@@ -17,7 +17,7 @@ def integers(bits, size, scale_type):
     options = {"bits": bits, "block_size": size, "scale_type": scale_type}
     return (
         lambda n: blocks_of_integers.example(np.random.default_rng(n), n, bits, size, scale_type, ODD),
-        lambda data, n, **more: late.decode_blocks(data, n, **options, **more),
+        lambda data, n, **more: quantised.decode_blocks(data, n, **options, **more),
     )
 
 
@@ -28,7 +28,7 @@ def ggml(name):
         blocks = random_blocks(np.random.default_rng(n), name, n // TYPES[name][1])
         return blocks, ggml_support.values(name, blocks).reshape(-1)
 
-    return make, lambda data, n, **more: late.decode_ggml(data, n, name, **more)
+    return make, lambda data, n, **more: quantised.decode_ggml(data, n, name, **more)
 
 
 def adaptive(size):
@@ -39,7 +39,7 @@ def adaptive(size):
         data, values = assemble(kinds, size, "fp16", odd={2, 3})
         return data, values[:n]
 
-    return make, lambda data, n, **more: late.decode_adaptive(data, n, size, **more)
+    return make, lambda data, n, **more: quantised.decode_adaptive(data, n, size, **more)
 
 
 KINDS = {f"int{bits} {size}": integers(bits, size, "fp16") for bits in (4, 5, 8) for size in (0, 8, 32, 128)}

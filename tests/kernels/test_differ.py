@@ -9,7 +9,8 @@ import pytest
 
 import weightmap as wm
 from weightmap.conversion import tensor_diffs
-from weightmap.native.late import COMPARED, Failed, FileComparer, differing
+from weightmap.native.access import Failed
+from weightmap.native.files import COMPARED, FileComparer, differing
 
 TYPES = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": ml_dtypes.bfloat16}
 

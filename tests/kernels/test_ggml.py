@@ -6,11 +6,11 @@ from tests import ggml_support
 from tests.ggml_support import TYPES, UPPER, random_blocks
 
 import weightmap as wm
-from weightmap.native import late
+from weightmap.native import quantised
 
 
 def decode(blocks, name, **options):
-    return late.decode_ggml(blocks, len(blocks) * TYPES[name][1], name, **options)
+    return quantised.decode_ggml(blocks, len(blocks) * TYPES[name][1], name, **options)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def same(got, values):
 
 def test_types():
     """Every type that is decoded has its name, its number and the size of its blocks."""
-    assert {name: tuple(kind[1:]) for name, kind in late.GGML_TYPES.items()} == TYPES
-    assert all(kind.name == name for name, kind in late.GGML_TYPES.items())
+    assert {name: tuple(kind[1:]) for name, kind in quantised.GGML_TYPES.items()} == TYPES
+    assert all(kind.name == name for name, kind in quantised.GGML_TYPES.items())
 
 
 @pytest.mark.parametrize("name", [name for name in TYPES if name.startswith("iq")])
@@ -87,9 +87,9 @@ def test_what_does_not_fit_is_a_quant_error(name, n, missing, match):
     _, elements, nbytes = TYPES.get(name, TYPES["q4_0"])
     data = bytes(max(0, min(n, 1024) // elements * nbytes - missing))
     with pytest.raises(wm.QuantError, match=match):
-        late.decode_ggml(data, n, name)
+        quantised.decode_ggml(data, n, name)
 
 
 def test_types_that_are_not_encoded():
     with pytest.raises(wm.QuantError, match="block type to quantise to is 'iq2_xs'"):
-        late.encode_ggml(np.zeros(256), "iq2_xs")
+        quantised.encode_ggml(np.zeros(256), "iq2_xs")

@@ -8,7 +8,7 @@ import pytest
 from tests.api.test_ggml import ARRAYS, ENCODED, error_of
 from tests.ggml_support import PLAIN, TYPES, random_blocks
 
-from weightmap.native import late
+from weightmap.native import quantised
 from weightmap.quant.ggml import GgmlTensor, quantize_ggml
 
 PATH = os.environ.get("WEIGHTMAP_GGML")
@@ -27,13 +27,13 @@ def test_values(name):
     blocks = random_blocks(np.random.default_rng(17), name, 4096, finite=True)
     count = len(blocks) * TYPES[name][1]
     theirs = upstream("dequantize_row_{}", name, blocks, np.empty(count, np.float32), count)
-    np.testing.assert_array_equal(late.decode_ggml(blocks, count, name), theirs)
+    np.testing.assert_array_equal(quantised.decode_ggml(blocks, count, name), theirs)
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
 @pytest.mark.parametrize("name", ENCODED)
 def test_errors_of_quantisation(name, kind):
     array = ARRAYS[kind]
-    blocks = np.empty(late.ggml_size(array.size, name), np.uint8)
+    blocks = np.empty(quantised.ggml_size(array.size, name), np.uint8)
     theirs = GgmlTensor(name, array.shape, upstream("quantize_row_{}_ref", name, array, blocks, array.size))
     assert error_of(array, quantize_ggml(array, name)) <= error_of(array, theirs)

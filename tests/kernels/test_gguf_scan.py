@@ -3,7 +3,7 @@
 import pytest
 from tests.builders import gguf, normal
 
-from weightmap import native
+from weightmap.native import scans
 
 KV = gguf.KeyValue
 START = 24
@@ -11,7 +11,7 @@ START = 24
 
 def scan_of(data, limit=None):
     tensors, values = int.from_bytes(data[8:16], "little"), int.from_bytes(data[16:24], "little")
-    return native.GGUFHeader(len(data) if limit is None else limit, START, values, tensors, 3, big=False)
+    return scans.GGUFHeader(len(data) if limit is None else limit, START, values, tensors, 3, big=False)
 
 
 @pytest.mark.parametrize("read", [0, 1, 3, 7, 50, 978, 979, 998, 999])
@@ -50,7 +50,7 @@ def test_tensor_infos_are_expected_to_go_on_as_they_begin(read):
     data = gguf.header(gguf.infos_of(tensors))
     info = (len(data) - START) // 100
     scan = scan_of(data)
-    types = native.gguf_types([(0, 1, 4)])
+    types = scans.gguf_types([(0, 1, 4)])
     assert scan.values(data[:START]) is True
     columns, done = scan.tensors(data[: START + read * info], types, 100)
     assert done is False
@@ -74,5 +74,5 @@ def test_arrays_are_skipped(version, big):
     """An array ends where the next field begins, in every version and order of bytes."""
     coder = gguf.Coder(version, big)
     array = coder.value([["u16"]], [[1, 2], [], [3]])
-    scan = native.GGUFHeader(len(array) + 9, 3, 0, 0, version, big=big)
+    scan = scans.GGUFHeader(len(array) + 9, 3, 0, 0, version, big=big)
     assert scan.skip(b"abc" + array + b"def", 3) == 3 + len(array)

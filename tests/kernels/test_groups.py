@@ -6,7 +6,7 @@ import pytest
 from tests.support import each
 
 from weightmap import kernels
-from weightmap.native import late
+from weightmap.native import scans
 
 _MOST = 500  # rows that are packed
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
@@ -62,7 +62,7 @@ def test_values_are_those_of_numpy(isa):
             numbers = group.astype(np.uint32)
             for dtype in DTYPES:
                 out = lines((rows, columns), dtype)
-                late.decode_groups(words, bits, numbers, scales, zeros, out, by_rows=by_rows, threads=threads)
+                scans.decode_groups(words, bits, numbers, scales, zeros, out, by_rows=by_rows, threads=threads)
                 wanted = definition(codes, numbers, scales, zeros, dtype)
                 np.testing.assert_array_equal(bits_of(out), bits_of(wanted))
 
@@ -80,7 +80,7 @@ def test_values_are_those_of_numpy(isa):
 def test_what_does_not_fit_is_refused():
     words, group = np.zeros((4, 8), np.int32), np.zeros(32, np.uint32)
     scales, out = np.ones((2, 8), np.float32), np.zeros((8, 32), np.float32)
-    late.decode_groups(words, 4, group, scales, scales, out)
+    scans.decode_groups(words, 4, group, scales, scales, out)
     for args, by_rows in (
         ((words[:3], 4, group, scales, scales, out), False),
         ((words, 8, group, scales, scales, out), False),
@@ -98,4 +98,4 @@ def test_what_does_not_fit_is_refused():
         ((out.view(np.int32).reshape(-1)[:32].reshape(4, 8), 4, group, scales, scales, out), False),
     ):
         with pytest.raises(ValueError, match=r"fit together|overlaps"):
-            late.decode_groups(*args, by_rows=by_rows)
+            scans.decode_groups(*args, by_rows=by_rows)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightmap import kernels
-from weightmap.native import late
+from weightmap.native import floats
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 # In an order in which neighbours are of different kinds; the multiplier is odd, so every pattern comes once.
@@ -295,7 +295,7 @@ def test_any_bytes(data, shift):
     patterns = np.frombuffer(data, "<u2") if data else np.empty(0, np.uint16)
     for convert, table, _, name in KINDS.values():
         out = np.empty(len(patterns), np.float32)
-        late.widen(name, data, out)
+        floats.widen(name, data, out)
         assert np.array_equal(bits(out), table[patterns])
         assert np.array_equal(bits(convert(data)), table[patterns])
 
@@ -312,8 +312,8 @@ def test_widen_checks_its_arguments():
         (b"abcd", np.ndarray(2, np.float32, bytearray(16), offset=1)),
     ]:
         with pytest.raises(ValueError, match=r"contiguous and writeable|two for each element"):
-            late.widen("float16", data, out)
-    late.widen("bfloat16", b"", np.empty(0, np.float32))
+            floats.widen("float16", data, out)
+    floats.widen("bfloat16", b"", np.empty(0, np.float32))
 
 
 def test_other_threads_run_meanwhile():

@@ -8,7 +8,7 @@ import pytest
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.native import late
+from weightmap.native import quantised
 
 DEQUANTIZE = {4: kernels.dequantize_int4, 5: kernels.dequantize_int5}
 SCALES = {"fp16": ("<e", 2), "fp32": ("<f", 4)}
@@ -44,7 +44,7 @@ def example(rng, n, bits, block_size, scale_type, scales=None):
 
 
 def decode(data, n, bits, block_size, scale_type, **options):
-    return late.decode_blocks(data, n, bits=bits, block_size=block_size, scale_type=scale_type, **options)
+    return quantised.decode_blocks(data, n, bits=bits, block_size=block_size, scale_type=scale_type, **options)
 
 
 def test_examples_worked_out_by_hand(isa):

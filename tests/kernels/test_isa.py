@@ -8,7 +8,7 @@ import pytest
 from tests.support import compiled, run_child
 
 from weightmap import kernels
-from weightmap.native import late
+from weightmap.native import access
 
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
 CPUINFO = Path("/proc/cpuinfo")
@@ -72,9 +72,9 @@ OTHERS = {
 def test_variants(name):
     """Each tier uses the best kernels whose needs lie within it."""
     kernels.use_isa(name)
-    assert late.variant("crc32") == CRC32.get(name, late.variant("crc32"))
+    assert access.variant("crc32") == CRC32.get(name, access.variant("crc32"))
     others = ("f16_to_f32", "bf16_to_f32", "intblock", "ggml") + ("fnv1a32",) * X86
-    assert [late.variant(kernel) for kernel in others] == [f"{kernel}_{OTHERS[name]}" for kernel in others]
+    assert [access.variant(kernel) for kernel in others] == [f"{kernel}_{OTHERS[name]}" for kernel in others]
 
 
 def test_the_best_is_chosen_at_import():

@@ -14,8 +14,8 @@ from tests.kernel_calls import Place
 from tests.table_support import rules
 from tests.zip_files import Entry, archive
 
-from weightmap import native
 from weightmap._kernels import ffi, lib
+from weightmap.native import access, scans
 
 BITS = bytes([32, 16, 8, 255])
 DECLARED = 3
@@ -35,7 +35,7 @@ def word(fault):
 
 def columns_of(names, shapes, spans, codes=None):
     dims = [dim for shape in shapes for dim in shape]
-    return native.Columns(
+    return scans.Columns(
         b"".join(names),
         np.cumsum([0, *map(len, names)], dtype=np.uint32),
         np.array(codes or [2] * len(names), np.uint8),
@@ -92,7 +92,7 @@ FOUR = {"min_ndim": 1, "max_ndim": 4}
 
 
 def records(rows, data_size, **asked):
-    return native.records_check(index_of(rows), len(rows), rules(BITS[:3], **FOUR, **asked), data_size, MOST, lax=False)
+    return scans.records_check(index_of(rows), len(rows), rules(BITS[:3], **FOUR, **asked), data_size, MOST, lax=False)
 
 
 def bounds_of(pointer, size, count):
@@ -154,7 +154,7 @@ def section(begin, end, *, origin=0, size=None, fd=-1, data=ffi.NULL, max_tensor
 
 
 def walk(of, cap=4):
-    columns, out, fault = native.Columns.scratch(100, cap, 8), ffi.new("wm_amb *"), ffi.new("wm_fault *")
+    columns, out, fault = scans.Columns.scratch(100, cap, 8), ffi.new("wm_amb *"), ffi.new("wm_fault *")
     return lib.wm_amb_walk(of, columns.native, out, fault), out, fault
 
 
@@ -171,9 +171,9 @@ AMB = amb.build([amb.dense("a", normal((2,)))])
 ARCHIVE = archive([Entry(b"a.npy", npy.build(npy.header_of(normal((2,))), normal((2,)).data))])
 READERS = {
     "AMB": (AMB, lambda: walk(section(len(AMB) - struct.unpack_from("<Q", AMB, 20)[0], len(AMB), fd=0))[1].n_tensors),
-    "an archive": (ARCHIVE, lambda: len(native.zip_scan(0, None, *in_memory(ARCHIVE)[1:]).data)),
-    "arrays": (ARCHIVE, lambda: len(native.npy_scan(0, None, native.zip_scan(-1, *in_memory(ARCHIVE))).kinds)),
-    "a pickle": (b"N.", lambda: native.Pickle(None, 10, 1000, fd=0, size=2).fault is None),
+    "an archive": (ARCHIVE, lambda: len(scans.zip_scan(0, None, *in_memory(ARCHIVE)[1:]).data)),
+    "arrays": (ARCHIVE, lambda: len(scans.npy_scan(0, None, scans.zip_scan(-1, *in_memory(ARCHIVE))).kinds)),
+    "a pickle": (b"N.", lambda: scans.Pickle(None, 10, 1000, fd=0, size=2).fault is None),
 }
 
 
@@ -198,10 +198,10 @@ def test_the_state_of_a_file(tmp_path, monkeypatch, system):
     """It has what the system says, by C or by Python, and tells when the file is another."""
     path = tmp_path / "file"
     path.write_bytes(b"one")
-    monkeypatch.setattr("weightmap.native._native.os.name", system)
+    monkeypatch.setattr("weightmap.native.access.os.name", system)
     with path.open("r+b") as file:
         fd, status = file.fileno(), path.stat()
-        seen = native.fstat(fd)
+        seen = access.fstat(fd)
         assert (seen.fd, seen.mode, seen.size, seen.mtime_ns) == (fd, status.st_mode, 3, status.st_mtime_ns)
         assert (seen.device, seen.inode) == (status.st_dev, status.st_ino)
         assert seen.unchanged() == 1
@@ -209,7 +209,7 @@ def test_the_state_of_a_file(tmp_path, monkeypatch, system):
         assert seen.unchanged() == 0
     assert seen.unchanged() == -errno.EBADF
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
-        native.fstat(fd)
+        access.fstat(fd)
 
 
 # -------------------------------------------------------------------------------------------------- columns, many rows
@@ -241,14 +241,14 @@ def test_as_many_names_as_fit_the_stack(count):
         assert (fault.kind, fault.row, fault.expected) == ("NAME_DUPLICATE", count - 1, 0)
         fault = records([(name, 2, (1,), i) for i, name in enumerate(twice)], count)
         assert (fault.kind, fault.row, fault.expected) == ("NAME_DUPLICATE", count - 1, 0)
-        fault = native.pairs_check(b"".join(struct.pack("<2H", 5, 0) + name for name in twice), count)
+        fault = scans.pairs_check(b"".join(struct.pack("<2H", 5, 0) + name for name in twice), count)
         assert (fault.kind, fault.row) == ("NAME_DUPLICATE", count - 1)
 
 
 def test_sixteen_records_of_one_hash():
     packed = [RECORD.pack(fnv1a32(b"x"), 2, 1, 1, 1, 0, 0, 0, i) for i in range(16)]
     names = b"abcdefghijklmnox"
-    assert native.records_find(b"".join(packed) + names, 16, b"x") == 15
+    assert scans.records_find(b"".join(packed) + names, 16, b"x") == 15
 
 
 # ------------------------------------------------------------------------------------------------------------ CNN v2
@@ -266,6 +266,6 @@ def test_weights_that_layers_call_for(kernel):
         for first in (0, 1, 2):
             wanted = channels * inputs * kernel**2
             rows = [(1, 1, first, 0, 5)] * bool(first) + [(kernel, inputs, channels, 0, 2**32 - 1)]
-            found = native.scan_layers(b"".join(struct.pack("<5I", *row) for row in rows))[1]
+            found = scans.scan_layers(b"".join(struct.pack("<5I", *row) for row in rows))[1]
             assert found.needed == min(first + wanted, most), (channels, inputs, first)
             assert found.counted == 2**32 - 1 + 5 * bool(first)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.support import each
 
-from weightmap.native import late
+from weightmap.native import access, scans
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 # NaN with a fraction, infinity, and what becomes infinite, subnormal or a tie in a half.
@@ -51,8 +51,8 @@ def test_values_are_those_of_numpy():
             stored = np.pad(stored, ((0, 0), (0, 3 * numbered)))
             factor = 0.3 if high_first else 1
             for dtype in DTYPES:
-                out = late.empty((rows, columns), dtype)  # of whole lines, so that large ones are streamed
-                late.look_up(
+                out = access.empty((rows, columns), dtype)  # of whole lines, so that large ones are streamed
+                scans.look_up(
                     *(stored, bits, values, scales, out),
                     height=height,
                     width=width,
@@ -106,7 +106,7 @@ def test_integers_and_float8_numbers_are_those_of_numpy(kind, height):
                 for dtype in DTYPES:
                     out = np.empty((rows, columns), dtype)
                     more = {"height": height, "width": width, "zeros": subtracted, "which": numbered}
-                    late.look_up(codes, 8, values, scales, out, **more)
+                    scans.look_up(codes, 8, values, scales, out, **more)
                     wanted = definition(codes, values, scales, subtracted, numbered, blocks, dtype, 1)
                     # Of a NaN times a NaN the result is either, as the compiler orders them.
                     twice = np.isnan(definition(codes, values, ones, subtracted, numbered, blocks, np.float32, 1))
@@ -126,12 +126,12 @@ def test_what_is_streamed_is_the_same(bits):
     values = rng.normal(0, 1, 16).astype(np.float32) if bits == 4 else NUMBERS["float8_e4m3fn"]
     scales, memory = (
         np.ones(rows * columns // 32, np.float32),
-        late.empty((rows * columns + 32,), np.dtype(np.float16)),
+        access.empty((rows * columns + 32,), np.dtype(np.float16)),
     )
     found = []
     for at in (0, 8):
         out = memory[at : at + rows * columns].reshape(rows, columns)
-        late.look_up(codes, bits, values, scales, out, height=1, width=32, threads=2)
+        scans.look_up(codes, bits, values, scales, out, height=1, width=32, threads=2)
         found.append(out.view(np.uint16)[::64].copy())
     both = codes if bits == 8 else np.stack([codes & 15, codes >> 4], -1).reshape(rows, columns)
     wanted = values.astype(np.float16)[both[::64]].view(np.uint16)
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused():
     out, which = np.zeros((2, 4), np.float32), np.zeros(2, np.uint8)
     nibbles = every[:16]
     same = {"height": 1, "width": 4}
-    late.look_up(codes, 8, every, scales, out, **same)
+    scans.look_up(codes, 8, every, scales, out, **same)
     for args, more in (
         ((codes[:1], 8, every, scales, out), same),
         ((codes[:, :1].copy(), 4, nibbles, scales, out), same),
@@ -163,4 +163,4 @@ def test_what_does_not_fit_is_refused():
         ((out.view(np.uint8), 8, every, scales, out), same),
     ):
         with pytest.raises(ValueError, match=r"fit together|overlaps"):
-            late.look_up(*args, **more)
+            scans.look_up(*args, **more)

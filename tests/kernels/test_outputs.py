@@ -17,7 +17,7 @@ from weightmap import kernels
 from weightmap._kernels import ffi
 from weightmap.embeddings.embeddings import Embeddings
 from weightmap.embeddings.vocabulary import Vocabulary
-from weightmap.native import late
+from weightmap.native import quantised
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.product import ProductQuantized
 
@@ -222,8 +222,8 @@ TAKING = {
     "fnv1a32_many": lambda out, _: kernels.fnv1a32_many(b"a" * 8, [1] * 8, out=out),
     "dequantize_int4": lambda out, _: kernels.dequantize_int4(bytes(6), 8, 8, out=out),
     "dequantize_int5": lambda out, _: kernels.dequantize_int5(bytes(7), 8, 8, out=out),
-    "decode_blocks": lambda out, _: late.decode_blocks(bytes(10), 8, bits=8, block_size=0, out=out),
-    "decode_adaptive": lambda out, _: late.decode_adaptive(bytes(7), 8, 8, out=out),
+    "decode_blocks": lambda out, _: quantised.decode_blocks(bytes(10), 8, bits=8, block_size=0, out=out),
+    "decode_adaptive": lambda out, _: quantised.decode_adaptive(bytes(7), 8, 8, out=out),
     "f16_to_f32": lambda out, _: kernels.f16_to_f32(HALVES, out=out),
     "f16_to_f32 of bytes": lambda out, _: kernels.f16_to_f32(HALVES.tobytes(), out=out),
     "bf16_to_f32": lambda out, _: kernels.bf16_to_f32(HALVES.view(np.uint16), out=out),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weightmap._kernels import ffi, lib
-from weightmap.native import late
+from weightmap.native import access, checksums
 
 STEP, PIECE = lib.WM_SUM_ROOM, 2 << 20
 TOTAL = 5 * PIECE + 3
@@ -45,7 +45,7 @@ PARTS = [
 @pytest.mark.parametrize("where", ["file", "memory"])
 def test_sums_are_those_of_zlib(data, file, where, begin, size, threads):
     gaps = np.empty((0, 2), np.uint64)
-    summer = late.PartSummer(threads)
+    summer = checksums.PartSummer(threads)
     crc, filled = summer(file if where == "file" else data, begin, size, 0x12345678, gaps)
     assert crc == zlib.crc32(data[begin : begin + size], 0x12345678)
     assert filled.shape == (0,)
@@ -56,7 +56,7 @@ def test_sums_are_those_of_zlib(data, file, where, begin, size, threads):
 def test_gaps_are_looked_at_where_the_part_has_them(data, file, where, threads):
     edges = [edge for at in range(0, TOTAL, STEP // 2) for edge in (max(at - 40, 0), at + 40) if edge <= TOTAL]
     zeros = list(itertools.pairwise(edges))[::2]
-    whole = late.PartSummer(threads)
+    whole = checksums.PartSummer(threads)
     source = file if where == "file" else data
     for before, after in itertools.product((0, 1), repeat=2):
         gaps = np.array([(max(a - before, 0), min(b + after, TOTAL)) for a, b in zeros], np.uint64)
@@ -72,15 +72,15 @@ def test_gaps_are_looked_at_where_the_part_has_them(data, file, where, threads):
 @pytest.mark.parametrize("beyond", [1, STEP, 3 * PIECE])
 def test_a_file_that_ends_is_told_with_its_end(file, threads, beyond):
     """The first byte that the file does not have is named, however many threads read."""
-    with pytest.raises(late.Failed) as caught:
-        late.PartSummer(threads)(file, 3, TOTAL - 3 + beyond, 0, np.empty((0, 2), np.uint64))
+    with pytest.raises(access.Failed) as caught:
+        checksums.PartSummer(threads)(file, 3, TOTAL - 3 + beyond, 0, np.empty((0, 2), np.uint64))
     assert (caught.value.at, caught.value.error) == (TOTAL, 0)
 
 
 def test_a_file_that_cannot_be_read_is_told_with_its_errno(tmp_path):
     """The system's number comes along."""
-    with (tmp_path / "new").open("wb") as unreadable, pytest.raises(late.Failed) as caught:
-        late.PartSummer(2)(unreadable.fileno(), 0, 8, 0, np.empty((0, 2), np.uint64))
+    with (tmp_path / "new").open("wb") as unreadable, pytest.raises(access.Failed) as caught:
+        checksums.PartSummer(2)(unreadable.fileno(), 0, 8, 0, np.empty((0, 2), np.uint64))
     assert os.strerror(caught.value.error) == "Bad file descriptor"
 
 

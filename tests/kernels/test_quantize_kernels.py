@@ -10,7 +10,7 @@ from tests.kernels import scale_search
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.native import late
+from weightmap.native import quantised
 
 QUANTIZE = {4: kernels.quantize_int4, 5: kernels.quantize_int5}
 SCALES = {"fp16": "<f2", "fp32": "<f4"}
@@ -29,7 +29,7 @@ def unpack(data, bits, count):
 
 
 def adaptive_counts(data, n, block_size, **options):
-    five, half = late.adaptive_plan(data, n, block_size, **options)[:2].tolist()
+    five, half = quantised.adaptive_plan(data, n, block_size, **options)[:2].tolist()
     return -(-n // block_size) - five - half, five, half
 
 
@@ -75,7 +75,7 @@ def test_the_same_bytes_everywhere(bits):
     for name in kernels.available_isas():
         kernels.use_isa(name)
         for threads in (1, 3):
-            parts = [late.encode_blocks(x, bits=bits, block_size=size, threads=threads) for size in (0, 32, 1024)]
+            parts = [quantised.encode_blocks(x, bits=bits, block_size=size, threads=threads) for size in (0, 32, 1024)]
             found.add(b"".join(part.tobytes() for part in parts))
     kernels.use_isa(before)
     assert len(found) == 1
@@ -92,8 +92,8 @@ def test_a_block_does_not_depend_on_its_neighbours(isa, bits, size, scale_type):
     x[4::7] = np.round(x[4::7] * 3)
     x[5::7, 1:] = 0
     x[6] = 0
-    together = late.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
-    alone = [late.encode_blocks(block, bits=bits, block_size=size, scale_type=scale_type) for block in x]
+    together = quantised.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
+    alone = [quantised.encode_blocks(block, bits=bits, block_size=size, scale_type=scale_type) for block in x]
     assert together.tobytes() == b"".join(part.tobytes() for part in alone)
 
 
@@ -101,16 +101,16 @@ def test_a_block_does_not_depend_on_its_neighbours(isa, bits, size, scale_type):
 def test_no_block_of_many_depends_on_its_neighbours(bits, scale_type):
     """Of all those that wait for others, or go on beside others later."""
     x = np.random.default_rng(8).standard_t(3, (3000, 256)).astype(np.float32)
-    together = late.encode_blocks(x, bits=bits, block_size=256, scale_type=scale_type)
-    alone = [late.encode_blocks(block, bits=bits, block_size=256, scale_type=scale_type) for block in x]
+    together = quantised.encode_blocks(x, bits=bits, block_size=256, scale_type=scale_type)
+    alone = [quantised.encode_blocks(block, bits=bits, block_size=256, scale_type=scale_type) for block in x]
     assert together.tobytes() == b"".join(part.tobytes() for part in alone)
 
 
 @pytest.mark.parametrize(("bits", "scale_type"), [(4, "fp16"), (5, "fp32")])
 def test_sums_of_squared_errors(bits, scale_type):
     x = gaussian(32 * 100 - 3)
-    data, errors = late.encode_with_errors(x, bits=bits, block_size=32, scale_type=scale_type)
-    back = late.decode_blocks(data, x.size, bits=bits, block_size=32, scale_type=scale_type)
+    data, errors = quantised.encode_with_errors(x, bits=bits, block_size=32, scale_type=scale_type)
+    back = quantised.decode_blocks(data, x.size, bits=bits, block_size=32, scale_type=scale_type)
     wrong = np.zeros(32 * 100)
     wrong[: x.size] = (x.astype(np.float64) - back) ** 2
     assert np.allclose(errors, wrong.reshape(-1, 32).sum(1), rtol=1e-5, atol=0)
@@ -119,7 +119,7 @@ def test_sums_of_squared_errors(bits, scale_type):
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 1023, 1024, 1033, 5000])
 def test_sum_of_squares(isa, n):
     x = gaussian(n) * np.float32(1e30)
-    assert np.isclose(late.sum_of_squares(x), (x.astype(np.float64) ** 2).sum(), rtol=1e-14, atol=0)
+    assert np.isclose(quantised.sum_of_squares(x), (x.astype(np.float64) ** 2).sum(), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("scale_type", SCALES)
@@ -128,8 +128,8 @@ def test_sum_of_squares(isa, n):
 def test_no_block_is_worse_than_by_exhaustive_search(kind, bits, scale_type):
     for size, count in ((32, 1000), (64, 200), (128, 100)):
         x = scale_search.blocks(kind, count, size)
-        data = late.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
-        back = late.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
+        data = quantised.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
+        back = quantised.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
         ours = ((x.astype(np.float64) - back.reshape(x.shape)) ** 2).sum(1)
         exhaustive = scale_search.least_errors(x, bits, scale_type)
         assert (ours <= exhaustive * 1.001 + 2.0**-22 * (x.astype(np.float64) ** 2).sum(1)).all()
@@ -143,10 +143,10 @@ def test_zeros_and_multiples_are_exact(isa, bits, scale_type):
     smallest = 2.0**-24 if scale_type == "fp16" else 2.0**-149
     units = [0.0, 1.0, -0.5, 3 * smallest, smallest, 0.09997558593750]
     x = np.array([unit * q for unit in units], np.float32)
-    data = late.encode_blocks(x, bits=bits, block_size=len(q), scale_type=scale_type)
-    got = late.decode_blocks(data, x.size, bits=bits, block_size=len(q), scale_type=scale_type)
+    data = quantised.encode_blocks(x, bits=bits, block_size=len(q), scale_type=scale_type)
+    got = quantised.decode_blocks(data, x.size, bits=bits, block_size=len(q), scale_type=scale_type)
     assert np.array_equal(got, x.ravel())
-    zeros = late.encode_blocks(-np.zeros(len(q)), bits=bits, block_size=len(q), scale_type=scale_type)
+    zeros = quantised.encode_blocks(-np.zeros(len(q)), bits=bits, block_size=len(q), scale_type=scale_type)
     assert not zeros.any()
 
 
@@ -156,7 +156,7 @@ def test_scales_stay_finite():
         scales, codes = parse(QUANTIZE[bits](x, 32), 32, bits, 32, "fp16")
         assert abs(float(scales[0])) == 65504
         assert sorted(set(codes[0].tolist())) == [-(1 << (bits - 1)), 0, (1 << (bits - 1)) - 1]
-        exact = late.decode_blocks(
+        exact = quantised.decode_blocks(
             QUANTIZE[bits](x, 32, scale_type="fp32"), 32, bits=bits, block_size=32, scale_type="fp32"
         )
         assert np.isfinite(exact).all()
@@ -171,8 +171,8 @@ def test_scales_stay_finite():
 )
 @settings(max_examples=150, deadline=None)
 def test_any_finite_floats(x, bits, size, scale_type):
-    data = late.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
-    got = late.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
+    data = quantised.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
+    got = quantised.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
     assert not np.isnan(got).any()
     wide = x.astype(np.float64)
     assert ((wide - got) ** 2).sum() <= (wide**2).sum() * (1 + 1e-6)
@@ -181,18 +181,18 @@ def test_any_finite_floats(x, bits, size, scale_type):
 def test_one_scale_for_all():
     x = gaussian(300_001)
     x[7] = 40  # far out: cutting it off costs less than a coarse scale for all others
-    data = late.encode_blocks(x, bits=4, block_size=0)
+    data = quantised.encode_blocks(x, bits=4, block_size=0)
     assert data.size == 2 + 150_001
     scale = data[:2].view("<f2")[0]
     q = unpack(data[2:].tobytes(), 4, x.size)
     assert np.array_equal(q, nearest(x, scale, 4))
     assert abs(float(scale)) < 0.6
-    eight = late.encode_blocks(x[:1000], bits=8, block_size=0, scale_type="fp32")
+    eight = quantised.encode_blocks(x[:1000], bits=8, block_size=0, scale_type="fp32")
     assert eight.size == 1004
-    got = late.decode_blocks(eight, 1000, bits=8, block_size=0, scale_type="fp32")
+    got = quantised.decode_blocks(eight, 1000, bits=8, block_size=0, scale_type="fp32")
     plain = np.float32(40 / 127)
     assert ((got - x[:1000]) ** 2).sum() <= squared(x[:1000], plain, nearest(x[:1000], plain, 8))
-    assert late.encode_blocks([], bits=8, block_size=0).tolist() == [0, 0]
+    assert quantised.encode_blocks([], bits=8, block_size=0).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -201,7 +201,7 @@ def test_what_is_not_finite_is_named(value, index):
     x = gaussian(5000)
     x[index] = value
     x[4999] = value
-    for function in (kernels.quantize_int4, kernels.quantize_int5, late.quantize_adaptive):
+    for function in (kernels.quantize_int4, kernels.quantize_int5, quantised.quantize_adaptive):
         with pytest.raises(wm.QuantError, match=f"element {index} is -?(nan|inf)"):
             function(x, 32)
     with pytest.raises(wm.QuantError, match=r"element 1 is 1e\+300"):
@@ -243,13 +243,13 @@ def test_decoding_of_different_kinds(isa, size, scale_type):
         n = max(0, blocks * size - (blocks % 7))
         options = {"scale_type": scale_type, "threads": 2}
         room = guard.guarded(data) if guard.AVAILABLE else data
-        assert late.decode_adaptive(room, n, size, **options).tobytes() == values[:n].tobytes()
+        assert quantised.decode_adaptive(room, n, size, **options).tobytes() == values[:n].tobytes()
         assert adaptive_counts(data, n, size, scale_type=scale_type) == tuple(np.bincount(kinds, minlength=3))
         for start in range(0, n, 1 + n // 40):
             for stop in {start, min(n, start + 5), min(n, start + 3 * size), n}:
-                got = late.decode_adaptive(data, n, size, start=start, stop=stop, **options)
+                got = quantised.decode_adaptive(data, n, size, start=start, stop=stop, **options)
                 assert got.tobytes() == values[start:stop].tobytes()
-        half = late.decode_adaptive(data, n, size, dtype=np.float16, **options)
+        half = quantised.decode_adaptive(data, n, size, dtype=np.float16, **options)
         assert half.tobytes() == values[:n].astype(np.float16).tobytes()
 
 
@@ -262,15 +262,15 @@ def test_many_blocks_of_different_kinds(isa, size, scale_type):
     odd = {40, 41, 42, 1050, 1051, 3000, 4055, *rng.integers(0, 4100, 20).tolist()}
     data, values = assemble(kinds.tolist(), size, scale_type, odd=odd)
     options = {"scale_type": scale_type}
-    plan = late.adaptive_plan(data, len(values), size, **options)
+    plan = quantised.adaptive_plan(data, len(values), size, **options)
     for row, block in enumerate([4100, 0, 1024, 2048, 3072, 4096]):
         assert plan[2 * row : 2 * row + 2].tolist() == [np.count_nonzero(kinds[:block] == kind) for kind in (1, 2)]
-    assert bytes(late.adaptive_mask(plan, 4100)) == bytes(data)[:1025]
+    assert bytes(quantised.adaptive_mask(plan, 4100)) == bytes(data)[:1025]
     n = len(values)
     for start, stop in [(0, n), (1, n - 1), *rng.integers(0, n, (40, 2)).tolist()]:
         if start <= stop:
             for known in (None, plan):
-                got = late.decode_adaptive(data, n, size, start=start, stop=stop, plan=known, **options)
+                got = quantised.decode_adaptive(data, n, size, start=start, stop=stop, plan=known, **options)
                 assert got.tobytes() == values[start:stop].tobytes()
 
 
@@ -284,14 +284,14 @@ def test_a_plan_that_no_check_made(at, threads):
     mask = np.frombuffer(bytes([0b01000100]) * (blocks // 4), np.uint8)
     data = np.concatenate([mask, np.ones(2 * blocks + int((16 + 4 * kinds).sum()), np.uint8)])
     n = blocks * size
-    plan = late.adaptive_plan(data, n, size)
+    plan = quantised.adaptive_plan(data, n, size)
     if at == "pairs":
         plan[2:200] = 1 << 40
     else:
-        late.adaptive_mask(plan, blocks)[4000:] = 0xFF
+        quantised.adaptive_mask(plan, blocks)[4000:] = 0xFF
     out = np.full(n, 777, np.float32)
     with pytest.raises(wm.QuantError, match="expected the size at the check"):
-        late.decode_adaptive(data, n, size, plan=plan, out=out, threads=threads)
+        quantised.decode_adaptive(data, n, size, plan=plan, out=out, threads=threads)
     assert 777 not in out
 
 
@@ -313,9 +313,9 @@ def test_adaptive_is_never_worse_than_uniform(size):
     last = float("inf")
     targets = [4 + 16 / size, 4.6, 5, 5 + 16 / size, 5.2, 5.5, 6, 7, 7.99, 8, 10, 12, 15.9, 16]
     for bits in sorted(b for b in targets if b >= 4 + 16 / size):
-        data = late.quantize_adaptive(x, size, bits=bits)
+        data = quantised.quantize_adaptive(x, size, bits=bits)
         assert data.size <= 300 * size * bits / 8 + 75
-        found = error(late.decode_adaptive(data, x.size, size))
+        found = error(quantised.decode_adaptive(data, x.size, size))
         assert all(found <= other for width, other in kinds.items() if width <= bits), bits
         assert found <= last
         last = found
@@ -326,7 +326,7 @@ def chosen(x, size, bits):
     count, head = len(x) // size, 2
     prices = [head + size // 2, head + size // 8 * 5, 2 * size]
     half = x.astype(np.float64).reshape(count, size) - x.astype(np.float16).astype(np.float64).reshape(count, size)
-    errors = [late.encode_with_errors(x, bits=b, block_size=size)[1] for b in (4, 5)] + [(half**2).sum(1)]
+    errors = [quantised.encode_with_errors(x, bits=b, block_size=size)[1] for b in (4, 5)] + [(half**2).sum(1)]
     steps = []
     for block, (four, five, last) in enumerate(zip(*errors, strict=True)):
         first, second = (four - five) / (prices[1] - prices[0]), (five - last) / (prices[2] - prices[1])
@@ -355,26 +355,26 @@ def test_adaptive_chooses_by_definition(kind, bits):
     if kind == "no better with five bits":  # beside one element all others are 0, with a large error
         x[::2] %= 2.5
         x[::2, 0] = 100
-    data = late.quantize_adaptive(x, 32, bits=bits)
-    mask = late.adaptive_mask(late.adaptive_plan(data, x.size, 32), 2000)
+    data = quantised.quantize_adaptive(x, 32, bits=bits)
+    mask = quantised.adaptive_mask(quantised.adaptive_plan(data, x.size, 32), 2000)
     assert np.array_equal(unpack(mask.tobytes(), 2, 2000) & 3, chosen(x.ravel(), 32, bits))
 
 
 def test_adaptive_keeps_finite():
     """A block of float16 has no infinity: what is too large becomes the largest float16, or the block another kind."""
     x = np.array([1e6, -1e6, 3, 0] * 8, np.float32)
-    data = late.quantize_adaptive(x, 8, bits=16)
-    assert np.isfinite(late.decode_adaptive(data, 32, 8)).all()
-    forced = late.quantize_adaptive(np.full(8, 1e9), 8, bits=16)
-    assert np.isfinite(late.decode_adaptive(forced, 8, 8)).all()
+    data = quantised.quantize_adaptive(x, 8, bits=16)
+    assert np.isfinite(quantised.decode_adaptive(data, 32, 8)).all()
+    forced = quantised.quantize_adaptive(np.full(8, 1e9), 8, bits=16)
+    assert np.isfinite(quantised.decode_adaptive(forced, 8, 8)).all()
 
 
 def test_adaptive_takes_one_kind_per_need():
     """Blocks that int4 holds exactly stay int4, whatever there is to spend."""
     x = np.concatenate([np.arange(-8, 8), np.linspace(-1, 1, 16)]).astype(np.float32)
-    data = late.quantize_adaptive(x, 16, bits=16)
+    data = quantised.quantize_adaptive(x, 16, bits=16)
     assert adaptive_counts(data, 32, 16) == (1, 0, 1)
-    assert late.quantize_adaptive([], 8, bits=16).size == 0
+    assert quantised.quantize_adaptive([], 8, bits=16).size == 0
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_adaptive_takes_one_kind_per_need():
 )
 def test_damaged_adaptive_data(damage, match):
     wrong = damage(assemble([0, 1, 2], 8, "fp32")[0])  # 1 + 2 * 4 + 4 + 5 + 16 bytes
-    for call in (late.decode_adaptive, adaptive_counts):
+    for call in (quantised.decode_adaptive, adaptive_counts):
         with pytest.raises(wm.QuantError, match=match):
             call(wrong, 24, 8, scale_type="fp32")
 
@@ -402,7 +402,7 @@ def test_any_bytes_as_adaptive_data(data, n, size):
         counts = adaptive_counts(data, n, size)
     except wm.QuantError:
         with pytest.raises(wm.QuantError):
-            late.decode_adaptive(data, n, size)
+            quantised.decode_adaptive(data, n, size)
     else:
         assert sum(counts) == -(-n // size)
-        assert late.decode_adaptive(data, n, size).size == n
+        assert quantised.decode_adaptive(data, n, size).size == n

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scan_support import Arena, pack, u8, u32
 
-from weightmap import native
 from weightmap._kernels import ffi, lib
+from weightmap.native import access
 
 ARENA = Arena(1 << 20)
 U64_MAX = 2**64 - 1
@@ -201,4 +201,4 @@ def test_utf8_of_extreme_bounds():
 
 def test_every_fault_has_a_number_of_its_own():
     """Two names of one number would give a scan's fault the error of another scan."""
-    assert len({*native.faults().values()}) == len(native.faults())
+    assert len({*access.faults().values()}) == len(access.faults())

@@ -18,10 +18,10 @@ from tests.weights.checkpoints import awq
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.device import Loader, Staging, _loader, _slots, _worker, load, release_slots
+from weightmap.device import Loader, Staging, _loader, _slots, load, release_slots
 from weightmap.device._slots import Slots
 from weightmap.io import pages
-from weightmap.native import late
+from weightmap.native import files, scans
 from weightmap.quant.ggml import quantize_ggml
 
 RNG = np.random.default_rng(20)
@@ -179,13 +179,13 @@ def test_a_type_that_the_device_lacks_is_an_error_before_anything_is_read(tmp_pa
 @pytest.fixture
 def staged(monkeypatch):
     counted = []
-    real = late.stage
+    real = files.stage
 
     def stage(source, pieces, *args, **named):
         counted.append(int(pieces[2].sum()))
         return real(source, pieces, *args, **named)
 
-    monkeypatch.setattr(late, "stage", stage)
+    monkeypatch.setattr(files, "stage", stage)
     return counted
 
 
@@ -366,7 +366,7 @@ def test_the_next_group_is_read_while_one_is_used(tmp_path, monkeypatch):
     """Whoever works on a tensor finds the next group on the device by then; one event a group, and no more waiting."""
     tensors = {f"w{i}": numbers(9000) for i in range(5)}
     path = _saved(tmp_path / "a.safetensors", tensors)
-    read, real, where = [threading.Event() for _ in tensors], late.stage, set()
+    read, real, where = [threading.Event() for _ in tensors], files.stage, set()
 
     def stage(source, pieces, *args, **named):
         done = real(source, pieces, *args, **named)
@@ -374,7 +374,7 @@ def test_the_next_group_is_read_while_one_is_used(tmp_path, monkeypatch):
         next(event for event in read if not event.is_set()).set()
         return done
 
-    monkeypatch.setattr(late, "stage", stage)
+    monkeypatch.setattr(files, "stage", stage)
     device = FakeDevice()
     with wm.plan(path) as plan:
         for number, (name, tensor) in enumerate(load(plan, device, group=1)):
@@ -418,14 +418,14 @@ def test_parameters_arrive_decoded(parameters, together, pieces, dtype):
 def test_the_next_parameter_is_decoded_while_one_is_used(parameters, monkeypatch):
     """Whoever works on one finds the next one on the device by then."""
     path, weights = parameters
-    decoded, real, where = [threading.Event() for _ in range(4)], late.decode_groups, set()
+    decoded, real, where = [threading.Event() for _ in range(4)], scans.decode_groups, set()
 
     def decode_groups(*args, **named):
         real(*args, **named)
         where.add(threading.get_ident())
         next(event for event in decoded if not event.is_set()).set()
 
-    monkeypatch.setattr(late, "decode_groups", decode_groups)
+    monkeypatch.setattr(scans, "decode_groups", decode_groups)
     with wm.plan(path, weights=True) as plan:
         for number, (name, tensor) in enumerate(load(plan, FakeDevice())):
             assert decoded[min(number + 1, 3)].wait(HANG), "nothing is decoded while the caller works"
@@ -483,7 +483,7 @@ def test_a_load_without_a_second_thread(tmp_path, monkeypatch):
     """Where the system has no thread to give, the caller's reads."""
     tensors = {f"w{i}": numbers(90) for i in range(3)}
     path = _saved(tmp_path / "a.safetensors", tensors)
-    monkeypatch.setattr(_worker, "start_new_thread", lambda *_: _raise(RuntimeError("can't start new thread")))
+    monkeypatch.setattr(_slots, "start_new_thread", lambda *_: _raise(RuntimeError("can't start new thread")))
     with wm.plan(path) as plan:
         got = dict(load(plan, FakeDevice(), group=1))
     for name, array in tensors.items():
@@ -552,7 +552,7 @@ def test_a_cold_file_is_read_past_the_page_cache(tmp_path, monkeypatch, name, re
     tensors = {f"w{i}": numbers(1_500_000 + 13 * i) for i in range(4)} | {"tiny": numbers(3)}
     path = _saved(tmp_path / name, tensors)
     total = sum(array.nbytes for array in tensors.values())
-    direct, real = [], late.stage
+    direct, real = [], files.stage
 
     def stage(source, pieces, *args, **named):
         if isinstance(source, int) and fcntl.fcntl(source, fcntl.F_GETFL) & os.O_DIRECT:
@@ -561,7 +561,7 @@ def test_a_cold_file_is_read_past_the_page_cache(tmp_path, monkeypatch, name, re
             direct.append(int(pieces[2].sum()))
         return real(source, pieces, *args, **named)
 
-    monkeypatch.setattr(late, "stage", stage)
+    monkeypatch.setattr(files, "stage", stage)
     for staging in (Staging(2, 5 << 20), None):
         cold(path)
         direct.clear()
@@ -851,7 +851,7 @@ def test_slots_of_a_parent_are_not_used_by_a_child(monkeypatch):
 def test_slots_lie_on_the_node_of_the_device(monkeypatch):
     """If it is known; no node is an error."""
     asked = []
-    monkeypatch.setattr(late, "prefer_node", lambda memory, node: asked.append((len(memory), node)))
+    monkeypatch.setattr(files, "prefer_node", lambda memory, node: asked.append((len(memory), node)))
     device = FakeDevice()
     device.node = 1
     Slots(device, Staging(2, 1 << 14)).give_back()
@@ -909,7 +909,7 @@ def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path):
 
 def test_an_error_of_the_disk_passes_through(tmp_path, monkeypatch):
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(3)})
-    monkeypatch.setattr(late, "stage", lambda *_, **__: (0, errno.EIO))
+    monkeypatch.setattr(files, "stage", lambda *_, **__: (0, errno.EIO))
     with wm.plan(path) as plan, pytest.raises(OSError, match="Input/output error") as caught:
         dict(load(plan, FakeDevice()))
     assert caught.value.filename == os.fspath(path)
@@ -1023,7 +1023,7 @@ def test_pieces_are_copied_by_any_number_of_threads(tmp_path):
                     out = np.zeros(len(expected), np.uint8)
                     crcs = np.ones(len(sizes), np.uint32)
                     pieces = tuple(np.ascontiguousarray(column[order]) for column in (starts, to, sizes))
-                    assert late.stage(source, pieces, out, crcs=crcs, threads=threads) == (-1, 0)
+                    assert files.stage(source, pieces, out, crcs=crcs, threads=threads) == (-1, 0)
                     assert out.tobytes() == expected
                     spans = zip(pieces[1].tolist(), pieces[2].tolist(), strict=True)
                     assert crcs.tolist() == [kernels.crc32(out[a : a + n]) for a, n in spans]
@@ -1039,11 +1039,11 @@ def test_pieces_that_do_not_fit_are_refused(tmp_path):
     far = 2**64 - 1
     for piece in ((11, 0, 10), (0, 1, 10), (0, 11, 0), (21, 0, 0), (far, 0, 2), (0, far, 2), (1, 0, far)):
         with pytest.raises(ValueError, match="piece 1 does not lie within"):
-            late.stage(memory, _columns((0, 0, 1), piece), out)
-    assert late.stage(memory, _columns((10, 0, 10), (20, 10, 0)), out) == (-1, 0)
+            files.stage(memory, _columns((0, 0, 1), piece), out)
+    assert files.stage(memory, _columns((10, 0, 10), (20, 10, 0)), out) == (-1, 0)
     assert out.tolist() == list(range(10, 20))
     with pytest.raises(ValueError, match="differ in length"):
-        late.stage(memory, _columns((0, 0, 1)), out, crcs=np.zeros(2, np.uint32))
+        files.stage(memory, _columns((0, 0, 1)), out, crcs=np.zeros(2, np.uint32))
 
 
 def test_the_end_of_a_file_and_errors_are_told_by_their_piece(tmp_path):
@@ -1052,20 +1052,20 @@ def test_the_end_of_a_file_and_errors_are_told_by_their_piece(tmp_path):
     path.write_bytes(bytes(1000))
     out = np.zeros(2000, np.uint8)
     with path.open("rb") as file:
-        assert late.stage(file.fileno(), _columns((0, 0, 1000)), out) == (-1, 0)
-        assert late.stage(file.fileno(), _columns((0, 0, 10), (500, 10, 501)), out)[1] == 0
-        assert late.stage(file.fileno(), _columns((0, 0, 10), (5000, 10, 1)), out) == (1, 0)
+        assert files.stage(file.fileno(), _columns((0, 0, 1000)), out) == (-1, 0)
+        assert files.stage(file.fileno(), _columns((0, 0, 10), (500, 10, 501)), out)[1] == 0
+        assert files.stage(file.fileno(), _columns((0, 0, 10), (5000, 10, 1)), out) == (1, 0)
         closed = os.dup(file.fileno())
     os.close(closed)
-    assert late.stage(closed, _columns((0, 0, 10)), out) == (0, errno.EBADF)
+    assert files.stage(closed, _columns((0, 0, 10)), out) == (0, errno.EBADF)
 
 
 def test_a_node_that_memory_cannot_lie_on():
     """Is told by an errno; memory of less than a page has none."""
     memory = np.zeros(1 << 20, np.uint8)
-    assert late.prefer_node(memory, -1) in {errno.EINVAL, errno.ENOSYS}
-    assert late.prefer_node(memory, 1023) != 0
-    assert late.prefer_node(memory, 0) in {0, errno.ENOSYS, errno.EPERM}
+    assert files.prefer_node(memory, -1) in {errno.EINVAL, errno.ENOSYS}
+    assert files.prefer_node(memory, 1023) != 0
+    assert files.prefer_node(memory, 0) in {0, errno.ENOSYS, errno.EPERM}
 
 
 # --------------------------------------------------------------------------------------------------- staging memory

@@ -16,7 +16,7 @@ from weightmap.cli import main
 from weightmap.io import pages
 from weightmap.io.memory import ControlGroup, Headroom
 from weightmap.io.pages import Sample
-from weightmap.native import late
+from weightmap.native import files
 from weightmap.plans import explaining, read_plan
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -43,7 +43,7 @@ def explained(path, monkeypatch, *, cold=0.0, told=True, large=1.0, left=PLENTY,
     monkeypatch.setattr(explaining, "sample", sampled)
     monkeypatch.setattr(explaining, "headroom", lambda: left)
     monkeypatch.setattr(read_plan, "headroom", lambda: left)
-    monkeypatch.setattr(late, "file_system", lambda _: number)
+    monkeypatch.setattr(files, "file_system", lambda _: number)
     with wm.plan(path, **options) as plan:
         return plan.explain()
 

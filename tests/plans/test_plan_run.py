@@ -21,12 +21,12 @@ from tests.support import DATA
 
 import weightmap as wm
 from weightmap.io import pages
-from weightmap.io.filesystem import FileSystem, file_system_of, known
 from weightmap.io.memory import Headroom
 from weightmap.io.open_source import from_path, open_source
+from weightmap.io.pages import FileSystem, file_system_of, known
 from weightmap.io.source import Source
 from weightmap.model.parts import parts_of
-from weightmap.native import late
+from weightmap.native import files as native_files
 from weightmap.plans import delivery, read_plan, warming
 from weightmap.plans.warming import pieces, share
 from weightmap.quant import places
@@ -235,8 +235,8 @@ def test_residency_counts_bytes(bits, ranges, window, counting):
         return int(of_mapping(None, offset, nbytes).sum()) if counting >= 0 else -38
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(late, "resident_pages", of_mapping)
-        patch.setattr(late, "cached_pages", of_file)
+        patch.setattr(native_files, "resident_pages", of_mapping)
+        patch.setattr(native_files, "cached_pages", of_file)
         patch.setattr(pages, "_WINDOW", window)
         if counting == 0:
             patch.setattr(pages, "file_system_of", lambda _: FileSystem("overlay", "overlay"))
@@ -472,7 +472,7 @@ reads_of_files = some.lists(
 @given(reads_of_files, some.integers(1, 5), some.sampled_from((1000, 4096, 1 << 20)))
 def test_shares_divide_the_bytes(reads, world, chunk):
     files, starts, sizes = (np.array([read[k] for read in reads], np.int64) for k in range(3))
-    files, starts, stops = late.join_ranges(files, starts, starts + sizes, gap=0, most=1.0)[:3]
+    files, starts, stops = native_files.join_ranges(files, starts, starts + sizes, gap=0, most=1.0)[:3]
     whole = [(file, byte) for file, a, b in zip(files, starts, stops, strict=True) for byte in range(a, b)]
     found, totals = [], []
     for rank in range(world):
@@ -585,7 +585,7 @@ def test_auto_reads_where_mappings_may_fail(number, name, kind, way, tmp_path, m
     path.write_bytes(model(2, 4096))
     assert known(number) == FileSystem(name, kind)
     with wm.open(path) as f:
-        monkeypatch.setattr(late, "file_system", lambda _: number)
+        monkeypatch.setattr(native_files, "file_system", lambda _: number)
         mapped = [np.shares_memory(array, f[name]) for name, array in wm.plan(f).run()]
         assert mapped == [way == "map"] * 2
 
@@ -669,13 +669,13 @@ def test_runs_of_a_file_that_cannot_be_read(tmp_path, monkeypatch):
     source.read_runs(starts, 8, again)
     assert target.tobytes() == again.tobytes() == b"".join(path.read_bytes()[at : at + 8] for at in starts)
     monkeypatch.undo()
-    monkeypatch.setattr(late, "read_runs", lambda fd, *of: os.pread(-1, 1, 0))
+    monkeypatch.setattr(native_files, "read_runs", lambda fd, *of: os.pread(-1, 1, 0))
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
         source.read_runs(starts, 8, target)
     assert caught.value.filename == str(path)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="3 runs of 7 bytes do not fill 24"):
-        late.read_runs(0, starts, 7, target)
+        native_files.read_runs(0, starts, 7, target)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path, monkeypatch):
@@ -729,9 +729,9 @@ def test_a_run_that_is_left_early_gives_back_what_it_had(tmp_path, monkeypatch):
 def test_who_may_not_ask_is_not_told(tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(3, 4096))
-    monkeypatch.setattr(late, "cached_pages", lambda *_: -1)
-    real = late.resident_pages
-    monkeypatch.setattr(late, "resident_pages", lambda *of: real(*of) | np.uint8(1))
+    monkeypatch.setattr(native_files, "cached_pages", lambda *_: -1)
+    real = native_files.resident_pages
+    monkeypatch.setattr(native_files, "resident_pages", lambda *of: real(*of) | np.uint8(1))
     with wm.open(path) as f:
         assert resident(f) == 3 * 4096
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -742,7 +742,7 @@ def test_who_may_not_ask_is_not_told(tmp_path, monkeypatch):
         assert wm.plan(f).warm() == 3 * 4096
         monkeypatch.setattr(os, "access", lambda *_: True)
         assert resident(f) == 3 * 4096
-        monkeypatch.setattr(late, "resident_pages", lambda *_: 38)
+        monkeypatch.setattr(native_files, "resident_pages", lambda *_: 38)
         with pytest.raises(OSError, match="not implemented"):
             f.residency()
 

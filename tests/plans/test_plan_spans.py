@@ -13,7 +13,7 @@ from tests.builders import safetensors as st
 import weightmap as wm
 from weightmap.index import table
 from weightmap.model.parts import dense_rows, parts_of
-from weightmap.model.spans import spans_of
+from weightmap.model.residency import spans_of
 
 EXAMPLES = builders.examples()
 

@@ -19,11 +19,9 @@ from weightmap import cli
 from weightmap.model.modules import module_tree, separator
 from weightmap.report import write_report
 from weightmap.report.comparing import comparison
-from weightmap.report.layers import OUTSIDE, by_layer
-from weightmap.report.library import library
-from weightmap.report.pooling import pooled_bars, pooled_ranges
-from weightmap.report.sampling import SCHEMES, budget, numbers_of, sample
-from weightmap.report.survey import alignment, survey
+from weightmap.report.layers import OUTSIDE, by_layer, pooled_bars, pooled_ranges
+from weightmap.report.page import library
+from weightmap.report.survey import SCHEMES, alignment, budget, numbers_of, sample, survey
 
 pytest.importorskip("vl_convert")
 NAME = f"vega-{metadata.version('vl-convert-python')}.js"

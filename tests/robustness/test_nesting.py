@@ -15,10 +15,10 @@ from tests.builders import finalfusion as ff
 from tests.support import run_child
 
 import weightmap as wm
-from weightmap import native
 from weightmap.cli import main
-from weightmap.formats.finalfusion import metadata as toml_parser
+from weightmap.formats import finalfusion as toml_parser
 from weightmap.io import strict_json
+from weightmap.native import scans
 
 DEEPEST = 128
 
@@ -101,7 +101,7 @@ def test_depth_is_that_of_the_definition():
     for length in range(60):
         for _ in range(40):
             text = bytes(drawn.choices(b'[{]}"\\a', k=length))
-            assert native.json_depth(text) == plain_depth(text), text
+            assert scans.json_depth(text) == plain_depth(text), text
 
 
 DEEP = """

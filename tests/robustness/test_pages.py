@@ -13,8 +13,8 @@ from tests.builders import Tensor, embd
 from tests.support import address, mappings, run_child, until
 
 import weightmap as wm
-from weightmap import native
 from weightmap.io import prefetch as prefetching
+from weightmap.native import access
 
 PAGE = mmap.PAGESIZE
 LINUX = sys.platform == "linux"
@@ -177,7 +177,7 @@ def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path, monkeypatch):
 
     asked = []
     monkeypatch.setattr(prefetching._thread, "start_new_thread", none)
-    monkeypatch.setattr(native, "will_need", lambda memory, offset, size: asked.append((offset, size)))
+    monkeypatch.setattr(access, "will_need", lambda memory, offset, size: asked.append((offset, size)))
     with wm.open(path) as f:
         f.prefetch(["t1", "t2"])
         assert asked == [(f.info("t1").offset, 2 * f.info("t1").nbytes)]
@@ -186,7 +186,7 @@ def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path, monkeypatch):
 
 
 class Slow:
-    """Stands for `native.populate`: each piece waits until it is let through."""
+    """Stands for `access.populate`: each piece waits until it is let through."""
 
     def __init__(self):
         self.pieces = []
@@ -201,7 +201,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch):
     stand_in = Slow()
-    monkeypatch.setattr(native, "populate", stand_in)
+    monkeypatch.setattr(access, "populate", stand_in)
     monkeypatch.setattr(prefetching, "PIECE", 1 << 18)
     return stand_in
 
@@ -290,13 +290,13 @@ def test_a_process_ends_during_a_prefetch(path):
     code = """
 import sys, time
 import weightmap as wm
-from weightmap import native
+from weightmap.native import access
 from weightmap.io import prefetch as prefetching
 started = []
 def populate(*_, **__):
     started.append(1)
     time.sleep(1000)
-native.populate = populate
+access.populate = populate
 f = wm.open(sys.argv[1])
 f.prefetch()
 while not started:
@@ -312,13 +312,13 @@ def test_a_child_of_fork_can_prefetch(path):
     code = """
 import os, sys, time
 import weightmap as wm
-from weightmap import native
+from weightmap.native import access
 from weightmap.io import prefetch as prefetching
-real, started = native.populate, []
+real, started = access.populate, []
 def populate(*_, **__):
     started.append(1)
     time.sleep(1000)
-native.populate = populate
+access.populate = populate
 f = wm.open(sys.argv[1])
 f.prefetch()
 while not started:
@@ -326,7 +326,7 @@ while not started:
 prefetching._worker.own._lock.acquire()
 child = os.fork()
 if child == 0:
-    native.populate = real
+    access.populate = real
     f.prefetch()
     while prefetching._worker.own._busy:
         time.sleep(0.001)

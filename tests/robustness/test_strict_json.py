@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 
 import pytest
 from tests.support import in_one_item, run_child
@@ -68,16 +67,6 @@ def test_damaged_texts_are_judged_as_the_library_judges_them():
 def test_lone_surrogates_are_refused_wherever_they_stand(text):
     with pytest.raises(wm.FormatError, match="lone surrogate"):
         strict_json.loads(text.encode(), "text")
-
-
-def test_without_the_scanner_in_c_the_library_scans(monkeypatch):
-    """An interpreter that lacks `_json`, or whose scanner asks for more, gets the scanner that `json` makes."""
-    monkeypatch.setitem(sys.modules, "_json", None)
-    scan = strict_json._scanner()
-    assert scan('{"a": [1]}', 0) == ({"a": [1]}, 10)
-    monkeypatch.setattr(strict_json, "_scan", scan)
-    with pytest.raises(wm.FormatError, match="occurs twice"):
-        strict_json.loads(b'{"a": 1, "a": 2}', "text")
 
 
 def test_importing_the_package_imports_no_json():

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap import native
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off
 from weightmap.formats._base import Content, Format, take, trailing
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.native import late
+from weightmap.native import checksums, scans
 
 if TYPE_CHECKING:
     from weightmap.formats._verification import Verification
@@ -69,7 +68,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     warnings: list[str] = []
     trailing(source, size + max((end for _, end in spans), default=0), options, warnings)
     shapes = np.array(bounds, "u4"), np.array(codes, "u1"), np.array(dims, "u8"), np.array(dim_bounds, "u4")
-    columns = native.Columns(b"".join(names), *shapes, *np.array(spans, "u8").reshape(-1, 2).T.copy())
+    columns = scans.Columns(b"".join(names), *shapes, *np.array(spans, "u8").reshape(-1, 2).T.copy())
     # Whatever may be wrong with names, types, shapes and ranges, the table checks.
     rules = _Rules(size, source.size, lax=not options.strict)
     table = ColumnTable(columns, rules, utf8=True, locate=places.__getitem__)
@@ -77,7 +76,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         table.check()
 
     def verify(run: Verification) -> None:
-        run.unchanged(run.read(0, size), late.crc32(header), "the header")
+        run.unchanged(run.read(0, size), checksums.crc32(header), "the header")
         run.checked("header")
         run.rest()
 

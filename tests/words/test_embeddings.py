@@ -16,10 +16,10 @@ from tests.word_support import WORDS, listed, unit_sum, vocabulary
 
 import weightmap as wm
 from weightmap.embeddings import embeddings as module
-from weightmap.embeddings import rows as rows_module
+from weightmap.embeddings import embeddings as rows_module
 from weightmap.embeddings.embeddings import Embeddings
 from weightmap.embeddings.subwords import Subwords
-from weightmap.native import late
+from weightmap.native import checksums
 from weightmap.quant.product import ProductQuantized
 
 OF_PYTHON = sorted(path.with_suffix(".fifu") for path in (DATA / "finalfusion").glob("*.json"))
@@ -243,7 +243,7 @@ def test_sums_of_rows_are_the_definition_to_the_bit(dims, chosen, seed):
     rows = np.array([row for some in chosen for row in some], np.uint64)
     bounds = np.cumsum([0, *map(len, chosen)]).astype(np.uint64)
     places = np.arange(len(chosen), dtype=np.uint64)[::-1].copy()
-    assert late.unit_sums(matrix, rows, bounds, out, places=places, norms=norms) == -1
+    assert checksums.unit_sums(matrix, rows, bounds, out, places=places, norms=norms) == -1
     for i, some in enumerate(chosen):
         vector, norm = unit_sum(matrix[some])
         assert norms[i] == norm
@@ -253,8 +253,8 @@ def test_sums_of_rows_are_the_definition_to_the_bit(dims, chosen, seed):
 def test_sums_refuse_rows_bounds_and_places_that_do_not_fit():
     matrix, out = noise(3), np.zeros((2, 24), np.float32)
     u64 = lambda *numbers: np.array(numbers, np.uint64)  # noqa: E731 - a shorthand
-    assert late.unit_sums(matrix, u64(0, 3), u64(0, 1, 2), out) == 1
-    assert late.unit_sums(matrix, u64(2**64 - 1), u64(0, 1), out) == 0
+    assert checksums.unit_sums(matrix, u64(0, 3), u64(0, 1, 2), out) == 1
+    assert checksums.unit_sums(matrix, u64(2**64 - 1), u64(0, 1), out) == 0
     for rows, bounds, places in (
         (u64(0), u64(0, 2), None),
         (u64(0), u64(1, 0), None),
@@ -262,7 +262,7 @@ def test_sums_refuse_rows_bounds_and_places_that_do_not_fit():
         (u64(0), u64(0, 1), u64(2)),
     ):
         with pytest.raises(ValueError, match="bounds or places"):
-            late.unit_sums(matrix, rows, bounds, out, places=places)
+            checksums.unit_sums(matrix, rows, bounds, out, places=places)
     assert not out.any()
 
 
@@ -271,11 +271,11 @@ def test_gathering_copies_rows_and_makes_zeros(rows, dims):
     matrix = ARENAS[0].array(9 * dims, "u1").reshape(9, dims)
     matrix[...] = np.arange(1, 9 * dims + 1).reshape(9, dims) % 251
     out = ARENAS[1].array(len(rows) * dims, "u1").reshape(-1, dims)
-    late.gather_rows(matrix, np.array(rows, np.int64), out)
+    checksums.gather_rows(matrix, np.array(rows, np.int64), out)
     expected = [matrix[row] if 0 <= row < 9 else np.zeros(dims, np.uint8) for row in rows]
     assert np.array_equal(out, np.array(expected, np.uint8).reshape(-1, dims))
     with pytest.raises(ValueError, match="out has shape"):
-        late.gather_rows(matrix, np.zeros(len(rows) + 1, np.int64), out)
+        checksums.gather_rows(matrix, np.zeros(len(rows) + 1, np.int64), out)
 
 
 @pytest.mark.parametrize("kind", ["float32", "quantised"])

@@ -12,7 +12,7 @@ from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, table,
 import weightmap as wm
 from weightmap.embeddings.subwords import Subwords
 from weightmap.index.strings import StringTable
-from weightmap.native import late
+from weightmap.native import checksums
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
 
@@ -33,7 +33,7 @@ def rows_by_definition(subwords, word, known):
 def test_texts_are_packed_back_to_back(words, around, kind):
     """Words, of zero bytes and lone surrogates too, are packed as UTF-8 within brackets, and found by their bounds."""
     raws = [f"{around[0]}{word}{around[1]}".encode(errors="surrogatepass") for word in words]
-    blob, bounds = late.pack_texts(kind(words), *around)
+    blob, bounds = checksums.pack_texts(kind(words), *around)
     assert blob == b"".join(raws)
     assert bounds.tolist() == np.cumsum([0, *map(len, raws)]).tolist()
 
@@ -41,7 +41,7 @@ def test_texts_are_packed_back_to_back(words, around, kind):
 @pytest.mark.parametrize("words", [[b"bytes"], ["word", None], ["word", 1], [["list"]]])
 def test_only_texts_are_packed(words):
     with pytest.raises(TypeError, match=re.escape(f"{words[-1]!r} is not a str")):
-        late.pack_texts(words)
+        checksums.pack_texts(words)
 
 
 def test_the_example_of_the_specification():

@@ -80,7 +80,7 @@ def test_words_with_spaces_in_text(put, tmp_path):
 
 def test_blocks_are_joined_rightly(put, tmp_path, monkeypatch):
     rows, names = wb.matrix(400, 7), [f"wörd{i}" for i in range(400)]
-    for module in ("_lines", "_word2vec", "fasttext.reading", "_words"):
+    for module in ("_lines", "_word2vec", "fasttext", "_words"):
         monkeypatch.setattr(f"weightmap.words.importers.{module}.BLOCK", 1000)
     for data in (wb.text(names, rows), wb.word2vec(names, rows), wb.fasttext(names, rows, 0, minn=0, maxn=0)):
         convert_words(put(data), tmp_path / "out.fifu", normalize=False)

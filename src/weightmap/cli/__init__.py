@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from weightmap.cli import show
 from weightmap.cli.arguments import locate
-from weightmap.cli.ending import undoing
 from weightmap.cli.outcome import (
     INPUT_OUTPUT,
     INTERRUPTED,
@@ -23,6 +22,7 @@ from weightmap.cli.outcome import (
     status_of,
     status_of_verify,
     suggest_lenient,
+    undoing,
 )
 from weightmap.cli.parser import build_parser
 from weightmap.errors import TensorFileError

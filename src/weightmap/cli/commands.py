@@ -22,7 +22,7 @@ from weightmap.io.sink import WritePlan
 from weightmap.model.inputs import check_not_read
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_unchanged, dense_row
-from weightmap.model.payload import pieces
+from weightmap.model.saving import pieces
 
 if TYPE_CHECKING:
     import argparse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 from weightmap.cli import show
@@ -22,6 +23,8 @@ from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
+    from types import FrameType
 
 OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
 INTERRUPTED = 130  # 128 + SIGINT, a shell's status for a program that the signal ended
@@ -114,3 +117,42 @@ def error_document(error: BaseException) -> dict[str, object]:
 
 def _path_text(path: object) -> str:
     return path.decode("utf-8", "backslashreplace") if isinstance(path, bytes) else str(path)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Signals that end a command: its work is undone first, and no half-written file stays.
+
+# Sent to stop a service, and by a terminal that closes. (Ctrl+C raises an exception in Python anyway.)
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+class _Ended(BaseException):
+    """A signal that ends this process has come."""
+
+
+def undoing(command: Callable[[], int]) -> int:
+    """Call a command and return its status. After undoing, a signal ends the process as it would have without us.
+
+    Signals that are ignored (nohup) or handled already stay so, and all do outside the main thread.
+    """
+    came: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        raise _Ended
+
+    taken = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        try:
+            for number in taken:
+                signal.signal(number, end)
+        except ValueError:  # not the main thread
+            taken = []
+        return command()
+    except _Ended:
+        return 0
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+        if came:
+            signal.raise_signal(came[0])

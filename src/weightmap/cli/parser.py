@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap import __version__
 from weightmap.arguments import similar
@@ -17,7 +17,7 @@ from weightmap.cli import show
 from weightmap.cli.arguments import add_distribution, add_json, add_lenient, add_remote, add_threads, add_weights, text
 from weightmap.cli.outcome import OK, UsageError
 from weightmap.errors import MissingDependencyError
-from weightmap.lazy import NamedTuple, later
+from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

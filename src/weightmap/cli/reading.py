@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
 
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
 

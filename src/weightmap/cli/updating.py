@@ -14,7 +14,7 @@ from weightmap.model.sharding import bytes_of_size
 if TYPE_CHECKING:
     import argparse
 
-    from weightmap.deltas.report import DeltaReport
+    from weightmap.deltas.publishing import DeltaReport
 
 
 def delta(args: argparse.Namespace) -> int:

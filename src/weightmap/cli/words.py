@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
-from weightmap.embeddings.unknown import no_vector
+from weightmap.embeddings.embeddings import no_vector
 from weightmap.errors import counted, quoted
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from weightmap.cli.arguments import Offered, add_distribution, add_json, add_len
 from weightmap.dtypes import FLOATING, SHORT
 from weightmap.formats import FORMATS
 from weightmap.llama import NAMES as NAMINGS
-from weightmap.llama.mixtures import MIXTURES
+from weightmap.llama.tensors import MIXTURES
 from weightmap.quant.quantizing import SCHEMES
 from weightmap.words.importers import NAMES
 

@@ -10,9 +10,9 @@ import numpy as np
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import PlanError, quoted
 from weightmap.model.parts import dense_row, parts_of
-from weightmap.native import late
-from weightmap.plans.indices import Axis, axes_of
+from weightmap.native import access
 from weightmap.plans.part import PartReader, Runs
+from weightmap.plans.wants import Axis, axes_of
 from weightmap.quant.places import Heads
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def read_whole(file: TensorFile, name: str) -> NDArray[Any]:
     row = dense_row(file, name)
     if not row.dtype.packed:
         return file.read(name, np.float32 if row.dtype.quantized else numpy_dtype(row.dtype))
-    octets = late.empty(row.nbytes, np.uint8)
+    octets = access.empty(row.nbytes, np.uint8)
     row.source.read_into(row.offset, octets)
     return octets
 
@@ -63,7 +63,7 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
     runs = Runs(row, box, what)
     parts_of(file)[2].limits.check("max_copy_bytes", runs.nbytes, f"size of a part of {what}")
     row.source.check_size(f"a part of {what}", runs.nbytes)
-    read = late.empty(tuple([axis.size for axis in box]), stored)
+    read = access.empty(tuple([axis.size for axis in box]), stored)
     source = row.source.ahead((int(start), int(start) + runs.length) for start in runs.starts)
     # Neighbours were joined in the box.
     PartReader(source, chunk=_CHUNK, gap=0, most=1).gather(runs, read.reshape(-1).view(np.uint8))

@@ -15,7 +15,7 @@ from weightmap.errors import ClosedError, TensorFileError, UnsupportedError
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_copied, is_remote, row_of
-from weightmap.model.spans import spans_of
+from weightmap.model.residency import spans_of
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.compat._frameworks import Framework
-    from weightmap.index.row import TensorInfo
+    from weightmap.index.table import TensorInfo
     from weightmap.model.file import TensorFile
 
 # As safetensors spells the data types, by our names.

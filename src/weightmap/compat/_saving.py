@@ -16,9 +16,7 @@ from weightmap.formats import Payload, Request, Tensors, by_name
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.io.atomic import write_plan
 from weightmap.io.sink import to_bytes
-from weightmap.model.foreign import PAIRS, is_torch
-from weightmap.model.payload import from_arrays
-from weightmap.model.saving import check_mappings, plan_request
+from weightmap.model.saving import PAIRS, check_mappings, from_arrays, is_torch, plan_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 import numpy as np
 
 from weightmap.arguments import as_path
-from weightmap.formats.gguf.header import BLOCKS, TYPES
-from weightmap.formats.gguf.values import NUMBERS, array_at
+from weightmap.formats.gguf import BLOCKS, NUMBERS, TYPES, array_at
 from weightmap.model.parts import parts_of
 from weightmap.model.single import open_file
 from weightmap.options import DEFAULT_LIMITS, Options
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.formats.gguf.header import Header
+    from weightmap.formats.gguf import Header
 
 __all__ = ["GGMLQuantizationType", "GGUFEndian", "GGUFReader", "GGUFValueType", "ReaderField", "ReaderTensor"]
 

@@ -22,7 +22,7 @@ from weightmap.model.weights import as_parameters
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
 
 
 class DiffReport(NamedTuple):

@@ -17,7 +17,7 @@ from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quot
 from weightmap.formats import FORMATS, Format
 from weightmap.io.atomic import file_exists, write_plan
 from weightmap.llama import PROGRAM, check_naming
-from weightmap.llama.mixtures import MIXTURES
+from weightmap.llama.tensors import MIXTURES
 from weightmap.llama.translating import check_complete_of
 from weightmap.model.codes import codes_among
 from weightmap.model.directory import directory_around, find_source

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightmap.conversion.spec import Spec
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.model.file import TensorFile
     from weightmap.model.sharding import ShardTarget
 

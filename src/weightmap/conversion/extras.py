@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightmap.formats import Format
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.model.directory import ModelDirectory
     from weightmap.model.file import TensorFile
 

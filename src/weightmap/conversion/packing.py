@@ -7,7 +7,7 @@ from itertools import accumulate, chain, pairwise, starmap
 from typing import TYPE_CHECKING, Any
 
 from weightmap.formats import Payload, Tensors
-from weightmap.index.row import Row
+from weightmap.index.table import Row
 from weightmap.io.source import BETWEEN, Source
 
 if TYPE_CHECKING:

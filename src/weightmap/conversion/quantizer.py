@@ -15,12 +15,13 @@ from weightmap.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
 from weightmap.errors import QuantError, counted
 from weightmap.formats import Filled, Payload, listed
 from weightmap.globs import matches
-from weightmap.io.buffers import room
-from weightmap.llama.mixtures import type_in
-from weightmap.llama.tensors import stays_float32
+from weightmap.io.memory import room
+from weightmap.llama.tensors import stays_float32, type_in
 from weightmap.model.reports import QuantizedInfo
-from weightmap.native import late
-from weightmap.native.late import COMPARED, BlockEncoder, Failed
+from weightmap.native import access, quantised
+from weightmap.native.access import Failed
+from weightmap.native.files import COMPARED
+from weightmap.native.quantised import BlockEncoder
 from weightmap.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
 from weightmap.quant.pieces import in_pieces
 from weightmap.quant.quantizing import quantize
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.conversion.spec import Quantize
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.sink import Sink
     from weightmap.io.source import Source
-    from weightmap.llama.mixtures import Shape
-    from weightmap.native.late import Unwritten
+    from weightmap.llama.tensors import Shape
+    from weightmap.native.quantised import Unwritten
 
 # Elements quantised at once: as float32 half of the second-level cache of common CPUs.
 _PIECE = 1 << 17
@@ -85,9 +86,9 @@ class Regrouper:
         self._done[row.dtype.name] = self._done.get(row.dtype.name, 0) + 1
         into = GGML_BLOCK if scheme in BLOCKED else 0
         if scheme in BITS:
-            nbytes = late.blocks_size(size, bits=BITS[scheme], block_size=into, scale_type="fp16")
+            nbytes = quantised.blocks_size(size, bits=BITS[scheme], block_size=into, scale_type="fp16")
         else:
-            nbytes = late.ggml_size(size, scheme)
+            nbytes = quantised.ggml_size(size, scheme)
         made = _regrouped, name, row
         return Payload(name, SCHEMES[scheme], row.shape, nbytes, *made, block_size=into, scale_type="fp16")
 
@@ -150,7 +151,7 @@ class Quantizer:
 
     def __init__(self, how: Quantize, threads: int | None = None, shape: Shape | None = None) -> None:
         self.scheme, self._mixture, self._shape = how.usual, how.mixture, shape
-        self._options = {**quantize_options(how), "threads": late.cpus() if threads is None else threads}
+        self._options = {**quantize_options(how), "threads": access.cpus() if threads is None else threads}
         self._include, self._exclude = how.include, how.exclude
         self.done: list[QuantizedInfo] = []
         self._kept = 0
@@ -185,7 +186,7 @@ class Quantizer:
     def scheme_of(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Return the scheme for a tensor of this shape; None if its rows are not whole blocks of any."""
         scheme: str | None = self._chosen(name)
-        while scheme in GGML_SCHEMES and (not shape or shape[-1] % late.GGML_TYPES[scheme].block_size):
+        while scheme in GGML_SCHEMES and (not shape or shape[-1] % quantised.GGML_TYPES[scheme].block_size):
             scheme = _INSTEAD.get(scheme)
         return scheme
 
@@ -216,7 +217,7 @@ class Quantizer:
             kind: dict[str, Any] = {"block_size": blocks.elements, "scale_type": scale_type}
             return Filled(name, SCHEMES[scheme], shape, nbytes, *made, **kind)
         if scheme in BITS:
-            nbytes = late.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
+            nbytes = quantised.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
         elif trial:
             nbytes = -(-size * self._options["bits"] // 8)
         else:  # the size depends on the kind that is chosen for each block
@@ -233,13 +234,13 @@ class Quantizer:
         if scheme not in self._encoders:
             threads, scale_type = self._options["threads"], self._options["scale_type"]
             if scheme in GGML_SCHEMES:
-                kind = late.GGML_TYPES[scheme]
+                kind = quantised.GGML_TYPES[scheme]
                 encoder = BlockEncoder(kind.number, threads=threads, room=room)
-                self._encoders[scheme] = _Blocks(kind.block_size, late.ggml_size(kind.block_size, scheme), encoder)
+                self._encoders[scheme] = _Blocks(kind.block_size, quantised.ggml_size(kind.block_size, scheme), encoder)
             elif scheme in BLOCKED:
                 how = {"bits": BITS[scheme], "block_size": self.block_size, "scale_type": scale_type}
                 encoder = BlockEncoder(-1, **how, threads=threads, room=room)
-                self._encoders[scheme] = _Blocks(self.block_size, late.blocks_size(1, **how), encoder)
+                self._encoders[scheme] = _Blocks(self.block_size, quantised.blocks_size(1, **how), encoder)
         return self._encoders.get(scheme)
 
     def _by_blocks(self, sink: Sink, name: str, place: Row, scheme: str, blocks: _Blocks, nbytes: int) -> None:
@@ -268,8 +269,8 @@ class Quantizer:
         wrong = 0.0
         for at in range(0, len(values), _PIECE):
             piece = values[at : at + _PIECE]
-            wrong += late.sum_of_squares(piece - tensor.flat(at, at + len(piece)))
-        return tensor.payload, wrong, late.sum_of_squares(values)
+            wrong += quantised.sum_of_squares(piece - tensor.flat(at, at + len(piece)))
+        return tensor.payload, wrong, quantised.sum_of_squares(values)
 
     def _note(self, name: str, scheme: str, place: Row, nbytes: int, error: float, square: float) -> None:
         self.done.append(QuantizedInfo.of(name, scheme, place.shape, (place.nbytes, nbytes), error, square))

@@ -22,7 +22,7 @@ from weightmap.errors import (
 )
 from weightmap.io import strict_json
 from weightmap.io.atomic import remove_leftovers, write_plan
-from weightmap.io.buffers import keeping
+from weightmap.io.memory import keeping
 from weightmap.io.open_source import from_path
 from weightmap.io.sink import WritePlan
 from weightmap.model.sharding import plain_name

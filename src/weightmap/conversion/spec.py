@@ -13,8 +13,8 @@ from weightmap.dtypes import FLOATING, GGML_SCHEMES, SHORT, name_of_dtype, scale
 from weightmap.errors import EncodeError, QuantError, counted, quoted
 from weightmap.formats import Format, by_name
 from weightmap.globs import listed, matches, takes
-from weightmap.llama.mixtures import MIXTURES
-from weightmap.native import late
+from weightmap.llama.tensors import MIXTURES
+from weightmap.native import quantised
 from weightmap.options import Limits
 from weightmap.quant.quantizing import folded, quantize, scheme_named
 from weightmap.quant.repacking import REPACKED, Held
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from weightmap.arguments import Globs
-    from weightmap.llama.mixtures import Shape
+    from weightmap.llama.tensors import Shape
     from weightmap.quant.blocks import QuantizedTensor
 
 Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
@@ -111,7 +111,7 @@ class Quantize:
 
 def quantize_zeros(how: Quantize, threads: int) -> QuantizedTensor:
     """Quantise a row of zeros this way, and return it. Raises `QuantError` for values that do not go together."""
-    row = late.GGML_TYPES[how.usual].block_size if how.usual in GGML_SCHEMES else 1
+    row = quantised.GGML_TYPES[how.usual].block_size if how.usual in GGML_SCHEMES else 1
     return quantize(np.zeros(row, np.float32), how.usual, **quantize_options(how), threads=threads)
 
 

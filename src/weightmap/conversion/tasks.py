@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightmap.conversion.spec import Spec
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.sink import Sink
     from weightmap.model.directory import ModelDirectory
     from weightmap.model.file import TensorFile

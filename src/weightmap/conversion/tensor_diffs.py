@@ -11,7 +11,8 @@ from weightmap.arguments import as_float
 from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.errors import UnsupportedError, quoted
 from weightmap.model.parts import check_made, in_order, row_of, sources_of
-from weightmap.native.late import COMPARED, Failed, FileComparer, cpus, differing
+from weightmap.native.access import Failed, cpus
+from weightmap.native.files import COMPARED, FileComparer, differing
 from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.model.file import TensorFile
 
 # Elements of quantised tensors that are decoded at once.

@@ -16,10 +16,9 @@ from weightmap.formats import Filled, Payload, Request, Tensors
 from weightmap.llama.tensors import stays_float32
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_made, name_of, parts_of
-from weightmap.model.payload import from_quantized
-from weightmap.model.saving import choose_layout, plan_request
+from weightmap.model.saving import choose_layout, from_quantized, plan_request
 from weightmap.model.sharded import disagreements
-from weightmap.native.late import cpus
+from weightmap.native.access import cpus
 from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from weightmap.conversion.spec import Spec
     from weightmap.dtypes import DType
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.sink import WritePlan
     from weightmap.model.directory import ModelDirectory
     from weightmap.model.file import TensorFile

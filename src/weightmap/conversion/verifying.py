@@ -12,8 +12,8 @@ from weightmap.errors import ShardsError, counted, quoted
 from weightmap.io.open_source import called, folder_of, inside
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import detach_index, name_of, parts_of
+from weightmap.model.reports import VerifyReport, in_common
 from weightmap.model.sharded import disagreements
-from weightmap.model.verify_report import VerifyReport, in_common
 from weightmap.model.weights import as_parameters
 from weightmap.options import Limits, validated_limits
 from weightmap.trust.checking import bound, check_all, compared

@@ -9,8 +9,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageReader
 
-from weightmap.dcp._tensors import TensorMetadata, Unreadable
-from weightmap.dcp._work import Work
+from weightmap.dcp._work import TensorMetadata, Unreadable, Work
 from weightmap.errors import counted
 from weightmap.model.opening import open as open_model
 from weightmap.plans.planning import plan as make_plan

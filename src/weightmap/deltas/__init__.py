@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
-    from weightmap.deltas.publishing import publish
+    from weightmap.deltas.publishing import DeltaReport, publish
     from weightmap.deltas.pulling import apply, pull
-    from weightmap.deltas.report import DeltaReport
 
 __all__ = ["DeltaReport", "apply", "publish", "pull"]
 
-_ON_DEMAND = {"DeltaReport": "report", "apply": "pulling", "publish": "publishing", "pull": "pulling"}
+_ON_DEMAND = {"DeltaReport": "publishing", "apply": "pulling", "publish": "publishing", "pull": "pulling"}
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)

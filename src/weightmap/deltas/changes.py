@@ -19,16 +19,16 @@ import numpy as np
 
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import Patched
-from weightmap.deltas.workers import exhaust
+from weightmap.deltas.publishing import exhaust
 from weightmap.errors import DeltaError
 from weightmap.io.sink import write_all
-from weightmap.native import late
+from weightmap.native import files as native_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from weightmap.index.row import Row
-    from weightmap.native import Descriptor
+    from weightmap.index.table import Row
+    from weightmap.native.access import Descriptor
 
 # Blocks of a thread after which the disk begins with them, instead of when all are written.
 _FLUSHED = (8 << 20) // BLOCK
@@ -59,7 +59,7 @@ def write_changes(
                 at, end = end, end + len(record)
             write_all(log, memoryview(record), at)
             if at >> 20 < at + len(record) >> 20:  # the disk begins with each MiB
-                late.begin_flush(log, 0, 0)
+                native_files.begin_flush(log, 0, 0)
             offset += len(new)
             yield len(new)
 
@@ -95,7 +95,7 @@ def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, ste
             write_all(files[number], block, offset)
             yield nbytes
             if count // threads % _FLUSHED == _FLUSHED - 1:
-                late.begin_flush(files[number], 0, 0)
+                native_files.begin_flush(files[number], 0, 0)
 
     exhaust([make(share) for share in range(threads)], threads, lambda _: None)
     for file in files:

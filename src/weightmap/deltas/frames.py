@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.errors import DeltaError, quoted
-from weightmap.model.tensor_sums import new_sum, package
+from weightmap.model.listing import new_sum, package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -74,17 +74,17 @@ from weightmap.errors import DeltaError, FormatError, NotRegularFileError, Targe
 from weightmap.io import strict_json
 from weightmap.io.atomic import leftovers, reserve
 from weightmap.io.beside import read_small
-from weightmap.io.filesystem import known
 from weightmap.io.names import stays_inside
+from weightmap.io.pages import known
 from weightmap.model.sharded import find_model
 from weightmap.model.single import INDEX_SUFFIX
-from weightmap.native import late
+from weightmap.native import access, files
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightmap.native import Descriptor
+    from weightmap.native.access import Descriptor
 
 _SYNC, _NEXT, _SPARE, _STATE, _JOURNAL, _LOCK = ".weight_sync", "next", "spare", "state.json", "journal.json", "lock"
 # The file of changes; `weightmap.model.sharded` knows its place.
@@ -150,7 +150,7 @@ class Local:
 
     def __init__(self, folder: str, threads: int | None = None) -> None:
         self.folder: str = os.path.abspath(folder)
-        self._threads = late.cpus() if threads is None else threads
+        self._threads = access.cpus() if threads is None else threads
         self._opened: tuple[Tree, Tree] | None = None
 
     @property
@@ -709,7 +709,7 @@ def _is_unused(file: Descriptor) -> bool:
     import fcntl  # noqa: PLC0415 - Windows has none
 
     status = os.fstat(file)
-    local = known(late.file_system(file)).kind in ("local", "memory")
+    local = known(files.file_system(file)).kind in ("local", "memory")
     if not local or status.st_nlink != 1 or not stat.S_ISREG(status.st_mode) or not hasattr(fcntl, "F_SETLEASE"):
         return False
     try:

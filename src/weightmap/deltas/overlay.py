@@ -15,9 +15,9 @@ from weightmap.deltas.versions import Delta, read_version
 from weightmap.errors import DeltaError, TensorFileError, UnsupportedError, counted, quoted
 from weightmap.formats import Content
 from weightmap.index.joined import JoinedTable
-from weightmap.io.buffers import room
 from weightmap.io.derived import DecodedSource
 from weightmap.io.geometry import Decoded
+from weightmap.io.memory import room
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import parts_of, warnings_of
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.formats import Verification
-    from weightmap.index.row import Row
-    from weightmap.index.table import Place, Table
+    from weightmap.index.table import Place, Row, Table
     from weightmap.io.source import Source
     from weightmap.options import Limits, Options
 

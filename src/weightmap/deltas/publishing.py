@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import os
@@ -12,36 +13,177 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import native
 from weightmap.arguments import as_integer, as_path, as_threads, check_progress
 from weightmap.conversion.converting import convert
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
-from weightmap.deltas.report import DeltaReport
 from weightmap.deltas.tree import Tree
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
-from weightmap.deltas.workers import exhaust
 from weightmap.dtypes import DTYPES
 from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError, quoted
 from weightmap.formats import Payload, Request, Tensors, by_name
+from weightmap.io import memory
 from weightmap.io.atomic import flush_folder, write_plan
 from weightmap.io.open_source import inside, names_in, path_of
 from weightmap.io.sink import WritePlan, write_all
 from weightmap.model.along import Along
+from weightmap.model.listing import CHECKSUMS, new_sum
 from weightmap.model.opening import open_with
 from weightmap.model.parts import dense_rows, name_of, rows_of, sources_of
 from weightmap.model.sharding import ShardTarget, bytes_of_size, holding
-from weightmap.model.tensor_sums import CHECKSUMS, new_sum
 from weightmap.model.uploading import upload
-from weightmap.native import late
+from weightmap.native import access
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.model.file import TensorFile
+
+# `DeltaReport`: what publishing, applying or pulling did.
+
+
+class DeltaReport(NamedTuple):
+    """The result of `publish`, `apply` and `pull`.
+
+    Attributes
+    ----------
+    version, base_version : int
+        The version that was published or is there now, and the one that it was built on or that was there before.
+    tensors : int
+        Number of tensors that changed.
+    changed_nbytes : int
+        Bytes of these tensors.
+    stored_nbytes : int
+        Bytes of the files of the deltas and full versions that were written or read.
+    total_nbytes : int
+        Bytes of all tensors of the model.
+    seconds : float
+        Time that it took.
+    full : bool
+        Whether `publish` wrote a full version.
+    reason : str
+        Why it did, where nobody asked for one: what a delta cannot express, with the name of a tensor.
+    """
+
+    version: int
+    base_version: int
+    tensors: int
+    changed_nbytes: int
+    stored_nbytes: int
+    total_nbytes: int
+    seconds: float
+    full: bool = False
+    reason: str = ""
+
+
+# ----------------------------------------------------------------------------------------------------
+# The threads that work on the tensors of a version: the first error ends all of their work, and so does an interrupt.
+#
+# A handler of a signal raises its exception in the main thread, wherever that is: within a condition, which then
+# releases
+# a lock that it does not have, or while a thread is started or joined, which is then lost. So the main thread does none
+# of these: one thread starts the others and waits for them, and the caller waits for that one until all have ended.
+
+# Seconds between two looks at threads that end; and between those at the end of all work, if nobody is woken for it.
+_SHORT, _LONG = 0.001, 0.1
+
+
+def exhaust(work: Sequence[Iterator[int]], threads: int, progress: Callable[[int], None]) -> None:
+    """Exhaust iterators, each in a thread; `progress` is called with what they yield, by one thread at a time.
+
+    They begin in order. After an error or an interrupt none begins, and those that have begun end where they yield
+    next; no thread is left when this ends.
+    """
+    crew = _Crew(work, min(threads, len(work)), progress)
+    try:
+        _thread.start_new_thread(crew.supervise, ())
+        crew.wait()
+    finally:
+        try:
+            crew.end()
+        except BaseException:  # an interrupt of the end itself
+            crew.end()
+            raise
+    if crew.errors:
+        error = crew.errors[0]
+        crew.errors.clear()  # it has a traceback, which has this crew
+        try:
+            raise error
+        finally:
+            del error
+
+
+class _Crew:
+    """Threads and their work."""
+
+    def __init__(self, work: Sequence[Iterator[int]], threads: int, progress: Callable[[int], None]) -> None:
+        self._left, self._threads, self._progress = list(reversed(work)), threads, progress
+        self._lock, self._telling, self._awake = threading.Lock(), threading.Lock(), threading.Lock()
+        self._awake.acquire()
+        self._stopped = self._begun = self._ended = False
+        self.errors: list[BaseException] = []
+
+    def supervise(self) -> None:
+        """Start the threads, and wait for their end: in a thread of its own."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._begun = True
+        crew: list[threading.Thread] = []
+        try:
+            for _ in range(self._threads):
+                # Whether it is a daemon is said, and its end looked for: otherwise Python would register this thread.
+                crew.append(threading.Thread(target=self._go_through, daemon=False))
+                crew[-1].start()
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, such as that there are too many threads
+            self._fail(error)
+            crew.pop()
+        for each in crew:
+            while each.is_alive():
+                time.sleep(_SHORT)
+        with self._lock:
+            self._left.clear()  # this thread lives a moment longer than the caller waits
+        self._ended = True
+        self._awake.release()
+
+    def wait(self) -> None:
+        """Wait for the end of all work."""
+        while not self._ended:
+            self._awake.acquire(timeout=_LONG)
+
+    def end(self) -> None:
+        """Let no work begin, and wait for the end of what has begun."""
+        with self._lock:
+            self._stopped, begun = True, self._begun
+            self._left.clear()  # the thread that starts the others may yet begin, and has no part in their files
+        if begun:
+            self.wait()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self.errors.append(error)
+            self._stopped = True
+
+    def _next(self) -> Iterator[int] | None:
+        with self._lock:
+            return self._left.pop() if self._left and not self._stopped else None
+
+    def _go_through(self) -> None:
+        try:
+            with memory.keeping():
+                while (steps := self._next()) is not None:
+                    for done in steps:
+                        if self._stopped:
+                            return
+                        if done:
+                            with self._telling:
+                                self._progress(done)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            self._fail(error)
+
 
 # Files are read by pread: their bytes are compared, not handed out.
 _READING = Options(DEFAULT_LIMITS, private=True)
@@ -134,7 +276,7 @@ def publish(
     before = number - 1 if base_version is None else as_integer("base_version", base_version)
     if not 0 <= before < number:
         raise ValueError(f"version is {number} and base_version {before}, expected 0 <= base_version < version")
-    count = late.cpus() if threads is None else as_threads(threads)
+    count = access.cpus() if threads is None else as_threads(threads)
     check_progress(progress)
     wanted = _Wanted.of(encoding, checksum, level, max_shard_size)
     address = path_of(directory)
@@ -333,7 +475,7 @@ class _Encoder:
         self._lock, self._end = threading.Lock(), 0
         self._frames: dict[str, _Frame] = {}
         path = os.path.join(hidden, "frames")
-        self._spool = native.take_ownership(os.open, path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._spool = access.take_ownership(os.open, path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.unlink(path)
 
     def write(self, version: int, base_version: int, threads: int) -> list[str]:

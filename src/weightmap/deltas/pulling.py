@@ -12,7 +12,7 @@ from weightmap.arguments import as_integer, as_path, as_threads, check_progress,
 from weightmap.deltas.changes import write_changes
 from weightmap.deltas.local import CHANGES, Journal, Local
 from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
-from weightmap.deltas.report import DeltaReport
+from weightmap.deltas.publishing import DeltaReport
 from weightmap.deltas.versions import (
     INDEX,
     SINGLE,
@@ -33,18 +33,18 @@ from weightmap.io.beside import read_small
 from weightmap.io.open_source import called, inside, path_of
 from weightmap.io.sink import WritePlan
 from weightmap.model.along import Along
+from weightmap.model.listing import new_sum
 from weightmap.model.opening import open_with
 from weightmap.model.parts import name_of, rows_of, sources_of
 from weightmap.model.single import INDEX_SUFFIX
-from weightmap.model.tensor_sums import new_sum
-from weightmap.native import late
+from weightmap.native import access
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightmap.deltas.versions import Delta
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.sink import Sink
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
@@ -244,7 +244,7 @@ class _Work:
     def __init__(self, threads: int | None, progress: Callable[[int, int], None] | None, *, in_place: bool) -> None:
         check_progress(progress)
         self.in_place = in_place
-        self.threads: int = late.cpus() if threads is None else as_threads(threads)
+        self.threads: int = access.cpus() if threads is None else as_threads(threads)
         self._progress, self._done, self._total = progress, 0, 0
 
     def begin(self, total: int) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 
 from weightmap.errors import NotRegularFileError, TargetError
 from weightmap.io.atomic import Folder
-from weightmap.native import Descriptor, take_ownership
+from weightmap.native.access import Descriptor, take_ownership
 
 # Errors of opening a link, or what is no directory, as one.
 _LINKED = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)

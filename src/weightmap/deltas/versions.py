@@ -21,10 +21,9 @@ from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileErro
 from weightmap.io import strict_json
 from weightmap.io.beside import KEPT
 from weightmap.io.open_source import beside, from_path, inside, is_missing, names_in
-from weightmap.model.listing import shard_name
+from weightmap.model.listing import CHECKSUMS, shard_name
 from weightmap.model.parts import name_of, rows_of, sources_of
 from weightmap.model.single import USUAL_NAMES, open_file
-from weightmap.model.tensor_sums import CHECKSUMS
 from weightmap.options import Options
 
 if TYPE_CHECKING:

@@ -9,19 +9,19 @@ import numpy as np
 
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
-from weightmap.deltas.workers import exhaust
+from weightmap.deltas.publishing import exhaust
 from weightmap.io.sink import Sink, write_all
-from weightmap.native import late
+from weightmap.native import files as native_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.sink import WritePlan
     from weightmap.io.source import Source
-    from weightmap.native import Descriptor
+    from weightmap.native.access import Descriptor
 
 # Bytes of unchanged data that are copied at once, and that a thread copies before it takes other work.
 _COPIED, _SHARE = 1 << 20, 64 << 20
@@ -74,7 +74,7 @@ def write_files(
                 write_all(fd, piece, at)
                 at += len(piece)
                 if at - begun >= _FLUSHED:
-                    late.begin_flush(fd, begun, at - begun)
+                    native_files.begin_flush(fd, begun, at - begun)
                     begun = at
                 yield len(piece) if stage is stages[-1] else 0
 

@@ -11,8 +11,8 @@ from weightmap.device._backend import Change
 from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import quoted
 from weightmap.io.geometry import ascending
-from weightmap.native import late
-from weightmap.plans.indices import axes_of, runs_of
+from weightmap.native import quantised
+from weightmap.plans.wants import axes_of, runs_of
 from weightmap.quant.pieces import in_pieces
 from weightmap.quant.schemes import BITS, SCALE, block_bytes
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.device._backend import Backend
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.source import Source
-    from weightmap.plans.indices import Axis
+    from weightmap.plans.wants import Axis
 
 # Alignment of tensors in device memory, and of pieces in a slot
 ALIGN = 256
@@ -197,7 +197,7 @@ class Cargo:
         """Return the pieces of a quantised tensor as stored; None if one is no tensor by itself, or too long."""
         scheme, layout = self.ref.dtype.name, self.ref.layout()
         if scheme in GGML_SCHEMES:
-            kind = late.GGML_TYPES[scheme]
+            kind = quantised.GGML_TYPES[scheme]
             return self._blocks(scheme, "", kind.block_size, kind.block_bytes, 0, most)
         if layout is None:
             return None

@@ -12,18 +12,18 @@ from weightmap.device._cargo import ALIGN, AnyCargo, ArrayCargo, Cargo, Crate
 from weightmap.dtypes import FLOATING
 from weightmap.errors import TensorFileError, counted
 from weightmap.model.parts import parts_of
-from weightmap.plans.sums import Sums
+from weightmap.plans.delivery import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from weightmap.device._backend import Backend, Event, Exchange
     from weightmap.device._loader import Loader
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.source import Source
-    from weightmap.plans.parameters import ParameterPlan
+    from weightmap.plans.delivery import Check
+    from weightmap.plans.planning import ParameterPlan
     from weightmap.plans.read_plan import ReadPlan
-    from weightmap.plans.sums import Check
 
 
 # Bytes of small tensors that are one item of a group.

@@ -14,7 +14,7 @@ from weightmap.errors import quoted
 from weightmap.io.direct import ALIGN as BLOCK
 from weightmap.io.direct import DirectReader
 from weightmap.io.pages import ask_for, cached_in
-from weightmap.native import late
+from weightmap.native import access, checksums, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weightmap.device._cargo import AnyCargo, Piece
     from weightmap.device._slots import Slot
     from weightmap.io.source import Source
-    from weightmap.plans.sums import Sums
+    from weightmap.plans.delivery import Sums
 
 # Longest run that one thread takes, in bytes
 _UNIT = 1 << 20
@@ -307,14 +307,14 @@ class Loader:
                 source.read_into(start, slot.memory[place : place + size])
             if crcs is not None:
                 for number, (place, size) in enumerate(zip(to.tolist(), sizes.tolist(), strict=True)):
-                    crcs[number] = late.crc32(slot.memory[place : place + size])
+                    crcs[number] = checksums.crc32(slot.memory[place : place + size])
         else:
             file, memory = source.scanned
             given = memory if file == -1 else file
             direct = self._direct if self._direct is not None and self._direct.passes_cache else None
             how: dict[str, Any] = {"crcs": crcs, "threads": self._threads()}
             if direct is None:
-                failed, error = late.stage(given, (starts, to, sizes), slot.memory, **how)
+                failed, error = files.stage(given, (starts, to, sizes), slot.memory, **how)
             else:
                 failed, error = direct.stage((starts, to, sizes), slot.memory, **how)
             if failed >= 0:
@@ -326,7 +326,7 @@ class Loader:
     def _threads(self) -> int:
         if self._staging.threads is not None:
             return self._staging.threads
-        return _WAITING if self._cold is not None else min(late.cpus(), _COPYING)
+        return _WAITING if self._cold is not None else min(access.cpus(), _COPYING)
 
     def _ask(self, source: Source, reached: int) -> None:
         """Let the system prefetch the next bytes, so that the disk is busy while the device copies."""

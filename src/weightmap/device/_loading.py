@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.device._groups import groups_of, groups_of_parameters
 from weightmap.device._loader import Loader
-from weightmap.device._worker import Worker
+from weightmap.device._slots import Worker
 from weightmap.errors import PlanError
 from weightmap.model.codes import check_computable
 from weightmap.model.parts import check_unchanged
-from weightmap.plans.indices import at_least
-from weightmap.plans.parameters import ParameterPlan
-from weightmap.plans.sums import check_when
+from weightmap.plans.delivery import check_when
+from weightmap.plans.planning import ParameterPlan
+from weightmap.plans.wants import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from weightmap.device._cargo import ArrayCargo
     from weightmap.device._groups import Group
     from weightmap.device._slots import Staging
+    from weightmap.plans.delivery import Check
     from weightmap.plans.read_plan import ReadPlan
-    from weightmap.plans.sums import Check
 
 
 def load(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import numpy as np
 
-from weightmap.arguments import as_integer, mistyped
+from weightmap.arguments import as_integer, mistyped, similar
 from weightmap.dtypes import SCHEMES
-from weightmap.embeddings.rows import gather, unit_sums
 from weightmap.embeddings.search import Search, unit
-from weightmap.errors import FormatError, counted, quoted
-from weightmap.native import late
+from weightmap.errors import FormatError, LayoutError, TensorFileError, UnknownWordError, counted, quoted
+from weightmap.native import access, checksums
 from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.product import ProductQuantized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +21,129 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.embeddings.vocabulary import Vocabulary
+
+# Rows of a dense or quantised matrix by their numbers: gathered, and summed to unit vectors.
+#
+# A dense matrix is read in place. A quantised one decodes only the requested rows, for sums some thousands at a time.
+
+_FLOAT32 = np.dtype(np.float32)
+# Rows decoded at once for sums.
+_ROWS = 8192
+
+
+def _some(matrix: NDArray[Any] | QuantizedTensor, rows: NDArray[np.int64], threads: int) -> NDArray[Any]:
+    """Return rows of a matrix, decoded if it is quantised."""
+    if isinstance(matrix, ProductQuantized):
+        return matrix.gather(rows, threads=threads)
+    some: NDArray[Any] = matrix[rows]
+    return some
+
+
+def gather(
+    matrix: NDArray[Any] | QuantizedTensor, rows: NDArray[np.int64], out: NDArray[Any], *, threads: int = 1
+) -> None:
+    """Fill `out` with rows of a matrix.
+
+    Parameters
+    ----------
+    matrix : ndarray or QuantizedTensor, shape (m, d)
+    rows : ndarray of int64, shape (k,)
+        Less than m; a negative number stands for a row of zeros.
+    out : ndarray, shape (k, d)
+        C-contiguous.
+    threads : int
+        At most this many threads share the work.
+    """
+    if isinstance(matrix, np.ndarray) and matrix.dtype == out.dtype and matrix.flags.c_contiguous:
+        checksums.gather_rows(matrix, rows, out, threads=threads)
+        return
+    found = rows >= 0
+    out[found] = _some(matrix, rows[found], threads)
+    out[~found] = 0
+
+
+def unit_sums(
+    matrix: NDArray[Any] | QuantizedTensor,
+    rows: NDArray[np.uint64],
+    bounds: NDArray[np.uint64],
+    out: NDArray[np.float32],
+    *,
+    places: NDArray[np.uint64] | None = None,
+    norms: NDArray[np.float32] | None = None,
+    threads: int = 1,
+) -> None:
+    """Fill rows of `out` with sums of rows of a matrix, each divided by its L2 norm.
+
+    Parameters are those of `native.checksums.unit_sums`, but the matrix may have any dtype or be quantised; its rows are
+    added as float32.
+
+    Raises
+    ------
+    LayoutError
+        For a row that the matrix does not have.
+    """
+    height = matrix.shape[0]
+    if len(rows) and int(rows.max()) >= height:
+        raise LayoutError("row of an n-gram", actual=int(rows.max()), expected=f"less than {height}")
+    if isinstance(matrix, np.ndarray) and matrix.dtype == _FLOAT32 and matrix.flags.c_contiguous:
+        checksums.unit_sums(matrix, rows, bounds, out, places=places, norms=norms, threads=threads)
+        return
+    # Some rows at a time, always those of whole sums.
+    first, last = 0, len(bounds) - 1
+    while first < last:
+        start = int(bounds[first])
+        stop = max(first + 1, int(np.searchsorted(bounds, start + _ROWS, "right")) - 1)
+        wanted = rows[start : int(bounds[stop])].astype(np.int64)
+        checksums.unit_sums(
+            np.ascontiguousarray(_some(matrix, wanted, threads), np.float32),
+            np.arange(len(wanted), dtype=np.uint64),
+            bounds[first : stop + 1] - bounds[first],
+            out if places is not None else out[first:stop],
+            places=None if places is None else places[first:stop],
+            norms=None if norms is None else norms[first:stop],
+            threads=threads,
+        )
+        first = stop
+
+
+# ----------------------------------------------------------------------------------------------------
+# The error for a word without a vector.
+
+
+def no_vector(word: object, vocab: Vocabulary, *, suggest: bool = True) -> UnknownWordError:
+    """Return the error for a word without a vector; `suggest` similar words, which takes some milliseconds.
+
+    Its text is made at its first use: a program that catches the errors of many unknown words does not wait for it.
+    """
+    error = UnknownWordError(_Miss(word, vocab, suggest), path=vocab.path)
+    error.word = word
+    error.args = (word,)  # as other mappings do
+    return error
+
+
+class _Miss(NamedTuple):
+    """The text about a word."""
+
+    word: object
+    vocab: Vocabulary
+    suggest: bool
+
+    def __str__(self) -> str:
+        word, vocab, suggest = self
+        text = f"there is no vector for {quoted(word)} among those of {counted(len(vocab), 'word')}"
+        if not isinstance(word, str):
+            return f"{text}; words are strings (str)"
+        text += "" if vocab.subwords is None else ", and none of its n-grams is known"
+        close = _similar(word, vocab) if suggest else []
+        return text + (f"; similar words: {', '.join(map(quoted, close))}" if close else "")
+
+
+def _similar(word: str, vocab: Vocabulary) -> list[str]:
+    try:
+        return similar(word, vocab)
+    except TensorFileError:  # words that cannot be decoded, or a file that was changed
+        return []
+
 
 _KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
 _FLOAT32 = np.dtype(np.float32)
@@ -167,8 +290,6 @@ class Embeddings:
     def __getitem__(self, word: str) -> NDArray[Any]:
         vector = self.get(word)
         if vector is None:
-            from weightmap.embeddings.unknown import no_vector  # noqa: PLC0415 - for errors only
-
             raise no_vector(word, self._vocab)
         found: NDArray[Any] = vector
         return found
@@ -209,7 +330,7 @@ class Embeddings:
         vector = self.get(word, default)
         if vector is None or out is None:
             return vector
-        late.check_out(out, (self.dims,), "a vector")
+        access.check_out(out, (self.dims,), "a vector")
         out[...] = vector
         return out
 

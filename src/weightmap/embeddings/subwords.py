@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap import native
+import numpy as np
+
 from weightmap.errors import LayoutError, LimitError
-from weightmap.lazy import np
-from weightmap.native import late
+from weightmap.native import access, checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weightmap.index.strings import StringTable
 
 KINDS = ("bucket", "fasttext", "explicit")
-_LARGEST = {"bucket": 1 << 63, "fasttext": native.U32_MAX, "explicit": 1 << 63}
+_LARGEST = {"bucket": 1 << 63, "fasttext": access.U32_MAX, "explicit": 1 << 63}
 
 
 class Subwords:
@@ -83,8 +83,8 @@ class Subwords:
     ) -> None:
         if kind not in KINDS or (ngrams is None) == (kind == "explicit"):
             raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}; only 'explicit' has n-grams")
-        if not 1 <= min_n <= max_n <= native.U32_MAX:
-            expected = f"1 <= min_n <= max_n <= {native.U32_MAX}"
+        if not 1 <= min_n <= max_n <= access.U32_MAX:
+            expected = f"1 <= min_n <= max_n <= {access.U32_MAX}"
             raise LayoutError("range of n-grams", field="min_n", actual=f"{min_n} to {max_n}", expected=expected)
         whole = kind != "bucket" or size & (size - 1) == 0
         if not (kind != "explicit") <= size <= _LARGEST[kind] or not whole:
@@ -96,7 +96,7 @@ class Subwords:
         self.max_n: int = max_n
         self.size: int = size
         self.ngrams: Callable[[], tuple[StringTable, NDArray[np.uint64]]] | None = ngrams
-        self._native: late.Ngrams | dict[str, int] | None = None
+        self._native: checksums.Ngrams | dict[str, int] | None = None
 
     def indices(self, word: str) -> list[int]:
         """Return the rows of the n-grams of `word`, in the order of the n-grams; a row may repeat.
@@ -177,7 +177,7 @@ class Subwords:
             native = self._native = self._load()
         if isinstance(native, dict):
             return self._look_up(native, words)
-        packed = late.pack_texts(words, "<", ">")
+        packed = checksums.pack_texts(words, "<", ">")
         if packed is None:
             raise LimitError("UTF-8 of the words", actual="more", expected="at most 4 GiB")
         found = native.rows(*packed)
@@ -185,9 +185,9 @@ class Subwords:
             raise self._too_many(words[found])
         return found
 
-    def _load(self) -> late.Ngrams | dict[str, int]:
+    def _load(self) -> checksums.Ngrams | dict[str, int]:
         if self.ngrams is None:
-            return late.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words)
+            return checksums.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words)
         table, numbers = self.ngrams()
         if len(numbers) != len(table):
             raise LayoutError("number of indices of n-grams", actual=len(numbers), expected=len(table))
@@ -197,7 +197,7 @@ class Subwords:
             for ngram, number in zip(table, numbers.tolist(), strict=True):
                 rows.setdefault(ngram, number + self.n_words)
             return rows
-        return late.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words, (*index, numbers))
+        return checksums.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words, (*index, numbers))
 
     def _look_up(
         self, listed: dict[str, int], words: Sequence[str]
@@ -207,7 +207,7 @@ class Subwords:
         for word in words:
             text = f"<{word}>"
             longest = min(self.max_n, len(text))
-            if count_of(self, len(text)) > late.NGRAMS_MOST:
+            if count_of(self, len(text)) > checksums.NGRAMS_MOST:
                 raise self._too_many(word)
             for start in range(len(text)):
                 for n in range(min(longest, len(text) - start), self.min_n - 1, -1):
@@ -215,13 +215,15 @@ class Subwords:
                     if row is not None:
                         rows.append(row)
             bounds.append(len(rows))
-            if len(rows) > late.NGRAMS_MOST and len(words) > 1:
+            if len(rows) > checksums.NGRAMS_MOST and len(words) > 1:
                 return None
         return np.array(rows, np.uint64), np.array(bounds, np.uint64)
 
     def _too_many(self, word: str) -> LimitError:
         what = f"number of n-grams of {min_to_max(self)} characters of a word of {len(word)}"
-        return LimitError(what, actual=f"more than {late.NGRAMS_MOST}", expected=f"at most {late.NGRAMS_MOST}")
+        return LimitError(
+            what, actual=f"more than {checksums.NGRAMS_MOST}", expected=f"at most {checksums.NGRAMS_MOST}"
+        )
 
     def __repr__(self) -> str:
         return f"<Subwords {self.kind}, {min_to_max(self)} characters, {self.size} rows>"

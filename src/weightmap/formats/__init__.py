@@ -6,14 +6,17 @@ To add a format, add a file; no registration is needed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError
-from weightmap.formats._base import HEAD, LOOK, Content, Format, Importer, discover
+from weightmap.formats._base import HEAD, LOOK, Content, Format, Importer, module_names
+from weightmap.formats._recognition import SIGNS, Signs
 from weightmap.lazy import later, on_demand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from weightmap.formats._metadata import fitted
     from weightmap.formats._verification import Verification
@@ -55,15 +58,46 @@ __getattr__: Callable[[str], Any] = on_demand(
 )
 
 
-# Every format with its reading, so that opening a file imports nothing, and opens no other file.
-FORMATS: dict[str, Format] = discover(__name__, __path__, "FORMAT")
-_BY_MAGIC = {format_.magic[:4]: format_ for format_ in FORMATS.values() if format_.magic}
-_UNMARKED = tuple(format_ for format_ in FORMATS.values() if not format_.magic)
-_GUESSED = tuple(format_ for format_ in _UNMARKED if not format_.leads)
+class _Formats(Mapping[str, Format]):
+    """Every format by its name. A format is imported when its record is first looked up."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._records: dict[str, Format | None] = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Format:
+        record = self._records[name]
+        if record is None:
+            record = self._records[name] = import_module(f"{__name__}.{name}").FORMAT
+        return record
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._records
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+
+def _signs_of(name: str) -> Signs:
+    """Return the signs of a format; one that the table does not list is imported now."""
+    if name in SIGNS:
+        return SIGNS[name]
+    record = FORMATS[name]
+    return Signs(record.suffixes, record.plan is not None, record.magic, record.leads, record.claims)
+
+
+FORMATS = _Formats(module_names(__path__))
+_SIGNS = {name: _signs_of(name) for name in FORMATS}
+_BY_MAGIC = {signs.magic[:4]: name for name, signs in _SIGNS.items() if signs.magic}
+_GUESSED = tuple(name for name, signs in _SIGNS.items() if not signs.magic and not signs.leads)
 # By the first byte of a file: the formats without magic bytes that may claim it, where these are more than `_GUESSED`.
 _BY_LEAD = {
-    bytes([lead]): tuple(format_ for format_ in _UNMARKED if lead in format_.leads or not format_.leads)
-    for lead in b"".join(format_.leads for format_ in _UNMARKED)
+    bytes([lead]): tuple(
+        name for name, signs in _SIGNS.items() if not signs.magic and (lead in signs.leads or not signs.leads)
+    )
+    for lead in b"".join(signs.leads for signs in _SIGNS.values())
 }
 
 
@@ -92,20 +126,19 @@ def by_suffix(path: str) -> Format:
 
     Raises `EncodeError` when there is none.
     """
-    lower, found = path.lower(), None
-    for format_ in FORMATS.values():
-        if lower.endswith(format_.suffixes):
-            if format_.plan is not None:
-                return format_
-            found = format_
-    known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
+    lower = path.lower()
+    fitting = [name for name, signs in _SIGNS.items() if lower.endswith(signs.suffixes)]
+    written = [name for name in fitting if _SIGNS[name].written]
+    if written:
+        return FORMATS[written[0]]
+    known = ", ".join(suffix for signs in _SIGNS.values() if signs.written for suffix in signs.suffixes)
     from weightmap.formats._hints import FOREIGN, WORDS  # noqa: PLC0415 - for errors only
 
     foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:
         raise EncodeError(f"{foreign}; files are written with one of the suffixes {known}", path=path)
-    if found is not None:
-        return found
+    if fitting:
+        return FORMATS[fitting[-1]]
     msg = f"no format has this suffix: use one of {known}"
     words = next((name for suffix, name in WORDS.items() if lower.endswith(suffix)), None)
     others = " or ".join(sorted({*WORDS.values(), "word2vec"} - {words}))
@@ -120,7 +153,7 @@ def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | No
 
     Formats without magic bytes begin with the length of a header, which the beginning of another kind may look like.
     """
-    known: UnknownFormatError | None = _hint(head, 3) if format_ in _GUESSED else None
+    known: UnknownFormatError | None = _hint(head, 3) if format_.name in _GUESSED else None
     return known
 
 
@@ -136,11 +169,12 @@ def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Impor
     """
     # Magic bytes settle it: formats without them begin with a length of at most 100,000,000, and four printable
     # characters are a larger number.
-    format_ = _BY_MAGIC.get(head[:4])
-    if format_ is not None and head.startswith(format_.magic):
-        return format_
-    found = [format_ for format_ in _BY_LEAD.get(head[:1], _GUESSED) if format_.claims(head, source.size)]
-    claims: list[Format | Importer] = [format_ for format_ in found if format_.leads] or [*found]
+    name = _BY_MAGIC.get(head[:4])
+    if name is not None and head.startswith(_SIGNS[name].magic):
+        return FORMATS[name]
+    names = [name for name in _BY_LEAD.get(head[:1], _GUESSED) if _SIGNS[name].sniff(head, source.size)]
+    certain = [name for name in names if _SIGNS[name].leads]
+    claims: list[Format | Importer] = [FORMATS[name] for name in certain or names]
     if not claims and head:
         look = source.pread(0, min(LOOK, source.size))
         claims += [importer for importer in importers() if importer.claims(look, source.size)]

@@ -12,10 +12,10 @@ import functools
 import os
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap.errors import UnknownFormatError, trailing_bytes
-from weightmap.lazy import Record, later
+from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 HEAD = 4096
 # Bytes for importers to recognise a file by
 LOOK = 1 << 16
-# The longest header that reference implementations of length-prefixed formats allow.
-MAX_HEADER = 100_000_000
 # How to join the parts that the ranks of torch.distributed.checkpoint save as safetensors.
 CONSOLIDATE = (
     "to make one model of their folder, call consolidate_safetensors_files(FOLDER, OTHER_FOLDER, {NAME: 1 for each"
@@ -50,7 +48,7 @@ TYPED = TEXT | {"integer", "float", "non-finite", "boolean", "list", "array"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class NumberedPart(Record):
+class NumberedPart(NamedTuple):
     """The place of a file among the numbered parts of a model.
 
     Attributes
@@ -144,7 +142,7 @@ class Content:
         return found
 
 
-class Format(Record):
+class Format(NamedTuple):
     """One file format.
 
     Attributes
@@ -252,7 +250,7 @@ class Format(Record):
         return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
 
 
-class Importer(Record):
+class Importer(NamedTuple):
     """A kind of file that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
 
     Attributes
@@ -287,8 +285,8 @@ class Importer(Record):
 
 def discover(package: str, folders: Iterable[str], record: str) -> dict[str, Any]:
     """Import every module of a package that does not begin with an underscore; return their records by name."""
-    found = [getattr(import_module(f"{package}.{name}"), record) for name in module_names(folders)]
-    return {entry.name: entry for entry in found}
+    records = [getattr(import_module(f"{package}.{name}"), record) for name in module_names(folders)]
+    return {entry.name: entry for entry in records}
 
 
 def module_names(folders: Iterable[str]) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightmap.errors import FormatError, cut_off, too_many
-from weightmap.lazy import np
-from weightmap.native import late
+from weightmap.native import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ def read_header(source: Source, head: bytes, options: Options) -> bytes:
 
 def verifier(header: bytes, table: Table) -> Callable[[Verification], None]:
     """Return the function that verifies such a file. It keeps only a checksum of the header."""
-    base, crc = LENGTH.size + len(header), late.crc32(header)
+    base, crc = LENGTH.size + len(header), checksums.crc32(header)
 
     def verify(run: Verification) -> None:
         run.unchanged(run.read(0, base)[LENGTH.size :], crc, "the header")

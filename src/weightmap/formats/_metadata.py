@@ -14,9 +14,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from weightmap.errors import TensorFileError
 from weightmap.io import strict_json
-from weightmap.lazy import np
 
 # The entry with the types of the others
 TYPES = "weightmap.types"

@@ -13,18 +13,20 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from weightmap.dtypes import DECLARED, DType, dtype_of
 from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, counted, cut_off
+from weightmap.formats._recognition import NPY_MAGIC
 from weightmap.index import INT64_MAX, Rules
 from weightmap.io.geometry import Strided
-from weightmap.lazy import Record, np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAGIC = b"\x93NUMPY"
+MAGIC = NPY_MAGIC
 _LITERAL_MOST = 1 << 20
 # Bytes that hold nearly every header; longer ones are rarely equal, so they are not cached.
 FIRST = 128
@@ -39,7 +41,7 @@ _WORDS = {"True": True, "False": False, "None": None}
 _DEPTH = 16
 
 
-class Array(Record):
+class Array(NamedTuple):
     """An array, as its header describes it.
 
     Attributes

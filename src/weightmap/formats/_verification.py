@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightmap.errors import ChecksumError, LayoutError, counted
-from weightmap.native import late
+from weightmap.native import access, checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.errors import TensorFileError
     from weightmap.io.source import Source
-    from weightmap.native._part_sums import PartSummer
+    from weightmap.native.checksums import PartSummer
     from weightmap.options import Options
 
 _AT_ONCE = 1 << 26  # bytes between reports of progress: some milliseconds
@@ -133,19 +133,19 @@ class Verification:
         if source is None:
             at = offset
             for piece in self.chunks(offset, count):
-                crc = late.crc32(piece, crc)
+                crc = checksums.crc32(piece, crc)
                 begins, ends = gaps[:, 0], gaps[:, 1]
                 for i in range(int(np.searchsorted(ends, at, "right")), int(np.searchsorted(begins, at + len(piece)))):
                     filled[i] |= any(piece[max(int(begins[i]) - at, 0) : int(ends[i]) - at])
                 at += len(piece)
             return crc, np.flatnonzero(filled).tolist()
         if self._sums is None:
-            self._sums = late.PartSummer(late.cpus() if self.threads is None else self.threads)
+            self._sums = checksums.PartSummer(access.cpus() if self.threads is None else self.threads)
         for at in range(offset, offset + count, _AT_ONCE):
             size = min(_AT_ONCE, offset + count - at)
             try:
                 crc, found = self._sums(source, at, size, crc, gaps)
-            except late.Failed as failed:
+            except access.Failed as failed:
                 self.source.fail_reading(failed.at, offset + count, failed.error)
             filled |= found
             self.reached(self.done + size)
@@ -174,7 +174,7 @@ class Verification:
 
     def unchanged(self, data: bytes, crc: int, what: str) -> None:
         """Refuse `data` unless its CRC-32 is `crc`, that of `what` at opening."""
-        if late.crc32(data) != crc:
+        if checksums.crc32(data) != crc:
             msg = f"{what} changed after the file was opened"
             raise LayoutError(msg, offset=0)
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from weightmap import native
+import numpy as np
+
 from weightmap.errors import (
     ChecksumError,
     FormatError,
@@ -27,13 +28,14 @@ from weightmap.errors import (
     UnsupportedError,
     cut_off,
     quoted,
+    shrank,
 )
 from weightmap.formats._base import trailing
+from weightmap.formats._recognition import EMPTY_ARCHIVE
 from weightmap.index.strings import StringTable
 from weightmap.io.geometry import inflate
 from weightmap.io.source import CHUNK
-from weightmap.lazy import later, np
-from weightmap.native import late
+from weightmap.native import access, checksums, scans
 from weightmap.options import INFLATION
 
 if TYPE_CHECKING:
@@ -43,13 +45,60 @@ if TYPE_CHECKING:
 
     from weightmap.formats._verification import Sum, Verification
     from weightmap.io.source import Source
+    from weightmap.native.access import Fault
     from weightmap.options import Options
 
-_error_of = later("weightmap.formats._zip_faults", "error_of")
+# The errors for faults that scans of archives find.
+
+_CENTRAL = b"PK\1\2"
+# Refused entries: encrypted ones (0) and, by WM_ZIP_ constants, those with a name that readers may take differently.
+_ANEW = "write the archive anew, as numpy.savez, torch.save and Python's zipfile do"
+_REFUSED: dict[int, tuple[type[FormatError], str, str]] = {
+    0: (UnsupportedError, "flags", "entry {} is encrypted"),
+    1: (LayoutError, "name", "the name of entry {} contains a zero byte, where other readers end it"),
+    2: (UnsupportedError, "name", f"the name of entry {{}} is neither ASCII nor marked as UTF-8 (flag 0x800): {_ANEW}"),
+    3: (UnsupportedError, "name", f"entry {{}} has a second name, in an extra field (0x7075): {_ANEW}"),
+}
+
+
+def _in_directory(row: int, signature: bytes, at: int, actual: int, expected: int) -> LayoutError:
+    """Return the error for a damaged entry of the central directory."""
+    field, entry = "central directory", f"entry {row} of the central directory"
+    if signature != _CENTRAL:
+        return LayoutError(
+            f"signature of {entry}", field=field, offset=at, actual=repr(signature), expected=repr(_CENTRAL)
+        )
+    if actual > expected > 0:
+        what = f"bytes of name, extra field and comment of {entry}"
+        return LayoutError(what, field=field, offset=at, actual=actual, expected=f"at most {expected}, where it ends")
+    return LayoutError(f"{entry} is damaged", field=field, offset=at)
+
+
+def error_of(fault: Fault, begin: int, source: Source) -> FormatError | OSError:
+    """Return the error for a fault of a scan; the central directory begins at `begin`."""
+    kind, row, at, actual, expected = fault.kind, fault.row, fault.at, fault.actual, fault.expected
+    if kind == "ZIP_READ":
+        return OSError(actual, f"entry {row} cannot be read", source.name) if actual else shrank(at)
+    if kind == "ZIP_DIRECTORY":
+        return _in_directory(row, source.pread(begin + at, len(_CENTRAL)), begin + at, actual, expected)
+    if kind == "ZIP_HEADER":
+        parts = "sizes or CRC-32" if actual else "signature, name, flags or method"
+        what = f"the header of entry {row} and its entry in the central directory differ in {parts}"
+        return LayoutError(what, field="local header", offset=at)
+    if kind == "ZIP_RANGE":
+        what = f"the end of entry {row}"
+        return LayoutError(
+            what, field="local header offset", actual=actual, expected=f"at most {expected}, where the directory begins"
+        )
+    if kind in ("ZIP_ENCRYPTED", "ZIP_NAME"):
+        error, field, what = _REFUSED[actual]
+        return error(what.format(row), field=field, offset=begin + at)
+    return FormatError(f"the central directory is damaged ({kind})", offset=begin + at)
+
 
 STORED, DEFLATED = 0, 8
 # The beginning of an archive without entries: its end record.
-EMPTY = b"PK\5\6"
+EMPTY = EMPTY_ARCHIVE
 _END, _WIDE_END, _LOCATOR = EMPTY, b"PK\6\6", b"PK\6\7"
 # What stands for a number that does not fit 32 bits; and bytes of a header besides the name, with a header of numpy's.
 _WIDE_FIELD, _BESIDE = 0xFFFFFFFF, 512
@@ -68,27 +117,18 @@ _DESCRIPTORS = (12, 16, 20, 24)
 _DESCRIPTOR = b"PK\7\x08"
 
 
-def first_name(head: bytes) -> bytes | None:
-    """Return the name of the first entry of an archive that begins with these bytes; None for anything else."""
-    if head[:4] == _END:
-        return b""
-    if head[:4] != b"PK\3\4" or len(head) < 30:
-        return None
-    return head[30 : 30 + int.from_bytes(head[26:28], "little")]
-
-
 def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
     """Yield about where the entries' own headers lie, with the first bytes of each, by an unchecked directory.
 
     Of a pickle, with all bytes: it says what the others are.
     """
     at = 0
-    while at + native.ZIP_ENTRY_LEAST <= len(central):
+    while at + scans.ZIP_ENTRY_LEAST <= len(central):
         stored, _, name, extra, comment = struct.unpack_from("<2I3H", central, at + 20)
         (offset,) = struct.unpack_from("<I", central, at + 42)
-        first = at + native.ZIP_ENTRY_LEAST
+        first = at + scans.ZIP_ENTRY_LEAST
         inside = stored if bytes(central[first : first + name][-4:]) == b".pkl" and stored <= _PICKLE_MOST else 0
-        at += native.ZIP_ENTRY_LEAST + name + extra + comment
+        at += scans.ZIP_ENTRY_LEAST + name + extra + comment
         if offset == _WIDE_FIELD:  # it is the last one in the field of 64-bit numbers, which comes first here
             start = at - comment - extra
             stop = start + 4 + int.from_bytes(central[start + 2 : start + 4], "little")  # slices: it may not be there
@@ -103,7 +143,7 @@ def _lowered(names: NDArray[np.uint8]) -> NDArray[np.uint8]:
         part = names[begin : begin + CHUNK].tobytes()
         small = part.lower()
         if small != part and lowered is names:
-            lowered = native.transient(len(names), np.uint8)
+            lowered = scans.transient(len(names), np.uint8)
             lowered[:begin] = names[:begin]
         if lowered is not names:
             lowered[begin : begin + CHUNK] = np.frombuffer(small, np.uint8)
@@ -139,16 +179,16 @@ class Archive:
         begin, size, count, end = _find_directory(source, options, warnings)
         limits = options.limits
         limits.check("max_header_bytes", size, "size of the central directory", offset=end)
-        central = native.transient(size, np.uint8)
+        central = scans.transient(size, np.uint8)
         source.read_into(begin, central)
         source.expect(_headers(memoryview(central)))
         fd, data = source.scanned
-        found = native.zip_scan(fd, data, begin, central, count)
-        if isinstance(found, native.Fault):
-            raise _error_of(found, begin, source)
+        found = scans.zip_scan(fd, data, begin, central, count)
+        if isinstance(found, access.Fault):
+            raise error_of(found, begin, source)
         self._source, self._options = source, options
         self.entries = found
-        self._central = (begin, size, late.crc32(central))
+        self._central = (begin, size, checksums.crc32(central))
         del central  # as large as everything kept of it
         self._torch, self.summed = torch, not torch or bool(found.crc.any())
         names = _lowered(found.names) if torch else found.names
@@ -226,7 +266,7 @@ class Archive:
         if not self.is_stored(i):
             return b"".join(self._inflated(i))
         data = self._source.pread(self.begin(i), self.size(i))
-        self._check_crc(i, late.crc32(data))
+        self._check_crc(i, checksums.crc32(data))
         return data
 
     def crc(self, i: int) -> int:
@@ -238,14 +278,14 @@ class Archive:
         crc, begin, end = 0, self.begin(i), self.begin(i) + self.size(i)
         self._source.expect([(begin, end)])
         for at in range(begin, end, CHUNK):
-            crc = late.crc32(self._source.pread(at, min(CHUNK, end - at)), crc)
+            crc = checksums.crc32(self._source.pread(at, min(CHUNK, end - at)), crc)
         self._check_crc(i, crc)
 
-    def npy_headers(self) -> native.NpyHeaders:
+    def npy_headers(self) -> scans.NpyHeaders:
         """Read the headers of entries that are arrays as numpy writes them."""
-        found = native.npy_scan(*self._source.scanned, self.entries)
-        if isinstance(found, native.Fault):
-            raise _error_of(found, 0, self._source)
+        found = scans.npy_scan(*self._source.scanned, self.entries)
+        if isinstance(found, access.Fault):
+            raise error_of(found, 0, self._source)
         return found
 
     def beginning(self, i: int, count: int) -> bytes:
@@ -368,8 +408,8 @@ def _find_directory(source: Source, options: Options, warnings: list[str]) -> tu
     if begin + length != end:
         what = "the central directory does not end where the end record begins: its end"
         raise LayoutError(what, field="end record", offset=at, actual=begin + length, expected=end)
-    if count * native.ZIP_ENTRY_LEAST > length:
-        expected = f"at most {length // native.ZIP_ENTRY_LEAST}, by the size of the central directory"
+    if count * scans.ZIP_ENTRY_LEAST > length:
+        expected = f"at most {length // scans.ZIP_ENTRY_LEAST}, by the size of the central directory"
         raise LayoutError("number of entries", field="end record", offset=at, actual=count, expected=expected)
     return begin, length, count, at
 

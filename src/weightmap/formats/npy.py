@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap import native
+import numpy as np
+
 from weightmap.formats._base import Content, Format, take, trailing
 from weightmap.formats._npy import FIRST, MAGIC, ArrayRules, read_header
+from weightmap.formats._recognition import is_npy
 from weightmap.index.columns import ColumnTable
-from weightmap.lazy import np
-from weightmap.native import late
+from weightmap.native import checksums, scans
 
 if TYPE_CHECKING:
     from weightmap.formats._verification import Verification
@@ -34,12 +35,12 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     bounds = np.array([0, 0], np.uint32), np.array([0, count], np.uint32)
     begin, dims = np.array([array.start], np.uint64), np.array(array.shape, np.uint64)
     end = begin + np.uint64(array.nbytes)
-    columns = native.Columns(b"", bounds[0], np.zeros(1, np.uint8), dims, bounds[1], begin, end)
+    columns = scans.Columns(b"", bounds[0], np.zeros(1, np.uint8), dims, bounds[1], begin, end)
     typed = array.dtype, array.geometry
     table = ColumnTable(columns, ArrayRules(0, source.size), utf8=True, typed=lambda _row, _shape: typed)
     table.check()  # a look at one array
     trailing(source, array.start + array.nbytes, options, warnings)
-    crc = late.crc32(take(source, head, 0, array.start))
+    crc = checksums.crc32(take(source, head, 0, array.start))
 
     def verify(run: Verification) -> None:
         run.unchanged(run.read(0, array.start), crc, "the header")
@@ -49,16 +50,12 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     return Content("npy", table, dict, verify, warnings)
 
 
-def _sniff(head: bytes, _size: int) -> bool:
-    return head.startswith(MAGIC)
-
-
 FORMAT = Format(
     name="npy",
     title="numpy .npy",
     suffixes=(".npy",),
     layouts=("npy",),
     parse=parse,
-    sniff=_sniff,
+    sniff=is_npy,
     leads=MAGIC[:1],
 )

@@ -12,7 +12,8 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from weightmap import native
+import numpy as np
+
 from weightmap.errors import FormatError, LayoutError, quoted
 from weightmap.formats._base import Content, Format
 from weightmap.formats._npy import (
@@ -24,10 +25,11 @@ from weightmap.formats._npy import (
     fortran_strides,
     read_header,
 )
-from weightmap.formats._zip import EMPTY, Archive, first_name
+from weightmap.formats._recognition import is_npz
+from weightmap.formats._zip import Archive
 from weightmap.index.columns import ColumnTable
 from weightmap.io.geometry import Deflated, Strided
-from weightmap.lazy import np
+from weightmap.native import scans
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType
@@ -79,15 +81,15 @@ class _Members:
     def __init__(self, archive: Archive, source: Source, options: Options, warnings: list[str]) -> None:
         self._source, self._limits = source, options.limits
         self._headers = headers = archive.npy_headers()
-        self._kinds: list[DType | None] = [None] * (native.NPY_ODD + 1)
+        self._kinds: list[DType | None] = [None] * (scans.NPY_ODD + 1)
         for number, kind in enumerate(headers.kinds):
             try:
                 self._kinds[number] = dtype_of_array(np.dtype(kind))
             except TypeError:  # such as an integer of three bytes: its error comes with the first array of it
-                headers.kind[headers.kind == number] = native.NPY_ODD
+                headers.kind[headers.kind == number] = scans.NPY_ODD
         self._odd: dict[int, tuple[Array, Geometry | None]] = {}
         self._left_out: list[int] = []
-        for i in np.flatnonzero(headers.kind == native.NPY_ODD).tolist():
+        for i in np.flatnonzero(headers.kind == scans.NPY_ODD).tolist():
             try:
                 self._read(i, archive)
             except FormatError as error:
@@ -123,12 +125,12 @@ class _Members:
         if self._odd:
             ndims = np.diff(bounds)
             ndims[list(self._odd)] = [len(array.shape) for array, _ in self._odd.values()]
-            plain = np.repeat(headers.kind != native.NPY_ODD, ndims)
+            plain = np.repeat(headers.kind != scans.NPY_ODD, ndims)
             dims = np.empty(len(plain), np.uint64)
             dims[plain] = headers.dims
             dims[~plain] = [dim for array, _ in self._odd.values() for dim in array.shape]
             bounds = np.concatenate(([0], np.cumsum(ndims))).astype(np.uint32)
-        columns = native.Columns(
+        columns = scans.Columns(
             headers.names, headers.bounds, np.zeros(count, np.uint8), dims, bounds, headers.begin, headers.end
         )
         kinds, fortran, known = headers.kind, headers.fortran, self._kinds
@@ -148,18 +150,13 @@ class _Members:
         return ColumnTable(columns, ArrayRules(0, self._source.size), utf8=True, typed=typed)
 
 
-def _sniff(head: bytes, _size: int) -> bool:
-    name = first_name(head)
-    return name is not None and (name.endswith(_SUFFIX) or head[:4] == EMPTY)
-
-
 FORMAT = Format(
     name="npz",
     title="numpy .npz",
     suffixes=(".npz",),
     layouts=("npz",),
     parse=parse,
-    sniff=_sniff,
+    sniff=is_npz,
     leads=b"P",
     checksums=frozenset({"npz"}),
 )

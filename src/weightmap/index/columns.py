@@ -7,11 +7,12 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any
 
-from weightmap import native
+import numpy as np
+
 from weightmap.index import U64_MAX, Rules
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
-from weightmap.lazy import np
+from weightmap.native import access, scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
     from weightmap.index import Rules
-    from weightmap.index.row import Row
-    from weightmap.index.table import Place
+    from weightmap.index.table import Place, Row
     from weightmap.io.geometry import Geometry
 
     Index = bytes | NDArray[np.uint8]
@@ -45,7 +45,7 @@ class ColumnTable(Table):
 
     def __init__(
         self,
-        columns: native.Columns,
+        columns: scans.Columns,
         rules: Rules,
         *,
         utf8: bool,
@@ -71,7 +71,7 @@ class ColumnTable(Table):
         return StringTable(columns.text(), columns.words(columns.bounds, self.count + 1), 0, "tensor name")
 
     def _placer(self) -> Callable[[int], Place | None]:
-        return native.placer(self.rules, self.count, self._columns)
+        return scans.placer(self.rules, self.count, self._columns)
 
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
@@ -199,17 +199,17 @@ class RecordTable(Table):
     def _load_names(self) -> StringTable:
         count, size = self.count, self.RECORD.size
         index = self._index
-        end, bounds = native.records_bounds(index, count)
+        end, bounds = scans.records_bounds(index, count)
         names = index[count * size :]
-        if end > min(len(names), native.U32_MAX):
+        if end > min(len(names), access.U32_MAX):
             self.refuse("NAME_RANGE", count, end, len(names))
         return StringTable(names, bounds, 0, "tensor name")
 
     def _scan(self, name: bytes) -> int:
-        return native.records_find(self._index, self.count, name)
+        return scans.records_find(self._index, self.count, name)
 
     def _placer(self) -> Callable[[int], Place | None]:
-        return native.placer(self.rules, self.count, None, self._index)
+        return scans.placer(self.rules, self.count, None, self._index)
 
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
@@ -251,7 +251,7 @@ class RecordTable(Table):
         """Check every record and name by one call into C: ranges, UTF-8, stored hashes, uniqueness."""
         rules = self.rules
         index = self._bytes
-        found = native.records_check(
+        found = scans.records_check(
             self._index if index is None else index, self.count, rules.native, rules.declared, rules.room, lax=rules.lax
         )
         if isinstance(found, int):

@@ -6,9 +6,10 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
-from weightmap.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
     from weightmap.errors import LayoutError
     from weightmap.index import Rules
-    from weightmap.index.row import Row
-    from weightmap.index.table import Place, Run
+    from weightmap.index.table import Place, Row, Run
     from weightmap.io.source import Source
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from weightmap import native
+import numpy as np
+
 from weightmap.errors import FormatError
-from weightmap.lazy import np
-from weightmap.native import late
+from weightmap.native import checksums, scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -158,10 +158,10 @@ class StringTable:
     def find_many(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of many strings, -1 for a missing one, shape (len(texts),)."""
         find = self.finder
-        packed = None if self._slots is None else late.pack_texts(texts)
+        packed = None if self._slots is None else checksums.pack_texts(texts)
         if packed is None or self._slots is None:
             return np.array([find(text) for text in texts], np.int64)
-        return native.index_find_many(self._data, self.bounds, self._gap, self._slots, *packed)
+        return scans.index_find_many(self._data, self.bounds, self._gap, self._slots, *packed)
 
     def find_spans(self, data: bytes, bounds: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return the numbers of the strings equal to data[bounds[i] : bounds[i + 1]], -1 for a missing one."""
@@ -170,7 +170,7 @@ class StringTable:
         if self._slots is None:
             find, spans = self.finder, itertools.pairwise(bounds.tolist())
             return np.array([find(data[a:b].decode(errors="surrogateescape")) for a, b in spans], np.int64)
-        return native.index_find_many(self._data, self.bounds, self._gap, self._slots, data, bounds)
+        return scans.index_find_many(self._data, self.bounds, self._gap, self._slots, data, bounds)
 
     def _build(self) -> tuple[int, int, int]:
         capacity = 16
@@ -178,10 +178,10 @@ class StringTable:
             capacity *= 2
         slots = np.empty(capacity, np.uint32)
         bounds = self.bounds
-        found = native.index_build(self._data, bounds, self._gap, slots)
+        found = scans.index_build(self._data, bounds, self._gap, slots)
         if found[0] >= 0:
             self._slots = slots
-            self._find = native.index_finder(self._data, bounds, self._gap, slots)
+            self._find = scans.index_finder(self._data, bounds, self._gap, slots)
             return found
         # Too many hashes collide, as in an attack. A dict is safe: its hash has a secret key.
         rows: dict[str, int] = {}
@@ -201,4 +201,4 @@ class StringTable:
 
     def not_utf8(self) -> int:
         """Return the number of the first string that is not strict UTF-8, or -1."""
-        return native.utf8_strings(self._data, self.bounds, self._gap)
+        return scans.utf8_strings(self._data, self.bounds, self._gap)

@@ -9,14 +9,14 @@ opened. Neither makes a Python object for a tensor before its first use.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from weightmap import native
-from weightmap.dtypes import DECLARED
-from weightmap.errors import FormatError, LayoutError, quoted
+import numpy as np
+
+from weightmap.dtypes import DECLARED, numpy_dtype
+from weightmap.errors import FormatError, LayoutError, TensorFileError, quoted
 from weightmap.index import INT64_MAX, U64_MAX, Rules
-from weightmap.index.row import Row
-from weightmap.lazy import np
+from weightmap.native import access
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +28,176 @@ if TYPE_CHECKING:
     from weightmap.io.geometry import Geometry
     from weightmap.io.source import Source
 
-    Place = tuple[DType, tuple[int, ...], int, int, Row | None]
-    Run = tuple[Row, int, int]
+# `Row`: a tensor's place and layout, all that is needed to use it; `TensorInfo`: the description for users.
+
+# Elements swapped at once: they stay in the L2 cache.
+_PIECE = 1 << 18
+
+
+class Row(NamedTuple):
+    """One checked row of a table: a tensor, and where it lies.
+
+    Attributes
+    ----------
+    dtype : DType
+    shape : tuple of int
+    source : Source
+        The file that it lies in.
+    offset : int
+        Position in that file.
+    nbytes : int
+        Size of the data, in bytes.
+    geometry : Geometry or None
+        How its elements lie in the file; None where they follow one another, row-major.
+    quantized : callable or None
+        `Table.quantized` if the dtype is a scheme: it makes a tensor of ``(row, octets)``.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    source: Source
+    offset: int
+    nbytes: int
+    geometry: Geometry | None = None
+    quantized: Callable[[Row, NDArray[np.uint8]], Any] | None = None
+
+    def info(self, name: str) -> TensorInfo:
+        """Return the description for users of the tensor, called `name`."""
+        return TensorInfo(name, self.dtype.name, self.shape, self.offset, self.nbytes)
+
+    # ------------------------------------------------------------------------------------------------- as an array
+    @property
+    def viewed(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Dtype and shape of the array of a dense tensor; for packed elements, those of their bytes."""
+        return (np.dtype(np.uint8), (self.nbytes,)) if self.dtype.packed else (numpy_dtype(self.dtype), self.shape)
+
+    def array(self) -> Any:
+        """Return the result of a look-up: a view of the mapping where possible, or a quantised tensor over it."""
+        if self.geometry is not None:
+            return self.geometry.array(self)
+        if self.dtype.quantized:
+            return self.decoded(self.source.array(np.dtype(np.uint8), (self.nbytes,), self.offset, self.nbytes))
+        return self.source.array(*self.viewed, self.offset, self.nbytes)
+
+    def over(self, octets: NDArray[np.uint8]) -> Any:
+        """Return the same as `array`, over bytes that were read; for a row without geometry."""
+        if self.dtype.quantized:
+            return self.decoded(octets)
+        stored, shape = self.viewed
+        # Made over the memory, not from a view: so dtypes of ml_dtypes and unaligned addresses work.
+        return np.ndarray(shape, stored, octets if len(octets) else np.empty(0, np.uint8))
+
+    # -------------------------------------------------------------------------------------------------- as bytes
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Begin and end of the bytes of the file that hold it."""
+        if self.geometry is None:
+            return self.offset, self.offset + self.nbytes
+        return self.geometry.extent(self, [(0, 1, size, True) for size in self.viewed[1]])
+
+    def reads(self) -> Iterator[tuple[Source, int, int]]:
+        """Yield the ranges (source, begin, end) that `array` reads from files, in order."""
+        if self.geometry is None:
+            return self.source.reads(self.offset, self.offset + self.nbytes)
+        return self.geometry.reads(self)
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Row:
+        """Return the row over other sources of the same bytes."""
+        if self.geometry is None:
+            return self._replace(source=self.source.reading(ahead))
+        return self.geometry.reading(self, ahead)  # type: ignore[no-any-return]
+
+    @property
+    def dense(self) -> Row:
+        """Itself; of a row with a geometry, one whose source has its bytes row-major, at the same offset."""
+        if self.geometry is None:
+            return self
+        return self._replace(source=self.geometry.dense(self), geometry=None)
+
+    def chunks(self, buffer: bytearray | None = None) -> Iterator[memoryview]:
+        """Yield the bytes of a dense tensor, row-major and little-endian, in pieces; each is valid until the next one.
+
+        With `buffer`, which many tensors may share, pieces are of its size.
+        """
+        source = self.source if self.geometry is None else self.dense.source
+        if not self.dtype.swapped:
+            given = () if buffer is None else (len(buffer), buffer)
+            return source.chunks(self.offset, self.nbytes, *given)
+        stored = numpy_dtype(self.dtype)
+        pieces = source.chunks(self.offset, self.nbytes, _PIECE * stored.itemsize)
+        return (memoryview(np.frombuffer(piece, stored).byteswap().view(np.uint8)) for piece in pieces)
+
+    # ------------------------------------------------------------------------------------------------- quantised
+    def decoded(self, octets: NDArray[np.uint8]) -> Any:
+        """Return the quantised tensor of these bytes."""
+        assert self.quantized is not None  # noqa: S101 - a row with a scheme comes from a format with schemes
+        try:
+            return self.quantized(self, octets)
+        except TensorFileError as error:
+            raise error.located(path=self.source.name) from None
+
+    def decoder(self) -> Any:
+        """Read a quantised tensor into private memory."""
+        return self.decoded(np.frombuffer(self.source.pread(self.offset, self.nbytes), np.uint8))
+
+    def layout(self) -> tuple[int, int, str] | None:
+        """Return the offset of a quantised tensor's payload in its data, its block size and its type of scales.
+
+        None for schemes other than integers with scales.
+        """
+        find = getattr(self.quantized, "layout", None)
+        if find is None:
+            return None
+        try:
+            start, block_size, scale_type = find(self, self.source.pread(self.offset, min(4, self.nbytes)))
+        except TensorFileError as error:
+            raise error.located(path=self.source.name) from None
+        return start, block_size, scale_type
+
+    def row_parts(self) -> list[tuple[int, int]] | None:
+        """Return the parts of a tensor, each with a share of every row, in order; None for other schemes.
+
+        Each is its bytes, and the bytes of one row: 0 for a part that every row needs, such as codebooks.
+        """
+        find = getattr(self.quantized, "row_parts", None)
+        return None if find is None else find()
+
+    def storage(self) -> tuple[str, int, str, int]:
+        """Return scheme, block size, type of scales and payload bytes of a quantised tensor.
+
+        Reads and checks its header or mask; raises `QuantError` when that is malformed.
+        """
+        glance = getattr(self.quantized, "glance", None)
+        if glance is None:
+            return self.dtype.name, 0, "", self.nbytes
+        try:
+            start, block_size, scale_type = glance(self, self.source)
+        except TensorFileError as error:
+            raise error.located(path=self.source.name) from None
+        return self.dtype.name, block_size, scale_type, self.nbytes - start
+
+
+class TensorInfo(NamedTuple):
+    """A tensor's entry in the index of its file.
+
+    Attributes
+    ----------
+    name : str
+    dtype : str
+        Canonical name, such as "float32" or "bfloat16".
+    shape : tuple of int
+    offset : int
+        Position of the first byte in the file.
+    nbytes : int
+        Size of the data, in bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
 
 # Rows turned into Python objects at once in a pass over all
 _BATCH = 4096
@@ -344,10 +512,78 @@ class Table:
 
     def refuse(self, kind: str, row: int, actual: int = 0, expected: int = 0) -> NoReturn:
         """Raise the error for a fault that Python found."""
-        self.fail(native.Fault(native.faults()[kind], row, 0, actual, expected))
+        self.fail(access.Fault(access.faults()[kind], row, 0, actual, expected))
 
-    def fail(self, fault: native.Fault) -> NoReturn:
+    def fail(self, fault: access.Fault) -> NoReturn:
         """Raise the error for a fault that a scan in C found."""
-        from weightmap.index.messages import table_error  # noqa: PLC0415 - valid files never need it
+        from weightmap.index import table_error  # noqa: PLC0415 - valid files never need it
 
         raise table_error(self, fault).located(path=self.path, format=self.format)
+
+
+# ----------------------------------------------------------------------------------------------------
+# `ViewTable`: another view of the tensors of a table, such as parameters, or names of another program.
+
+
+class ViewTable(Table):
+    """Tensors that are made of those of another table. A subclass sets names and count, and supplies `row`.
+
+    Parameters
+    ----------
+    stored : Table
+    """
+
+    def __init__(self, stored: Table) -> None:
+        self._stored = stored
+        self.rules: Rules = stored.rules
+        self._looked = True  # `find` takes the index at once
+
+    @property
+    def is_mapped(self) -> bool:  # type: ignore[override]
+        """Whether the table of stored tensors looks into a mapping."""
+        return self._stored.is_mapped
+
+    def belongs_to(self, source: Source, format: str) -> None:
+        """Set what messages name; the stored tensors know their source."""
+        self.source: Source = source
+        self.path: str = source.name
+        self.format: str = format
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        raise NotImplementedError
+
+    def place(self, i: int) -> Place:
+        """Return row i: see `Table.place`."""
+        row = self.row(i)
+        row.source.check_unchanged()
+        return row.dtype, row.shape, row.offset, row.nbytes, row
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row, checked, in order."""
+        return map(self.row, range(self.count))
+
+    def runs(self) -> Iterator[Run]:
+        """Yield every row as a run of its own: see `Table.runs`."""
+        return ((self.place(i)[4], 1, 0) for i in range(self.count))  # type: ignore[misc] # it has a row
+
+    def detach_index(self) -> None:
+        """Copy a mapped index into private memory."""
+        self._stored.detach_index()
+
+    def position(self, row: int) -> int | None:  # noqa: ARG002 - a tensor may have several entries
+        """Return None: a tensor may have several entries."""
+        return None
+
+    def check(self) -> None:
+        """Check every row."""
+        for _ in self.rows():
+            pass
+
+    def disorder(self) -> None:
+        """Do nothing: the stored tensors report theirs."""
+
+
+if TYPE_CHECKING:
+    Place = tuple[DType, tuple[int, ...], int, int, Row | None]
+    Run = tuple[Row, int, int]

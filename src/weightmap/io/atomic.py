@@ -17,15 +17,15 @@ import stat
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weightmap import native
 from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError, quoted
 from weightmap.io.sink import DIRECT, Sink, WritePlan
-from weightmap.native import Descriptor, late, take_ownership
+from weightmap.native import access, files
+from weightmap.native.access import Descriptor, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from weightmap.native import Temporary
+    from weightmap.native.access import Temporary
 
 # Address schemes that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
@@ -92,7 +92,7 @@ def write_plan(
         raise
     try:
         write = partial(_write, durable=durable, overwrite=overwrite)
-        size = native.with_temporary(write, folder, name, plan, mode, progress)
+        size = access.with_temporary(write, folder, name, plan, mode, progress)
     except FileExistsError:  # it appeared while this one was written
         raise file_exists(path) from None
     except BaseException as error:
@@ -134,7 +134,7 @@ def _write(
             hidden = folder.link(temporary, name)
         except OSError:  # no links on this file system, or a policy against them
             copy = partial(_write_copy, durable=durable, overwrite=overwrite)
-            native.with_temporary(copy, fd, folder, name)
+            access.with_temporary(copy, fd, folder, name)
             return sink.offset
     folder.replace(temporary, hidden, name, overwrite=overwrite)
     return sink.offset
@@ -347,7 +347,7 @@ class Folder:
     def write(self, name: str, data: bytes) -> None:
         """Write a small file, atomically, and flush it; a link of this name is replaced."""
         plan = WritePlan(len(data), lambda sink: sink.write(data))
-        native.with_temporary(partial(_write, durable=True, overwrite=True), self, name, plan, None, None)
+        access.with_temporary(partial(_write, durable=True, overwrite=True), self, name, plan, None, None)
         self.flush()
 
 
@@ -395,7 +395,7 @@ def _keep_mode(fd: int, mode: int, group: int) -> None:
 
 
 def _is_in_memory(fd: int, size: int) -> bool:
-    return size > _ALIKE and late.file_system(fd) == _TMPFS
+    return size > _ALIKE and files.file_system(fd) == _TMPFS
 
 
 def reserve(fd: int, size: int) -> None:

@@ -7,17 +7,18 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap import native
+import numpy as np
+
 from weightmap.errors import FileChangedError, NotRegularFileError
-from weightmap.lazy import np
-from weightmap.native import Descriptor, late, take_ownership
+from weightmap.native import access
+from weightmap.native.access import Descriptor, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.native import State
+    from weightmap.native.access import State
 
 # Ways to touch pages; kernels.h numbers them in this order.
 ADVICE = ("normal", "random", "sequential")
@@ -36,16 +37,16 @@ def map_file(fd: int, size: int, mode: str, advice: str | None) -> tuple[NDArray
 
         mapped: Any = mmap.mmap(fd, size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
     else:
-        mapped = native.map_file(fd, size, cow=cow, sealed=mode == "sealed")
+        mapped = access.map_file(fd, size, cow=cow, sealed=mode == "sealed")
     if advice is not None:
-        native.advise(mapped, ADVICE.index(advice))
+        access.advise(mapped, ADVICE.index(advice))
     # A read-only mapping exports read-only memory, so nobody can make an array on it writeable.
     return np.ndarray((size,), np.uint8, mapped), mapped
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
     """Return `size` bytes of new memory, aligned to 64: tensors that are aligned in the file stay so in a copy."""
-    room = late.empty(size + _ALIGN, np.uint8)
+    room = access.empty(size + _ALIGN, np.uint8)
     start = -room.ctypes.data % _ALIGN
     return room[start : start + size]
 
@@ -103,7 +104,7 @@ def open_again(path: str, name: str, identity: Sequence[int]) -> Descriptor:
     """Open a file whose descriptor was released. Raises `FileChangedError` if the path leads to another file now."""
     file = open_descriptor(path)
     try:
-        seen = native.fstat(file)
+        seen = access.fstat(file)
     except OSError as error:
         error.filename = name
         raise
@@ -132,7 +133,7 @@ def fail_changed(seen: State, unchanged: int, name: str) -> NoReturn:
     """Raise the error for the outcome of `State.unchanged`, 0 or a negative errno."""
     if unchanged < 0:  # a server that no longer knows the file will not deliver its pages either
         raise OSError(-unchanged, os.strerror(-unchanged), name)
-    now = native.fstat(seen.fd)
+    now = access.fstat(seen.fd)
     raise _changed(seen, now.size, now.mtime_ns, name)
 
 

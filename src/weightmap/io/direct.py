@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.native import late, take_ownership
+from weightmap.native import files
+from weightmap.native.access import take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.native import Descriptor
+    from weightmap.native.access import Descriptor
 
 # O_DIRECT wants offsets, sizes and addresses that are multiples of the device's block; no device has larger ones.
 ALIGN = 4096
@@ -178,7 +179,7 @@ class DirectReader:
         crcs: NDArray[np.uint32] | None = None,
         threads: int = 1,
     ) -> tuple[int, int]:
-        """Copy pieces of the file to a buffer: see `late.stage`.
+        """Copy pieces of the file to a buffer: see `files.stage`.
 
         Those of whole blocks, in the file and in memory, go past the page cache; others, such as the head and the tail
         of a tensor, through it, and so do all once the file system has refused one.
@@ -192,7 +193,7 @@ class DirectReader:
                 continue
             some = None if crcs is None else np.empty(len(chosen), np.uint32)
             columns = starts[chosen], to[chosen], sizes[chosen]
-            failed, error = late.stage(int(descriptor), columns, out, crcs=some, threads=threads)
+            failed, error = files.stage(int(descriptor), columns, out, crcs=some, threads=threads)
             if failed >= 0 and descriptor is file and error in _LACKING:
                 self._file = None
                 return self.stage(pieces, out, crcs=crcs, threads=threads)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightmap.errors import ChecksumError, FormatError, TruncatedError
 from weightmap.io.descriptor import aligned
-from weightmap.lazy import later, np
+from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -9,10 +9,11 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.source import CHUNK, Source
-from weightmap.lazy import np
-from weightmap.native import take_ownership
+from weightmap.native.access import take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap import native
 from weightmap.errors import TensorFileError
 from weightmap.io.descriptor import map_file
-from weightmap.io.filesystem import file_system_of
-from weightmap.native import late
+from weightmap.native import access, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,6 +24,91 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.io.source import Source
+
+# The kind of file system of a file: whether its pages are memory, or come from a disk or from elsewhere.
+
+
+class FileSystem(NamedTuple):
+    """A kind of file system.
+
+    Attributes
+    ----------
+    name : str
+        Such as "ext4" or "nfs"; a number in hexadecimal where it is unknown.
+    kind : str
+        "local", "memory" (files are memory), "overlay" (the layers of a container), "network", "fuse", "store" (of
+        objects), or "unknown".
+    """
+
+    name: str
+    kind: str
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a page of a mapping may come from another machine or process: better read than mapped."""
+        return self.kind in {"network", "fuse", "store"}
+
+
+# The numbers of Linux (magic.h and the sources of file systems that are not part of it).
+_KINDS = {
+    "local": {
+        0xEF53: "ext4",
+        0x58465342: "xfs",
+        0x9123683E: "btrfs",
+        0x2FC12FC1: "zfs",
+        0xCA451A4E: "bcachefs",
+        0xF2F52010: "f2fs",
+        0x73717368: "squashfs",
+        0xE0F5E1E2: "erofs",
+        0x4D44: "vfat",
+        0x2011BAB0: "exfat",
+        0x5346544E: "ntfs",
+        0x7366746E: "ntfs3",
+        0x9660: "iso9660",
+        0x3153464A: "jfs",
+        0x52654973: "reiserfs",
+    },
+    "memory": {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"},
+    "overlay": {0x794C7630: "overlay", 0x61756673: "aufs"},
+    "network": {
+        0x6969: "nfs",
+        0x517B: "smb",
+        0xFF534D42: "cifs",
+        0xFE534D42: "smb2",
+        0x00C36400: "ceph",
+        0x0BD00BD0: "lustre",
+        0x47504653: "gpfs",
+        0x19830326: "beegfs",
+        0x01021997: "9p",
+        0x5346414F: "afs",
+        0x6B414653: "kafs",
+        0x73757245: "coda",
+        0xAAD7AAEA: "panfs",
+        0x7461636F: "ocfs2",
+        0x01161970: "gfs2",
+        0x786F4256: "vboxsf",
+        0xBACBACBC: "vmhgfs",
+    },
+    "fuse": {0x65735546: "fuse"},
+}
+_KNOWN = {number: FileSystem(name, kind) for kind, names in _KINDS.items() for number, name in names.items()}
+_IN_MEMORY = FileSystem("memory", "memory")
+
+
+def known(number: int) -> FileSystem:
+    """Return the file system with this number of `statfs`; a negative one means that the system does not tell."""
+    if number < 0:
+        return FileSystem("not told" if number == -errno.ENOSYS else "unknown", "unknown")
+    return _KNOWN.get(number) or FileSystem(f"{number:#x}", "unknown")
+
+
+def file_system_of(source: Source) -> FileSystem:
+    """Return the kind of file system that a source lies on; "memory" for bytes and copies."""
+    if source.store is not None:
+        return FileSystem(source.store, "store")
+    file = source.descriptor
+    return _IN_MEMORY if file < 0 else known(files.file_system(file))
+
 
 # Bytes per query: one call tells that all or none of the pages are in memory.
 _WINDOW = 64 << 20
@@ -49,7 +132,7 @@ def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int
     edges = np.unique(np.concatenate([starts, stops]))
     order = np.argsort(starts, kind="stable")
     nowhere = np.zeros(len(starts), np.uint32)
-    _, begins, ends, _ = late.join_ranges(nowhere, starts[order], stops[order], gap=1, most=1.0)
+    _, begins, ends, _ = files.join_ranges(nowhere, starts[order], stops[order], gap=1, most=1.0)
     counted = np.zeros(len(edges), np.int64)  # resident bytes before each edge
     total, ask = 0, _Pages(source)
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
@@ -92,7 +175,7 @@ class _Pages:
 
     def before(self, first: int, last: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many bytes from `first` to each of these places are in memory; all are within `last`."""
-        page = late.page_size()
+        page = files.page_size()
         if self._seen is None or self._seen[:2] != (first, last):
             self._seen = (first, last, self._look(first, last, page))
         found = self._seen[2]
@@ -111,11 +194,11 @@ class _Pages:
         """Return 0 or 1 where none or all pages are in memory, else how many there are before each page."""
         pages = -(-last // page) - first // page
         if self._counts:
-            count = late.cached_pages(self._file, first, last - first)
+            count = files.cached_pages(self._file, first, last - first)
             if count in (0, pages):
                 return int(count > 0)
             self._counts = count >= 0
-        found = late.resident_pages(self._source.octets, first, last - first)
+        found = files.resident_pages(self._source.octets, first, last - first)
         if isinstance(found, int):
             self._fail(found)
         if not self._allowed:
@@ -171,7 +254,7 @@ def sample(source: Source, begin: int, end: int) -> Sample | None:
     try:
         octets, memory = map_file(file, source.size, "mmap", None)
         started = time.perf_counter()
-        error = native.populate(memory, begin, end - begin)
+        error = access.populate(memory, begin, end - begin)
         seconds = time.perf_counter() - started
         fields = _smaps(octets.ctypes.data)
     except OSError:
@@ -232,8 +315,8 @@ def ask_for(source: Source, offset: int, nbytes: int) -> None:
     """Ask the system to read bytes of a file into the page cache; returns at once."""
     if nbytes <= 0 or not source.has_pages or not hasattr(os, "posix_fadvise"):
         return
-    file, page = source.descriptor, late.page_size()
-    if late.cached_pages(file, offset, nbytes) != -(-(offset + nbytes) // page) - offset // page:
+    file, page = source.descriptor, files.page_size()
+    if files.cached_pages(file, offset, nbytes) != -(-(offset + nbytes) // page) - offset // page:
         os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
@@ -269,6 +352,6 @@ def give_back(source: Source, ranges: Iterable[tuple[int, int]]) -> None:
     file, octets = source.descriptor, source.mapped
     for begin, end in ranges:
         if end > begin and octets is not None:
-            late.drop_pages(octets, begin, end - begin, private=source.mode == "cow")
+            files.drop_pages(octets, begin, end - begin, private=source.mode == "cow")
         if end > begin and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)

@@ -12,8 +12,8 @@ import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from weightmap import native
 from weightmap.io.process import PerProcess
+from weightmap.native import access
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +56,7 @@ class _Worker:
                 self._busy = False
                 self._wanted.clear()
             for start, stop in ranges:
-                native.will_need(memory, start, stop - start)
+                access.will_need(memory, start, stop - start)
 
     def _work(self) -> None:
         try:
@@ -87,7 +87,7 @@ class _Worker:
 def _populate(memory: weakref.ref[Any], start: int, stop: int, *, scattered: bool) -> bool:
     """Bring in one piece. Return False when the mapping is gone or the file became shorter."""
     mapped = memory()
-    return mapped is not None and native.populate(mapped, start, min(PIECE, stop - start), scattered=scattered) == 0
+    return mapped is not None and access.populate(mapped, start, min(PIECE, stop - start), scattered=scattered) == 0
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

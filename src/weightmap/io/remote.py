@@ -19,7 +19,7 @@ from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.location import Stored
 from weightmap.io.names import blob_of
 from weightmap.io.source import CHUNK, Source
-from weightmap.native import late
+from weightmap.native import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -188,7 +188,7 @@ class RemoteSource(Source):
                 self.expect([(offset, offset + _NEAR), *((begin, begin + _NEAR) for begin in guesses)])
             return self.pread(offset, count)
 
-        return -1, late.Reader(walked)
+        return -1, files.Reader(walked)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Read all of these ranges (begin, end) by several requests at a time, and keep them for `pread`."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightmap import native
-from weightmap.io import buffers
-from weightmap.lazy import np
-from weightmap.native import late
+import numpy as np
+
+from weightmap.io import memory
+from weightmap.native import access, checksums, files, quantised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightmap.io.source import Source
-    from weightmap.native.late import Unwritten
+    from weightmap.native.quantised import Unwritten
 
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader takes one fault per piece
 # instead of 512.
@@ -76,7 +76,7 @@ class Sink:
         self._total = total
         self._progress = progress
         self._room = self._most(STAGE_IN_MEMORY if in_memory else STAGE)
-        self._view = buffers.room(self._room + _BEYOND)
+        self._view = memory.room(self._room + _BEYOND)
         self._filled = 0
         self._summing = False
         self._summed = 0
@@ -123,7 +123,7 @@ class Sink:
             else:
                 count = min(len(view) // STAGE * STAGE, DIRECT)
                 # Unfaulted source pages would split the write, and the file would get small pages.
-                native.populate(view[:count], 0, count)
+                access.populate(view[:count], 0, count)
                 self._put(view[:count], self.offset)
                 self._advance(view[:count])
             view = view[count:]
@@ -152,10 +152,10 @@ class Sink:
     def _copy(self, source: Source, file: int, offset: int, count: int) -> None:
         """Append whole pieces: while one thread waits for the lock of the new file, the other one reads."""
         piece = self._room
-        room = np.frombuffer(buffers.room(2 * piece), np.uint8)
+        room = np.frombuffer(memory.room(2 * piece), np.uint8)
         try:
-            late.copy_range(file, offset, self._fd, self.offset, count, piece=piece, room=room, threads=2)
-        except late.Failed as error:
+            files.copy_range(file, offset, self._fd, self.offset, count, piece=piece, room=room, threads=2)
+        except access.Failed as error:
             if error.what == "write":
                 raise OSError(error.error, os.strerror(error.error)) from None
             source.fail_reading(error.at, offset + count, error.error)
@@ -167,7 +167,7 @@ class Sink:
         It fills `out`, some units long, and writes `earlier` meanwhile: no thread waits for the file.
         """
         if (room := self._most(STAGE)) > self._room:  # threads share the work on a piece
-            view = buffers.room(room + _BEYOND)
+            view = memory.room(room + _BEYOND)
             view[: self._filled] = self._view[: self._filled]
             self._view, self._room = view, room
         self._filling = True
@@ -214,7 +214,7 @@ class Sink:
 
     def _sum(self) -> None:
         if self._summing:
-            self._crc = late.crc32(self._view[self._summed : self._filled], self._crc)
+            self._crc = checksums.crc32(self._view[self._summed : self._filled], self._crc)
             self._summed = self._filled
 
     def _flush_full(self) -> None:
@@ -222,7 +222,7 @@ class Sink:
         waits = self._first is None and not self._filling
         self._flush()
         if waits:
-            self._view = buffers.room(self._room + _BEYOND)
+            self._view = memory.room(self._room + _BEYOND)
 
     def _flush(self) -> None:
         self._sum()
@@ -232,8 +232,8 @@ class Sink:
             begin = 0
             if self._first is None:
                 self._first, begin = memoryview(bytes(piece[:_BEGINNING])), _BEGINNING
-            self._waiting = late.Unwritten(self._fd, piece[begin:], self.offset + begin, self._flushes)
-            self._view, self._other = self._other or buffers.room(self._room + _BEYOND), self._view
+            self._waiting = quantised.Unwritten(self._fd, piece[begin:], self.offset + begin, self._flushes)
+            self._view, self._other = self._other or memory.room(self._room + _BEYOND), self._view
         elif self._first is None:
             self._first = piece
         else:
@@ -252,11 +252,11 @@ class Sink:
         """Write bytes, and let the disk begin with them at once, instead of when all are written."""
         write_all(self._fd, data, offset)
         if self._flushes:
-            late.begin_flush(self._fd, offset, len(data))
+            files.begin_flush(self._fd, offset, len(data))
 
     def _advance(self, piece: memoryview) -> None:
         if self.digest is not None:
-            self.digest = late.crc32(piece, self.digest)
+            self.digest = checksums.crc32(piece, self.digest)
         self._move(len(piece))
 
     def _move(self, count: int) -> None:

@@ -18,7 +18,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap import native
+import numpy as np
+
 from weightmap.errors import ClosedError, LimitError, TruncatedError, escape, shrank
 from weightmap.io.descriptor import (
     aligned,
@@ -30,8 +31,8 @@ from weightmap.io.descriptor import (
     read_into,
     refuse,
 )
-from weightmap.lazy import later, np
-from weightmap.native import late
+from weightmap.lazy import later
+from weightmap.native import access, files
 from weightmap.options import DEFAULT_LIMITS, check_expansion
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.native import Descriptor
+    from weightmap.native.access import Descriptor
     from weightmap.options import Limits
 
 MODES = ("mmap", "cow", "copy", "sealed")
@@ -54,7 +55,7 @@ _KIND = 0o170000
 # Imported late: few handles need these.
 is_sealed: Callable[..., Any] = later("weightmap.io.sealed", "is_sealed")
 seal: Callable[..., Any] = later("weightmap.io.sealed", "seal")
-room: Callable[..., Any] = later("weightmap.io.buffers", "room")
+room: Callable[..., Any] = later("weightmap.io.memory", "room")
 check_room: Callable[..., Any] = later("weightmap.io.memory", "check_room")
 prefetch: Callable[..., Any] = later("weightmap.io.prefetch", "prefetch")
 # Buffers up to this many bytes are not worth keeping.
@@ -143,7 +144,7 @@ class Source:
             self.size: int = 0 if octets is None else len(octets)
             return
         try:
-            seen = self._seen = native.fstat(file)
+            seen = self._seen = access.fstat(file)
         except OSError as error:
             raise self._named(error) from None
         if seen.mode & _KIND != stat.S_IFREG:
@@ -240,7 +241,7 @@ class Source:
         """Yield `count` bytes from `offset` on, in pieces of `size` bytes; the last one may be shorter.
 
         Reads a file by pread into one buffer that all pieces share: the one given, of `size` bytes, or one of
-        `weightmap.io.buffers`. So a file that shrinks meanwhile raises a `TruncatedError` instead of SIGBUS.
+        `weightmap.io.memory`. So a file that shrinks meanwhile raises a `TruncatedError` instead of SIGBUS.
         """
         file, end = self._opened(), offset + count
         if file is None:
@@ -283,7 +284,7 @@ class Source:
                 self.read_into(start, target[number * length : (number + 1) * length])
             return
         try:
-            got = late.read_runs(file, starts, length, target, gap)
+            got = files.read_runs(file, starts, length, target, gap)
         except OSError as error:
             raise self._named(error) from None
         if got < len(target):

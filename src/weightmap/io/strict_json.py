@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, NoReturn
 
-from weightmap import native
 from weightmap.errors import FormatError
+from weightmap.native import scans
 from weightmap.options import DEEPEST
 
-_SPACES = " \t\n\r"
 _KINDS = {
     type(None): "null",
     bool: "a truth value",
@@ -26,7 +26,7 @@ def kind_of(value: object) -> str:
 
 
 class _ForbiddenError(Exception):
-    """Raised by the hooks of the decoder below."""
+    """Raised by the hooks of the decoder."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -52,48 +52,7 @@ def _constant(text: str) -> NoReturn:
     raise _ForbiddenError(msg)
 
 
-class _Context:
-    """The arguments of the standard library's scanner, as attributes."""
-
-    strict = True
-    object_hook = array_hook = None
-    object_pairs_hook = staticmethod(_unique)
-    parse_float = staticmethod(_finite)
-    parse_int = int
-    parse_constant = staticmethod(_constant)
-
-
-def _scanner() -> Any:
-    """Return the scanner of the module `json`, in C without the module, whose import takes 0.7 ms."""
-    try:
-        from _json import make_scanner  # noqa: PLC0415 - CPython's own
-
-        return make_scanner(_Context)  # type: ignore[arg-type]
-    except (ImportError, AttributeError):  # another interpreter, or a later one whose scanner takes more arguments
-        import json  # noqa: PLC0415 - see above
-
-        decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_constant)
-        return decoder.scan_once  # type: ignore[attr-defined]
-
-
-# Made once: a scanner per call takes longer than scanning a small text.
-_scan = _scanner()
-
-
-def _decode(text: str) -> Any:
-    """Parse a text as `json.loads` does, and raise the same errors, with the same words."""
-    try:
-        value, end = _scan(text, len(text) - len(text.lstrip(_SPACES)))
-    except StopIteration as stop:
-        reason, end = "Expecting value", stop.value
-    else:
-        end = len(text) - len(text[end:].lstrip(_SPACES))
-        if end == len(text):
-            return value
-        reason = "Extra data"
-    from json import JSONDecodeError  # noqa: PLC0415 - for errors only
-
-    raise JSONDecodeError(reason, text, end)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_constant)
 
 
 def _encode(value: Any) -> None:
@@ -153,9 +112,9 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
             fail("it begins with a byte order mark", 0)
         # Checked before parsing: the parser recurses as deep as the interpreter allows, which may exceed the stack.
         # Texts with few brackets cannot be deep.
-        if raw.count(b"{") + raw.count(b"[") > DEEPEST and native.json_depth(raw) > DEEPEST:
+        if raw.count(b"{") + raw.count(b"[") > DEEPEST and scans.json_depth(raw) > DEEPEST:
             fail(f"it is nested more than {DEEPEST} deep")
-        value = _decode(text)
+        value = _DECODER.decode(text)
         if b"\\u" in raw:
             _encode(value)
     except _ForbiddenError as error:

@@ -13,9 +13,8 @@ from weightmap.io.beside import read_small
 from weightmap.io.open_source import beside, folder_of, names_in
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, add_keys, architecture_of, refusal
 from weightmap.llama.cards import card_of, sampling_of
-from weightmap.llama.mixtures import Shape
 from weightmap.llama.special import Special, chat_template, merges_of_model
-from weightmap.llama.tensors import Translated, check_complete
+from weightmap.llama.tensors import Shape, Translated, check_complete
 from weightmap.llama.tokenizers import SETTINGS, Files, add_vocab, check_text, vocab_of
 from weightmap.model.along import chat_templates
 from weightmap.model.configuration import config_of, quantisation_of

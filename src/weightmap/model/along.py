@@ -17,7 +17,7 @@ from weightmap.io.open_source import folder_of, from_buffer, from_path, inside, 
 from weightmap.io.sink import WritePlan
 from weightmap.model.configuration import SIDECARS, without_quantisation
 from weightmap.model.inputs import ALONG
-from weightmap.native import late
+from weightmap.native import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,7 +186,7 @@ def is_whole(path: str, nbytes: int, crc: int) -> bool:
             return False
         found = 0
         for chunk in source.chunks(0, nbytes):
-            found = late.crc32(chunk, found)
+            found = checksums.crc32(chunk, found)
         return found == crc
     finally:
         source.close()
@@ -196,7 +196,7 @@ def _lies_at(path: str, new: Source, *, replace: bool = False) -> bool:
     """Say whether a copy is there already; raise `TargetError` if something else is that is not to be replaced."""
     if not os.path.lexists(path):
         return False
-    crc = functools.reduce(lambda crc, chunk: late.crc32(chunk, crc), new.chunks(0, new.size), 0)
+    crc = functools.reduce(lambda crc, chunk: checksums.crc32(chunk, crc), new.chunks(0, new.size), 0)
     if is_whole(path, new.size, crc):
         return True
     if not replace:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from weightmap.index.row import Row
-    from weightmap.index.table import Table
+    from weightmap.index.table import Row, Table
 
 _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
 _PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})

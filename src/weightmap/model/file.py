@@ -21,7 +21,7 @@ from weightmap.model.parts import (
     rows_of,
     shared_descriptor,
 )
-from weightmap.native import late
+from weightmap.native import access
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,12 +36,11 @@ if TYPE_CHECKING:
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.formats import Content
-    from weightmap.index.row import TensorInfo
-    from weightmap.index.table import Table
+    from weightmap.index.table import Table, TensorInfo
     from weightmap.io.source import Source
     from weightmap.model.pool import Pool
+    from weightmap.model.reports import VerifyReport
     from weightmap.model.residency import Residency
-    from weightmap.model.verify_report import VerifyReport
     from weightmap.options import Options
 
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
@@ -335,7 +334,7 @@ class TensorFile(Mapping[str, Any]):
         detach_index(self)
         row = dense_row(self, name)
         try:
-            check_readable(self, name, row, dtype if out is None else late.given_array(out).dtype)
+            check_readable(self, name, row, dtype if out is None else access.given_array(out).dtype)
             return read(row, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
         except TensorFileError as error:
             raise error.located(path=row.source.name, format=self.format) from None
@@ -436,7 +435,7 @@ class TensorFile(Mapping[str, Any]):
         FileChangedError
             When the file is no longer the one that was opened.
         """
-        from weightmap.model.verify_report import verify  # noqa: PLC0415 - opening does not need it
+        from weightmap.model.reports import verify  # noqa: PLC0415 - opening does not need it
 
         return verify(self, progress, threads)
 

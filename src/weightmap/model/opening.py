@@ -203,7 +203,7 @@ def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool, tr
 def open_with(source: Any, options: Options) -> TensorFile:
     """Open a source with valid options: see `open`."""
     if options.rare is not None and options.deltas:
-        base = open_with(source, Options(**options.keywords(rare=options.rare.replaced(deltas=()))))
+        base = open_with(source, Options(**options.keywords(rare=options.rare._replace(deltas=()))))
         return overlay(base, options.deltas, options)  # type: ignore[no-any-return]
     path = source if type(source) is str and "://" not in source else path_of(source)
     if path is not None and is_index(path):

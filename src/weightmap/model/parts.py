@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from weightmap.embeddings.embeddings import Embeddings
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
 
 _Ranges = defaultdict[Source, list[tuple[int, int]]]
 # Runs of fewer tensors are made one by one.

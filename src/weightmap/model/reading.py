@@ -10,12 +10,12 @@ import numpy as np
 from weightmap.arguments import as_threads
 from weightmap.dtypes import DTYPES, dtype_named, numpy_dtype
 from weightmap.errors import LimitError, UnsupportedError, counted
-from weightmap.native import late
+from weightmap.native import access, floats
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.options import Limits
 
 _FLOAT32 = np.dtype(np.float32)
@@ -43,13 +43,13 @@ def read(
     if out is None:
         out = _new(row, _wanted(dtype, stored), limits, what)
     else:
-        late.check_out(out, row.shape, what)
+        access.check_out(out, row.shape, what)
     plain = np.asarray(out)  # np.matrix stays two-dimensional however it is reshaped
     if quantized:
         row.decoder().dequantize(out=plain, threads=threads)
         return out
     flat = plain.reshape(-1) if plain.flags.carray else None  # kernels write to C-contiguous, aligned arrays only
-    target = late.empty(plain.size, plain.dtype) if flat is None else flat
+    target = access.empty(plain.size, plain.dtype) if flat is None else flat
     _fill(row, stored, target, threads)
     if flat is None:
         plain[...] = target.reshape(plain.shape)
@@ -75,7 +75,7 @@ def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[A
     """Return a new array for the result, after a check of the limits."""
     limits.check("max_copy_bytes", max(row.nbytes, math.prod(row.shape) * dtype.itemsize), f"size of {what}")
     try:
-        return late.empty(row.shape, dtype)
+        return access.empty(row.shape, dtype)
     except ValueError:
         # An empty tensor may have dimensions that numpy can count in bytes, but not in larger elements.
         expected = f"one that numpy can count with elements of {counted(dtype.itemsize, 'byte')}"
@@ -108,7 +108,7 @@ def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int
     for chunk in row.source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
         piece = target[start : start + len(chunk) // size]
         if widened:
-            late.widen(row.dtype.name, chunk, piece)
+            floats.widen(row.dtype.name, chunk, piece)
         else:
             piece[...] = np.frombuffer(chunk, stored)
         start += len(piece)

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.arguments import as_threads, check_progress
+from weightmap.errors import TensorFileError
+from weightmap.formats import Verification, by_name
+from weightmap.model.parts import check_unchanged, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class QuantizedInfo(NamedTuple):
@@ -81,3 +90,78 @@ class ConvertReport(NamedTuple):
     shards: int = 0
     skipped: int = 0
     copied: tuple[str, ...] = ()
+
+
+# ----------------------------------------------------------------------------------------------------
+# `TensorFile.verify` and its `VerifyReport`: reads a handle's files once and reports what was checked.
+
+
+class VerifyReport(NamedTuple):
+    """The result of `TensorFile.verify` for a sound file; a damaged one raises an error instead.
+
+    Attributes
+    ----------
+    path : str or None
+    format, layout : str
+    checks : tuple of str
+        Descriptions of the checks.
+    warnings : tuple of str
+        Legal oddities, and deviations tolerated by ``strict=False``.
+    nbytes : int
+        Bytes read.
+    structure_only : str or None
+        Why changes of tensor data would go unnoticed, such as "safetensors has no checksums"; None if checksums cover
+        all data, or digests all files. Bytes without a checksum are only shown to be readable.
+    digests : str or None
+        With ``trust=``, which digests of whole files were compared, such as "SHA-256 of 2 files as recorded".
+    """
+
+    path: str | None
+    format: str
+    layout: str
+    checks: tuple[str, ...]
+    warnings: tuple[str, ...]
+    nbytes: int
+    structure_only: str | None = None
+    digests: str | None = None
+
+    @property
+    def scope(self) -> str:
+        """A summary of the checks: "structure and checksums", or "structure only, every byte readable" and why."""
+        why = self.structure_only
+        if self.digests is not None:
+            return f"structure, {self.digests}"
+        return "structure and checksums" if why is None else f"structure only, every byte readable: {why}"
+
+
+def verify(file: Any, progress: Callable[[int, int], None] | None, threads: int | None) -> VerifyReport:
+    """Verify a handle: see `TensorFile.verify`."""
+    check_progress(progress)
+    threads = None if threads is None else as_threads(threads)
+    source, content, options = parts_of(file)
+    table = content.table
+    try:
+        check_unchanged(file)
+        table.detach_index()
+        run = Verification([source, *content.sources], options, progress, threads)
+        if not options.checked:  # opening has not checked it
+            table.check()
+        content.verify(run)
+        disorder = table.disorder()
+        if disorder is not None:
+            run.warn(str(disorder))
+    except TensorFileError as error:
+        raise error.located(path=source.name, format=file.format) from None
+    if progress is not None and run.done != run.total:
+        progress(run.total, run.total)
+    why = in_common([by_name(file.format).structure_only(content)] if run.reasons is None else run.reasons)
+    warnings = (*content.warnings, *run.warnings)
+    return VerifyReport(source.path, file.format, file.layout, tuple(run.checks), warnings, run.done, why)
+
+
+def in_common(reasons: list[str | None]) -> str | None:
+    """Say why only the structure of a model's files was checked, and of how many if not of all."""
+    counts = Counter(reason for reason in reasons if reason is not None)
+    if len(counts) == 1 and None not in reasons:
+        return next(iter(counts))
+    return "; ".join(f"{reason} ({count} of {len(reasons)} shards)" for reason, count in counts.items()) or None

@@ -5,19 +5,184 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from weightmap.arguments import mistyped
 from weightmap.errors import TensorFileError
 from weightmap.io.pages import give_back, resident_in
-from weightmap.model.parts import check_open, check_unchanged
-from weightmap.model.spans import Spans, spans_of
+from weightmap.model.parts import (
+    check_index,
+    check_open,
+    check_unchanged,
+    detach_index,
+    not_found,
+    parts_of,
+    sources_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from weightmap.index.table import Row
+    from weightmap.io.source import Source
+
+# The places of a model's tensors as columns: plans use them without an object per tensor.
+
+
+class _Columns:
+    """The columns of a `Spans`. They hold no handle, so caching them does not leak it."""
+
+    file: NDArray[np.int32]
+    begin: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+
+    def __init__(self, model: Any) -> None:
+        detach_index(model)
+        source, content, _ = parts_of(model)
+        try:
+            check_unchanged(model)
+            self.begin, self.nbytes = content.table.spans()
+            numbers = {own: number for number, own in enumerate(sources_of(model))}
+            self.file = content.table.owners(numbers)
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=model.format) from None
+        self.row: NDArray[np.int64] = np.arange(len(self.begin))
+        # The number of each row; None where the two are equal.
+        self.number: NDArray[np.int64] | None = None
+        later, same = self.begin[1:] < self.begin[:-1], self.file[1:] == self.file[:-1]
+        if bool((self.file[1:] < self.file[:-1]).any()) or bool((later & same).any()):
+            self.row = np.lexsort((self.begin, self.file))
+            self.number = np.empty(len(self.row), np.int64)
+            self.number[self.row] = np.arange(len(self.row))
+            self.file, self.begin, self.nbytes = self.file[self.row], self.begin[self.row], self.nbytes[self.row]
+        # What `Spans` makes at the first use.
+        self.along: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = {}
+        self.apart: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+
+
+class Spans:
+    """The places of all tensors of a model, in file order: file by file, and by offset within one.
+
+    A tensor is a number here, from 0 to ``len(spans) - 1``. The columns are never changed.
+
+    Attributes
+    ----------
+    sources : tuple of Source
+        The files of the model.
+    file : ndarray of int32
+        The number of the source of each tensor.
+    row : ndarray of int64
+        Its row in the table of the model.
+    begin, nbytes : ndarray of int64
+        Of its data, in that file.
+    """
+
+    file: NDArray[np.int32]
+    row: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+
+    def __init__(self, model: Any, columns: _Columns) -> None:
+        self._model, self._columns, self._table = model, columns, parts_of(model)[1].table
+        self.sources: tuple[Source, ...] = sources_of(model)
+        self.file, self.row, self.begin, self.nbytes = columns.file, columns.row, columns.begin, columns.nbytes
+
+    @property
+    def apart(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Where groups of tensors begin that share no byte with others, and where among all bytes their middles lie.
+
+        The first ends with the number of tensors; the second goes from 0 to 1.
+        """
+        found = self._columns.apart
+        if found is None:
+            # As if all files lay one behind another.
+            ends = self.begin + self.nbytes
+            sizes = np.zeros(len(self.sources), np.int64)
+            np.maximum.at(sizes, self.file, ends)
+            base = np.concatenate([[0], np.cumsum(sizes)])[self.file]
+            begins, reached = base + self.begin, np.maximum.accumulate(base + ends)
+            first = np.flatnonzero(np.concatenate([[True], begins[1:] >= reached[:-1]]))
+            bounds = np.append(first, len(self))
+            nbytes = reached[bounds[1:] - 1] - begins[first]
+            middles = (np.cumsum(nbytes) - nbytes / 2) / max(int(nbytes.sum()), 1)
+            found = self._columns.apart = bounds, middles
+        return found
+
+    def beyond(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return number of the source, begin and end of what `Table.beyond` says of tensors, shape (n, 3), in order."""
+        found = self._table.beyond(self.row[numbers])
+        places = {source: number for number, source in enumerate(self.sources)} if found else {}
+        rows = sorted((places[source], begin, end) for source, begin, end in found)
+        return np.array(rows, np.int64).reshape(-1, 3)
+
+    def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return `Table.along` of each tensor."""
+        found = self._columns.along.get(dim)
+        if found is None:
+            outer, size, plain = (column[self.row] for column in self._table.along(dim))
+            found = self._columns.along[dim] = outer, size, plain
+        return found
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    def name(self, number: int) -> str:
+        """Return the name of a tensor."""
+        check_index(self._model)
+        name: str = self._table.names[int(self.row[number])]
+        return name
+
+    def names(self, numbers: NDArray[np.int64]) -> Iterator[str]:
+        """Yield the names of these tensors; cheaper than one by one if these are all tensors."""
+        if len(numbers) == len(self) and self._columns.number is None:
+            yield from self._model
+            return
+        for number in numbers.tolist():
+            yield self.name(number)
+
+    def of(self, number: int) -> Row:
+        """Return the row of a tensor."""
+        check_index(self._model)
+        try:
+            row: Row = self._table.row(int(self.row[number]))
+        except TensorFileError as error:
+            raise error.located(path=self.sources[self.file[number]].name, format=self._model.format) from None
+        return row
+
+    def outwards(self, file: int, begin: int, end: int) -> tuple[int, int]:
+        """Return a range of a file, widened to the header or footer if it holds the first or last tensor.
+
+        The system keeps headers and footers in one unit with the tensors beside them.
+        """
+        low, high = np.searchsorted(self.file, [file, file + 1]).tolist()
+        begin = 0 if begin <= self.begin[low] else begin
+        last = int((self.begin[low:high] + self.nbytes[low:high]).max())
+        return begin, self.sources[file].size if end >= last else end
+
+    def find(self, name: str) -> int:
+        """Return the number of the tensor called `name`. Raises `TensorNotFoundError`."""
+        check_index(self._model)
+        found: int = self._table.find(name)
+        if found < 0:
+            raise not_found(self._model, name)
+        return found if self._columns.number is None else int(self._columns.number[found])
+
+
+# What many plans of one handle share: 28 bytes for each tensor, and 17 for each dimension that slices divide.
+_known: WeakKeyDictionary[Any, _Columns] = WeakKeyDictionary()
+
+
+def spans_of(model: Any) -> Spans:
+    """Return the places of all tensors of a handle; the columns are made once."""
+    check_index(model)
+    columns = _known.get(model)
+    if columns is None:
+        columns = _known[model] = _Columns(model)
+    return Spans(model, columns)
 
 
 class Residency(NamedTuple):

@@ -3,25 +3,259 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
 import operator
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightmap.arguments import as_integer, as_path, check_progress, mistyped
-from weightmap.dtypes import DTYPES, FLOATING
+from weightmap.dtypes import DTYPES, FLOATING, SCHEMES, dtype_of
 from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import FORMATS, Format, Payload, Request, Tensors, Unfit, by_suffix, check_names, listed, refuse
 from weightmap.io.atomic import directory_given, write_plan
-from weightmap.model.payload import from_arrays
 from weightmap.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.model.uploading import takes_addresses
+from weightmap.quant import PQShape
+from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from weightmap.dtypes import DType
     from weightmap.io.sink import WritePlan
     from weightmap.typing import TensorLike
+
+# Turns torch tensors into arrays. Never imports torch: a caller that has a tensor has imported it.
+
+# Names that torch and ml_dtypes share, with the integer type of the same width.
+CROSSING: dict[str, type[np.generic]] = {
+    "bfloat16": np.int16,
+    "float8_e4m3fn": np.uint8,
+    "float8_e4m3fnuz": np.uint8,
+    "float8_e5m2": np.uint8,
+    "float8_e5m2fnuz": np.uint8,
+    "float8_e8m0fnu": np.uint8,
+}
+# An element of this type of torch is a byte that holds two elements of float4_e2m1fn.
+PAIRS = "float4_e2m1fn_x2"
+
+
+def is_torch(value: Any) -> bool:
+    """Whether this is a torch tensor; parameters are."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def torch_info(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
+    """Return dtype, shape and size in bytes that a tensor has in a file, without touching its data.
+
+    Raises
+    ------
+    EncodeError
+        The tensor is sparse or quantised, has no data, or is of a dtype that files lack.
+    """
+    name, shape = _dense(tensor), tuple(tensor.shape)
+    if tensor.device.type == "meta":
+        raise EncodeError("a torch tensor on the device meta has no data")
+    if name == PAIRS and shape:
+        name, shape = "float4_e2m1fn", (*shape[:-1], 2 * shape[-1])
+    dtype = DTYPES.get(name)
+    if dtype is None:
+        raise EncodeError("data type", expected="one that formats store", actual=str(tensor.dtype))
+    return dtype, shape, math.prod(shape) * dtype.bits // 8
+
+
+def torch_elements(tensor: Any) -> NDArray[Any]:
+    """Return the elements of a tensor that `torch_info` has accepted; copied if it is on another device."""
+    if _dense(tensor) == PAIRS:
+        tensor = tensor.detach().cpu().view(sys.modules["torch"].uint8)
+    return from_torch(tensor)
+
+
+def check_module(name: str, given: Any) -> None:
+    """Raise TypeError for an argument that is no module of torch, nor works like one."""
+    if isinstance(given, type) or not hasattr(given, "load_state_dict"):
+        raise mistyped(name, given, "a torch.nn.Module")
+
+
+def from_torch(tensor: Any) -> NDArray[Any]:
+    """Return the values of a tensor as an array.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Dense, on any device, with or without gradient.
+
+    Returns
+    -------
+    np.ndarray
+        Same shape and strides; shares the memory of a CPU tensor. bfloat16 and float8 come as types of ml_dtypes.
+
+    Raises
+    ------
+    EncodeError
+        The tensor is sparse or quantised, or of a dtype that numpy and ml_dtypes lack.
+    """
+    if not is_torch(tensor):
+        raise mistyped("tensor", tensor, "a torch.Tensor")
+    name = _dense(tensor)
+    # Conjugation and negation are flags on the tensor that numpy would not see.
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    try:
+        if name in CROSSING:
+            import ml_dtypes  # noqa: PLC0415 - costs 10 ms, needed by few tensors
+
+            crossing = getattr(sys.modules["torch"], np.dtype(CROSSING[name]).name)
+            integers: NDArray[Any] = plain.view(crossing).numpy()
+            return integers.view(getattr(ml_dtypes, name))
+        array: NDArray[Any] = plain.numpy()
+    except TypeError:
+        raise EncodeError("data type", expected="one that numpy or ml_dtypes has", actual=str(tensor.dtype)) from None
+    except RuntimeError:  # a subclass that holds its values elsewhere
+        raise EncodeError(f"a torch tensor of class {type(tensor).__name__} cannot be written") from None
+    return array
+
+
+def _dense(tensor: Any) -> str:
+    """Return the name of a tensor's dtype. Raises `EncodeError` when the tensor is not dense."""
+    try:
+        tensor.shape  # noqa: B018 - nested tensors and uninitialised parameters have none
+    except RuntimeError:
+        raise EncodeError("a torch tensor that is nested or not initialised cannot be written") from None
+    if tensor.layout is not sys.modules["torch"].strided or tensor.is_quantized:
+        raise EncodeError("a sparse or quantised torch tensor cannot be written")
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Turns the tensors that a user gives into `Payload`s: row-major little-endian bytes, whatever the array's strides.
+
+# Bytes copied at once of an array that must be reordered: they fit into the L2 cache.
+PIECE = 1 << 20
+# Arrays of at most this size are copied: `tobytes` is one call, a view of the bytes takes several.
+_SMALL = 1 << 14
+_BIG_ENDIAN_HOST = sys.byteorder == "big"
+
+
+def pieces(array: NDArray[Any]) -> Iterable[bytes | memoryview]:
+    """Return the elements of `array` in row-major order as pieces of little-endian bytes.
+
+    A large contiguous array is one view. Any other is copied in pieces of about `PIECE` bytes, one at a time, so
+    memory stays flat.
+    """
+    swapped = _swapped(array.dtype)
+    if array.nbytes <= _SMALL and not swapped:
+        return (array.tobytes(),)
+    if array.flags.c_contiguous and not swapped:
+        # The types of ml_dtypes have no buffer format, and a 0-d array has no length: view both as bytes.
+        return (memoryview(array.reshape(-1).view(np.uint8)),)
+    return _copies(array, PIECE)
+
+
+def _copies(array: NDArray[Any], size: int) -> Iterator[memoryview]:
+    if array.nbytes == 0:
+        return
+    if array.nbytes <= size or array.ndim == 0:
+        little = (
+            array.astype(array.dtype.newbyteorder("<"), order="C")
+            if _swapped(array.dtype)
+            else np.ascontiguousarray(array)
+        )
+        yield memoryview(little.reshape(-1).view(np.uint8))
+        return
+    row = array.nbytes // len(array)
+    if row > size:
+        for part in array:
+            yield from _copies(part, size)
+        return
+    step = max(1, size // max(row, 1))
+    for start in range(0, len(array), step):
+        yield from _copies(array[start : start + step], max(size, step * row))
+
+
+def _swapped(dtype: np.dtype[Any]) -> bool:
+    return dtype.byteorder == ">" or (_BIG_ENDIAN_HOST and dtype.byteorder == "=")
+
+
+def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
+    """Return the payload of each tensor of a mapping. Raises an `EncodeError` that names all that are no arrays."""
+    payloads, reasons = [], []
+    for name, value in tensors.items():
+        if not isinstance(name, str):
+            reasons.append(f"tensor {name!r}: its name is not a string")
+            continue
+        if isinstance(value, QuantizedTensor):
+            payloads.append(from_quantized(name, value))
+            continue
+        if type(value) is not np.ndarray and is_torch(value):
+            try:
+                payloads.append(_from_torch(name, value))
+            except EncodeError as error:
+                reasons.append(f"tensor {name!r}: {error}")
+            continue
+        array = value if type(value) is np.ndarray else _asarray(value)
+        dtype = None if array is None else dtype_of(array.dtype)
+        if array is None or dtype is None or dtype.packed:
+            what = f"type {type(value).__name__}" if array is None else f"dtype {array.dtype}"
+            if dtype is not None:  # of ml_dtypes: files pack two of its elements into a byte, or four into three
+                what += " with a byte for each element"
+            reasons.append(f"tensor {name!r}: no format stores {what}")
+        else:
+            payloads.append(Payload(name, dtype, array.shape, array.nbytes, pieces, array))
+    if reasons:
+        msg = f"cannot write {'; '.join(reasons)}"
+        raise EncodeError(msg)
+    return payloads
+
+
+def _from_torch(name: str, tensor: Any) -> Payload:
+    """Return the payload of a torch tensor; one on another device is copied from there when it is written."""
+    dtype, shape, nbytes = torch_info(tensor)
+    if tensor.device.type == "cpu":
+        return Payload(name, dtype, shape, nbytes, pieces, torch_elements(tensor))
+    return Payload(name, dtype, shape, nbytes, lambda: pieces(torch_elements(tensor)))
+
+
+def from_quantized(name: str, value: QuantizedTensor) -> Payload:
+    """Return the payload of a quantised tensor: its bytes as they are."""
+    if value.scheme == "pq":
+        return _from_product(name, value)
+    dtype, block_size, scale_type = SCHEMES[value.scheme], value.block_size, value.scale_type
+    octets = np.ascontiguousarray(value.payload)
+    chunks = functools.partial(pieces, octets)
+    return Payload(name, dtype, value.shape, value.nbytes, chunks, block_size=block_size, scale_type=scale_type)
+
+
+def _from_product(name: str, value: Any) -> Payload:
+    """Return the payload of a product-quantised tensor: projection, codebooks, norms and codes."""
+    arrays = [part for part in (value.projection, value.codebooks, value.norms, value.codes) if part is not None]
+    quantized_len, n_centroids, _ = value.codebooks.shape
+    return Payload(
+        name,
+        SCHEMES["pq"],
+        value.shape,
+        sum(part.nbytes for part in arrays),
+        lambda: itertools.chain.from_iterable(map(pieces, arrays)),
+        parts=PQShape(quantized_len, n_centroids, value.projection is not None, value.norms is not None),
+    )
+
+
+def _asarray(value: Any) -> NDArray[Any] | None:
+    """Convert a scalar, a list, or an array of another library; return None where numpy cannot."""
+    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost silently
+        return None
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return None if array.dtype.hasobject else array
+
 
 _SHARDS_INSTEAD = " in it, or max_shard_size= for shards"
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")

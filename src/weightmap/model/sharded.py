@@ -10,6 +10,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightmap.errors import (
     FormatError,
     LayoutError,
@@ -43,12 +45,11 @@ from weightmap.io.open_source import (
     names_in,
     neighbours,
 )
-from weightmap.lazy import np
 from weightmap.model.file import TensorFile
 from weightmap.model.listing import read_listing, shard_name
 from weightmap.model.parts import check_index, parts_of, sources_of
 from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, is_index, mode_of, open_file, single_name
-from weightmap.native.late import cpus
+from weightmap.native.access import cpus
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class ShardedContent(Content):
 
     def _sums(self, run: Verification, name: str, file: TensorFile) -> bool:
         """Check the checksums that a shard has of its tensors; say whether there are any."""
-        from weightmap.model.tensor_sums import check_tensors, kind_in  # noqa: PLC0415 - opening needs no zlib
+        from weightmap.model.listing import check_tensors, kind_in  # noqa: PLC0415 - opening needs no zlib
 
         kind = kind_in(self._own)
         try:

@@ -18,7 +18,7 @@ from weightmap.io.sink import WritePlan
 from weightmap.model.listing import shard_name
 from weightmap.model.parts import dense_rows
 from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
-from weightmap.native import take_ownership
+from weightmap.native.access import take_ownership
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if sys.platform != "win32":
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightmap.formats import Format, Payload
-    from weightmap.native import Descriptor
+    from weightmap.native.access import Descriptor
 
 # Longest index that `open` reads by default.
 _MOST = DEFAULT_LIMITS.max_header_bytes

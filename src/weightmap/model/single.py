@@ -11,7 +11,7 @@ from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.io.open_source import is_missing, open_source
 from weightmap.io.source import MODES
 from weightmap.model.file import TensorFile
-from weightmap.native import is_set
+from weightmap.native.access import is_set
 from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
@@ -124,9 +124,12 @@ def _admit(source: Source, options: Options) -> None:
 def _check_tensors(file: TensorFile, options: Options) -> None:
     """Compare the tensors of a shard with the checksums that the index beside it speaks of, if any."""
     from weightmap.io.beside import open_beside  # noqa: PLC0415 - as the others: for files that are damaged
-    from weightmap.model.listing import read_listing  # noqa: PLC0415
+    from weightmap.model.listing import (  # noqa: PLC0415
+        check_tensors,
+        kind_in,
+        read_listing,
+    )
     from weightmap.model.parts import parts_of  # noqa: PLC0415
-    from weightmap.model.tensor_sums import check_tensors, kind_in  # noqa: PLC0415
 
     try:
         index = open_beside(parts_of(file)[0], USUAL_NAMES[0])

@@ -11,15 +11,14 @@ import numpy as np
 
 from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
 from weightmap.errors import FormatError, TensorFileError, counted, escape, quoted
-from weightmap.index.row import Row
 from weightmap.index.strings import StringTable
-from weightmap.index.view import ViewTable
+from weightmap.index.table import Row, ViewTable
 from weightmap.io.derived import Derived, Given
 from weightmap.io.geometry import Geometry, ascending
 from weightmap.model.codes import refuse_codes
 from weightmap.model.configuration import quantisation_of, type_of
 from weightmap.model.parts import check_index, parts_of, requested, rows_of
-from weightmap.native.late import GGML_TYPES, blocks_size, ggml_size
+from weightmap.native.quantised import GGML_TYPES, blocks_size, ggml_size
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.checkpoints import HALVES, Group, Method, method_of
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
-    from weightmap.index.row import TensorInfo
-    from weightmap.index.table import Table
+    from weightmap.index.table import Table, TensorInfo
     from weightmap.io.source import Source
     from weightmap.quant.pieced import Coding
     from weightmap.quant.repacking import Layout

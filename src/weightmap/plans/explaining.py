@@ -11,9 +11,8 @@ import numpy as np
 from weightmap.amounts import size
 from weightmap.errors import counted
 from weightmap.formats import FORMATS
-from weightmap.io.filesystem import file_system_of
 from weightmap.io.memory import headroom
-from weightmap.io.pages import Sample, sample
+from weightmap.io.pages import Sample, file_system_of, sample
 from weightmap.model.single import is_index
 from weightmap.plans.warming import cold_in, pieces
 
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.memory import Headroom
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
-    from weightmap.model.spans import Spans
+    from weightmap.model.residency import Spans
 
 # Arrays that begin at multiples of it are taken over by jax without a copy; a line of the cache.
 _ALIGNMENT = 64
@@ -42,7 +41,7 @@ class Place(NamedTuple):
     Attributes
     ----------
     file_system, kind : str
-        Such as "ext4" and "local": see `weightmap.io.filesystem`.
+        Such as "ext4" and "local": see `weightmap.io.pages`.
     how : str
         What ``run("auto")`` does with them: "map" or "read".
     files, nbytes : int

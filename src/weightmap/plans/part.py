@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.io.direct import DirectReader
-from weightmap.io.filesystem import file_system_of
-from weightmap.native import late
-from weightmap.plans.indices import arranged, runs_of
-from weightmap.plans.wants import ranges_of
+from weightmap.io.pages import file_system_of
+from weightmap.native import files
+from weightmap.plans.wants import arranged, ranges_of, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.source import Source
-    from weightmap.plans.indices import Axis
+    from weightmap.plans.wants import Axis
     from weightmap.quant.places import Heads
 
 
@@ -89,7 +88,7 @@ class PartReader:
     chunk : int
         Bytes read at once.
     gap, most
-        Bounds on joining runs into one read: see `late.join_ranges`.
+        Bounds on joining runs into one read: see `files.join_ranges`.
     """
 
     def __init__(self, source: Source | DirectReader, *, chunk: int, gap: int, most: float) -> None:
@@ -118,7 +117,7 @@ class PartReader:
             return
         starts, stops = part.starts, part.starts + part.length
         nowhere = np.zeros(len(starts), np.uint32)
-        _, begins, ends, _ = late.join_ranges(nowhere, starts, stops, gap=self.gap, most=self.most)
+        _, begins, ends, _ = files.join_ranges(nowhere, starts, stops, gap=self.gap, most=self.most)
         if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
             self._apart(starts, part.length, target)
             return
@@ -152,7 +151,7 @@ class PartReader:
         starts, stops = ranges_of(heads.of(number, row), key, name)
         order = np.argsort(starts, kind="stable")
         nowhere = np.zeros(len(order), np.uint32)
-        _, begins, ends, _ = late.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
+        _, begins, ends, _ = files.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
         # Zeros are memory that is never touched where nothing is read.
         new = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
         octets = new(row.nbytes, np.uint8)

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
-from weightmap.io.filesystem import file_system_of
 from weightmap.io.memory import headroom
+from weightmap.io.pages import file_system_of
 from weightmap.io.source import ROUND_TRIP
 from weightmap.model.parts import check_open, check_unchanged, is_remote, name_of, parts_of
-from weightmap.model.spans import spans_of
-from weightmap.native import late
-from weightmap.plans.delivery import Delivery
-from weightmap.plans.indices import Indices
-from weightmap.plans.sums import check_when
-from weightmap.plans.wants import Slices, ranges_of
+from weightmap.model.residency import spans_of
+from weightmap.native import files as native_files
+from weightmap.plans.delivery import Delivery, check_when
+from weightmap.plans.wants import Indices, Slices, ranges_of
 from weightmap.plans.warming import share, warm
 from weightmap.quant.places import Heads
 
@@ -30,9 +28,9 @@ if TYPE_CHECKING:
 
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
-    from weightmap.model.spans import Spans
+    from weightmap.model.residency import Spans
+    from weightmap.plans.delivery import Check
     from weightmap.plans.explaining import PlanReport
-    from weightmap.plans.sums import Check
 
 # Times its wanted bytes that a read has at most, unless a plan says otherwise.
 _MOST = 1.1
@@ -90,20 +88,20 @@ class ReadPlan:
         bounds: dict[str, Any] = {"gap": self.gap, "most": self.max_over_read}
         owners, begins, ends = self._pieces()
         files = self._spans.file[owners]
-        self._files, self._starts, self._stops, self._wanted = late.join_ranges(files, begins, ends, **bounds)
+        self._files, self._starts, self._stops, self._wanted = native_files.join_ranges(files, begins, ends, **bounds)
         if costly and len(owners) > len(numbers):
             order = np.lexsort((begins, owners))
             pieces = owners[order].astype(np.uint32), begins[order], ends[order]
-            owners, begins, ends, _ = late.join_ranges(*pieces, gap=ROUND_TRIP, most=math.inf)
+            owners, begins, ends, _ = native_files.join_ranges(*pieces, gap=ROUND_TRIP, most=math.inf)
             files = self._spans.file[owners]
             order = np.lexsort((begins, files))
-            joined = late.join_ranges(files[order], begins[order], ends[order], **bounds)
+            joined = native_files.join_ranges(files[order], begins[order], ends[order], **bounds)
             self._files, self._starts, self._stops, _ = joined
         # What decoding takes from files of their own, which come behind those of the tensors.
         beyond = self._spans.beyond(numbers)
         if len(beyond):
             numbers_of, *ends_of = beyond.T.copy()
-            found = late.join_ranges(numbers_of.astype(np.uint32), *ends_of, **bounds)
+            found = native_files.join_ranges(numbers_of.astype(np.uint32), *ends_of, **bounds)
             self._files = np.concatenate([self._files, found[0]])
             self._starts = np.concatenate([self._starts, found[1]])
             self._stops = np.concatenate([self._stops, found[2]])

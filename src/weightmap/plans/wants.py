@@ -2,24 +2,240 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.errors import quoted
-from weightmap.plans.indices import MOST_RUNS, Indices, Shard, axes_of, runs_of
+from weightmap.arguments import as_integer, mistyped
+from weightmap.errors import PlanError, quoted
 from weightmap.quant.places import places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.row import Row, TensorInfo
-    from weightmap.model.spans import Spans
+    from weightmap.index.table import Row, TensorInfo
+    from weightmap.model.residency import Spans
 
-    Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
+# Which elements an index selects of a tensor, as runs that lie together in the file; tensor-parallel slices.
+
+# Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
+MOST_RUNS = 1 << 24
+
+
+class Axis(NamedTuple):
+    """The part of one axis that an index selects: as of ``range(start, start + step * size, step)``."""
+
+    start: int
+    step: int
+    size: int
+    kept: bool  # whether the result has this axis; an integer removes it
+
+
+class Indices(tuple[Any, ...]):
+    """Several indices of one tensor, each a part of its own."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, key: Any) -> Indices:
+        """Return the indices that a key stands for: itself, unless it is several."""
+        return key if isinstance(key, cls) else cls((key,))
+
+
+class Shard(NamedTuple):
+    """The slice of one rank, of a tensor whose shape is not known yet: an index for `weightmap.plan`.
+
+    Attributes
+    ----------
+    dim, rank, world_size : int
+        As of `shard`.
+    """
+
+    dim: int
+    rank: int
+    world_size: int
+
+    def of(self, shape: tuple[int, ...], what: str = "the tensor") -> tuple[slice, ...]:
+        """Return the index for a tensor of this shape. Raises `PlanError` when it has no such dimension."""
+        if not -len(shape) <= self.dim < len(shape):
+            raise PlanError(f"dim of a shard of {what}", actual=self.dim, expected=f"one of {len(shape)} dimensions")
+        dim = self.dim % len(shape)
+        size = shape[dim]
+        step = -(-size // self.world_size)
+        start = min(self.rank * step, size)
+        return (*(slice(None),) * dim, slice(start, min(start + step, size)))
+
+
+def shard(name_or_info: Any, dim: int, rank: int, world_size: int) -> Any:
+    """Return the index of one rank's slice of a tensor: tensor parallelism, sizes as `torch.chunk` has them.
+
+    Along `dim`, each rank gets ``ceil(size / world_size)`` elements; the last ones get what is left, perhaps nothing.
+
+    Parameters
+    ----------
+    name_or_info : TensorInfo, or anything with a shape, or str
+        The tensor. For a name, the index is one that `weightmap.plan` completes once it knows the shape.
+    dim : int
+        The dimension that is divided; negative numbers count from the last one.
+    rank, world_size : int
+        This rank, and how many there are.
+
+    Returns
+    -------
+    tuple of slice, or Shard
+
+    Raises
+    ------
+    PlanError
+        When the rank is not below `world_size`, or the tensor has no such dimension.
+
+    Examples
+    --------
+    >>> import numpy as np, weightmap as wm
+    >>> wm.shard(np.zeros((10, 4)), 0, 3, 4)
+    (slice(9, 10, None),)
+    >>> wm.shard("weight", 1, 0, 2)
+    Shard(dim=1, rank=0, world_size=2)
+    """
+    part = Shard(as_integer("dim", dim), *checked_rank(rank, world_size))
+    if isinstance(name_or_info, str):
+        return part
+    if not hasattr(name_or_info, "shape"):
+        raise mistyped("name_or_info", name_or_info, "a name, or something with a shape")
+    name = getattr(name_or_info, "name", None)
+    return part.of(tuple(name_or_info.shape), f"tensor {quoted(name)}" if isinstance(name, str) else "the tensor")
+
+
+def checked_rank(rank: int, world_size: int, words: tuple[str, str] = ("rank", "world_size")) -> tuple[int, int]:
+    """Return a rank and the number of ranks as integers. Raises `PlanError` when there is no such rank."""
+    number, count = as_integer(words[0], rank), as_integer(words[1], world_size)
+    if count < 1:
+        raise PlanError(words[1], field=words[1], actual=count, expected="at least 1")
+    if not 0 <= number < count:
+        raise PlanError(words[0], field=words[0], actual=number, expected=f"0 to {count - 1}, as {words[1]} is {count}")
+    return number, count
+
+
+def axes_of(key: Any, shape: tuple[int, ...], what: str) -> list[Axis]:
+    """Return the part of each axis that an index selects: integers, slices and an ellipsis, as numpy takes them.
+
+    Raises `PlanError` for an integer out of range, more entries than dimensions, and anything else.
+    """
+    if isinstance(key, Shard):
+        key = key.of(shape, what)
+    parts = list(key) if type(key) is tuple else [key]
+    ellipses = [at for at, part in enumerate(parts) if part is Ellipsis]
+    missing = len(shape) - len(parts) + len(ellipses)
+    if missing < 0 or len(ellipses) > 1:
+        raise PlanError(f"index of {what}", actual=repr(key), expected=f"one for {len(shape)} dimensions")
+    at = ellipses[0] if ellipses else len(parts)
+    parts[at : at + 1] = [slice(None)] * missing
+    return [_axis(part, size, number, what) for number, (part, size) in enumerate(zip(parts, shape, strict=True))]
+
+
+def _axis(part: Any, size: int, number: int, what: str) -> Axis:
+    if isinstance(part, slice):
+        try:
+            start, stop, step = part.indices(size)
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"index of {what}: {part!r} on axis {number}: {error}") from None
+        return tuple.__new__(Axis, (start, step, len(range(start, stop, step)), True))
+    try:
+        at = None if isinstance(part, (bool, np.bool_)) else index(part)
+    except TypeError:
+        at = None
+    if at is None:
+        raise PlanError(f"index of {what}", actual=repr(part)[:80], expected="integers, slices and an ellipsis")
+    if not -size <= at < size:
+        expected = f"{-size} to {size - 1}" if size else "a slice, as the axis is empty"
+        raise PlanError(f"index of {what} on axis {number}", actual=at, expected=expected)
+    return Axis(at % size, 1, 1, kept=False)
+
+
+def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArray[np.int64], int]:
+    """Return where the runs of selected elements begin, in the flattened tensor and in order, and the length of each.
+
+    Raises `PlanError` for more runs than anybody would read one by one.
+    """
+    for axis in axes:
+        if not axis.size:
+            return np.empty(0, np.int64), 0
+    # From the last axis on; `each` is the number of elements from one place on an axis to the next.
+    length, begin, each, outer = 1, 0, 1, len(axes)
+    while outer:
+        start, step, size, _ = axes[outer - 1]
+        if size > 1 and (length != each or abs(step) != 1):
+            break
+        # One element of this axis, or neighbours of which everything is selected: they are one run.
+        begin += min(start, start + step * (size - 1)) * each
+        length *= size
+        outer -= 1
+        each *= shape[outer]
+    starts = np.array([begin], np.int64)
+    if math.prod(axis.size for axis in axes[:outer]) > MOST_RUNS:
+        expected = f"at most {MOST_RUNS} runs of elements that lie together"
+        raise PlanError(f"index of {what}", actual="one of too many parts", expected=expected)
+    while outer:
+        outer -= 1
+        start, step, size, _ = axes[outer]
+        first = min(start, start + step * (size - 1))
+        places = (first + abs(step) * np.arange(size, dtype=np.int64)) * each
+        starts = (places[:, None] + starts).reshape(-1)
+        each *= shape[outer]
+    return starts, length
+
+
+def arranged(elements: NDArray[Any], axes: list[Axis], key: Any) -> Any:
+    """Return the array that an index gives, over the elements of all its runs in the order of the file."""
+    array = elements.reshape(tuple(axis.size for axis in axes))
+    index = tuple(slice(None, None, -1 if axis.step < 0 else 1) if axis.kept else 0 for axis in axes)
+    # With an ellipsis, numpy makes an array of a single element, and else a scalar.
+    ellipsis = key is Ellipsis or (isinstance(key, tuple) and Ellipsis in key)
+    return array[(*index, ...) if ellipsis else index]
+
+
+def boxes(starts: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
+    """Yield the indices of a box of elements in pieces of at most `most` elements, in row-major order.
+
+    Parameters
+    ----------
+    starts, sizes : sequence of int
+        Where the box begins on each axis of the tensor, and how long it is there.
+    most : int
+        At least 1.
+
+    Examples
+    --------
+    >>> from weightmap.plans.wants import boxes
+    >>> list(boxes((0, 4), (3, 2), 4))
+    [(slice(0, 2, None), slice(4, 6, None)), (slice(2, 3, None), slice(4, 6, None))]
+    """
+    whole = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+    size = math.prod(sizes)
+    if size <= most:
+        if size:
+            yield whole
+        return
+    axis = next(number for number, length in enumerate(sizes) if length > 1)
+    each = size // sizes[axis]
+    step = max(most // each, 1)
+    for first in range(0, sizes[axis], step):
+        places, lengths = list(starts), list(sizes)
+        places[axis], lengths[axis] = starts[axis] + first, min(step, sizes[axis] - first)
+        yield from boxes(places, lengths, most)
+
+
+def at_least(least: int, what: str, value: int) -> int:
+    """Return the number called `what`. Raises `PlanError` if it is below `least`."""
+    number = as_integer(what, value)
+    if number < least:
+        raise PlanError(what, field=what, actual=number, expected=f"at least {least}")
+    return number
 
 
 class Slices(Mapping[int, Shard]):
@@ -163,3 +379,7 @@ def dealt(spans: Spans, rank: int, world_size: int) -> NDArray[np.int64]:
     owners = np.minimum(middles * world_size, world_size - 1).astype(np.int64)
     low, high = np.searchsorted(owners, [rank, rank + 1]).tolist()
     return np.arange(bounds[low], bounds[high], dtype=np.int64)
+
+
+if TYPE_CHECKING:
+    Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]

@@ -10,7 +10,7 @@ import numpy as np
 from weightmap.arguments import as_threads, check_progress
 from weightmap.errors import TensorFileError
 from weightmap.io.pages import bring_in, resident_in
-from weightmap.native import late
+from weightmap.native import files as native_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def share(reads: Columns, rank: int, world_size: int) -> Columns:
     ends = np.cumsum(stops - starts)
     if world_size == 1 or not len(ends):
         return reads
-    total, page = int(ends[-1]), late.page_size()
+    total, page = int(ends[-1]), native_files.page_size()
     # Where the part of each rank begins, among the bytes of all reads, and the read that it lies in.
     cuts = [total * number // world_size for number in (rank, rank + 1)]
     first, last = np.searchsorted(ends, cuts, side="right").tolist()
@@ -99,7 +99,7 @@ def warm(
     if budget is not None:
         wanted &= np.cumsum(cold) <= budget
     count = min(_THREADS if threads is None else as_threads(threads), 64)
-    joined = late.join_ranges(files[wanted], starts[wanted], stops[wanted], gap=0, most=1.0)[:3]
+    joined = native_files.join_ranges(files[wanted], starts[wanted], stops[wanted], gap=0, most=1.0)[:3]
     stretch = min(_STRETCH, int((stops - starts)[wanted].sum()) // count)
     work = [column.tolist() for column in pieces(joined, max(stretch // chunk, 1) * chunk)]
     bring = _Bringing(sources, list(zip(*work, strict=True)), chunk, progress)

@@ -11,9 +11,8 @@ import numpy as np
 from weightmap.arguments import as_threads
 from weightmap.dtypes import dtype_named
 from weightmap.errors import QuantError
-from weightmap.native import late
-from weightmap.quant.schemes import BITS, BLOCKED, SCALE, block_bytes, checked_shape, no_scheme
-from weightmap.quant.selection import groups, selected
+from weightmap.native import access, quantised
+from weightmap.quant.schemes import BITS, BLOCKED, SCALE, block_bytes, checked_shape, groups, no_scheme, selected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +103,7 @@ class QuantizedTensor:
     size: int
     block_size: int
     _octets: NDArray[np.uint8]
-    # For an adaptive tensor: a copy of its mask with an index of its blocks. See `late.adaptive_plan`.
+    # For an adaptive tensor: a copy of its mask with an index of its blocks. See `quantised.adaptive_plan`.
     _plan: NDArray[np.uint64]
 
     def __init__(
@@ -128,9 +127,9 @@ class QuantizedTensor:
         self.scale_type: str = scale_type
         self._octets = octets = octets_of(payload)
         if scheme == "adaptive":
-            self._plan = late.adaptive_plan(self._octets, self.size, self.block_size, scale_type=scale_type)
+            self._plan = quantised.adaptive_plan(self._octets, self.size, self.block_size, scale_type=scale_type)
             return
-        wanted = late.blocks_size(self.size, bits=BITS[scheme], block_size=self.block_size, scale_type=scale_type)
+        wanted = quantised.blocks_size(self.size, bits=BITS[scheme], block_size=self.block_size, scale_type=scale_type)
         if len(octets) != wanted:
             what = f"bytes of scales and codes of {scheme} {self._described()}"
             raise QuantError(what, field="data_size", actual=len(octets), expected=wanted)
@@ -231,7 +230,7 @@ class QuantizedTensor:
         """The kind of each block of an adaptive tensor: 0 INT4, 1 INT5, 2 FP16; shape (n_blocks,). None elsewhere."""
         if self.scheme != "adaptive":
             return None
-        mask = late.adaptive_mask(self._plan, self.n_blocks)
+        mask = quantised.adaptive_mask(self._plan, self.n_blocks)
         pairs: NDArray[np.uint8] = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).astype(np.uint8)
         return pairs.reshape(-1)[: self.n_blocks]
 
@@ -254,7 +253,7 @@ class QuantizedTensor:
     def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
         """Write the values from `start` to `stop` to a contiguous, aligned array of one of the direct types."""
         if self.scheme == "adaptive":
-            late.decode_adaptive(
+            quantised.decode_adaptive(
                 self._octets,
                 self.size,
                 self.block_size,
@@ -266,7 +265,7 @@ class QuantizedTensor:
                 plan=self._plan,
             )
             return
-        late.decode_blocks(
+        quantised.decode_blocks(
             self._octets,
             self.size,
             bits=BITS[self.scheme],
@@ -315,9 +314,9 @@ class QuantizedTensor:
         if strict:
             self._check_scales()
         if out is None:
-            target = late.empty(self.shape, self.dtype if dtype is None else dtype_named(dtype))
+            target = access.empty(self.shape, self.dtype if dtype is None else dtype_named(dtype))
         else:
-            late.check_out(out, self.shape, "the tensor")
+            access.check_out(out, self.shape, "the tensor")
             target = out
         # np.matrix stays two-dimensional however it is reshaped.
         self._decode(0, self.size, np.asarray(target), threads)
@@ -336,7 +335,7 @@ class QuantizedTensor:
                 self._decode_to(first, first + len(piece), piece, threads)
                 flat[first - start : first - start + len(piece)] = piece
             return
-        dense = late.empty(target.shape, target.dtype if target.dtype in self._direct else np.float32)
+        dense = access.empty(target.shape, target.dtype if target.dtype in self._direct else np.float32)
         self._decode_to(start, stop, dense, threads)
         target[...] = dense
 
@@ -347,13 +346,13 @@ class QuantizedTensor:
         """
         if not 0 <= start <= stop <= self.size:
             raise ValueError(f"elements {start} to {stop} do not lie within {self.size}")
-        part = late.empty(stop - start, dtype_named(dtype))
+        part = access.empty(stop - start, dtype_named(dtype))
         self._decode(start, stop, part, 1)
         return part
 
     def runs(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32]:
         """Return runs of elements of the flattened tensor, a row for each, decoding no other blocks than theirs."""
-        part = late.empty((len(starts), length), np.float32)
+        part = access.empty((len(starts), length), np.float32)
         for row, start in zip(part, starts.tolist(), strict=True):
             self._decode(start, start + length, row, 1)
         return part
@@ -399,13 +398,13 @@ class QuantizedTensor:
     def _rows(self, start: int, stop: int) -> NDArray[Any]:
         stop = max(start, stop)
         width = math.prod(self.shape[1:])
-        part = late.empty((stop - start, *self.shape[1:]), self.dtype)
+        part = access.empty((stop - start, *self.shape[1:]), self.dtype)
         self._decode(start * width, stop * width, part, 1)
         return part
 
     def _gather(self, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return these rows, in this order; decode each once, and rows without a block between them together."""
-        part = late.empty((len(rows), *self.shape[1:]), self.dtype)
+        part = access.empty((len(rows), *self.shape[1:]), self.dtype)
         if part.size:
             for at, first, last in groups(rows, math.prod(self.shape[1:]), self.block_size or _GROUP):
                 part[at] = self._rows(first, last + 1)[rows[at] - first]

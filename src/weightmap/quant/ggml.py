@@ -28,7 +28,7 @@ import numpy as np
 
 from weightmap.dtypes import GGML_SCHEMES
 from weightmap.errors import QuantError
-from weightmap.native import late
+from weightmap.native import quantised
 from weightmap.quant.blocks import QuantizedTensor, octets_of
 from weightmap.quant.schemes import BITS, checked_shape
 
@@ -90,7 +90,7 @@ class GgmlTensor(QuantizedTensor):
     def __init__(
         self, scheme: str, shape: tuple[int, ...], payload: NDArray[np.uint8] | bytes | bytearray | memoryview
     ) -> None:
-        kind = late.GGML_TYPES.get(scheme)
+        kind = quantised.GGML_TYPES.get(scheme)
         if kind is None:
             raise QuantError("scheme", field="type", actual=repr(scheme), expected=f"one of {', '.join(GGML_SCHEMES)}")
         self.scheme = scheme
@@ -113,7 +113,7 @@ class GgmlTensor(QuantizedTensor):
     @property
     def blocks(self) -> NDArray[np.uint8]:
         """The blocks, uint8, shape (n_blocks, bytes of a block): a view."""
-        return self._octets.reshape(-1, late.GGML_TYPES[self.scheme].block_bytes)
+        return self._octets.reshape(-1, quantised.GGML_TYPES[self.scheme].block_bytes)
 
     def _part(self, at: int, dtype: str) -> NDArray[Any]:
         """Return the number at byte `at` of every block: a strided view."""
@@ -174,7 +174,7 @@ class GgmlTensor(QuantizedTensor):
                 raise QuantError(f"{what} of block {block}", actual=found[block].item(), expected="a finite number")
 
     def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
-        late.decode_ggml(self._octets, self.size, self.scheme, start=start, stop=stop, out=out, threads=threads)
+        quantised.decode_ggml(self._octets, self.size, self.scheme, start=start, stop=stop, out=out, threads=threads)
 
     def __getitem__(self, key: Any) -> Any:
         """Return what numpy returns for the decoded tensor, as float32; decode only the blocks needed.
@@ -226,17 +226,17 @@ def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTen
     >>> q.nbytes, q.scales
     (34, array([0.063], dtype=float16))
     """
-    values = late.real_numbers(array)
-    if scheme not in late.GGML_ENCODED:
-        expected = f"one of {', '.join(late.GGML_ENCODED)}"
+    values = quantised.real_numbers(array)
+    if scheme not in quantised.GGML_ENCODED:
+        expected = f"one of {', '.join(quantised.GGML_ENCODED)}"
         raise QuantError("scheme to quantise to", field="type", actual=repr(scheme), expected=expected)
     _check_rows(scheme, values.shape)
-    return GgmlTensor(scheme, values.shape, late.encode_ggml(values, scheme, threads=threads)[0])
+    return GgmlTensor(scheme, values.shape, quantised.encode_ggml(values, scheme, threads=threads)[0])
 
 
 def _check_rows(scheme: str, shape: tuple[int, ...]) -> None:
     """Raise `QuantError` unless rows of this shape consist of whole blocks."""
-    block_size = late.GGML_TYPES[scheme].block_size
+    block_size = quantised.GGML_TYPES[scheme].block_size
     if not shape or shape[-1] % block_size:
         expected = f"a last dimension that is a multiple of {block_size}"
         raise QuantError(f"shape of {scheme}", field="shape", actual=list(shape), expected=expected)
@@ -305,7 +305,7 @@ def _as_ggml(tensor: QuantizedTensor, first: int) -> GgmlTensor:
         block = int(lost[0])
         actual = tensor.scales[block].item()
         raise QuantError(f"scale of block {first + block}", actual=actual, expected="a value of float16")
-    blocks = np.empty((count, late.GGML_TYPES[scheme].block_bytes), np.uint8)
+    blocks = np.empty((count, quantised.GGML_TYPES[scheme].block_bytes), np.uint8)
     each = tensor.block_size // GGML_BLOCK if tensor.block_size else count
     blocks[:, :2] = np.repeat(scales, each)[:count, None].view(np.uint8)
     codes = np.ascontiguousarray(tensor.codes).reshape(-1).view(np.uint8)[: count * GGML_BLOCK * bits // 8]

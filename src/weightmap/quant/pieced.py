@@ -13,8 +13,8 @@ import numpy as np
 
 from weightmap.dtypes import dtype_named
 from weightmap.errors import QuantError
-from weightmap.native import late
-from weightmap.native.late import bf16_to_f32, f16_to_f32
+from weightmap.native import access, scans
+from weightmap.native.floats import bf16_to_f32, f16_to_f32
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 
@@ -32,7 +32,7 @@ _PIECES = 64
 
 
 class Codes(NamedTuple):
-    """Codes of rows, what they stand for, and the scales of their blocks: the arguments of `late.look_up`."""
+    """Codes of rows, what they stand for, and the scales of their blocks: the arguments of `scans.look_up`."""
 
     codes: NDArray[Any]
     bits: int
@@ -50,7 +50,7 @@ class Codes(NamedTuple):
     def decode(self, out: NDArray[Any], threads: int) -> None:
         """Write the values of the rows to a contiguous array."""
         rows = 1 if self.flat else len(out)
-        late.look_up(
+        scans.look_up(
             np.ascontiguousarray(self.codes).reshape(rows, -1),
             self.bits,
             self.values,
@@ -68,7 +68,7 @@ class Codes(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """Codes of rows that lie transposed, with scales and zero points of shape (G, rows): see `late.decode_groups`.
+    """Codes of rows that lie transposed, with scales and zero points of shape (G, rows): see `scans.decode_groups`.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class Grouped(NamedTuple):
 
     def decode(self, out: NDArray[Any], threads: int) -> None:
         """Write the values of the rows to a contiguous array."""
-        late.decode_groups(
+        scans.decode_groups(
             np.ascontiguousarray(self.words),
             self.bits,
             np.ascontiguousarray(self.numbers, np.uint32),
@@ -181,7 +181,7 @@ class Coding:
         if first == last:
             return np.empty((0, *self.shape[1:]), dtype)
         with np.errstate(all="ignore"):
-            found = self.coded(pieces, first, last) if dtype.name in late.CODED else None
+            found = self.coded(pieces, first, last) if dtype.name in scans.CODED else None
             if found is None:
                 values = self.decode(pieces, first, last)
                 if out is None:
@@ -297,7 +297,7 @@ class PiecedTensor(QuantizedTensor):
         if target.flags.c_contiguous:
             self._decode_to(start, stop, target.reshape(-1), threads)
             return
-        dense = late.empty(target.shape, target.dtype)
+        dense = access.empty(target.shape, target.dtype)
         self._decode_to(start, stop, dense.reshape(-1), threads)
         target[...] = dense
 
@@ -312,7 +312,7 @@ class PiecedTensor(QuantizedTensor):
         high = count if high == count else coding.around(high, high)[0]
         if low >= high or not out.flags.aligned:
             low = high = begin
-        many = PIECE * _PIECES if coding.direct and out.dtype.name in late.CODED else PIECE
+        many = PIECE * _PIECES if coding.direct and out.dtype.name in scans.CODED else PIECE
         for first, last in _runs(begin, low, PIECE // width, coding.step):
             self._decode_apart(first, last, start, stop, out)
         for first, last in _runs(low, high, many // width, coding.step):

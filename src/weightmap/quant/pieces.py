@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from weightmap.dtypes import GGML_SCHEMES
-from weightmap.native import late
+from weightmap.native import quantised
 from weightmap.quant import PIECE
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import GgmlTensor
@@ -16,7 +16,7 @@ from weightmap.quant.schemes import BITS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
 
 
 def in_pieces(row: Row) -> Iterator[QuantizedTensor]:
@@ -32,7 +32,7 @@ def in_pieces(row: Row) -> Iterator[QuantizedTensor]:
         yield row.decoder()
         return
     start, block_size, scale_type = layout
-    bytes_of = functools.partial(late.blocks_size, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
+    bytes_of = functools.partial(quantised.blocks_size, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
     size, at = math.prod(row.shape), row.offset + start
     # A single scale is repeated before the codes of each piece; blocks carry their own.
     scale = b"" if block_size else source.pread(at, bytes_of(0))
@@ -50,6 +50,6 @@ def _in_blocks(row: Row) -> Iterator[QuantizedTensor]:
     size, at = math.prod(row.shape), row.offset
     for first in range(0, size, PIECE):
         count = min(PIECE, size - first)
-        octets = row.source.pread(at, late.ggml_size(count, row.dtype.name))
+        octets = row.source.pread(at, quantised.ggml_size(count, row.dtype.name))
         at += len(octets)
         yield GgmlTensor(row.dtype.name, (count,), octets)

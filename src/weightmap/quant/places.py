@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.dtypes import GGML_SCHEMES
-from weightmap.native import late
+from weightmap.native import quantised
 from weightmap.quant.schemes import BITS, SCALE, block_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.source import Source
 
     Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -125,7 +125,7 @@ def places_of(ref: Row, starts: NDArray[np.int64], length: int) -> Ranges:
         found = at + head + starts * bits // 8, at + head + ((starts + length) * bits + 7) // 8
     else:
         if scheme in GGML_SCHEMES:
-            kind = late.GGML_TYPES[scheme]
+            kind = quantised.GGML_TYPES[scheme]
             block_size, nbytes = kind.block_size, kind.block_bytes
         else:
             nbytes = block_bytes(scheme, block_size, scale_type)

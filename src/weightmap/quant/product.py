@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from weightmap.errors import QuantError
-from weightmap.native import late
+from weightmap.native import quantised
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class ProductQuantized(QuantizedTensor):
         self.size: int = rows * width
         self.block_size: int = 0
         self.scale_type: str = ""
-        self._native: late.ProductCodes | None = None
+        self._native: quantised.ProductCodes | None = None
 
     def _described(self) -> str:
         pieces, centroids, width = self._codebooks.shape
@@ -150,12 +150,12 @@ class ProductQuantized(QuantizedTensor):
                 raise QuantError(f"an element of the {name}", actual="NaN or infinite", expected="a finite number")
 
     @property
-    def _ready(self) -> late.ProductCodes:
+    def _ready(self) -> quantised.ProductCodes:
         native = self._native
         if native is None:
             turned = None if self._projection is None else self._projection.T
             parts = map(_aligned, (self._codebooks, turned, self._norms))
-            native = late.ProductCodes(np.require(self._codes, requirements="C"), *parts)
+            native = quantised.ProductCodes(np.require(self._codes, requirements="C"), *parts)
             self._native = native
         return native
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.arguments import similar
 from weightmap.dtypes import scale_type_named
 from weightmap.errors import QuantError
-from weightmap.native import late
+from weightmap.native import quantised
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ggml import quantize_ggml
 from weightmap.quant.schemes import BITS, BLOCKED, no_scheme
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 # Every scheme that needs no training.
-SCHEMES = (*BITS, "adaptive", *late.GGML_ENCODED)
+SCHEMES = (*BITS, "adaptive", *quantised.GGML_ENCODED)
 # A word of so many characters in common with a scheme is a misspelt one: "q8".
 _CUTOFF = 0.6
 
@@ -41,7 +41,7 @@ def scheme_named(scheme: Any, writable: Sequence[str] = (*SCHEMES, "pq")) -> str
 
 def near(scheme: Any, writable: Sequence[str]) -> str:
     """Return the end of a message about an unknown scheme: the nearest one, by spelling or else by bits."""
-    every = (*SCHEMES, *late.GGML_TYPES)
+    every = (*SCHEMES, *quantised.GGML_TYPES)
     if isinstance(scheme, str) and scheme not in every:
         scheme = next(iter(similar(scheme, every, _CUTOFF)), None)
     if scheme is None or scheme not in every:
@@ -57,7 +57,7 @@ def near(scheme: Any, writable: Sequence[str]) -> str:
 
 def _bits(scheme: str) -> float:
     """Return about how many bits a weight takes."""
-    kind = late.GGML_TYPES.get(scheme)
+    kind = quantised.GGML_TYPES.get(scheme)
     if kind is not None:
         return 8 * kind.block_bytes / kind.block_size
     return BITS.get(scheme, 5) + (0.5 if scheme in BLOCKED else 0)
@@ -78,16 +78,18 @@ def quantize(
     share the work.
     """
     scheme, scale_type = scheme_named(scheme), scale_type_named(scale_type)
-    if scheme in late.GGML_ENCODED:
+    if scheme in quantised.GGML_ENCODED:
         if scale_type != "fp16":
             raise QuantError(f"scale_type of {scheme}", actual=repr(scale_type), expected="'fp16'")
         return quantize_ggml(array, scheme, threads=threads)
-    values = late.real_numbers(array)
+    values = quantised.real_numbers(array)
     if scheme == "adaptive":
-        payload = late.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
+        payload = quantised.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
         return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
     size = block_size if scheme in BLOCKED else 0
     if scheme in BLOCKED and size == 0:
         raise QuantError("block_size", field="block_size", actual=0, expected="a positive number")
-    payload = late.encode_blocks(values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads)
+    payload = quantised.encode_blocks(
+        values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads
+    )
     return QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)

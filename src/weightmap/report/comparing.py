@@ -14,7 +14,7 @@ from weightmap.model.parts import check_unchanged, detach_index
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.model.file import TensorFile
 
 

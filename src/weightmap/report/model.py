@@ -11,7 +11,7 @@ from weightmap.errors import counted
 from weightmap.formats._metadata import entries
 from weightmap.model.modules import module_tree, separator
 from weightmap.report import charts
-from weightmap.report.layers import HUGE, by_layer
+from weightmap.report.layers import HUGE, by_layer, pooled_bars, pooled_ranges
 from weightmap.report.page import (
     Cell,
     document,
@@ -26,9 +26,7 @@ from weightmap.report.page import (
     text,
     titles,
 )
-from weightmap.report.pooling import pooled_bars, pooled_ranges
-from weightmap.report.sampling import SCHEMES
-from weightmap.report.survey import alignment
+from weightmap.report.survey import SCHEMES, alignment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,9 +14,9 @@ from weightmap.device import Backend, Change, Exchange, Loader, Staging, load
 from weightmap.device._cargo import ArrayCargo
 from weightmap.device._loading import sent
 from weightmap.errors import PlanError, UnsupportedError, escape
-from weightmap.model.foreign import PAIRS
 from weightmap.model.parts import dense_row
-from weightmap.plans.parameters import ParameterPlan
+from weightmap.model.saving import PAIRS
+from weightmap.plans.planning import ParameterPlan
 from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.device._cargo import Cargo
+    from weightmap.plans.delivery import Check
     from weightmap.plans.read_plan import ReadPlan
-    from weightmap.plans.sums import Check
     from weightmap.quant.blocks import QuantizedTensor
 
 

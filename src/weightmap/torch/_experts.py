@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import TensorNotFoundError, UnsupportedError, quoted
-from weightmap.model.foreign import check_module
+from weightmap.model.saving import check_module
 from weightmap.torch._modules import StateError
 from weightmap.torch._tensors import imported_torch, to_torch
 

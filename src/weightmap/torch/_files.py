@@ -13,7 +13,7 @@ from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_copied, dense_row, is_remote
 from weightmap.model.single import mode_of
 from weightmap.model.weights import as_parameters
-from weightmap.plans.parameters import ParameterPlan
+from weightmap.plans.planning import ParameterPlan
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan, to_device
 from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_device

@@ -12,9 +12,9 @@ from weightmap.device._cargo import ArrayCargo, Cargo
 from weightmap.errors import TensorFileError, quoted
 from weightmap.io.pages import Ahead
 from weightmap.model.codes import check_readable
-from weightmap.model.foreign import check_module, from_torch
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_unchanged, named_rows, row_of
+from weightmap.model.saving import check_module, from_torch
 from weightmap.model.weights import as_parameters
 from weightmap.torch._device import TorchBackend, pour, to_device
 from weightmap.torch._files import load_tensors, shared, writable_mode

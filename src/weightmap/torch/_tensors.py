@@ -8,11 +8,11 @@ import numpy as np
 
 from weightmap.arguments import mistyped
 from weightmap.errors import MissingDependencyError, UnsupportedError
-from weightmap.model.foreign import CROSSING, PAIRS
+from weightmap.model.saving import CROSSING, PAIRS
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
 
 # `np.dtype.isbuiltin` of types registered by other packages, such as ml_dtypes; asking for their name takes 1 us.
 _REGISTERED = 2

@@ -15,7 +15,7 @@ from weightmap.arguments import as_threads, mistyped
 from weightmap.errors import TensorFileError, TrustError, UnsupportedError, counted, quoted
 from weightmap.io.open_source import from_path, path_of
 from weightmap.lazy import later
-from weightmap.native.late import cpus
+from weightmap.native.access import cpus
 from weightmap.options import DEFAULT_LIMITS
 from weightmap.trust.lists import (
     ONLY,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from weightmap.arguments import Globs
     from weightmap.formats import Format
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.sink import WritePlan
     from weightmap.model.directory import ModelDirectory
     from weightmap.model.file import TensorFile

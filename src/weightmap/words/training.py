@@ -24,7 +24,7 @@ from weightmap.dtypes import SCHEMES
 from weightmap.errors import MissingDependencyError, QuantError
 from weightmap.formats import Payload
 from weightmap.model.reports import QuantizedInfo
-from weightmap.native import late
+from weightmap.native import quantised
 from weightmap.quant import PQShape
 from weightmap.quant.product import ProductQuantized
 from weightmap.words.importers._words import l2_norms
@@ -143,7 +143,7 @@ def train_pq(
     Traceback (most recent call last):
     weightmap.errors.QuantError: n_subquantizers is 3, expected a divisor of 4, the length of a row
     """
-    dense = np.asarray(late.real_numbers(matrix), np.float32)
+    dense = np.asarray(quantised.real_numbers(matrix), np.float32)
     if dense.ndim != 2:
         raise QuantError("number of dimensions of the matrix", actual=dense.ndim, expected=2)
     if not np.isfinite(dense).all():

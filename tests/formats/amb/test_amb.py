@@ -14,10 +14,9 @@ from tests.builders import amb, noise, normal
 from tests.support import DATA, listing, same
 
 import weightmap as wm
-from weightmap import native
-from weightmap.formats.amb import layout
+from weightmap.formats import amb as amb_module
 from weightmap.io.open_source import from_buffer, from_path
-from weightmap.native import _scans
+from weightmap.native import access, scans
 from weightmap.options import Options
 
 TRUTH = sorted((DATA / "amb" / "spec_example_writer").glob("*.amb"))
@@ -290,8 +289,8 @@ def test_both_readings_of_the_alignment_agree_on_our_files(tmp_path):
     wm.save(path, arrays(), metadata={"name": "x" * 3}, tokenizer={"type": 0, "payload": b"12345"})
     data = path.read_bytes()
     sizes = struct.unpack_from("<3I", data, 8)
-    section = native.Section(-1, np.frombuffer(data, np.uint8), 28 + sum(sizes), len(data), 1000, 10**6, (0, 0))
-    found = [native.scan_section(section, relative=relative, lax=False) for relative in (False, True)]
+    section = scans.Section(-1, np.frombuffer(data, np.uint8), 28 + sum(sizes), len(data), 1000, 10**6, (0, 0))
+    found = [scans.scan_section(section, relative=relative, lax=False) for relative in (False, True)]
     assert found[0][2] is found[1][2] is None
     ends = [columns.array(columns.end, columns.count, "<u8").tolist() for columns, _, _ in found]
     assert ends[0] == ends[1]
@@ -334,7 +333,7 @@ def test_everything_that_cannot_be_written_is_named_at_once(tmp_path):
 
 
 def test_a_fault_that_has_no_words_is_an_error_all_the_same():
-    error = layout._error(native.Fault(native.faults()["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
+    error = amb_module._error(access.Fault(access.faults()["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
     assert isinstance(error, wm.FormatError)
     assert str(error) == "tensor 3: the records are damaged (COLUMN) (at byte 100)"
 
@@ -397,8 +396,8 @@ def test_padding_that_begins_behind_the_first_read(put, past):
 
 
 def walked(source, data):
-    header = layout.read_header(from_buffer(data, "mmap"), data, Options(wm.Limits()), [])
-    layout.walk(source, header, None, Options(wm.Limits()), [])
+    header = amb_module.read_header(from_buffer(data, "mmap"), data, Options(wm.Limits()), [])
+    amb_module.walk(source, header, None, Options(wm.Limits()), [])
 
 
 def test_a_file_that_shrinks_before_the_walk(tmp_path):
@@ -421,7 +420,7 @@ def test_an_error_of_the_system_passes_through(tmp_path):
 
 def test_records_that_grow_between_two_walks(monkeypatch):
     """A table that did not fit, and does not fit its own size at the second walk, is an error and no wrong table."""
-    walk = _scans._walk
+    walk = scans._walk
     found = []
 
     def growing(section, room, **options):
@@ -430,7 +429,7 @@ def test_records_that_grow_between_two_walks(monkeypatch):
         found.append(room)
         return columns, result, fault
 
-    monkeypatch.setattr(_scans, "_walk", growing)
+    monkeypatch.setattr(scans, "_walk", growing)
     with pytest.raises(wm.TruncatedError, match="changed"):
         wm.open(lies.WHOLE)
     assert len(found) == 2

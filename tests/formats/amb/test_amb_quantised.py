@@ -11,7 +11,7 @@ from tests.bounds_support import around, error_of, warnings_of
 from tests.builders import amb, normal
 
 import weightmap as wm
-from weightmap.formats.amb import scales
+from weightmap.formats import amb as amb_module
 from weightmap.quant.blocks import QuantizedTensor
 
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
@@ -333,7 +333,7 @@ def scaled(bad, count=12):
 @pytest.mark.parametrize("count", [4, 5, 6, 7])
 def test_infinite_scales_in_the_pieces_that_are_read(monkeypatch, piece, count):
     """However little is read at once, the first five are named, and whether there are more."""
-    monkeypatch.setattr(scales, "_PIECE", piece)
+    monkeypatch.setattr(amb_module, "_PIECE", piece)
     found = [text for text in warnings_of(scaled(list(range(3, 3 + count)))) if "scale" in text]
     names = ", ".join(map(str, range(3, 3 + min(count, 5)))) + (", ..." if count > 5 else "")
     assert found == [f"tensor 'q': NaN or infinite scale of blocks {names}"]

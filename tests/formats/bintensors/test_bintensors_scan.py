@@ -7,7 +7,7 @@ from tests.bounds_support import around, refused
 from tests.builders import bintensors as bt
 
 import weightmap as wm
-from weightmap import native
+from weightmap.native import scans
 
 ROW = bt.Row("a", 1, (3,), 0, 3)
 every_layout = pytest.mark.parametrize("layout", bt.LAYOUTS)
@@ -18,13 +18,13 @@ def test_every_end_of_a_header(layout):
     wide = bt.Row("n" * 300, 1, (70000, 2**40, 0), 0, 0)
     head = bt.header([wide, ROW._replace(begin=0)], {"key": "value"}, layout)
     for size in range(len(head)):
-        _, found, fault = native.scan_bincode(head[:size], {"spec": 1, "current": 2}[layout], 9)
+        _, found, fault = scans.scan_bincode(head[:size], {"spec": 1, "current": 2}[layout], 9)
         assert fault.kind in {"BIN_END", "BIN_COUNT"}, size
         assert fault.at <= size
         assert found.complete == 0
         error = refused(bt.raw(head[:size]), format="bintensors")
         assert isinstance(error, wm.FormatError)
-    assert native.scan_bincode(head, {"spec": 1, "current": 2}[layout], 9)[2] is None
+    assert scans.scan_bincode(head, {"spec": 1, "current": 2}[layout], 9)[2] is None
 
 
 @every_layout
@@ -33,11 +33,11 @@ def test_counts_that_there_is_room_for(layout):
     number = {"spec": 1, "current": 2}[layout]
     least = 6 if layout == "spec" else 5
     for n in around((len(right) - 2) // least, 2, most=250):
-        _, _, fault = native.scan_bincode(right[:1] + bytes([n]) + right[2:], number, 99)
+        _, _, fault = scans.scan_bincode(right[:1] + bytes([n]) + right[2:], number, 99)
         assert (fault is not None and fault.kind == "BIN_COUNT" and fault.at == 1) == (n > (len(right) - 2) // least)
     at = right.index(b"\1\1\3", 2) + 1  # the number of dimensions, behind the dtype
     for n in around(len(right) - at - 1, 1, most=250):
-        _, _, fault = native.scan_bincode(right[:at] + bytes([n]) + right[at + 1 :], number, 99)
+        _, _, fault = scans.scan_bincode(right[:at] + bytes([n]) + right[at + 1 :], number, 99)
         assert (fault.kind == "BIN_COUNT" and fault.at == at) == (n > len(right) - at - 1)
 
 
@@ -47,10 +47,10 @@ def test_the_reading_that_went_further_counts():
         for text in map(bytes, itertools.product(alphabet, repeat=size)):
             if text[0] > 1:
                 continue
-            both = native.scan_bincode(text, 3, 9)[1:]
+            both = scans.scan_bincode(text, 3, 9)[1:]
             if both[1] is None:
                 continue
-            alone = [native.scan_bincode(text, layout, 9)[1:] for layout in (1, 2)]
+            alone = [scans.scan_bincode(text, layout, 9)[1:] for layout in (1, 2)]
             further = max(alone, key=lambda found: found[0].progress)
             assert (both[0].layout, both[0].progress) == (further[0].layout, further[0].progress), text
             told = [(fault.kind, fault.row, fault.at) for fault in (both[1], further[1])]
@@ -69,7 +69,7 @@ def test_a_map_with_aliases_that_is_cut_off(cut):
 
 def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names():
     header = bytes.fromhex("00010b0102000801017400") + bytes(5)  # one tensor, "t"; padded with zeros
-    columns, found, fault = native.scan_bincode(header, 3, 10)
+    columns, found, fault = scans.scan_bincode(header, 3, 10)
     assert (fault, found.layout, found.complete) == (None, 1, 0)
     assert (columns.text(), columns.count, list(columns.bounds[0:2])) == (b"t", 1, [0, 1])
     assert (list(columns.dims[0:1]), columns.begin[0], columns.end[0]) == ([2], 0, 8)

@@ -13,7 +13,7 @@ from tests.builders import safetensors as st
 from tests.support import DATA, listing, same
 
 import weightmap as wm
-from weightmap import native
+from weightmap.native import access, scans
 
 TRUTH = DATA / "cnn_v2" / "ourreading" / "spec_example_v2.bin"
 MALFORMED = DATA / "malformed" / "cnn_v2_ourreading"
@@ -118,8 +118,8 @@ def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path):
 def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch):
     """What the scan says of 134,217,728 layers, whose records take 2.7 GB, becomes a LimitError."""
     most = U32 // 32
-    fault = native.Fault(native.faults()["CAPACITY"], most + 1, 0, most + 1, most)
-    monkeypatch.setattr(native, "scan_layers", lambda _: fault)
+    fault = access.Fault(access.faults()["CAPACITY"], most + 1, 0, most + 1, most)
+    monkeypatch.setattr(scans, "scan_layers", lambda _: fault)
     with pytest.raises(wm.LimitError, match=f"num_layers is {most + 1}, expected at most {most}") as caught:
         wm.open(TRUTH)
     assert (caught.value.field, caught.value.offset) == ("num_layers", 8)
@@ -189,7 +189,7 @@ def test_damaged_files_open_when_the_rules_still_allow_them():
 
 
 def test_the_scan_reads_records_alone():
-    columns, found = native.scan_layers(cnn.record(3, 12, 4, 5) + bytes(19))
+    columns, found = scans.scan_layers(cnn.record(3, 12, 4, 5) + bytes(19))
     assert (columns.count, found.counted, found.needed) == (1, 432, 432)
     assert (columns.dtype[0], list(columns.dims[0:4]), columns.begin[0]) == (0, [4, 12, 3, 3], 10)
     assert columns.text() == b"layer.0.weight"

@@ -23,7 +23,8 @@ from tests.support import DATA, each, exercise, listing, mappings, same
 
 import weightmap as wm
 from weightmap.cli import main
-from weightmap.formats.finalfusion import layout, vocabulary, writing
+from weightmap.formats import finalfusion as finalfusion_module
+from weightmap.formats.finalfusion import writing
 from weightmap.io.source import Source
 from weightmap.quant.product import ProductQuantized
 
@@ -521,7 +522,7 @@ def test_strings_that_positions_count(monkeypatch, kind):
     size = len(part.fields) - lies.KINDS[kind].fields
     file = ff.build([part, ff.matrix(normal((lies.KINDS[kind].rows, 2)))])
     for most in (size - 1, size):
-        monkeypatch.setattr(vocabulary, "MAX_STRINGS", most)
+        monkeypatch.setattr(finalfusion_module, "MAX_STRINGS", most)
         with wm.open(file) as f:
             if most == size:
                 assert list(f.vocab) == lies.WORDS
@@ -605,7 +606,7 @@ def test_chunks_around_the_first_4096_bytes():
 @pytest.mark.parametrize("kind", lies.KINDS)
 def test_words_longer_than_a_read(monkeypatch, piece, kind):
     """However little is read at once, a vocabulary without a matrix behind it ends where its last string does."""
-    monkeypatch.setattr(layout, "_PIECE", piece)
+    monkeypatch.setattr(finalfusion_module, "_PIECE", piece)
     words = ["a" * n for n in (0, 1, 3, 4, 5, 11, 12, 13, 20)]
     make, rows = lies.KINDS[kind].make, lies.KINDS[kind].rows - lies.N + len(words)
     whole = ff.build([make(words=words)])

@@ -13,7 +13,8 @@ from tests.builders import Tensor, gguf, noise, normal
 from tests.support import DATA
 
 import weightmap as wm
-from weightmap import cli, native
+from weightmap import cli
+from weightmap.native import access, scans
 
 KV = gguf.KeyValue
 TRUTH = sorted((DATA / "gguf").glob("*.gguf"))
@@ -545,7 +546,7 @@ def test_a_header_past_positions_of_32_bits(tmp_path):
 
 
 def test_a_header_that_no_reader_counts_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "U32_MAX", 100)
+    monkeypatch.setattr(access, "U32_MAX", 100)
     wm.save(tmp_path / "t.gguf", {"w" * 42: np.zeros(1, np.float32)})
     with pytest.raises(wm.EncodeError, match="a header of 99 bytes"):
         wm.save(tmp_path / "t.gguf", {"w" * 43: np.zeros(1, np.float32)})
@@ -592,7 +593,7 @@ def test_a_limit_one_byte_below(tmp_path):
 
 def test_the_largest_of_each_type(tmp_path):
     deep = [1]
-    for _ in range(native.GGUF_DEEPEST):
+    for _ in range(scans.GGUF_DEEPEST):
         deep = [deep]
     values = {"i32": 2**31 - 1, "i64": 2**63 - 1, "u64": 2**64 - 1, "i64 ": 2**31, "u64 ": 2**63, "deep": deep}
     wm.save(tmp_path / "t.gguf", {}, metadata=values, vocab=["a"], special_ids={"bos": 2**32 - 1})

@@ -256,7 +256,7 @@ def test_a_scale_that_changes_between_looking_and_writing(put, tmp_path, monkeyp
     raw = random_blocks(np.random.default_rng(6), "q8_0", 4)
     raw[:, :2] = raw[0, :2]
     source = put(gguf.build({"w": Tensor("q8_0", (4, 32), raw.tobytes())}), "g.gguf")
-    counted = quantizer.late.blocks_size
+    counted = quantizer.quantised.blocks_size
     with wm.open(source) as file:
         last = file.info("w").offset + 3 * 34
 
@@ -266,7 +266,7 @@ def test_a_scale_that_changes_between_looking_and_writing(put, tmp_path, monkeyp
             file.write(b"\0\0")
         return counted(*args, **options)
 
-    monkeypatch.setattr(quantizer.late, "blocks_size", overwrite)
+    monkeypatch.setattr(quantizer.quantised, "blocks_size", overwrite)
     with pytest.raises((wm.QuantError, wm.FileChangedError)):
         wm.convert(source, tmp_path / "a.amb")
     assert "a.amb" not in listing(tmp_path)

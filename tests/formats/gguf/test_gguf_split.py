@@ -11,8 +11,7 @@ from tests.support import DATA
 
 import weightmap as wm
 from weightmap.formats import Request, Tensors, by_name
-from weightmap.model.payload import from_arrays
-from weightmap.model.saving import plan_request
+from weightmap.model.saving import from_arrays, plan_request
 
 KV = gguf.KeyValue
 FOLDER = DATA / "gguf"

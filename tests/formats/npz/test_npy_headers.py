@@ -11,7 +11,7 @@ from tests.support import in_one_item
 from tests.zip_files import Entry, archive
 
 import weightmap as wm
-from weightmap import native
+from weightmap.native import scans
 
 SHAPE = "(2, 3)"
 
@@ -63,7 +63,7 @@ ODD = {
 def told(data, monkeypatch, *, by_python):
     with monkeypatch.context() as patch:
         if by_python:
-            patch.setattr(native, "npy_scan", nothing_read)
+            patch.setattr(scans, "npy_scan", nothing_read)
         try:
             with wm.open(data) as f:
                 return [(f.info(name), f[name].strides, f[name].tobytes(), str(f[name].dtype)) for name in f]
@@ -73,25 +73,25 @@ def told(data, monkeypatch, *, by_python):
 
 def nothing_read(fd, data, entries):
     found = SCAN(fd, data, entries)
-    assert isinstance(found, native.NpyHeaders)
-    found.kind[:] = native.NPY_ODD
+    assert isinstance(found, scans.NpyHeaders)
+    found.kind[:] = scans.NPY_ODD
     found.fortran[:] = 0
     found.dims, found.dim_bounds = found.dims[:0], np.zeros_like(found.dim_bounds)
     return found
 
 
-SCAN = native.npy_scan
+SCAN = scans.npy_scan
 
 
 def read_by_c(data):
     central = data.index(b"PK\1\2")
     count = struct.unpack_from("<H", data, len(data) - 12)[0]
     octets = np.frombuffer(data, np.uint8)
-    entries = native.zip_scan(-1, octets, central, data[central : len(data) - 22], count)
-    assert isinstance(entries, native.ZipEntries)
+    entries = scans.zip_scan(-1, octets, central, data[central : len(data) - 22], count)
+    assert isinstance(entries, scans.ZipEntries)
     found = SCAN(-1, octets, entries)
-    assert isinstance(found, native.NpyHeaders)
-    return [kind != native.NPY_ODD for kind in found.kind.tolist()]
+    assert isinstance(found, scans.NpyHeaders)
+    return [kind != scans.NPY_ODD for kind in found.kind.tolist()]
 
 
 @in_one_item("name", [*PLAIN, *ODD])
@@ -193,10 +193,10 @@ def test_a_file_that_ends_where_a_header_is_read(tmp_path, there):
     path.write_bytes(data)
     central = data.index(b"PK\1\2")
     with path.open("r+b") as file:
-        entries = native.zip_scan(file.fileno(), None, central, data[central : len(data) - 22], 2)
-        assert isinstance(entries, native.ZipEntries)
+        entries = scans.zip_scan(file.fileno(), None, central, data[central : len(data) - 22], 2)
+        assert isinstance(entries, scans.ZipEntries)
         file.truncate(int(entries.data[1]) + there)
-        found = native.npy_scan(file.fileno(), None, entries)
+        found = scans.npy_scan(file.fileno(), None, entries)
     assert (found.kind, found.row, found.at) == ("ZIP_READ", 1, int(entries.data[1]) + there)
 
 

@@ -11,11 +11,11 @@ from tests import zip_files
 from tests.builders import normal, npy, npz
 
 import weightmap as wm
-from weightmap import native
-from weightmap.formats import _zip_faults
+from weightmap.formats import _zip
 from weightmap.io import source as sources
 from weightmap.io.open_source import from_path
 from weightmap.model.parts import dense_row
+from weightmap.native import access, scans
 
 MATRIX = np.arange(12, dtype="<f4").reshape(3, 4)
 ARRAYS = {
@@ -189,13 +189,13 @@ def test_a_header_that_cannot_be_read(tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(data[:40])
     with path.open("rb") as file:
-        short = native.zip_scan(file.fileno(), None, begin, central, 2)
-    closed = native.zip_scan(1 << 20, None, begin, central, 2)
-    large = native.Fault(native.faults()["COLUMN"], 0, 0, 0, 0)
+        short = scans.zip_scan(file.fileno(), None, begin, central, 2)
+    closed = scans.zip_scan(1 << 20, None, begin, central, 2)
+    large = access.Fault(access.faults()["COLUMN"], 0, 0, 0, 0)
     source = from_path(str(path), "mmap")
     for fault, error in ((short, wm.TruncatedError), (closed, OSError), (large, wm.FormatError)):
-        assert isinstance(fault, native.Fault)
-        assert type(_zip_faults.error_of(fault, begin, source)) is error
+        assert isinstance(fault, access.Fault)
+        assert type(_zip.error_of(fault, begin, source)) is error
     source.close()
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tests.zip_files import NARROW, Entry, archive
 
-from weightmap import native
 from weightmap._kernels import ffi, lib
-from weightmap.formats._zip import _headers, first_name
-from weightmap.native import late
+from weightmap.formats._recognition import first_name
+from weightmap.formats._zip import _headers
+from weightmap.native import access, files, scans
 
 DATA = bytes(8)
 LOCAL = 30 + len(b"a")
@@ -27,8 +27,8 @@ def scan(entries, cut=0):
     """What is wrong with an archive, whose directory is cut short by so many bytes; None when nothing is."""
     data = archive(entries)
     begin, central, count = parts(data)
-    found = native.zip_scan(-1, np.frombuffer(data, np.uint8), begin, central[: len(central) - cut], count)
-    return (found.kind, found.at, found.actual, found.expected) if isinstance(found, native.Fault) else None
+    found = scans.zip_scan(-1, np.frombuffer(data, np.uint8), begin, central[: len(central) - cut], count)
+    return (found.kind, found.at, found.actual, found.expected) if isinstance(found, access.Fault) else None
 
 
 def extra(kind, size, data):
@@ -67,8 +67,8 @@ def test_sizes_that_stand_in_an_extra_field_of_the_header(name, tmp_path):
     path = tmp_path / "a.zip"
     path.write_bytes(data)
     with path.open("rb") as file:
-        found = native.zip_scan(file.fileno(), None, begin, central, count)
-    assert (found.kind if isinstance(found, native.Fault) else None) == (expected and expected[0])
+        found = scans.zip_scan(file.fileno(), None, begin, central, count)
+    assert (found.kind if isinstance(found, access.Fault) else None) == (expected and expected[0])
 
 
 @pytest.mark.parametrize("size", [28, 27, 3, 1, 0])
@@ -102,7 +102,7 @@ def test_an_entry_that_ends_past_64_bits(beyond):
     assert data[at : at + 8] == EIGHT
     data[at : at + 8] = struct.pack("<Q", stored)
     central = bytes(data[begin : begin + len(central)])
-    found = native.zip_scan(-1, np.frombuffer(bytes(data), np.uint8), begin, central, 1)
+    found = scans.zip_scan(-1, np.frombuffer(bytes(data), np.uint8), begin, central, 1)
     assert (found.kind, found.actual) == ("ZIP_RANGE", min(2**64 - 1, at_data + stored))
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_ends_in_a_header(tmp_path, there):
     path = tmp_path / "a.zip"
     path.write_bytes(data[:there])
     with path.open("rb") as file:
-        found = native.zip_scan(file.fileno(), None, *parts(data))
+        found = scans.zip_scan(file.fileno(), None, *parts(data))
     assert (found.kind, found.at, found.actual, found.expected) == ("ZIP_READ", there, 0, LOCAL)
 
 
@@ -129,18 +129,18 @@ def test_a_file_that_ends_in_a_header(tmp_path, there):
 def test_headers_that_a_function_reads(step):
     data = archive([Entry(b"a", DATA), Entry(b"b", DATA)])
     begin, central, count = parts(data)
-    found = native.zip_scan(-1, late.Reader(lambda at, n: data[at : at + min(n, step)]), begin, central, count)
+    found = scans.zip_scan(-1, files.Reader(lambda at, n: data[at : at + min(n, step)]), begin, central, count)
     assert found.data.tolist() == [LOCAL, LOCAL + 8 + LOCAL]
-    ended = native.zip_scan(-1, late.Reader(lambda at, n: data[at : at + n][: 40 - at]), begin, central, count)
+    ended = scans.zip_scan(-1, files.Reader(lambda at, n: data[at : at + n][: 40 - at]), begin, central, count)
     assert (ended.kind, ended.at, ended.actual) == ("ZIP_READ", 40, 0)
-    failing = late.Reader(lambda _at, _n: 1 // 0)
+    failing = files.Reader(lambda _at, _n: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        native.zip_scan(-1, failing, begin, central, count)
-    columns, _keep = native.ZipEntries(count, len(central)).native()
+        scans.zip_scan(-1, failing, begin, central, count)
+    columns, _keep = scans.ZipEntries(count, len(central)).native()
     source, fault = ffi.new("wm_zip_source *", (-1, ffi.NULL, begin, *failing.hook)), ffi.new("wm_fault *")
     ffi.errno = 0
     assert lib.wm_zip_scan(source, ffi.from_buffer("uint8_t[]", central), len(central), columns, fault) == -1
-    assert (fault.code, fault.actual) == (native.faults()["ZIP_READ"], errno.EIO)
+    assert (fault.code, fault.actual) == (access.faults()["ZIP_READ"], errno.EIO)
 
 
 def test_the_first_name():

@@ -19,7 +19,7 @@ from tests.remote.servers import Objects, Server
 from tests.support import in_one_item
 
 import weightmap as wm
-from weightmap import native
+from weightmap.native import scans
 
 onnx = pytest.importorskip("onnx")
 from onnx import helper, numpy_helper  # noqa: E402 - once it is known to be there
@@ -441,14 +441,14 @@ def test_a_model_that_changes_is_noticed_by_verify(tmp_path):
 
 def test_a_model_that_shrinks_while_it_is_opened(tmp_path, monkeypatch):
     """What is left of it is not taken for a model."""
-    target, scan = tmp_path / "m.onnx", native.scan_model
+    target, scan = tmp_path / "m.onnx", scans.scan_model
     target.write_bytes(model([tensor_proto("w", normal((2000,)))]))
 
     def cutting(*args, **options):
         os.truncate(target, 40)
         return scan(*args, **options)
 
-    monkeypatch.setattr(native, "scan_model", cutting)
+    monkeypatch.setattr(scans, "scan_model", cutting)
     with pytest.raises(wm.TruncatedError, match="became shorter while it was being read") as caught:
         wm.open(target)
     assert caught.value.path == str(target)

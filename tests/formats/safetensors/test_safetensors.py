@@ -19,7 +19,7 @@ import weightmap as wm
 from weightmap import compat
 from weightmap.dtypes import DTYPES
 from weightmap.formats import safetensors as safetensors_format
-from weightmap.formats.safetensors import faults
+from weightmap.formats import safetensors as safetensors_module
 
 
 def dumps(header):
@@ -28,8 +28,8 @@ def dumps(header):
 
 def test_strings_in_messages():
     """A string is shown where its end is there too."""
-    assert faults._string(b'"abc"') == "'abc'"
-    assert faults._string(b'"abc') == ""
+    assert safetensors_module._string(b'"abc"') == "'abc'"
+    assert safetensors_module._string(b'"abc') == ""
 
 
 @pytest.mark.parametrize("size", range(4084, 4094))

@@ -9,10 +9,10 @@ from tests.builders import torch as files
 from tests.zip_files import Entry, archive
 
 import weightmap as wm
-from weightmap import native
 from weightmap.formats._zip import Archive
 from weightmap.formats.torch.program import Program
 from weightmap.model.parts import parts_of
+from weightmap.native import scans
 
 TENSOR = files.Stored("0", "float32", 2, 0, (2,), (1,))
 CHECKPOINT = files.zipped(files.dump({"a": TENSOR, "epoch": 3}), {"0": np.float32([1, 2]).tobytes()})
@@ -37,7 +37,7 @@ def cut_before(monkeypatch, owner, step, path):
 
 @pytest.mark.parametrize(
     ("owner", "step"),
-    [(Program, "attempt"), (native.Pickle, "storages"), (native.Pickle, "tensors")],
+    [(Program, "attempt"), (scans.Pickle, "storages"), (scans.Pickle, "tensors")],
     ids=["the program", "its storages", "its tensors"],
 )
 def test_a_checkpoint_that_shrinks_is_refused(monkeypatch, path, owner, step):
@@ -49,7 +49,7 @@ def test_a_checkpoint_that_shrinks_is_refused(monkeypatch, path, owner, step):
 
 def test_values_of_a_checkpoint_that_shrinks(monkeypatch, path):
     with wm.open(path) as file:
-        cut_before(monkeypatch, native.Pickle, "values", path)
+        cut_before(monkeypatch, scans.Pickle, "values", path)
         with pytest.raises(wm.TruncatedError, match="became shorter while it was being read"):
             file.metadata  # noqa: B018 - reads it
 

@@ -8,8 +8,8 @@ from tests.builders import torch as files
 from tests.support import in_one_item
 
 import weightmap as wm
-from weightmap import native
 from weightmap.formats.torch.program import DTYPE_NAMES
+from weightmap.native import scans
 
 # Bytes of a program that are read at once: see csrc/pickle_read.h.
 SLOT = 1 << 14
@@ -17,7 +17,7 @@ SLOT = 1 << 14
 
 def fault(code):
     """What is wrong with a program, where, and by how much; None when nothing is."""
-    found = native.Pickle(code, 10, 1000).fault
+    found = scans.Pickle(code, 10, 1000).fault
     return None if found is None else (found.kind, found.at, found.actual, found.expected)
 
 
@@ -150,8 +150,8 @@ def test_devices_keep_their_numbers(number, shown):
 )
 def test_strides_of_axes_that_are_not_walked(shape, strides, strided):
     """A tensor whose strides differ from row-major order only where nothing is stepped over is row-major."""
-    columns, kept = native.Pickle(tensor(shape, strides), 10, 1000).tensors(np.zeros(1, np.uint64))
-    assert bool(columns.dtype[0] & native.PICKLE_STRIDED) == strided
+    columns, kept = scans.Pickle(tensor(shape, strides), 10, 1000).tensors(np.zeros(1, np.uint64))
+    assert bool(columns.dtype[0] & scans.PICKLE_STRIDED) == strided
     assert (None if kept is None else tuple(kept.tolist())) == (strides if strided else None)
 
 
@@ -213,7 +213,7 @@ FROM_TYPE = {
 def test_calls_for_subclasses_of_tensors(name):
     """A tensor of a listed class, made by a listed function, is a tensor; with anything else the call is refused."""
     code, found = FROM_TYPE[name]
-    pickle = native.Pickle(code, 10, 1000)
+    pickle = scans.Pickle(code, 10, 1000)
     assert (pickle.fault and pickle.fault.kind) == found
     assert found or pickle.n_tensors == 1
 
@@ -231,16 +231,16 @@ NAMES = {
 @in_one_item("name", NAMES)
 def test_bytes_of_names(name):
     code, least = NAMES[name]
-    assert native.Pickle(code, 10, least).fault is None
-    found = native.Pickle(code, 10, least - 1).fault
+    assert scans.Pickle(code, 10, least).fault is None
+    found = scans.Pickle(code, 10, least - 1).fault
     assert (found.kind, found.actual, found.expected) == ("PICKLE_NAMES", least, least - 1)
 
 
 @in_one_item("code", [b"](" + A_TENSOR + b"q\1h\1e.", (storage(1) + b"0") * 2 + b"N."])
 def test_the_most_tensors_and_storages(code):
     """A program makes as many tensors, and mentions as many storages, as the limit allows, and not one more."""
-    assert native.Pickle(code, 2, 1000).fault is None
-    found = native.Pickle(code, 1, 1000).fault
+    assert scans.Pickle(code, 2, 1000).fault is None
+    found = scans.Pickle(code, 1, 1000).fault
     assert (found.kind, found.actual, found.expected) == ("CAPACITY", 2, 1)
 
 
@@ -252,7 +252,7 @@ def test_the_most_members_that_are_walked(more):
     spare = times * (1 + inner) - (len(code) + len(b"e.")) - 4096 - 1 - more
     assert spare >= 0
     code += b"K\0" * spare + b"e."  # each has two bytes, and is one member
-    found = native.Pickle(code, 10, 1 << 20).fault
+    found = scans.Pickle(code, 10, 1 << 20).fault
     told = found and (found.kind, found.actual, found.expected)
     assert told == (("PICKLE_LAUGHS", len(code) + 4096 + 2, len(code) + 4096) if more else None)
 
@@ -262,7 +262,7 @@ def test_a_state_that_tensors_share_is_looked_at_so_often(times):
     """A dictionary that is the state of many tensors has, each time counted, no more members than the program bytes."""
     state = b"}(" + b"".join(files.text(f"k{i}") + b"N" for i in range(200)) + b"uq\0000"
     code = state + b"](" + from_type(state=b"h\0").removesuffix(b".") * times + b"e."
-    found = native.Pickle(code, times, 1 << 20).fault
+    found = scans.Pickle(code, times, 1 << 20).fault
     assert (None if found is None else found.kind) == (None if times == 2 else "PICKLE_LAUGHS")
 
 
@@ -296,9 +296,9 @@ def test_programs_that_end_around_a_part_that_is_read(tmp_path, size):
     path = tmp_path / "program"
     path.write_bytes(code)
     with path.open("rb") as file:
-        assert native.Pickle(None, 10, 1000, fd=file.fileno(), size=size).fault is None
+        assert scans.Pickle(None, 10, 1000, fd=file.fileno(), size=size).fault is None
         path.write_bytes(code[:-1])
-        found = native.Pickle(None, 10, 1000, fd=file.fileno(), size=size).fault
+        found = scans.Pickle(None, 10, 1000, fd=file.fileno(), size=size).fault
     assert (found.kind, found.at, found.actual, found.expected) == ("PICKLE_READ", size - 1, 0, size)
 
 
@@ -310,5 +310,5 @@ def test_names_that_end_around_a_part_that_is_read(tmp_path, before):
     path = tmp_path / "program"
     path.write_bytes(code)
     with path.open("rb") as file:
-        values = native.Pickle(None, 10, 1000, fd=file.fileno(), size=len(code)).values()
+        values = scans.Pickle(None, 10, 1000, fd=file.fileno(), size=len(code)).values()
     assert values.names.tobytes() == name

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError
 from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
-from weightmap.formats.amb.layout import (
+from weightmap.formats.amb import (
     ALIGNMENT,
     DENSE,
     HEADER,

@@ -47,7 +47,8 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from weightmap import native
+import numpy as np
+
 from weightmap.dtypes import DTYPES
 from weightmap.errors import (
     FormatError,
@@ -61,9 +62,11 @@ from weightmap.errors import (
 )
 from weightmap.formats._base import Content, Format, trailing
 from weightmap.formats._cursor import LENGTH, read_header, verifier
+from weightmap.formats._recognition import is_bintensors
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.lazy import later, np
+from weightmap.lazy import later
+from weightmap.native import access, scans
 from weightmap.options import Options
 
 if TYPE_CHECKING:
@@ -90,13 +93,6 @@ DTYPE_NAMES = (
     "uint64",
 )
 LAYOUTS = {"spec": 1, "current": 2}
-# A larger length may spell another format's magic bytes; this one is already beyond the limit of a header.
-_PRINTABLE = 0x20202020
-
-
-def sniff(head: bytes, size: int) -> bool:
-    """Whether this looks like BinTensors: a plausible length, then the tag of an optional value."""
-    return size >= 10 and head[8] <= 1 and 2 <= int.from_bytes(head[:8], "little") < _PRINTABLE
 
 
 _EITHER = 3
@@ -136,7 +132,7 @@ class _Reading:
         self._options = options
         self._warnings: list[str] = []
         limit = options.limits.max_tensors + 1
-        self._columns, self._found, self._fault = native.scan_bincode(header, layouts, limit)
+        self._columns, self._found, self._fault = scans.scan_bincode(header, layouts, limit)
         self.progress: int = self._found.progress  # how far this attempt got
 
     def content(self) -> Content:
@@ -166,7 +162,7 @@ class _Reading:
         content.has_metadata = found.metadata_begin != 0
         return content
 
-    def _error(self, fault: native.Fault) -> FormatError:
+    def _error(self, fault: access.Fault) -> FormatError:
         """Return the error for a fault of the scan."""
         if fault.kind == "CAPACITY":
             self._options.limits.check("max_tensors", fault.actual, "number of tensors")
@@ -228,12 +224,12 @@ class _Reading:
         source, size, layout = self._source, len(self._header), self._found.layout
 
         def locate(row: int) -> int | None:
-            fault = native.scan_bincode(source.pread(LENGTH.size, size), layout, row)[2]
+            fault = scans.scan_bincode(source.pread(LENGTH.size, size), layout, row)[2]
             return None if fault is None else LENGTH.size + fault.at
 
         return locate
 
-    def _read_aliases(self, fault: native.Fault) -> None:
+    def _read_aliases(self, fault: access.Fault) -> None:
         """Make a row of each name in a map that is not a bijection, as bintensors 0.0.5 does."""
         columns, found, count = self._columns, self._found, self._columns.count
         position = found.map_begin
@@ -314,7 +310,7 @@ FORMAT = Format(
     title="BinTensors",
     suffixes=(".bt",),
     layouts=tuple(LAYOUTS),
-    sniff=sniff,
+    sniff=is_bintensors,
     parse=parse,
     plan=later(f"{__name__}.writing", "plan"),
     carries={layout: frozenset({"metadata"}) for layout in LAYOUTS},

@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from weightmap import native
-from weightmap.formats._base import MAX_HEADER
 from weightmap.formats._cursor import LENGTH
+from weightmap.formats._recognition import MAX_HEADER
 from weightmap.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 from weightmap.io.sink import WritePlan
+from weightmap.native import scans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +96,7 @@ def _pad(header: bytearray, short: list[int], align: int) -> None:
 
 def _reads_as_specification(header: bytearray, data_size: int) -> bool:
     """Whether a reader would take the header for one of the other layout, which only crafted names cause."""
-    _, found, fault = native.scan_bincode(header, LAYOUTS["spec"], len(header))
+    _, found, fault = scans.scan_bincode(header, LAYOUTS["spec"], len(header))
     return fault is None and bool(found.complete) and found.data_end == data_size
 
 

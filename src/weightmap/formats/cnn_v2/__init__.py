@@ -40,17 +40,34 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap import native
+import numpy as np
+
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, cut_off
+from weightmap.errors import (
+    EncodeError,
+    FormatError,
+    LayoutError,
+    LimitError,
+    Remedy,
+    UnsupportedError,
+    counted,
+    cut_off,
+)
 from weightmap.formats._base import TEXT, Content, Format, take, trailing
+from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.lazy import later
-from weightmap.native import late
+from weightmap.io.sink import WritePlan
+from weightmap.native import access, checksums, scans
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
     from weightmap.formats._verification import Verification
+    from weightmap.formats._writing import Tensors
+    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -60,7 +77,6 @@ LAYOUTS = {1: "v1", 2: "v2"}
 RECORD = struct.Struct("<5I")
 RECORD_FIELDS = ("kernel_size", "in_channels", "out_channels", "weight_offset", "weight_count")
 HALF = 2
-_verify = later(f"{__name__}.verify", "verify_cnn")
 
 
 class _Rules(Rules):
@@ -86,8 +102,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     warnings: list[str] = []
     _check_size(source, base, total, options, warnings)
     records = take(source, head, header_size, base - header_size)
-    scanned = native.scan_layers(records)
-    if isinstance(scanned, native.Fault):
+    scanned = scans.scan_layers(records)
+    if isinstance(scanned, access.Fault):
         _fail(scanned, header_size)
     columns, found = scanned
     if options.checked:
@@ -96,10 +112,10 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     table = ColumnTable(columns, rules, utf8=False, locate=lambda row: header_size + RECORD.size * row)
     if options.checked:
         table.check()
-    crc = late.crc32(head[:header_size] + records)
+    crc = checksums.crc32(head[:header_size] + records)
 
     def verify(run: Verification) -> None:
-        _verify(run, crc, base, total)
+        verify_cnn(run, crc, base, total)
 
     def load_metadata() -> dict[str, Any]:
         return {"version": version, "mip_level": mip_level}
@@ -146,7 +162,7 @@ def _check_total(found: Any, total: int, options: Options, warnings: list[str]) 
         options.tolerate(error, warnings)
 
 
-def _fail(fault: native.Fault, header_size: int) -> NoReturn:
+def _fail(fault: access.Fault, header_size: int) -> NoReturn:
     if fault.kind == "LAYER_ZERO":
         field = RECORD_FIELDS[fault.at % RECORD.size // 4]
         what, offset = f"layer {fault.row}: {field}", header_size + fault.at
@@ -155,18 +171,152 @@ def _fail(fault: native.Fault, header_size: int) -> NoReturn:
     raise LimitError(what, field="num_layers", offset=8, actual=fault.actual, expected=expected)
 
 
+# ----------------------------------------------------------------------------------------------------
+# The checks of `TensorFile.verify` in a CNN v2 file: everything that opening leaves unread.
+
+_MAX_MIP_LEVEL, _MAX_OUT_CHANNELS = 3, 8
+
+
+def verify_cnn(run: Verification, crc: int, base: int, total: int) -> None:
+    """Check that header and records are unchanged, the values of their fields, and the padding."""
+    start = run.read(0, base)
+    run.unchanged(start, crc, "the header or the layer records")
+    run.checked("header and layer records")
+    header_size = HEADER_SIZES[start[4]]
+    if header_size == 20:
+        (mip_level,) = struct.unpack_from("<I", start, 16)
+        if mip_level > _MAX_MIP_LEVEL:
+            run.warn(f"mip_level is {mip_level}, above {_MAX_MIP_LEVEL}")
+    layers = np.frombuffer(start, "<u4", offset=header_size).reshape(-1, 5)
+    _warn_of(run, layers[:, 2] > _MAX_OUT_CHANNELS, f"more than {_MAX_OUT_CHANNELS} out_channels")
+    _warn_of(run, layers[:, 0] % 2 == 0, "an even kernel_size")
+    end = base + HALF * total
+    run.until(end)
+    if total % 2 and run.source.size >= end + HALF:
+        if any(run.read(end, HALF)):
+            run.tolerate(LayoutError("the spare half of the last pair is not zero", field="padding", offset=end))
+        run.checked("padding is zero")
+    run.rest()
+
+
+def _warn_of(run: Verification, layers: NDArray[np.bool_], what: str) -> None:
+    """Warn of the marked layers, which have `what`, and name the first few."""
+    found = np.flatnonzero(layers).tolist()
+    if found:
+        some = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+        run.warn(f"{counted(len(found), 'layer')} with {what}: {some}")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Writing CNN v2.
+
+_VERSIONS = {layout: version for version, layout in LAYOUTS.items()}
+_U32_MAX = (1 << 32) - 1
+
+
+def layout_for(metadata: Mapping[str, Any] | None) -> str | None:
+    """Return the layout of the metadata's version. Raises `EncodeError` for a version that does not exist."""
+    if metadata is None or "version" not in metadata:
+        return None
+    version = _integer(metadata["version"])
+    if version not in LAYOUTS:
+        found = str(metadata["version"])[:80]
+        msg = f"CNN v2 has versions 1 and 2, and metadata 'version' is {found!r}"
+        raise EncodeError(msg, remedy=Remedy("{} would decide", "layout"))
+    return LAYOUTS[version]
+
+
+def plan(request: Request) -> WritePlan:
+    """Lay out a CNN v2 file."""
+    reasons: list[Reason] = []
+    tensors = _ordered(request.tensors, reasons)
+    mip_level = _mip_level(request, reasons)
+    records, total = [], 0
+    for tensor in tensors:
+        problems = _problems(tensor)
+        if problems:
+            reasons.append(Unfit("tensor", tensor.name, ", ".join(problems)))
+            continue
+        out_channels, in_channels, kernel_size, _ = tensor.shape
+        count = tensor.nbytes // HALF
+        if total <= _U32_MAX < total + count:
+            reasons.append(Unfit("tensor", tensor.name, f"with it there are {total + count} weights (below 2**32)"))
+        elif total <= _U32_MAX:
+            records.append(RECORD.pack(kernel_size, in_channels, out_channels, total, count))
+        total += count
+    if reasons:
+        refuse("CNN v2", reasons)
+    version = _VERSIONS[request.layout]
+    header = MAGIC + struct.pack("<4I", version, len(tensors), total, mip_level)
+    start = header[: HEADER_SIZES[version]] + b"".join(records)
+    padding = HALF * (total % 2)
+    return WritePlan(len(start) + HALF * total + padding, lambda sink: _write(sink, start, tensors, padding))
+
+
+def _write(sink: Sink, start: bytes, tensors: Sequence[Payload], padding: int) -> None:
+    sink.write(start)
+    for tensor in tensors:
+        tensor.write(sink)
+    sink.pad(padding)
+
+
+def _ordered(tensors: Tensors, reasons: list[Reason]) -> list[Payload]:
+    """Return the tensors by the number of their layer; misnamed ones come last."""
+    numbers = {f"layer.{i}.weight": i for i in range(len(tensors))}
+    last = len(tensors) - 1
+    why = f"a name that is not layer.{f'<i>.weight, i from 0 to {last}' if last else '0.weight'}"
+    reasons += [Unfit("tensor", tensor.name, why) for tensor in tensors if tensor.name not in numbers]
+    return sorted(tensors, key=lambda tensor: numbers.get(tensor.name, len(tensors)))
+
+
+def _problems(tensor: Payload) -> list[str]:
+    """Return why a tensor cannot be the weights of a layer."""
+    problems, shape = [], tensor.shape
+    if tensor.dtype.name != "float16":
+        problems.append(lacking(tensor.dtype.name, ("float16",)))
+    if len(shape) != 4:
+        problems.append(f"{counted(len(shape), 'dimension')} (expected 4: out, in, kernel, kernel)")
+    elif shape[2] != shape[3]:
+        problems.append(f"shape {shape} (a kernel is square)")
+    if 0 in shape:
+        problems.append(f"shape {shape} (no dimension is 0)")
+    if max(shape, default=0) > _U32_MAX:
+        problems.append(f"shape {shape} (a dimension is below 2**32)")
+    return problems
+
+
+def _mip_level(request: Request, reasons: list[Reason]) -> int:
+    """Return the mip_level of the metadata, by default 0."""
+    given = (request.metadata or {}).get("mip_level", 0)
+    level = _integer(given)
+    if level is None or level > _U32_MAX:
+        reasons.append(f"metadata 'mip_level': {str(given)[:80]!r} (an integer from 0 to 2**32 - 1)")
+    elif level and request.layout == "v1":
+        reasons.append(f"metadata 'mip_level': {level} (layout v1 has none)")
+    return level or 0
+
+
+def _integer(value: Any) -> int | None:
+    """Return a non-negative integer, given as such or as a decimal string; None for anything else."""
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdigit() and len(value) <= 10 else None
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0:
+        return int(value)
+    return None
+
+
 FORMAT = Format(
     name="cnn_v2",
     title="CNN v2",
     suffixes=(".bin",),
     layouts=("v2", "v1"),
     parse=parse,
-    plan=later(f"{__name__}.writing", "plan"),
+    plan=plan,
     carries=dict.fromkeys(("v2", "v1"), frozenset({"metadata"})),
     dtypes=dict.fromkeys(("v2", "v1"), frozenset({"float16"})),
     magic=MAGIC,
     metadata_kinds=TEXT | {"integer"},
     metadata_keys=frozenset({"version", "mip_level"}),
-    layout_for=later(f"{__name__}.writing", "layout_for"),
+    layout_for=layout_for,
     suffix_means="weights of convolutions in float16",
 )

@@ -56,9 +56,12 @@ from __future__ import annotations
 import math
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from weightmap import native
+import numpy as np
+
+from weightmap.dtypes import DTYPES
 from weightmap.errors import (
     ChecksumError,
     FormatError,
@@ -66,55 +69,334 @@ from weightmap.errors import (
     TruncatedError,
     UnsupportedError,
     cut_off,
+    nonzero_padding,
     trailing_bytes,
 )
 from weightmap.formats._base import TEXT, Content, Format, new_vocabulary, take, trailing
 from weightmap.formats._cursor import Cursor
-from weightmap.formats.embd.layout import (
-    ALIGNMENT,
-    CHECKSUM_ENABLED,
-    COMPRESSED,
-    DESCRIPTOR,
-    DTYPE_LIST,
-    DTYPE_NAMES,
-    FOOTER,
-    HEADER,
-    MAGIC,
-    MAGIC_END,
-    MAX_NDIM,
-    OFFSETS,
-    TOTAL_FILE_SIZE,
-    VOCAB_EMBEDDED,
-    Header,
-    check_gap,
-    check_metadata,
-    check_table,
-    field_error,
-    load_metadata,
-    record_rules,
-    string_table,
-    vocabulary,
-)
+from weightmap.formats._verification import Sum
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable, RecordTable
-from weightmap.lazy import later, np
-from weightmap.native import late
+from weightmap.index.strings import StringTable
+from weightmap.io.open_source import from_buffer
+from weightmap.lazy import later
+from weightmap.native import access, checksums, scans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
+    from weightmap.dtypes import DType
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.formats._verification import Sum, Verification
+    from weightmap.formats._verification import Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-_verify_spec = later(f"{__name__}.verify", "verify_spec")
-_data_sum = later(f"{__name__}.verify", "data_sum")
+# The fields of both layouts of EMBD, its metadata and its vocabulary, and the errors about them.
+
+MAGIC, MAGIC_END = b"EMBD", b"DBME"
+DTYPE_NAMES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
+HEADER = struct.Struct("<4s2H8I2Q2I")
+FOOTER = struct.Struct("<2I4sI")
+DESCRIPTOR = RecordTable.RECORD
+VOCAB_HEADER = struct.Struct("<3I")
+SPECIAL = struct.Struct("<5I")
+PAIR = struct.Struct("<2I")
+ALIGNMENT = 64
+VOCAB_EMBEDDED, TENSORS_ALIGNED, CHECKSUM_ENABLED, COMPRESSED = 1, 2, 4, 8
+MAX_NDIM = 4
+SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
+NO_ID = 0xFFFFFFFF
+U16_MAX, U32_MAX = 0xFFFF, 0xFFFFFFFF
+REQUIRED_KEYS = (
+    "model_name",
+    "model_version",
+    "embedding_dim",
+    "vocab_size",
+    "num_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_emb",
+    "created_at",
+)
+DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
 
 
-class _Rules(Rules):
+class Header(NamedTuple):
+    """The fields of the header, in their order."""
+
+    magic: bytes
+    version_major: int
+    version_minor: int
+    flags: int
+    metadata_offset: int
+    metadata_size: int
+    vocab_offset: int
+    vocab_size: int
+    tensor_index_offset: int
+    tensor_index_count: int
+    tensor_data_offset: int
+    tensor_data_size: int
+    total_file_size: int
+    header_checksum: int
+    reserved: int
+
+    def packed(self) -> bytes:
+        """Return its bytes."""
+        return HEADER.pack(*self)
+
+
+# The offset of each field, for messages.
+OFFSETS = dict(zip(Header.__annotations__, (0, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 60), strict=True))
+# Index of a field in the plain tuple that opening uses, which is faster than a `Header`.
+TOTAL_FILE_SIZE = list(OFFSETS).index("total_file_size")
+
+
+def field_error(cls: type[FormatError], field: str, actual: Any, expected: Any, what: str | None = None) -> FormatError:
+    """Return an error about a field of the header."""
+    return cls(what or field, field=field, offset=OFFSETS[field], actual=actual, expected=expected)
+
+
+def check_gap(field: str, end: int, start: int) -> None:
+    """Check that at most 63 bytes of padding lie between two sections."""
+    if start - end >= ALIGNMENT:
+        expected = f"at most {end + ALIGNMENT - 1}: the section before it ends at {end}"
+        raise field_error(LayoutError, field, start, expected, f"there is a hole before a section: {field}")
+
+
+# The byte of each field in a descriptor.
+_FIELDS_AT = {"name_hash": 0, "dtype": 4, "ndim": 5, "name_length": 6, "shape": 8, "data_offset": 24}
+
+
+class _SpecRules(Rules):
+    __slots__ = ()
+    dtypes = DTYPE_LIST
+    min_ndim, max_ndim = 1, MAX_NDIM
+    fields = MappingProxyType({field: (field, at) for field, at in _FIELDS_AT.items()})
+
+
+class _Aligned(_SpecRules):
+    __slots__ = ()
+    alignment, max_gap = ALIGNMENT, ALIGNMENT - 1
+
+
+def record_rules(flags: int, base: int, size: int, file_size: int, options: Options) -> Rules:
+    """Return the rules for a file whose data section has `size` bytes from `base` on."""
+    kind = _Aligned if flags & TENSORS_ALIGNED else _SpecRules
+    return kind(base, file_size, size, lax=not options.strict)
+
+
+def check_table(table: RecordTable, start: int, data: int) -> None:
+    """Check the descriptors, their names, and that only padding lies between the names and the data.
+
+    `start` is the offset of the index, `data` that of the data.
+    """
+    table.check()
+    end = start + DESCRIPTOR.size * table.count + table.names_size
+    if data - end >= ALIGNMENT:
+        check_gap("tensor_data_offset", end, data)
+
+
+def check_metadata(raw: bytes, offset: int, warnings: list[str]) -> None:
+    """Check the structure of the metadata section, its UTF-8 and the uniqueness of its keys."""
+    if not raw:
+        return
+    if len(raw) < PAIR.size:
+        expected = "at least 8, the counts that the section begins with"
+        raise field_error(LayoutError, "metadata_size", len(raw), expected)
+    count, total = PAIR.unpack_from(raw)
+    fault = scans.pairs_check(raw[PAIR.size :], count)
+    if fault is not None and fault.kind == "NAME_FLOOD":
+        # All else is checked. Somebody made the hashes collide, or there are very many keys: a set is bounded for any
+        # keys, because a secret keys its hash.
+        keys: set[bytes] = set()
+        for number, (key, _) in enumerate(_pairs(raw)):
+            if key in keys:
+                raise _repeated(number, offset)
+            keys.add(key)
+    elif fault is not None:
+        raise _metadata_error(fault, count, raw, offset)
+    if total != len(raw) - PAIR.size:
+        expected = f"expected {len(raw) - PAIR.size} (at byte {offset + 4})"
+        warnings.append(f"total_size of the metadata is {total}, {expected}")
+
+
+def _metadata_error(fault: access.Fault, count: int, raw: bytes, offset: int) -> FormatError:
+    at = offset + PAIR.size + fault.at
+    if fault.kind == "NAME_UTF8":
+        return FormatError(f"metadata entry {fault.row} is not UTF-8", field="metadata", offset=at)
+    if fault.kind == "NAME_RANGE" and fault.row == count:
+        expected = f"{fault.at + PAIR.size}: the {count} entries end there"
+        return field_error(LayoutError, "metadata_size", len(raw), expected)
+    if fault.kind == "NAME_RANGE":
+        expected = f"fewer, or a section longer than {len(raw)} bytes: entry {fault.row} runs past its end"
+        what = "metadata entry_count"
+        return TruncatedError(what, field="entry_count", offset=offset, actual=count, expected=expected)
+    return _repeated(fault.row, offset)
+
+
+def _repeated(number: int, offset: int) -> FormatError:
+    msg = f"metadata entry {number} repeats the key of an earlier entry"
+    return LayoutError(msg, field="metadata", offset=offset)
+
+
+def _pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield key and value of the entries, after their structure was checked."""
+    at = PAIR.size
+    while at < len(raw):
+        key, value = struct.unpack_from("<2H", raw, at)
+        middle = at + 4 + key
+        yield raw[at + 4 : middle], raw[middle : middle + value]
+        at = middle + value
+
+
+def load_metadata(raw: bytes, offset: int) -> dict[str, Any]:
+    """Return the entries, in file order."""
+    check_metadata(raw, offset, [])
+    return {str(key, "utf-8"): str(value, "utf-8") for key, value in _pairs(raw)}
+
+
+def vocabulary(source: Source, head: bytes, header: Header) -> Callable[[], Vocabulary]:
+    """Read the sub-header, and return what makes the vocabulary; special ids and tokens are read at the first use."""
+    start, size = header.vocab_offset, header.vocab_size
+    least = VOCAB_HEADER.size + SPECIAL.size
+    if size < least:
+        raise field_error(TruncatedError, "vocab_size", size, f"at least {least}")
+    count, total, special = VOCAB_HEADER.unpack(take(source, head, start, VOCAB_HEADER.size))
+    if count > (size - least) // 2:
+        what, expected = "vocabulary token_count", f"at most {(size - least) // 2}: a token takes 2 bytes or more"
+        raise TruncatedError(what, field="token_count", offset=start, actual=count, expected=expected)
+    if total != size - least:
+        cls = TruncatedError if total > size - least else LayoutError
+        what, expected = "vocabulary total_size", f"{size - least}, from vocab_size"
+        raise cls(what, field="total_size", offset=start + 4, actual=total, expected=expected)
+    # Absolute when that lies within the vocabulary, else relative to it.
+    behind, before = start + size - SPECIAL.size, start + VOCAB_HEADER.size
+    at = special if start <= special <= behind else start + special
+    if at not in (behind, before):
+        what, expected = "vocabulary special_tokens", f"{behind} or {before}: the ids lie behind or before the tokens"
+        raise LayoutError(what, field="special_tokens", offset=start + 8, actual=special, expected=expected)
+    first = before if at == behind else before + SPECIAL.size
+
+    def load() -> StringTable:
+        return string_table(source.section(first, first + total), count, first, 2)
+
+    def special_ids() -> dict[str, int]:
+        ids = SPECIAL.unpack(source.pread(at, SPECIAL.size))
+        return {name: i for name, i in zip(SPECIAL_NAMES, ids, strict=True) if i != NO_ID}
+
+    return lambda: new_vocabulary(load, count, special_ids)
+
+
+def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: int) -> StringTable:
+    """Return the table of tokens. Raises `LayoutError` when they do not fill their section exactly."""
+    bounds = np.empty(count + 1, np.uint32)
+    walked = scans.walk_strings(data, count, width, bounds)
+    if walked != len(data):
+        what = f"token {-1 - walked} runs past the end of the vocabulary"
+        if walked >= 0:
+            what = f"the {count} tokens end before the vocabulary does"
+        raise LayoutError(what, field="vocabulary", offset=at + max(walked, 0))
+    table = StringTable(data, bounds, width, "token")
+    table.end = at + len(data)
+    return table
+
+
+# ----------------------------------------------------------------------------------------------------
+# The checks of `TensorFile.verify` in the specification layout: everything that opening leaves unread.
+
+
+def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> None:
+    """Check the whole file: everything before the data again, on private bytes, then the data in one pass.
+
+    `header` and `footer` are the fields at opening.
+    """
+    raw, start = header.packed(), header.tensor_data_offset
+    run.options.limits.check("max_header_bytes", start, "size of everything before the tensor data")
+    prefix = run.read(0, start)
+    run.unchanged(prefix[: HEADER.size], checksums.crc32(raw), "the header")
+    has_checksum = header.header_checksum == checksums.crc32(raw[:56])  # otherwise it is 0: opening checked it
+    run.checked("header checksum" if has_checksum else "no header checksum: the file has none")
+    at = header.metadata_offset
+    metadata = load_metadata(prefix[at : at + header.metadata_size], at)
+    missing = [key for key in REQUIRED_KEYS if key not in metadata]
+    if 0 < len(missing) < len(REQUIRED_KEYS):
+        run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
+    # Without any of them, the file is not meant for cpp_embedder, as are those that `save` writes without metadata.
+    run.checked(
+        "metadata" if len(missing) < len(REQUIRED_KEYS) else "metadata: none of the keys of cpp_embedder's models"
+    )
+    index = prefix[header.tensor_index_offset :]
+    rules = record_rules(header.flags, start, header.tensor_data_size, run.source.size, run.options)
+    table = RecordTable(lambda: index, header.tensor_index_count, header.tensor_index_offset, rules)
+    check_table(table, header.tensor_index_offset, start)
+    if "" in table.names:
+        run.warn("a tensor has an empty name")
+    run.checked("tensor index: ranges, names and their hashes")
+    if header.flags & VOCAB_EMBEDDED:
+        run.vocabulary(vocabulary(from_buffer(prefix, "mmap"), prefix, header)())
+    _verify_section_padding(run, prefix, header, table)
+    _verify_data(run, checksums.crc32(prefix), header, footer, table)
+
+
+def _verify_data(
+    run: Verification, prefix_crc: int, header: Header, footer: tuple[Any, ...], table: RecordTable
+) -> None:
+    """Read the data once for its padding and its CRC, and combine the CRC of the file from those of its parts."""
+    start, size = header.tensor_data_offset, header.tensor_data_size
+    gaps = _gaps(table, start + size)
+    data_crc, filled = run.crc32(start, size, gaps)
+    for i in filled:
+        run.tolerate(nonzero_padding("between tensors", int(gaps[i, 0])))
+    end = run.source.size
+    tail = run.read(start + size, end - start - size)[: -FOOTER.size]
+    if any(tail):
+        run.tolerate(nonzero_padding("before the footer", start + size))
+    run.checked("padding is zero")
+    if not header.flags & CHECKSUM_ENABLED:
+        run.checked("no data checksums: the file has none")
+        return
+    file_crc = checksums.crc32(tail, checksums.crc32_combine(prefix_crc, data_crc, size))
+    whole = Sum(0, end, footer[1], "CRC-32 of the file", "file_checksum", end - 12)
+    for stored, computed in ((data_sum(header, footer, end), data_crc), (whole, file_crc)):
+        stored.check(computed)
+        run.checked(stored.what)
+
+
+def data_sum(header: Header, footer: tuple[Any, ...], end: int) -> Sum:
+    """Return the checksum of the tensor data of a file that ends at `end`."""
+    start, size = header.tensor_data_offset, header.tensor_data_size
+    return Sum(start, size, footer[0], "CRC-32 of the tensor data", "data_checksum", end - 16)
+
+
+def _verify_section_padding(run: Verification, prefix: bytes, header: Header, table: RecordTable) -> None:
+    end = HEADER.size
+    sections = [(header.metadata_offset, header.metadata_size), (header.vocab_offset, header.vocab_size)]
+    sections.append((header.tensor_index_offset, DESCRIPTOR.size * len(table) + table.names_size))
+    sections.append((header.tensor_data_offset, 0))
+    for start, size in sections:
+        if start == 0:  # an absent section
+            continue
+        if any(prefix[end:start]):
+            run.tolerate(nonzero_padding("between sections", end))
+        end = start + size
+
+
+def _gaps(table: RecordTable, end: int) -> NDArray[np.uint64]:
+    """Return begin and end of every piece of padding in the tensor data, which ends at `end`."""
+    previous, gaps = table.rules.base, []
+    for row in table.rows():
+        if row.offset > previous:
+            gaps.append((previous, row.offset))
+        previous = row.offset + row.nbytes
+    if end > previous:
+        gaps.append((previous, end))
+    return np.array(gaps, np.uint64).reshape(-1, 2)
+
+
+class _SimpleRules(Rules):
     __slots__ = ()
     dtypes = DTYPE_LIST[:1]
     min_ndim, max_ndim = 1, MAX_NDIM
@@ -157,7 +439,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     vocab = _simple_vocabulary(reader, options)
     warnings: list[str] = []
     trailing(source, reader.position, options, warnings)
-    columns = native.Columns(
+    columns = scans.Columns(
         b"".join(names),
         np.cumsum(lengths, dtype=np.uint32),
         np.zeros(count, np.uint8),
@@ -165,7 +447,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         np.cumsum(ndims, dtype=np.uint32),
         np.array(offsets, np.uint64),
     )
-    table = ColumnTable(columns, _Rules(0, source.size), utf8=True, locate=partial(_name_at, columns))
+    table = ColumnTable(columns, _SimpleRules(0, source.size), utf8=True, locate=partial(_name_at, columns))
     if options.checked:
         table.check()
 
@@ -179,7 +461,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     return content
 
 
-def _name_at(columns: native.Columns, row: int) -> int:
+def _name_at(columns: scans.Columns, row: int) -> int:
     """Return the offset of a tensor's name: before the number and values of its dimensions, and its data."""
     names, dims = columns.bounds, columns.dim_bounds
     at: int = columns.begin[row] - 4 - 4 * (dims[row + 1] - dims[row]) - (names[row + 1] - names[row])
@@ -194,7 +476,7 @@ def _simple_vocabulary(reader: Cursor, options: Options) -> Callable[[], Vocabul
     options.limits.check("max_header_bytes", reader.left, "size of the vocabulary", offset=at)
     start = reader.position
     data = reader.take(reader.left, "vocabulary", "the vocabulary")
-    walked = native.walk_strings(data, count, 4)
+    walked = scans.walk_strings(data, count, 4)
     if walked < 0:
         raise cut_off(f"token {-1 - walked} of {count}", reader.end, field="vocabulary")
     reader.position = start + walked
@@ -240,10 +522,10 @@ def parse_spec(
         check_table(table, start, data)
 
     def verify(run: Verification) -> None:
-        _verify_spec(run, Header(*fields), footer)
+        verify_spec(run, Header(*fields), footer)
 
     def sums(_: Source) -> list[Sum]:
-        return [_data_sum(Header(*fields), footer, source.size)]
+        return [data_sum(Header(*fields), footer, source.size)]
 
     def load() -> dict[str, Any]:
         return load_metadata(metadata, metadata_offset)
@@ -269,7 +551,7 @@ def _check_header(
     _, major, minor, flags, at, metadata_size, vocab, vocab_size, index, count, data, size, _, stored, odd = fields
     if major != 1:
         raise field_error(UnsupportedError, "version_major", major, 1)
-    found = late.crc32(head[:56])
+    found = checksums.crc32(head[:56])
     if found != stored:
         if stored or flags & CHECKSUM_ENABLED:
             expected = f"{found:#010x}, the CRC-32 of bytes 0 to 55"
@@ -362,7 +644,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if sized and ended:
         return parse_spec(source, head, fields, footer, options)
     header = Header(*fields)
-    if not (sized or ended or header.header_checksum == late.crc32(head[:56])):
+    if not (sized or ended or header.header_checksum == checksums.crc32(head[:56])):
         return parse_simple(source, head, options)
     try:
         return parse_simple(source, head, options)

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightmap.errors import counted
 from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
-from weightmap.formats.embd.layout import (
+from weightmap.formats.embd import (
     ALIGNMENT,
     CHECKSUM_ENABLED,
     DESCRIPTOR,
@@ -31,7 +31,7 @@ from weightmap.formats.embd.layout import (
     Header,
 )
 from weightmap.io.sink import WritePlan
-from weightmap.native import late
+from weightmap.native import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +96,7 @@ def _plan_spec(request: Request) -> WritePlan:
     data_offset = -(-index_end // ALIGNMENT) * ALIGNMENT
     if data_offset > U32_MAX:
         refuse("EMBD", [f"tensor data would begin at byte {data_offset}, and sections begin below 2**32"])
-    hashes = late.fnv1a32_many(names, np.array(lengths, np.uint32))
+    hashes = checksums.fnv1a32_many(names, np.array(lengths, np.uint32))
     # Packed in place: objects for the parts of 100,000 tensors would take 20 MB.
     index, offset, end, at = bytearray(data_offset - index_offset), 0, 0, 0
     for tensor, length, digest in zip(request.tensors, lengths, hashes, strict=True):
@@ -124,7 +124,7 @@ def _plan_spec(request: Request) -> WritePlan:
         header_checksum=0,
         reserved=0,
     )
-    header = header.replaced(header_checksum=late.crc32(header.packed()[:56]))
+    header = header._replace(header_checksum=checksums.crc32(header.packed()[:56]))
     prefix = header.packed(), metadata, vocab, index
     return WritePlan(header.total_file_size, lambda sink: _write_spec(sink, prefix, request, end))
 
@@ -143,7 +143,7 @@ def _write_spec(sink: Sink, prefix: Sequence[bytes | bytearray], request: Reques
         tensor.write(sink)
         end += padding + tensor.nbytes
     data_crc = sink.crc32()
-    file_crc = late.crc32_combine(prefix_crc, data_crc, data_size)
+    file_crc = checksums.crc32_combine(prefix_crc, data_crc, data_size)
     sink.write(FOOTER.pack(data_crc, file_crc, MAGIC_END, 0))  # both CRCs are 0 without `begin_sum`
 
 

@@ -69,55 +69,881 @@ explicit, ``ngrams``. `Vocabulary.of` makes one::
 
 from __future__ import annotations
 
+import re
+import struct
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from weightmap import native
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, cut_off, too_many
-from weightmap.formats._base import TOML, Content, Format, take, trailing
-from weightmap.formats.finalfusion.layout import (
-    CHUNK,
-    DTYPE_LIST,
-    HEADER,
-    KNOWN,
-    MAGIC,
-    METADATA,
-    NORMS,
-    QUANTIZED,
-    STAGE_TITLES,
-    STAGES,
-    TITLES,
-    TYPES,
-    U32,
-    VERSION,
-    Block,
-    Chunks,
-    Placing,
-    VocabChunk,
-    check_size,
-    product_sizes,
-    read_fields,
-    read_matrix,
-    read_norms,
-    read_product,
-    scan_end,
+import numpy as np
+
+from weightmap.dtypes import DTYPES, SCHEMES
+from weightmap.embeddings.subwords import Subwords
+from weightmap.embeddings.vocabulary import Vocabulary
+from weightmap.errors import (
+    FormatError,
+    LayoutError,
+    LimitError,
+    QuantError,
+    TensorFileError,
+    TruncatedError,
+    UnsupportedError,
+    cut_off,
+    nonzero_padding,
+    too_many,
 )
+from weightmap.formats._base import TOML, Content, Format, take, trailing
 from weightmap.index import ANY_GAP, Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.lazy import later, np
+from weightmap.index.strings import StringTable
+from weightmap.lazy import later
+from weightmap.native import scans
+from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from struct import Struct
+
     from numpy.typing import NDArray
 
+    from weightmap.dtypes import DType
     from weightmap.formats._verification import Verification
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.options import Limits, Options
+    from weightmap.quant import PQShape
     from weightmap.quant.blocks import QuantizedTensor
 
-_load_metadata = later(f"{__name__}.metadata", "load_metadata")  # imports the parser of TOML
-_read_vocabulary = later(f"{__name__}.vocabulary", "read_vocabulary")
-_verify = later(f"{__name__}.verify", "verify")
+# The chunks of finalfusion: their fields, the end of a vocabulary, and the places of matrices and norms.
+
+MAGIC = b"FiFu"
+VERSION = 0
+# By the format's codes; numpy has no integers of 128 bits.
+TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", None, None, "float32", "float64")
+HEADER = struct.Struct("<4sII")
+CHUNK = struct.Struct("<IQ")
+
+SIMPLE, MATRIX, BUCKET, QUANTIZED, METADATA, NORMS, FASTTEXT, EXPLICIT = range(1, 9)
+TITLES = {
+    METADATA: "metadata",
+    SIMPLE: "simple vocabulary",
+    BUCKET: "bucket vocabulary",
+    FASTTEXT: "fastText vocabulary",
+    EXPLICIT: "explicit vocabulary",
+    MATRIX: "matrix",
+    QUANTIZED: "quantised matrix",
+    NORMS: "norms",
+}
+# The order of the chunks: at most one of each stage.
+STAGES = {METADATA: 0, SIMPLE: 1, BUCKET: 1, FASTTEXT: 1, EXPLICIT: 1, MATRIX: 2, QUANTIZED: 2, NORMS: 3}
+STAGE_TITLES = ("metadata", "vocabulary", "storage", "norms")
+KNOWN = ", ".join(f"{id_} {title}" for id_, title in sorted(TITLES.items()))
+
+U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
+MATRIX_FIELDS = struct.Struct("<QII")  # rows, cols, type
+QUANTIZED_FIELDS = struct.Struct("<5IQ2I")
+NORMS_FIELDS = struct.Struct("<QI")
+QUANTIZED_NAMES = (
+    "projection",
+    "norms",
+    "quantized_len",
+    "reconstructed_len",
+    "n_centroids",
+    "rows",
+    "quantized_type",
+    "reconstructed_type",
+)
+# The byte of each field in the payload.
+QUANTIZED_AT = dict(zip(QUANTIZED_NAMES, (0, 4, 8, 12, 16, 20, 28, 32), strict=True))
+# A vocabulary's fields before its words, in either order.
+UPSTREAM_FIELDS = {
+    SIMPLE: struct.Struct("<Q"),
+    BUCKET: struct.Struct("<QIII"),
+    FASTTEXT: struct.Struct("<QIII"),
+    EXPLICIT: struct.Struct("<QQII"),
+}
+SPEC_FIELDS = {BUCKET: struct.Struct("<IIIQ"), FASTTEXT: struct.Struct("<IIIQ"), EXPLICIT: struct.Struct("<IIQ")}
+KINDS = {SIMPLE: "simple", BUCKET: "bucket", FASTTEXT: "fasttext", EXPLICIT: "explicit"}
+
+TYPE_NAMES = ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "i128", "u128", "f32", "f64"]
+KNOWN_TYPES = ", ".join(f"{code} {name}" for code, name in enumerate(TYPE_NAMES) if TYPES[code])
+U8_CODE, F32_CODE = 1, 10
+# The code of product quantisation in our own table of tensors.
+PQ_CODE = len(TYPES)
+DTYPE_LIST: tuple[DType | None, ...] = (*(None if name is None else DTYPES[name] for name in TYPES), SCHEMES["pq"])
+BITS = tuple(0 if dtype is None else dtype.bits for dtype in DTYPE_LIST)
+MAX_CENTROIDS = 256  # codes are bytes
+MAX_EXPONENT = 63
+
+INDEX = 8  # bytes of the index behind an n-gram
+
+INT64_MAX = (1 << 63) - 1
+U32_MAX = (1 << 32) - 1
+# Most bytes of words or of n-grams: string tables hold positions of 32 bits.
+MAX_STRINGS = U32_MAX - 12
+
+
+class VocabChunk(NamedTuple):
+    """A vocabulary chunk, described by its fields. Offsets count from the start of the file."""
+
+    id: int
+    offset: int  # of the payload
+    declared: int  # the chunk's end by its length
+    end: int  # its real end: the declared one if trusted, else that of a walk over the strings
+    spec: bool  # whether fields are in the order of the specification
+    n_words: int
+    n_ngrams: int | None  # of an explicit vocabulary; None if the number lies behind the words
+    min_n: int  # 0 in a simple vocabulary, like max_n
+    max_n: int
+    size: int  # rows of subwords: 2**exponent, or the number of buckets; 0 for other kinds
+    words: int  # offset of the first word's length
+
+
+class Block(NamedTuple):
+    """A storage or norms chunk. Offsets count from the start of the file."""
+
+    code: int  # of its type; `PQ_CODE` for a quantised matrix
+    shape: tuple[int, ...]
+    chunk: int  # offset of the chunk
+    padding: int  # offset of the zero bytes before the data
+    data: int  # offset of the data
+    end: int  # of the data
+    product: PQShape | None
+    declared: int  # the chunk's end by its length
+
+
+class Chunks(NamedTuple):
+    """The chunks of a file."""
+
+    listed: tuple[int, ...] | None  # ids in the header; None for a list that is too long to be one
+    found: tuple[int, ...]  # ids of the chunks in the file, in order
+    metadata: tuple[int, int] | None  # offset and size of the TOML text
+    vocab: VocabChunk | None
+    storage: Block | None
+    norms: Block | None
+
+
+# Bytes per read of the walk
+_PIECE = 1 << 20
+_OR_MORE = "size of the vocabulary (or more)"
+
+
+def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> VocabChunk:
+    """Read the fields of a vocabulary from `raw`, its payload at `offset` of a file of `size` bytes."""
+    # Bytes 4 to 7 are 0 in upstream's order (the upper half of a u64), and max_n, never 0, in the specification's.
+    spec = id_ != SIMPLE and raw[4:8] != bytes(4)[: len(raw[4:8])]
+    fields = (SPEC_FIELDS if spec else UPSTREAM_FIELDS)[id_]
+    if len(raw) < fields.size:
+        raise cut_off(f"the fields of the {TITLES[id_]}", size, offset + fields.size, field="vocabulary")
+    values = fields.unpack_from(raw)
+    ngrams: int | None = None
+    last = 0
+    min_n = max_n = 0
+    if id_ == SIMPLE:
+        (words,) = values
+    elif id_ == EXPLICIT and spec:
+        min_n, max_n, words = values
+    elif id_ == EXPLICIT:
+        words, ngrams, min_n, max_n = values
+    elif spec:
+        min_n, max_n, last, words = values
+    else:
+        words, min_n, max_n, last = values
+    start = offset + fields.size
+    at_n = start - 8 if spec else offset
+    check_count(words, 4, size - start, "words", at_n)
+    if ngrams is not None:
+        check_count(ngrams, 12, size - start, "n-grams", offset + 8)
+    if id_ != SIMPLE:
+        at = offset if spec else start - (8 if id_ == EXPLICIT else 12)
+        _check_lengths(min_n, max_n, at)
+        last = _check_last(id_, last, at + 8)
+    end = offset + length  # if the length is right
+    return VocabChunk(id_, offset, end, end, spec, words, ngrams, min_n, max_n, last, start)
+
+
+def check_count(count: int, least: int, left: int, what: str, at: int) -> None:
+    """Bound a number of words or n-grams by the `left` bytes that follow it; each takes at least `least`."""
+    if count > left // least:
+        field = "vocab_len" if what == "words" else "n_ngrams"
+        raise too_many(f"number of {what}", count, left // least, field=field, offset=at)
+
+
+def _check_lengths(min_n: int, max_n: int, at: int) -> None:
+    if min_n < 1:
+        raise FormatError("min_n", field="min_n", offset=at, actual=min_n, expected="1 or more")
+    if max_n < min_n:
+        expected = f"{min_n} or more, which is min_n"
+        raise FormatError("max_n", field="max_n", offset=at + 4, actual=max_n, expected=expected)
+
+
+def _check_last(id_: int, last: int, at: int) -> int:
+    """Check the exponent or the number of buckets; return the resulting rows."""
+    if id_ == BUCKET:
+        if not 1 <= last <= MAX_EXPONENT:
+            expected = f"1 to {MAX_EXPONENT}"
+            raise FormatError("exponent of buckets", field="bucket_exp", offset=at, actual=last, expected=expected)
+        return 1 << last
+    if id_ == FASTTEXT and last == 0:
+        raise FormatError("number of buckets", field="buckets", offset=at, actual=0, expected="1 or more")
+    return last
+
+
+def check_size(vocab: VocabChunk, end: int, limits: Limits, what: str = "size of the vocabulary") -> None:
+    """Check the bytes of words and n-grams up to `end` against the limits."""
+    at = vocab.offset - U64.size  # the field of the chunk's length
+    limits.check("max_header_bytes", end - vocab.words, what, offset=at)
+
+
+def scan_end(source: Source, vocab: VocabChunk, limits: Limits) -> int:
+    """Walk the words and n-grams in flat memory, no further than the limits allow; return where they end."""
+    position = vocab.words
+    for end in _skip(source, position, vocab.n_words, 0, "word"):
+        check_size(vocab, end, limits, _OR_MORE)
+        position = end
+    if vocab.id != EXPLICIT:
+        return position
+    count, position = ngram_count(source, vocab, position)
+    for end in _skip(source, position, count, 0 if vocab.spec else INDEX, "n-gram"):
+        check_size(vocab, end, limits, _OR_MORE)
+        position = end
+    return position
+
+
+def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, int]:
+    """Return the number of n-grams and the offset of the first one; `position` is the end of the words."""
+    if vocab.n_ngrams is not None:
+        return vocab.n_ngrams, position
+    if source.size - position < U64.size:
+        raise cut_off("the number of n-grams", source.size, position + U64.size, field="n_ngrams")
+    (count,) = U64.unpack(source.pread(position, U64.size))
+    check_count(count, 4, source.size - position - U64.size, "n-grams", position)
+    return count, position + U64.size
+
+
+def _skip(source: Source, position: int, count: int, tail: int, what: str) -> Iterator[int]:
+    """Walk `count` strings from `position` on; yield the position after each piece, at last the end of the strings."""
+    left = count
+    while left:
+        piece = source.pread(position, min(_PIECE, source.size - position))
+        size, walked = scans.skip_strings(piece, left, tail)
+        left -= walked
+        position += size
+        if not walked:  # the string is longer than a piece, or than the file
+            end = position + 4 + int.from_bytes(piece[:4], "little") + tail
+            if len(piece) < 4 or end > source.size:
+                raise cut_off(f"{what} {count - left} of {count}", source.size, end, field="vocabulary")
+            left -= 1
+            position = end
+        yield position
+
+
+# Most bytes of padding before the data; wider types may have up to their width.
+_PADDING_MOST = 4
+
+
+class Placing:
+    """Finds the data of a chunk."""
+
+    __slots__ = ("length", "position", "size", "starts_norms", "warnings")
+
+    def __init__(
+        self, position: int, length: int, size: int, warnings: list[str], starts_norms: Callable[[int], bool]
+    ) -> None:
+        self.position: int = position  # offset of the chunk
+        self.length: int = length  # that its header declares
+        self.size: int = size  # of the file
+        self.warnings: list[str] = warnings
+        self.starts_norms: Callable[[int], bool] = starts_norms  # whether a chunk of norms begins at an offset
+
+    @property
+    def payload(self) -> int:
+        """Offset of the fields."""
+        return self.position + CHUNK.size
+
+    def lands(self, end: int, *, last: bool = False) -> bool:
+        """Whether the file ends at `end` or, unless this must be the `last` chunk, norms begin there."""
+        return end == self.size or (not last and end < self.size and self.starts_norms(end))
+
+    def unpack(self, fields: Struct, raw: bytes, what: str) -> tuple[Any, ...]:
+        """Return the fields. Raises `TruncatedError` if the file ends within them."""
+        if len(raw) < fields.size:
+            raise cut_off(f"the fields of the {what}", self.size, self.payload + fields.size, field=what)
+        return fields.unpack_from(raw)
+
+    def place(self, what: str, fields: int, nbytes: int, width: int, *, last: bool = False) -> tuple[int, int]:
+        """Return the offset of the data and the end of the chunk.
+
+        The chunk's length tells its padding. If it leads neither to the end of the file nor to norms, but the padding
+        that writers use does, that padding is taken, with a warning.
+
+        Parameters
+        ----------
+        what : str
+        fields : int
+            Bytes of the fields before the padding.
+        nbytes, width : int
+            Bytes of the data, and of its widest element.
+        last : bool
+            Whether only the end of the file may follow.
+        """
+        start, declared = self.payload + fields, self.payload + self.length
+        padding, most = declared - start - nbytes, max(_PADDING_MOST, width)
+        sound = 0 <= padding <= most
+        if sound and self.lands(declared, last=last):
+            return start + padding, declared
+        data = start + width - start % width
+        cut = sound and declared > self.size  # by a few bytes, which the padding that writers put there may make up for
+        if not cut and self.lands(data + nbytes, last=last) and data + nbytes != declared:
+            taken = f"its contents take {data + nbytes - self.payload} bytes (at byte {self.position + 4})"
+            self.warnings.append(f"the length of the {what} chunk is {self.length}, and {taken}")
+            return data, data + nbytes
+        if cut or start + nbytes > self.size:
+            raise cut_off(f"the data of the {what}", self.size, declared if cut else start + nbytes, field=what)
+        if not sound:
+            cls = TruncatedError if declared > self.size else LayoutError
+            wanted = start + nbytes - self.payload
+            expected = f"{wanted} to {wanted + most}: fields, padding and data"
+            msg = f"length of the {what} chunk"
+            raise cls(msg, field="chunk_len", offset=self.position + 4, actual=self.length, expected=expected)
+        return start + padding, declared
+
+
+def _check_size(nbytes: int, what: str, offset: int) -> None:
+    if nbytes > INT64_MAX:
+        msg = f"the product of the shape of the {what} exceeds 2**63 - 1 bytes"
+        raise LayoutError(msg, field="shape", offset=offset)
+
+
+def read_matrix(placing: Placing, raw: bytes) -> Block:
+    """Read the fields of a plain matrix."""
+    rows, cols, code = placing.unpack(MATRIX_FIELDS, raw, "matrix")
+    at = placing.payload + 12
+    if code >= len(TYPES) or TYPES[code] is None:
+        what = f"type of the matrix ({TYPE_NAMES[code]})" if code < len(TYPES) else "type of the matrix"
+        raise UnsupportedError(what, field="type", offset=at, actual=code, expected=f"one of {KNOWN_TYPES}")
+    width = BITS[code] // 8
+    nbytes = rows * cols * width
+    # numpy multiplies the other dimensions of an empty matrix too.
+    _check_size(max(rows, 1) * max(cols, 1) * width, "matrix", placing.payload)
+    data, end = placing.place("matrix", MATRIX_FIELDS.size, nbytes, width)
+    padding, declared = placing.payload + MATRIX_FIELDS.size, placing.payload + placing.length
+    return Block(code, (rows, cols), placing.position, padding, data, end, None, declared)
+
+
+def read_product(placing: Placing, raw: bytes) -> Block:
+    """Read the fields of a product-quantised matrix."""
+    from weightmap.quant import PQShape  # noqa: PLC0415 - only quantised matrices need it
+
+    values = placing.unpack(QUANTIZED_FIELDS, raw, "quantised matrix")
+    fields = dict(zip(QUANTIZED_NAMES, values, strict=True))
+    _check_product(placing, fields)
+    rows, width, parts = fields["rows"], fields["reconstructed_len"], fields["quantized_len"]
+    product = PQShape(parts, fields["n_centroids"], bool(fields["projection"]), bool(fields["norms"]))
+    nbytes = sum(product_sizes((rows, width), product))
+    _check_size(nbytes, "quantised matrix", placing.payload)
+    _check_size(max(rows, 1) * width * 4, "quantised matrix", placing.payload)
+    data, end = placing.place("quantised matrix", QUANTIZED_FIELDS.size, nbytes, 4)
+    padding, declared = placing.payload + QUANTIZED_FIELDS.size, placing.payload + placing.length
+    return Block(PQ_CODE, (rows, width), placing.position, padding, data, end, product, declared)
+
+
+def product_sizes(shape: tuple[int, ...], product: PQShape) -> tuple[int, int, int, int]:
+    """Return the bytes of projection, codebooks, norms and codes, in file order."""
+    rows, width = shape
+    return (
+        4 * width * width if product.projection else 0,
+        4 * product.n_centroids * width,
+        4 * rows if product.norms else 0,
+        rows * product.quantized_len,
+    )
+
+
+def _check_product(placing: Placing, fields: dict[str, int]) -> None:
+    def fail(name: str, expected: str, cls: type[FormatError] = FormatError) -> None:
+        at = placing.payload + QUANTIZED_AT[name]
+        what = f"{name} of the quantised matrix"
+        raise cls(what, field=name, offset=at, actual=fields[name], expected=expected)
+
+    for name in ("projection", "norms"):
+        if fields[name] > 1:
+            fail(name, "0 or 1")
+    for name, code in (("quantized_type", U8_CODE), ("reconstructed_type", F32_CODE)):
+        if fields[name] != code:
+            fail(name, f"{code} ({TYPE_NAMES[code]})", UnsupportedError)
+    parts, width = fields["quantized_len"], fields["reconstructed_len"]
+    if not 0 < parts <= width or width % parts:
+        fail("quantized_len", f"a divisor of reconstructed_len, {width}")
+    if not 0 < fields["n_centroids"] <= MAX_CENTROIDS:
+        fail("n_centroids", f"1 to {MAX_CENTROIDS}: codes are bytes")
+
+
+def read_norms(placing: Placing, raw: bytes, words: int | None) -> Block:
+    """Read the fields of the norms; `words` is the number of words, None without a vocabulary."""
+    count, code = placing.unpack(NORMS_FIELDS, raw, "norms")
+    if code != F32_CODE:
+        what, expected = "type of the norms", f"{F32_CODE} ({TYPE_NAMES[F32_CODE]})"
+        raise UnsupportedError(what, field="type", offset=placing.payload + 8, actual=code, expected=expected)
+    if words is not None and count != words:
+        expected = f"{words}, the number of words"
+        raise LayoutError("number of norms", field="n_norms", offset=placing.payload, actual=count, expected=expected)
+    nbytes = 4 * count
+    _check_size(nbytes, "norms", placing.payload)
+    data, end = placing.place("norms", NORMS_FIELDS.size, nbytes, 4, last=True)
+    padding, declared = placing.payload + NORMS_FIELDS.size, placing.payload + placing.length
+    return Block(F32_CODE, (count,), placing.position, padding, data, end, None, declared)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The metadata of finalfusion: TOML, bounded by keys and depth before it is parsed.
+
+# Most parts of keys, dotted keys and table names included. The parser keeps up to two kilobytes for each.
+MOST_KEYS = 1 << 16
+# The pieces of a document: comments and strings, which are skipped, and the signs of its structure. An unclosed string
+# ends with the line or the document; the parser reports it later.
+_TOML_PIECE = r"""(?xs)
+    \#[^\n]*+
+    | \"""(?:[^"\\]++|\\.|"(?!""))*+(?:\"""\"{0,2})?
+    | '''(?:[^']++|'(?!''))*+(?:'''\'{0,2})?
+    | "(?:[^"\\\n]++|\\[^\n])*+"?
+    | '[^'\n]*+'?
+    | (?P<sign>[\n.=,\[\]{}])"""
+_SIGNS = ".=[{"
+
+
+class TooDeepError(ValueError):
+    """Something is nested too deeply."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it is nested more than {DEEPEST} deep")
+
+
+def loads(text: str) -> dict[str, Any]:
+    """Parse a document.
+
+    Raises
+    ------
+    LimitError
+        When it has more than `MOST_KEYS` keys.
+    ValueError
+        `TooDeepError` for nesting deeper than `DEEPEST`; that of `tomllib` for any other defect.
+    """
+    import tomllib  # noqa: PLC0415 - takes 5 ms, needed when metadata is used
+
+    if sum(map(text.count, _SIGNS)) > DEEPEST:  # each key and each level has one of these
+        _check(found["sign"] for found in re.finditer(_TOML_PIECE, text))
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:  # the caller has used up most of the stack
+        raise TooDeepError from None
+    if not shallow(content):
+        raise TooDeepError
+    return content
+
+
+def _check(signs: Iterable[str | None]) -> None:
+    """Check the parts of keys, and the depth of arrays and inline tables, by the signs of a document."""
+    keys = 0
+    parts = 1  # of the current key
+    opened: list[str] = []
+    in_key, in_name = True, False  # in a key or a table's name; in the latter, in brackets at the beginning of a line
+    for sign in signs:
+        if sign is None:
+            continue
+        if sign == "." and in_key:
+            parts += 1
+        elif sign == "=":
+            keys, parts, in_key = keys + parts, 1, False
+        elif sign == "\n" and not opened:
+            keys, parts, in_key, in_name = keys + in_name * parts, 1, True, False
+        elif sign == "[" and in_key and not opened:
+            in_name = True
+        elif sign in "[{":
+            opened.append(sign)
+            in_key = sign == "{"
+        elif sign in "]}" and opened:
+            opened.pop()
+            in_key = False
+        elif sign == ",":
+            in_key = opened[-1:] == ["{"]
+        if parts > DEEPEST or len(opened) > DEEPEST:
+            raise TooDeepError
+        if keys > MOST_KEYS:
+            what, expected = "number of keys in the metadata", f"at most {MOST_KEYS}"
+            raise LimitError(what, field="metadata", actual=f"more than {MOST_KEYS}", expected=expected)
+
+
+def shallow(content: Any) -> bool:
+    """Whether content is nested at most `DEEPEST` deep, found without recursion."""
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return True
+    return False
+
+
+class TomlDocument(dict[str, Any]):
+    """The content of a TOML document with its text, so that it is written again with its comments and order.
+
+    ``TensorFile.metadata`` is a read-only view of one; its ``copy()`` returns the document.
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, content: Mapping[str, Any], text: str) -> None:
+        super().__init__(content)
+        self.text: str = text
+
+    def copy(self) -> TomlDocument:
+        """Return a document with the same content and text."""
+        return TomlDocument(self, self.text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TomlDocument, (dict(self), self.text)
+
+
+def load_metadata(raw: bytes, offset: int) -> TomlDocument:
+    """Parse a TOML document at `offset` of the file. Dates and times become `datetime` objects.
+
+    Raises
+    ------
+    FormatError
+        For bytes that are not UTF-8, bad syntax, numbers of thousands of digits, and nesting deeper than 128.
+    LimitError
+        For more than 65,536 keys.
+    """
+
+    def fail(reason: str, at: int = 0) -> FormatError:
+        return FormatError(f"the metadata is not valid TOML: {reason}", field="metadata", offset=offset + at)
+
+    try:
+        text = raw.decode()
+        return TomlDocument(loads(text), text)
+    except UnicodeDecodeError as error:
+        raise fail(f"it is not UTF-8 ({error.reason})", error.start) from None
+    except LimitError as error:
+        error.offset = offset
+        raise
+    except ValueError as error:  # from the parser, int or datetime
+        reason = "a number has too many digits" if "digits" in str(error) else str(error)[:200]
+        raise fail(reason) from None
+
+
+# ----------------------------------------------------------------------------------------------------
+# The strings of vocabularies, walked at the first use and decoded one by one.
+
+
+class VocabStrings:
+    """The words and n-grams of a vocabulary, over mapped or private bytes.
+
+    Parameters
+    ----------
+    source : Source
+    vocab : VocabChunk
+    octets : callable
+        Returns the bytes of the file from one offset to another.
+    distinct : int or None
+        Rows that n-grams have in the matrix; None without a matrix.
+    unique : bool
+        Whether indexing refuses repeated strings.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        vocab: VocabChunk,
+        octets: Callable[[int, int], Any],
+        distinct: int | None,
+        *,
+        unique: bool,
+    ) -> None:
+        self._source = source
+        self._vocab = vocab
+        self._octets = octets
+        self._distinct = distinct
+        self._unique = unique
+
+    def words(self) -> UniqueStrings:
+        """Walk the vocabulary and return its words. Raises `LayoutError` if it does not end with its chunk."""
+        vocab = self._vocab
+        data = self._section(vocab.words)
+        bounds = np.empty(vocab.n_words + 1, np.uint32)
+        walked = scans.walk_strings(data, vocab.n_words, 4, bounds)
+        if walked < 0:
+            self._fail(f"word {-1 - walked} of {vocab.n_words} runs past it")
+        if vocab.id == EXPLICIT:
+            count, begin = self._ngrams_at(vocab.words + walked)
+            data_of_ngrams = self._section(begin)
+            size, done = scans.skip_strings(data_of_ngrams, count, 0 if vocab.spec else INDEX)
+            if done < count:
+                self._fail(f"n-gram {done} of {count} runs past it")
+            walked = begin + size - vocab.words
+        if walked != len(data):
+            self._fail(f"words and n-grams end at byte {vocab.words + walked}")
+        return self._table(data, bounds, 4, "word")
+
+    def ngrams(self) -> tuple[UniqueStrings, NDArray[np.uint64]]:
+        """Return the n-grams of an explicit vocabulary and their indices, shape (n_ngrams,)."""
+        try:
+            return self._ngrams()
+        except TensorFileError as error:
+            raise error.located(path=self._source.name, format="finalfusion") from None
+
+    def _ngrams(self) -> tuple[UniqueStrings, NDArray[np.uint64]]:
+        vocab = self._vocab
+        data = self._section(vocab.words)
+        words = scans.walk_strings(data, vocab.n_words, 4)
+        if words < 0:
+            self._fail(f"word {-1 - words} of {vocab.n_words} runs past it")
+        count, begin = self._ngrams_at(vocab.words + words)
+        data = self._section(begin)
+        check_count(count, 4 if vocab.spec else 12, len(data), "n-grams", vocab.offset)
+        if vocab.spec:
+            bounds, indices = np.empty(count + 1, np.uint32), np.arange(count, dtype=np.uint64)
+            walked = scans.walk_strings(data, count, 4, bounds)
+        else:
+            walked, bounds, indices = scans.walk_indexed(data, count)
+        if walked < 0:
+            self._fail(f"n-gram {-1 - walked} of {count} runs past it")
+        if walked != len(data):
+            self._fail(f"n-grams end at byte {begin + walked}")
+        self._check_indices(indices)
+        return self._table(data, bounds, 4 if vocab.spec else 12, "n-gram"), indices
+
+    def _check_indices(self, indices: NDArray[np.uint64]) -> None:
+        """Refuse indices beyond the matrix's rows for n-grams, and rows without an index."""
+        if self._distinct is None:
+            return
+        beyond = np.flatnonzero(indices >= self._distinct)
+        if len(beyond):
+            first = int(beyond[0])
+            what, actual = f"index of n-gram {first}", int(indices[first])
+            expected = f"less than {self._distinct}, the rows that the matrix has for n-grams"
+            raise LayoutError(what, field="index", offset=self._vocab.offset, actual=actual, expected=expected)
+        # Not an array of all rows: a matrix without columns may declare any number of them.
+        named = np.zeros(min(self._distinct, len(indices)), np.bool_)
+        named[indices.astype(np.intp)[indices < len(named)]] = True
+        if len(named) != self._distinct or not named.all():
+            rows = self._vocab.n_words + self._distinct
+            expected = f"{self._vocab.n_words + len(np.unique(indices))}, one for each word and distinct n-gram index"
+            raise LayoutError("number of rows", field="rows", offset=self._vocab.end, actual=rows, expected=expected)
+
+    def _section(self, begin: int) -> Any:
+        """Return the bytes from `begin` to the end of the vocabulary."""
+        size = self._vocab.end - begin
+        if size > MAX_STRINGS:
+            what = "bytes of words or n-grams"
+            expected = f"at most {MAX_STRINGS}, which this library can address"
+            raise UnsupportedError(what, field="vocabulary", offset=begin, actual=size, expected=expected)
+        return self._octets(begin, self._vocab.end)
+
+    def _ngrams_at(self, position: int) -> tuple[int, int]:
+        """Return the number of n-grams and their offset; `position` is the end of the words."""
+        vocab = self._vocab
+        if vocab.n_ngrams is not None:
+            return vocab.n_ngrams, position
+        raw = bytes(self._octets(position, min(position + U64.size, vocab.end)))
+        if len(raw) < U64.size:
+            self._fail("the number of n-grams runs past it")
+        return U64.unpack(raw)[0], position + U64.size
+
+    def _table(self, data: Any, bounds: NDArray[np.uint32], gap: int, what: str) -> UniqueStrings:
+        table = UniqueStrings(data, bounds, gap, what)
+        table.strict, table.end = self._unique, self._vocab.end
+        table.path, table.format = self._source.name, "finalfusion"
+        return table
+
+    def _fail(self, how: str) -> NoReturn:
+        vocab = self._vocab
+        msg = f"the {TITLES[vocab.id]} ends at byte {vocab.end}, where the next chunk begins, but {how}"
+        raise LayoutError(msg, field="vocabulary", offset=vocab.offset - CHUNK.size)
+
+
+class UniqueStrings(StringTable):
+    """Strings that must be unique; if `strict`, building the index refuses repeated ones."""
+
+    __slots__ = ("strict",)
+    strict: bool
+
+    def _build(self) -> tuple[int, int, int]:
+        found = super()._build()
+        if found[0] and self.strict:
+            self._find = self._slots = None
+            raise self.repeated(*found)
+        return found
+
+    def repeated(self, count: int, second: int, first: int) -> LayoutError:
+        """Return the error for `count` repeated strings; `second` is the first of them, `first` its original."""
+        what = self._what
+        more = f", and {count - 1} more are repeated" if count > 1 else ""
+        msg = f"{what}s {first} and {second} are both {self[second]!r}{more}: {what}s must be unique"
+        return LayoutError(msg, field=what, offset=self._offset(second), path=self.path, format=self.format)
+
+
+def read_vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
+    """Return the vocabulary, to be read at its first use."""
+    distinct = None if storage is None else storage.shape[0] - vocab.n_words
+    strings = VocabStrings(source, vocab, source.section, distinct, unique=strict)
+    return Vocabulary(strings.words, vocab.n_words, subwords=subwords_of(vocab, distinct, strings))
+
+
+def subwords_of(vocab: VocabChunk, distinct: int | None, strings: VocabStrings) -> Subwords | None:
+    """Return the subwords of a vocabulary; None for a simple one."""
+    if vocab.id == SIMPLE:
+        return None
+    kind = KINDS[vocab.id]
+    if vocab.id != EXPLICIT:
+        return Subwords(kind, vocab.n_words, vocab.min_n, vocab.max_n, vocab.size)
+    size = distinct if distinct is not None else vocab.n_ngrams or 0
+    return Subwords(kind, vocab.n_words, vocab.min_n, vocab.max_n, size, strings.ngrams)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The checks of `TensorFile.verify` in a finalfusion file: everything that opening leaves unread.
+
+
+def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
+    """Check the whole file, reading each byte once, and that its chunks have not changed since opening.
+
+    `chunks` are those that were found then, `again` those of today.
+    """
+    if again != chunks:
+        msg = "the chunks changed after the file was opened"
+        raise LayoutError(msg, field="chunk", offset=0)
+    run.checked("header and chunks: order, sizes, rows")
+    _compare_list(run, chunks)
+    if chunks.metadata is not None:
+        offset, size = chunks.metadata
+        run.until(offset)
+        load_metadata(run.read(offset, size), offset)
+        run.checked("metadata")
+    if chunks.vocab is not None:
+        run.until(chunks.vocab.words)
+        _verify_vocabulary(run, chunks)
+    for what, block in (("embeddings", chunks.storage), ("norms", chunks.norms)):
+        if block is None:
+            continue
+        run.until(block.padding)
+        _verify_padding(run, block)
+        if block.product is not None:
+            _verify_codes(run, block)
+        elif what == "norms":
+            _verify_norms(run, block)
+    run.rest()
+
+
+def _compare_list(run: Verification, chunks: Chunks) -> None:
+    if chunks.listed != chunks.found:
+        listed = "too many" if chunks.listed is None else ", ".join(map(str, chunks.listed)) or "none"
+        found = ", ".join(f"{id_} {TITLES[id_]}" for id_ in chunks.found)
+        run.warn(f"the header lists other chunks ({listed}) than there are ({found})")
+
+
+def _verify_vocabulary(run: Verification, chunks: Chunks) -> None:
+    vocab = chunks.vocab
+    assert vocab is not None  # noqa: S101 - the caller has checked
+    # Private bytes cannot change between two checks.
+    raw = np.frombuffer(run.read(vocab.words, vocab.end - vocab.words), np.uint8)
+    distinct = None if chunks.storage is None else chunks.storage.shape[0] - vocab.n_words
+
+    def octets(begin: int, end: int) -> NDArray[np.uint8]:
+        return raw[begin - vocab.words : end - vocab.words]
+
+    strings = VocabStrings(run.source, vocab, octets, distinct, unique=False)
+    _verify_strings(run, strings.words())
+    run.checked("words: ends, UTF-8, no repetition")
+    if vocab.id == EXPLICIT:
+        table, indices = strings.ngrams()
+        _verify_strings(run, table)
+        _verify_numbering(run, vocab, table, indices)
+        run.checked("n-grams: ends, UTF-8, no repetition, indices")
+
+
+def _verify_strings(run: Verification, table: UniqueStrings) -> None:
+    bad = table.not_utf8()
+    if bad >= 0:
+        table[bad]  # raises the error for this string
+    found = table.duplicates()
+    if found[0]:
+        run.tolerate(table.repeated(*found))
+
+
+def _verify_numbering(run: Verification, vocab: VocabChunk, table: UniqueStrings, indices: NDArray[np.uint64]) -> None:
+    """Warn of indices that some readers ignore: these number n-grams by first appearance instead."""
+    if not numbered(indices):
+        run.warn("indices of n-grams are not numbered by first appearance, as some readers number them")
+    wrong = sum(not vocab.min_n <= len(ngram) <= vocab.max_n for ngram in table)
+    if wrong:
+        run.warn(f"n-grams shorter than {vocab.min_n} or longer than {vocab.max_n} characters: {wrong}")
+
+
+def numbered(indices: NDArray[np.uint64]) -> bool:
+    """Whether indices are numbered from 0 on by first appearance."""
+    if not len(indices):
+        return True
+    highest = np.maximum.accumulate(indices)
+    return bool(indices[0] == 0 and (indices[1:] <= highest[:-1] + np.uint64(1)).all())
+
+
+def _verify_padding(run: Verification, block: Block) -> None:
+    padding = run.read(block.padding, block.data - block.padding)
+    if any(padding):
+        run.tolerate(nonzero_padding("before the data", block.padding))
+    width = 4 if block.product is not None else BITS[block.code] // 8
+    if block.data % width:
+        run.warn(f"the data at byte {block.data} is not aligned: elements have {width} bytes")
+
+
+def _verify_codes(run: Verification, block: Block) -> None:
+    """Read a quantised matrix, and check that every code has a centroid."""
+    product = block.product
+    assert product is not None  # noqa: S101 - the caller has checked
+    projection, codebooks, norms, size = product_sizes(block.shape, product)
+    start = block.data + projection + codebooks
+    run.until(start)
+    if norms:
+        bad = _count_bad(run, start, norms)
+        if bad:
+            run.warn(f"norms of quantised rows that are NaN, infinite or negative: {bad}")
+    start += norms
+    if product.n_centroids == 256:  # every value of a byte is valid
+        run.until(start + size)
+    else:
+        position = start
+        for chunk in run.chunks(start, size):
+            codes = np.frombuffer(chunk, np.uint8)
+            if codes.max() >= product.n_centroids:
+                at = position + int(np.argmax(codes >= product.n_centroids))
+                row, part = divmod(at - start, product.quantized_len)
+                what = f"code {part} of row {row}"
+                expected = f"less than {product.n_centroids}, the number of centroids"
+                actual = int(codes[at - position])
+                raise QuantError(what, field="codes", offset=at, actual=actual, expected=expected)
+            position += len(codes)
+    run.checked("codes of the quantised matrix")
+
+
+def _verify_norms(run: Verification, block: Block) -> None:
+    bad = _count_bad(run, block.data, block.end - block.data)
+    if bad:
+        run.warn(f"norms that are NaN, infinite or negative: {bad}")
+    run.checked("norms")
+
+
+def _count_bad(run: Verification, start: int, size: int) -> int:
+    bad = 0
+    for chunk in run.chunks(start, size):
+        values = np.frombuffer(chunk, "<f4")
+        bad += int((~(np.isfinite(values) & (values >= 0))).sum())
+    return bad
+
+
 LAYOUTS = ("upstream", "spec")
 
 _NAMES = ("embeddings", "norms")
@@ -163,11 +989,11 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     def load() -> dict[str, Any]:
         if metadata is None:
             return {}
-        found: dict[str, Any] = _load_metadata(source.pread(*metadata), metadata[0])
+        found: dict[str, Any] = load_metadata(source.pread(*metadata), metadata[0])
         return found
 
     def check(run: Verification) -> None:
-        _verify(run, chunks, walk(source, b"", run.options, []))
+        verify(run, chunks, walk(source, b"", run.options, []))
 
     layout = "spec" if vocab is not None and vocab.spec else "upstream"
     content = Content(layout, table, load, check, warnings)
@@ -175,7 +1001,7 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     if storage is not None and storage.product is not None:
         content.table.quantized = _Decoder(storage, source.name)
     if vocab is not None:
-        content.load_vocab = lambda: _read_vocabulary(source, vocab, storage, strict=options.strict)
+        content.load_vocab = lambda: read_vocabulary(source, vocab, storage, strict=options.strict)
     return content
 
 
@@ -184,7 +1010,7 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
     parts = [(name, block) for name, block in zip(_NAMES, (chunks.storage, chunks.norms), strict=True) if block]
     names = [name.encode() for name, _ in parts]
     blocks = [block for _, block in parts]
-    columns = native.Columns(
+    columns = scans.Columns(
         b"".join(names),
         np.array([0, *accumulate(map(len, names))], np.uint32),
         np.array([block.code for block in blocks], np.uint8),
@@ -363,7 +1189,7 @@ class _Walk:
             return vocab
         taken = f"its words and n-grams take {end - vocab.offset} bytes (at byte {position + 4})"
         self._warnings.append(f"the length of the {TITLES[id_]} chunk is {length}, and {taken}")
-        return vocab.replaced(end=end)
+        return vocab._replace(end=end)
 
     def _leads_to_storage(self, vocab: VocabChunk) -> bool:
         """Whether the vocabulary's length leads to a whole storage chunk with the rows that the vocabulary needs."""

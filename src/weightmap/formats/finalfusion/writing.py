@@ -9,7 +9,7 @@ import numpy as np
 
 from weightmap.errors import LimitError, MissingDependencyError, counted
 from weightmap.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse
-from weightmap.formats.finalfusion.layout import (
+from weightmap.formats.finalfusion import (
     BUCKET,
     CHUNK,
     EXPLICIT,
@@ -36,9 +36,11 @@ from weightmap.formats.finalfusion.layout import (
     U64,
     UPSTREAM_FIELDS,
     VERSION,
+    TomlDocument,
+    loads,
+    numbered,
+    shallow,
 )
-from weightmap.formats.finalfusion.metadata import TomlDocument, loads, shallow
-from weightmap.formats.finalfusion.verify import numbered
 from weightmap.io.sink import WritePlan
 from weightmap.options import DEEPEST
 

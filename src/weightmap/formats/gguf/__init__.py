@@ -48,58 +48,632 @@ from __future__ import annotations
 
 import functools
 import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from weightmap import native
+import numpy as np
+
 from weightmap.dtypes import DECLARED, DTYPES, GGML_SCHEMES, SCHEMES, DType
-from weightmap.errors import UnsupportedError, cut_off
-from weightmap.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
-from weightmap.formats.gguf.header import (
-    ALIGNMENT,
-    ARRAY,
-    BLOCKS,
-    DENSE,
-    MAGIC,
-    OPAQUE,
-    SPECIAL_IDS,
-    SPLIT_COUNT,
-    SPLIT_NO,
-    SPLIT_TENSORS,
-    STRING,
-    TOKENS,
-    TYPES,
-    Header,
-    aligned,
-    integer,
-    locate,
-    read_header,
+from weightmap.errors import (
+    FormatError,
+    LayoutError,
+    LimitError,
+    Remedy,
+    UnsupportedError,
+    cut_off,
+    nonzero_padding,
+    quoted,
+    too_many,
 )
+from weightmap.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
+from weightmap.index.strings import StringTable
 from weightmap.io.open_source import called
 from weightmap.lazy import later
+from weightmap.native import access, checksums, scans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from typing import overload
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.index.row import Row
-    from weightmap.index.strings import StringTable
+    from weightmap.formats._verification import Verification
+    from weightmap.index.table import Row, Table
     from weightmap.io.source import Source
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
+
+# Turns faults of the GGUF scan into errors with a message.
+
+_HINT = "(was the download complete?)"
+_LENIENT = Remedy("{} reads the other tensors, and shows the bytes of this one", "strict", value=False)
+# For each kind of fault: the class of the error, what is wrong, its field (if any), and what was expected.
+_WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
+    "GGUF_KEY": (FormatError, "length of its key", "key", "at most {}"),
+    "GGUF_KEY_UTF8": (FormatError, "its key is not UTF-8", "key", ""),
+    "GGUF_TYPE": (UnsupportedError, "type of a value", "value_type", "less than {}"),
+    "GGUF_BOOL": (FormatError, "a bool", "value", "0 or 1"),
+    "GGUF_UTF8": (FormatError, "its value is not UTF-8", "value", ""),
+    "GGUF_DEPTH": (LimitError, "depth of nested arrays", "value", "at most {}"),
+    "GGUF_BLOCK": (LayoutError, "its first dimension", "dimensions", "a multiple of {}, the elements of a block"),
+    "TABLE_NDIM": (FormatError, "n_dimensions", "n_dimensions", "0 to {}"),
+    "TABLE_DTYPE": (UnsupportedError, "type", "type", "one of {types}"),
+    "TABLE_OVERFLOW": (LayoutError, "the product of its shape exceeds 2**63 - 1 bytes", "dimensions", ""),
+    "TABLE_RANGE": (LayoutError, "offset", "offset", "at most {}, or the end of the tensor overflows"),
+}
+
+
+def check(
+    fault: access.Fault,
+    scan: scans.GGUFHeader,
+    data: bytes | bytearray,
+    source: Source,
+    options: Options,
+    types: Mapping[int, str],
+    *,
+    of_tensors: bool,
+) -> None:
+    """Raise the error for a fault of a scan that knows `types`, by their codes.
+
+    Keys with colliding hashes are compared first: they may all differ.
+    """
+    kind, at, actual, expected = fault.kind, fault.at, fault.actual, fault.expected
+    if kind == "NAME_FLOOD":
+        first, second = _repeated(data, scan)
+        if second < 0:
+            return
+        raise _twice(data, scan, first, second)
+    if kind == "NAME_DUPLICATE":
+        raise _twice(data, scan, expected, fault.row)
+    if kind in ("GGUF_END", "GGUF_COUNT"):
+        wanted = at + (expected if kind == "GGUF_END" else actual)
+        if scan.limit < source.size and wanted <= source.size:
+            # A count tells only the least size of the items: the header needs at least one byte more than the limit.
+            most = max(wanted, scan.limit + 1)
+            options.limits.check("max_header_bytes", most, "size of the header (or more)", offset=at)
+            raise LimitError(
+                "size of the header", offset=at, actual=most, expected=f"at most {scan.limit}, for 32-bit positions"
+            )
+    label = f"tensor info {fault.row}" if of_tensors else _label(data, scan, fault)
+    known = ", ".join(f"{code} {name}" for code, name in types.items())
+    raise _error(fault, label, source.size, known, field="tensor_infos" if of_tensors else "metadata_kv")
+
+
+def _error(fault: access.Fault, label: str, size: int, types: str, field: str) -> FormatError:
+    if fault.kind == "GGUF_END":
+        return cut_off(f"{label} {_HINT}", size, fault.at + fault.expected, field=field)
+    if fault.kind == "GGUF_COUNT":
+        what = f"the file ends within {label} {_HINT}: a count or length"
+        return too_many(what, fault.actual, fault.expected, field=field, offset=fault.at)
+    cls, what, its_field, expected = _WORDS.get(fault.kind, (FormatError, "the header is damaged", "", ""))
+    error = cls(f"{label}: {what}", field=its_field or field, offset=fault.at)
+    if expected:
+        error.actual, error.expected = fault.actual, expected.format(fault.expected, types=types)
+    if fault.kind == "TABLE_DTYPE" and fault.expected:  # not strict, and more types than a table tells apart
+        error.expected = f"one of {types}, or of at most {fault.expected} others"
+    elif fault.kind == "TABLE_DTYPE":
+        error.remedy = _LENIENT
+    return error
+
+
+def _label(data: bytes | bytearray, scan: scans.GGUFHeader, fault: access.Fault) -> str:
+    """Name a key-value by its number, and by its key if that can be read."""
+    label = f"key-value {fault.row}"
+    width = 4 if scan.version == 1 else 8
+    begin = scan.pos + width
+    length = int.from_bytes(data[scan.pos : begin], "big" if scan.big else "little")
+    if fault.at < begin + length:
+        return label
+    return f"{label}, {quoted(data[begin : begin + length].decode(errors='replace'))}"
+
+
+def _repeated(data: bytes | bytearray, scan: scans.GGUFHeader) -> tuple[int, int]:
+    """Return the numbers of the first two equal keys, or (-1, -1); Python's hashes cannot be forced to collide."""
+    seen: dict[bytes, int] = {}
+    for row, (first, last) in enumerate(scan.keys().tolist()):
+        other = seen.setdefault(bytes(data[first:last]), row)
+        if other != row:
+            return other, row
+    return -1, -1
+
+
+def _twice(data: bytes | bytearray, scan: scans.GGUFHeader, first: int, second: int) -> LayoutError:
+    begin, end = scan.keys()[second].tolist()
+    key = quoted(bytes(data[begin:end]).decode(errors="replace"))
+    what = f"key-values {first} and {second} both have the key {key}"
+    return LayoutError(what, field="key", offset=begin - (4 if scan.version == 1 else 8))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Reads the header of a GGUF file, whose end only a scan (in C) can find, and finds its key-values.
+
+MAGIC = b"GGUF"
+U32, STRING, ARRAY = 4, 8, 9
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+# Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.
+DENSE = {
+    "float32": 0,
+    "float16": 1,
+    "int8": 24,
+    "int16": 25,
+    "int32": 26,
+    "int64": 27,
+    "float64": 28,
+    "bfloat16": 30,
+}
+OPAQUE = {"q8_1": 9, "q8_k": 15}
+CODES = DENSE | OPAQUE | GGML_SCHEMES
+TYPES = {code: name for name, code in CODES.items()}
+# Types in blocks: elements and bytes of one.
+BLOCKS = {name: scans.ggml_block(code) for name, code in GGML_SCHEMES.items()}
+BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292)}
+DEFAULT_ALIGNMENT, ALIGNMENT_UNIT = 32, 8
+ALIGNMENT = "general.alignment"
+TOKENS = "tokenizer.ggml.tokens"
+SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
+# The keys of each special id, by our names. gguf-py misspells "separator".
+SPECIAL_IDS: dict[str, tuple[str, ...]] = {
+    "bos": ("tokenizer.ggml.bos_token_id",),
+    "eos": ("tokenizer.ggml.eos_token_id",),
+    "unk": ("tokenizer.ggml.unknown_token_id",),
+    "pad": ("tokenizer.ggml.padding_token_id",),
+    "sep": ("tokenizer.ggml.separator_token_id", "tokenizer.ggml.seperator_token_id"),
+    "cls": ("tokenizer.ggml.cls_token_id",),
+    "mask": ("tokenizer.ggml.mask_token_id",),
+}
+VERSIONS = (1, 2, 3)
+# Bytes of the second read, if the first page does not hold the header; each further read doubles the total.
+_FIRST = 1 << 16
+_POSITIONS = access.U32_MAX - 1
+_NATIVE = scans.gguf_types(
+    [(code, *BLOCKS[name]) if name in BLOCKS else (code, 1, DTYPES[name].bits >> 3) for code, name in TYPES.items()]
+)
+
+
+def aligned(size: int, alignment: int) -> int:
+    """Round `size` up to a multiple of the alignment."""
+    return -(-size // alignment) * alignment
+
+
+class Header:
+    """A header in private bytes.
+
+    Attributes
+    ----------
+    path : str
+        Name of the file, for messages.
+    data : bytes or bytearray
+        The file from its beginning, at least to the end of the header.
+    scan : GGUFHeader
+        Result of the scan.
+    order : str
+        Byte order of numbers, as `struct` spells it: "<" or ">".
+    alignment : int
+    end, base : int
+        End of the header, and beginning of the data section.
+    """
+
+    __slots__ = ("_octets", "alignment", "base", "data", "end", "order", "path", "scan", "version")
+
+    def __init__(self, path: str, data: bytes | bytearray, scan: scans.GGUFHeader, version: int) -> None:
+        self.path: str = path
+        self.data: bytes | bytearray = data
+        self.scan: scans.GGUFHeader = scan
+        self.version: int = version
+        self.order = ">" if scan.big else "<"
+        self.end: int = scan.end
+        self._octets: NDArray[np.uint8] | None = None
+        self.alignment: int = self._find_alignment()
+        self.base: int = aligned(self.end, self.alignment)
+
+    @property
+    def octets(self) -> NDArray[np.uint8]:
+        """The bytes as a read-only array."""
+        octets = self._octets
+        if octets is None:
+            octets = self._octets = np.frombuffer(self.data, np.uint8)
+            octets.flags.writeable = False
+        return octets
+
+    @property
+    def width(self) -> int:
+        """Bytes of a length or count."""
+        return 4 if self.version == 1 else 8
+
+    def find(self, key: str) -> int:
+        """Return the position of the value (its type) of a key, or -1."""
+        return self.scan.find(self.data, key.encode())
+
+    def u32(self, at: int) -> int:
+        """Return the u32 at position `at`, such as a type."""
+        return int(struct.unpack_from(f"{self.order}I", self.data, at)[0])
+
+    def count(self, at: int) -> int:
+        """Return the length or count at position `at`."""
+        return int(struct.unpack_from(f"{self.order}{'I' if self.version == 1 else 'Q'}", self.data, at)[0])
+
+    def array(self, at: int) -> tuple[int, int, int]:
+        """Return type, number and first position of the items of the array whose item type is at `at`."""
+        return self.u32(at), self.count(at + 4), at + 4 + self.width
+
+    def _find_alignment(self) -> int:
+        at = self.find(ALIGNMENT)
+        if at < 0:
+            return DEFAULT_ALIGNMENT
+        kind = self.u32(at)
+        if kind != U32:
+            raise FormatError(
+                f"value_type of {ALIGNMENT}", field=ALIGNMENT, offset=at, actual=kind, expected=f"{U32}, u32"
+            )
+        value = self.u32(at + 4)
+        if not value or value % ALIGNMENT_UNIT:
+            expected = f"a multiple of {ALIGNMENT_UNIT}"
+            raise FormatError(ALIGNMENT, field=ALIGNMENT, offset=at + 4, actual=value, expected=expected)
+        return value
+
+
+def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, scans.Columns]:
+    """Read the header of a file; return it, and the columns of its tensor infos."""
+    version, big, n_tensors, n_values, at = _beginning(source, head, options)
+    limit = min(source.size, options.limits.max_header_bytes, _POSITIONS)
+    scan = scans.GGUFHeader(limit, at, n_values, n_tensors, version, big=big, lax=not options.strict)
+    data: bytes | bytearray = head[:limit]
+    while (found := scan.values(data)) is False:
+        data = _extended(source, data, scan.wanted, limit)
+    if found is not True:
+        check(found, scan, data, source, options, TYPES, of_tensors=False)
+    columns, found = scan.tensors(data, _NATIVE, n_tensors)
+    while found is False:
+        data = _extended(source, data, scan.wanted, limit)
+        columns, found = scan.tensors(data, _NATIVE, n_tensors)
+    if found is not True:
+        check(found, scan, data, source, options, TYPES, of_tensors=True)
+    if type(data) is bytearray:
+        del data[scan.end :]
+    return Header(source.name, data, scan, version), columns
+
+
+def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool, int, int, int]:
+    """Return version, whether big-endian, counts of tensors and key-values, and position of the first key-value."""
+    if head[:4] != MAGIC:
+        raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
+    version, big = int.from_bytes(head[4:8], "little"), False
+    if version & 0xFFFF == 0:
+        version, big = int.from_bytes(head[4:8], "big"), True
+    if len(head) >= 8 and version not in VERSIONS:
+        raise UnsupportedError("version", field="version", offset=4, actual=version, expected="1, 2 or 3")
+    counts = struct.Struct(f"{'>' if big else '<'}{'II' if version == 1 else 'QQ'}")
+    at = 8 + counts.size
+    if len(head) < at:
+        raise cut_off("tensor_count and metadata_kv_count", source.size, at)
+    n_tensors, n_values = counts.unpack_from(head, 8)
+    options.limits.check("max_tensors", n_tensors, "tensor_count", offset=8)
+    for count, least, field, offset in (
+        (n_values, scans.GGUF_VALUE_LEAST, "metadata_kv_count", 8 + counts.size // 2),
+        (n_tensors, scans.GGUF_TENSOR_LEAST, "tensor_count", 8),
+    ):
+        most = (source.size - at) // least
+        if count > most:
+            what = f"the file ends within its header (was the download complete?): {field}"
+            raise too_many(what, count, most, field=field, offset=offset)
+    return version, big, n_tensors, n_values, at
+
+
+def _extended(source: Source, data: bytes | bytearray, wanted: int, limit: int) -> bytearray:
+    """Read more of the file: at least up to `wanted`, and at least twice as much as before."""
+    size = min(limit, max(wanted, 2 * len(data), _FIRST))
+    grown = data if type(data) is bytearray else bytearray(data)
+    grown += source.pread(len(grown), size - len(grown))
+    return grown
+
+
+def locate(header: Header, row: int) -> int | None:
+    """Return the position of a tensor info, for messages, by scanning again."""
+    found = header.scan.tensors(header.data, _NATIVE, row)[1]
+    return found.at if isinstance(found, access.Fault) else None
+
+
+def number(header: Header, at: int) -> Any:
+    """Return the number whose type is at `at`; None for a string or an array."""
+    code = _NUMBERS.get(header.u32(at))
+    return None if code is None else struct.unpack_from(header.order + code, header.data, at + 4)[0]
+
+
+def integer(header: Header, keys: Sequence[str]) -> int | None:
+    """Return the value of the first of these keys that exists; None if none does or the value is not an integer."""
+    at = next((at for key in keys if (at := header.find(key)) >= 0), None)
+    found = None if at is None else number(header, at)
+    return found if type(found) is int else None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Turns the key-values of a GGUF file into metadata: plain values, arrays, and strings decoded on use.
+
+# numpy's codes by those of GGUF. A bool is a byte, which the scan has found to be 0 or 1.
+NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
+_TYPE_NAMES = (
+    *("UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "FLOAT32", "BOOL", "STRING", "ARRAY"),
+    *("UINT64", "INT64", "FLOAT64"),
+)
+
+
+class Strings(Sequence[str]):
+    """An array of strings: a sequence that decodes each item on access.
+
+    It equals every sequence of the same strings. `tolist` decodes all of them.
+
+    Parameters
+    ----------
+    load : callable
+        Returns the `StringTable`; called at the first use.
+    count : int
+    """
+
+    __slots__ = ("_count", "_load", "_table")
+
+    # The kinds that the metadata of another format must allow to take this: see `weightmap.formats._metadata`.
+    kinds: ClassVar[frozenset[str]] = frozenset({"list", "text"})
+
+    def __init__(self, load: Callable[[], StringTable], count: int) -> None:
+        self._load = load
+        self._count = count
+        self._table: StringTable | None = None
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Strings:
+        """Return an array of these texts, in memory."""
+        return cls(lambda: StringTable.of(texts, "string"), len(texts))
+
+    @property
+    def table(self) -> StringTable:
+        """The strings themselves."""
+        table = self._table
+        if table is None:
+            table = self._table = self._load()
+        return table
+
+    def __len__(self) -> int:
+        return self._count
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, i: int) -> str: ...
+        @overload
+        def __getitem__(self, i: slice) -> list[str]: ...
+
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        numbers = range(self._count)[i]
+        return self.table[numbers] if isinstance(numbers, int) else [self.table[k] for k in numbers]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table)
+
+    def __contains__(self, text: object) -> bool:
+        return self.table.find(text) >= 0
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (str, bytes)) or not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+    def tolist(self) -> list[str]:
+        """Return the strings as a list."""
+        return list(self)
+
+    def __repr__(self) -> str:
+        if self._count <= _SHOWN:
+            return repr(self.tolist())
+        return f"[{', '.join(map(repr, self[:_SHOWN]))}, ... {self._count:,} strings]"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self.tolist(),)
+
+
+_SHOWN = 6
+
+
+class KeyValues(dict[str, Any]):
+    """The metadata of a file, which remember the types that they were read with.
+
+    ``TensorFile.metadata`` is a read-only view of one. Its ``copy()`` and ``f.metadata | {...}`` keep the types of
+    unchanged values; any other mapping holds new values.
+    """
+
+    __slots__ = ("_header", "_read")
+
+    def __init__(self, content: Mapping[str, Any], header: Header, read: Mapping[str, tuple[Any, int]]) -> None:
+        super().__init__(content)
+        self._header = header
+        self._read = read
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> KeyValues | None:
+        """Return the `KeyValues` behind a mapping, or None."""
+        own = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
+        return own if isinstance(own, cls) else None
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The types of unchanged values, as gguf-dump spells them: "UINT32", "[STRING]"."""
+        return {key: _type_name(self._header, at) for key, (value, at) in self._read.items() if self.get(key) is value}
+
+    def stored(self, key: str) -> bytes | None:
+        """Return an unchanged value encoded for version 3, little-endian, behind its type; None for a new value."""
+        value, at = self._read.get(key, (None, -1))
+        return None if at < 0 or self[key] is not value else native(self._header, at)
+
+    def copy(self) -> KeyValues:
+        """Return a copy that remembers the same types."""
+        return KeyValues(self, self._header, self._read)
+
+    def __or__(self, other: Any) -> Any:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return KeyValues({**self, **other}, self._header, self._read)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _type_name(header: Header, at: int) -> str:
+    """Return the name of the type at `at`; for an array its item type, in brackets."""
+    kind = header.u32(at)
+    return _array_name(header, at + 4) if kind == ARRAY else _TYPE_NAMES[kind]
+
+
+def _array_name(header: Header, at: int) -> str:
+    """Return the name of an array's type, its item type being at `at`; of nested arrays the first one counts."""
+    inner, count, begin = header.array(at)
+    return f"[{_array_name(header, begin) if inner == ARRAY and count else _TYPE_NAMES[inner]}]"
+
+
+def metadata(header: Header) -> KeyValues:
+    """Return all key-values."""
+    data = header.data
+    read: dict[str, tuple[Any, int]] = {}
+    for first, last in header.scan.keys().tolist():
+        read[str(data[first:last], "utf-8")] = _value(header, last), last
+    return KeyValues({key: value for key, (value, _) in read.items()}, header, read)
+
+
+def string_table(header: Header, at: int, what: str) -> StringTable:
+    """Return the strings of the array value at `at`."""
+    _, count, begin = header.array(at + 4)
+    return _table(header, count, begin, what)
+
+
+def _table(header: Header, count: int, begin: int, what: str) -> StringTable:
+    octets = header.octets[begin:]
+    bounds, size = header.scan.strings(octets, count)
+    table = StringTable(octets[:size], bounds, header.width, what)
+    table.end = begin + size
+    table.path, table.format = header.path, "gguf"
+    return table
+
+
+def _value(header: Header, at: int) -> Any:
+    """Return the value whose type is at `at`."""
+    found = number(header, at)
+    if found is not None:
+        return found
+    if header.u32(at) == STRING:
+        return str(_octets(header, at + 4), "utf-8")
+    return array_at(header, at + 4)
+
+
+def _octets(header: Header, at: int) -> bytes:
+    """Return the bytes of the string whose length is at `at`."""
+    begin = at + header.width
+    return bytes(header.data[begin : begin + header.count(at)])
+
+
+def array_at(header: Header, at: int) -> Any:
+    """Return the array whose item type is at `at`."""
+    kind, count, begin = header.array(at)
+    if kind == STRING:
+        return Strings(lambda: _table(header, count, begin, "string"), count)
+    if kind == ARRAY:
+        return [array_at(header, inner) for inner in _inner(header, count, begin)]
+    return _numbers(header, kind, count, begin)
+
+
+def _numbers(header: Header, kind: int, count: int, begin: int) -> NDArray[Any]:
+    dtype = np.dtype(header.order + NUMBERS[kind])
+    array = np.frombuffer(header.data, dtype, count, begin).astype(dtype.newbyteorder("="))
+    array.flags.writeable = False
+    return array
+
+
+def _inner(header: Header, count: int, begin: int) -> Iterator[int]:
+    """Yield the position of each array in an array."""
+    for _ in range(count):
+        yield begin
+        begin = header.scan.skip(header.data, begin)
+
+
+def native(header: Header, at: int) -> bytes:
+    """Return the value whose type is at `at`, encoded for version 3, little-endian, behind its type."""
+    kind = header.u32(at)
+    tag = struct.pack("<I", kind)
+    if kind == ARRAY:
+        return tag + _native_array(header, at + 4)
+    if kind == STRING:
+        return tag + encode_string(_octets(header, at + 4))
+    return tag + np.array(_value(header, at), f"<{NUMBERS[kind]}").tobytes()
+
+
+def _native_array(header: Header, at: int) -> bytes:
+    """Return the array whose item type is at `at`, encoded for version 3."""
+    kind, count, begin = header.array(at)
+    parts = [struct.pack("<IQ", kind, count)]
+    if kind == STRING:
+        table = _table(header, count, begin, "string")
+        if header.order == "<" and header.width == 8:
+            parts.append(bytes(header.octets[begin : table.end]))
+        else:
+            parts += (encode_string(table.raw(i)) for i in range(count))
+    elif kind == ARRAY:
+        parts += (_native_array(header, inner) for inner in _inner(header, count, begin))
+    else:
+        parts.append(_numbers(header, kind, count, begin).astype(f"<{NUMBERS[kind]}").tobytes())
+    return b"".join(parts)
+
+
+def encode_string(octets: bytes) -> bytes:
+    """Encode a string for version 3."""
+    return struct.pack("<Q", len(octets)) + octets
+
+
+# ----------------------------------------------------------------------------------------------------
+# Checks of `TensorFile.verify` for GGUF: the parts of a file that opening leaves unread.
+
+
+def verify(header: Header, table: Table, load_vocab: Callable[[], Vocabulary] | None, run: Verification) -> None:
+    """Check the whole file: header unchanged, texts, padding, and that every byte can be read."""
+    run.unchanged(run.read(0, header.end), checksums.crc32(header.octets[: header.end]), "the header")
+    run.checked("header")
+    for key, value in metadata(header).items():
+        _check_texts(key, value)
+    if "" in table.names:
+        run.warn("a tensor has an empty name")
+    if load_vocab is not None:
+        run.vocabulary(load_vocab())
+    run.checked("key-values")
+    end = header.end
+    for row in (*table.rows(), None):
+        # The end of the file may be padding too. Overlapping tensors, which strict=False allows, have none.
+        begin = run.source.size if row is None else row.offset
+        if end < begin:
+            run.until(end)
+            if begin - end < header.alignment and any(run.read(end, begin - end)):
+                run.tolerate(nonzero_padding("between tensors", end))
+        if row is not None:
+            end = max(end, row.offset + row.nbytes)
+    run.checked("padding is zero")
+    run.rest()
+
+
+def _check_texts(key: str, value: Any) -> None:
+    """Raise a `FormatError` for the first string in an array that is not UTF-8."""
+    for inner in value if isinstance(value, list) else (value,):
+        if isinstance(inner, list):
+            _check_texts(key, inner)
+        elif isinstance(inner, Strings):
+            bad = inner.table.not_utf8()
+            if bad >= 0:
+                inner[bad]  # raises, saying which
 
 
 # Name of one of several files. A model of one part is whole.
 _PART = r"(?si)(.*)-([0-9]{5})-of-([0-9]{5})(\.gguf)"
 _FEWEST = 2
-_metadata = later(f"{__name__}.values", "metadata")
-_string_table = later(f"{__name__}.values", "string_table")
-_verify = later(f"{__name__}.verify", "verify")
 
 
 def _dtype(name: str, *, big: bool) -> DType:
@@ -117,7 +691,7 @@ def _dtype(name: str, *, big: bool) -> DType:
 
 
 def _dtypes(others: tuple[int, ...] = (), *, big: bool) -> tuple[DType | None, ...]:
-    known = [_dtype(TYPES[code], big=big) if code in TYPES else None for code in range(native.GGUF_TYPES)]
+    known = [_dtype(TYPES[code], big=big) if code in TYPES else None for code in range(scans.GGUF_TYPES)]
     return (*known, *(DType(f"gguf_{code}", DECLARED) for code in others))
 
 
@@ -177,8 +751,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     content = GGUFContent(
         "gguf",
         table,
-        functools.partial(_metadata, header),
-        functools.partial(_verify, header, table, vocab),
+        functools.partial(metadata, header),
+        functools.partial(verify, header, table, vocab),
         warnings,
     )
     content.header = header
@@ -226,7 +800,7 @@ def _vocabulary(header: Header) -> Callable[[], Vocabulary] | None:
         return None
 
     def load() -> StringTable:
-        return _string_table(header, at, "token")  # type: ignore[no-any-return]
+        return string_table(header, at, "token")
 
     def special_ids() -> dict[str, int]:
         found = {name: integer(header, keys) for name, keys in SPECIAL_IDS.items()}

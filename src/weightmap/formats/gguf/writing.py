@@ -3,19 +3,238 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from weightmap import native
+import numpy as np
+
 from weightmap.errors import counted
 from weightmap.formats._writing import Reason, Request, Unfit, encodable, lacking, refuse
-from weightmap.formats.gguf.encoding import key_values
-from weightmap.formats.gguf.header import BLOCKS, CODES, DENSE, MAGIC, aligned
-from weightmap.formats.gguf.values import encode_string
+from weightmap.formats.gguf import (
+    ALIGNMENT,
+    ALIGNMENT_UNIT,
+    ARRAY,
+    BLOCKS,
+    CODES,
+    DENSE,
+    MAGIC,
+    NUMBERS,
+    SPECIAL_IDS,
+    SPLIT_COUNT,
+    SPLIT_NO,
+    SPLIT_TENSORS,
+    STRING,
+    TOKENS,
+    U32,
+    KeyValues,
+    Strings,
+    aligned,
+    encode_string,
+)
 from weightmap.io.sink import WritePlan
+from weightmap.native import access, scans
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from weightmap.formats._writing import Payload
     from weightmap.io.sink import Sink
+
+# Encodes metadata as key-values of version 3: unchanged ones as they were read, new ones by their Python types.
+
+_CODES = {spelling: code for code, spelling in NUMBERS.items()}
+# Types for new integers, with their ranges: the first that holds all of them is used.
+_INTEGERS = [("i4", -(2**31), 2**31 - 1), ("i8", -(2**63), 2**63 - 1), ("u8", 0, 2**64 - 1)]
+# Levels of arrays of arrays that the scan allows, above an array of values.
+_DEEPEST = scans.GGUF_DEEPEST + 1
+# Number and count of parts are stored in 16 bits.
+_MOST_PARTS = 2**16 - 1
+
+
+class _Misfit(Exception):  # noqa: N818 - a verdict on a value, not an error of ours
+    """Says why no type holds a value."""
+
+
+def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], int]:
+    """Return the encoded key-values of a request, and the alignment; report values without encoding in `reasons`."""
+    metadata = request.metadata or {}
+    stored = KeyValues.of(metadata)
+    merged = dict(metadata)
+    if _alignment(merged) % request.align:
+        merged[ALIGNMENT] = request.align
+    _add_vocabulary(request, merged, reasons)
+    _add_part(request, merged, reasons)
+    found = []
+    for key, value in merged.items():
+        if not isinstance(key, str) or not encodable(key) or len(key.encode()) > scans.GGUF_KEY_MOST:
+            reasons.append(Unfit("metadata", str(key), f"keys are Unicode text of at most {scans.GGUF_KEY_MOST} bytes"))
+            continue
+        raw = stored.stored(key) if stored is not None and metadata.get(key) is value else None
+        try:
+            found.append(encode_string(key.encode()) + (_new(key, value) if raw is None else raw))
+        except _Misfit as reason:
+            reasons.append(Unfit("metadata", key, str(reason)))
+    return found, _alignment(merged)
+
+
+def _alignment(metadata: Mapping[str, Any]) -> int:
+    value = metadata.get(ALIGNMENT)
+    return 32 if value is None or _bad_alignment(value) else int(value)
+
+
+def _bad_alignment(value: Any) -> bool:
+    return not isinstance(value, (int, np.integer)) or not 0 < value <= access.U32_MAX or bool(value % ALIGNMENT_UNIT)
+
+
+def _add_vocabulary(request: Request, metadata: dict[str, Any], reasons: list[Reason]) -> None:
+    """Add tokens and special ids to the metadata, unless these have the same ones already."""
+    vocab, ids = request.vocab, request.special_ids
+    if vocab is not None and not _same_tokens(metadata.get(TOKENS), vocab):
+        bad = next((i for i, token in enumerate(vocab) if not isinstance(token, str) or not encodable(token)), None)
+        if bad is None:
+            metadata[TOKENS] = Strings.of(vocab)
+        else:
+            reasons.append(f"token {bad}, which is not Unicode text")
+    for name, value in (ids or {}).items():
+        keys = SPECIAL_IDS.get(name)
+        if keys is None or not isinstance(value, (int, np.integer)) or not 0 <= value <= access.U32_MAX:
+            reasons.append(Unfit("special id", str(name), f"an id of {', '.join(SPECIAL_IDS)}, from 0 to 2**32 - 1"))
+            continue
+        key = next((key for key in keys if key in metadata), keys[0])
+        if metadata.get(key) != value:
+            metadata[key] = np.uint32(value)
+
+
+def _add_part(request: Request, metadata: dict[str, Any], reasons: list[Reason]) -> None:
+    """Add the numbers of a part, of the types that llama.cpp's gguf-split writes. A model of one part is whole."""
+    number, parts, tensors = request.part or (0, 1, 0)
+    if parts > _MOST_PARTS:
+        reasons.append(f"{counted(parts, 'part')} (expected at most {_MOST_PARTS})")
+    elif parts > 1:
+        metadata |= {SPLIT_NO: np.uint16(number), SPLIT_COUNT: np.uint16(parts), SPLIT_TENSORS: np.int32(tensors)}
+
+
+def _same_tokens(stored: Any, vocab: Sequence[str]) -> bool:
+    """Whether the metadata hold exactly these tokens already."""
+    if not isinstance(stored, (Strings, list, tuple)) or len(stored) != len(vocab):
+        return False
+    return all(a == b for a, b in zip(stored, vocab, strict=True))
+
+
+def _new(key: str, value: Any) -> bytes:
+    """Encode a new value: its type, and itself."""
+    if key == ALIGNMENT:  # readers accept no other type
+        if _bad_alignment(value):
+            raise _Misfit(f"it must be a multiple of {ALIGNMENT_UNIT} below 2**32")
+        return struct.pack("<2I", U32, int(value))
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value[()]
+    if isinstance(value, str):
+        return struct.pack("<I", STRING) + encode_string(_text(value))
+    spelling = _spelling(value)
+    if spelling is not None:
+        return struct.pack("<I", _CODES[spelling]) + np.array(value, f"<{spelling}").tobytes()
+    return struct.pack("<I", ARRAY) + _array(value, 1)
+
+
+def _text(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise _Misfit("text that is not Unicode") from None
+
+
+def _spelling(value: Any) -> str | None:
+    """Return numpy's code for the type of a number or truth value; None for anything else."""
+    if isinstance(value, np.generic):
+        return _of_dtype(value.dtype)
+    if isinstance(value, bool):
+        return "?"
+    if isinstance(value, int):
+        return _of_integers([value])
+    return _of_floats(np.array([value])) if isinstance(value, float) else None
+
+
+def _of_dtype(dtype: np.dtype[Any]) -> str:
+    spelling = "?" if dtype.kind == "b" else f"{dtype.kind}{dtype.itemsize}"
+    if spelling == "f2":
+        return "f4"
+    if spelling not in _CODES:
+        raise _Misfit(f"numbers of dtype {dtype}")
+    return spelling
+
+
+def _of_integers(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    for spelling, first, last in _INTEGERS:
+        if first <= least and most <= last:
+            return spelling
+    raise _Misfit("integers that need more than 64 bits")
+
+
+def _of_floats(values: NDArray[np.float64]) -> str:
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    return "f4" if np.array_equal(narrow, values, equal_nan=True) else "f8"
+
+
+def _array(value: Any, depth: int) -> bytes:
+    """Encode an array: the type of its items, their number, and the items."""
+    if depth > _DEEPEST:
+        raise _Misfit(f"lists nested more than {_DEEPEST} deep")
+    if isinstance(value, Strings):
+        return _strings(value.table.raws(), len(value))
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "UT":
+        if value.ndim > 1:
+            return _arrays(list(value), depth)
+        return _numbers(value, _of_dtype(value.dtype))
+    if isinstance(value, np.ndarray) and not len(value):
+        return _strings((), 0)
+    if isinstance(value, (bytes, bytearray, memoryview, Mapping)) or not isinstance(value, (Sequence, np.ndarray)):
+        raise _Misfit(
+            f"a value of type {type(value).__name__}; values are numbers, strings, truth values and lists of one kind"
+        )
+    return _items(list(value), depth)
+
+
+def _items(items: list[Any], depth: int) -> bytes:
+    """Encode a list; raise `_Misfit` unless its items all have one type."""
+    kinds = {_kind(item) for item in items} or {int}
+    if len(kinds) > 1:
+        raise _Misfit("a list of several types")
+    (kind,) = kinds
+    if kind is str:
+        return _strings((_text(item) for item in items), len(items))
+    if kind is list:
+        return _arrays(items, depth)
+    if kind is int:
+        spelling = _of_integers(items) if items else "i4"
+        return _numbers(np.array(items, spelling), spelling)
+    values = np.array(items)
+    return _numbers(values, kind if isinstance(kind, str) else "?" if kind is bool else _of_floats(values))
+
+
+def _kind(item: Any) -> Any:
+    """Return the kind of an item; all items of a list must have the same."""
+    if isinstance(item, np.generic) and not isinstance(item, (np.str_, np.float64)):
+        return _of_dtype(item.dtype)
+    return next((kind for kind in (str, bool, int, float) if isinstance(item, kind)), list)
+
+
+def _numbers(values: NDArray[Any], spelling: str) -> bytes:
+    return struct.pack("<IQ", _CODES[spelling], len(values)) + np.ascontiguousarray(values, f"<{spelling}").tobytes()
+
+
+def _strings(texts: Any, count: int) -> bytes:
+    parts = [struct.pack("<IQ", STRING, count)]
+    for raw in texts:
+        parts += (struct.pack("<Q", len(raw)), raw)
+    return b"".join(parts)
+
+
+def _arrays(items: Sequence[Any], depth: int) -> bytes:
+    return b"".join((struct.pack("<IQ", ARRAY, len(items)), *(_array(item, depth + 1) for item in items)))
+
 
 _MAX_NDIM, _VERSION = 4, 3
 # A file without tensors is padded up to this alignment: the metadata may declare one of 4 GiB.
@@ -40,7 +259,7 @@ def plan(request: Request) -> WritePlan:
         numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, CODES[tensor.dtype.name], offset)
         header += encode_string(tensor.name.encode()) + numbers
         offset = aligned(offset + tensor.nbytes, alignment)
-    if len(header) >= native.U32_MAX - 1:
+    if len(header) >= access.U32_MAX - 1:
         refuse("GGUF", [f"a header of {len(header)} bytes, more than positions of 32 bits"])
     base = aligned(len(header), alignment)
     padded = len(request.tensors) > 0 or alignment <= _PADDED

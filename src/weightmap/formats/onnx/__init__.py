@@ -51,42 +51,53 @@ Ours
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
+import os
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from weightmap import native
+import numpy as np
+
 from weightmap.dtypes import DECLARED, DTYPES, DType
 from weightmap.errors import (
+    ChecksumError,
+    FileChangedError,
     FormatError,
     LayoutError,
+    LimitError,
+    TruncatedError,
     UnsupportedError,
     counted,
+    cut_off,
     quoted,
+    shrank,
 )
 from weightmap.formats._base import Content, Format
+from weightmap.formats._recognition import is_onnx, varint
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.index.strings import StringTable
 from weightmap.io.geometry import Made
-from weightmap.lazy import later, np
+from weightmap.lazy import later
+from weightmap.native import scans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.index.row import Row
-    from weightmap.index.table import Table
+    from weightmap.errors import TensorFileError
+    from weightmap.formats._verification import Verification
+    from weightmap.index.table import Row, Table
     from weightmap.io.geometry import Geometry
     from weightmap.io.source import Source
+    from weightmap.native.access import Fault
     from weightmap.options import Options
 
 # For models with data in other files
 _join = later("weightmap.index.joined", "JoinedTable")
 _open_all_beside = later("weightmap.io.beside", "open_all_beside")
-_error_of = later(f"{__name__}.faults", "error_of")
-_verify = later(f"{__name__}.verify", "verify")
 # By data_type.
 _NAMES = (
     *("", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "float64"),
@@ -103,7 +114,7 @@ _UNREAD, _STRING = 0, _NAMES.index("string")
 _FIELDS = {1: 4, 14: 4, 7: 7, 11: 10, 15: 10, 12: 11, 13: 11}
 _INT32_DATA = 5
 _COMPLEX = {"complex64": 32, "complex128": 64}
-_UNUSED = (None,) * (native.ONNX_MADE - len(TYPES))
+_UNUSED = (None,) * (scans.ONNX_MADE - len(TYPES))
 # Elements of fewer bits share a number.
 _ALONE = 6
 
@@ -153,24 +164,24 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
             side.source.close()
         raise
     metadata = functools.partial(_metadata, model.kept, options)
-    content = Content("onnx", table, metadata, functools.partial(_verify, model, sides, metadata), warnings)
+    content = Content("onnx", table, metadata, functools.partial(verify, model, sides, metadata), warnings)
     content.has_metadata = bool(model.kept)
     content.sources = tuple(side.source for side in sides.values())
     return content
 
 
-def scan(source: Source, options: Options) -> native.Initialisers:
+def scan(source: Source, options: Options) -> scans.Initialisers:
     """Walk the fields of the model. Raises the error for the first refused field."""
     limits = options.limits
     scanned = source.scanned  # held until this returns
     asked = (scanned, source.size, limits.max_tensors, limits.max_header_bytes)
-    model, fault = native.scan_model(*asked, lax=not options.strict)
+    model, fault = scans.scan_model(*asked, lax=not options.strict)
     if fault is not None:
-        raise _error_of(fault, model.found.message, model.found.number, source)
+        raise error_of(fault, model.found.message, model.found.number, source)
     return model
 
 
-def _without_names(model: native.Initialisers) -> list[int]:
+def _without_names(model: scans.Initialisers) -> list[int]:
     """Return the rows of nested tensors whose name another tensor has, one of the graph's initialisers first."""
     columns, count = model.columns, model.columns.count
     bounds = columns.array(columns.bounds, count + 1, "<u4")
@@ -187,29 +198,29 @@ def _without_names(model: native.Initialisers) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------------------ tables
-def own_table(columns: native.Columns, at: NDArray[np.uint64], source: Source, options: Options) -> ColumnTable:
+def own_table(columns: scans.Columns, at: NDArray[np.uint64], source: Source, options: Options) -> ColumnTable:
     """Return the table of the initialisers in the model itself; `at` are their places."""
 
     def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Geometry]:
-        code = columns.dtype[row] - native.ONNX_MADE
+        code = columns.dtype[row] - scans.ONNX_MADE
         made = Made(columns.end[row] - columns.begin[row], functools.partial(_make, columns, row), options.limits)
         return TYPES[code], made
 
     return ColumnTable(columns, _Rules(0, source.size), utf8=True, locate=at.item, typed=typed)
 
 
-def _make(columns: native.Columns, number: int, row: Row, data: bytes, out: NDArray[np.uint8]) -> None:
+def _make(columns: scans.Columns, number: int, row: Row, data: bytes, out: NDArray[np.uint8]) -> None:
     """Make the tensor of this number from the fields of numbers in its message."""
-    code, bits = columns.dtype[number] - native.ONNX_MADE, row.dtype.bits
+    code, bits = columns.dtype[number] - scans.ONNX_MADE, row.dtype.bits
     field, width = _FIELDS.get(code, _INT32_DATA), _COMPLEX.get(row.dtype.name, bits if bits >= _ALONE else 8)
     count = math.prod(row.shape) if width == bits else len(out) * 8 // width
-    fault = native.make_numbers(data, field, width, out, count)
+    fault = scans.make_numbers(data, field, width, out, count)
     if fault is not None:
         fault.at += row.offset
-        raise _error_of(fault, TENSOR, field, row.source, f"tensor {_name(columns, number)}")
+        raise error_of(fault, TENSOR, field, row.source, f"tensor {_name(columns, number)}")
 
 
-def _name(columns: native.Columns, number: int) -> str:
+def _name(columns: scans.Columns, number: int) -> str:
     """Return the name of a tensor as messages show it."""
     return quoted(columns.name(number).decode(errors="replace"))
 
@@ -226,7 +237,7 @@ class Side:
 
 def _joined(
     source: Source,
-    model: native.Initialisers,
+    model: scans.Initialisers,
     left_out: list[int],
     sides: dict[str, Side],
     options: Options,
@@ -241,7 +252,7 @@ def _joined(
         what = f"initialiser {_name(columns, row)} {why}"
         options.tolerate(UnsupportedError(what, field="data_type", offset=model.at.item(row)), warnings)
     numbers = _number_files(source, model, sides, options, warnings)
-    apart = codes >= native.ONNX_EXTERNAL
+    apart = codes >= scans.ONNX_EXTERNAL
     if len(numbers):
         first = np.array([row for row, *_ in model.files])
         owners[apart] = numbers[np.searchsorted(first, np.flatnonzero(apart), "right") - 1]
@@ -257,7 +268,7 @@ def _joined(
 
 
 def _number_files(
-    source: Source, model: native.Initialisers, sides: dict[str, Side], options: Options, warnings: list[str]
+    source: Source, model: scans.Initialisers, sides: dict[str, Side], options: Options, warnings: list[str]
 ) -> NDArray[np.int64]:
     """Open the other files, and return the number of each that the model names, from 1 on; -1 for one left out."""
     known, numbers = dict[str, int](), list[int]()
@@ -343,26 +354,14 @@ def _text(data: bytes, field: str, at: int | None = None) -> str:
         raise FormatError(f"{field} is not UTF-8 ({error.reason})", field=field, offset=at) from None
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a place of a message, and its end. Raises IndexError for an unterminated one."""
-    value = 0
-    for shift in range(0, _BITS, 7):
-        byte = data[at]
-        at += 1
-        value |= (byte & ~_MORE) << shift
-        if byte < _MORE:
-            return value & _U64, at
-    raise IndexError
-
-
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the fields of a message by number: varints, and the bytes of texts and messages."""
     at = 0
     try:
         while at < len(data):
-            tag, at = _varint(data, at)
+            tag, at = varint(data, at)
             kind = tag & 7
-            value, at = (_FIXED[kind], at) if kind in _FIXED else _varint(data, at)
+            value, at = (_FIXED[kind], at) if kind in _FIXED else varint(data, at)
             if kind == _VARINT:
                 yield tag >> 3, value
                 continue
@@ -380,29 +379,126 @@ _MORE, _BITS, _U64 = 0x80, 64, (1 << 64) - 1
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
-# ------------------------------------------------------------------------------------------------------- sniff
-_FIRST = {1: _VARINT, 2: _BYTES, 3: _BYTES, 4: _BYTES, 5: _VARINT, 6: _BYTES, OPSET: _BYTES}
-_GRAPH_AT, _DOC_STRING, _NEWEST = 7 << 3 | _BYTES, 6, 255
+# ----------------------------------------------------------------------------------------------------
+# The errors for the faults of a model of ONNX, at the message and the field that each lies in.
+
+# The names of fields, by message and number.
+_FIELD_NAMES = {
+    MODEL: {
+        **SCALARS,
+        7: "graph",
+        OPSET: "opset_import",
+        PROPS: "metadata_props",
+        20: "training_info",
+        25: "functions",
+    },
+    GRAPH: {1: "node", 5: "initializer"},
+    NODE: {},
+    TENSOR: dict(
+        enumerate(
+            (
+                *("dims", "data_type", "segment", "float_data", "int32_data", "string_data", "int64_data", "name"),
+                *("raw_data", "double_data", "uint64_data", "doc_string", "external_data", "data_location"),
+            ),
+            1,
+        )
+    ),
+    ENTRY: dict.fromkeys((1, 2), "external_data"),
+}
+_KNOWN = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(TYPES) if dtype is not None)
+# By fault: the class of the error, what is wrong, and what is expected instead. With an asterisk the message leaves out
+# the value found.
+_WORDS: dict[str, tuple[type[FormatError], str, str]] = {
+    "END": (LayoutError, "{whole} ends within its field {field}: number of bytes left", "at least {expected}"),
+    "VARINT": (FormatError, "{whole}: a number of more than 64 bits*", ""),
+    "TAG": (FormatError, "{whole}: tag of a field", "a number from 1 to 2**29 - 1, and a wire type"),
+    "KIND": (FormatError, "{whole}: wire type of field {field}", "0, 1, 2 or 5"),
+    "WIRE": (FormatError, "{whole}: wire type of {field}", "{expected}"),
+    "DIM": (LayoutError, "{whole}: a dimension", "0 or more"),
+    "NAME": (FormatError, "{whole}: bytes of its name", "1 to {expected}"),
+    "NAMES": (LimitError, "bytes of all names", "at most {expected} (Limits.max_header_bytes)"),
+    "KEPT": (LimitError, "bytes of metadata", "at most {expected} (Limits.max_header_bytes)"),
+    "TWICE": (LayoutError, "{whole} has data in {field} and in {other}*", ""),
+    "FIELD": (LayoutError, "{whole}: data_type of a tensor with {field}", "one that this field is for"),
+    "PACKED": (LayoutError, "{whole}: bytes of {field}", "a multiple of {expected}"),
+    "COUNT": (LayoutError, "{whole}: bytes of {field}", "those of {expected} numbers by dims and data_type"),
+    "NUMBER": (LayoutError, "{whole}: a number in {field}", "one of {expected} bits"),
+    "SEGMENT": (UnsupportedError, "{whole} is in segments, which are not read*", ""),
+    "LOCATION": (UnsupportedError, "{whole}: data_location", "0 (here) or 1 (external)"),
+    "DECIMAL": (FormatError, "{whole}: its offset or length*", "1 to {expected} decimal digits"),
+    "PATH": (LayoutError, "{whole}: bytes of its location", "1 to {expected}"),
+    "GRAPH": (TruncatedError, "the file ends before the graph of the model*", ""),
+    "CAPACITY": (LimitError, "number of initialisers", "at most {expected} (Limits.max_tensors)"),
+    "TABLE_NDIM": (LimitError, "{whole}: number of dimensions", "at most {expected}"),
+    "TABLE_DTYPE": (UnsupportedError, "{whole}: data_type", f"one of {_KNOWN}"),
+}
+_FIELD_OF = {"PATH": "location", "CAPACITY": "max_tensors"}
 
 
-def _sniff(head: bytes, _size: int) -> bool:
-    """Recognise a model by its first fields, up to the graph or to a long text before it."""
-    if head[4:8] == bytes(4):  # the length of a header
-        return False
-    tag = at = 0
-    try:
-        while True:
-            first = not at
-            tag, at = _varint(head, at)
-            if tag == _GRAPH_AT or first != (tag == 1 << 3):
-                return tag == _GRAPH_AT and not first
-            value, at = _varint(head, at)
-            kind = _FIRST.get(tag >> 3)
-            if kind != tag & 7 or (first and not 0 < value <= _NEWEST):
-                return False
-            at += value if kind == _BYTES else 0
-    except IndexError:
-        return tag >> 3 == _DOC_STRING and at > len(head)
+def error_of(fault: Fault, message: int, number: int, source: Source, tensor: str = "") -> TensorFileError | OSError:
+    """Return the error for a fault in this message, at the field of this number."""
+    kind, at, names = fault.kind.removeprefix("ONNX_"), fault.at, _FIELD_NAMES[message]
+    field = _FIELD_OF.get(kind, names.get(number, str(number)))
+    if kind == "READ":
+        return OSError(fault.actual, os.strerror(fault.actual), source.name) if fault.actual else shrank(at)
+    if kind == "END" and message == MODEL:
+        return cut_off(f"field {field} of the model", source.size, at + fault.expected, field=field)
+    tensor = tensor or f"initialiser {fault.row}"
+    whole = ("the model", "the graph", tensor, f"external_data of {tensor}", "a node")[message]
+    cls, what, expected = _WORDS[kind]
+    words = {"whole": whole, "field": field, "other": names.get(fault.actual, ""), "expected": fault.expected}
+    actual = None if what.endswith("*") else fault.actual - (fault.actual >> 63 << 64)
+    what, wanted = what.rstrip("*").format(**words), expected.format(**words) or None
+    return cls(what, field=field, offset=at, actual=actual, expected=wanted)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The checks of `TensorFile.verify` in a model of ONNX: its fields again, made tensors, checksums of other files.
+
+
+def verify(
+    model: scans.Initialisers, sides: dict[str, Side], metadata: Callable[[], object], run: Verification
+) -> None:
+    """Check that the fields have not changed since opening, and compare side files with their SHA-1."""
+    source = run.source
+    if _contents(scan(source, run.options)) != _contents(model):
+        raise FileChangedError("its fields changed after it was opened", path=source.name)
+    metadata()
+    run.checked("fields and metadata")
+    columns = model.columns
+    table = own_table(columns, model.at, source, run.options)
+    table.belongs_to(source, "onnx")
+    marks = columns.array(columns.dtype, columns.count, "u1") & scans.ONNX_MADE
+    made = np.flatnonzero(marks).tolist()
+    for i in made:
+        row = table.row(i)
+        assert row.geometry is not None  # noqa: S101 - for the type checker
+        run.until(columns.end[i])
+        row.geometry.array(row)
+    if made:
+        run.checked(f"numbers of {counted(len(made), 'tensor')}")
+    run.until(source.size)
+    summed = [side for side in sides.values() if side.checksums]
+    for side in summed:
+        _check_sum(run, side)
+    if summed:
+        run.checked(f"SHA-1 of {counted(len(summed), 'file')}")
+    run.rest()
+
+
+def _check_sum(run: Verification, side: Side) -> None:
+    run.turn(side.source)
+    found = hashlib.sha1(usedforsecurity=False)
+    for piece in run.chunks(0, side.source.size):
+        found.update(piece)
+    for checksum in side.checksums - {found.hexdigest()}:
+        what, expected = "its SHA-1 in the model", f"{found.hexdigest()}, computed from its bytes"
+        raise ChecksumError(what, path=side.source.name, field="checksum", actual=quoted(checksum), expected=expected)
+
+
+def _contents(model: scans.Initialisers) -> tuple[Any, ...]:
+    """Return the content of the fields, for comparison."""
+    return *model.columns.content(), model.at.tobytes(), model.files, model.kept
 
 
 FORMAT = Format(
@@ -411,6 +507,6 @@ FORMAT = Format(
     suffixes=(".onnx",),
     layouts=("onnx",),
     parse=parse,
-    sniff=_sniff,
+    sniff=is_onnx,
     leads=b"\x08",
 )

@@ -30,20 +30,23 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from weightmap import native
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, quoted
-from weightmap.formats._base import CONSOLIDATE, MAX_HEADER, Content, Format, trailing
+from weightmap.errors import FormatError, LayoutError, UnsupportedError, counted, quoted, trailing_bytes
+from weightmap.formats._base import CONSOLIDATE, Content, Format, trailing
 from weightmap.formats._cursor import LENGTH, read_header, verifier
+from weightmap.formats._recognition import is_safetensors
 from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
-from weightmap.io import strict_json
 from weightmap.lazy import later
+from weightmap.native import access, scans
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -74,17 +77,10 @@ DTYPE_NAMES = {
 }
 
 
-def sniff(head: bytes, size: int) -> bool:
-    """Whether this looks like safetensors: a plausible length, then a JSON object."""
-    if size < 10 or head[8:9] != b"{" or head[9:10] not in b'"} \t\n\r':
-        return False
-    return 2 <= int.from_bytes(head[:8], "little") <= max(MAX_HEADER, size - LENGTH.size)
-
-
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
-_backwards = later(f"{__name__}.faults", "backwards")
-_scan_error = later(f"{__name__}.faults", "scan_error")
-_undefined_keys = later(f"{__name__}.faults", "undefined_keys")
+# Opening needs no parser of JSON in Python, which takes a tenth of the time of an import: metadata does.
+_loads: Callable[..., dict[str, Any]] = later("weightmap.io.strict_json", "loads")
+_kind_of: Callable[..., str] = later("weightmap.io.strict_json", "kind_of")
 # The key of torch.distributed.checkpoint for the indices at which a file's parts of tensors begin; and the names of
 # files with whole tensors, which one rank saves for all.
 _SHARDING, _WHOLE = "DCP_SHARDING_INFO", "model-"
@@ -103,22 +99,22 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     """Check the header and return the table of tensors."""
     header = read_header(source, head, options)
     base = LENGTH.size + len(header)
-    scanned = native.scan_json(header, _FIELDS, options.limits.max_tensors + 1)
-    if isinstance(scanned, native.Fault):
+    scanned = scans.scan_json(header, _FIELDS, options.limits.max_tensors + 1)
+    if isinstance(scanned, access.Fault):
         if scanned.kind == "CAPACITY":
             options.limits.check("max_tensors", scanned.row, "number of tensors (or more)")
-        raise _scan_error(scanned, header)
+        raise scan_error(scanned, header)
     columns, found = scanned
     options.limits.check("max_tensors", columns.count, "number of tensors")
-    warnings: list[str] = [] if not found.undefined_keys else [_undefined_keys(header, found)]
+    warnings: list[str] = [] if not found.undefined_keys else [undefined_keys(header, found)]
     rules = _Rules(base, source.size, lax=not options.strict)
 
     def locate(row: int) -> int | None:
-        again = native.scan_json(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
-        return LENGTH.size + again.at if isinstance(again, native.Fault) else None
+        again = scans.scan_json(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
+        return LENGTH.size + again.at if isinstance(again, access.Fault) else None
 
     if found.backwards < columns.count:
-        raise _backwards(columns, found.backwards, locate(found.backwards))
+        raise backwards(columns, found.backwards, locate(found.backwards))
     trailing(source, base + found.data_end, options, warnings, "data_offsets")
     # The header may list tensors in another order than their data.
     ordered = found.ordered
@@ -142,10 +138,10 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 @functools.lru_cache(maxsize=32)
 def _metadata(raw: bytes, at: int) -> dict[str, str]:
     """Return the metadata. The last few are cached, because many files have the same."""
-    metadata = strict_json.loads(raw, "__metadata__", offset=at)
+    metadata = _loads(raw, "__metadata__", offset=at)
     for key, value in metadata.items():
         if not isinstance(value, str):
-            what, actual = f"__metadata__: value of {quoted(key)}", strict_json.kind_of(value)
+            what, actual = f"__metadata__: value of {quoted(key)}", _kind_of(value)
             raise FormatError(what, field="__metadata__", offset=at, actual=actual, expected="a string")
     return metadata
 
@@ -156,7 +152,7 @@ def _of_rank(sharding: str, path: str) -> list[str]:
     A rank that saves the beginnings of tensors, and one that saves all of them, write the same.
     """
     try:
-        parts = strict_json.loads(sharding.encode(), _SHARDING)
+        parts = _loads(sharding.encode(), _SHARDING)
     except FormatError:
         parts = {}
     offsets = ((name, part.get("saved_offsets") if isinstance(part, dict) else None) for name, part in parts.items())
@@ -171,12 +167,96 @@ def _is_inside(offsets: object) -> bool:
     return isinstance(offsets, list) and len(offsets) <= _NDIM_MOST and any(type(at) is int and at for at in offsets)
 
 
+# ----------------------------------------------------------------------------------------------------
+# The text of errors in the header of safetensors.
+
+# Bytes of the header that a message shows, and bytes before these that it searches for the tensor's name.
+_SHOWN, _BEFORE = 24, 4096
+_NAME = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*(\{|\Z)')
+_KEYS = {b"dtype", b"shape", b"data_offsets"}
+_LIST = re.compile(rb'"(shape|data_offsets)"[ \t\r\n]*:')
+_NUMBER = re.compile(rb"[],} \t\r\n]")
+_WORDS = {
+    "JSON_UTF8": "a string of the header is not UTF-8",
+    "JSON_SURROGATE": "a string of the header has a lone surrogate",
+    "JSON_METADATA": "__metadata__ is repeated or is not an object, or a value of the header is nested too deeply",
+    "CAPACITY": "the header lists more tensors or dimensions than its size allows",
+    "DIMS": "a tensor has more than 255 dimensions",
+}
+
+
+def backwards(columns: scans.Columns, row: int, at: int | None) -> LayoutError:
+    """Return the error for a tensor whose data ends before it begins; `at` is the place of its entry."""
+    first, end = columns.bounds[row], columns.bounds[row + 1]
+    what = f"tensor {quoted(columns.text()[first:end].decode())}: data_offsets"
+    actual = [columns.begin[row], columns.end[row]]
+    return LayoutError(what, field="data_offsets", offset=at, actual=actual, expected="begin <= end")
+
+
+def scan_error(fault: access.Fault, header: bytes) -> FormatError:
+    """Return the error for a fault of the scan."""
+    kind, at = fault.kind, LENGTH.size + fault.at
+    if kind == "JSON_TRAILING":
+        return trailing_bytes(len(header), fault.at, field="header", offset=at, whole="the header")
+    label, rest = _label(fault.at, fault.row, header), header[fault.at : fault.at + _SHOWN]
+    if kind == "JSON_DTYPE":
+        name, known = _string(rest) or "unknown", f"one of {', '.join(DTYPE_NAMES)}"
+        return UnsupportedError(f"dtype of {label}", field="dtype", offset=at, actual=name, expected=known)
+    keys = "dtype, shape and data_offsets, each once"
+    words: dict[str, tuple[str, str | None, str]] = {
+        "JSON_SYNTAX": (
+            f"JSON of the header, in {label},",
+            repr(rest),
+            "an object with dtype, shape and data_offsets for each tensor",
+        ),
+        "JSON_KEY": (f"a key of {label}", _string(rest) or repr(rest), keys),
+        "JSON_MISSING": (f"{label} lacks a key", None, keys),
+        "JSON_NUMBER": (
+            f"a number in {_list(fault.at, header)} of {label}",
+            repr(_NUMBER.split(rest, 1)[0]),
+            "an integer from 0 to 2**64 - 1",
+        ),
+    }
+    if kind == "JSON_SYNTAX" and not rest:
+        return FormatError(f"the header ends before its JSON does, in {label}", field="header", offset=at)
+    if kind not in words:
+        return FormatError(_WORDS.get(kind, "the header is damaged"), field="header", offset=at)
+    what, actual, expected = words[kind]
+    return FormatError(what, field="header", offset=at, actual=actual, expected=expected)
+
+
+def undefined_keys(header: bytes, found: Any) -> str:
+    """Return the warning for the keys of tensors' objects that the format does not define."""
+    at, count = found.undefined_at, found.undefined_keys
+    first = f"{_string(header[at : at + _BEFORE]) or 'a long one'} of {_label(at, -1, header)}"
+    return f"{counted(count, 'key')} of tensors that the format does not define, left out: the first is {first}"
+
+
+def _label(at: int, row: int, header: bytes) -> str:
+    """Return the name of the tensor at this place as far as the header shows it, else its number."""
+    keys = _NAME.findall(header[max(at - _BEFORE, 0) : at])
+    names = [name for name, brace in keys if brace or name not in _KEYS]
+    return f"tensor {quoted(names[-1].decode(errors='replace'))}" if names else f"tensor {row}"
+
+
+def _list(at: int, header: bytes) -> str:
+    """Return the key of the list that the number at this place is in."""
+    keys = _LIST.findall(header[max(at - _BEFORE, 0) : at])
+    return keys[-1].decode() if keys else "a list"
+
+
+def _string(raw: bytes) -> str:
+    """Return the string at the beginning of JSON text, in quotes; "" if there is no whole one."""
+    found = raw.split(b'"')[1:2] if raw.count(b'"') > 1 else []
+    return repr(found[0].decode(errors="replace")) if found else ""
+
+
 FORMAT = Format(
     name="safetensors",
     title="safetensors",
     suffixes=(".safetensors",),
     layouts=("safetensors",),
-    sniff=sniff,
+    sniff=is_safetensors,
     parse=parse,
     plan=later(f"{__name__}.writing", "plan"),
     carries={"safetensors": frozenset({"metadata"})},

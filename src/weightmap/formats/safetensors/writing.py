@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from weightmap.formats._base import MAX_HEADER
 from weightmap.formats._cursor import LENGTH
+from weightmap.formats._recognition import MAX_HEADER
 from weightmap.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.io.sink import WritePlan

@@ -54,7 +54,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from weightmap import native
+import numpy as np
+
 from weightmap.errors import (
     FileChangedError,
     FormatError,
@@ -66,7 +67,8 @@ from weightmap.errors import (
     trailing_bytes,
 )
 from weightmap.formats._base import Content, Format, trailing
-from weightmap.formats._zip import Archive, first_name, last_begin
+from weightmap.formats._recognition import TORCH_EXPORT, is_torch
+from weightmap.formats._zip import Archive, last_begin
 from weightmap.formats.torch.program import (
     DTYPE_NAMES,
     PAIRS,
@@ -81,7 +83,7 @@ from weightmap.index import Rules
 from weightmap.index.columns import ColumnTable
 from weightmap.index.strings import StringTable
 from weightmap.io.geometry import Strided
-from weightmap.lazy import np
+from weightmap.native import access, scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,34 +93,11 @@ if TYPE_CHECKING:
     from weightmap.dtypes import DType
     from weightmap.formats._verification import Verification
     from weightmap.io.source import Source
-    from weightmap.native import Pickle, PickleStorages
+    from weightmap.native.scans import Pickle, PickleStorages
     from weightmap.options import Options
 
-# The pickle of the number that the legacy layout begins with, behind its protocol.
-MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # What an archive of torch.export has and a checkpoint has not.
-_EXPORTS = (b"/archive_format", b"serialized_exported_program.json")
-_MEMBERS = (
-    b"data.pkl",
-    b"archive_format",
-    b"archive_version",
-    b"byteorder",
-    b"version",
-    b".format_version",
-    b".storage_alignment",
-    b"constants.pkl",
-)
-
-
-def _sniff(head: bytes, _size: int) -> bool:
-    """Recognise either layout: an archive by its first entry, a legacy file by its number."""
-    name = first_name(head)
-    if name is not None:
-        _, slash, rest = name.partition(b"/")
-        inside = rest in _MEMBERS or rest.startswith((b"data/", b"code/", b"models/", b".data/"))
-        return name == _EXPORTS[1] or (slash == b"/" and inside)
-    # Protocols 4 and 5 put the number into a frame.
-    return head[:1] == b"\x80" and (head.startswith(MAGIC, 2) or (head[2:3] == b"\x95" and head.startswith(MAGIC, 11)))
+_EXPORTS = (b"/archive_format", TORCH_EXPORT)
 
 
 _PROGRAM = "data.pkl"
@@ -278,7 +257,7 @@ def _check_stored(archive: Archive, entry: int) -> None:
 def _mentions(pickle: Pickle, prefix: bytes, program: Program, options: Options) -> Iterator[PickleStorages]:
     """Yield the mentions of storages, some at a time, named by `prefix` and their key."""
     for found in pickle.storages(prefix, _BATCH):
-        if isinstance(found, native.Fault):
+        if isinstance(found, access.Fault):
             raise error_of(found, program, options)
         yield found
 
@@ -299,7 +278,7 @@ def _storages_in(
     """Return where each storage begins in the file, once its entry has been found to be as large as it claims."""
     entries, names = archive.entries, archive.names
     folder = f"{prefix}data/".encode()
-    begins = native.transient(pickle.n_storages, np.uint64)
+    begins = scans.transient(pickle.n_storages, np.uint64)
     used = np.zeros(len(archive), np.bool_)
     types = np.full(len(archive), _UNKNOWN, np.uint8)
     first = 0
@@ -436,10 +415,10 @@ class _Mentions:
 
     def __init__(self, pickle: Pickle, program: Program, options: Options) -> None:
         count = pickle.n_storages
-        text, bounds, first = bytearray(), native.transient(count + 1, np.uint32), 0
+        text, bounds, first = bytearray(), scans.transient(count + 1, np.uint32), 0
         bounds[0] = 0
-        self.at, self.nbytes = (native.transient(count, np.uint64) for _ in range(2))
-        self.item, self.type = (native.transient(count, np.uint8) for _ in range(2))
+        self.at, self.nbytes = (scans.transient(count, np.uint64) for _ in range(2))
+        self.item, self.type = (scans.transient(count, np.uint8) for _ in range(2))
         for found in _mentions(pickle, b"", program, options):
             last = first + len(found.at)
             bounds[first + 1 : last + 1] = found.bounds[1:] + np.uint32(len(text))
@@ -448,7 +427,7 @@ class _Mentions:
                 getattr(self, name)[first:last] = getattr(found, name)
             first = last
         self.keys = StringTable(text, bounds, 0, "key of a storage")
-        self.first = native.transient(count, np.int64)
+        self.first = scans.transient(count, np.int64)
         for begin in range(0, count, _BATCH):
             part = bounds[begin : begin + _BATCH + 1]
             names = bytes(text[part[0] : part[-1]])
@@ -469,7 +448,7 @@ def _storages_behind(
         mention = program.offset + int(mentions.at[i])
         raise LayoutError(what, field="storage", offset=mention, actual=int(nbytes[i]), expected=expected)
     _check_types(mentions.type[first], mentions, program)
-    begins = native.transient(len(first), np.uint64)
+    begins = scans.transient(len(first), np.uint64)
     listed = np.zeros(len(first), np.bool_)
     find = mentions.keys.finder
     for _, key in keys:
@@ -514,8 +493,8 @@ def _leave_out(pickle: Pickle, program: Program, options: Options, warnings: lis
 
 
 def _first_of_each(
-    columns: native.Columns, strides: NDArray[np.uint64] | None, warnings: list[str]
-) -> tuple[native.Columns, NDArray[np.uint64] | None]:
+    columns: scans.Columns, strides: NDArray[np.uint64] | None, warnings: list[str]
+) -> tuple[scans.Columns, NDArray[np.uint64] | None]:
     """Leave out tensors whose name an earlier one has."""
     bounds = columns.array(columns.bounds, columns.count + 1, "<u4")
     names, first = StringTable(columns.text(), bounds, 0, "tensor name"), dict[bytes, int]()
@@ -542,10 +521,10 @@ def _table(
 ) -> ColumnTable:
     """Return the table of tensors, whose storages begin there."""
     tensors = pickle.tensors(begins)
-    if isinstance(tensors, native.Fault):
+    if isinstance(tensors, access.Fault):
         raise error_of(tensors, program, options)
     columns, strides = tensors if options.strict else _first_of_each(*tensors, warnings)
-    if big and (columns.array(columns.dtype, columns.count, "u1") & (native.PICKLE_STRIDED - 1) == _BFLOAT16).any():
+    if big and (columns.array(columns.dtype, columns.count, "u1") & (scans.PICKLE_STRIDED - 1) == _BFLOAT16).any():
         raise UnsupportedError("a big-endian checkpoint has tensors of bfloat16, which numpy lacks", field="byteorder")
     if big and pickle.n_retyped:
         what = "a big-endian checkpoint has tensors of another type than their storage, by whose type torch swaps bytes"
@@ -557,15 +536,15 @@ def _table(
 
 
 def _without_pairs(
-    columns: native.Columns, strides: NDArray[np.uint64] | None, options: Options, warnings: list[str]
-) -> tuple[native.Columns, NDArray[np.uint64] | None]:
+    columns: scans.Columns, strides: NDArray[np.uint64] | None, options: Options, warnings: list[str]
+) -> tuple[scans.Columns, NDArray[np.uint64] | None]:
     """Give tensors of float4 the shape of their numbers; leave out those whose pairs do not lie in rows."""
     codes = columns.array(columns.dtype, columns.count, "u1")
-    pairs = np.flatnonzero((codes & (native.PICKLE_STRIDED - 1)) == _PAIRS)
+    pairs = np.flatnonzero((codes & (scans.PICKLE_STRIDED - 1)) == _PAIRS)
     if not len(pairs):
         return columns, strides
     bounds, dims = columns.array(columns.dim_bounds, columns.count + 1, "<u4"), columns.dims
-    left_out = pairs[(codes[pairs] >= native.PICKLE_STRIDED) | (bounds[pairs] == bounds[pairs + 1])]
+    left_out = pairs[(codes[pairs] >= scans.PICKLE_STRIDED) | (bounds[pairs] == bounds[pairs + 1])]
     for row in left_out.tolist():
         name = quoted(columns.name(row).decode(errors="replace"))
         what = f"tensor {name} of {PAIRS} is not row-major, or has no dimension: save tensor.contiguous()"
@@ -580,8 +559,8 @@ def _without_pairs(
 
 
 def _taken(
-    columns: native.Columns, strides: NDArray[np.uint64] | None, rows: NDArray[np.intp]
-) -> tuple[native.Columns, NDArray[np.uint64] | None]:
+    columns: scans.Columns, strides: NDArray[np.uint64] | None, rows: NDArray[np.intp]
+) -> tuple[scans.Columns, NDArray[np.uint64] | None]:
     """Return these rows, and their strides."""
     if strides is not None:
         dims = columns.array(columns.dim_bounds, columns.count + 1, "<u4").tolist()
@@ -590,13 +569,13 @@ def _taken(
 
 
 def _strided(
-    rules: Rules, strides: NDArray[np.uint64], columns: native.Columns
+    rules: Rules, strides: NDArray[np.uint64], columns: scans.Columns
 ) -> Callable[[int, tuple[int, ...]], tuple[DType, Strided]]:
     """Return what gives a tensor that is not row-major its data type and strides."""
 
     def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Strided]:
         first, last = columns.dim_bounds[row], columns.dim_bounds[row + 1]
-        element = rules.dtypes[columns.dtype[row] & (native.PICKLE_STRIDED - 1)]
+        element = rules.dtypes[columns.dtype[row] & (scans.PICKLE_STRIDED - 1)]
         assert element is not None  # noqa: S101 - its twin has been found
         return element, Strided(tuple(step * element.bits // 8 for step in strides[first:last].tolist()))
 
@@ -616,7 +595,7 @@ FORMAT = Format(
     suffixes=(".pt", ".pth", ".bin", ".ckpt"),
     layouts=("zip", "legacy"),
     parse=parse,
-    sniff=_sniff,
+    sniff=is_torch,
     leads=b"P\x80",
     checksums=frozenset({"zip"}),
 )

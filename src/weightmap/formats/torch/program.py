@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from weightmap import native
+import numpy as np
+
 from weightmap.dtypes import DECLARED, DTYPES, DType
 from weightmap.errors import (
     FormatError,
@@ -20,8 +21,7 @@ from weightmap.errors import (
     shrank,
 )
 from weightmap.io.source import CHUNK
-from weightmap.lazy import Record, np
-from weightmap.native import late
+from weightmap.native import access, checksums, scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.io.source import Source
-    from weightmap.native import Fault, Pickle, PickleValues
+    from weightmap.native.access import Fault
+    from weightmap.native.scans import Pickle, PickleValues
     from weightmap.options import Options
 
 # By the codes of csrc/pickle_calls.c.
@@ -74,7 +75,7 @@ _PIECE, _SHORT, _READ = 4096, 64, 1 << 16
 _REPEATED, _REPEATED_LEAST = 32, 1 << 20
 # Kinds of values whose length is that of bytes of the program.
 _STORED = frozenset(("TEXT", "BYTES", "LATIN", "LONG"))
-_OF_KIND = {number: name for name, number in native.PICKLE_VALUES.items()}
+_OF_KIND = {number: name for name, number in scans.PICKLE_VALUES.items()}
 
 
 class Program:
@@ -111,7 +112,7 @@ class Program:
             data = self.read(0, self.size)
         most, most_names = options.limits.max_tensors, options.limits.max_header_bytes
         span = {"begin": self.offset, "size": self.size}
-        return native.Pickle(data, most, most_names, fd=fd, **span, lax=not options.strict)
+        return scans.Pickle(data, most, most_names, fd=fd, **span, lax=not options.strict)
 
     def run(self, options: Options) -> Pickle:
         """Run the program. Raises the error of one that is refused."""
@@ -124,7 +125,7 @@ class Program:
         """Return the CRC-32 of its first `size` bytes."""
         crc = 0
         for at in range(0, size, CHUNK):
-            crc = late.crc32(self.read(at, min(CHUNK, size - at)), crc)
+            crc = checksums.crc32(self.read(at, min(CHUNK, size - at)), crc)
         return crc
 
 
@@ -144,7 +145,7 @@ def error_of(fault: Fault, program: Program, options: Options) -> FormatError | 
         what = f"{needs}: no name but those of tensors and plain values is known, and nothing is called: save {instead}"
         return UnsupportedError(what, field="name", offset=at, remedy=_LAX)
     if kind == "PICKLE_ODD":
-        made, instead = _ODD[native.PICKLE_ODD[actual]]
+        made, instead = _ODD[scans.PICKLE_ODD[actual]]
         return UnsupportedError(f"{name} has {made}: save {instead}", field="pickle", offset=at, remedy=_LAX)
     if kind == "PICKLE_END":
         return cut_off("an opcode", at, field="pickle", whole=name)
@@ -217,7 +218,7 @@ def _unknown(module: bytes, attribute: bytes) -> tuple[str, str, str]:
     return quoted(shown), made, instead
 
 
-class LeftOut(Record):
+class LeftOut(NamedTuple):
     """Stands for a value that is neither a tensor nor a plain value.
 
     Attributes
@@ -255,7 +256,7 @@ def values_of(pickle: Pickle, program: Program, options: Options, warnings: list
 def columns_of(pickle: Pickle, program: Program, options: Options) -> PickleValues:
     """Return the values of a program besides tensors, as columns."""
     values = pickle.values()
-    if isinstance(values, native.Fault):
+    if isinstance(values, access.Fault):
         raise error_of(values, program, options)
     return values
 
@@ -365,7 +366,7 @@ _Part: TypeAlias = "tuple[str, int, int]"
 
 
 def _left_out(at: int, parts: list[_Part], window: _Window, _program: Program, _name: str) -> LeftOut:
-    odd = native.PICKLE_ODD[at]
+    odd = scans.PICKLE_ODD[at]
     if odd != "UNKNOWN":
         why, instead = _ODD[odd]
         return LeftOut(f"it is {why}" if odd != "KEY" else f"it has {why}", instead)
@@ -425,7 +426,7 @@ _OF_PARTS: dict[str, Callable[[int, list[_Part], _Window, Program, str], Any]] =
 def dtypes(*, big: bool) -> Sequence[DType | None]:
     """Return the data types by their codes, and again with `PICKLE_STRIDED` for tensors that are not row-major."""
     plain = [_swapped(DTYPES[name]) if big else DTYPES[name] for name in DTYPE_NAMES]
-    spare = [None] * (native.PICKLE_STRIDED - len(plain))
+    spare = [None] * (scans.PICKLE_STRIDED - len(plain))
     return (*plain, *spare, *(_declared(dtype) for dtype in plain))
 
 

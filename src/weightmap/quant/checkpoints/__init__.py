@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.row import Row
+    from weightmap.index.table import Row
     from weightmap.quant.pieced import Coding
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weightmap.formats._base import Importer
 from weightmap.lazy import later
-from weightmap.words.importers._first_line import ADVICE, declared, in_text
+from weightmap.words.importers._words import ADVICE, declared, in_text
 
 
 def claims(head: bytes, size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,19 @@ import numpy as np
 
 from weightmap.embeddings.subwords import Subwords
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, counted, cut_off, quoted, too_many
-from weightmap.words.importers._words import BLOCK, LONGEST, Words, check_finite, rows_in_block, table_of
-from weightmap.words.importers.fasttext import ENTRY, HEAD, LOSSES, MATRIX, MODELS, OPTIONS, VERSIONS
+from weightmap.formats import refuse
+from weightmap.formats._base import Importer
+from weightmap.io.sink import WritePlan
+from weightmap.words.importers._words import (
+    ADVICE,
+    BLOCK,
+    LONGEST,
+    Words,
+    check_finite,
+    refuse_words,
+    rows_in_block,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.strings import StringTable
+    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
     from weightmap.options import ImportOptions, Limits
 
@@ -257,3 +270,129 @@ def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sum
         ):  # it goes on from the block before, in the order that one block would have
             block[0] += sums[some[0]]
         sums[some] = np.add.reduceat(block, starts[some] - begin, axis=0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Writing fastText's models.
+
+
+def plan(words: Words) -> WritePlan:
+    """Lay out a model without an output matrix. Raises `EncodeError` except for simple and fastText vocabularies.
+
+    The count of each word is unknown, and written as 1.
+    """
+    subwords = words.subwords
+    if subwords is not None and subwords.kind != "fasttext":
+        refuse("format fasttext", [f"a vocabulary of kind {subwords.kind} (expected simple ones and its own)"])
+    raws = [words.table.raw(i) for i in range(len(words.table))]
+    refuse_words("fasttext", raws, b"\0 \t\n\r\x0b\x0c", empty=False)
+    head = HEAD.pack(MAGIC, VERSION, *_options(words), len(raws), len(raws), 0, len(raws), -1)
+    entries = b"".join(raw + b"\0" + ENTRY.pack(1, 0) for raw in raws)
+    matrix = MATRIX.pack(False, words.rows, words.dims)  # noqa: FBT003 - a field of the format
+    tail = MATRIX.pack(False, 0, words.dims)  # noqa: FBT003 - the same
+    size = len(head) + len(entries) + len(matrix) + words.nbytes + len(tail)
+
+    def write(sink: Sink) -> None:
+        for part in (head, entries, matrix):
+            sink.write(part)
+        at = 0
+        for block in words.blocks():
+            if subwords is not None:
+                _undo(words, subwords, block, at)
+            at += len(block)
+            sink.write(block.astype("<f4", copy=False).tobytes())
+        sink.write(tail)
+
+    return WritePlan(size, write)
+
+
+def _options(words: Words) -> list[Any]:
+    """Return the options of a model; training options come from the metadata."""
+    subwords, given = words.subwords, words.metadata
+    known = {"dims": words.dims, "buckets": 0, "min_n": 0, "max_n": 0}
+    if subwords is not None:
+        known |= {"buckets": subwords.size, "min_n": subwords.min_n, "max_n": subwords.max_n}
+    codes = {
+        "loss": _code(LOSSES, given.get("loss"), 3),
+        "model": _code(MODELS[:2], given.get("model"), 2),
+        "word_ngrams": 1,
+    }
+    options: list[Any] = []
+    for name in OPTIONS[:-1]:
+        value = known.get(name, codes.get(name, given.get(name, -1)))
+        options.append(value if type(value) is int and -(1 << 31) <= value < 1 << 31 else -1)
+    threshold = given.get("sampling_threshold", -1.0)
+    return [*options, float(threshold) if isinstance(threshold, (int, float)) else -1.0]
+
+
+def _code(names: tuple[str, ...], name: object, default: int) -> int:
+    return names.index(name) + 1 if isinstance(name, str) and name in names else default
+
+
+def _undo(words: Words, subwords: Subwords, block: NDArray[np.float32], at: int) -> None:
+    """Replace the means of words, in a block of rows from `at` on, by their own rows."""
+    count = min(len(block), len(words.table) - at)
+    assert words.gather is not None  # noqa: S101 - words with subwords have it
+    for first in range(0, max(count, 0), WORDS):
+        stop = min(first + WORDS, count)
+        names = [words.table[at + i] for i in range(first, stop)]
+        sums, counts = ngram_sums(names, subwords, words.gather, words.dims)
+        with np.errstate(over="ignore", invalid="ignore"):
+            block[first:stop] *= counts[:, None] + np.float32(1)
+            block[first:stop] -= sums
+        check_finite(block[first:stop], at + first)
+
+
+# ----------------------------------------------------------------------------------------------------
+# fastText's models, ``.bin``.
+#
+# Little-endian. ``i32 793712314 | i32 11 or 12 | 12 x i32 options | f64 sampling threshold | i32 entries | i32 words |
+# i32 labels | i64 tokens | i64 pruned``, then the entries: ``bytes, 0 | i64 count | i8 type``, then ``u8 quantised |
+# i64
+# rows | i64 cols | f32 x rows x cols``: the rows of the words, and those of the buckets of n-grams. The output matrix
+# behind them, with the same fields, serves training: only its size is read, which tells whether the file is whole.
+#
+# Entries of type 0 are words, those of type 1 behind them labels: words that begin with ``__label__``, which have no
+# row.
+# Supervised models, whose rows serve labels, are refused.
+
+MAGIC = 793712314
+VERSION = 12
+# Of the versions before, 11 differs in supervised models alone.
+VERSIONS = (11, 12)
+HEAD = struct.Struct("<2i12id3i2q")
+ENTRY = struct.Struct("<qb")
+MATRIX = struct.Struct("<?qq")
+# The options in their order, by finalfusion's names.
+OPTIONS = (
+    "dims",
+    "window_size",
+    "epoch",
+    "min_count",
+    "ns",
+    "word_ngrams",
+    "loss",
+    "model",
+    "buckets",
+    "min_n",
+    "max_n",
+    "lr_update_rate",
+    "sampling_threshold",
+)
+LOSSES = ("HierarchicalSoftmax", "NegativeSampling", "Softmax")
+MODELS = ("CBOW", "SkipGram", "Supervised")
+
+
+def claims(head: bytes, size: int) -> bool:
+    """Whether this begins with the magic number."""
+    return size >= 4 and head[:4] == MAGIC.to_bytes(4, "little")
+
+
+IMPORTER = Importer(
+    name="fasttext",
+    hint=f"this is a model of fastText: {ADVICE}",
+    claims=claims,
+    read=read,
+    plan=plan,
+    carries=frozenset({"metadata", "subwords"}),
+)

@@ -6,14 +6,14 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from weightmap.lazy import np
-from weightmap.native._memory import empty, given_array
-from weightmap.native._native import as_input, as_output, from_buffer, lib, thread_count, widen_array
+import numpy as np
+
+from weightmap.native.access import as_input, as_output, empty, from_buffer, given_array, lib, thread_count, widen_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.native._native import Buffer
+    from weightmap.native.access import Buffer
 
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
 # The numbers of the conversions in `widen_array`.

@@ -1,0 +1,342 @@
+"""Access to the C module: faults that its scans report, output arrays, instruction sets, memory for DLPack."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import _kernels
+from weightmap.lazy import later
+
+if TYPE_CHECKING:
+    import mmap
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from weightmap._kernels import State as State  # noqa: PLC0414 - passed on
+    from weightmap._kernels import Temporary as Temporary  # noqa: PLC0414
+
+ffi = _kernels.ffi
+lib = _kernels.lib
+U32_MAX = 0xFFFFFFFF
+# More than any kernel starts; fits an int.
+_MOST_THREADS = 1 << 16
+NULL = ffi.NULL
+from_buffer = ffi.from_buffer
+module = _kernels
+as_threads = later("weightmap.arguments", "as_threads")
+mistyped = later("weightmap.arguments", "mistyped")
+
+if lib.wm_python_arrays() or lib.wm_python_owners() or lib.wm_python_lookups():  # pragma: no cover
+    raise ImportError("the built-in functions of weightmap._kernels could not be added")
+# Built-in functions for the usual arrays: True if they did the work, False if they wrote nothing.
+widen_array = _kernels.widen
+decode_array = _kernels.decode
+decode_ggml_array = _kernels.decode_ggml
+
+
+def as_input(data: Buffer) -> Any:
+    """Return `data` as a pointer for C to read; its ``len()`` is the number of bytes."""
+    try:
+        if type(data) is memoryview:
+            # Through an array: before CPython 3.12.4, collecting a memoryview in a cycle while C holds it crashes
+            # (python/cpython#77894). The collector does not see arrays, nor what they hold.
+            data = np.frombuffer(data, np.uint8) if data.nbytes else b""
+        return from_buffer("uint8_t[]", data)
+    except (BufferError, TypeError, ValueError) as error:
+        if isinstance(data, str):
+            raise TypeError("a bytes-like object is required, not 'str'") from None
+        if isinstance(error, TypeError):
+            raise
+        msg = f"expected a C-contiguous buffer, not this {type(data).__name__}: {error}"
+        raise TypeError(msg) from None
+
+
+def thread_count(threads: int) -> int:
+    """Return a number of threads that fits C; each kernel bounds it further."""
+    count: int = as_threads(threads)
+    return min(count, _MOST_THREADS)
+
+
+def as_items(ctype: str, array: NDArray[Any]) -> Any:
+    """Return an array as a pointer for C to read items of several bytes, which are aligned, if need be in a copy."""
+    return from_buffer(ctype, array if array.flags.aligned else array.copy())
+
+
+def as_output(array: NDArray[Any], ctype: str) -> Any:
+    """Return an array as a pointer for C to write. Raises ValueError for one that is not aligned."""
+    if type(array) is np.ndarray and not array.flags.aligned:
+        raise ValueError("an array to be filled is not aligned")
+    return from_buffer(ctype, array, require_writable=True)
+
+
+class Fault:
+    """A defect, as the numbers of a wm_fault: see kernels.h."""
+
+    __slots__ = ("actual", "at", "code", "expected", "row")
+
+    def __init__(self, code: int, row: int, at: int, actual: int, expected: int) -> None:
+        self.code: int = code
+        self.row: int = row
+        self.at: int = at
+        self.actual: int = actual
+        self.expected: int = expected
+
+    @property
+    def kind(self) -> str:
+        """The name of its code, such as "TABLE_RANGE"."""
+        return next((name for name, code in faults().items() if code == self.code), "")
+
+
+@functools.cache
+def faults() -> dict[str, int]:
+    """Return the codes of faults by name, such as "TABLE_RANGE"; those of C begin with WM_FAULT_."""
+    return {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}
+
+
+def fault_of(fault: Any) -> Fault:
+    """Return the fault in a wm_fault. Raises MemoryError if a scan ran out of memory."""
+    if fault.code == lib.WM_FAULT_MEMORY:
+        msg = f"no memory for a table of {fault.actual} bytes"
+        raise MemoryError(msg)
+    return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+def map_file(fd: int, size: int, *, cow: bool, sealed: bool = False) -> Any:
+    """Map `size` bytes of a file; return a buffer that unmaps with its last user. Raises OSError.
+
+    `cow` makes the buffer writable; `sealed` says that the file is sealed memory.
+    """
+    return module.map_file(fd, size, 2 if sealed and not cow else cow)
+
+
+def advise(memory: Any, advice: int) -> None:
+    """Advise the system on the use of a mapping: 0 normal, 1 random, 2 sequential. Ignores a refusal."""
+    buffer = from_buffer("uint8_t[]", memory)
+    lib.wm_advise(buffer, len(buffer), advice)
+
+
+def populate(memory: Any, offset: int, size: int, *, scattered: bool = False) -> int:
+    """Read and map pages of memory, and wait for them; `scattered` if the mapping is advised as random.
+
+    Returns 0, or an errno.
+    """
+    buffer = as_input(memory)
+    error: int = lib.wm_populate(buffer, len(buffer), offset, size, scattered)
+    return error
+
+
+def will_need(memory: Any, offset: int, size: int) -> None:
+    """Ask the system to read pages of a mapping. Ignores a refusal."""
+    buffer = from_buffer("uint8_t[]", memory)
+    lib.wm_will_need(buffer, len(buffer), offset, size)
+
+
+def fstat(fd: int) -> State:
+    """Return the state of an open file, which tells later whether it is `unchanged`. Raises OSError."""
+    if os.name != "nt":
+        return module.fstat(fd)
+    status = os.fstat(fd)
+    return module.fstat(fd, status.st_mode, status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns)
+
+
+# These own what the system returns from the first moment on: see csrc/python/owners.c.
+Descriptor = module.Descriptor
+take_ownership = module.own
+with_temporary = module.with_temporary
+# A bytearray of so many bytes, with any content.
+new_buffer = module.new_buffer
+
+# Whether the environment has a variable of this name.
+is_set = module.is_set
+
+
+# ----------------------------------------------------------------------------------------------------
+# Calls of C that read and write files themselves: where their bytes lie, and what became of them.
+
+_WHAT = {
+    lib.WM_NOT_FINITE: "number",
+    lib.WM_UNREADABLE: "read",
+    lib.WM_OTHER_UNREADABLE: "read other",
+    lib.WM_UNWRITABLE: "write",
+}
+
+
+class Failed(Exception):  # noqa: N818 - callers turn it into an error that names file and tensor
+    """Why a call ended early.
+
+    Attributes
+    ----------
+    what : {"number", "read", "read other", "write"}
+        A number is not finite; or the file, the second of two, or the new one failed.
+    at : int
+        The number, or the byte that could not be read.
+    error : int
+        An errno; 0 where the file ends.
+    """
+
+    def __init__(self, what: str, at: int, error: int) -> None:
+        super().__init__(what, at, error)
+        self.what: str = what
+        self.at: int = at
+        self.error: int = error
+
+
+def place_of(source: int | NDArray[np.uint8]) -> tuple[int, Any, int]:
+    """Return descriptor, memory and size as C takes them: -1 for memory; NULL and 0 for a descriptor."""
+    if isinstance(source, int):
+        return source, NULL, 0
+    memory = as_input(source)
+    return -1, memory, len(memory)
+
+
+def check_outcome(outcome: Any) -> None:
+    """Raise `Failed` for a ``wm_outcome *`` that says so, and ValueError for sizes that do not fit together."""
+    if outcome.what == lib.WM_UNFIT:
+        raise ValueError("sizes that do not fit together")
+    if outcome.what != lib.WM_DONE:
+        raise Failed(_WHAT[outcome.what], outcome.at, outcome.error)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Output arrays: memory that is quick to fill, and checks of those that callers pass.
+
+# Up to this size, glibc's malloc reuses memory and numpy asks for huge pages. A larger array would get fresh pages,
+# which the system clears first.
+_LARGE = 32 << 20
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an uninitialised array, like `numpy.empty`.
+
+    An array of 32 MiB or more is backed by huge pages if the system has them, and reuses the memory of a freed large
+    array. One such region of at most 1 GiB is kept; the system may take it back at any time.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+    dtype : dtype_like
+
+    Returns
+    -------
+    ndarray
+        C-contiguous and writeable, its elements undefined.
+    """
+    kind = np.dtype(dtype)
+    size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * kind.itemsize
+    if size < _LARGE or (memory := module.new_memory(size)) is None:
+        return np.empty(shape, kind)
+    return np.ndarray(shape, kind, memory)
+
+
+def given_array(out: object) -> NDArray[Any]:
+    """Return the caller's `out`. Raises TypeError when it is not an array."""
+    if not isinstance(out, np.ndarray):
+        msg = f"out must be an array, not {type(out).__name__}"
+        raise TypeError(msg)
+    return out
+
+
+def check_out(out: object, shape: tuple[int, ...], what: str) -> None:
+    """Raise TypeError or ValueError unless `out` is a writeable array with the shape of `what`."""
+    array = given_array(out)
+    if array.shape != shape:
+        msg = f"out has shape {array.shape}, but {what} has {shape}"
+        raise ValueError(msg)
+    if not array.flags.writeable:
+        msg = "out is read-only"
+        raise ValueError(msg)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Instruction sets: those available, the one in use, and the C functions chosen for it.
+
+
+def available_isas() -> tuple[str, ...]:
+    """Return the instruction sets of this CPU, plainest first; "portable" is always available.
+
+    Examples
+    --------
+    >>> from weightmap import kernels
+    >>> kernels.available_isas()[0]
+    'portable'
+    """
+    names = []
+    tier = 0
+    while (name := lib.wm_isa_name(tier)) != NULL:
+        if lib.wm_isa_available(tier):
+            names.append(ffi.string(name).decode())
+        tier += 1
+    return tuple(names)
+
+
+def isa() -> str:
+    """Return the instruction set in use: the best available one, unless `use_isa` chose another."""
+    name: str = ffi.string(lib.wm_isa_name(lib.wm_isa_selected())).decode()
+    return name
+
+
+def use_isa(name: str) -> None:
+    """Use the instruction set `name` from now on, in all threads. Results never differ: it is for tests and timings.
+
+    Parameters
+    ----------
+    name : str
+        One of `available_isas`.
+
+    Raises
+    ------
+    ValueError
+        When this CPU lacks it.
+    """
+    tier = 0
+    while (found := lib.wm_isa_name(tier)) != NULL:
+        if ffi.string(found).decode() == name and lib.wm_isa_select(tier) == 0:
+            return
+        tier += 1
+    msg = f"instruction set {name!r} is not available here; there are {', '.join(available_isas())}"
+    raise ValueError(msg)
+
+
+def variant(kernel: str) -> str:
+    """Return the name of the C function in use for a kernel, such as "crc32_x86_pclmulqdq".
+
+    Parameters
+    ----------
+    kernel : str
+        "crc32", "fnv1a32", "f16_to_f32", "bf16_to_f32", "intblock", "combine_rows" or "groups".
+    """
+    name: str = ffi.string(getattr(lib, f"wm_{kernel}_variant")()).decode()
+    return name
+
+
+def cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ----------------------------------------------------------------------------------------------------
+# Memory for other libraries by DLPack, a capsule that keeps its owner: see csrc/python/dlpack.c.
+
+if lib.wm_python_dlpack():  # pragma: no cover
+    raise ImportError("the built-in function dlpack of weightmap._kernels could not be added")
+
+
+def dlpack_capsule(array: NDArray[Any], code: int, flags: int | None) -> object:
+    """Return a capsule with the memory of an array whose strides are multiples of its elements.
+
+    `code` is DLPack's for the kind of its type; `flags` those of version 1, or None for a capsule of version 0.
+    """
+    size = array.itemsize
+    strides = tuple(stride // size for stride in array.strides)
+    address = array.__array_interface__["data"][0]
+    return module.dlpack(array, address, array.shape, strides, code, 8 * size, -1 if flags is None else flags)
+
+
+if TYPE_CHECKING:
+    Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]

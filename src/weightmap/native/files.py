@@ -1,0 +1,369 @@
+"""Calls of C that read, copy and compare files, and what they ask of the page cache."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.native.access import as_input, as_items, as_output, check_outcome, ffi, from_buffer, lib, thread_count
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer, Callable
+
+    from numpy.typing import NDArray
+
+
+def join_ranges(
+    files: NDArray[np.integer], starts: NDArray[np.int64], stops: NDArray[np.int64], *, gap: int, most: float
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the reads that cover ranges: file, start, stop and wanted bytes of each.
+
+    Parameters
+    ----------
+    files, starts, stops : ndarray, shape (n,)
+        In order of file, then of start.
+    gap : int
+        Ranges less than this many bytes apart are joined into one read.
+    most : float
+        Ranges are joined as long as the read has at most this many times its wanted bytes.
+    """
+    # Copies, which become the result.
+    joined = np.array(files, np.uint32), np.array(starts, np.uint64), np.array(stops, np.uint64)
+    columns = (*joined, np.empty(len(starts), np.uint64))
+    pointers = (as_output(column, f"uint{8 * column.itemsize}_t[]") for column in columns)
+    count = lib.wm_join_ranges(*pointers, len(starts), min(gap, (1 << 63) - 1), most)
+    reads = [column[:count] for column in columns]
+    return reads[0], *(column.view(np.int64) for column in reads[1:])  # type: ignore[return-value]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Buffers that files are read into: they begin at a line of the CPU's cache.
+#
+# An operating system copies a file to such a place up to a sixth faster. Large arrays of numpy and bytearrays begin 16
+# or 32 bytes behind the start of a line, so each second store of a copy meets two lines.
+
+LINE = 64  # bytes
+
+
+def to_line(buffer: bytearray | NDArray[np.uint8]) -> int:
+    """Return how many bytes into a buffer a line of the cache begins."""
+    return -int(ffi.cast("uintptr_t", from_buffer("uint8_t[]", buffer))) % LINE
+
+
+def room(nbytes: int) -> NDArray[np.uint8]:
+    """Return memory of so many bytes, with any content, that begins at a line of the cache."""
+    whole = np.empty(nbytes + LINE, np.uint8)
+    skipped = to_line(whole)
+    return whole[skipped : skipped + nbytes]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pages of files in memory: which there are, reading runs of bytes through them, and giving them back.
+
+
+def page_size() -> int:
+    """Return the bytes of a page of memory."""
+    size: int = lib.wm_page_size()
+    return size
+
+
+def drop_pages(memory: Any, offset: int, size: int, *, private: bool) -> int:
+    """Unmap pages of a mapping, which touching brings back; of a `private` one changed pages stay. 0, or an errno."""
+    buffer = as_input(memory)
+    error: int = lib.wm_drop(buffer, len(buffer), offset, size, private)
+    return error
+
+
+def resident_pages(memory: Any, offset: int, size: int) -> NDArray[np.uint8] | int:
+    """Return for each page that holds one of these bytes of a mapping whether it is in memory; or an errno."""
+    buffer, page = as_input(memory), page_size()
+    skipped = (int(ffi.cast("uintptr_t", buffer)) + offset) % page
+    pages = np.empty(-(-(skipped + size) // page), np.uint8)
+    error: int = lib.wm_resident(buffer, len(buffer), offset, size, as_output(pages, "uint8_t[]"), len(pages))
+    return error or pages
+
+
+def cached_pages(fd: int, offset: int, size: int) -> int:
+    """Return how many pages of a file that hold one of these bytes are in the page cache; or a negative errno."""
+    count: int = lib.wm_cached(fd, offset, size)
+    return count
+
+
+def file_system(fd: int) -> int:
+    """Return the number of the kind of file system of a file, as statfs has it; or a negative errno."""
+    number: int = lib.wm_file_system(fd)
+    return number
+
+
+def begin_flush(fd: int, offset: int, size: int) -> None:
+    """Let the disk begin to write these bytes of a file, without waiting for it: a hint, on Linux alone.
+
+    With size 0 they go up to its end.
+    """
+    lib.wm_begin_flush(fd, offset, size)
+
+
+def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8], gap: int = 0) -> int:
+    """Fill `target` with runs of `length` bytes of a file, which begin at `starts` in rising order.
+
+    What is not in the page cache comes from the disk with gaps between runs below `gap` bytes, which takes less time.
+    Returns how many bytes there were. Raises OSError.
+    """
+    if len(target) != len(starts) * length or (len(starts) and starts[0] < 0):
+        raise ValueError(f"{len(starts)} runs of {length} bytes do not fill {len(target)}")
+    places = as_items("uint64_t[]", np.ascontiguousarray(starts, np.uint64))
+    error = ffi.new("int *")
+    got: int = lib.wm_read_runs(
+        fd, ffi.cast("uint64_t *", places), len(starts), length, gap, as_output(target, "uint8_t[]"), error
+    )
+    if error[0]:
+        raise OSError(error[0], os.strerror(error[0]))
+    return got
+
+
+# ----------------------------------------------------------------------------------------------------
+# `Reader`: a function of Python that scans in C read a file by, where no descriptor does.
+
+
+class Reader:
+    """A function that returns bytes of a file, for a scan in C.
+
+    Parameters
+    ----------
+    pread : callable
+        ``pread(offset, count)`` returns so many bytes, or raises.
+
+    Attributes
+    ----------
+    hook : tuple
+        Function and context for the structure of a scan.
+    """
+
+    __slots__ = ("error", "hook", "pread")
+
+    def __init__(self, pread: Callable[[int, int], bytes]) -> None:
+        self.pread = pread
+        self.error: BaseException | None = None
+        self.hook = lib.wm_read_by_python, ffi.new_handle(self)
+
+    def check(self) -> None:
+        """Raise what the function raised during the scan."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+@ffi.def_extern(name="wm_read_by_python", error=-1)  # type: ignore[untyped-decorator]
+def _read(context: Any, buffer: Any, count: int, at: int) -> int:
+    reader = ffi.from_handle(context)
+    try:
+        data = reader.pread(at, count)
+    except BaseException as error:  # noqa: BLE001 - raised again behind the scan
+        reader.error = error
+        return -1
+    ffi.memmove(buffer, data, len(data))
+    return len(data)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Copying bytes of one file to another, in C.
+
+
+def copy_range(
+    source: int,
+    begin: int,
+    target: int,
+    at: int,
+    count: int,
+    *,
+    piece: int,
+    room: NDArray[np.uint8],
+    threads: int,
+) -> None:
+    """Copy `count` bytes of the file `source`, from `begin` on, to byte `at` of the file `target`.
+
+    Parameters
+    ----------
+    source, target : int
+        Descriptors.
+    begin, at, count : int
+    piece : int
+        Bytes that a thread reads and writes at once.
+    room : ndarray of uint8
+        Memory to work in: `piece` bytes for each thread.
+    threads : int
+        At most this many share the work.
+
+    Raises
+    ------
+    Failed
+    """
+    asked, outcome = ffi.new("wm_copied *", (source, target, begin, at, count, piece)), ffi.new("wm_outcome *")
+    lib.wm_copy_range(asked, as_output(room, "uint8_t[]"), room.size, thread_count(threads), outcome)
+    check_outcome(outcome)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Comparison of two tensors of one type, in C.
+
+# The types that `differing` knows, by their names, as the kernel numbers them.
+COMPARED = {"float32": (0, 4), "float64": (1, 8), "float16": (2, 2), "bfloat16": (3, 2)}
+
+# Bytes of each file that are compared at once: both pieces stay in the second-level cache.
+_PIECE = 1 << 17
+
+
+def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
+    """Return how many elements of two equally long buffers differ in their bytes, and by how much.
+
+    Parameters
+    ----------
+    a, b : buffers
+        Whole elements, little-endian, at any alignment.
+    dtype : str
+        A key of `COMPARED`.
+
+    Returns
+    -------
+    count : int
+    largest : float
+        The largest absolute difference of elements that differ, in float64; NaN if one of these differences is.
+    squares : float
+        The sum of the squares of these differences.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from weightmap.native.files import differing
+    >>> differing(np.float32([1, 2, 3]), np.float32([1, 2.5, 3]), "float32")
+    (1, 0.5, 0.25)
+    """
+    kind, size = COMPARED[dtype]
+    left, right = from_buffer("uint8_t[]", a), from_buffer("uint8_t[]", b)
+    if len(left) != len(right) or len(left) % size:
+        raise ValueError("buffers of different sizes, or of parts of elements")
+    found = ffi.new("double[2]")
+    count = lib.wm_differing(left, right, len(left) // size, kind, found, found + 1)
+    return count, found[0], found[1]
+
+
+class FileComparer:
+    """Compares tensors of files, many in a call. Its buffers serve all calls.
+
+    Parameters
+    ----------
+    threads : int
+        At most this many share the work; fewer where there is too little to gain.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = thread_count(threads)
+        self._room = room(2 * _PIECE * self._threads)
+
+    def __call__(
+        self, files: tuple[int, int], offsets: NDArray[np.int64], counts: NDArray[np.int64], dtype: str
+    ) -> list[tuple[int, float, float]]:
+        """Compare tensors that lie in two files, given by their descriptors.
+
+        Parameters
+        ----------
+        files : tuple of int
+        offsets : ndarray of int64, shape (2, n)
+            Where each tensor lies in the first file and in the second.
+        counts : ndarray of int64, shape (n,)
+            The elements of each: at least one.
+        dtype : str
+            A key of `COMPARED`.
+
+        Returns
+        -------
+        list of (int, float, float)
+            For each tensor what `differing` returns.
+
+        Raises
+        ------
+        Failed
+        """
+        kind, width = COMPARED[dtype]
+        most = _PIECE // width
+        pieces = (counts + (most - 1)) // most
+        begins = np.cumsum(pieces) - pieces
+        part = np.arange(int(pieces.sum()), dtype=np.int64) - np.repeat(begins, pieces)
+        left = np.minimum(np.repeat(counts, pieces) - part * most, most)
+        places = [np.repeat(offset, pieces) + part * _PIECE for offset in offsets]
+        different, found = np.empty(len(part), np.int64), np.empty((len(part), 2), np.float64)
+        columns = [as_items("uint64_t[]", column) for column in (*places, left)]
+        pairs = ffi.new("wm_pairs *", (*files, kind, *columns, len(part), _PIECE))
+        outcome, buffer = ffi.new("wm_outcome *"), as_output(self._room, "uint8_t[]")
+        out = as_output(different, "int64_t[]"), as_output(found, "double[]")
+        lib.wm_differing_files(pairs, *out, buffer, len(buffer), self._threads, outcome)
+        check_outcome(outcome)
+        return list(
+            zip(
+                np.add.reduceat(different, begins).tolist(),
+                np.maximum.reduceat(found[:, 0], begins).tolist(),
+                np.add.reduceat(found[:, 1], begins).tolist(),
+                strict=True,
+            )
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pieces of files copied to a staging buffer, in C and by several threads; memory on the node of a device.
+
+
+def stage(
+    source: int | NDArray[np.uint8],
+    pieces: tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]],
+    out: NDArray[np.uint8],
+    *,
+    crcs: NDArray[np.uint32] | None = None,
+    threads: int = 1,
+) -> tuple[int, int]:
+    """Copy pieces of a file or of memory to a buffer.
+
+    Parameters
+    ----------
+    source : int or ndarray of uint8
+        The descriptor of a file, or bytes that nobody can take away.
+    pieces : three ndarrays of uint64, shape (n,)
+        Where each begins in the source and in `out`, and its bytes.
+    out : ndarray of uint8
+    crcs : ndarray of uint32, shape (n,), optional
+        Filled with the CRC-32 of each piece, as it is in `out`.
+    threads : int
+
+    Returns
+    -------
+    (int, int)
+        -1 and 0 when all was copied; else the number of a piece that was not, and an errno, or 0 when the file ends
+        within it.
+
+    Raises
+    ------
+    ValueError
+        When columns have different lengths, or a piece does not lie within the source or `out`.
+    """
+    count = len(pieces[0])
+    if any(len(column) != count for column in pieces) or (crcs is not None and len(crcs) != count):
+        raise ValueError("the columns of pieces differ in length")
+    columns = [as_items("uint64_t[]", column) for column in pieces]
+    memory = ffi.NULL if isinstance(source, int) else as_input(source)
+    room = as_output(out, "uint8_t[]")
+    fd, size = (source, 0) if isinstance(source, int) else (-1, len(memory))
+    staging = ffi.new("wm_staging *", (fd, memory, size, *columns, room, len(room)))
+    sums = ffi.NULL if crcs is None else as_output(crcs, "uint32_t[]")
+    error = ffi.new("int *")
+    failed: int = lib.wm_stage(staging, count, sums, thread_count(threads), error)
+    if error[0] < 0:
+        raise ValueError(f"piece {failed} does not lie within its source or the buffer")
+    return failed, error[0]
+
+
+def prefer_node(memory: NDArray[np.uint8], node: int) -> int:
+    """Ask that memory lies on a NUMA node, and move there what is in use of it. Returns 0, or an errno."""
+    room = as_output(memory, "uint8_t[]")
+    error: int = lib.wm_prefer_node(room, len(room), node)
+    return error

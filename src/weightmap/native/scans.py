@@ -1,0 +1,1288 @@
+"""Scans in C: from the bytes of a header to columns; records that are used where they lie, and pairs of strings."""
+
+from __future__ import annotations
+
+import sys
+from operator import le
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.native.access import (
+    NULL,
+    U32_MAX,
+    Fault,
+    as_input,
+    as_items,
+    as_output,
+    fault_of,
+    ffi,
+    from_buffer,
+    lib,
+    module,
+    thread_count,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.native.access import Buffer
+
+# Fewest bytes of a tensor in a JSON header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
+_JSON_ENTRY = 48
+# Dimensions reserved per tensor; a header with more is scanned again, with room for as many as it can spell.
+_DIMS = 4
+
+
+def scan_json(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, Any] | Fault:
+    """Turn the JSON header of a safetensors file into columns, or return its first fault.
+
+    Parameters
+    ----------
+    header : bytes
+        From ``{`` to ``}`` and trailing spaces.
+    dtypes : bytes
+        The known names of dtypes, each in 16 bytes padded with zero bytes.
+    max_tensors : int
+        More are a fault CAPACITY.
+
+    Returns
+    -------
+    columns : Columns
+        In the order of the text.
+    found : wm_safetensors
+        See kernels.h.
+    """
+    size = len(header)
+    count, n_dtypes = min(size // _JSON_ENTRY + 1, max_tensors), len(dtypes) // 16
+    found = ffi.new("wm_safetensors *")
+    columns = Columns.scratch(size, count, _DIMS * count)
+    if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, found, NULL):
+        fault = ffi.new("wm_fault *")
+        columns = Columns.scratch(size, count, size // 2 + 1)
+        if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, found, fault):
+            return fault_of(fault)
+    columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
+    return columns, found
+
+
+def json_depth(text: bytes) -> int:
+    """Return how deep the objects and arrays of a JSON text are nested.
+
+    For invalid JSON, it is at least as deep as a parser goes before the error.
+    """
+    depth: int = lib.wm_json_depth(text, len(text))
+    return depth
+
+
+# Fewest bytes of a tensor in a bincode header: an empty name, dtype, no dimensions, start, end.
+_BINCODE_ENTRY = 5
+
+
+def scan_bincode(header: bytes | bytearray, layouts: int, max_tensors: int) -> tuple[Columns, Any, Fault | None]:
+    """Turn the header of a BinTensors file into columns, and return its first fault.
+
+    Parameters
+    ----------
+    header : bytes or bytearray
+        With its padding.
+    layouts : int
+        1 the specification's, 2 the current one, 3 the first of them that fits.
+    max_tensors : int
+        More are a fault CAPACITY, at the offset of the next one.
+
+    Returns
+    -------
+    columns : Columns
+        In file order.
+    found : wm_bintensors
+        See kernels.h.
+    fault : Fault or None
+    """
+    size = len(header)
+    columns = Columns.scratch(size, min(size // _BINCODE_ENTRY + 1, max_tensors), size)
+    found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    data = header if type(header) is bytes else from_buffer("uint8_t[]", header)
+    failed = lib.wm_bintensors_scan(data, size, layouts, columns.native, found, fault)
+    columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
+    return columns, found, fault_of(fault) if failed else None
+
+
+# Room for the name of a layer, and the size of its record, in bytes.
+_LAYER_NAME, _LAYER_RECORD = 32, 20
+
+
+def scan_layers(records: bytes) -> tuple[Columns, Any] | Fault:
+    """Turn the layer records of a CNN v2 file into columns, or return their first fault.
+
+    Parameters
+    ----------
+    records : bytes
+        20 for each layer.
+
+    Returns
+    -------
+    columns : Columns
+        Offsets in bytes, relative to the weights.
+    found : wm_cnn
+        See kernels.h.
+    """
+    count = len(records) // _LAYER_RECORD
+    columns = Columns.scratch(_LAYER_NAME * count, count, 4 * count)
+    found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
+    failed = lib.wm_cnn_layers(records, len(records), count, columns.native, found, fault)
+    if failed:
+        return fault_of(fault)
+    columns.names_len = found.names_len
+    return columns, found
+
+
+# Valid data allocates no wm_fault, which is a good part of a call's time. A failed check is repeated with one. If it
+# then succeeds, because the file is being written to, the data counts as valid.
+def pairs_check(data: bytes, count: int) -> Fault | None:
+    """Check pairs of strings after their two u16 lengths: structure, UTF-8, unique keys; return a fault or None."""
+    if lib.wm_pairs_check(data, len(data), count, NULL) == 0:
+        return None
+    fault = ffi.new("wm_fault *")
+    return fault_of(fault) if lib.wm_pairs_check(data, len(data), count, fault) else None
+
+
+def records_check(
+    index: bytes | NDArray[np.uint8], count: int, rules: Any, data_size: int, room: int, *, lax: bool
+) -> int | Fault:
+    """Check `count` records of an index by a wm_rules, and the names behind them.
+
+    Returns the bytes of the names, or the fault of a record or a name.
+    """
+    data = index if type(index) is bytes else from_buffer("uint8_t[]", index)
+    asked = (data, len(data), count, rules, data_size, room, lax)
+    used: int = lib.wm_records_check(*asked, NULL)
+    if used < 0:
+        fault = ffi.new("wm_fault *")
+        used = lib.wm_records_check(*asked, fault)
+    return fault_of(fault) if used < 0 else used
+
+
+def records_find(index: bytes | NDArray[np.uint8], count: int, name: bytes) -> int:
+    """Return the number of the record called `name`, or -1, by one pass over the stored hashes."""
+    row: int = lib.wm_records_find(from_buffer("uint8_t[]", index), len(index), count, name, len(name))
+    return row
+
+
+def records_bounds(index: bytes | NDArray[np.uint8], count: int) -> tuple[int, memoryview[int]]:
+    """Return where the last name ends behind `count` records, and the bounds of all names, modulo 2**32."""
+    bounds = ffi.new("uint32_t[]", count + 1)
+    end: int = lib.wm_records_bounds(from_buffer("uint8_t[]", index), len(index), count, bounds)
+    return end, memoryview(ffi.buffer(bounds)).cast("I")
+
+
+# Room for bytes of names, tensors and dimensions. Most models fit; a larger one is scanned twice.
+_ROOM = (16384, 512, 1024)
+# Fewest bytes of a record and of a dimension.
+_RECORD, _DIM = 12, 4
+
+
+# Of data that is no `Reader`.
+_NO_HOOK = (NULL, NULL)
+
+
+class Section:
+    """A section of records in an AMB file: see wm_amb_section in scans.h."""
+
+    __slots__ = ("bare", "begin", "data", "end", "fd", "max_names", "max_tensors")
+
+    def __init__(
+        self,
+        fd: int,
+        data: Any,
+        begin: int,
+        end: int,
+        max_tensors: int,
+        max_names: int,
+        bare: tuple[int, int],
+    ) -> None:
+        self.fd = fd  # -1 if the file is `data`, an array or a Reader
+        self.data = data
+        self.begin = begin  # of the section in the file, like `end`
+        self.end = end
+        self.max_tensors = max_tensors
+        self.max_names = max_names
+        self.bare = bare  # block size and bytes of a scale for blocks without a header, or zeros
+
+
+# The field of a fault, by the WM_AMB_ constants.
+SECTION_FIELDS = (
+    *("name_length", "name", "ndim", "shape", "dtype", "data_size"),
+    *("quant_type", "block_size", "scale_type", "padding"),
+)
+
+
+def scan_section(section: Section, *, relative: bool, lax: bool) -> tuple[Columns, Any, Fault | None]:
+    """Turn the records of a section into columns, and return their first fault.
+
+    Parameters
+    ----------
+    section : Section
+    relative : bool
+        Whether padding counts from the beginning of the section instead of the file.
+    lax : bool
+        Whether padding that is missing or not zero is noted in `found` instead of a fault.
+
+    Returns
+    -------
+    columns : Columns
+        In file order; offsets relative to the section. Meaningless with a fault.
+    found : wm_amb
+        See kernels.h.
+    fault : Fault or None
+    """
+    size = section.end - section.begin
+    most = (size, size // _RECORD, size // _DIM)
+    room = (min(_ROOM[0], most[0]), min(_ROOM[1], most[1], section.max_tensors), min(_ROOM[2], most[2]))
+    columns, found, fault = _walk(section, room, relative=relative, lax=lax)
+    needed = (found.names_len, found.n_tensors, found.n_dims)
+    if fault is None and any(need > have for need, have in zip(needed, room, strict=True)):
+        room = needed
+        columns, found, fault = _walk(section, room, relative=relative, lax=lax)
+        needed = (found.names_len, found.n_tensors, found.n_dims)
+        if fault is None and any(need > have for need, have in zip(needed, room, strict=True)):
+            # The file is being written to.
+            fault = Fault(lib.WM_FAULT_AMB_READ, found.n_tensors, section.end, 0, 0)
+    columns.names_len, columns.count, columns.n_dims = needed
+    return columns, found, fault
+
+
+def _walk(
+    section: Section, room: tuple[int, int, int], *, relative: bool, lax: bool
+) -> tuple[Columns, Any, Fault | None]:
+    columns = Columns.scratch(*room)
+    function, context = getattr(section.data, "hook", _NO_HOOK)
+    data = None if function else section.data
+    octets = NULL if data is None else from_buffer("uint8_t[]", data)
+    # In the order of kernels.h.
+    asked = ffi.new(
+        "wm_amb_section *",
+        (
+            section.fd,
+            lax,
+            octets,
+            0 if data is None else len(data),
+            section.begin,
+            section.end,
+            section.begin if relative else 0,
+            min(section.max_tensors, U32_MAX),
+            min(section.max_names, U32_MAX - 1),
+            *section.bare,
+            function,
+            context,
+        ),
+    )
+    found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
+    failed = lib.wm_amb_walk(asked, columns.native, found, fault)
+    if function:
+        section.data.check()
+    return columns, found, fault_of(fault) if failed else None
+
+
+# The marks of a row of an ONNX model: see wm_onnx_scan in scans.h.
+ONNX_MADE: int = lib.WM_ONNX_MADE
+ONNX_EXTERNAL: int = lib.WM_ONNX_EXTERNAL
+_ONNX_NESTED = 1 << lib.WM_ONNX_NESTED_BIT
+# Room for bytes of names, tensors, dimensions, other files and bytes of metadata; a larger model is scanned twice.
+_MODEL_ROOM = (16384, 512, 1024, 1, 4096)
+
+
+class Initialisers(NamedTuple):
+    """The initialisers of an ONNX model: see wm_onnx_scan in scans.h.
+
+    Attributes
+    ----------
+    columns : Columns
+    at : ndarray of uint64, shape (n,)
+        Where each begins.
+    nested : ndarray of bool, shape (n,)
+        Whether it lies in a node, in a graph within another, in a function or in training_info.
+    files : list of (int, int, int, int, int)
+        Of those in other files: from which row on, where the name of the file lies, its bytes, and the same of a
+        checksum.
+    kept : bytes
+        The fields of the model but its graph.
+    found : wm_onnx
+    """
+
+    columns: Columns
+    at: NDArray[np.uint64]
+    nested: NDArray[np.bool_]
+    files: list[tuple[int, int, int, int, int]]
+    kept: bytes
+    found: Any
+
+
+def scan_model(
+    source: tuple[int, Any], size: int, max_tensors: int, max_kept: int, *, lax: bool = False
+) -> tuple[Initialisers, Fault | None]:
+    """Find the initialisers of an ONNX model, and return its first fault.
+
+    Parameters
+    ----------
+    source : (int, bytes-like or Reader)
+        See `Source.scanned`.
+    size : int
+        Of the file.
+    max_tensors, max_kept : int
+        More are a fault: tensors, and bytes of names and of metadata.
+    lax : bool
+        List an initialiser that cannot be read, with the data_type 0, instead of a fault.
+    """
+    most = (max_kept, max_tensors, size, size, max_kept)
+    room = tuple(map(min, _MODEL_ROOM, most))
+    while True:
+        model, fault = _scan_model(source, size, max_tensors, max_kept, room, lax=lax)
+        found = model.found
+        needed = (found.names_len, found.n_tensors, found.n_dims, found.n_files, found.kept_len)
+        if fault is not None or all(map(le, needed, room)):
+            model.columns.names_len, model.columns.count, model.columns.n_dims = needed[:3]
+            at, kept = model.at[: needed[1]], model.kept[: needed[4]]
+            return model._replace(at=at & (_ONNX_NESTED - 1), nested=at >= _ONNX_NESTED, kept=kept), fault
+        room = tuple(map(max, needed, room))  # more and more only while the file is being written to
+
+
+def _scan_model(
+    source: tuple[int, Any], size: int, max_tensors: int, max_kept: int, room: tuple[int, ...], *, lax: bool
+) -> tuple[Initialisers, Fault | None]:
+    fd, data = source
+    names_room, tensors_room, dims_room, files_room, kept_room = room
+    columns, at = Columns.scratch(names_room, tensors_room, dims_room), np.empty(tensors_room, np.uint64)
+    function, context = getattr(data, "hook", _NO_HOOK)
+    octets = NULL if function or data is None else from_buffer("uint8_t[]", data)
+    files, kept = ffi.new("wm_onnx_place[]", files_room), bytearray(kept_room)
+    limits = (min(max_tensors, U32_MAX), min(max_kept, U32_MAX - 1), max_kept)
+    filled = (as_output(at, "uint64_t[]"), files, from_buffer("uint8_t[]", kept), files_room, kept_room)
+    asked = ffi.new("wm_onnx_file *", (fd, octets, size, *limits, *filled, lax, function, context))
+    found, fault = ffi.new("wm_onnx *"), ffi.new("wm_fault *")
+    failed = lib.wm_onnx_scan(asked, columns.native, found, fault)
+    if function:
+        data.check()
+    places = [(p.row, p.path, p.path_len, p.sum, p.sum_len) for p in files[0 : min(found.n_files, files_room)]]
+    return Initialisers(columns, at, at >= _ONNX_NESTED, places, bytes(kept), found), fault_of(
+        fault
+    ) if failed else None
+
+
+def make_numbers(data: bytes, field: int, bits: int, out: NDArray[np.uint8], count: int) -> Fault | None:
+    """Make elements of `bits` bits of the numbers in these fields of a tensor of ONNX; return a fault or None."""
+    fault = ffi.new("wm_fault *")
+    failed = lib.wm_onnx_numbers(data, len(data), field, bits, count, as_output(out, "uint8_t[]"), fault)
+    return fault_of(fault) if failed else None
+
+
+# The fewest bytes of a key-value and of a tensor info, in any version.
+GGUF_VALUE_LEAST, GGUF_TENSOR_LEAST = 9, 20
+_GGUF_DIMS: int = lib.WM_GGUF_NDIM
+GGUF_KEY_MOST: int = lib.WM_GGUF_KEY
+GGUF_DEEPEST: int = lib.WM_GGUF_DEPTH
+GGUF_TYPES: int = lib.WM_GGUF_TYPES
+
+
+def ggml_block(number: int) -> tuple[int, int]:
+    """Return elements and bytes of a block of the ggml type with this number."""
+    return lib.wm_ggml_elements(number), lib.wm_ggml_bytes(number)
+
+
+def gguf_types(blocks: Sequence[tuple[int, int, int]]) -> Any:
+    """Return a table for `GGUFHeader.tensors` from code, block elements and block bytes of each type."""
+    types = ffi.new("wm_gguf_type[]", lib.WM_GGUF_TYPES)
+    for code, elements, octets in blocks:
+        types[code] = (elements, octets)
+    return types
+
+
+class GGUFHeader:
+    """A scan in progress: see wm_gguf in scans.h, whose fields are attributes too.
+
+    Parameters
+    ----------
+    limit : int
+        Position that no field may reach past.
+    pos : int
+        Position of the first key-value.
+    count, n_tensors, version, big
+        From the file: number of key-values and of tensors, version, whether it is big-endian.
+    lax : bool
+        Whether tensors may have types that the caller does not know.
+
+    Attributes
+    ----------
+    others : tuple of int
+        The codes of such types, once `tensors` found them; the first one's dtype is `GGUF_TYPES`.
+    """
+
+    __slots__ = ("_keys", "_room", "native", "others")
+
+    def __init__(
+        self, limit: int, pos: int, count: int, n_tensors: int, version: int, *, big: bool, lax: bool = False
+    ) -> None:
+        self.native: Any = ffi.new("wm_gguf *", (limit, pos, count, n_tensors, version, big, lax))
+        self._keys: Any = NULL
+        self._room = 0
+        self.others: tuple[int, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+    def values(self, data: bytes | bytearray) -> Fault | bool:
+        """Scan on through the key-values: return True at their end, False if that takes more data, or a fault."""
+        native = self.native
+        room = min(native.count, len(data) // GGUF_VALUE_LEAST + 1)
+        if room > self._room:
+            keys = ffi.new("uint32_t[]", 2 * room)
+            ffi.memmove(keys, self._keys, 8 * native.n_keys)
+            self._keys, self._room = keys, room
+        fault = ffi.new("wm_fault *")
+        state = lib.wm_gguf_values(from_buffer("uint8_t[]", data), len(data), self._keys, room, native, fault)
+        return fault_of(fault) if state < 0 else state == 0
+
+    def tensors(self, data: bytes | bytearray, types: Any, most: int) -> tuple[Columns, Fault | bool]:
+        """Scan tensor infos; return columns, and a state as `values` does. A row past `most` is a fault CAPACITY."""
+        native = self.native
+        left = len(data) - native.pos
+        count = min(native.n_tensors, left // GGUF_TENSOR_LEAST + 1, most)
+        columns = Columns.scratch(left, count, _GGUF_DIMS * count)
+        fault = ffi.new("wm_fault *")
+        octets = from_buffer("uint8_t[]", data)
+        state = lib.wm_gguf_tensors(octets, len(data), types, columns.native, native, fault)
+        columns.n_dims, columns.names_len = native.n_dims, native.names_len
+        if native.n_others:
+            self.others = tuple(native.others[0 : native.n_others])
+        return columns, fault_of(fault) if state < 0 else state == 0
+
+    def reach(self, columns: Columns, room: int) -> None:
+        """Let tensors of such types, in the order of their data, reach to the next one or to `room`."""
+        lib.wm_gguf_reach(columns.native, room, self.native)
+
+    def find(self, data: bytes | bytearray, key: bytes) -> int:
+        """Return the position of the value (its type) of a key, or -1."""
+        native = self.native
+        keys = self._keys
+        octets = from_buffer("uint8_t[]", data)
+        row = lib.wm_gguf_find(octets, len(data), keys, native.n_keys, key, len(key))
+        return -1 if row < 0 else keys[2 * row + 1]
+
+    def keys(self) -> NDArray[np.uint32]:
+        """Return the bounds of each key, shape (n_keys, 2)."""
+        count = self.native.n_keys
+        return np.frombuffer(ffi.buffer(self._keys, 8 * count), np.uint32).reshape(count, 2).copy()
+
+    def skip(self, data: bytes | bytearray, pos: int) -> int:
+        """Return the end of the array whose item type is at `pos`."""
+        native = self.native
+        end: int = lib.wm_gguf_array(from_buffer("uint8_t[]", data), len(data), pos, native.version, native.big)
+        return end
+
+    def strings(self, data: NDArray[np.uint8], count: int) -> tuple[NDArray[np.uint32], int]:
+        """Return the bounds of an array of strings, and its end; -1 - i if string i does not fit."""
+        bounds = np.empty(count + 1, np.uint32)
+        native, octets = self.native, as_input(data)
+        out = as_output(bounds, "uint32_t[]")
+        end = lib.wm_gguf_strings(octets, len(octets), count, native.version, native.big, out)
+        return bounds, end
+
+
+# ----------------------------------------------------------------------------------------------------
+# The directory of a ZIP archive, and the pickle of a PyTorch checkpoint, read in C without making Python objects.
+
+if sys.platform == "win32":
+    import mmap
+
+# Fewest bytes that an entry takes in the central directory.
+ZIP_ENTRY_LEAST = 46
+# Of data that is no `Reader`.
+_NO_HOOK = (NULL, NULL)
+# Larger memory is not made with malloc, which may keep it.
+_MALLOC_MOST = 1 << 17
+_OF_DTYPE = {"u1": "uint8_t[]", "u2": "uint16_t[]", "u4": "uint32_t[]", "u8": "uint64_t[]"}
+
+
+def transient(count: int, dtype: type[Any]) -> NDArray[Any]:
+    """Return an uninitialised array whose memory is reused, or given back, once it is collected.
+
+    Malloc may keep the pages of a large array until the process ends.
+    """
+    nbytes = count * np.dtype(dtype).itemsize
+    return np.empty(count, dtype) if nbytes < _MALLOC_MOST else np.frombuffer(_pages(nbytes), dtype)
+
+
+def _pages(nbytes: int) -> Any:
+    """Return private memory; a page of it is there when it is touched."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, nbytes)
+    return module.map_file(-1, nbytes, 3)
+
+
+class ZipEntries:
+    """The entries of an archive, as columns, in the order of its directory.
+
+    Attributes
+    ----------
+    names : ndarray of uint8
+        With room behind the last name.
+    bounds : ndarray of uint32, shape (n + 1,)
+        Name i is names[bounds[i] : bounds[i + 1]].
+    method : ndarray of uint16, shape (n,)
+        0 stored, 8 deflated.
+    later : ndarray of uint8, shape (n,)
+        Whether a data descriptor may follow.
+    crc : ndarray of uint32, shape (n,)
+    stored, size : ndarray of uint64, shape (n,)
+        Bytes in the file, and when inflated.
+    offset, data : ndarray of uint64, shape (n,)
+        Where the header of the entry and where its bytes begin.
+    """
+
+    __slots__ = ("bounds", "crc", "data", "later", "method", "names", "offset", "size", "stored")
+
+    def __init__(self, count: int, names: int) -> None:
+        self.names = transient(names, np.uint8)
+        self.bounds = transient(count + 1, np.uint32)
+        self.method = transient(count, np.uint16)
+        self.later = transient(count, np.uint8)
+        self.crc = transient(count, np.uint32)
+        self.stored, self.size, self.offset, self.data = (transient(count, np.uint64) for _ in range(4))
+
+    def __len__(self) -> int:
+        return len(self.method)
+
+    def native(self) -> tuple[Any, list[Any]]:
+        """Return a wm_zip_entries, and what it points to."""
+        columns: Any = ffi.new("wm_zip_entries *")
+        columns.count = len(self)
+        keep = []
+        for name in self.__slots__:
+            column = getattr(self, name)
+            kind = _OF_DTYPE["u1" if name == "names" else column.dtype.str[1:]]
+            keep.append(as_output(column, kind))
+            setattr(columns, name, keep[-1])
+        return columns, keep
+
+    def check_order(self, end: int) -> Fault | None:
+        """Check that entries lie one behind the other from byte 0 to `end`; return what is wrong first."""
+        offset = self.offset
+        rising = bool((offset[1:] >= offset[:-1]).all())
+        order = NULL if rising else as_items("uint64_t[]", np.argsort(offset, kind="stable").astype(np.uint64))
+        (columns, _keep), fault = self.native(), ffi.new("wm_fault *")
+        return fault_of(fault) if lib.wm_zip_order(columns, order, end, fault) else None
+
+
+def zip_scan(fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], count: int) -> ZipEntries | Fault:
+    """Turn a central directory into columns, checked against the headers of the entries; or say what is wrong.
+
+    Parameters
+    ----------
+    fd : int
+        The open file; -1 where `data` has its bytes.
+    data : ndarray of uint8, Reader or None
+    end : int
+        Where the central directory begins in the file.
+    central : bytes or ndarray of uint8
+    count : int
+        Number of its entries.
+    """
+    entries = ZipEntries(count, len(central))
+    columns, _keep = entries.native()
+    function, context = getattr(data, "hook", _NO_HOOK)
+    octets = NULL if data is None or function else as_input(data)
+    source, fault = ffi.new("wm_zip_source *", (fd, octets, end, function, context)), ffi.new("wm_fault *")
+    failed = lib.wm_zip_scan(source, as_input(central), len(central), columns, fault)
+    if function:
+        data.check()
+    if failed:
+        return fault_of(fault)
+    return entries
+
+
+NPY_ODD: int = lib.WM_NPY_ODD
+
+
+class NpyHeaders:
+    """The headers of the members of an .npz archive, as columns: see wm_npy_scan in archives.h.
+
+    Attributes
+    ----------
+    names : ndarray of uint8
+    bounds : ndarray of uint32, shape (n + 1,)
+    kind : ndarray of uint8, shape (n,)
+        `NPY_ODD` for a member that was not read.
+    fortran : ndarray of uint8, shape (n,)
+    dims : ndarray of uint64
+    dim_bounds : ndarray of uint32, shape (n + 1,)
+    begin, end : ndarray of uint64, shape (n,)
+    kinds : list of str
+        The types that `kind` numbers, such as "<f4".
+    """
+
+    __slots__ = ("begin", "bounds", "dim_bounds", "dims", "end", "fortran", "kind", "kinds", "names")
+
+    def __init__(self, count: int, names: int) -> None:
+        self.names = transient(names, np.uint8)
+        self.bounds, self.dim_bounds = (transient(count + 1, np.uint32) for _ in range(2))
+        self.kind, self.fortran = (transient(count, np.uint8) for _ in range(2))
+        # Room for the most dimensions; its pages are touched as far as there are some.
+        self.dims = transient(count * lib.WM_NPY_NDIM, np.uint64)
+        self.begin, self.end = (transient(count, np.uint64) for _ in range(2))
+        self.kinds: list[str] = []
+
+
+def npy_scan(fd: int, data: Any, entries: ZipEntries) -> NpyHeaders | Fault:
+    """Read the headers of members that are stored, and of the form that numpy writes; or say what is wrong.
+
+    Parameters
+    ----------
+    fd, data
+        As for `zip_scan`.
+    entries : ZipEntries
+    """
+    found = NpyHeaders(len(entries), int(entries.bounds[-1]))
+    (archive, _keep), columns = entries.native(), ffi.new("wm_npy *", (len(found.dims),))
+    keep = []
+    for name in ("names", "bounds", "kind", "fortran", "dims", "dim_bounds", "begin", "end"):
+        keep.append(_output(getattr(found, name)))
+        setattr(columns, name, keep[-1])
+    function, context = getattr(data, "hook", _NO_HOOK)
+    octets = NULL if data is None or function else as_input(data)
+    source, fault = ffi.new("wm_zip_source *", (fd, octets, 0, function, context)), ffi.new("wm_fault *")
+    failed = lib.wm_npy_scan(source, archive, columns, fault)
+    if function:
+        data.check()
+    if failed:
+        return fault_of(fault)
+    found.names, found.dims = found.names[: columns.names_len], found.dims[: columns.n_dims]
+    texts = (int(columns.kinds[i]).to_bytes(8, "little") for i in range(columns.n_kinds))
+    found.kinds = [text.rstrip(b"\0").decode("ascii") for text in texts]
+    return found
+
+
+PICKLE_STRIDED: int = lib.WM_PICKLE_STRIDED
+# The kinds of values: their numbers by name.
+PICKLE_VALUES = {
+    name: getattr(lib, f"WM_PICKLE_{name}")
+    for name in (
+        *("NONE", "BOOLEAN", "INTEGER", "LONG", "REAL", "TEXT", "BYTES", "LATIN"),
+        *("DTYPE", "DEVICE", "KIND", "SCALAR", "COMPLEX", "PATH", "ARRAY", "ODD"),
+    )
+}
+# What is no tensor or value: the words for it by number.
+PICKLE_ODD = {
+    getattr(lib, f"WM_PICKLE_ODD_{name}"): name
+    for name in ("UNKNOWN", "CONJUGATE", "NEGATIVE", "STORAGE", "CLASS", "KEY", "ARRAY")
+}
+# Words of the arena for each byte of a program, and besides; bytes of a program for each word of the memo's directory.
+_WORDS, _WORDS_LEAST, _PAGE = 4, 1024, 256
+_NAMES, _NAMES_LEAST = 32, 1 << 16
+_new_words = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class PickleValues:
+    """The values of a checkpoint that are no tensors, as columns: see wm_pickle_values in kernels.h.
+
+    Attributes
+    ----------
+    names, bounds : ndarray
+    kind : ndarray of uint8, shape (n,)
+        See `PICKLE_VALUES`. The parts of a value follow it, without names.
+    length : ndarray of uint32, shape (n,)
+    at : ndarray of uint64, shape (n,)
+        Where the value is in the program, or itself.
+    """
+
+    __slots__ = ("at", "bounds", "kind", "length", "names")
+
+    def __init__(self, count: int, names: int) -> None:
+        self.names: NDArray[np.uint8] = transient(names, np.uint8)
+        self.bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
+        self.kind: NDArray[np.uint8] = transient(count, np.uint8)
+        self.length: NDArray[np.uint32] = transient(count, np.uint32)
+        self.at: NDArray[np.uint64] = transient(count, np.uint64)
+
+
+class PickleStorages:
+    """Mentions of storages, as columns: see wm_pickle_storages in archives.h.
+
+    Attributes
+    ----------
+    names : bytes
+    bounds : ndarray of uint32, shape (n + 1,)
+        Name i, the prefix and the key, is names[bounds[i] : bounds[i + 1]].
+    at : ndarray of uint64, shape (n,)
+        Where the key lies in the program.
+    nbytes : ndarray of uint64, shape (n,)
+        The bytes that the program says the storage has.
+    item : ndarray of uint8, shape (n,)
+        Bytes of an element.
+    type : ndarray of uint8, shape (n,)
+        The code of its type: see csrc/pickle_calls.c.
+    """
+
+    __slots__ = ("at", "bounds", "item", "names", "nbytes", "type")
+
+    def __init__(self, count: int) -> None:
+        self.names = b""
+        self.bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
+        self.at: NDArray[np.uint64] = transient(count, np.uint64)
+        self.nbytes: NDArray[np.uint64] = transient(count, np.uint64)
+        self.item: NDArray[np.uint8] = transient(count, np.uint8)
+        self.type: NDArray[np.uint8] = transient(count, np.uint8)
+
+
+class Pickle:
+    """A pickle program that has been run.
+
+    Parameters
+    ----------
+    data : bytes or ndarray of uint8 or None
+        The program; None where it lies in a file.
+    most, most_names : int
+        The most tensors that the program may make, and bytes of their names.
+    fd, begin, size : int
+        The open file, which is read as long as this object is used; where the program begins in it, and the bytes that
+        it may have.
+    lax : bool
+        Leave out anything but tensors and values, instead of a fault.
+
+    Attributes
+    ----------
+    end : int
+        Where the program ends in the data.
+    fault : Fault or None
+        Its defect; then nothing else is known.
+    """
+
+    __slots__ = ("_arena", "_held", "_most", "_native", "_source", "fault")
+
+    def __init__(
+        self,
+        data: bytes | NDArray[np.uint8] | None,
+        most: int,
+        most_names: int,
+        *,
+        fd: int = -1,
+        begin: int = 0,
+        size: int = 0,
+        lax: bool = False,
+    ) -> None:
+        """Run the program, and count what it makes."""
+        size = size if data is None else len(data)
+        octets = NULL if data is None else from_buffer("uint8_t[]", data)
+        self._held: Any = fd, octets
+        self._source: Any = ffi.new("wm_pickle_source *", (fd, octets, begin, size, lax))
+        # A key may be part of many names: they are bounded by the length of the program too.
+        self._most = most, min(most_names, _NAMES * size + _NAMES_LEAST, U32_MAX)
+        words = _WORDS * size + size // _PAGE + _WORDS_LEAST
+        # Its pages are touched only as far as the program goes.
+        large = 8 * words > _MALLOC_MOST
+        self._arena: Any = from_buffer("uint64_t[]", _pages(8 * words)) if large else _new_words("uint64_t[]", words)
+        self._native = ffi.new("wm_pickle *")
+        fault = ffi.new("wm_fault *")
+        failed = lib.wm_pickle_run(self._source, self._arena, words, self._native, fault)
+        if not failed:
+            asked = (self._source, self._arena, *self._most, NULL, NULL, NULL, self._native, fault)
+            failed = lib.wm_pickle_walk(*asked)
+        self.fault: Fault | None = fault_of(fault) if failed else None
+
+    @property
+    def end(self) -> int:
+        """Where the program ends in the data."""
+        return int(self._native.end)
+
+    @property
+    def n_values(self) -> int:
+        """Number of values besides tensors."""
+        return int(self._native.n_values)
+
+    @property
+    def n_tensors(self) -> int:
+        """Number of tensors."""
+        return int(self._native.n_tensors)
+
+    @property
+    def n_retyped(self) -> int:
+        """Number of tensors whose numbers have another width than those of their storage."""
+        return int(self._native.n_retyped)
+
+    @property
+    def n_storages(self) -> int:
+        """Number of times that the program mentions a storage."""
+        return int(self._native.n_storages)
+
+    def storages(self, prefix: bytes, most: int) -> Iterator[PickleStorages | Fault]:
+        """Yield the mentions of storages, `most` at a time, named by `prefix` and their key; or what is wrong."""
+        cursor, left = ffi.new("uint64_t *", self._native.storages), self.n_storages
+        while left:
+            count = min(most, left)
+            found = PickleStorages(count)
+            names = _new_words("uint8_t[]", count * (len(prefix) + lib.WM_PICKLE_KEY))
+            filled = (_output(getattr(found, name)) for name in ("bounds", "at", "nbytes", "item", "type"))
+            columns = ffi.new("wm_pickle_storages *", (from_buffer("uint8_t[]", prefix), len(prefix), names, *filled))
+            fault = ffi.new("wm_fault *")
+            if lib.wm_pickle_list(self._source, self._arena, cursor, count, columns, fault):
+                yield fault_of(fault)
+                return
+            found.names = ffi.unpack(ffi.cast("char *", names), int(found.bounds[-1]))
+            yield found
+            left -= count
+
+    def tensors(self, storages: NDArray[np.uint64]) -> tuple[Columns, NDArray[np.uint64] | None] | Fault:
+        """Return the tensors, whose storages begin there, and the strides of those that are not row-major.
+
+        The strides are in elements, as many as dimensions; None where all tensors are row-major.
+        """
+        native = self._native
+        columns = Columns.scratch(native.names_len, native.n_tensors, native.n_dims)
+        strides = transient(native.n_dims, np.uint64) if native.n_strided else None
+        of_strides = NULL if strides is None else _output(strides)
+        begins = as_items("uint64_t[]", storages)
+        out = ffi.new("wm_pickle_tensors *", (columns.native, begins, of_strides))
+        fault = self._walk(out, NULL)
+        return (columns, strides) if fault is None else fault
+
+    def values(self) -> PickleValues | Fault:
+        """Return the values of the program besides tensors."""
+        native = self._native
+        values = PickleValues(native.n_values, native.value_names_len)
+        parts = tuple(_output(getattr(values, name)) for name in ("names", "bounds", "kind", "length", "at"))
+        out = ffi.new("wm_pickle_values *", (native.n_values, native.value_names_len, *parts))
+        fault = self._walk(NULL, out)
+        return values if fault is None else fault
+
+    def _walk(self, tensors: Any, values: Any) -> Fault | None:
+        path, fault = _new_words("uint8_t[]", self._native.longest + 1), ffi.new("wm_fault *")
+        asked = (self._source, self._arena, *self._most, tensors, values, path, self._native, fault)
+        return fault_of(fault) if lib.wm_pickle_walk(*asked) else None
+
+
+def _output(array: NDArray[Any]) -> Any:
+    return as_output(array, _OF_DTYPE[array.dtype.str[1:]])
+
+
+# ----------------------------------------------------------------------------------------------------
+# The columns of a table of tensors, and tables of strings, which C fills, reads and checks.
+
+# Without clearing: a scan fills the memory.
+_new_words = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class Columns:
+    """The columns of a table of tensors, in private C memory.
+
+    Indexing a C pointer takes a third of indexing an array, and opening a file is quick because it makes no arrays.
+
+    Parameters
+    ----------
+    names : bytes or ndarray of uint8
+    bounds, dim_bounds : ndarray of uint32, shape (n + 1,)
+    dtype : ndarray of uint8, shape (n,)
+    dims : ndarray of uint64
+    begin : ndarray of uint64, shape (n,)
+    end : ndarray of uint64, shape (n,), optional
+        See wm_columns in kernels.h.
+
+    Attributes
+    ----------
+    count, n_dims, names_len : int
+        Numbers of tensors, of dimensions and of bytes of names.
+    native : wm_columns
+        Its pointers are attributes of this object too.
+    """
+
+    __slots__ = ("_memory", "count", "n_dims", "names_len", "native")
+
+    def __init__(
+        self,
+        names: bytes | NDArray[np.uint8],
+        bounds: Any,
+        dtype: Any,
+        dims: Any,
+        dim_bounds: Any,
+        begin: Any,
+        end: Any = None,
+    ) -> None:
+        self.count: int = len(dtype)
+        self.n_dims: int = len(dims)
+        self.names_len: int = len(names)
+        self._memory: Any = (
+            from_buffer("uint8_t[]", names),
+            as_items("uint32_t[]", bounds),
+            from_buffer("uint8_t[]", dtype),
+            as_items("uint64_t[]", dims),
+            as_items("uint32_t[]", dim_bounds),
+            *(as_items("uint64_t[]", column) for column in (begin, end) if column is not None),
+        )
+        self.native: Any = ffi.new("wm_columns *", (self.count, self.n_dims, self.names_len, *self._memory))
+
+    @classmethod
+    def scratch(cls, size: int, count: int, n_dims: int) -> Columns:
+        """Return columns for a scan to fill: names of `size` bytes, `count` tensors, `n_dims` dimensions."""
+        self = cls.__new__(cls)
+        self.count, self.n_dims, self.names_len = count, n_dims, size
+        # One allocation for all columns; a scan touches only the pages that it fills.
+        words = n_dims + 3 * count + (size + 5 * count) // 8 + 2
+        self._memory = memory = _new_words("uint64_t[]", words)
+        self.native = ffi.new("wm_columns *", (count, n_dims, size))
+        if lib.wm_columns_place(self.native, memory, words):
+            msg = f"no memory for a table of {8 * words} bytes"
+            raise MemoryError(msg)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+    def array(self, column: Any, count: int, dtype: str) -> NDArray[Any]:
+        """Return a copy of `count` values of a column."""
+        return np.frombuffer(ffi.buffer(column, count * int(dtype[-1])), dtype).copy()
+
+    def words(self, column: Any, count: int) -> memoryview[int]:
+        """Return a copy of `count` values of a column of 32 bits, without numpy."""
+        return memoryview(bytes(ffi.buffer(column, 4 * count))).cast("I")
+
+    def text(self) -> bytes:
+        """Return the names back to back."""
+        return bytes(ffi.buffer(self.names, self.names_len))
+
+    def name(self, i: int) -> bytes:
+        """Return the name of row i."""
+        begin = self.bounds[i]
+        return bytes(ffi.buffer(self.names + begin, self.bounds[i + 1] - begin))
+
+    def order(self) -> NDArray[np.intp]:
+        """Return the numbers of the rows in the order of their data."""
+        n = self.count
+        return np.lexsort((self.array(self.end, n, "<u8"), self.array(self.begin, n, "<u8")))
+
+    def take(self, order: NDArray[np.intp], names: Sequence[bytes] | None = None) -> Columns:
+        """Return new columns of the rows `order`, in that order, with new `names` if given."""
+        n = self.count
+        dims, dim_bounds = _runs(
+            self.array(self.dims, self.n_dims, "<u8"), self.array(self.dim_bounds, n + 1, "<u4"), order
+        )
+        if names is None:
+            old = np.frombuffer(self.text(), np.uint8)
+            taken, bounds = _runs(old, self.array(self.bounds, n + 1, "<u4"), order)
+            text = taken.tobytes()
+        else:
+            text, bounds = b"".join(names), np.cumsum([0, *map(len, names)], dtype=np.uint32)
+        begin = self.array(self.begin, n, "<u8")[order]
+        end = self.array(self.end, n, "<u8")[order] if self.end else None
+        return Columns(text, bounds, self.array(self.dtype, n, "u1")[order], dims, dim_bounds, begin, end)
+
+    def groups(self, order: NDArray[np.intp], counts: NDArray[np.intp]) -> list[Columns]:
+        """Return new columns for each of `counts` rows that follow one another in `order`."""
+        taken, n = self.take(order), len(order)
+        bounds, dim_bounds = (taken.array(column, n + 1, "<u4") for column in (taken.bounds, taken.dim_bounds))
+        text, dims = taken.text(), taken.array(taken.dims, taken.n_dims, "<u8")
+        dtype, begin, end = (
+            taken.array(column, n, kind)
+            for column, kind in ((taken.dtype, "u1"), (taken.begin, "<u8"), (taken.end, "<u8"))
+        )
+        found, last = [], 0
+        for count in counts.tolist():
+            first, last = last, last + count
+            rows, names, shapes = slice(first, last), bounds[first : last + 1], dim_bounds[first : last + 1]
+            found.append(
+                Columns(
+                    text[names[0] : names[-1]],
+                    names - names[0],
+                    dtype[rows],
+                    dims[shapes[0] : shapes[-1]],
+                    shapes - shapes[0],
+                    begin[rows],
+                    end[rows],
+                )
+            )
+        return found
+
+    def content(self) -> tuple[bytes, ...]:
+        """Return all that the columns hold, for comparison."""
+        n = self.count
+        columns = (
+            *((self.bounds, n + 1, "<u4"), (self.dtype, n, "u1"), (self.dims, self.n_dims, "<u8")),
+            *((self.dim_bounds, n + 1, "<u4"), (self.begin, n, "<u8"), (self.end, n, "<u8")),
+        )
+        return self.text(), *(self.array(*column).tobytes() for column in columns)
+
+    def find(self, name: bytes) -> int:
+        """Return the row of the tensor called `name`, or -1, by one pass over the hashes of `check`, or the names."""
+        row: int = lib.wm_columns_find(self.native, self.count, self.names_len, name, len(name))
+        return row
+
+    def check(self, rules: Any, data_size: int, room: int, *, lax: bool, utf8: bool) -> Fault | None:
+        """Check every row by a wm_rules, and the names; return the first fault, or None."""
+        asked = (self.native, self.count, self.n_dims, self.names_len, utf8, rules, data_size, room, lax)
+        # A valid table allocates no wm_fault.
+        if lib.wm_columns_check(*asked, NULL) == 0:
+            return None
+        fault = ffi.new("wm_fault *")
+        lib.wm_columns_check(*asked, fault)
+        return fault_of(fault)
+
+
+def row_rules(rules: Any) -> Any:
+    """Return a wm_rules from an object with its fields."""
+    return ffi.new("wm_rules *", (rules.min_ndim, rules.max_ndim, rules.alignment, rules.max_gap, rules.bits))
+
+
+def placer(rules: Any, count: int, columns: Columns | None, records: Buffer = b"") -> Callable[[int], Any]:
+    """Return a function like `Table.place` over columns or records; for a row that is not usual it returns None."""
+    buffer = as_input(records) if columns is None else NULL
+    native = NULL if columns is None else columns.native
+    places = ffi.new("wm_places *", (rules.native, native, buffer, count, rules.base, rules.data_size))
+    return module.placer(int(ffi.cast("uintptr_t", places)), (rules.dtypes, rules.native, columns, buffer))
+
+
+def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple[NDArray[Any], NDArray[np.uint32]]:
+    """Return the runs values[bounds[i]:bounds[i + 1]] in the given order, and their bounds."""
+    lengths = np.diff(bounds)[order].astype(np.int64)
+    new = np.zeros(len(order) + 1, bounds.dtype)
+    np.cumsum(lengths, out=new[1:])
+    # Position k of the result lies in run r, k - new[r] after that run's old start.
+    source = np.repeat(bounds[:-1][order].astype(np.int64) - new[:-1], lengths) + np.arange(int(new[-1]))
+    return values[source], new
+
+
+def walk_strings(data: Buffer, count: int, width: int, bounds: NDArray[np.uint32] | None = None) -> int:
+    """Walk `count` strings after lengths of `width` bytes; return the bytes walked, or -1 - i if string i does not fit.
+
+    Fills `bounds`, shape (count + 1,), as kernels.h says.
+    """
+    buffer = as_input(data)
+    out = NULL if bounds is None else as_output(bounds, "uint32_t[]")
+    walked: int = lib.wm_walk_strings(buffer, len(buffer), count, width, out)
+    return walked
+
+
+def skip_strings(data: Buffer, count: int, tail: int) -> tuple[int, int]:
+    """Walk those of `count` entries that lie whole in `data`: a u32 length, that many bytes, and `tail` bytes.
+
+    Returns their bytes and their number.
+    """
+    buffer = as_input(data)
+    walked = ffi.new("uint64_t *")
+    size: int = lib.wm_finalfusion_skip(buffer, len(buffer), count, tail, walked)
+    return size, walked[0]
+
+
+def walk_indexed(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDArray[np.uint64]]:
+    """Walk `count` strings, each after a u32 length and before a u64 index.
+
+    The caller checks that `count` is at most a twelfth of the bytes.
+
+    Returns
+    -------
+    walked : int
+        Bytes walked, or -1 - i if entry i does not fit.
+    bounds : ndarray of uint32, shape (count + 1,)
+        As for `weightmap.index.strings.StringTable`, with gap 12.
+    indices : ndarray of uint64, shape (count,)
+    """
+    buffer = as_input(data)
+    bounds, indices = np.empty(count + 1, np.uint32), np.empty(count, np.uint64)
+    starts, numbers = as_output(bounds, "uint32_t[]"), as_output(indices, "uint64_t[]")
+    walked: int = lib.wm_finalfusion_ngrams(buffer, len(buffer), count, starts, numbers)
+    return walked, bounds, indices
+
+
+def utf8_strings(data: Buffer, bounds: NDArray[np.uint32], gap: int) -> int:
+    """Return -1, or the number of the first string within `bounds` that is not strict UTF-8."""
+    buffer = as_input(data)
+    bad: int = lib.wm_utf8_strings(buffer, len(buffer), as_items("uint32_t[]", bounds), len(bounds) - 1, gap)
+    return bad
+
+
+def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]) -> tuple[int, int, int]:
+    """Fill `slots` (a power of two of entries, at least 4/3 of the strings) with a hash index over the strings.
+
+    Returns how many strings equal an earlier one, and the numbers of the first such string and of its original; a count
+    of -2 when too many hashes collide, as in an attack.
+    """
+    buffer, starts, table = as_input(data), as_items("uint32_t[]", bounds), as_output(slots, "uint32_t[]")
+    pair = ffi.new("uint64_t[2]")
+    count = lib.wm_index_build(buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots), pair, pair + 1)
+    return count, pair[0], pair[1]
+
+
+def index_finder(
+    data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]
+) -> Callable[[object], int]:
+    """Return a function from a text to the number of the string equal to it, or -1; it keeps the arrays alive."""
+    keep = (as_input(data), as_items("uint32_t[]", bounds), as_items("uint32_t[]", slots))
+    buffer, starts, table = keep
+    index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots)))
+    return module.finder(int(ffi.cast("uintptr_t", index)), keep)
+
+
+def index_find_many(
+    data: Buffer,
+    bounds: NDArray[np.uint32],
+    gap: int,
+    slots: NDArray[np.uint32],
+    names: bytes,
+    name_bounds: NDArray[np.uint32],
+) -> NDArray[np.int64]:
+    """Return the numbers of the strings equal to names[name_bounds[i]:name_bounds[i + 1]], -1 for a missing one."""
+    buffer, starts, table = as_input(data), as_items("uint32_t[]", bounds), as_items("uint32_t[]", slots)
+    wanted, count = as_items("uint32_t[]", name_bounds), len(name_bounds) - 1
+    rows = np.empty(count, np.int64)
+    index = (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots))
+    lib.wm_index_find_many(*index, names, len(names), wanted, count, as_output(rows, "int64_t[]"))
+    return rows
+
+
+# ----------------------------------------------------------------------------------------------------
+# Values of codes with scales of blocks, or of groups of columns. Used by parameters of quantised checkpoints.
+
+# The types that these functions make, as C numbers them.
+CODED = {"float32": 0, "float16": 1, "bfloat16": 2}
+_UNFIT = "codes, scales and output do not fit together"
+_NO_MEMORY = -3
+
+
+def look_up(
+    codes: NDArray[Any],
+    bits: int,
+    values: NDArray[np.float32],
+    scales: NDArray[np.float32],
+    out: NDArray[Any],
+    *,
+    height: int,
+    width: int,
+    before: int = 0,
+    zeros: NDArray[np.float32] | None = None,
+    which: NDArray[np.uint8] | None = None,
+    factor: float = 1,
+    high_first: bool = False,
+    threads: int = 1,
+) -> None:
+    """Fill an array with ``(values[code of row r, column c] - zeros[b]) * scales[b] * factor``.
+
+    The operations are of float32, and are rounded once more for other types of `out`. Of two NaNs that are
+    multiplied, either is the result.
+
+    Parameters
+    ----------
+    codes : ndarray, shape (rows, bytes), C-contiguous
+        Of 8 bits, one to a byte; or of 4 bits, two to a byte. A row may have more bytes than its codes take.
+    bits : int
+        8 or 4.
+    values : ndarray of float32, shape (2**bits,)
+        What codes stand for.
+    scales, zeros : ndarray of float32, C-contiguous
+        One for each block, shape (ceil((before + rows) / height), ceil(columns / width)); or at most 256.
+    out : ndarray of float32, float16 or bfloat16, shape (rows, columns), C-contiguous, writeable
+    height, width : int
+        Rows and columns of a block; those at the edges may be smaller.
+    before : int
+        Rows of the first blocks that are not among these, fewer than `height`.
+    which : ndarray of uint8, C-contiguous
+        The number of the scale of each block; otherwise these are in order.
+    factor : float
+        A number of float32.
+    high_first : bool
+        Whether the first of two codes in a byte is its high half.
+    threads : int
+        At most this many threads share the work.
+
+    Raises
+    ------
+    ValueError
+        When sizes do not fit together, or the memory overlaps.
+    """
+    rows, columns = out.shape
+    if len(codes) != rows or values.size != 1 << bits or (zeros is not None and zeros.size != scales.size):
+        raise ValueError(_UNFIT)
+    _checked(
+        lib.wm_lookup(
+            as_input(codes.reshape(-1).view(np.uint8)),
+            codes.nbytes,
+            bits,
+            int(high_first),
+            codes.nbytes // max(rows, 1),
+            rows,
+            columns,
+            before,
+            height,
+            width,
+            as_items("float[]", values),
+            as_items("float[]", scales.reshape(-1)),
+            NULL if zeros is None else as_items("float[]", zeros.reshape(-1)),
+            scales.size,
+            NULL if which is None else as_input(which.reshape(-1)),
+            0 if which is None else which.size,
+            factor,
+            CODED[out.dtype.name],
+            as_output(out.reshape(-1).view(np.uint8), "uint8_t[]"),
+            out.nbytes,
+            thread_count(threads),
+        )
+    )
+
+
+def _checked(failed: int) -> None:
+    if failed == _NO_MEMORY:
+        raise MemoryError
+    if failed:
+        raise ValueError(_UNFIT if failed == -1 else "the output overlaps an input")
+
+
+def decode_groups(
+    words: NDArray[Any],
+    bits: int,
+    group: NDArray[np.uint32],
+    scales: NDArray[np.float32],
+    zeros: NDArray[np.float32],
+    out: NDArray[Any],
+    *,
+    by_rows: bool = False,
+    threads: int = 1,
+) -> None:
+    """Fill an array with ``scales[group[c], r] * (code of row r, column c - zeros[group[c], r])``.
+
+    The operations are of float32, and are rounded once more for other types of `out`.
+
+    Parameters
+    ----------
+    words : ndarray of int32, C-contiguous
+        Of little-endian bytes. Shape (columns * bits / 32, rows), with the codes of a row end to end along the first
+        axis, lowest bits first; or with `by_rows` (columns, rows / 8): the codes of eight rows in AWQ's order.
+    bits : int
+        1 to 8; 4 with `by_rows`.
+    group : ndarray of uint32, shape (columns,)
+    scales, zeros : ndarray of float32, shape (groups, rows), C-contiguous
+    out : ndarray of float32, float16 or bfloat16, shape (rows, columns), C-contiguous, writeable
+    threads : int
+        At most this many threads share the work.
+
+    Raises
+    ------
+    ValueError
+        When sizes do not fit together, a group has no scales, or the memory overlaps.
+    """
+    rows, columns = out.shape
+    if scales.size != zeros.size or group.size != columns:
+        raise ValueError(_UNFIT)
+    failed = lib.wm_groups_decode(
+        as_input(words.reshape(-1).view(np.uint8)),
+        words.nbytes,
+        bits,
+        int(by_rows),
+        as_items("uint32_t[]", group),
+        columns,
+        as_items("float[]", scales.reshape(-1)),
+        as_items("float[]", zeros.reshape(-1)),
+        scales.size,
+        rows,
+        CODED[out.dtype.name],
+        as_output(out.reshape(-1).view(np.uint8), "uint8_t[]"),
+        out.nbytes,
+        thread_count(threads),
+    )
+    _checked(failed)
