@@ -28,15 +28,15 @@ _MOST_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
 module = _kernels
-as_threads = later("weightmap.arguments", "as_threads")
-mistyped = later("weightmap.arguments", "mistyped")
+as_threads: Any = later("weightmap.arguments", "as_threads")
+mistyped: Any = later("weightmap.arguments", "mistyped")
 
 if lib.wm_python_arrays() or lib.wm_python_owners() or lib.wm_python_lookups():  # pragma: no cover
     raise ImportError("the built-in functions of weightmap._kernels could not be added")
 # Built-in functions for the usual arrays: True if they did the work, False if they wrote nothing.
-widen_array = _kernels.widen
-decode_array = _kernels.decode
-decode_ggml_array = _kernels.decode_ggml
+widen_array: Any = _kernels.widen
+decode_array: Any = _kernels.decode
+decode_ggml_array: Any = _kernels.decode_ggml
 
 
 def as_input(data: Buffer) -> Any:

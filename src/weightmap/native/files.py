@@ -144,9 +144,9 @@ class Reader:
     __slots__ = ("error", "hook", "pread")
 
     def __init__(self, pread: Callable[[int, int], bytes]) -> None:
-        self.pread = pread
+        self.pread: Callable[[int, int], bytes] = pread
         self.error: BaseException | None = None
-        self.hook = lib.wm_read_by_python, ffi.new_handle(self)
+        self.hook: tuple[Any, Any] = (lib.wm_read_by_python, ffi.new_handle(self))
 
     def check(self) -> None:
         """Raise what the function raised during the scan."""

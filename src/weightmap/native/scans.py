@@ -203,13 +203,13 @@ class Section:
         max_names: int,
         bare: tuple[int, int],
     ) -> None:
-        self.fd = fd  # -1 if the file is `data`, an array or a Reader
-        self.data = data
-        self.begin = begin  # of the section in the file, like `end`
-        self.end = end
-        self.max_tensors = max_tensors
-        self.max_names = max_names
-        self.bare = bare  # block size and bytes of a scale for blocks without a header, or zeros
+        self.fd: int = fd  # -1 if the file is `data`, an array or a Reader
+        self.data: Any = data
+        self.begin: int = begin  # of the section in the file, like `end`
+        self.end: int = end
+        self.max_tensors: int = max_tensors
+        self.max_names: int = max_names
+        self.bare: tuple[int, int] = bare  # block size and bytes of a scale for blocks without a header, or zeros
 
 
 # The field of a fault, by the WM_AMB_ constants.
@@ -544,12 +544,15 @@ class ZipEntries:
     __slots__ = ("bounds", "crc", "data", "later", "method", "names", "offset", "size", "stored")
 
     def __init__(self, count: int, names: int) -> None:
-        self.names = transient(names, np.uint8)
-        self.bounds = transient(count + 1, np.uint32)
-        self.method = transient(count, np.uint16)
-        self.later = transient(count, np.uint8)
-        self.crc = transient(count, np.uint32)
-        self.stored, self.size, self.offset, self.data = (transient(count, np.uint64) for _ in range(4))
+        self.names: NDArray[np.uint8] = transient(names, np.uint8)
+        self.bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
+        self.method: NDArray[np.uint16] = transient(count, np.uint16)
+        self.later: NDArray[np.uint8] = transient(count, np.uint8)
+        self.crc: NDArray[np.uint32] = transient(count, np.uint32)
+        self.stored: NDArray[np.uint64] = transient(count, np.uint64)
+        self.size: NDArray[np.uint64] = transient(count, np.uint64)
+        self.offset: NDArray[np.uint64] = transient(count, np.uint64)
+        self.data: NDArray[np.uint64] = transient(count, np.uint64)
 
     def __len__(self) -> int:
         return len(self.method)
@@ -625,12 +628,15 @@ class NpyHeaders:
     __slots__ = ("begin", "bounds", "dim_bounds", "dims", "end", "fortran", "kind", "kinds", "names")
 
     def __init__(self, count: int, names: int) -> None:
-        self.names = transient(names, np.uint8)
-        self.bounds, self.dim_bounds = (transient(count + 1, np.uint32) for _ in range(2))
-        self.kind, self.fortran = (transient(count, np.uint8) for _ in range(2))
+        self.names: NDArray[np.uint8] = transient(names, np.uint8)
+        self.bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
+        self.dim_bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
+        self.kind: NDArray[np.uint8] = transient(count, np.uint8)
+        self.fortran: NDArray[np.uint8] = transient(count, np.uint8)
         # Room for the most dimensions; its pages are touched as far as there are some.
-        self.dims = transient(count * lib.WM_NPY_NDIM, np.uint64)
-        self.begin, self.end = (transient(count, np.uint64) for _ in range(2))
+        self.dims: NDArray[np.uint64] = transient(count * lib.WM_NPY_NDIM, np.uint64)
+        self.begin: NDArray[np.uint64] = transient(count, np.uint64)
+        self.end: NDArray[np.uint64] = transient(count, np.uint64)
         self.kinds: list[str] = []
 
 
@@ -727,7 +733,7 @@ class PickleStorages:
     __slots__ = ("at", "bounds", "item", "names", "nbytes", "type")
 
     def __init__(self, count: int) -> None:
-        self.names = b""
+        self.names: bytes = b""
         self.bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
         self.at: NDArray[np.uint64] = transient(count, np.uint64)
         self.nbytes: NDArray[np.uint64] = transient(count, np.uint64)

@@ -64,14 +64,16 @@ class Name:
     """A class or function, by its name."""
 
     def __init__(self, module: bytes, name: bytes) -> None:
-        self.module, self.name = module, name
+        self.module: bytes = module
+        self.name: bytes = name
 
 
 class Object:
     """An object: its class, the arguments of its constructor, and its state."""
 
     def __init__(self, kind: Name, args: tuple[Any, ...]) -> None:
-        self.kind, self.args = kind, args
+        self.kind: Name = kind
+        self.args: tuple[Any, ...] = args
         self.state: Any = None
 
 
