@@ -167,7 +167,8 @@ def test_files_full_of_holes_are_refused_in_little_memory(tmp_path):
             parts = [head, *text, hole - len(b"".join(text)), storage, words]
             paths.append(write_sparse(tmp_path / f"{name}{lie}.fifu", parts))
     model = fasttext([], np.zeros((1, 1), np.float32), 0, minn=0, maxn=0, size=2**31 - 1)
-    paths.append(write_sparse(tmp_path / "words.bin", [model[:92], hole]))
+    model = model[:68] + struct.pack("<2i", 2**31 - 1, 0) + model[76:92]  # as many words, and no labels
+    paths.append(write_sparse(tmp_path / "words.bin", [model, hole]))
     *fields, megabytes = run_child(OPEN, *paths).stdout.split()
     assert fields == ["max_header_bytes"] * len(paths)
     assert int(megabytes) < 400
