@@ -80,10 +80,10 @@ bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.rivals
 	@unset PYTHONDONTWRITEBYTECODE; WEIGHTMAP_FINALFUSION="$(abspath $(ORACLES)finalfusion)/bin/python" $(PYTEST) $(TIMED) \
 	    --benchmark-json=benchmark.json $(BENCHMARKS)
 
-## report: docs/benchmarks.md from benchmark.json; all times and plots into build/benchmarks/
+## report: docs/benchmarks.md and benchmarks/MISSED.md from benchmark.json; all times and plots into build/benchmarks/
 report: $(VENV)/.extra-docs
 	@$(BIN)/python benchmarks/report.py
-	@echo "Wrote docs/benchmarks.md and build/benchmarks/"
+	@echo "Wrote docs/benchmarks.md, benchmarks/MISSED.md and build/benchmarks/"
 
 ## wheel: source distribution and wheel, into dist/
 wheel: $(VENV)/.extra-test

@@ -1,13 +1,12 @@
-"""Writes docs/benchmarks.md from the results of ``make bench``, and every table and plot into build/benchmarks/.
+"""Writes docs/benchmarks.md and benchmarks/MISSED.md from the results of ``make bench``.
 
 ::
 
     make report
     python benchmarks/report.py [benchmark.json [later.json ...]] [--into docs/benchmarks.md] [--no-plots]
 
-The page begins with what users ask, in three plots, which lie beside it: opening, loading, decoding. A line for each
-figure of `targets.toml` follows, and why some are missed. The details have all times, the limits of the machine and
-memory.
+The page has three plots (opening, loading, decoding) and a row for each figure of `targets.toml`. MISSED.md explains
+the figures that fell short. build/benchmarks/ gets all times, the limits of the machine, memory, and plots by size.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ HEAD = """# Benchmarks
 
 <!-- Written by `make report` from the results of `make bench`: change benchmarks/, not this page. -->
 
-How long a model takes to open, to load and to decode, beside the libraries that do the same work. 2 × is half the time.
-All are timed in turns, and medians are compared, from the page cache where nothing else is said.
+How long opening, loading and decoding take, beside the libraries that do the same work. 2 × is half the time.
+Contenders take turns, and medians are compared; files lie in the page cache unless a row says otherwise.
 """
 # What a plot shows, for users.
 CAPTIONS = {
@@ -44,14 +43,16 @@ CAPTIONS = {
     "loading": "From a path to the bytes of every tensor. Ours are views of the file.",
     "decoding": "From stored halves, integers and blocks to float32, by one thread.",
 }
-FIGURES = """## Targets
+FIGURES = """## Figures
 
-Every figure that weightmap sets out to reach. The *limit* is the best that the machine can do in the same run: C loops
-(`benchmarks/limits.c`) that read, write or copy as many bytes, or the system calls that every reader needs.
+The *limit* is the best that this machine does in the same run: C loops (`benchmarks/limits.c`) that read, write or copy
+as many bytes, or the system calls that every reader needs. "With AVX2" leaves AVX-512 out, by `use_isa("avx2")`; the
+rivals keep it. A row over several sizes shows the worst, in brackets. † falls short of its target:
+[benchmarks/MISSED.md](../benchmarks/MISSED.md) says by how much, and why.
+"""
+MISSED = """# What was missed
 
-"With AVX2" is the same figure without AVX-512, set by `use_isa("avx2")`; the rivals keep AVX-512. A figure for several
-sizes shows the worst of them, in brackets. † is less than was asked for, before it was measured: see [what was
-missed](#what-was-missed).
+<!-- Written by `make report` from the results of `make bench` and `tried` in targets.toml. -->
 """
 
 
@@ -71,8 +72,8 @@ def about(run: Run) -> Iterator[str]:
     yield "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
     yield ""
     yield (
-        "`make bench` times every contender; `make report` writes this page, and all times, the limits of the machine, "
-        "memory and plots by size into `build/benchmarks/`."
+        "`make bench` times every contender; `make report` writes this page, and all times and plots by size into "
+        "`build/benchmarks/`."
     )
 
 
@@ -88,20 +89,19 @@ def figures(outcomes: list[Outcome]) -> Iterator[str]:
         if rows:
             yield f"### {section}"
             yield ""
-            yield from table(["", "weightmap", "beside", "times as fast", "with AVX2"], rows, " > >>")
+            yield from table(["", "weightmap", "compared with", "times as fast", "with AVX2"], rows, " > >>")
 
 
 def missed(outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield why figures are missed, and which ones this run has no results for."""
-    yield "## What was missed"
-    yield ""
+    """Yield the lines of MISSED.md: why figures fell short, and which ones this run did not measure."""
+    yield MISSED
     counts = Counter(outcome.verdict for outcome in outcomes)
-    yield f"{counts['missed']} of {counts['missed'] + counts['reached']} figures are worse than what was asked for."
+    yield f"{counts['missed']} of {counts['missed'] + counts['reached']} figures fall short of their targets."
     yield ""
     for outcome in outcomes:
         figure = outcome.figure
         if outcome.verdict == "missed":
-            measured = f"{outcome.format(outcome.value)}, asked for {figure.asked}"
+            measured = f"{outcome.format(outcome.value)}, target {figure.asked}"
             yield f"- **{figure.question}** ({measured}). {figure.tried.strip() or UNEXPLAINED}"
     yield ""
     if absent := [outcome for outcome in outcomes if outcome.verdict == "not measured"]:
@@ -128,7 +128,6 @@ def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str]) -> Iterato
         yield f"![{description}]({path})"
         yield ""
     yield from figures(outcomes)
-    yield from missed(outcomes)
     yield from about(run)
 
 
@@ -143,6 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="*", type=Path, default=[ROOT / "benchmark.json"], metavar="JSON")
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "benchmarks.md", metavar="FILE")
+    parser.add_argument("--missed", type=Path, default=ROOT / "benchmarks" / "MISSED.md", metavar="FILE")
     parser.add_argument("--details", type=Path, default=ROOT / "build" / "benchmarks", metavar="FOLDER")
     parser.add_argument("--no-plots", action="store_true", help="without the plots, which need matplotlib")
     options = parser.parse_args(arguments)
@@ -156,6 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
         drawn = plots.save(plots.plots(run), options.details)
         summary = plots.save(plots.summary(outcomes), options.into.parent)
     write(options.into, page(run, outcomes, summary))
+    write(options.missed, missed(outcomes))
     write(options.details / "details.md", details.page(run, drawn))
     for outcome in outcomes:
         if outcome.verdict == "missed" and not outcome.figure.tried:
