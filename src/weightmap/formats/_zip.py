@@ -9,6 +9,9 @@ differently, so everything stated twice has to agree, and every byte has to belo
 - a name is the same for every reader: without zero bytes, marked as UTF-8 unless it is ASCII, and the only one;
 - the header of each entry agrees with the directory.
 
+With ``strict=False`` an encrypted entry, one with an ambiguous name and one whose header disagrees are left out, by
+name; the others are there.
+
 `verify` checks descriptors and CRC-32s of entries. A checkpoint of PyTorch in which every CRC-32 is 0 has none
 (``torch.utils.serialization.config.save.compute_crc32 = False``): nothing is compared, and `verify` says so.
 """
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
 # The errors for faults that scans of archives find.
 
 _CENTRAL = b"PK\1\2"
+# Faults of one entry, which leave the others readable.
+_OF_ONE_ENTRY = frozenset({"ZIP_ENCRYPTED", "ZIP_HEADER", "ZIP_NAME", "ZIP_RANGE"})
 # Refused entries: encrypted ones (0) and, by WM_ZIP_ constants, those with a name that readers may take differently.
 _ANEW = "write the archive anew, as numpy.savez, torch.save and Python's zipfile do"
 _REFUSED: dict[int, tuple[type[FormatError], str, str]] = {
@@ -136,6 +141,33 @@ def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
         yield offset, offset + name + _BESIDE + inside
 
 
+def _sound_entries(
+    source: Source, begin: int, central: NDArray[np.uint8], count: int
+) -> tuple[list[memoryview], dict[str, FormatError]]:
+    """Scan the entries of a central directory one by one; return the sound ones, and the error of each other one."""
+    fd, data = source.scanned
+    sound, refused, at = list[memoryview](), dict[str, FormatError](), 0
+    for row in range(count):
+        entry = memoryview(central)[at : at + scans.ZIP_ENTRY_LEAST]
+        name, extra, comment = (
+            struct.unpack_from("<3H", entry, 28) if len(entry) == scans.ZIP_ENTRY_LEAST else (0, 0, 0)
+        )
+        end = at + scans.ZIP_ENTRY_LEAST + name + extra + comment
+        entry = memoryview(central)[at:end]
+        fault = scans.zip_scan(fd, data, begin, np.frombuffer(entry, np.uint8), 1)
+        if isinstance(fault, access.Fault):
+            fault = access.Fault(fault.code, row, fault.at, fault.actual, fault.expected)
+            error = error_of(fault, begin + at, source)
+            if fault.kind not in _OF_ONE_ENTRY or not isinstance(error, FormatError):
+                raise error
+            label = bytes(entry[scans.ZIP_ENTRY_LEAST : scans.ZIP_ENTRY_LEAST + name]).decode(errors="replace")
+            refused[label] = error
+        else:
+            sound.append(entry)
+        at = end
+    return sound, refused
+
+
 def _lowered(names: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return names with ASCII's capitals in lower case; without capitals, the names themselves."""
     lowered = names
@@ -158,11 +190,13 @@ class Archive:
     entries : ZipEntries
     names : StringTable
         Of the entries; in lower case where capitals are alike.
+    refused : dict of str to FormatError
+        The entries that ``strict=False`` left out, by name.
     summed : bool
         Whether the archive has CRC-32s.
     """
 
-    __slots__ = ("_central", "_options", "_source", "_torch", "entries", "names", "summed")
+    __slots__ = ("_central", "_options", "_source", "_torch", "entries", "names", "refused", "summed")
 
     def __init__(
         self, source: Source, head: bytes, options: Options, warnings: list[str], *, torch: bool = False
@@ -184,11 +218,16 @@ class Archive:
         source.expect(_headers(memoryview(central)))
         fd, data = source.scanned
         found = scans.zip_scan(fd, data, begin, central, count)
+        self._central = (begin, size, checksums.crc32(central))
+        self.refused: dict[str, FormatError] = {}
+        if isinstance(found, access.Fault) and not options.strict:
+            sound, self.refused = _sound_entries(source, begin, central, count)
+            warnings.extend(f"entry {quoted(name)} is left out: {error}" for name, error in self.refused.items())
+            found = scans.zip_scan(fd, data, begin, b"".join(sound), len(sound))
         if isinstance(found, access.Fault):
             raise error_of(found, begin, source)
         self._source, self._options = source, options
         self.entries = found
-        self._central = (begin, size, checksums.crc32(central))
         del central  # as large as everything kept of it
         self._torch, self.summed = torch, not torch or bool(found.crc.any())
         names = _lowered(found.names) if torch else found.names
@@ -211,6 +250,8 @@ class Archive:
             what = f"entry {quoted(self.label(fault.row))}"  # none reaches into the directory: the scan refuses that
             expected = f"at least {fault.expected}, where the entry before it ends"
             raise LayoutError(f"{what} begins within an entry", offset=fault.at, actual=fault.actual, expected=expected)
+        if self.refused:  # they lie there
+            return
         what, at = "bytes of the archive belong to no entry: they begin", fault.at
         expected = f"the next entry there, not {fault.actual} bytes later"
         error = LayoutError(what, field="gap", offset=at, actual=at, expected=expected)

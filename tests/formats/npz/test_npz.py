@@ -3,6 +3,7 @@
 import gc
 import io
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,49 @@ def test_an_array_that_cannot_be_read_hides_no_other(tmp_path):
             assert f["w"].tobytes() == (MATRIX.tobytes() if "meta" in names else normal((2,)).data)
             left_out = " ".join(f.verify().warnings)
             assert all(f"'{name}.npy'" in left_out for name in names)
+
+
+BAD_ENTRIES = {
+    "encrypted": {"local": {"flags": 1}, "central": {"flags": 1}},
+    "header of another name": {"local": {"name_len": 4}},
+    "header of another method": {"local": {"method": 8}},
+    "header of another size": {"local": {"size": 7}},
+    "longer than the archive": {"local": {"stored": 1 << 20}, "central": {"stored": 1 << 20}},
+    "beyond the directory": {"central": {"offset": 1 << 20}},
+    "a name that ends at a zero byte": {"name": b"b\0ad.npy"},
+    "a second name": {"more": b"\x75\x70\1\0x"},
+}
+
+
+@pytest.mark.parametrize("damage", BAD_ENTRIES)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_bad_entry_of_an_archive_hides_no_other(damage, place):
+    """With strict=False an entry that readers may take differently is left out by name, whatever lies around it."""
+    sound = {"a": normal((4,), 1), "b": normal((2, 3), 2)}
+    entries = [npz.entry(name, tensor) for name, tensor in sound.items()]
+    bad = replace(npz.entry("bad", normal((2,))), **BAD_ENTRIES[damage])
+    entries.insert(place, bad)
+    data = zip_files.archive(entries)
+    with pytest.raises(wm.FormatError):
+        wm.open(data)
+    with wm.open(data, format="npz", strict=False) as f:  # the first entry is what archives are recognised by
+        assert {name: f[name].tobytes() for name in f} == {name: tensor.data for name, tensor in sound.items()}
+        warnings = f.verify().warnings
+        label = bad.name.decode()
+        assert [warning for warning in warnings if warning.startswith(f"entry {label!r} is left out: ")]
+        assert len(warnings) == 1
+
+
+def test_bad_entries_are_left_out_each_by_its_name():
+    """Also all of them; a directory that is itself damaged stays an error."""
+    bad = [replace(npz.entry(f"bad{i}", normal((2,))), **BAD_ENTRIES["encrypted"]) for i in range(50)]
+    with wm.open(zip_files.archive(bad), strict=False) as f:
+        assert not list(f)
+        assert len(f.verify().warnings) == 50
+    data = zip_files.archive([*bad, npz.entry("a", normal((2,)))])
+    at = data.rindex(b"PK\1\2")
+    with pytest.raises(wm.LayoutError, match="signature of entry 50 of the central directory"):
+        wm.open(data[:at] + b"XX" + data[at + 2 :], strict=False)
 
 
 @pytest.mark.parametrize("format", ["npz", "npy", "torch"])

@@ -5,6 +5,7 @@ import itertools
 import json
 import struct
 from argparse import Namespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -462,3 +463,58 @@ def test_pairs_of_float4_are_float4_with_twice_the_last_dimension(tmp_path):
         with pytest.raises(wm.UnsupportedError, match=r"tensor 'w' of float4_e2m1fn_x2 is not row-major, or has no"):
             wm.open(data)
         assert list(wm.open(data, strict=False)) == ["b"]
+
+
+BAD_STORAGES = {
+    "encrypted": {"local": {"flags": 1}, "central": {"flags": 1}},
+    "header that disagrees": {"local": {"crc": 1}},
+    "deflated": {"method": 8},
+    "too short": {"data": bytes(8)},
+    "not there": None,
+}
+
+
+@pytest.mark.parametrize("damage", BAD_STORAGES)
+@pytest.mark.parametrize("key", ["0", "1", "2"])
+def test_a_storage_that_cannot_be_read_hides_no_other(damage, key):
+    """With strict=False the tensors of it are left out by name, strided and tied ones too."""
+    values = np.arange(12, dtype="<f4")
+    tensors = {
+        f"{key}.{kind}": files.Stored(key, "float32", 12, 0, shape, strides)
+        for key in "012"
+        for kind, shape, strides in (("rows", (3, 4), (4, 1)), ("columns", (4, 3), (1, 4)))
+    }
+    bad = f"archive/data/{key}"
+    entries = [zip_files.Entry(b"archive/data.pkl", files.dump(tensors))]
+    for other in "012":
+        entry = zip_files.Entry(f"archive/data/{other}".encode(), (values + int(other)).tobytes(), align=64)
+        fields = BAD_STORAGES[damage] if other == key else {}
+        if fields is not None:
+            entries.append(replace(entry, **fields))
+    data = zip_files.archive(entries)
+    with pytest.raises(wm.FormatError):
+        wm.open(data)
+    with wm.open(data, strict=False, verify="full") as f:
+        assert set(f) == {name for name in tensors if not name.startswith(key)}
+        for name in f:
+            rows = (values + int(name[0])).reshape(3, 4)
+            np.testing.assert_array_equal(f[name], rows if name.endswith("rows") else rows.T)
+        warnings = f.verify().warnings
+        assert sum(f"'{bad}'" in warning for warning in warnings) == 1
+        for kind in ("rows", "columns"):
+            assert f"tensor '{key}.{kind}' is left out: its storage cannot be read" in warnings
+
+
+@pytest.mark.parametrize("name", ["data.pkl", "byteorder"])
+def test_a_checkpoint_whose_program_or_byte_order_cannot_be_read_is_refused(name):
+    """What the other entries mean is not known then: the error is that of the entry."""
+    program = files.dump({"w": files.Stored("0", "float32", 2, 0, (2,), (1,))})
+    entries = [
+        zip_files.Entry(b"archive/data.pkl", program),
+        zip_files.Entry(b"archive/byteorder", b"big"),
+        zip_files.Entry(b"archive/data/0", bytes(8)),
+    ]
+    fields = {"local": {"flags": 1}, "central": {"flags": 1}}
+    data = zip_files.archive([replace(e, **fields) if e.name.endswith(name.encode()) else e for e in entries])
+    with pytest.raises(wm.UnsupportedError, match=r"entry \d is encrypted"):
+        wm.open(data, strict=False)

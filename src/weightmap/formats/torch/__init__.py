@@ -39,7 +39,8 @@ Ours
   arrays of numpy, is the metadata, named alike. Types, devices and paths are texts there, numpy's scalars Python
   numbers. Sets keep the order in which they are stored; ``defaultdict`` and ``Counter`` are dictionaries. Empty
   containers are left out.
-- Unreferenced entries give warnings.
+- Unreferenced entries give warnings. With ``strict=False`` tensors whose storage is missing, deflated, encrypted or too
+  short are left out, by name.
 - Files of ``torch.distributed.checkpoint``, an archive for each part of a tensor, are an `UnsupportedError` that says
   how to make a checkpoint of them.
 - Attributes of tensors and dictionaries, which torch sets when it loads them, are left out. Those that change the
@@ -117,6 +118,8 @@ _BFLOAT16 = DTYPE_NAMES.index("bfloat16")
 _PAIRS = DTYPE_NAMES.index("float4_e2m1fn")
 # A storage that has not been mentioned yet has no type.
 _UNKNOWN = 255
+# Where storages that cannot be read begin, behind the end of every file.
+_ABSENT = 1 << 62
 
 
 class _Rules(Rules):
@@ -206,6 +209,10 @@ def _find_program(archive: Archive) -> tuple[int, str]:
         row = int(bounds.searchsorted(np.uint32(at), "right")) - 1
         if bounds[row + 1] == at + len(tail) and b"/" not in bytes(text[bounds[row] : at]):
             found.append(row)
+    if not found:
+        for name, error in archive.refused.items():
+            if name.lower().endswith(f"/{_PROGRAM}"):
+                raise error
     if len(found) != 1:
         what = "entries <prefix>/data.pkl of the archive"
         raise LayoutError(what, field=_PROGRAM, offset=0, actual=len(found), expected=1)
@@ -235,6 +242,9 @@ def _refuse_script(archive: Archive, prefix: str) -> None:
 
 def _is_big(archive: Archive, prefix: str) -> bool:
     """Say whether storages are big-endian."""
+    for name, error in archive.refused.items():
+        if name.lower() == f"{prefix}byteorder":
+            raise error
     entry = archive.names.find(f"{prefix}byteorder")
     if entry < 0:
         return False
@@ -272,47 +282,61 @@ def _check_types(first: NDArray[np.uint8], found: PickleStorages | _Mentions, pr
         raise LayoutError(what, field="storage", offset=at, actual=actual, expected=expected)
 
 
+def _storage_error(archive: Archive, row: int, key: str, nbytes: int, program: Program, at: int) -> FormatError:
+    """Return the error for a storage that cannot be read; `row` is its entry, -1 where there is none."""
+    if row < 0:
+        what = f"the archive has no entry {quoted(key)}, a storage"
+        return LayoutError(what, field="storage", offset=program.offset + at)
+    try:
+        _check_stored(archive, row)
+    except FormatError as error:
+        return error
+    return _claim_error(archive, row, nbytes, program, at)
+
+
+def _claim_error(archive: Archive, row: int, nbytes: int, program: Program, at: int) -> LayoutError:
+    """Return the error for a storage whose entry is larger or smaller than it claims."""
+    what, size = f"bytes that the storage {quoted(archive.label(row))} claims", archive.size(row)
+    return LayoutError(what, field="storage", offset=program.offset + at, actual=nbytes, expected=size)
+
+
 def _storages_in(
     archive: Archive, prefix: str, pickle: Pickle, program: Program, options: Options, warnings: list[str]
 ) -> NDArray[np.uint64]:
-    """Return where each storage begins in the file, once its entry has been found to be as large as it claims."""
+    """Return where each storage begins in the file, once its entry is known to be as large as it claims.
+
+    ``strict=False`` puts those that cannot be read at `_ABSENT`.
+    """
     entries, names = archive.entries, archive.names
     folder = f"{prefix}data/".encode()
     begins = scans.transient(pickle.n_storages, np.uint64)
     used = np.zeros(len(archive), np.bool_)
     types = np.full(len(archive), _UNKNOWN, np.uint8)
-    first = 0
-    for found in _mentions(pickle, folder, program, options):
-        rows = names.find_spans(found.names.lower(), found.bounds)
-        missing = np.flatnonzero(rows < 0)
-        if len(missing):
-            i = int(missing[0])
-            key = found.names[int(found.bounds[i]) : int(found.bounds[i + 1])]
-            what = f"the archive has no entry {quoted(key.decode(errors='replace'))}, a storage"
-            raise LayoutError(what, field="storage", offset=program.offset + int(found.at[i]))
+    first, absent, refused = 0, dict[str, str](), {name.lower() for name in archive.refused}
+    for mentions in _mentions(pickle, folder, program, options):
+        rows = names.find_spans(mentions.names.lower(), mentions.bounds)
         sizes = entries.size[rows]
-        unstored = np.flatnonzero((entries.method[rows] != 0) | (entries.stored[rows] != sizes))
-        if len(unstored):
-            _check_stored(archive, int(rows[unstored[0]]))
-        for wrong, tolerated in (
-            (np.flatnonzero(found.nbytes > sizes), False),
-            (np.flatnonzero(found.nbytes < sizes), True),
-        ):
-            if not len(wrong):
-                continue
-            i = int(wrong[0])
-            what = f"bytes that the storage {quoted(archive.label(int(rows[i])))} claims"
-            offset, actual = program.offset + int(found.at[i]), int(found.nbytes[i])
-            error = LayoutError(what, field="storage", offset=offset, actual=actual, expected=int(sizes[i]))
-            if not tolerated:
+        readable = (rows >= 0) & (entries.method[rows] == 0) & (entries.stored[rows] == sizes)
+        readable &= mentions.nbytes <= sizes
+        for i in np.flatnonzero(~readable).tolist():
+            key = mentions.names[int(mentions.bounds[i]) : int(mentions.bounds[i + 1])].decode(errors="replace")
+            error = _storage_error(archive, int(rows[i]), key, int(mentions.nbytes[i]), program, int(mentions.at[i]))
+            if options.strict or mentions.nbytes[i] > _ABSENT:
                 raise error
+            if key.lower() not in refused:  # whose warning is there
+                absent.setdefault(key, str(error))
+        larger = np.flatnonzero(readable & (mentions.nbytes < sizes))
+        if len(larger):
+            i = int(larger[0])
+            error = _claim_error(archive, int(rows[i]), int(mentions.nbytes[i]), program, int(mentions.at[i]))
             options.tolerate(error, warnings)
-        new = types[rows] == _UNKNOWN
-        types[rows[new][::-1]] = found.type[new][::-1]  # backwards, so that the first mention of each stays
-        _check_types(types[rows], found, program)
-        used[rows] = True
-        begins[first : first + len(rows)] = entries.data[rows]
+        new = readable & (types[rows] == _UNKNOWN)
+        types[rows[new][::-1]] = mentions.type[new][::-1]  # backwards, so that the first mention of each stays
+        _check_types(np.where(readable, types[rows], mentions.type), mentions, program)
+        used[rows[rows >= 0]] = True
+        begins[first : first + len(rows)] = np.where(readable, entries.data[rows], _ABSENT)
         first += len(rows)
+    warnings.extend(absent.values())
     unused = [i for i in np.flatnonzero(~used).tolist() if names.raw(i).startswith(folder)]
     warnings.extend(f"no tensor refers to entry {quoted(archive.label(i))}" for i in unused)
     return begins
@@ -523,7 +547,9 @@ def _table(
     tensors = pickle.tensors(begins)
     if isinstance(tensors, access.Fault):
         raise error_of(tensors, program, options)
-    columns, strides = tensors if options.strict else _first_of_each(*tensors, warnings)
+    columns, strides = tensors
+    if not options.strict:
+        columns, strides = _without_absent(*_first_of_each(columns, strides, warnings), warnings)
     if big and (columns.array(columns.dtype, columns.count, "u1") & (scans.PICKLE_STRIDED - 1) == _BFLOAT16).any():
         raise UnsupportedError("a big-endian checkpoint has tensors of bfloat16, which numpy lacks", field="byteorder")
     if big and pickle.n_retyped:
@@ -533,6 +559,19 @@ def _table(
     rules = (_swapped() if big else _Rules)(0, program.source.size)
     typed = None if strides is None else _strided(rules, strides, columns)
     return ColumnTable(columns, rules, utf8=True, typed=typed)
+
+
+def _without_absent(
+    columns: scans.Columns, strides: NDArray[np.uint64] | None, warnings: list[str]
+) -> tuple[scans.Columns, NDArray[np.uint64] | None]:
+    """Leave out tensors whose storage cannot be read."""
+    absent = columns.array(columns.begin, columns.count, "<u8") >= _ABSENT
+    if not absent.any():
+        return columns, strides
+    for row in np.flatnonzero(absent).tolist():
+        name = quoted(columns.name(row).decode(errors="replace"))
+        warnings.append(f"tensor {name} is left out: its storage cannot be read")
+    return _taken(columns, strides, np.flatnonzero(~absent))
 
 
 def _without_pairs(
