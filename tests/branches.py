@@ -15,9 +15,7 @@ from tests.places import FORMAT_TESTS, ROOT, suite
 # Modules of tests, and single tests of those that take long.
 TESTS = (
     FORMAT_TESTS,
-    *map(
-        suite, ("formats", "table", "errors", "attacks", "sharded", "nesting", "save", "words_write", "cursor", "align")
-    ),
+    *map(suite, ("formats", "table", "errors", "attacks", "sharded", "nesting", "save", "words_write", "align")),
     *map(suite, ("writer_bounds", "framed_headers", "read_only_format", "plan_spans", "strict_json", "strings")),
     "tests/plans/test_plan_run.py::test_nothing_is_handed_out_before_it_is_verified",
     "tests/plans/test_plan_run.py::test_entries_of_archives_are_verified_one_by_one",

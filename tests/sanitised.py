@@ -62,8 +62,6 @@ LEFT_OUT = {
         ),
         "the sanitiser keeps its locks in a fork",
     ),
-    "tests/api/test_buffers.py::test_a_fresh_buffer_is_not_touched": "counts page faults: the sanitiser marks memory",
-    "tests/kernels/test_crc32.py::test_a_thread_has_four_mebibytes": "preloads a library, as the sanitiser does",
     "tests/robustness/test_sanitised.py": "runs the others like this",
 }
 

@@ -2,14 +2,12 @@
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support import address, run_child
+from tests.support import run_child
 
-import weightmap as wm
 from weightmap.native import access
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere numpy makes these arrays")
@@ -70,18 +68,6 @@ def test_outputs_are_backed_by_huge_pages(tmp_path):
     assert min(found.values()) >= 60, found
 
 
-@LINUX
-def test_memory_is_used_again():
-    """A large array reuses the memory of a freed one, and a later array its memory in turn."""
-    places = set()
-    for _ in range(8):
-        array = access.empty((LARGE // 4,), np.float32)
-        places.add(address(array))
-        array.fill(1)
-        del array
-    assert len(places) == 1
-
-
 def test_arrays_that_live_have_memory_of_their_own():
     """Arrays made one after another, views of them kept alone too, keep what was written to them."""
     kept = []
@@ -93,41 +79,6 @@ def test_arrays_that_live_have_memory_of_their_own():
         if number % 2:
             del kept[0]  # whose memory the next may take
     assert [part.tolist() for part in kept] == [[number] * 5 for number in (3, 4, 5)]
-
-
-@pytest.mark.parametrize("shape", [(), 0, 3, (2, 0, 3), (5, LARGE // 4), LARGE])
-def test_empty_is_like_that_of_numpy(shape):
-    for dtype in ("f4", "f2", "V3", ">i8", "u1"):
-        array, expected = access.empty(shape, dtype), np.empty(shape, dtype)
-        assert array.shape == expected.shape
-        assert array.dtype == expected.dtype
-        assert array.flags.carray == expected.flags.carray
-        assert array.flags.c_contiguous
-        assert array.flags.writeable
-
-
-def test_more_than_there_is_is_a_memory_error():
-    with pytest.raises(MemoryError):
-        access.empty(1 << 55, np.float32)
-
-
-def test_threads_share_kept_results():
-    wrong = []
-
-    def work(number):
-        for turn in range(40):
-            array = access.empty((LARGE + turn % 3 * LARGE,), np.uint8)
-            array[:: 1 << 16] = number
-            array[-1] = number
-            if not (array[:: 1 << 16] == number).all() or array[-1] != number:
-                wrong.append(number)
-
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
 
 
 FORKED = """
@@ -157,12 +108,3 @@ else:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_after_a_fork_each_has_its_own():
     assert run_child(FORKED).stdout == "ok\n"
-
-
-def test_results_of_the_library_are_ordinary_arrays():
-    n = LARGE // 4
-    result = wm.QuantizedTensor("int8", (n,), np.ones(4 + n, np.uint8), scale_type="fp32").dequantize()
-    result[0] = 7
-    assert result.reshape(2, -1)[0, 0] == 7
-    assert result.copy().flags.owndata
-    assert memoryview(result).nbytes == LARGE

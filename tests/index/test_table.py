@@ -1,6 +1,5 @@
 """The table of tensors in C, against a plain definition of what a sound table is."""
 
-import gc
 import math
 import random
 import re
@@ -8,16 +7,16 @@ import struct
 
 import numpy as np
 import pytest
-from tests.builders import embd, noise
+from tests.builders import noise
 from tests.builders.embd import fnv1a32
 from tests.collisions import colliding
 from tests.support import in_one_item
 from tests.table_support import rules
 
 import weightmap as wm
-from weightmap._kernels import ffi, lib
+from weightmap._kernels import ffi
 from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
-from weightmap.index import Rules, table_error
+from weightmap.index import Rules
 from weightmap.index import table as tables
 from weightmap.index.columns import ColumnTable, RecordTable
 from weightmap.native import access, scans
@@ -169,12 +168,6 @@ def test_duplicates_among_many_names():
     assert check(rows, b"".join(names), size) == ("NAME_DUPLICATE", len(names) - 1)
 
 
-def test_records_shorter_than_declared_are_refused():
-    """A count that the bytes do not hold is a fault, not a read past the end."""
-    fault = scans.records_check(b"\0" * 63, 2, rules(BITS, max_ndim=4), 0, 0, lax=False)
-    assert fault.code == access.faults()["COLUMN"]
-
-
 def pairs(entries):
     return b"".join(struct.pack("<2H", len(k), len(v)) + k + v for k, v in entries)
 
@@ -195,27 +188,6 @@ def test_pairs(count):
     assert scans.pairs_check(b"", 2**60).code == access.faults()["NAME_RANGE"]
 
 
-def test_find_walks_the_stored_hashes():
-    rng = random.Random(5)
-    names = [b"costarring", b"liquid", b""] + [b"t%d" % i for i in range(200)]
-    rows, _ = table(names, rng)
-    index = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
-    assert [scans.records_find(index, len(rows), name) for name in names] == list(range(len(names)))
-    assert scans.records_find(index, len(rows), b"t200") == -1
-    # Lengths that lie lead nowhere, and nowhere outside of the names.
-    rows[0][3] = 0xFFFF
-    lying = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
-    assert scans.records_find(lying, len(rows), b"costarring") == -1
-    assert scans.records_find(lying[:63], 2, b"liquid") == -1
-
-
-def test_no_memory_is_no_fault_of_the_file():
-    """When C finds no memory for its own table, that is a MemoryError, and the file is not called damaged."""
-    fault = ffi.new("wm_fault *", {"code": lib.WM_FAULT_MEMORY, "actual": 4096})
-    with pytest.raises(MemoryError, match="4096 bytes"):
-        access.fault_of(fault)
-
-
 def columns_of(names):
     count = len(names)
     bounds = np.cumsum([0, *map(len, names)], dtype=np.uint32)
@@ -234,27 +206,6 @@ class Scalars(Rules):
 def loaded():
     numpy_dtype(DTYPES["int8"])
     numpy_dtype(DTYPES["float16"])
-
-
-def test_rows_are_read_within_the_columns_alone():
-    """The function that reads rows owns the columns, knows their end, and refuses bounds that lie."""
-    names = [bytes([65 + i]) for i in range(26)]
-    columns = columns_of(names)
-    columns.dims[0:26] = [1] * 26
-    rules = Scalars(100, 200)
-    place = scans.placer(rules, 26, columns)
-    del columns
-    gc.collect()
-    assert [place(i) for i in range(26)] == [(DTYPES["int8"], (1,), 100, 1, None)] * 26
-    for i in (-1, 26, 1 << 63, 1 << 64):
-        with pytest.raises((IndexError, OverflowError)):
-            place(i)
-    for first, last in ((2, 1), (0, 3)):
-        lying = np.array([first, last], np.uint32)
-        names, ones = np.arange(2, dtype=np.uint32), np.ones(2, np.uint64)
-        columns = scans.Columns(b"x", names, np.zeros(1, np.uint8), ones, lying, ones[:1])
-        with pytest.raises(IndexError, match="no row 0"):
-            scans.placer(rules, 1, columns)(0)
 
 
 @pytest.mark.parametrize(
@@ -284,17 +235,6 @@ def test_a_usual_row_is_placed_in_c(code, shape, begin, nbytes):
     if len(shape) in range(1, 5) and max(shape) < 2**32:
         record = struct.pack("<IBBH4IQ", 0, code, len(shape), 0, *shape, *[0] * (4 - len(shape)), begin)
         assert scans.placer(Scalars(1000, 1100), 1, None, record)(0) == found
-
-
-def test_columns_find_by_one_pass():
-    """Without an index too every name is found at its first row, and what is not there, or is only similar, is not."""
-    names = [b"a", b"", b"layer.1.w", b"layer.2.w", b"a", b"costarring", b"liquid", "é".encode()]
-    columns = columns_of(names)
-    assert [columns.find(name) for name in names] == [names.index(name) for name in names]
-    for absent in (b"b", b"layer.3.w", b"layer.1.", b"layer.1.ww", b"\xc3"):
-        assert columns.find(absent) == -1
-    assert columns_of([]).find(b"a") == -1
-    assert columns_of([b"x"]).find(b"") == -1
 
 
 @pytest.mark.parametrize("pattern", ["%d", "layers.%d.weight", "layers.7.experts.%d.up", "%d.of.many.layers", "%030d"])
@@ -406,14 +346,6 @@ def test_every_kind_of_table_keeps_the_contract(make, name, asked, lie, error, m
     assert [table.row(i).offset for i in (0, 2)] == [0, 48]
 
 
-def test_what_one_file_asks_is_not_without_effect():
-    """Rules are those of a class, which C gets once: for one file they are not changed, but other ones are made."""
-    with pytest.raises(AttributeError):
-        Four(0, 72).alignment = 32
-    with pytest.raises(TypeError, match="__slots__"):
-        type("Forgetful", (Rules,), {})
-
-
 @pytest.mark.parametrize(
     ("end", "error"), [(None, wm.FormatError), (23, wm.LayoutError), (73, wm.TruncatedError), (40, None)]
 )
@@ -470,14 +402,6 @@ def test_names_are_checked_by_themselves_too(make):
     make(three(), [b"a", b"b", b"c"], 72).check_names()
 
 
-def test_any_fault_has_words():
-    table = records(three(), [b"a", b"\xff", b"c"], 72)
-    found = table_error(table, access.Fault(access.faults()["COLUMN"], 2, 0, 0, 0))
-    assert str(found) == "tensor 'c': the index is damaged (COLUMN) (at byte 64)"
-    found = table_error(table, access.Fault(access.faults()["NAME_DUPLICATE"], 1, 0, 0, 0))
-    assert "tensors 0 and 1 are both called the name of tensor 1" in str(found)
-
-
 # ------------------------------------------------------------------------------------------- rows, when they are used
 
 
@@ -493,13 +417,6 @@ def record_table(*rows, size=100, names=b""):
     return RecordTable(lambda: index, len(rows), 1000, FourDims(500, 2**40, size))
 
 
-@pytest.mark.parametrize("ndim", range(1, 5))
-def test_dimensions_of_a_row(ndim):
-    table = record_table((1, 1, 0, 2, 0, 0, 0, 0), (1, ndim, 0, 2, 2, 2, 2, 2))
-    assert table.place(1)[:4] == (DTYPES["int8"], (2,) * ndim, 502, 2**ndim)
-    assert [row[1] for row in table.rows()] == [(2,), (2,) * ndim]
-
-
 def test_empty_rows_whose_other_dimensions_can_just_be_counted():
     most, more = (7 * 7 * 73 * 127 * 337, 92737, 649657), (2**31, 2**31, 2)
     for code, factors, good in ((1, most, True), (0, most, False), (1, more, False)):
@@ -512,59 +429,6 @@ def test_empty_rows_whose_other_dimensions_can_just_be_counted():
                     use()
 
 
-@pytest.mark.parametrize("size", [4, 5, 6])
-def test_names_of_rows_end_with_the_index(size):
-    """Names that take five bytes together need as many behind the rows, and more do not matter."""
-    table = record_table((1, 1, 2, 0, 0, 0, 0, 0), (1, 1, 3, 0, 0, 0, 0, 0), names=b"abcdef"[:size])
-    if size >= 5:
-        assert list(table.names) == ["ab", "cde"]
-    else:
-        with pytest.raises(wm.LayoutError, match="sum of their lengths") as caught:
-            list(table.names)
-        assert (caught.value.actual, caught.value.expected) == (5, "4, the size of their section")
-
-
-def test_where_a_row_lies():
-    table = record_table((1, 1, 0, 0, 0, 0, 0, 0), (1, 1, 0, 0, 0, 0, 0, 0))
-    assert [table.position(row) for row in range(4)] == [1000, 1032, None, None]
-    assert list(record_table().names) == []
-    assert list(record_table((1, 1, 0, 0, 0, 0, 0, 0), (1, 1, 2, 0, 0, 0, 0, 0), names=b"ab").names) == ["", "ab"]
-
-
 def runs(*rows):
     found = record_table(*rows, size=10**6).runs()
     return [(row.offset - 500, count, step) for row, count, step in found]
-
-
-def test_rows_that_are_alike_are_one_run():
-    alike = [(1, 2, 0, 3, 4, 0, 0, 64 * i) for i in range(9)]
-    assert runs(*alike) == [(0, 9, 64)]
-    assert runs(*alike[:1]) == [(0, 1, 0)]
-    assert runs(*alike[:2]) == [(0, 2, 64)]
-    later = [(*row[:-1], row[-1] + 8) for row in alike]
-    assert runs(*alike[:3], *later[3:]) == [(0, 3, 64), (200, 1, 0), (264, 5, 64)]
-    for place, value in ((0, 0), (1, 1), (3, 2), (4, 3)):
-        other = [tuple(value if at == place else item for at, item in enumerate(row)) for row in alike]
-        assert runs(*alike[:4], *other[4:]) == [(0, 4, 64), (256, 5, 64)], place
-        assert runs(*alike[:4], other[4], *alike[5:]) == [(0, 4, 64), (256, 1, 0), (320, 4, 64)]
-    # Backwards is no run, however equal the distances are.
-    assert runs(*reversed(alike[:4])) == [(64 * i, 1, 0) for i in (3, 2, 1, 0)]
-    # Rows at the same place are one.
-    assert runs(alike[0], alike[0], alike[0]) == [(0, 3, 0)]
-
-
-@pytest.mark.parametrize("count", [4095, 4096, 4097])
-def test_runs_of_as_many_rows_as_are_taken_at_once(count):
-    rows = [(1, 1, 0, 4, 0, 0, 0, 4 * i) for i in range(count)]
-    assert sum(n for _, n, _ in runs(*rows)) == count
-    assert [row.offset for row in record_table(*rows, size=10**6).rows()] == [500 + 4 * i for i in range(count)]
-
-
-@pytest.mark.parametrize("size", [65535, 65536, 65537])
-def test_a_small_index_is_copied_and_a_large_one_is_not(put, size):
-    """An index of up to 64 KiB is read, which is cheaper than mapping it; a larger one stays where it is."""
-    draft = embd.Draft([("n" * (size - 32), noise("uint8", (1,)))], metadata=b"", aligned=False)
-    assert draft.data_offset - draft.index_offset == size
-    with wm.open(put(draft.seal()), mode="mmap") as f:
-        assert isinstance(f._table._index, bytes) == (size <= 65536)
-        assert [len(name) for name in f] == [size - 32]

@@ -1,18 +1,12 @@
 """float16 and bfloat16 to float32: every pattern, every bit, on every instruction set, wherever the numbers lie."""
 
 import mmap
-import sys
-import threading
-import time
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from weightmap import kernels
-from weightmap.native import floats
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 # In an order in which neighbours are of different kinds; the multiplier is odd, so every pattern comes once.
@@ -73,26 +67,6 @@ def test_numpy_agrees_on_numbers(kind):
     assert np.array_equal(bits(result)[number], bits(expected)[number])
     assert np.isnan(result[~number]).all()
     assert 0 < (~number).sum() < 4096
-
-
-def test_names_of_the_contract():
-    cases = {
-        0x0000: 0x00000000,  # zero
-        0x8000: 0x80000000,  # with a sign
-        0x0001: 0x33800000,  # the smallest subnormal, 2**-24
-        0x03FF: 0x387FC000,  # the largest subnormal
-        0x0400: 0x38800000,  # the smallest normal, 2**-14
-        0x3C00: 0x3F800000,  # one
-        0x7BFF: 0x477FE000,  # 65504
-        0x7C00: 0x7F800000,  # infinity
-        0xFC00: 0xFF800000,
-        0x7C01: 0x7FC02000,  # signalling NaN: made quiet, its bits kept
-        0x7E01: 0x7FC02000,  # quiet NaN
-        0xFFFF: 0xFFFFE000,
-    }
-    result = kernels.f16_to_f32(np.array(list(cases), np.uint16))
-    assert bits(result).tolist() == list(cases.values())
-    assert bits(kernels.bf16_to_f32(np.array([0x7F81, 0xFFFF], np.uint16))).tolist() == [0x7F810000, 0xFFFF0000]
 
 
 @pytest.mark.usefixtures("isa")
@@ -157,12 +131,6 @@ def test_out(kind):
     assert np.array_equal(bits(out).ravel(), table[MIXED[:1000]])
 
 
-def read_only(shape):
-    array = np.empty(shape, np.float32)
-    array.flags.writeable = False
-    return array
-
-
 def test_overlap(kind):
     """An output that shares a byte with the input is a ValueError; side by side they may lie."""
     convert, table, _, _ = kind
@@ -198,14 +166,6 @@ def test_scalars_are_arrays_without_dimensions(kind):
     assert kernels.unpack_f16_pairs(np.uint32(0xC0003C00)).tolist() == [1.0, -2.0]
     with pytest.raises(ValueError, match="expected uint32"):
         kernels.unpack_f16_pairs(np.float32(1))
-
-
-def test_one_kind_is_not_the_other():
-    for out in (None, np.empty(ALL.shape, np.float32)):
-        with pytest.raises(ValueError, match="expected float16"):
-            kernels.f16_to_f32(ALL.view(BFLOAT16), out=out)
-        with pytest.raises(ValueError, match="expected bfloat16"):
-            kernels.bf16_to_f32(ALL.view(np.float16), out=out)
 
 
 def test_threads_that_are_no_number(kind):
@@ -245,14 +205,6 @@ def test_what_is_no_buffer(kind):
         convert(b"abc")
 
 
-@pytest.mark.usefixtures("isa")
-def test_pairs_have_the_low_half_first():
-    words = MIXED.astype(np.uint32) | ALL.astype(np.uint32) << 16
-    expected = np.stack([F16_TABLE[MIXED], F16_TABLE[ALL]], axis=1).ravel()
-    assert np.array_equal(bits(kernels.unpack_f16_pairs(words)), expected)
-    assert kernels.unpack_f16_pairs(np.array([0xC0003C00], np.uint32)).tolist() == [1.0, -2.0]
-
-
 def test_pairs_of_any_array():
     """Arrays of any shape, strides and byte order get a last dimension twice as long; buffers are little-endian."""
     words = (MIXED[:24].astype(np.uint32) << 16 | ALL[24:48]).reshape(2, 3, 4)
@@ -285,68 +237,3 @@ def test_pairs_that_are_none():
     memory = np.zeros(8, np.uint32)
     with pytest.raises(ValueError, match="overlaps"):
         kernels.unpack_f16_pairs(memory[:2], out=memory[1:5].view(np.float32))
-
-
-@given(st.binary(max_size=700), st.integers(0, 63))
-def test_any_bytes(data, shift):
-    """Any bytes, beginning anywhere, give what the tables say, each element by itself."""
-    data = data[shift:]
-    data = memoryview(data)[: len(data) // 2 * 2]
-    patterns = np.frombuffer(data, "<u2") if data else np.empty(0, np.uint16)
-    for convert, table, _, name in KINDS.values():
-        out = np.empty(len(patterns), np.float32)
-        floats.widen(name, data, out)
-        assert np.array_equal(bits(out), table[patterns])
-        assert np.array_equal(bits(convert(data)), table[patterns])
-
-
-def test_widen_checks_its_arguments():
-    """The short way in, for pieces of files, refuses what it could not convert safely."""
-    for data, out in [
-        (b"abcd", np.empty(3, np.float32)),
-        (b"abcd", np.empty(1, np.float32)),
-        (b"abc", np.empty(1, np.float32)),
-        (b"abcd", np.empty(2, np.float64)),
-        (b"abcd", np.empty(4, np.float32)[::2]),
-        (b"abcd", read_only(2)),
-        (b"abcd", np.ndarray(2, np.float32, bytearray(16), offset=1)),
-    ]:
-        with pytest.raises(ValueError, match=r"contiguous and writeable|two for each element"):
-            floats.widen("float16", data, out)
-    floats.widen("bfloat16", b"", np.empty(0, np.float32))
-
-
-def test_other_threads_run_meanwhile():
-    """A conversion releases the GIL: another thread runs during one.
-
-    Nobody is asked to give the lock up, so the other thread comes on only where this one lets go of it by itself.
-    Should a busy machine have no core for it just then, it comes on during one of the next conversions.
-    """
-    data = np.zeros(20_000_000, np.uint16)
-    out = np.zeros(len(data), np.float32)
-    turns, stop, started = [], threading.Event(), threading.Event()
-
-    def watch():
-        while not stop.is_set():
-            turns.append(None)
-            started.set()
-            time.sleep(0)
-
-    interval = sys.getswitchinterval()
-    watcher = threading.Thread(target=watch)
-    try:
-        watcher.start()
-        started.wait()
-        sys.setswitchinterval(1000)
-        during = 0
-        for _ in range(2000):
-            before = len(turns)
-            kernels.f16_to_f32(data, out=out)
-            during += len(turns) > before
-            if during == 2:  # the first may have been asked for before the interval was set
-                break
-        assert during == 2
-    finally:
-        sys.setswitchinterval(interval)
-        stop.set()
-        watcher.join()

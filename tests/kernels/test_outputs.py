@@ -4,8 +4,6 @@ Results are made twice, in memory that was filled with one value and with anothe
 of the same files, wherever they lie, kernels get numbers only where C may load them.
 """
 
-from array import array
-
 import numpy as np
 import pytest
 from tests import builders, kernel_calls
@@ -13,11 +11,7 @@ from tests.kernel_calls import CALLS, Place
 from tests.support import DATA, kernel_modules
 
 import weightmap as wm
-from weightmap import kernels
 from weightmap._kernels import ffi
-from weightmap.embeddings.embeddings import Embeddings
-from weightmap.embeddings.vocabulary import Vocabulary
-from weightmap.native import quantised
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.product import ProductQuantized
 
@@ -197,49 +191,8 @@ def odd(array):
     return found
 
 
-# Public kernels that take arrays of numbers.
-GIVEN = {
-    "fnv1a32_many": lambda a: kernels.fnv1a32_many(b"abcdabc", a(np.array([2, 5], np.uint32))),
-    "f16_to_f32": lambda a: kernels.f16_to_f32(a(MATRIX.astype(np.float16))),
-    "bf16_to_f32": lambda a: kernels.bf16_to_f32(a(MATRIX.astype(np.float16).view(np.uint16))),
-    "unpack_f16_pairs": lambda a: kernels.unpack_f16_pairs(a(MATRIX.view(np.uint32) & np.uint32(0x3C003C00))),
-    "quantize_int4": lambda a: kernels.quantize_int4(a(MATRIX), 32),
-    "quantize_int5": lambda a: kernels.quantize_int5(a(MATRIX), 32),
-}
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_inputs_may_lie_anywhere(pointers, name):
-    assert np.array_equal(GIVEN[name](odd), GIVEN[name](np.ascontiguousarray))
-    assert all(aligned for _, aligned in pointers)
-
-
 # ------------------------------------------------------------------------------------------------------ given outputs
 HALVES = np.arange(8, dtype=np.float16)
-OF_CODES = ProductQuantized(np.zeros((2, 1), np.uint8), np.ones((1, 1, 4), np.float32))
-# Calls that take `out=` and write eight numbers.
-TAKING = {
-    "fnv1a32_many": lambda out, _: kernels.fnv1a32_many(b"a" * 8, [1] * 8, out=out),
-    "dequantize_int4": lambda out, _: kernels.dequantize_int4(bytes(6), 8, 8, out=out),
-    "dequantize_int5": lambda out, _: kernels.dequantize_int5(bytes(7), 8, 8, out=out),
-    "decode_blocks": lambda out, _: quantised.decode_blocks(bytes(10), 8, bits=8, block_size=0, out=out),
-    "decode_adaptive": lambda out, _: quantised.decode_adaptive(bytes(7), 8, 8, out=out),
-    "f16_to_f32": lambda out, _: kernels.f16_to_f32(HALVES, out=out),
-    "f16_to_f32 of bytes": lambda out, _: kernels.f16_to_f32(HALVES.tobytes(), out=out),
-    "bf16_to_f32": lambda out, _: kernels.bf16_to_f32(HALVES.view(np.uint16), out=out),
-    "unpack_f16_pairs": lambda out, _: kernels.unpack_f16_pairs(HALVES.view(np.uint32), out=out),
-    "read": lambda out, f: f.read("w", out=out),
-    "read quantised": lambda out, f: f.read("q", out=out),
-    "dequantize": lambda out, f: f["q"].dequantize(out=out),
-    "dequantize pq": lambda out, _: OF_CODES.dequantize(out=out),
-    "embedding": lambda out, _: Embeddings(Vocabulary.of(["a"]), MATRIX[:1, :8]).embedding("a", out=out),
-}
-NO_ARRAYS = {
-    **{type(value).__name__: value for value in (b"", bytearray(32), memoryview(bytearray(32)), [0.0] * 8, (), "out")},
-    **{repr(value): value for value in (0, 1.5, False, NotImplemented, np.ndarray)},
-    "array.array": array("f", [0] * 8),
-    "a scalar of numpy": np.float32(1),
-}
 READ_ONLY = np.zeros(8, np.float32)
 READ_ONLY.flags.writeable = False
 # Kernels store to one layout only; methods convert to any.
@@ -249,12 +202,6 @@ LAYOUTS = {
     "strides": np.zeros(16, np.float32)[::2],
     "address": odd(np.zeros(8, np.float32)),
 }
-WRONG_ARRAYS = {
-    "short": np.zeros(7, np.float32),
-    "empty": np.zeros(0, np.float32),
-    "two rows": np.zeros((2, 8), np.float32),  # a row could be assigned to it
-    "read-only": READ_ONLY,
-}
 
 
 @pytest.fixture
@@ -262,45 +209,3 @@ def eight(tmp_path):
     wm.save(tmp_path / "m.amb", {"w": HALVES, "q": wm.quantize(HALVES, "int8")}, durable=False)
     with wm.open(tmp_path / "m.amb") as f:
         yield f
-
-
-@pytest.mark.parametrize("taking", TAKING)
-@pytest.mark.parametrize("given", NO_ARRAYS)
-def test_what_is_no_array_is_no_output(eight, taking, given):
-    """Bytes, lists, numbers, even scalars of numpy and what exports a buffer: TypeError, the same everywhere."""
-    with pytest.raises(TypeError, match=r"out must be an array, not \w+$"):
-        TAKING[taking](NO_ARRAYS[given], eight)
-
-
-@pytest.mark.parametrize("taking", TAKING)
-@pytest.mark.parametrize("given", WRONG_ARRAYS)
-def test_an_array_that_does_not_fit_is_no_output(eight, taking, given):
-    """Too short, or not to be written: ValueError, and nothing is written."""
-    before = WRONG_ARRAYS[given].tobytes()
-    with pytest.raises(ValueError, match=r"out|broadcast|read-only"):
-        TAKING[taking](WRONG_ARRAYS[given], eight)
-    assert WRONG_ARRAYS[given].tobytes() == before
-
-
-@pytest.mark.parametrize("taking", [name for name in TAKING if hasattr(kernels, name.split()[0])])
-@pytest.mark.parametrize("given", LAYOUTS)
-def test_kernels_write_to_one_layout(eight, pointers, taking, given):
-    before = LAYOUTS[given].tobytes()
-    with pytest.raises(ValueError, match=r"expected|contiguous|aligned"):
-        TAKING[taking](LAYOUTS[given], eight)
-    assert LAYOUTS[given].tobytes() == before
-    assert all(aligned for _, aligned in pointers)
-
-
-def test_everything_that_takes_an_output_is_tried():
-    """No public function with a parameter `out` is missing above."""
-    owners = (kernels, wm.TensorFile, QuantizedTensor, Embeddings)
-    public = kernels.__all__, *(dir(owner) for owner in owners[1:])
-    taking = {
-        name
-        for owner, names in zip(owners, public, strict=True)
-        for name in names
-        if not name.startswith("_") and "out" in (getattr(getattr(owner, name), "__kwdefaults__", None) or {})
-    }
-    assert taking <= {name.split()[0] for name in TAKING}
-    assert len(taking) == 9

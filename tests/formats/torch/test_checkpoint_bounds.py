@@ -4,7 +4,6 @@ import struct
 
 import numpy as np
 import pytest
-from tests.bounds_support import refused
 from tests.builders import torch as files
 from tests.zip_files import Entry, archive
 
@@ -24,13 +23,6 @@ def test_the_first_entry_may_be_any():
     script = [Entry(b"x/constants.pkl", b"."), Entry(b"x/data.pkl", PROGRAM), Entry(b"x/data/0", DATA)]
     with pytest.raises(wm.UnsupportedError, match="TorchScript"):
         wm.open(archive(script))
-
-
-def test_the_length_of_the_folder():
-    for folder in (0, 1, 254):
-        with wm.open(files.zipped(PROGRAM, {"0": DATA}, prefix="x" * folder)) as f:
-            assert f["a"].tolist() == [1, 2]
-    assert refused(files.zipped(PROGRAM, {"0": DATA}, prefix="x" * 255)).actual == 256
 
 
 def test_a_deflated_storage_behind_a_stored_one():
@@ -58,31 +50,6 @@ def test_a_cut_program_and_the_limit_of_headers():
         wm.open(data, limits=wm.Limits(max_header_bytes=len(data)))
     with pytest.raises(wm.LimitError, match="max_header_bytes"):
         wm.open(data, limits=wm.Limits(max_header_bytes=len(data) - 1))
-
-
-@pytest.mark.parametrize("size", [4095, 4096, 4097, 65535, 65536, 65537])
-def test_programs_that_end_around_a_window(size):
-    empty = len(files.legacy(files.dump({"text": ""}), {}))
-    with wm.open(files.legacy(files.dump({"text": "x" * (size - empty)}), {})) as f:
-        assert len(f.metadata["text"]) == size - empty
-
-
-@pytest.mark.parametrize("beyond", [-1, 0, 1, 2])
-def test_values_around_what_is_read_at_once(beyond):
-    """A value ends with the 64 KiB that are read from the first one on, or so many bytes behind them."""
-    first, name = "x" * 1000, "second"
-    headers = len(files.text(name) + files.text(""))
-    values = {"first": first, name: "y" * (65536 + beyond - len(first) - headers), "third": "z"}
-    with wm.open(files.zipped(files.dump(values), {})) as f:
-        assert f.metadata == values
-
-
-def test_a_value_that_is_mentioned_after_later_ones():
-    """A value lies before the one that was read last, where the program takes it out of the memo."""
-    early = files.text("early") + b"q\0" + b"0"
-    program = b"\x80\2" + early + files.code({"a": "late", "b": files.Plain(b"h\0"), "c": "last"}) + b"."
-    with wm.open(files.zipped(program, {})) as f:
-        assert f.metadata == {"a": "late", "b": "early", "c": "last"}
 
 
 @pytest.mark.parametrize(("keys", "what"), [(["x"], "'x' which no tensor mentions"), (["0", "0"], "'0' twice")])

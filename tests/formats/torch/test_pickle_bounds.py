@@ -1,14 +1,9 @@
 """The pickle machine at its bounds: what it accepts at the last value, and refuses at the one beyond it."""
 
-import struct
-
-import numpy as np
 import pytest
 from tests.builders import torch as files
 from tests.support import in_one_item
 
-import weightmap as wm
-from weightmap.formats.torch.program import DTYPE_NAMES
 from weightmap.native import scans
 
 # Bytes of a program that are read at once: see csrc/pickle_read.h.
@@ -19,46 +14,6 @@ def fault(code):
     """What is wrong with a program, where, and by how much; None when nothing is."""
     found = scans.Pickle(code, 10, 1000).fault
     return None if found is None else (found.kind, found.at, found.actual, found.expected)
-
-
-MEMO = {
-    b"Nq\1.": None,
-    b"Nq\2.": ("PICKLE_MEMO", 1, 2, 2),
-    b"Nr\1\0\0\0.": None,
-    b"Nr\2\0\0\0.": ("PICKLE_MEMO", 1, 2, 2),
-    b"Nq\1q\1q\3.": None,
-    b"Nq\1q\1q\4.": ("PICKLE_MEMO", 5, 4, 4),
-    b"N\x94q\1q\2\x94h\3.": ("PICKLE_STACK", 9, 46, 0),
-    b"Nq\1\x94.": ("PICKLE_OPCODE", 3, 0x94, 0),
-    b"Nq\1" + b"0h\1.": None,
-    b"Nq\1" + b"0h\0.": ("PICKLE_MEMO", 4, 0, 2),
-    b"Nq\1" + b"0h\2.": ("PICKLE_MEMO", 4, 2, 2),
-    b"Nq\1q\0" + b"0h\1.": None,
-    b"Nq\1" + b"0j\1\0\0\0.": None,
-}
-
-
-@in_one_item("code, found", MEMO.items())
-def test_entries_of_the_memo(code, found):
-    """An entry's number is at most how many were put in; only entries that were written are read."""
-    assert fault(code) == found
-
-
-OPERANDS = (b"K\1", b"M\1\1", b"J" + bytes(4), b"X\1\0\0\0a", b"C\1a", b"\x8d" + bytes(8), b"\x8a\2\1\1")
-
-
-@in_one_item("code", (*OPERANDS, b"\x8a\x09" + bytes(9)))
-def test_the_last_operand_may_end_with_the_data(code):
-    assert fault(code) == ("PICKLE_END", 0, 0, 1)
-    kind, at, actual, expected = fault(code[:-1])
-    assert (kind, at, expected - actual) == ("PICKLE_END", 0, 1)
-
-
-def test_an_entry_that_is_put_in_again():
-    """The memo has what was put in last."""
-    code = files.Plain(b"Nq\1" + b"0K\7q\1" + b"0h\1")
-    with wm.open(files.zipped(files.dump({"a": code}), {})) as f:
-        assert f.metadata == {"a": 7}
 
 
 def storage(count, key=1, kind="ComplexDoubleStorage", more=b""):
@@ -137,24 +92,6 @@ def test_arguments_of_calls(name):
     assert kind(code) == found
 
 
-@pytest.mark.parametrize(("number", "shown"), [(b"", "cuda"), (b"K\0", "cuda:0"), (b"K\x7f", "cuda:127")])
-def test_devices_keep_their_numbers(number, shown):
-    """A device is the text that torch has for it."""
-    with wm.open(files.zipped(files.dump({"a": files.Plain(DEVICE + number + b"tR")}), {})) as f:
-        assert f.metadata == {"a": shown}
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides", "strided"),
-    [((1, 2), (99, 1), False), ((2, 1), (1, 99), False), ((2,), (0,), True), ((), (), False), ((0, 2), (9, 9), False)],
-)
-def test_strides_of_axes_that_are_not_walked(shape, strides, strided):
-    """A tensor whose strides differ from row-major order only where nothing is stepped over is row-major."""
-    columns, kept = scans.Pickle(tensor(shape, strides), 10, 1000).tensors(np.zeros(1, np.uint64))
-    assert bool(columns.dtype[0] & scans.PICKLE_STRIDED) == strided
-    assert (None if kept is None else tuple(kept.tolist())) == (strides if strided else None)
-
-
 INNER = b"(" + storage(2, kind="FloatStorage") + b"K\0K\2\x85K\1\x85\x89" + files.ORDERED
 REBUILD = files.named("torch._utils", "_rebuild_tensor_v2")
 FOUR = INNER.removesuffix(b"\x89" + files.ORDERED)
@@ -228,22 +165,6 @@ NAMES = {
 }
 
 
-@in_one_item("name", NAMES)
-def test_bytes_of_names(name):
-    code, least = NAMES[name]
-    assert scans.Pickle(code, 10, least).fault is None
-    found = scans.Pickle(code, 10, least - 1).fault
-    assert (found.kind, found.actual, found.expected) == ("PICKLE_NAMES", least, least - 1)
-
-
-@in_one_item("code", [b"](" + A_TENSOR + b"q\1h\1e.", (storage(1) + b"0") * 2 + b"N."])
-def test_the_most_tensors_and_storages(code):
-    """A program makes as many tensors, and mentions as many storages, as the limit allows, and not one more."""
-    assert scans.Pickle(code, 2, 1000).fault is None
-    found = scans.Pickle(code, 1, 1000).fault
-    assert (found.kind, found.actual, found.expected) == ("CAPACITY", 2, 1)
-
-
 @pytest.mark.parametrize("more", [0, 1])
 def test_the_most_members_that_are_walked(more):
     """A program has 4,096 more members than bytes, counting those of a container each time that it is met, and one."""
@@ -255,60 +176,3 @@ def test_the_most_members_that_are_walked(more):
     found = scans.Pickle(code, 10, 1 << 20).fault
     told = found and (found.kind, found.actual, found.expected)
     assert told == (("PICKLE_LAUGHS", len(code) + 4096 + 2, len(code) + 4096) if more else None)
-
-
-@pytest.mark.parametrize("times", [2, 20])
-def test_a_state_that_tensors_share_is_looked_at_so_often(times):
-    """A dictionary that is the state of many tensors has, each time counted, no more members than the program bytes."""
-    state = b"}(" + b"".join(files.text(f"k{i}") + b"N" for i in range(200)) + b"uq\0000"
-    code = state + b"](" + from_type(state=b"h\0").removesuffix(b".") * times + b"e."
-    found = scans.Pickle(code, times, 1 << 20).fault
-    assert (None if found is None else found.kind) == (None if times == 2 else "PICKLE_LAUGHS")
-
-
-def test_keys_that_are_integers():
-    """A key is named by its number, up to the last bit of it."""
-    keys = [0, -1, 2**62, 2**63 - 1, -(2**62), -(2**63)]
-    with wm.open(files.zipped(files.dump({"a": dict.fromkeys(keys)}), {})) as f:
-        assert dict(f.metadata) == {f"a.{key}": None for key in keys}
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_a_dictionary_of_pairs(count):
-    pairs = [(f"k{i}", i) for i in range(count)]
-    whole = files.code(pairs)
-    single = b"]" + b"".join(files.code(pair) + b"a" for pair in pairs)
-    for code in (whole, single):
-        made = files.Plain(files.named("collections", "OrderedDict") + code + b"\x85R")
-        with wm.open(files.zipped(files.dump({"a": made}), {})) as f:
-            assert dict(f.metadata) == {f"a.{name}": value for name, value in pairs}
-
-
-def test_every_type():
-    names = [*DTYPE_NAMES[:-1], "float4_e2m1fn_x2"]
-    with wm.open(files.zipped(files.dump({name: files.Dtype(name) for name in names}), {})) as f:
-        assert f.metadata == {name: f"torch.{name}" for name in names}
-
-
-@pytest.mark.parametrize("size", [SLOT - 1, SLOT, SLOT + 1, 2 * SLOT - 1])
-def test_programs_that_end_around_a_part_that_is_read(tmp_path, size):
-    code = b"T" + struct.pack("<I", size - 6) + b"x" * (size - 6) + b"."
-    path = tmp_path / "program"
-    path.write_bytes(code)
-    with path.open("rb") as file:
-        assert scans.Pickle(None, 10, 1000, fd=file.fileno(), size=size).fault is None
-        path.write_bytes(code[:-1])
-        found = scans.Pickle(None, 10, 1000, fd=file.fileno(), size=size).fault
-    assert (found.kind, found.at, found.actual, found.expected) == ("PICKLE_READ", size - 1, 0, size)
-
-
-@pytest.mark.parametrize("before", [0, 1, 2])
-def test_names_that_end_around_a_part_that_is_read(tmp_path, before):
-    name = b"k" * 30
-    pad = SLOT - before - len(b"}" + files.text(b"") + b"0" + files.text(name))
-    code = b"}" + files.text(b"x" * pad) + b"0" + files.text(name) + b"Ns."
-    path = tmp_path / "program"
-    path.write_bytes(code)
-    with path.open("rb") as file:
-        values = scans.Pickle(None, 10, 1000, fd=file.fileno(), size=len(code)).values()
-    assert values.names.tobytes() == name
